@@ -1,0 +1,32 @@
+"""What can go wrong. Each error names the lock, the cause and the way out; none shows a password.
+
+    LockError
+    ├── AcquireTimeout   also a TimeoutError: the lock was not had in time; nothing is left behind
+    ├── LeaseLost        the lease has ended under its holder: stop writing
+    ├── Unavailable      also a ConnectionError: the server cannot be reached, or not enough of them
+    └── ConfigError      also a ValueError: bad URL, name, ttl, limit, or a server set up so that no lock is safe
+"""
+
+from __future__ import annotations
+
+__all__ = ["AcquireTimeout", "ConfigError", "LeaseLost", "LockError", "Unavailable"]
+
+
+class LockError(Exception):
+    """Base of every error of this package."""
+
+
+class AcquireTimeout(LockError, TimeoutError):
+    """The lock was not acquired within its timeout. Nothing stays queued or held."""
+
+
+class LeaseLost(LockError):
+    """The lease is not ours any more, or not certainly ours: the holder must stop writing."""
+
+
+class Unavailable(LockError, ConnectionError):
+    """The server (or enough of them) could not be reached, or refuses to serve for now."""
+
+
+class ConfigError(LockError, ValueError):
+    """Something is set up wrongly. Raised before anything is sent where that can be known."""
