@@ -1,0 +1,142 @@
+"""What `Interlock` and its locks are in both modes: checked descriptions, without any I/O."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from ._core import Primitive
+from ._names import SHORTEST_TTL, checked_name, seconds, tagged
+from .connect import address
+from .errors import ConfigError
+from .primitives.lock import lock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ._session import Session
+
+
+class Unset:
+    """The type of `UNSET`: an argument that was not given, where None means something."""
+
+    def __repr__(self) -> str:
+        return "the lock's own timeout"
+
+
+UNSET: Final = Unset()
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a lock is acquired and held: checked."""
+
+    ttl: float
+    timeout: float | None
+    renew: bool
+    max_hold: float | None
+    fair: bool
+    on_lost: Callable[[Any], object] | None
+
+    def __post_init__(self) -> None:
+        timeout_of(self.timeout)
+        if self.max_hold is not None:
+            seconds(self.max_hold, "max_hold", least=SHORTEST_TTL)
+        if self.on_lost is not None and not callable(self.on_lost):
+            raise ConfigError(f"on_lost must be callable with the lease, not {self.on_lost!r}")
+
+
+def timeout_of(timeout: object) -> float | None:
+    """Seconds to wait: None for ever, 0 not at all. Raises ConfigError."""
+    return None if timeout is None or seconds(timeout, "timeout") == float("inf") else seconds(timeout, "timeout")
+
+
+class BaseInterlock:
+    """Where the locks are, and what is common to them."""
+
+    def __init__(
+        self, target: object, *, prefix: str, max_ttl: float, label: str | None, for_asyncio: bool
+    ) -> None:
+        if prefix:
+            checked_name(prefix)
+            tagged(re.sub(r"\{[^{}]*$", "", prefix))  # a tag may end in the name, but not be broken already
+        self.prefix = prefix
+        self.max_ttl = seconds(max_ttl, "max_ttl", least=SHORTEST_TTL)
+        if label is not None and not re.search(r"\w", label):
+            raise ConfigError(f"label must be some words for people, not {label!r}")
+        self.label = label
+        self._address = address(target, for_asyncio=for_asyncio)
+        self._closed = False
+
+    def _open(self) -> None:
+        if self._closed:
+            raise ConfigError("this Interlock is closed. Make a new one")
+
+    def _checked_ttl(self, ttl: float) -> float:
+        if isinstance(ttl, int | float) and ttl > self.max_ttl:
+            raise ConfigError(
+                f"ttl must be at most max_ttl ({self.max_ttl:g} s), not {ttl:g}: long work needs no long ttl, since "
+                "the lease is renewed. Or raise Interlock(max_ttl=...)"
+            )
+        return seconds(ttl, "ttl", least=SHORTEST_TTL)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.Interlock {self._address.shown}{' closed' if self._closed else ''}>"
+
+
+class BaseLock:
+    """A description of a lock: safe to share between threads and tasks. Nothing is sent until it is acquired."""
+
+    __slots__ = ("_entered", "_interlock", "_primitive", "_terms")
+
+    def __init__(self, interlock: Any, name: object, terms: Terms) -> None:
+        self._interlock = interlock
+        self._primitive: Primitive = lock(name, interlock.prefix)
+        self._terms = terms
+        self._entered: dict[object, Any] = {}  # the leases of `with`, by thread or task
+
+    @property
+    def name(self) -> str:
+        """The name, without the prefix."""
+        return self._primitive.name
+
+    def _acquiring(self, timeout: float | Unset | None) -> dict[str, Any]:
+        terms = self._terms
+        return {
+            "ttl": terms.ttl,
+            "timeout": terms.timeout if isinstance(timeout, Unset) else timeout_of(timeout),
+            "renews": terms.renew,
+            "max_hold": terms.max_hold,
+        }
+
+    def _may_enter(self, who: object) -> None:
+        inside = self._entered.get(who)
+        if inside is not None and inside._grant.ended is None:
+            raise ConfigError(
+                f"{self._primitive}: this thread or task is inside this lock already and would wait for itself "
+                "for ever; a lock is not reentrant"
+            )
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.Lock {self.name!r}>"
+
+
+async def revoke(session: Session, primitive: Primitive, reason: str, *, force: bool) -> bool:
+    """See Lock.revoke."""
+    why = re.sub(r"[\x00-\x1f\x7f]+", " ", reason).strip()[:200]
+    if not why:
+        raise ConfigError(f"{primitive}: a revocation needs a reason, which its holder is told")
+    value, pttl, *_ = await session.core.query(primitive, "inspect", 1)
+    holder = value.removeprefix(b"!")
+    if not holder or (value != holder and not force):
+        return False
+    if pttl == -1 and not force:
+        raise ConfigError(
+            f"{primitive} is held without an expiry by {holder.decode(errors='replace')!r}: a revocation that waits "
+            "for its holder would wait for ever. If nobody is at work there, use force=True"
+        )
+    done, _ = await session.core.query(
+        primitive, "revoke", value, int(force), f"{why} (by {session.who()})"
+    )
+    return bool(done)

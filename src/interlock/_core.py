@@ -1,0 +1,474 @@
+"""What acquiring, holding, renewing and releasing mean: the algorithm, once, over a small `Port`.
+
+Theory. The server decides; this side asks, believes for a bounded time, and asks again. Every question is a
+script call that may be sent twice: `acquire` is keyed by a token that names one attempt, so asking again is at
+once the retry of a lost reply, a waiter's poll, and the confirmation of a lock that was handed over.
+
+Rules.
+ 1. Belief ends by our own clock, counted from *before* the request was sent (`Grant.deadline`).
+ 2. An attempt that does not end in a `Grant` is undone, whatever ended it: a timeout, a cancellation, Ctrl-C.
+ 3. If a request of an attempt was sent and its reply did not come, the attempt is *in doubt*: a copy of the
+    request may still reach the server. Whatever ends it then leaves a tombstone, so that the copy takes nothing.
+ 4. Renewal ends before the release is sent; a lease that has ended refuses everything without I/O.
+ 5. Nothing here knows threads, asyncio, sockets or wall clocks: that is the port's business. The port for
+    threads never suspends a coroutine, so `run()` drives this code with no event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
+
+from .errors import AcquireTimeout, ConfigError, LeaseLost, LockError, Unavailable
+
+if TYPE_CHECKING:
+    import weakref
+    from collections.abc import Callable, Coroutine, Sequence
+    from contextlib import AbstractContextManager
+
+    from ._renewal import Renewal
+    from ._undo import Undo
+    from ._waiters import Waiters
+
+T = TypeVar("T")
+L = TypeVar("L")
+log = logging.getLogger("interlock")
+
+# Reply codes, the same in every .lua file.
+GRANTED, QUEUED, BUSY, AGAIN, GONE, REVOKED, FOREIGN, MISUSED = range(1, 9)
+
+RETRY_FOR: Final = 5.0  # seconds that a server may stay away before a call says Unavailable
+GRANT_LIFE: Final = 3.0  # seconds that a handover waits for its confirmation, at most (less with a short ttl)
+GONE_FOR: Final = 60.0  # seconds after which a late copy of a request is no longer expected
+FOREVER: Final = math.inf
+
+# Error replies that pass by themselves: the server starts, is busy, or fails over.
+_PASSING = ("LOADING", "BUSY ", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "NOREPLICAS", "UNKILLABLE")
+
+
+class Script(NamedTuple):
+    """A .lua file: its name, text, and the SHA1 by which servers know it."""
+
+    name: str
+    source: str
+    sha: str
+
+
+Argument = str | bytes | int | float
+Message = tuple[Script, "Sequence[str]", "Sequence[Argument]"]  # a script, its KEYS, its ARGV
+
+
+class Disconnected(Exception):  # noqa: N818 (a state of the wire, not an error of ours)
+    """No reply came. `sent`: the server may have run the request. `stale`: the connection had been idle."""
+
+    def __init__(self, cause: str, *, sent: bool, stale: bool = False, timed_out: bool = False) -> None:
+        super().__init__(cause)
+        self.sent = sent
+        self.stale = stale
+        self.timed_out = timed_out
+
+
+class ServerError(Exception):
+    """The server answered with an error: it ran nothing, or only a part of nothing that matters."""
+
+
+class Signal(Protocol):
+    """A flag that one waits for; waiting takes it down. Setting it twice is setting it once."""
+
+    def set(self) -> None: ...
+
+
+class Port(Protocol):
+    """All that the core needs of the world: a clock, a server, a way to wait, and work in the background.
+
+    To add one: implement these, and run the conformance suite over it. Every `until` is a time of `now()`.
+    """
+
+    shown: str
+    mutex: AbstractContextManager[object]
+
+    def now(self) -> float:
+        """Seconds on a clock that nobody can set and that runs on while the machine sleeps."""
+        ...
+
+    async def call(self, script: Script, keys: Sequence[str], args: Sequence[Argument], until: float) -> Any:
+        """Send one script call, once, and return its reply. Raises Disconnected or ServerError."""
+        ...
+
+    async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
+        """Send many at once; a ServerError stands in the place of its reply. Raises Disconnected."""
+        ...
+
+    def signal(self) -> Signal: ...
+
+    async def wait(self, signal: Signal, until: float) -> bool:
+        """Whether the signal was set before `until`."""
+        ...
+
+    def listen(self, channel: str) -> None:
+        """Subscribe in the background, and again after every reconnection."""
+        ...
+
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        """Run this in the background, until it ends."""
+        ...
+
+    def forget(self) -> None:
+        """In a child after fork: drop what belongs to the parent, without a word to anybody."""
+        ...
+
+    def tell(self, callback: Callable[[T], object], subject: T) -> None:
+        """Call a user's callback where it can neither delay nor break us."""
+        ...
+
+
+class Primitive(NamedTuple):
+    """One named thing in the server: which script decides, over which keys."""
+
+    kind: str
+    name: str
+    script: Script
+    keys: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name!r}"
+
+
+class Attempt:
+    """One try to get a primitive, from its first request until it is granted or undone."""
+
+    __slots__ = ("entered", "in_doubt", "life_ms", "primitive", "signal", "token", "ttl")
+
+    def __init__(self, primitive: Primitive, token: str, ttl: float, signal: Signal | None) -> None:
+        self.primitive = primitive
+        self.token = token
+        self.ttl = ttl
+        self.life_ms = int(min(GRANT_LIFE, ttl) * 1000)
+        self.signal = signal
+        self.in_doubt = False  # a copy of a request may still be on its way
+        self.entered = False  # it stands in the queue
+
+
+class Grant:
+    """What this process knows of one lease: until when it may believe in it, and why it ended."""
+
+    __slots__ = (
+        "attempt", "deadline", "ended", "ends", "failing", "fence", "overdue", "owner", "renews", "slot",
+    )  # fmt: skip
+    RELEASED: Final = "it was released"
+
+    def __init__(self, attempt: Attempt, fence: int, sent: float, *, renews: bool, ends: float) -> None:
+        self.attempt = attempt
+        self.fence = fence
+        self.renews = renews
+        self.ends = ends  # when max_hold is over
+        self.deadline = 0.0
+        self.ended: str | None = None  # why, once it has
+        self.owner: weakref.ref[Any] | None = None  # the Lease to tell
+        self.slot: dict[str, Grant] | None = None  # where renewal keeps it
+        self.confirmed(sent, attempt.ttl)
+
+    @property
+    def primitive(self) -> Primitive:
+        return self.attempt.primitive
+
+    @property
+    def token(self) -> str:
+        return self.attempt.token
+
+    def confirmed(self, sent: float, ttl: float) -> None:
+        """The server granted or lengthened it, in answer to a request sent at `sent`. Never shortens."""
+        self.failing = False
+        self.overdue = sent + self.attempt.ttl / 2  # due at ttl/3, and ttl/6 of grace
+        self.deadline = min(max(self.deadline, sent + ttl - max(0.001, ttl / 1000)), self.ends)
+
+    def lapsed(self, now: float) -> str | None:
+        """Why the lease can't be relied on at this time, or None if it can."""
+        if self.ended is not None or now < self.deadline:
+            return self.ended
+        if self.deadline == self.ends:
+            return "its max_hold is over"
+        return "its ttl passed without a renewal" if self.renews else "its ttl passed"
+
+    def lose(self, why: str) -> Any:
+        """End it as lost; returns the Lease to tell, if somebody still has it."""
+        if self.ended is not None:
+            return None
+        self.ended = why
+        return self.owner() if self.owner else None
+
+    def error(self, why: str) -> LeaseLost:
+        """What its holder is told."""
+        if why == self.RELEASED:
+            return LeaseLost(f"the lease on {self.primitive} has ended: {why}. Acquire it again")
+        return LeaseLost(
+            f"the lease on {self.primitive} (fence {self.fence}) is lost: {why}. "
+            "Stop writing: another holder may be at work"
+        )
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Finish a coroutine that never suspends, as every one over the threads' port does."""
+    try:
+        coroutine.send(None)
+    except StopIteration as finished:
+        return finished.value  # type: ignore[no-any-return]
+    coroutine.close()
+    raise RuntimeError("a coroutine over the threads' port was suspended")
+
+
+class Core:
+    """One client of the protocol: it asks for locks, holds, renews and gives back."""
+
+    def __init__(
+        self, port: Port, waiters: Waiters, renewal: Renewal, undo: Undo, channel: str, who: Callable[[], str]
+    ) -> None:
+        self.port = port
+        self.waiters = waiters
+        self.renewal = renewal
+        self.undo = undo
+        self.channel = channel
+        self.who = who
+        self.closed = False
+
+    async def acquire(
+        self,
+        primitive: Primitive,
+        hold: Callable[[Grant], L],
+        *,
+        ttl: float,
+        timeout: float | None,
+        renews: bool,
+        max_hold: float | None,
+    ) -> L:
+        """A lease, made by `hold`. Raises AcquireTimeout if it can't be had in time.
+
+        `timeout` is in seconds: None waits for ever, 0 not at all.
+        """
+        port = self.port
+        started = port.now()
+        wait = timeout is None or timeout > 0
+        until = FOREVER if timeout is None else started + (timeout or RETRY_FOR)
+        if max_hold is not None:
+            ttl = min(ttl, max_hold)
+        attempt = Attempt(primitive, f"{self.who()}/{token_hex(16)}", ttl, port.signal() if wait else None)
+        args = ("acquire", attempt.token, int(ttl * 1000), attempt.life_ms, self.channel, int(wait))
+        grant: Grant | None = None
+        try:
+            if wait:
+                self.waiters.expect(attempt)
+            while True:
+                reply, sent = await self.ask(attempt, args, until)
+                code = reply[0]
+                if code == GRANTED:
+                    ends = FOREVER if max_hold is None else sent + max_hold
+                    grant = Grant(attempt, reply[1], sent, renews=renews, ends=ends)
+                    lease = hold(grant)
+                    self.renewal.add(grant)
+                    if wait:
+                        self.waiters.leave(attempt)
+                    return lease
+                if code == QUEUED:
+                    attempt.entered = True
+                    if not await self.waiters.wait(attempt, reply[2], bool(reply[3]), until):
+                        break
+                elif code == BUSY:
+                    break
+                elif code != AGAIN:
+                    raise _unobtainable(primitive, code, reply)
+        except BaseException as error:
+            self.waiters.leave(attempt)
+            if grant is not None:
+                self.renewal.forget(grant)
+                grant.ended = Grant.RELEASED
+            if attempt.entered or attempt.in_doubt or not isinstance(error, LockError):
+                self.undo.add(attempt)
+            silence = isinstance(error, Unavailable) and isinstance(error.__cause__, Disconnected)
+            if wait and silence and error.__cause__.timed_out and port.now() >= until:
+                # the caller's time is over; the server's silence is only how it passed
+                raise AcquireTimeout(f"{primitive} was not acquired within {timeout:g} s: {error}") from error
+            raise
+        if wait:
+            self.waiters.leave(attempt)
+            await self.undo.now(attempt)
+        raise _busy(primitive, timeout or 0, reply)
+
+    async def ask(self, attempt: Attempt, args: Sequence[Argument], until: float) -> tuple[Any, float]:
+        """One question of an attempt, retried while the server is away: the reply, and when it was sent."""
+        port, primitive = self.port, attempt.primitive
+        give_up, pause = FOREVER, 0.0
+        while True:
+            if self.closed:
+                raise ConfigError(f"{primitive}: this Interlock is closed. Make a new one")
+            sent = port.now()
+            try:
+                return await port.call(primitive.script, primitive.keys, args, min(until, give_up)), sent
+            except Disconnected as error:
+                attempt.in_doubt |= error.sent
+                give_up, cause = min(give_up, until, sent + RETRY_FOR), error
+            except ServerError as error:
+                if not str(error).startswith(_PASSING):
+                    raise refusal(primitive, port.shown, str(error)) from None
+                give_up, cause = min(give_up, until, sent + RETRY_FOR), error
+            except BaseException:
+                attempt.in_doubt = True  # cancelled or interrupted while the request was on its way
+                raise
+            if not (isinstance(cause, Disconnected) and cause.stale):
+                pause = min(0.5, pause * 2 or 0.02) * random.uniform(0.75, 1.25)
+            if port.now() + pause >= give_up:
+                raise Unavailable(
+                    f"{primitive}: no answer from {port.shown} ({cause}). Is the server up and reachable from here?"
+                ) from cause
+            await port.wait(port.signal(), port.now() + pause)
+
+    async def release(self, grant: Grant) -> bool:
+        """Give it back: whether it was still ours. Raises Unavailable if nobody can tell."""
+        attempt = grant.attempt
+        if grant.ended is not None:
+            if grant.ended != Grant.RELEASED:
+                self.undo.add(attempt)  # what a revocation left is for the next one
+            return False
+        self.renewal.forget(grant)
+        grant.ended = Grant.RELEASED
+        args = ("release", attempt.token, gone_ms(attempt))
+        now = self.port.now()
+        until = min(max(grant.deadline, now + 0.5), now + RETRY_FOR)  # after its ttl it is free by itself
+        try:
+            while True:
+                (ours, again), _ = await self.ask(attempt, args, until)
+                if not again:
+                    return bool(ours)
+                args = ("release", attempt.token, gone_ms(attempt))
+        except BaseException:
+            if self.closed:  # closing has released it
+                return True
+            self.undo.add(attempt)
+            raise
+
+    async def leave(self, grant: Grant, error: BaseException | None) -> None:
+        """End a section: raises LeaseLost if the lease did not last, unless the body raised already.
+
+        A server that is away then is no reason to fail work that was done under a lease that held: the
+        release goes on in the background, and the lease runs out by itself.
+        """
+        why = grant.lapsed(self.port.now())
+        if why == Grant.RELEASED:
+            return
+        if why is not None:
+            self.renewal.lose(grant, why)
+        try:
+            if await self.release(grant):
+                return
+        except Unavailable as unavailable:
+            log.warning("%s The release goes on in the background", unavailable)
+            return
+        lost = grant.error(why or "it had ended in the server before it was released")
+        if error is None:
+            raise lost
+        if isinstance(error, LeaseLost):
+            return
+        while error.__context__ is not None and error.__context__ is not lost:
+            error = error.__context__
+        error.__context__ = lost
+
+    async def extend(self, grant: Grant, ttl: float) -> None:
+        """Lengthen the lease to `ttl` seconds from now. Raises LeaseLost."""
+        if why := grant.lapsed(self.port.now()):
+            raise grant.error(why)
+        keys = grant.primitive.keys[:2]
+        reply, sent = await self._about(grant, keys, ("renew", grant.token, int(ttl * 1000)))
+        why = renewal_verdict(reply[0])
+        if why:
+            self.renewal.lose(grant, why)
+            raise grant.error(why)
+        grant.confirmed(sent, ttl)
+        self.renewal.moved(grant)
+
+    async def execute(self, grant: Grant, command: str, args: Sequence[Argument], keys: Sequence[str]) -> Any:
+        """Run one command in the server, only if the lease is still ours there. Never sent twice."""
+        if why := grant.lapsed(self.port.now()):
+            raise grant.error(why)
+        primitive = grant.primitive
+        message = ("execute", grant.token, command, *args)
+        try:
+            reply = await self.port.call(primitive.script, (*primitive.keys, *keys), message, FOREVER)
+        except Disconnected as error:
+            done = "it may have run" if error.sent else "it was not sent"
+            raise Unavailable(f"{primitive}: no answer to {command} ({error}): {done}") from error
+        except ServerError as error:
+            raise refusal(primitive, self.port.shown, str(error)) from None
+        if reply[0] != GRANTED:
+            why = f"it had ended in the server, where {command} was not run"
+            self.renewal.lose(grant, why)
+            raise grant.error(why)
+        return reply[1]
+
+    async def _about(self, grant: Grant, keys: Sequence[str], args: Sequence[Argument]) -> tuple[Any, float]:
+        narrowed = Attempt(grant.primitive._replace(keys=tuple(keys)), grant.token, grant.attempt.ttl, None)
+        return await self.ask(narrowed, args, min(grant.deadline, self.port.now() + RETRY_FOR))
+
+    async def query(self, primitive: Primitive, *args: Argument) -> Any:
+        """A question that belongs to no attempt: inspect, revoke."""
+        reply, _ = await self.ask(Attempt(primitive, "-", 0, None), args, self.port.now() + RETRY_FOR)
+        return reply
+
+
+def gone_ms(attempt: Attempt) -> int:
+    """How long a tombstone of this attempt must stand, in ms: only one in doubt needs one."""
+    return int(GONE_FOR * 1000) if attempt.in_doubt else 0
+
+
+def renewal_verdict(state: Any) -> str | None:
+    """Why a renewal's answer means that the lease is lost; None if it holds."""
+    if state == GRANTED:
+        return None
+    return "it was revoked" if state == REVOKED else "the server has no such lease any more"
+
+
+def _busy(primitive: Primitive, timeout: float, reply: Any) -> AcquireTimeout:
+    holder = reply[1].decode(errors="replace")
+    tried = f"was not acquired within {timeout:g} s" if timeout else "is not free"
+    revoked = ", whose lease is revoked and" if holder.startswith("!") else ", which"
+    return AcquireTimeout(
+        f"{primitive} {tried}: it is held by {holder.removeprefix('!')}{revoked} had {max(0, reply[2]) / 1000:.3g} s "
+        "left when last asked. Wait longer, or see .inspect()"
+    )
+
+
+def _unobtainable(primitive: Primitive, code: int, reply: Any) -> LockError:
+    text = reply[1].decode(errors="replace") if len(reply) > 1 and isinstance(reply[1], bytes) else ""
+    if code == FOREIGN:
+        return ConfigError(
+            f"{primitive} is held without an expiry, which interlock never does, by {text!r} in the key "
+            f"{primitive.keys[0]!r}. If nobody is at work there, DEL that key; nothing was changed"
+        )
+    if code == MISUSED:
+        return ConfigError(
+            f"{primitive}: the name is in use as something else, or by another version ({text!r}). "
+            "Use another name"
+        )
+    if code == REVOKED:
+        return LeaseLost(f"{primitive} was revoked ({text}) in the moment it was handed over. Acquire it again")
+    return AcquireTimeout(f"{primitive}: this attempt was given up and can't be granted any more. Acquire it again")
+
+
+def refusal(subject: object, shown: str, text: str) -> LockError:
+    """An error reply of the server, in words that tell the way out."""
+    for word, error, advice in (
+        ("WRONGTYPE", ConfigError, "one of its keys holds something else. Use another name or prefix"),
+        ("READONLY", Unavailable, "that is a read-only replica. Connect to its primary"),
+        ("NOPERM", ConfigError, "the server's ACL forbids it. Give this user the rights listed in docs/acl.md"),
+        ("NOAUTH", ConfigError, "a password is needed. Put it into the URL"),
+        ("WRONGPASS", ConfigError, "the user name or password is wrong"),
+        ("OOM", Unavailable, "the server has no memory left. Raise maxmemory or remove data"),
+        ("MISCONF", Unavailable, "the server can't write to its disk"),
+        ("MOVED", ConfigError, "that is one node of a cluster. Use a URL redis+cluster://"),
+        ("CROSSSLOT", ConfigError, "the keys are in different slots. Give them the same hash tag"),
+        *((passing, Unavailable, "the server is not ready. Try again") for passing in _PASSING),
+    ):
+        if word in text:
+            return error(f"{subject} at {shown}: {advice} [{text}]")
+    return LockError(f"{subject} at {shown}: the server refused [{text}]")

@@ -1,0 +1,16 @@
+"""The .lua files: loaded once, known to servers by their SHA1."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from importlib.resources import files
+
+from ._core import Script
+
+
+@cache
+def load(name: str) -> Script:
+    """The script `primitives/<name>.lua`."""
+    source = files("interlock.primitives").joinpath(f"{name}.lua").read_text(encoding="utf-8")
+    return Script(name, source, hashlib.sha1(source.encode()).hexdigest())  # noqa: S324 (Redis names them so)

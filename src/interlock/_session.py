@@ -1,0 +1,186 @@
+"""What the locks of one client share: a port, who we are, and the keeper, one loop that keeps promises.
+
+The keeper does three chores, each when it is due: it renews leases, vouches for waiters, and undoes attempts.
+It starts with the first of them. Each chore bounds its calls, so that none holds up the others for long.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import re
+import secrets
+import socket
+import weakref
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from ._core import FOREVER, Argument, Core, Disconnected, Grant, Port, Signal, run
+from ._names import SHORTEST_TTL, seconds
+from ._renewal import Renewal
+from ._undo import Undo, message
+from ._waiters import Waiters
+from .errors import ConfigError, LockError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+log = logging.getLogger("interlock")
+PARTING: Final = 1.0  # seconds that closing may take for its releases
+BATCH: Final = 500  # releases in one write
+
+
+class Chore(Protocol):
+    """Something that is due from time to time."""
+
+    def due(self) -> float: ...
+    async def tick(self) -> None: ...
+
+
+def word(text: str, most: int = 48) -> str:
+    """Any text as a part of a token: one that can't be mistaken for another part."""
+    return re.sub(r"[^A-Za-z0-9._@-]+", "-", text)[:most] or "-"
+
+
+class Session:
+    """One client: its core and its keeper. It is the `Sink` that the port tells what it hears."""
+
+    def __init__(
+        self,
+        port: Port,
+        label: str | None,
+        where: Callable[[], str],
+        max_ttl: float,
+        farewell: Callable[[], Port],
+    ) -> None:
+        self.port = port
+        self.label = label
+        self.where = where  # the thread or task that asks, as a word
+        self.max_ttl = max_ttl
+        self.farewell = farewell  # a port that works without a loop, when the process exits
+        self._begin()
+        _sessions.add(self)
+
+    def _begin(self) -> None:
+        port = self.port
+        host = word(socket.gethostname())
+        self.me = f"{word(self.label)}@{host}/{os.getpid()}" if self.label else f"{host}/{os.getpid()}"
+        channel = f"interlock:{secrets.token_hex(8)}"
+        self.alarm: Signal = port.signal()
+        self.asleep_until = FOREVER
+        self.started = False
+        self.waiters = Waiters(port, self.nudge, channel)
+        self.renewal = Renewal(port, self.nudge)
+        self.undo = Undo(port, self.nudge)
+        self.chores: tuple[Chore, ...] = (self.renewal, self.waiters, self.undo)
+        self.core = Core(port, self.waiters, self.renewal, self.undo, channel, self.who)
+
+    def who(self) -> str:
+        return f"{self.me}/{self.where()}"
+
+    # The port's word
+
+    def subscribed(self) -> None:
+        """The channel is heard, from now on: what came before may have been missed."""
+        self.waiters.wake_all()
+
+    def pushed(self, payload: bytes) -> None:
+        """A message for us."""
+        verb, token, why = (payload.decode(errors="replace") + "  ").split(" ", 2)
+        if verb == "granted":
+            self.waiters.granted(token)
+        elif verb == "revoked":
+            self.renewal.revoked(token, why.strip())
+
+    # The keeper
+
+    def nudge(self, due: float) -> None:
+        """See to it that the keeper is awake at this time."""
+        if due < self.asleep_until:
+            if not self.started:
+                with self.port.mutex:
+                    first, self.started = not self.started, True
+                if first:
+                    self.port.spawn(self.keep, "interlock-keeper")
+            self.alarm.set()
+
+    async def keep(self) -> None:
+        """Do every chore when it is due, until the session is closed."""
+        while not self.core.closed:
+            self.asleep_until = FOREVER  # awake: whoever nudges now sets the alarm
+            due = min(chore.due() for chore in self.chores)
+            self.asleep_until = due
+            await self.port.wait(self.alarm, due)
+            for chore in self.chores:
+                try:
+                    await chore.tick()
+                except Exception:  # a bug of ours must not end the renewal of leases
+                    log.exception("interlock: %s failed and goes on", type(chore).__name__)
+                    await self.port.wait(self.port.signal(), self.port.now() + 0.1)
+
+    # What needs more than the core
+
+    async def extend(self, grant: Grant, ttl: float) -> None:
+        """See Lease.extend."""
+        await self.core.extend(grant, seconds(ttl, "ttl", least=SHORTEST_TTL, most=self.max_ttl))
+
+    async def execute(
+        self, grant: Grant, command: str, args: Sequence[Argument], keys: Sequence[str | bytes] | None
+    ) -> Any:
+        """See Lease.execute."""
+        if keys is None:
+            keys = await self.core.query(grant.primitive, "keys", command, *args)
+        elif missing := [key for key in keys if key not in args]:
+            raise ConfigError(f"execute({command!r}): {missing[0]!r} is in keys, but not among the arguments")
+        return await self.core.execute(grant, command, args, keys)
+
+    # Its end
+
+    async def part(self, port: Port) -> None:
+        """Release what is held and leave every queue, in bounded time."""
+        self.core.closed = True
+        held, waiting = self.renewal.held(), list(self.waiters.expected.values())
+        for grant in held:
+            self.renewal.forget(grant)
+            grant.ended = Grant.RELEASED
+        undone = [attempt for attempt, _, _ in self.undo.jobs.values()]
+        attempts = [*(grant.attempt for grant in held), *waiting, *undone]
+        until = port.now() + PARTING
+        with contextlib.suppress(Disconnected, LockError):
+            for i in range(0, len(attempts), BATCH):
+                await port.calls([message(attempt) for attempt in attempts[i : i + BATCH]], until)
+
+    async def close(self) -> None:
+        """The same, and end the waiting and the keeper."""
+        await self.part(self.port)
+        self.waiters.wake_all()
+        self.alarm.set()
+
+    def forget(self) -> None:
+        """In a child after fork: nothing is held here, and nobody waits."""
+        for grant in self.renewal.held():
+            grant.ended = "it belongs to the parent process; a child holds nothing after fork"
+        closed = self.core.closed
+        self.port.forget()
+        self._begin()
+        self.core.closed = closed
+
+
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for session in list(_sessions):
+        session.forget()
+
+
+def _at_exit() -> None:
+    for session in list(_sessions):
+        if not session.core.closed:
+            run(session.part(session.farewell()))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)

@@ -1,0 +1,61 @@
+"""The commands by name, and how each of them ends: its exit status, and one line where something was wrong."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from typing import Annotated
+
+import typer
+
+from interlock.cli import EX_UNAVAILABLE, EX_USAGE, INTERRUPTED, demo, server
+from interlock.errors import ConfigError, LockError
+
+__all__ = ["app", "run"]
+
+app = typer.Typer(
+    help="Distributed locks on Redis and Valkey: queued, renewed, fenced, woken by push.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(epilog=demo.EPILOG)(demo.demo)
+app.add_typer(server.app, name="server")
+
+
+@app.callback(invoke_without_command=True)
+def interlock(
+    context: typer.Context,
+    *,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Distributed locks on Redis and Valkey: queued, renewed, fenced, woken by push."""
+    if version:
+        print(f"interlock {importlib.metadata.version('interlock')}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def run() -> int:
+    """Run the command that `sys.argv` names, and return its exit status."""
+    try:
+        status = app(prog_name="interlock", standalone_mode=False)
+    except (typer.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except ConfigError as error:
+        return _complain(str(error), EX_USAGE)
+    except LockError as error:
+        return _complain(str(error), EX_UNAVAILABLE)
+    except Exception as error:
+        # Usage errors, whose class comes with typer in some versions and with click in others.
+        message = getattr(error, "format_message", None)
+        if message is None:
+            raise
+        return _complain(message(), EX_USAGE)
+    return status if isinstance(status, int) else 0
+
+
+def _complain(message: str, status: int) -> int:
+    print(f"interlock: {' '.join(message.split())}", file=sys.stderr)
+    return status

@@ -1,0 +1,199 @@
+"""The demo's processes: started once, used for sale after sale, replaced when a crash has taken one.
+
+One more is kept warm than are at work, as starting Python takes longer than a sale: it steps in at once for one that
+crashed, and the next one warms up meanwhile. Each has a process group of its own, so that Ctrl-C reaches only us and we
+end them; should we be killed, they see our end of the socket close, and one that is stopped is then woken (and ended)
+by the kernel, which does this for stopped groups that are orphaned.
+
+The crew is also the *doorman*, as some recipes would wait for ever: it closes the shop when sales stand still. That
+is judged by the sales, not by a closing time, so that a busy machine is slow and not a failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any, cast
+
+from interlock.cli.sale import Account
+from interlock.cli.worker import CLOSE, DONE, GO, READY, RESUME, Failed, Pause
+from interlock.errors import Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.connection import Connection
+    from types import TracebackType
+    from typing import Self
+
+    from interlock.cli.sale import Ask, Sale
+
+__all__ = ["Crew"]
+
+_LOOK = 0.04  # seconds between two looks at the sales
+_UNSOLD, _SOLD_OUT = 6.0, 2.0  # TTLs without a sale after which the shop closes
+_PAUSE_FOR_BREATH = 1 / 3  # TTLs without a sale that do not count into the sum
+
+
+class _Member:
+    """A worker process, as its parent sees it."""
+
+    def __init__(self) -> None:
+        self.connection, theirs = multiprocessing.Pipe()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "interlock.cli.worker", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                process_group=0,
+            )
+
+    def say(self, message: object) -> None:
+        with contextlib.suppress(OSError):  # it has crashed, which we shall read
+            self.connection.send(message)
+
+    def hear(self) -> Any:
+        """The next message; None: it has crashed."""
+        try:
+            return self.connection.recv()
+        except (EOFError, OSError):
+            return None
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.connection.close()
+
+
+class Crew:
+    """So many worker processes, and one in reserve: `with Crew(4) as crew: crew.run(sale, ...)`."""
+
+    def __init__(self, size: int) -> None:
+        self._members: list[_Member] = []
+        try:
+            for _ in range(size + 1):
+                self._members.append(_Member())
+        except BaseException:
+            self.end()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End all processes."""
+        for member in self._members:
+            member.end()
+
+    def run(self, sale: Sale, ask: Ask, progress: Callable[[int], object]) -> Account:
+        """Hold a sale, from its opening until the last buyer has left; `progress` is told the sales so far."""
+        ask("HSET", sale.shop, "stock", sale.tickets)
+        shift = _Shift(sale, self._members[:-1], self.replace)
+        sold = 0
+        while shift.busy:
+            shift.listen()
+            sold = ask("HLEN", sale.shop) - 1
+            progress(sold)
+            shift.watch(sold)
+        return Account.read(sale, ask, time.monotonic() - shift.opened)
+
+    def replace(self, crashed: _Member) -> _Member:
+        """Put the one in reserve in place of one that crashed, and start another."""
+        crashed.end()
+        self._members.remove(crashed)
+        self._members.append(_Member())
+        return self._members[-2]
+
+
+class _Shift:
+    """The crew during one sale. It is also the doorman."""
+
+    def __init__(self, sale: Sale, team: list[_Member], replace: Callable[[_Member], _Member]) -> None:
+        self.busy = set[_Member]()
+        self.opened = 0.0  # not yet
+        self._sale = sale
+        self._replace = replace
+        self._arriving = set(team)
+        self._stopped: list[tuple[float, _Member]] = []
+        self._crashes = sum(fault.kind == "crash" for fault in sale.faults.values())
+        self._closed = False
+        self._sold = 0
+        self._still = self._in_sum = 0.0
+        self._looked = time.monotonic()
+        for member in team:
+            self._engage(member)
+
+    def _engage(self, member: _Member) -> None:
+        self.busy.add(member)
+        member.say(self._sale)
+
+    def listen(self) -> None:
+        """Hear who has something to say, for a moment, and wake whose pause is over."""
+        members = {member.connection: member for member in self.busy}
+        for connection in multiprocessing.connection.wait(list(members), _LOOK):
+            self._hear(members[cast("Connection[Any, Any]", connection)])
+        now = time.monotonic()
+        for due, member in [*self._stopped]:
+            if due <= now:
+                self._stopped.remove((due, member))
+                member.process.send_signal(signal.SIGCONT)
+                member.say(RESUME)
+
+    def _hear(self, member: _Member) -> None:
+        message = member.hear()
+        if message is None:
+            self.busy.remove(member)
+            self._crashed(member)
+        elif isinstance(message, Failed):
+            raise Unavailable(message.message)
+        elif isinstance(message, Pause):
+            member.process.send_signal(signal.SIGSTOP)
+            self._stopped.append((time.monotonic() + message.seconds, member))
+        elif message == DONE:
+            self.busy.remove(member)
+        elif message == READY:
+            self._arriving.discard(member)
+            if self.opened:
+                member.say(GO)
+            elif not self._arriving:
+                self.opened = time.monotonic()
+                self._tell_all(GO)
+
+    def _crashed(self, member: _Member) -> None:
+        status = member.process.wait()
+        if status != -signal.SIGKILL or not self._crashes:
+            raise Unavailable(f"a process of the demo ended by itself, with status {status}")
+        self._crashes -= 1
+        self._engage(self._replace(member))
+        if self._closed:
+            self._tell_all(CLOSE)
+
+    def _tell_all(self, message: str) -> None:
+        for member in self.busy:
+            member.say(message)
+
+    def watch(self, sold: int) -> None:
+        """Close the shop when nothing has been sold for long, or for long in sum."""
+        now = time.monotonic()
+        # Where we come late ourselves the machine was busy, which says nothing about the sale.
+        passed, self._looked = min(now - self._looked, 2 * _LOOK), now
+        if not self.opened:
+            return
+        ttl = self._sale.ttl
+        self._still = 0.0 if sold != self._sold else self._still + passed
+        self._sold = sold
+        if self._still > _PAUSE_FOR_BREATH * ttl:
+            self._in_sum += passed
+        stands_still = self._still > (_UNSOLD if sold < self._sale.tickets else _SOLD_OUT) * ttl
+        if not self._closed and (stands_still or self._in_sum > self._sale.patience * ttl):
+            self._closed = True
+            self._tell_all(CLOSE)

@@ -1,0 +1,267 @@
+"""The ladder: the recipes people write to keep two buyers apart, from none at all to interlock.
+
+Each is one attempt to buy, as one meets it in code bases and tutorials: take the lock, sell, release. It returns False
+when the tickets are sold out. All of them wait by `buyer.wait`, sell by `buyer.sell` and free by `buyer.delete`, which
+does what `DEL` does; what differs is what they say to the server, and where they forget to.
+
+A recipe also says what goes wrong with it, as a sentence that may be used only if this was seen: its `sign` is the note
+(see `Buyer` and `Account`) that must have been taken. A recipe that got through unharmed is told so.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from interlock.errors import AcquireTimeout, LeaseLost
+
+if TYPE_CHECKING:
+    from interlock import Lease
+    from interlock.cli.sale import Account, Buyer
+
+__all__ = ["RECIPES", "Recipe", "why"]
+
+_LOOK_UP = 1.0  # seconds after which a waiting buyer looks up to see whether the shop has closed
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A named way to lock, and the sentence that explains its result."""
+
+    name: str
+    title: str
+    sign: str  # what must have been seen ...
+    flaw: str  # ... to say this
+    buy: Callable[[Buyer], bool]
+
+
+RECIPES: dict[str, Recipe] = {}
+
+
+def _recipe(
+    name: str, title: str, *, sign: str, flaw: str
+) -> Callable[[Callable[[Buyer], bool]], Callable[[Buyer], bool]]:
+    def register(buy: Callable[[Buyer], bool]) -> Callable[[Buyer], bool]:
+        RECIPES[name] = Recipe(name, title, sign, flaw, buy)
+        return buy
+
+    return register
+
+
+@_recipe(
+    "no-lock",
+    "no lock",
+    sign="twice",
+    flaw="nobody waits for anybody: {twice}× a ticket was sold again",
+)
+def _no_lock(buyer: Buyer) -> bool:
+    buyer.enter()
+    return buyer.sell()
+
+
+@_recipe(
+    "process-lock",
+    "a lock inside one process only",
+    sign="twice",
+    flaw="threads wait for each other, processes do not: {twice}× a ticket was sold again",
+)
+def _process_lock(buyer: Buyer) -> bool:
+    buyer.wait(lambda: buyer.till.mutex.acquire(blocking=False))
+    try:
+        return buyer.sell()
+    finally:
+        buyer.till.mutex.release()
+
+
+@_recipe(
+    "setnx",
+    "SETNX without expiry",
+    sign="endless",
+    flaw="the holder crashed and its lock never ends: {left} buyers gave up",
+)
+def _setnx(buyer: Buyer) -> bool:
+    buyer.wait(lambda: buyer.ask("SETNX", buyer.lock, buyer.token))
+    return _sell_and_delete(buyer)
+
+
+@_recipe(
+    "setnx-expire",
+    "SETNX, then EXPIRE",
+    sign="endless",
+    flaw="crashed between SETNX and EXPIRE, so the lock never ends: {left} buyers gave up",
+)
+def _setnx_expire(buyer: Buyer) -> bool:
+    buyer.wait(lambda: buyer.ask("SETNX", buyer.lock, buyer.token))
+    buyer.ask("PEXPIRE", buyer.lock, buyer.ttl_ms)
+    return _sell_and_delete(buyer)
+
+
+@_recipe(
+    "ttl-repair",
+    "the same, repaired by `if not ttl: EXPIRE`",
+    sign="endless",
+    flaw="the TTL of a lock without end is -1, which is true: never repaired, {left} buyers gave up",
+)
+def _ttl_repair(buyer: Buyer) -> bool:
+    def take() -> bool:
+        if buyer.ask("SETNX", buyer.lock, buyer.token):
+            return True
+        if not buyer.ask("PTTL", buyer.lock):
+            buyer.ask("PEXPIRE", buyer.lock, buyer.ttl_ms)
+        return False
+
+    buyer.wait(take)
+    buyer.ask("PEXPIRE", buyer.lock, buyer.ttl_ms)
+    return _sell_and_delete(buyer)
+
+
+@_recipe(
+    "set-del",
+    "SET NX EX, then DEL",
+    sign="freed",
+    flaw="late DELs freed the lock of another buyer, still inside ({freed}×)",
+)
+def _set_del(buyer: Buyer) -> bool:
+    _take(buyer)
+    return _sell_and_delete(buyer)
+
+
+@_recipe(
+    "get-del",
+    "SET NX EX token, then GET, compare, DEL",
+    sign="freed",
+    flaw="the TTL ran out between GET and DEL: DEL freed another's lock ({freed}×)",
+)
+def _get_del(buyer: Buyer) -> bool:
+    _take(buyer)
+    try:
+        return buyer.sell()
+    finally:
+        if buyer.ask("GET", buyer.lock) == buyer.token:
+            buyer.point("releasing")
+            buyer.delete()
+
+
+@_recipe(
+    "bytes-str",
+    "the same, comparing bytes with str",
+    sign="kept",
+    flaw="b'…' == '…' is never true: {kept} locks were not released, each cost a TTL",
+)
+def _bytes_str(buyer: Buyer) -> bool:
+    token = buyer.token.decode()
+    _take(buyer)
+    try:
+        return buyer.sell()
+    finally:
+        if buyer.ask("GET", buyer.lock) == token:
+            buyer.point("releasing")
+            buyer.delete()
+
+
+@_recipe(
+    "no-finally",
+    "a decorator without try/finally",
+    sign="kept",
+    flaw="an exception skipped the release ({kept}×): all waited for the TTL",
+)
+def _no_finally(buyer: Buyer) -> bool:
+    _take(buyer)
+    sold = buyer.sell()
+    _compare_and_delete(buyer)
+    return sold
+
+
+@_recipe(
+    "early-return",
+    "an early return on 'sold out'",
+    sign="kept",
+    flaw="'sold out' returned with the lock ({kept}×): the next waits for the TTL, {left} gave up",
+)
+def _early_return(buyer: Buyer) -> bool:
+    _take(buyer)
+    if buyer.stock() <= 0:
+        return False
+    try:
+        return buyer.sell()
+    finally:
+        _compare_and_delete(buyer)
+
+
+@_recipe(
+    "lua",
+    "SET NX EX token, compare and DEL in Lua",
+    sign="late",
+    flaw="releases only its own, but {late} buyers worked longer than the TTL, and wrote",
+)
+def _lua(buyer: Buyer) -> bool:
+    _take(buyer)
+    try:
+        return buyer.sell()
+    finally:
+        _compare_and_delete(buyer)
+
+
+@_recipe("interlock", "interlock", sign="", flaw="")
+def _interlock(buyer: Buyer) -> bool:
+    lock = buyer.till.locks.lock("tickets", ttl=buyer.till.sale.ttl)
+
+    def take() -> Lease | None:
+        try:
+            return lock.acquire(timeout=_LOOK_UP)
+        except AcquireTimeout:
+            return None
+
+    sold = None
+    try:
+        with buyer.wait(take) as lease:
+            # The server writes only if the lease is still ours: no clock, and no pause, comes between.
+            sold = buyer.sell(functools.partial(lease.execute, keys=[buyer.till.sale.shop]))
+            buyer.point("releasing")
+    except LeaseLost:
+        if sold is None:
+            buyer.note("refused")
+    return sold is not False
+
+
+def _take(buyer: Buyer) -> None:
+    buyer.wait(lambda: buyer.ask("SET", buyer.lock, buyer.token, "NX", "PX", buyer.ttl_ms))
+
+
+def _sell_and_delete(buyer: Buyer) -> bool:
+    try:
+        return buyer.sell()
+    finally:
+        buyer.point("releasing")
+        buyer.delete()
+
+
+def _compare_and_delete(buyer: Buyer) -> None:
+    buyer.point("releasing")
+    script = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('DEL', KEYS[1]) or 0"
+    buyer.ask("EVAL", script, 1, buyer.lock, buyer.token)
+
+
+def why(recipe: Recipe, account: Account) -> str:
+    """Explain a result in a sentence, by what was seen."""
+    seen = account.seen
+    if recipe.sign and seen[recipe.sign]:
+        # These leave the lock behind, and are otherwise the recipe that is right but for the TTL.
+        late = recipe.sign == "kept" and account.oversold and seen["late"]
+        return recipe.flaw.format_map(seen) + (f"; {late} worked longer than it" if late else "")
+    if recipe.name == "interlock":
+        luck = [
+            f"{seen[note]} {text}"
+            for note, text in {
+                "slow": "slow buyers kept their lock by renewal",
+                "refused": "late writes were refused by the server",
+                "crash": "crash was waited out",
+            }.items()
+            if seen[note]
+        ]
+        return "; ".join(luck) or "one at a time, in order"
+    if account.sold != account.tickets:
+        return f"{seen['late']} buyers worked longer than the TTL, {seen['left']} gave up"
+    return "nothing went wrong in this run"

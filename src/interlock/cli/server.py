@@ -1,0 +1,42 @@
+"""`interlock server`: the embedded server that `embedded://` shares among this user's processes."""
+
+from __future__ import annotations
+
+import datetime
+
+import typer
+
+from interlock import embedded
+
+__all__ = ["app"]
+
+NOT_RUNNING = 3  # what init scripts answer to `status`
+
+app = typer.Typer(
+    help="Start, stop or describe this user's embedded Valkey, the one behind `embedded://`.",
+    no_args_is_help=True,
+)
+
+
+@app.command()
+def start() -> None:
+    """Start it, unless it runs, and print its URL. It goes on when this command ends."""
+    print(embedded.shared_url())
+
+
+@app.command()
+def status() -> int:
+    """Print its URL, process id, version and uptime. Exit status 0 if it runs, 3 if not."""
+    found = embedded.shared_status()
+    if found is None:
+        print("not running; `interlock server start` starts it")
+        return NOT_RUNNING
+    uptime = datetime.timedelta(seconds=round(found.uptime))
+    print(f"{found.url}  pid {found.pid}  Valkey {found.version}  up {uptime}")
+    return 0
+
+
+@app.command()
+def stop() -> None:
+    """Stop it. The locks in it are gone with it, so stop what uses it first."""
+    print("stopped" if embedded.stop_shared() else "not running")

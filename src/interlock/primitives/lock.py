@@ -1,0 +1,62 @@
+"""The keys of a lock, and what its server side tells people. lock.lua decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .._core import Primitive
+from .._names import checked_name, tagged
+from .._scripts import load
+
+COMPANIONS = ("record", "queue", "waiters", "gone")
+WIRE = "1"  # the version that records begin with
+
+
+def lock(name: object, prefix: str) -> Primitive:
+    """The lock of this name: its keys, in the order of KEYS in lock.lua. Raises ConfigError."""
+    name = checked_name(name)
+    key = prefix + name
+    head, tail = tagged(key)
+    return Primitive("lock", name, load("lock"), (key, *(f"{head}{part}{tail}" for part in COMPANIONS)))
+
+
+@dataclass(frozen=True)
+class State:
+    """What the server says of a lock, at one moment."""
+
+    name: str
+    holder: str | None
+    """The holder's token (host/pid/thread or task/random), or a foreign value; None if the lock is free."""
+    fence: int | None
+    """The newest fence that was given; None if the server remembers none."""
+    remaining: float | None
+    """Seconds until the holder's lease ends by itself; None if it is free, or held for ever by a foreigner."""
+    waiters: tuple[str, ...]
+    """The tokens of those who wait, in order: the first hundred."""
+    waiting: int
+    """How many wait."""
+    revoked: str | None
+    """Why the holder's lease was revoked, if it was and has not ended yet."""
+
+    @property
+    def held(self) -> bool:
+        """Whether somebody has it now."""
+        return self.holder is not None
+
+
+def state(name: str, reply: list[Any]) -> State:
+    """The reply of `inspect`, for people."""
+    value, pttl, record, waiting, *waiters = reply
+    holder = value.decode(errors="replace")
+    fields = record.decode(errors="replace").split(" ", 6)
+    known = fields[:2] == [WIRE, "lock"]
+    return State(
+        name=name,
+        holder=holder.removeprefix("!") or None,
+        fence=int(fields[2]) if known else None,
+        remaining=pttl / 1000 if pttl >= 0 else None,
+        waiters=tuple(waiter.decode(errors="replace") for waiter in waiters),
+        waiting=waiting,
+        revoked=(fields[6] if len(fields) > 6 else "") if holder.startswith("!") else None,
+    )
