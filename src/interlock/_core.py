@@ -58,7 +58,7 @@ class Script(NamedTuple):
 
 
 Argument = str | bytes | int | float
-Message = tuple[Script, "Sequence[str]", "Sequence[Argument]"]  # a script, its KEYS, its ARGV
+Message = tuple[Script, "Sequence[str | bytes]", "Sequence[Argument]"]  # a script, its KEYS, its ARGV
 
 
 class Disconnected(Exception):  # noqa: N818 (a state of the wire, not an error of ours)
@@ -88,13 +88,17 @@ class Port(Protocol):
     """
 
     shown: str
-    mutex: AbstractContextManager[object]
+
+    @property
+    def mutex(self) -> AbstractContextManager[object]:
+        """For compound steps on what several threads share; never held during I/O."""
+        ...
 
     def now(self) -> float:
         """Seconds on a clock that nobody can set and that runs on while the machine sleeps."""
         ...
 
-    async def call(self, script: Script, keys: Sequence[str], args: Sequence[Argument], until: float) -> Any:
+    async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
         """Send one script call, once, and return its reply. Raises Disconnected or ServerError."""
         ...
 
@@ -104,7 +108,7 @@ class Port(Protocol):
 
     def signal(self) -> Signal: ...
 
-    async def wait(self, signal: Signal, until: float) -> bool:
+    async def wait(self, signal: Any, until: float) -> bool:
         """Whether the signal was set before `until`."""
         ...
 
@@ -120,7 +124,7 @@ class Port(Protocol):
         """In a child after fork: drop what belongs to the parent, without a word to anybody."""
         ...
 
-    def tell(self, callback: Callable[[T], object], subject: T) -> None:
+    def tell(self, callback: Callable[[Any], object], subject: Any) -> None:
         """Call a user's callback where it can neither delay nor break us."""
         ...
 
@@ -183,7 +187,7 @@ class Grant:
         """The server granted or lengthened it, in answer to a request sent at `sent`. Never shortens."""
         self.failing = False
         self.overdue = sent + self.attempt.ttl / 2  # due at ttl/3, and ttl/6 of grace
-        self.deadline = min(max(self.deadline, sent + ttl - max(0.001, ttl / 1000)), self.ends)
+        self.deadline = min(max(self.deadline, sent + ttl - margin(ttl)), self.ends)
 
     def lapsed(self, now: float) -> str | None:
         """Why the lease can't be relied on at this time, or None if it can."""
@@ -208,6 +212,11 @@ class Grant:
             f"the lease on {self.primitive} (fence {self.fence}) is lost: {why}. "
             "Stop writing: another holder may be at work"
         )
+
+
+def margin(ttl: float) -> float:
+    """Seconds by which we stop believing before the server does: clocks run at different speeds."""
+    return max(0.001, ttl / 1000)
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -253,7 +262,7 @@ class Core:
         wait = timeout is None or timeout > 0
         until = FOREVER if timeout is None else started + (timeout or RETRY_FOR)
         if max_hold is not None:
-            ttl = min(ttl, max_hold)
+            ttl = min(ttl, max_hold + 2 * margin(ttl))
         attempt = Attempt(primitive, f"{self.who()}/{token_hex(16)}", ttl, port.signal() if wait else None)
         args = ("acquire", attempt.token, int(ttl * 1000), attempt.life_ms, self.channel, int(wait))
         grant: Grant | None = None
@@ -286,8 +295,8 @@ class Core:
                 grant.ended = Grant.RELEASED
             if attempt.entered or attempt.in_doubt or not isinstance(error, LockError):
                 self.undo.add(attempt)
-            silence = isinstance(error, Unavailable) and isinstance(error.__cause__, Disconnected)
-            if wait and silence and error.__cause__.timed_out and port.now() >= until:
+            cause = error.__cause__
+            if wait and isinstance(cause, Disconnected) and cause.timed_out and port.now() >= until:
                 # the caller's time is over; the server's silence is only how it passed
                 raise AcquireTimeout(f"{primitive} was not acquired within {timeout:g} s: {error}") from error
             raise
@@ -300,6 +309,7 @@ class Core:
         """One question of an attempt, retried while the server is away: the reply, and when it was sent."""
         port, primitive = self.port, attempt.primitive
         give_up, pause = FOREVER, 0.0
+        cause: Exception
         while True:
             if self.closed:
                 raise ConfigError(f"{primitive}: this Interlock is closed. Make a new one")
@@ -308,15 +318,16 @@ class Core:
                 return await port.call(primitive.script, primitive.keys, args, min(until, give_up)), sent
             except Disconnected as error:
                 attempt.in_doubt |= error.sent
-                give_up, cause = min(give_up, until, sent + RETRY_FOR), error
+                cause, stale = error, error.stale
             except ServerError as error:
                 if not str(error).startswith(_PASSING):
                     raise refusal(primitive, port.shown, str(error)) from None
-                give_up, cause = min(give_up, until, sent + RETRY_FOR), error
+                cause, stale = error, False
             except BaseException:
                 attempt.in_doubt = True  # cancelled or interrupted while the request was on its way
                 raise
-            if not (isinstance(cause, Disconnected) and cause.stale):
+            give_up = min(give_up, until, sent + RETRY_FOR)
+            if not stale:
                 pause = min(0.5, pause * 2 or 0.02) * random.uniform(0.75, 1.25)
             if port.now() + pause >= give_up:
                 raise Unavailable(
@@ -387,7 +398,7 @@ class Core:
         grant.confirmed(sent, ttl)
         self.renewal.moved(grant)
 
-    async def execute(self, grant: Grant, command: str, args: Sequence[Argument], keys: Sequence[str]) -> Any:
+    async def execute(self, grant: Grant, command: str, args: Sequence[Argument], keys: Sequence[str | bytes]) -> Any:
         """Run one command in the server, only if the lease is still ours there. Never sent twice."""
         if why := grant.lapsed(self.port.now()):
             raise grant.error(why)
@@ -447,8 +458,7 @@ def _unobtainable(primitive: Primitive, code: int, reply: Any) -> LockError:
         )
     if code == MISUSED:
         return ConfigError(
-            f"{primitive}: the name is in use as something else, or by another version ({text!r}). "
-            "Use another name"
+            f"{primitive}: the name is in use as something else, or by another version ({text!r}). Use another name"
         )
     if code == REVOKED:
         return LeaseLost(f"{primitive} was revoked ({text}) in the moment it was handed over. Acquire it again")
@@ -460,7 +470,11 @@ def refusal(subject: object, shown: str, text: str) -> LockError:
     for word, error, advice in (
         ("WRONGTYPE", ConfigError, "one of its keys holds something else. Use another name or prefix"),
         ("READONLY", Unavailable, "that is a read-only replica. Connect to its primary"),
-        ("NOPERM", ConfigError, "the server's ACL forbids it. Give this user the rights listed in docs/acl.md"),
+        (
+            "NOPERM",
+            ConfigError,
+            "the server's ACL forbids it. Give this user the rights listed in docs/acl.md",
+        ),
         ("NOAUTH", ConfigError, "a password is needed. Put it into the URL"),
         ("WRONGPASS", ConfigError, "the user name or password is wrong"),
         ("OOM", Unavailable, "the server has no memory left. Raise maxmemory or remove data"),

@@ -16,22 +16,24 @@ Rules.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from ._core import FOREVER, Argument, Disconnected, Grant, Port, Script, ServerError, log, renewal_verdict
+from ._core import FOREVER, Argument, Disconnected, Grant, Port, Script, ServerError, log, margin, renewal_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 BATCH: Final = 500  # leases in one script call: two keys each
 PATIENCE: Final = 1.0  # seconds that one renewal call may take
+LONG: Final = 1.0  # seconds after which a lease is worth a subscription, so that a revocation is pushed to it
 
 
 class Renewal:
     """The leases of one client, by when each is due."""
 
-    def __init__(self, port: Port, nudge: Callable[[float], None]) -> None:
+    def __init__(self, port: Port, nudge: Callable[[float], None], channel: str) -> None:
         self.port = port
+        self.channel = channel
         self.nudge = nudge  # tells the keeper of a time before which it must not sleep on
         self.slots: dict[float, dict[str, Grant]] = {}
         self.shortest = FOREVER  # the shortest ttl among what was held since nothing was
@@ -41,7 +43,7 @@ class Renewal:
         slots = self.slots
         if not slots:
             return FOREVER
-        return min(min(slots), self.port.now() + min(1.0, self.shortest / 10))
+        return min(*slots, self.port.now() + min(1.0, self.shortest / 10))
 
     def held(self) -> list[Grant]:
         """All leases that have not ended."""
@@ -106,6 +108,9 @@ class Renewal:
     async def tick(self) -> None:
         """Tell the ends that have come, and renew what is due."""
         now = self.port.now()
+        oldest = next(self._all(), None)
+        if oldest is not None and now > oldest.overdue - oldest.attempt.ttl / 2 + LONG:
+            self.port.listen(self.channel)
         with self.port.mutex:
             slots = [self.slots.pop(due) for due in sorted(self.slots) if due <= now]
             if not self.slots:
@@ -132,7 +137,7 @@ class Renewal:
             keys += grant.primitive.keys[:2]
             args += (grant.token, _px(grant, sent))
         try:
-            states = await self.port.call(script, keys, args, sent + PATIENCE)
+            states: list[Any] = await self.port.call(script, keys, args, sent + PATIENCE)
         except (Disconnected, ServerError) as error:
             states = [str(error).encode()] * len(grants)
         for grant, state in zip(grants, states, strict=True):
@@ -155,4 +160,5 @@ class Renewal:
 
 def _px(grant: Grant, now: float) -> int:
     """The ttl to ask for, in ms: not beyond max_hold."""
-    return max(1, int(min(grant.attempt.ttl, grant.ends - now) * 1000))
+    ttl = grant.attempt.ttl
+    return max(1, int(min(ttl, grant.ends - now + 2 * margin(ttl)) * 1000))

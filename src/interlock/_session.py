@@ -71,7 +71,7 @@ class Session:
         self.asleep_until = FOREVER
         self.started = False
         self.waiters = Waiters(port, self.nudge, channel)
-        self.renewal = Renewal(port, self.nudge)
+        self.renewal = Renewal(port, self.nudge, channel)
         self.undo = Undo(port, self.nudge)
         self.chores: tuple[Chore, ...] = (self.renewal, self.waiters, self.undo)
         self.core = Core(port, self.waiters, self.renewal, self.undo, channel, self.who)
@@ -130,8 +130,9 @@ class Session:
     ) -> Any:
         """See Lease.execute."""
         if keys is None:
-            keys = await self.core.query(grant.primitive, "keys", command, *args)
-        elif missing := [key for key in keys if key not in args]:
+            asked: list[bytes] = await self.core.query(grant.primitive, "keys", command, *args)
+            return await self.core.execute(grant, command, args, asked)
+        if missing := [key for key in keys if key not in args]:
             raise ConfigError(f"execute({command!r}): {missing[0]!r} is in keys, but not among the arguments")
         return await self.core.execute(grant, command, args, keys)
 

@@ -10,9 +10,9 @@ repeated until it is answered, or until nothing of it can be left: the ttl of th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from ._core import FOREVER, GRANT_LIFE, Attempt, Disconnected, Port, ServerError, Signal, gone_ms
+from ._core import FOREVER, GRANT_LIFE, Attempt, Disconnected, Message, Port, ServerError, Signal, gone_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +54,7 @@ class Undo:
         jobs, now = list(self.jobs.values()), self.port.now()
         self.next = now + PAUSE
         try:
-            replies = await self.port.calls([message(attempt) for attempt, _, _ in jobs], now + PATIENCE)
+            replies: list[Any] = await self.port.calls([message(attempt) for attempt, _, _ in jobs], now + PATIENCE)
         except Disconnected as error:
             replies = [ServerError(str(error))] * len(jobs)
         for (attempt, until, done), reply in zip(jobs, replies, strict=True):
@@ -64,7 +64,7 @@ class Undo:
                 done.set()
 
 
-def message(attempt: Attempt) -> tuple[object, ...]:
+def message(attempt: Attempt) -> Message:
     """The undo of an attempt, which is also its release."""
     primitive = attempt.primitive
     return primitive.script, primitive.keys, ("release", attempt.token, gone_ms(attempt))

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import inspect as _inspect
 import weakref
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 
 from ._base import UNSET, BaseInterlock, BaseLock, Terms, Unset, revoke
 from ._lease import BaseLease, LeaseState, Reply
@@ -51,9 +51,7 @@ class Interlock(BaseInterlock):
         label: str | None = None,
     ) -> None:
         super().__init__(target, prefix=prefix, max_ttl=max_ttl, label=label, for_asyncio=True)
-        self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Session] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Session] = weakref.WeakKeyDictionary()
         self._latest: tuple[asyncio.AbstractEventLoop | None, Session | None] = (None, None)
 
     @property
@@ -66,9 +64,7 @@ class Interlock(BaseInterlock):
         if session is None or session.core.closed:
             self._open()
             port = AsyncioPort(self._address)
-            session = port.sink = Session(
-                port, self.label, _task, self.max_ttl, lambda: ThreadPort(self._address)
-            )
+            session = port.sink = Session(port, self.label, _task, self.max_ttl, lambda: ThreadPort(self._address))
             self._sessions[loop] = session
         self._latest = (loop, session)
         return session
@@ -112,7 +108,7 @@ class Interlock(BaseInterlock):
             assert isinstance(port, AsyncioPort)
             await port.close()
 
-    async def __aenter__(self) -> Interlock:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -129,7 +125,7 @@ class Lock(BaseLock):
 
     __slots__ = ()
 
-    async def acquire(self, timeout: float | None | Unset = UNSET) -> Lease:  # noqa: ASYNC109 (it is the contract)
+    async def acquire(self, timeout: float | Unset | None = UNSET) -> Lease:
         """Wait for the lock.
 
         `timeout` is in seconds and bounds all of the call: None waits for ever, 0 does not wait; the lock's own
@@ -232,7 +228,7 @@ class Lease(BaseLease):
             self._cancelled = True
             self._task.cancel()
 
-    async def __aenter__(self) -> Lease:
+    async def __aenter__(self) -> Self:
         task = self._task = asyncio.current_task()
         self._cancels = task.cancelling() if task else 0
         return self

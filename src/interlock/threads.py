@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect as _inspect
 import threading
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 
 from ._base import UNSET, BaseInterlock, BaseLock, Terms, Unset, revoke
 from ._core import run
@@ -47,7 +47,7 @@ class Interlock(BaseInterlock):
         label: str | None = None,
     ) -> None:
         super().__init__(target, prefix=prefix, max_ttl=max_ttl, label=label, for_asyncio=False)
-        port = ThreadPort(self._address)
+        port = self._port = ThreadPort(self._address)
         self._session = port.sink = Session(port, label, _thread, self.max_ttl, lambda: port)
 
     def lock(
@@ -84,9 +84,9 @@ class Interlock(BaseInterlock):
         if not self._closed:
             self._closed = True
             run(self._session.close())
-            self._session.port.close()
+            self._port.close()
 
-    def __enter__(self) -> Interlock:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -107,7 +107,7 @@ class Lock(BaseLock):
 
     __slots__ = ()
 
-    def acquire(self, timeout: float | None | Unset = UNSET) -> Lease:
+    def acquire(self, timeout: float | Unset | None = UNSET) -> Lease:
         """Wait for the lock.
 
         `timeout` is in seconds and bounds all of the call: None waits for ever, 0 does not wait; the lock's own
@@ -187,9 +187,7 @@ class Lease(BaseLease):
         """Make it last at least `ttl` seconds from now, renewed or not. Raises LeaseLost or Unavailable."""
         run(self._session.extend(self._grant, ttl))
 
-    def execute(
-        self, command: str, *args: str | bytes | float, keys: Sequence[str | bytes] | None = None
-    ) -> Reply:
+    def execute(self, command: str, *args: str | bytes | float, keys: Sequence[str | bytes] | None = None) -> Reply:
         """Run one Redis command in the server if, and only if, the lease is still ours there: one atomic step.
 
         `keys` are those arguments that are keys (asked of the server if not given); in a cluster they must share
@@ -198,7 +196,7 @@ class Lease(BaseLease):
         """
         return run(self._session.execute(self._grant, command, args, keys))  # type: ignore[no-any-return]
 
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 from typing import Annotated
 
 import typer
 
+from interlock import __version__
 from interlock.cli import EX_UNAVAILABLE, EX_USAGE, INTERRUPTED, demo, server
 from interlock.errors import ConfigError, LockError
 
@@ -16,11 +16,12 @@ __all__ = ["app", "run"]
 app = typer.Typer(
     help="Distributed locks on Redis and Valkey: queued, renewed, fenced, woken by push.",
     add_completion=False,
+    rich_markup_mode=None,  # plain help flows, and can be searched
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(epilog=demo.EPILOG)(demo.demo)
-app.add_typer(server.app, name="server")
+app.command(epilog=demo.EPILOG, short_help="The flash sale: every lock recipe on a real server.")(demo.demo)
+app.add_typer(server.app, name="server", short_help="Start, stop or describe the embedded server.")
 
 
 @app.callback(invoke_without_command=True)
@@ -31,7 +32,7 @@ def interlock(
 ) -> None:
     """Distributed locks on Redis and Valkey: queued, renewed, fenced, woken by push."""
     if version:
-        print(f"interlock {importlib.metadata.version('interlock')}")
+        print(f"interlock {__version__}")
         raise typer.Exit
     if context.invoked_subcommand is None:
         print(context.get_help())

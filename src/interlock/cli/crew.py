@@ -5,8 +5,10 @@ crashed, and the next one warms up meanwhile. Each has a process group of its ow
 end them; should we be killed, they see our end of the socket close, and one that is stopped is then woken (and ended)
 by the kernel, which does this for stopped groups that are orphaned.
 
-The crew is also the *doorman*, as some recipes would wait for ever: it closes the shop when sales stand still. That
-is judged by the sales, not by a closing time, so that a busy machine is slow and not a failure.
+The crew is also the *doorman*, for some recipes would wait for ever. It closes the shop, upon which who waits for the
+lock gives up, when (1) nothing is sold any more and the lock has no end; (2) sales stood still so often that it cannot
+be the faults, which means that each sale waits for the TTL; (3) nothing is sold any more as all tickets are. There is
+no closing time: on a busy machine everything is slow, and that must not look like a failure.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import time
 from typing import TYPE_CHECKING, Any, cast
 
 from interlock.cli.sale import Account
-from interlock.cli.worker import CLOSE, DONE, GO, READY, RESUME, Failed, Pause
+from interlock.cli.worker import CLOSE, DONE, FAILED, GO, PAUSE, READY, RESUME
 from interlock.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -34,9 +36,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Crew"]
 
+_CRASHED = "crashed"
 _LOOK = 0.04  # seconds between two looks at the sales
-_UNSOLD, _SOLD_OUT = 6.0, 2.0  # TTLs without a sale after which the shop closes
-_PAUSE_FOR_BREATH = 1 / 3  # TTLs without a sale that do not count into the sum
+_ENDLESS = 5.0  # TTLs without a sale, with a lock that has no end: stuck for ever
+_SOLD_OUT = 2.0  # TTLs without a sale when there is no ticket left
+_STANDSTILL = 0.6  # TTLs without a sale that count as one of those that the sale's patience limits
+_ABSURD = 30.0  # seconds without a sale, whatever the reason
 
 
 class _Member:
@@ -56,12 +61,13 @@ class _Member:
         with contextlib.suppress(OSError):  # it has crashed, which we shall read
             self.connection.send(message)
 
-    def hear(self) -> Any:
-        """The next message; None: it has crashed."""
+    def hear(self) -> tuple[str, Any]:
+        """The next word, and its value."""
         try:
-            return self.connection.recv()
+            message: tuple[str, Any] = self.connection.recv()
         except (EOFError, OSError):
-            return None
+            return _CRASHED, None
+        return message
 
     def end(self) -> None:
         self.process.kill()
@@ -98,12 +104,9 @@ class Crew:
         """Hold a sale, from its opening until the last buyer has left; `progress` is told the sales so far."""
         ask("HSET", sale.shop, "stock", sale.tickets)
         shift = _Shift(sale, self._members[:-1], self.replace)
-        sold = 0
         while shift.busy:
             shift.listen()
-            sold = ask("HLEN", sale.shop) - 1
-            progress(sold)
-            shift.watch(sold)
+            progress(shift.watch(ask))
         return Account.read(sale, ask, time.monotonic() - shift.opened)
 
     def replace(self, crashed: _Member) -> _Member:
@@ -127,7 +130,8 @@ class _Shift:
         self._crashes = sum(fault.kind == "crash" for fault in sale.faults.values())
         self._closed = False
         self._sold = 0
-        self._still = self._in_sum = 0.0
+        self._still = 0.0
+        self._standstills = 0
         self._looked = time.monotonic()
         for member in team:
             self._engage(member)
@@ -149,24 +153,24 @@ class _Shift:
                 member.say(RESUME)
 
     def _hear(self, member: _Member) -> None:
-        message = member.hear()
-        if message is None:
-            self.busy.remove(member)
-            self._crashed(member)
-        elif isinstance(message, Failed):
-            raise Unavailable(message.message)
-        elif isinstance(message, Pause):
-            member.process.send_signal(signal.SIGSTOP)
-            self._stopped.append((time.monotonic() + message.seconds, member))
-        elif message == DONE:
-            self.busy.remove(member)
-        elif message == READY:
+        word, value = member.hear()
+        if word == READY:
             self._arriving.discard(member)
             if self.opened:
                 member.say(GO)
             elif not self._arriving:
                 self.opened = time.monotonic()
                 self._tell_all(GO)
+        elif word == PAUSE:
+            member.process.send_signal(signal.SIGSTOP)
+            self._stopped.append((time.monotonic() + value, member))
+        elif word == FAILED:
+            raise Unavailable(value)
+        elif word == DONE:
+            self.busy.remove(member)
+        else:
+            self.busy.remove(member)
+            self._crashed(member)
 
     def _crashed(self, member: _Member) -> None:
         status = member.process.wait()
@@ -181,19 +185,24 @@ class _Shift:
         for member in self.busy:
             member.say(message)
 
-    def watch(self, sold: int) -> None:
-        """Close the shop when nothing has been sold for long, or for long in sum."""
+    def watch(self, ask: Ask) -> int:
+        """Count the sales so far, and close the shop if they are stuck. See the doorman's rules above."""
+        sold: int = ask("HLEN", self._sale.shop) - 1
         now = time.monotonic()
         # Where we come late ourselves the machine was busy, which says nothing about the sale.
         passed, self._looked = min(now - self._looked, 2 * _LOOK), now
-        if not self.opened:
-            return
-        ttl = self._sale.ttl
-        self._still = 0.0 if sold != self._sold else self._still + passed
+        if not self.opened or self._closed:
+            return sold
+        ttl, before = self._sale.ttl, self._still
+        self._still = 0.0 if sold != self._sold else before + passed
         self._sold = sold
-        if self._still > _PAUSE_FOR_BREATH * ttl:
-            self._in_sum += passed
-        stands_still = self._still > (_UNSOLD if sold < self._sale.tickets else _SOLD_OUT) * ttl
-        if not self._closed and (stands_still or self._in_sum > self._sale.patience * ttl):
+        self._standstills += before < _STANDSTILL * ttl <= self._still
+        if (
+            (sold >= self._sale.tickets and self._still > _SOLD_OUT * ttl)
+            or (self._still > _ENDLESS * ttl and ask("PTTL", self._sale.lock) == -1)
+            or self._standstills > self._sale.patience
+            or self._still > _ABSURD
+        ):
             self._closed = True
             self._tell_all(CLOSE)
+        return sold

@@ -11,13 +11,14 @@ A recipe also says what goes wrong with it, as a sentence that may be used only 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from interlock.errors import AcquireTimeout, LeaseLost
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from interlock import Lease
     from interlock.cli.sale import Account, Buyer
 
@@ -52,9 +53,9 @@ def _recipe(
 
 @_recipe(
     "no-lock",
-    "no lock",
+    "read, then write",
     sign="twice",
-    flaw="nobody waits for anybody: {twice}× a ticket was sold again",
+    flaw="nobody waits: a ticket was sold again ({twice}x)",
 )
 def _no_lock(buyer: Buyer) -> bool:
     buyer.enter()
@@ -63,9 +64,9 @@ def _no_lock(buyer: Buyer) -> bool:
 
 @_recipe(
     "process-lock",
-    "a lock inside one process only",
+    "threading.Lock",
     sign="twice",
-    flaw="threads wait for each other, processes do not: {twice}× a ticket was sold again",
+    flaw="other processes do not wait: a ticket was sold again ({twice}x)",
 )
 def _process_lock(buyer: Buyer) -> bool:
     buyer.wait(lambda: buyer.till.mutex.acquire(blocking=False))
@@ -77,9 +78,9 @@ def _process_lock(buyer: Buyer) -> bool:
 
 @_recipe(
     "setnx",
-    "SETNX without expiry",
+    "SETNX, DEL",
     sign="endless",
-    flaw="the holder crashed and its lock never ends: {left} buyers gave up",
+    flaw="the holder crashed, its lock never ends: {left} buyers gave up",
 )
 def _setnx(buyer: Buyer) -> bool:
     buyer.wait(lambda: buyer.ask("SETNX", buyer.lock, buyer.token))
@@ -88,9 +89,9 @@ def _setnx(buyer: Buyer) -> bool:
 
 @_recipe(
     "setnx-expire",
-    "SETNX, then EXPIRE",
+    "SETNX, EXPIRE, DEL",
     sign="endless",
-    flaw="crashed between SETNX and EXPIRE, so the lock never ends: {left} buyers gave up",
+    flaw="crashed between the two, so the lock never ends: {left} buyers gave up",
 )
 def _setnx_expire(buyer: Buyer) -> bool:
     buyer.wait(lambda: buyer.ask("SETNX", buyer.lock, buyer.token))
@@ -100,9 +101,9 @@ def _setnx_expire(buyer: Buyer) -> bool:
 
 @_recipe(
     "ttl-repair",
-    "the same, repaired by `if not ttl: EXPIRE`",
+    "the same, and who waits repairs: if not TTL, EXPIRE",
     sign="endless",
-    flaw="the TTL of a lock without end is -1, which is true: never repaired, {left} buyers gave up",
+    flaw="a lock without end has TTL -1, which is true: no repair, {left} buyers gave up",
 )
 def _ttl_repair(buyer: Buyer) -> bool:
     def take() -> bool:
@@ -119,9 +120,9 @@ def _ttl_repair(buyer: Buyer) -> bool:
 
 @_recipe(
     "set-del",
-    "SET NX EX, then DEL",
+    "SET NX EX, DEL",
     sign="freed",
-    flaw="late DELs freed the lock of another buyer, still inside ({freed}×)",
+    flaw="DEL came after the TTL and freed another's lock ({freed}x)",
 )
 def _set_del(buyer: Buyer) -> bool:
     _take(buyer)
@@ -130,9 +131,9 @@ def _set_del(buyer: Buyer) -> bool:
 
 @_recipe(
     "get-del",
-    "SET NX EX token, then GET, compare, DEL",
+    "SET NX EX token; GET, compare, DEL",
     sign="freed",
-    flaw="the TTL ran out between GET and DEL: DEL freed another's lock ({freed}×)",
+    flaw="the TTL ran out between GET and DEL: another's lock was freed ({freed}x)",
 )
 def _get_del(buyer: Buyer) -> bool:
     _take(buyer)
@@ -148,7 +149,7 @@ def _get_del(buyer: Buyer) -> bool:
     "bytes-str",
     "the same, comparing bytes with str",
     sign="kept",
-    flaw="b'…' == '…' is never true: {kept} locks were not released, each cost a TTL",
+    flaw="b'1' == '1' is False: nothing was released ({kept}x), all waited for the TTL",
 )
 def _bytes_str(buyer: Buyer) -> bool:
     token = buyer.token.decode()
@@ -163,9 +164,9 @@ def _bytes_str(buyer: Buyer) -> bool:
 
 @_recipe(
     "no-finally",
-    "a decorator without try/finally",
+    "SET NX EX token, compare-and-DEL in Lua, in a decorator without finally",
     sign="kept",
-    flaw="an exception skipped the release ({kept}×): all waited for the TTL",
+    flaw="an exception skipped the release ({kept}x), all waited for the TTL",
 )
 def _no_finally(buyer: Buyer) -> bool:
     _take(buyer)
@@ -176,9 +177,9 @@ def _no_finally(buyer: Buyer) -> bool:
 
 @_recipe(
     "early-return",
-    "an early return on 'sold out'",
+    "the same with finally, but 'if sold out: return' comes before the try",
     sign="kept",
-    flaw="'sold out' returned with the lock ({kept}×): the next waits for the TTL, {left} gave up",
+    flaw="sold out, and still locked ({kept}x): the next waited for the TTL, {left} gave up",
 )
 def _early_return(buyer: Buyer) -> bool:
     _take(buyer)
@@ -192,9 +193,9 @@ def _early_return(buyer: Buyer) -> bool:
 
 @_recipe(
     "lua",
-    "SET NX EX token, compare and DEL in Lua",
+    "SET NX EX token, compare-and-DEL in Lua: right but for the TTL",
     sign="late",
-    flaw="releases only its own, but {late} buyers worked longer than the TTL, and wrote",
+    flaw="freed only its own, but work outlasted the TTL and was written all the same ({late}x)",
 )
 def _lua(buyer: Buyer) -> bool:
     _take(buyer)
@@ -204,7 +205,7 @@ def _lua(buyer: Buyer) -> bool:
         _compare_and_delete(buyer)
 
 
-@_recipe("interlock", "interlock", sign="", flaw="")
+@_recipe("interlock", "a lease that renews itself, and writes that the server checks", sign="", flaw="")
 def _interlock(buyer: Buyer) -> bool:
     lock = buyer.till.locks.lock("tickets", ttl=buyer.till.sale.ttl)
 
@@ -250,18 +251,15 @@ def why(recipe: Recipe, account: Account) -> str:
     if recipe.sign and seen[recipe.sign]:
         # These leave the lock behind, and are otherwise the recipe that is right but for the TTL.
         late = recipe.sign == "kept" and account.oversold and seen["late"]
-        return recipe.flaw.format_map(seen) + (f"; {late} worked longer than it" if late else "")
-    if recipe.name == "interlock":
-        luck = [
-            f"{seen[note]} {text}"
-            for note, text in {
-                "slow": "slow buyers kept their lock by renewal",
-                "refused": "late writes were refused by the server",
-                "crash": "crash was waited out",
-            }.items()
-            if seen[note]
-        ]
-        return "; ".join(luck) or "one at a time, in order"
+        return recipe.flaw.format_map(seen) + (f"; work outlasted it ({late}x)" if late else "")
+    if recipe.name == "interlock" and account.sold == account.tickets:
+        virtues = {
+            "slow": "renewed for slow buyers",
+            "refused": "a late write refused by the server",
+            "crash": "a crash waited out",
+        }
+        shown = [f"{text} ({seen[note]}x)" for note, text in virtues.items() if seen[note]]
+        return ", ".join(shown) or "one at a time, in order"
     if account.sold != account.tickets:
         return f"{seen['late']} buyers worked longer than the TTL, {seen['left']} gave up"
     return "nothing went wrong in this run"

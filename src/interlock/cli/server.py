@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 
 import typer
 
@@ -31,7 +31,7 @@ def status() -> int:
     if found is None:
         print("not running; `interlock server start` starts it")
         return NOT_RUNNING
-    uptime = datetime.timedelta(seconds=round(found.uptime))
+    uptime = dt.timedelta(seconds=round(found.uptime))
     print(f"{found.url}  pid {found.pid}  Valkey {found.version}  up {uptime}")
     return 0
 

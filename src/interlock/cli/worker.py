@@ -2,44 +2,31 @@
 
     python -m interlock.cli.worker FD       FD: our end of a pair of sockets
 
-It is told a `Sale` and answers READY; then GO, perhaps CLOSE, and it answers DONE when its last buyer has left. It
-cannot stop and continue itself, so for a pause it sends a `Pause`, and goes on at RESUME; a crash is SIGKILL. When the
-parent has gone, so does the worker.
+It is told a `Sale` and answers READY; then GO, perhaps CLOSE, and it answers DONE when its last buyer has left, or
+FAILED and why. As it cannot wake itself, it is stopped by the parent: it says PAUSE and for how long, and goes on
+at RESUME. A crash is SIGKILL. When the parent has gone, so does the worker. (Its words are pairs of plain values:
+the parent could not unpickle a class of this module, which runs as __main__.)
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from interlock.cli.recipes import RECIPES
 from interlock.cli.sale import Buyer, Closed, Declined, Fault, Sale, Till, Wire
 
-__all__ = ["CLOSE", "DONE", "GO", "READY", "RESUME", "Failed", "Pause"]
+__all__ = ["CLOSE", "DONE", "FAILED", "GO", "PAUSE", "READY", "RESUME"]
 
-READY, GO, CLOSE, RESUME, DONE = "ready", "go", "close", "resume", "done"
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """Asks to be stopped for so many seconds."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """Tells of an error that belongs to no recipe: the server has gone, say."""
-
-    message: str
+READY, GO, CLOSE, PAUSE, RESUME, DONE, FAILED = "ready", "go", "close", "pause", "resume", "done", "failed"
 
 
 class Worker:
@@ -70,9 +57,9 @@ class Worker:
             elif message == CLOSE and self._till is not None:
                 self._till.closed.set()
 
-    def _say(self, message: object) -> None:
+    def _say(self, word: str, value: object = None) -> None:
         with self._speaking:
-            self._parent.send(message)
+            self._parent.send((word, value))
 
     def _run(self, till: Till) -> None:
         try:
@@ -83,7 +70,7 @@ class Worker:
                     buyer.result()
             self._say(DONE)
         except Exception as error:  # noqa: BLE001  # whatever it is, people should see it in the parent's one line
-            self._say(Failed(f"{type(error).__name__}: {error}"))
+            self._say(FAILED, f"{type(error).__name__}: {error}")
 
     def _shop(self, till: Till) -> None:
         """Buy ticket after ticket until they are sold out."""
@@ -106,11 +93,12 @@ class Worker:
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault.kind == "pause":
             self._resume.clear()
-            self._say(Pause(seconds))
+            self._say(PAUSE, seconds)
             self._resume.wait()
         else:
             time.sleep(seconds)
 
 
 if __name__ == "__main__":
+    logging.getLogger("interlock").addHandler(logging.NullHandler())  # the table tells of a lost lease
     Worker(Connection(int(sys.argv[1]))).listen()

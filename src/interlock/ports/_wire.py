@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import hiredis
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
-from .._core import Disconnected, ServerError
-from ..connect import too_old
-from ..errors import ConfigError
+from interlock._core import Disconnected, ServerError
+from interlock.connect import too_old
+from interlock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from .._core import Argument, Script
+    from interlock._core import Argument, Script
 
-pack = hiredis.pack_command
+_hiredis: Any = hiredis
+pack: Callable[[tuple[Any, ...]], bytes] = _hiredis.pack_command
 ReplyError: Final = hiredis.ReplyError
 Push: Final = hiredis.PushNotification
 WAITING: Final = object()  # what a reader gives while a reply is not complete
@@ -46,12 +47,12 @@ def reader() -> Any:
     return hiredis.Reader(notEnoughData=WAITING)
 
 
-def by_sha(script: Script, keys: Sequence[str], args: Sequence[Argument]) -> bytes:
+def by_sha(script: Script, keys: Sequence[str | bytes], args: Sequence[Argument]) -> bytes:
     """A script call, for a server that knows the script."""
     return pack(("EVALSHA", script.sha, len(keys), *keys, *args))
 
 
-def by_text(script: Script, keys: Sequence[str], args: Sequence[Argument]) -> bytes:
+def by_text(script: Script, keys: Sequence[str | bytes], args: Sequence[Argument]) -> bytes:
     """The same for a server that does not (after a restart, a failover, an eviction): it learns it."""
     return pack(("EVAL", script.source, len(keys), *keys, *args))
 

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from redis.exceptions import RedisError
 
-from .._core import FOREVER, Disconnected, ServerError, log
-from ..connect import check_server
+from interlock._core import FOREVER, Disconnected, ServerError, log
+from interlock.connect import check_server
+
 from . import _wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from .._core import Argument, Message, Script
-    from ..connect import Address
+    from interlock._core import Argument, Message, Script
+    from interlock.connect import Address
 
 T = TypeVar("T")
 QUIET: Final = 5.0  # seconds without a message after which the connection is tested
@@ -62,7 +63,8 @@ class Signal:
         if seconds != FOREVER:
             timer = loop.call_later(max(0.0, seconds), _expire, waiter)
         try:
-            return await waiter
+            raised: bool = await waiter
+            return raised  # noqa: TRY300
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
                 self._up = True  # raised and cancelled in the same turn: keep it
@@ -174,7 +176,7 @@ class AsyncioPort:
         self._channel: str | None = None
         self._closed = False
 
-    async def call(self, script: Script, keys: Sequence[str], args: Sequence[Argument], until: float) -> Any:
+    async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
         """See Port."""
         wire = self._wire
         if wire is None or wire.broken is not None:
@@ -221,7 +223,7 @@ class AsyncioPort:
     async def _connect(self) -> Wire:
         try:
             # Making the connection object may start the embedded server, which takes its time.
-            make = self.address.async_connection
+            make: Any = self.address.async_connection
             if self.address.kind == "embedded":
                 connection = await asyncio.to_thread(make, self.address.timeout)
             else:
@@ -288,7 +290,7 @@ class AsyncioPort:
         """See Port."""
         self._task(work(), name)
 
-    def tell(self, callback: Callable[[T], object], subject: T) -> None:
+    def tell(self, callback: Callable[[Any], object], subject: Any) -> None:
         """See Port."""
 
         async def told() -> None:
@@ -296,7 +298,7 @@ class AsyncioPort:
                 result = callback(subject)
                 if asyncio.iscoroutine(result):
                     await result
-            except Exception:
+            except Exception:  # noqa: BLE001 (logged)
                 log.exception("interlock: the callback %r failed", callback)
 
         self._task(told(), "interlock-tell")

@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from redis.exceptions import RedisError
 
-from .._core import FOREVER, Disconnected, ServerError, log, run
-from ..connect import check_server
+from interlock._core import FOREVER, Disconnected, ServerError, log, run
+from interlock.connect import check_server
+
 from . import _wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from .._core import Argument, Message, Script
-    from ..connect import Address
+    from interlock._core import Argument, Message, Script
+    from interlock.connect import Address
 
 T = TypeVar("T")
 QUIET: Final = 5.0  # seconds without a message after which the subscription is tested
@@ -55,21 +56,21 @@ class Signal:
 class Wire:
     """One open connection, and its parser."""
 
-    __slots__ = ("fresh", "keeper", "limit", "reader", "sock", "timeout", "waiting")
+    __slots__ = ("fresh", "keeper", "limit", "reader", "sock", "timeout")
 
     def __init__(self, address: Address, until: float) -> None:
         within = min(address.timeout, max(0.001, until - _wire.now()))
-        self.keeper = address.connection(within)  # it would close the socket when collected
+        self.keeper: Any = address.connection(within)  # it would close the socket when collected
         try:
             self.keeper.connect()
         except (RedisError, OSError) as error:
             self.keeper.disconnect()
             raise _wire.refused(error, address.shown) from None
-        self.sock: socket.socket = self.keeper._sock  # redis-py's part ends here
+        sock: Any = self.keeper._sock
+        self.sock: socket.socket = sock  # redis-py's part ends here
         self.reader = _wire.reader()
         self.limit = 0.0
         self.timeout = address.timeout
-        self.waiting = 0
         self.fresh = True
         try:
             check_server(self.exchange(_wire.HELLO, until), address.shown)
@@ -159,7 +160,7 @@ class ThreadPort:
         self._listening = False
         self._rest = Signal()
 
-    async def call(self, script: Script, keys: Sequence[str], args: Sequence[Argument], until: float) -> Any:
+    async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
         """See Port."""
         wire = self._take(until)
         try:
@@ -220,13 +221,13 @@ class ThreadPort:
         """See Port."""
         self._thread(lambda: run(work()), name)
 
-    def tell(self, callback: Callable[[T], object], subject: T) -> None:
+    def tell(self, callback: Callable[[Any], object], subject: Any) -> None:
         """See Port."""
 
         def told() -> None:
             try:
                 callback(subject)
-            except Exception:
+            except Exception:  # noqa: BLE001 (logged)
                 log.exception("interlock: the callback %r failed", callback)
 
         threading.Thread(target=told, name="interlock-tell", daemon=True).start()

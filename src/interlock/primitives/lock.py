@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .._core import Primitive
-from .._names import checked_name, tagged
-from .._scripts import load
+from interlock._core import Primitive
+from interlock._names import checked_name, tagged
+from interlock._scripts import load
 
 COMPANIONS = ("record", "queue", "waiters", "gone")
 WIRE = "1"  # the version that records begin with

@@ -1,0 +1,73 @@
+"""Real servers, both modes, and what must hold after every test."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import socket
+
+import pytest
+import redis
+from kit import Kit, Residue
+
+from interlock.embedded import Server
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """An `async def` test is one run of a loop, with the mode's kit closed and searched for leaks at its end."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+
+    async def whole() -> None:
+        residue = Residue()
+        kits = [value for value in pyfuncitem.funcargs.values() if isinstance(value, Kit)]
+        try:
+            async with asyncio.timeout(60):
+                await pyfuncitem.obj(**arguments)
+        finally:
+            for kit in kits:
+                await kit.close()
+        await residue.none()
+
+    asyncio.run(whole())
+    return True
+
+
+@pytest.fixture(scope="session")
+def server():
+    """A private embedded server."""
+    with Server() as started:
+        yield started
+
+
+@pytest.fixture
+def redis_client(server):
+    """A plain client, for looking behind the curtain."""
+    client = redis.Redis.from_url(server.url)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def clean(redis_client):
+    """An empty server before, and nothing without a TTL after."""
+    redis_client.flushall()
+    yield redis_client
+    eternal = [key for key in redis_client.scan_iter() if redis_client.ttl(key) == -1 and not key.startswith(b"users:")]
+    assert not eternal, f"keys without a TTL: {eternal}"
+
+
+@pytest.fixture(params=["threads", "asyncio"])
+def kit(request, server, clean):
+    """The mode to test, over the server."""
+    return Kit(request.param, server.url)
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A TCP port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

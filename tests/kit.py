@@ -1,0 +1,136 @@
+"""One way to say things to both modes: every test of the conformance suite is written once, as `async def`.
+
+For asyncio the real objects are used. For threads a thin stand-in runs each blocking call in a thread of its own,
+so that the test can go on meanwhile, as tasks do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import interlock
+import interlock.aio
+from interlock.errors import LockError
+
+BLOCKING = {
+    "acquire", "try_acquire", "release", "extend", "execute", "inspect", "revoke", "close", "__enter__", "__exit__",
+}  # fmt: skip
+
+
+async def until(condition, within: float = 10.0) -> None:
+    """Wait for a condition (plain or async), not for a time."""
+    end = time.monotonic() + within
+    while True:
+        result = condition()
+        if asyncio.iscoroutine(result):
+            result = await result
+        if result:
+            return
+        assert time.monotonic() < end, f"not so within {within} s: {condition}"
+        await asyncio.sleep(0.005)
+
+
+class Stand:
+    """A blocking object, seen from a task."""
+
+    def __init__(self, real, kit) -> None:
+        self._real = real
+        self._kit = kit
+
+    def __getattr__(self, name):
+        value = getattr(self._real, name)
+        if name in BLOCKING:
+            return lambda *args, **kwargs: self._kit.in_thread(value, *args, **kwargs)
+        if name == "lock":
+            return lambda *args, **kwargs: Stand(value(*args, **kwargs), self._kit)
+        return value
+
+    def __setattr__(self, name, value) -> None:
+        if name in {"_real", "_kit"}:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._real, name, value)
+
+    async def __aenter__(self):
+        return await self.__getattr__("__enter__")()
+
+    async def __aexit__(self, *args):
+        return await self.__getattr__("__exit__")(*args)
+
+
+class Kit:
+    """A mode, a server, and what a test made of them."""
+
+    def __init__(self, mode: str, url: str) -> None:
+        self.mode = mode
+        self.url = url
+        self.made: list = []
+        self.pool = ThreadPoolExecutor(200, "kit")
+
+    async def in_thread(self, call, *args, **kwargs):
+        result = await asyncio.get_running_loop().run_in_executor(self.pool, lambda: call(*args, **kwargs))
+        return Stand(result, self) if isinstance(result, interlock.Lease | interlock.Lock) else result
+
+    def interlock(self, target=None, **options):
+        """An Interlock of this mode: another client, as another process would be."""
+        target = self.url if target is None else target
+        if self.mode == "threads":
+            made = Stand(interlock.Interlock(target, **options), self)
+        else:
+            made = interlock.aio.Interlock(target, **options)
+        self.made.append(made)
+        return made
+
+    @staticmethod
+    def session(made):
+        """The inside of an Interlock."""
+        return made._session
+
+    async def close(self) -> None:
+        for made in self.made:
+            await made.close()
+        self.made.clear()
+        self.pool.shutdown()
+
+
+class Residue:
+    """What a test must not leave: threads, tasks and sockets of ours."""
+
+    def __init__(self) -> None:
+        self.before = self.sockets()
+
+    @staticmethod
+    def sockets() -> set[str]:
+        found = set()
+        for fd in os.listdir("/proc/self/fd"):
+            try:
+                target = os.readlink(f"/proc/self/fd/{fd}")
+            except OSError:
+                continue
+            if target.startswith("socket:"):
+                found.add(target)
+        return found
+
+    @staticmethod
+    def threads() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("interlock-")]
+
+    async def none(self) -> None:
+        """Fails unless everything is gone."""
+        await until(lambda: not self.threads())
+        gc.collect()
+        tasks = [t for t in asyncio.all_tasks() if t is not asyncio.current_task() and "interlock" in t.get_name()]
+        assert not tasks
+
+
+async def outcome(coroutine):
+    """The result, or the LockError it raised."""
+    try:
+        return await coroutine
+    except LockError as error:
+        return error
