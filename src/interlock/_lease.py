@@ -103,8 +103,7 @@ class BaseLease:
     def __del__(self) -> None:
         grant = getattr(self, "_grant", None)
         if grant is not None and grant.ended is None:
-            self._session.renewal.forget(grant)
-            grant.ended = "it was dropped without release"
+            self._session.renewal.drop(grant)
             warnings.warn(
                 f"{grant.primitive}: a lease was dropped without release. It is renewed no more, and keeps "
                 f"others out for up to {grant.attempt.ttl:g} s. Use `with`, or call release()",

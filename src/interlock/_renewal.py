@@ -16,12 +16,15 @@ Rules.
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from ._core import FOREVER, Argument, Disconnected, Grant, Port, Script, ServerError, log, margin, renewal_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from ._core import Attempt
 
 BATCH: Final = 500  # leases in one script call: two keys each
 PATIENCE: Final = 1.0  # seconds that one renewal call may take
@@ -36,6 +39,7 @@ class Renewal:
         self.channel = channel
         self.nudge = nudge  # tells the keeper of a time before which it must not sleep on
         self.slots: dict[float, dict[str, Grant]] = {}
+        self.dropped: deque[Attempt] = deque(maxlen=1000)
         self.shortest = FOREVER  # the shortest ttl among what was held since nothing was
 
     def due(self) -> float:
@@ -83,6 +87,12 @@ class Renewal:
         slot = grant.slot
         if slot is not None:
             slot.pop(grant.attempt.token, None)
+
+    def drop(self, grant: Grant) -> None:
+        """Nobody has it any more. Somebody may still work under it: so it runs out, unless the process ends."""
+        self.forget(grant)
+        grant.ended = "it was dropped without release"
+        self.dropped.append(grant.attempt)
 
     def moved(self, grant: Grant) -> None:
         """Its deadline has been extended."""

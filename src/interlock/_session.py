@@ -13,7 +13,6 @@ import os
 import re
 import secrets
 import socket
-import weakref
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ._core import FOREVER, Argument, Core, Disconnected, Grant, Port, Signal, run
@@ -146,7 +145,7 @@ class Session:
             self.renewal.forget(grant)
             grant.ended = Grant.RELEASED
         undone = [attempt for attempt, _, _ in self.undo.jobs.values()]
-        attempts = [*(grant.attempt for grant in held), *waiting, *undone]
+        attempts = [*(grant.attempt for grant in held), *self.renewal.dropped, *waiting, *undone]
         until = port.now() + PARTING
         with contextlib.suppress(Disconnected, LockError):
             for i in range(0, len(attempts), BATCH):
@@ -154,21 +153,27 @@ class Session:
 
     async def close(self) -> None:
         """The same, and end the waiting and the keeper."""
+        _sessions.discard(self)
         await self.part(self.port)
         self.waiters.wake_all()
         self.alarm.set()
 
+    def abandon(self) -> None:
+        """Its loop is over, without a close. What it holds is given back when the process ends."""
+        if not self.renewal.held() and not self.renewal.dropped:
+            _sessions.discard(self)
+
     def forget(self) -> None:
         """In a child after fork: nothing is held here, and nobody waits."""
         for grant in self.renewal.held():
-            grant.ended = "it belongs to the parent process; a child holds nothing after fork"
+            grant.ended = Grant.FORKED
         closed = self.core.closed
         self.port.forget()
         self._begin()
         self.core.closed = closed
 
 
-_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+_sessions: set[Session] = set()  # all that are open: a process that ends gives back what they hold
 
 
 def _after_fork() -> None:
@@ -178,7 +183,7 @@ def _after_fork() -> None:
 
 def _at_exit() -> None:
     for session in list(_sessions):
-        if not session.core.closed:
+        with contextlib.suppress(Exception):  # the process ends, and what it held runs out
             run(session.part(session.farewell()))
 
 

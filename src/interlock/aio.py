@@ -63,11 +63,19 @@ class Interlock(BaseInterlock):
         session = self._sessions.get(loop)
         if session is None or session.core.closed:
             self._open()
+            self._prune()
             port = AsyncioPort(self._address)
             session = port.sink = Session(port, self.label, _task, self.max_ttl, lambda: ThreadPort(self._address))
             self._sessions[loop] = session
         self._latest = (loop, session)
         return session
+
+    def _prune(self) -> None:
+        """Forget the loops that are over. Those in which something is held wait for the exit."""
+        for loop, session in list(self._sessions.items()):
+            if loop.is_closed():
+                del self._sessions[loop]
+                session.abandon()
 
     def lock(
         self,

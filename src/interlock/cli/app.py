@@ -14,7 +14,6 @@ from interlock.errors import ConfigError, LockError
 __all__ = ["app", "run"]
 
 app = typer.Typer(
-    help="Distributed locks on Redis and Valkey: queued, renewed, fenced, woken by push.",
     add_completion=False,
     rich_markup_mode=None,  # plain help flows, and can be searched
     pretty_exceptions_enable=False,

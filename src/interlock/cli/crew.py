@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import multiprocessing.connection
+import os
 import signal
 import subprocess
 import sys
@@ -38,7 +39,7 @@ __all__ = ["Crew"]
 
 _CRASHED = "crashed"
 _LOOK = 0.04  # seconds between two looks at the sales
-_ENDLESS = 5.0  # TTLs without a sale, with a lock that has no end: stuck for ever
+_ENDLESS = 4.0  # TTLs without a sale, with a lock that has no end: stuck for ever
 _SOLD_OUT = 2.0  # TTLs without a sale when there is no ticket left
 _STANDSTILL = 0.6  # TTLs without a sale that count as one of those that the sale's patience limits
 _ABSURD = 30.0  # seconds without a sale, whatever the reason
@@ -50,8 +51,10 @@ class _Member:
     def __init__(self) -> None:
         self.connection, theirs = multiprocessing.Pipe()
         with theirs:
+            # -P and the path: it shall import the same interlock as we, wherever it is started.
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "interlock.cli.worker", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "interlock.cli.worker", str(theirs.fileno())],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 process_group=0,

@@ -7,6 +7,7 @@ import functools
 import json
 import math
 import secrets
+import signal
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ["EPILOG", "demo"]
 
-_TTL = 0.3  # seconds: short, as the whole ladder waits for some fifty of them ...
+_TTL = 0.25  # seconds: short, as the whole ladder waits for some fifty of them ...
 _TTL_CALM = 1.0  # ... but without faults no hiccup of the machine should outlast one
-_PATIENCE = 10  # standstills; the plan's six faults make about as many
+_PATIENCE = 9  # standstills; the plan's six faults make about as many
 
 EPILOG = "\n\n".join(
     [
@@ -75,7 +76,7 @@ def demo(
     *,
     tickets: Annotated[int, typer.Option(min=1, help="Tickets in stock.")] = 40,
     processes: Annotated[int, typer.Option(min=1, help="Processes that sell.")] = 4,
-    buyers: Annotated[int, typer.Option(min=1, help="Buyers (threads) in each process.")] = 4,
+    buyers: Annotated[int, typer.Option(min=1, help="Buyers (threads) in each process.")] = 3,
     faults: Annotated[
         Faults, typer.Option(help="What goes wrong: what the seed plans, or nothing (the control).")
     ] = Faults.PLANNED,
@@ -104,9 +105,10 @@ def demo(
     calm = not faults_by_entry
     ttl = _TTL_CALM if calm else _TTL
     rows: list[Row] = []
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does, and tidies up
     with _server(url) as (where, ask, prefix), Crew(processes) as crew, _screen(rows) as progress:
-        for recipe in recipes:
-            task = progress.add_task(recipe.title, total=tickets)
+        for number, recipe in enumerate(recipes, 1):
+            task = progress.add_task(f"{number}/{len(recipes)} {recipe.name:<12}", total=tickets)
             sale = Sale(
                 recipe=recipe.name,
                 url=where,

@@ -12,10 +12,14 @@ __all__ = ["app"]
 
 NOT_RUNNING = 3  # what init scripts answer to `status`
 
-app = typer.Typer(
-    help="Start, stop or describe this user's embedded Valkey, the one behind `embedded://`.",
-    no_args_is_help=True,
-)
+app = typer.Typer()
+
+
+@app.callback(invoke_without_command=True)
+def server(context: typer.Context) -> None:
+    """Start, stop or describe this user's embedded Valkey, the one behind `embedded://`."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @app.command()

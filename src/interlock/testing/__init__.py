@@ -1,0 +1,1 @@
+"""Help for tests: of this package, and of what uses it."""

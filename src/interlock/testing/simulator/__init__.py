@@ -1,0 +1,119 @@
+"""The simulator: the real core and the real Lua, on a virtual clock and a virtual network, from a seed."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import logging
+import random
+import sys
+import types
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from .scenario import PROFILES, RELAXED, Profile, Run
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Callable, Iterator
+
+    from .invariants import Monitor
+
+__all__ = ["PROFILES", "RELAXED", "Profile", "Report", "simulate"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run saw."""
+
+    seed: int
+    profile: str
+    events: int
+    scripts: int
+    grants: int
+    slowest: float
+    interleaving: str
+    fingerprint: str
+    counts: Counter[str]
+    violations: list[str]
+    trace: list[str]
+
+
+def simulate(seed: int, profile: str | None = None, *, lua: Callable[[str], str] = str) -> Report:
+    """Run one simulation."""
+    every = PROFILES | RELAXED
+    chosen = every[profile] if profile else list(PROFILES.values())[seed % len(PROFILES)]
+    with _apart(seed), contextlib.ExitStack() as stack:
+        run = Run(seed, chosen, lua)
+        stack.enter_context(_listening(run.monitor))
+        stack.callback(_burn, run)
+        run.go()
+        lines = [f"{when:12.6f}  {text}" for when, text in run.monitor.trace]
+        return Report(
+            seed, chosen.name, run.world.events, run.server.scripts, run.monitor.grants, run.monitor.slowest,
+            run.monitor.order.hexdigest(), hashlib.sha256("\n".join(lines).encode()).hexdigest(),
+            run.counts, run.monitor.violations, lines,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _apart(seed: int) -> Iterator[None]:
+    """No chance but the seed's, and no garbage collection in the middle, which might drop leases at any time."""
+    chance = random.Random(f"{seed} of the core")
+
+    def token_hex(size: int) -> str:
+        return f"{chance.getrandbits(size * 8):0{size * 2}x}"[:8]
+
+    collecting = gc.isenabled()
+    gc.disable()
+    with contextlib.ExitStack() as stack:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("interlock._"):
+                replaced: dict[str, Any] = {
+                    "random": chance, "secrets": types.SimpleNamespace(token_hex=token_hex), "token_hex": token_hex,
+                }  # fmt: skip
+                for attribute, substitute in replaced.items():
+                    if hasattr(module, attribute):
+                        stack.enter_context(mock.patch.object(module, attribute, substitute))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore", ResourceWarning)
+        try:
+            yield
+        finally:
+            if collecting:
+                gc.enable()
+
+
+class _Ear(logging.Handler):
+    def __init__(self, monitor: Monitor) -> None:
+        super().__init__(logging.ERROR)
+        self.monitor = monitor
+
+    def emit(self, record: logging.LogRecord) -> None:
+        cause = f": {record.exc_info[1]!r}" if record.exc_info else ""
+        self.monitor.violated(10, f"logged: {record.getMessage()}{cause}")
+
+
+@contextlib.contextmanager
+def _listening(monitor: Monitor) -> Iterator[None]:
+    log = logging.getLogger("interlock")
+    with mock.patch.multiple(log, propagate=False, handlers=[_Ear(monitor)]):
+        yield
+
+
+def _burn(run: Run) -> None:
+    """Nothing of it lives on."""
+    run.monitor.over = True
+    for holds in run.monitor.held.values():
+        for held in holds:
+            held.grant.ended = held.grant.ended or "the simulation is over"
+    for client in [*run.clients, *getattr(run, "graves", [])]:
+        client.process.alive = False
+        for grant in client.session.renewal.held():
+            grant.ended = "the simulation is over"
+        for task in client.process.tasks:
+            with contextlib.suppress(BaseException):
+                task.work.close()

@@ -1,0 +1,109 @@
+"""A proxy between a client and the server that can lose, hold and cut: a bad network, on one machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import tempfile
+import threading
+
+
+class Proxy:
+    """A unix socket that forwards to the server's. `with Proxy(path) as proxy: proxy.url`
+
+    `drop_replies`: what the server answers is lost, though it has run the request.
+    `hold`: nothing goes through, in either direction, until it is False again.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.target = str(target)
+        self.directory = tempfile.mkdtemp(prefix="ilp-")
+        self.path = os.path.join(self.directory, "s")
+        self.url = f"unix://{self.path}"
+        self.drop_replies = False
+        self.hold = False
+        self.refuse = False
+        self.requests = 0
+        self.pairs: dict[socket.socket, socket.socket] = {}
+        self.servers: set[socket.socket] = set()
+        self.lock = threading.RLock()
+        self.done = False
+
+    def __enter__(self) -> Proxy:
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(self.path)
+        self.listener.listen(64)
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(self.listener, selectors.EVENT_READ)
+        self.thread = threading.Thread(target=self._run, name="proxy")
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.done = True
+        self.thread.join()
+        self.cut()
+        self.listener.close()
+        self.selector.close()
+        os.unlink(self.path)
+        os.rmdir(self.directory)
+
+    def cut(self) -> None:
+        """End every connection, now."""
+        with self.lock:
+            for one in list(self.pairs):
+                self._close(one)
+
+    def _close(self, one: socket.socket) -> None:
+        other = self.pairs.pop(one, None)
+        for end in (one, other):
+            if end is not None:
+                self.pairs.pop(end, None)
+                self.servers.discard(end)
+                with contextlib.suppress(KeyError, ValueError):
+                    self.selector.unregister(end)
+                end.close()
+
+    def _run(self) -> None:
+        while not self.done:
+            for key, _ in self.selector.select(0.02):
+                with self.lock:
+                    self._ready(key.fileobj)
+            while self.hold and not self.done:
+                threading.Event().wait(0.005)
+
+    def _ready(self, one) -> None:
+        if one is self.listener:
+            client, _ = self.listener.accept()
+            if self.refuse:
+                client.close()
+                return
+            server = socket.socket(socket.AF_UNIX)
+            server.connect(self.target)
+            self.pairs |= {client: server, server: client}
+            self.servers.add(server)
+            for end in (client, server):
+                self.selector.register(end, selectors.EVENT_READ)
+            return
+        if one not in self.pairs:
+            return
+        try:
+            data = one.recv(65536)
+        except OSError:
+            data = b""
+        if not data:
+            self._close(one)
+        elif one in self.servers:
+            if not self.drop_replies:
+                self._send(self.pairs[one], data)
+        else:
+            self.requests += 1
+            self._send(self.pairs[one], data)
+
+    def _send(self, end, data) -> None:
+        try:
+            end.sendall(data)
+        except OSError:
+            self._close(end)

@@ -1,0 +1,237 @@
+"""Several processes: killed, stopped, forked, and ended in the ordinary way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from kit import until
+
+rule = pytest.mark.rule
+
+
+class Actor:
+    """A process that runs actor.py, and its end."""
+
+    @classmethod
+    async def start(cls, kit) -> Actor:
+        self = cls()
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, str(Path(__file__).with_name("actor.py")), kit.url, kit.mode,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        await self.answer()
+        return self
+
+    async def say(self, *command) -> None:
+        self.process.stdin.write(json.dumps(command).encode() + b"\n")
+        await self.process.stdin.drain()
+
+    async def answer(self):
+        line = await self.process.stdout.readline()
+        assert line, "the process ended"
+        answer = json.loads(line)
+        return answer.get("result", answer)
+
+    async def do(self, *command):
+        await self.say(*command)
+        return await self.answer()
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    async def stopped(self) -> None:
+        """Until the kernel says so."""
+        self.signal(signal.SIGSTOP)
+        await until(lambda: Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(") ")[1].startswith("T"))
+
+    async def end(self, number: int | None = None) -> int:
+        if number is not None and self.process.returncode is None:
+            self.signal(number)
+        self.process.stdin.close()
+        code = await self.process.wait()
+        self.process._transport.close()
+        return code
+
+
+@contextlib.asynccontextmanager
+async def actors(kit, number: int):
+    started = [await Actor.start(kit) for _ in range(number)]
+    try:
+        yield started
+    finally:
+        for actor in started:
+            await actor.end(signal.SIGKILL)
+
+
+async def _waiting(locks, number: int) -> bool:
+    return (await locks.lock("a").inspect()).waiting == number
+
+
+@rule(3)
+async def test_a_killed_holder_is_followed_within_its_ttl_and_a_second(kit):
+    locks = kit.interlock()
+    async with actors(kit, 1) as (holder,):
+        await holder.do("acquire", "a", {"ttl": 1.5}, 5)
+        waiting = asyncio.ensure_future(locks.lock("a").acquire(20))
+        await until(lambda: _waiting(locks, 1))
+        killed = time.monotonic()
+        await holder.end(signal.SIGKILL)
+        lease = await waiting
+        assert time.monotonic() - killed < 1.5 + 1 + 1  # and a second for a busy machine
+        await lease.release()
+
+
+@rule(4)
+async def test_a_killed_waiter_is_skipped(kit):
+    locks = kit.interlock()
+    async with actors(kit, 1) as (dying,):
+        lease = await locks.lock("a").acquire()
+        await dying.say("acquire", "a", {}, 60)
+        await until(lambda: _waiting(locks, 1))
+        waiting = asyncio.ensure_future(kit.interlock().lock("a").acquire(20))
+        await until(lambda: _waiting(locks, 2))
+        await dying.end(signal.SIGKILL)
+        released = time.monotonic()
+        await lease.release()
+        mine = await waiting
+        assert time.monotonic() - released < 7
+        await mine.release()
+
+
+@rule(5)
+async def test_a_holder_that_was_stopped_for_longer_than_its_ttl_knows_it_at_once(kit):
+    locks = kit.interlock()
+    async with actors(kit, 1) as (holder,):
+        old = await holder.do("acquire", "a", {"ttl": 1}, 5)
+        assert await holder.do("state", "a") == "held"
+        await holder.stopped()
+        lease = await locks.lock("a").acquire(20)
+        holder.signal(signal.SIGCONT)
+        # The answer to the very first question after it woke up is right, whatever its timers did.
+        assert await holder.do("state", "a") == "lost"
+        assert (await holder.do("ensure", "a"))["error"] == "LeaseLost"
+        assert await holder.do("release", "a") is False
+        assert lease.fence > old["fence"]
+        lease.ensure()
+        assert await lease.release()
+
+
+@rule(6)
+async def test_a_holder_that_was_stopped_for_less_than_its_ttl_goes_on(kit):
+    locks = kit.interlock()
+    async with actors(kit, 1) as (holder,):
+        await holder.do("acquire", "a", {"ttl": 6}, 5)
+        await holder.stopped()
+        stopped = time.monotonic()
+        await until(lambda: time.monotonic() - stopped > 2.5)
+        holder.signal(signal.SIGCONT)
+        assert await holder.do("ensure", "a") is None
+        await until(lambda: _remaining(locks, 5))
+        assert await holder.do("release", "a") is True
+
+
+async def _remaining(locks, least: float) -> bool:
+    return ((await locks.lock("a").inspect()).remaining or 0) > least
+
+
+@rule(3)
+async def test_a_waiter_that_was_stopped_gets_its_turn_later(kit):
+    locks = kit.interlock()
+    async with actors(kit, 1) as (waiter,):
+        lease = await locks.lock("a").acquire()
+        await waiter.say("acquire", "a", {"ttl": 2}, 60)
+        await until(lambda: _waiting(locks, 1))
+        await waiter.stopped()
+        await lease.release()
+        mine = await locks.lock("a").acquire(20)  # the grant of the stopped one lapses
+        waiter.signal(signal.SIGCONT)
+        await mine.release()
+        assert (await waiter.answer())["fence"] > mine.fence
+        assert await waiter.do("release", "a") is True
+
+
+@rule(11)
+async def test_a_child_after_fork_holds_nothing_and_has_connections_of_its_own(kit):
+    locks = kit.interlock()
+    async with actors(kit, 1) as (parent,):
+        await parent.do("acquire", "a", {"ttl": 1.2}, 5)
+        child = await parent.do("fork", "a")
+        assert child == {"state": "lost", "ensure": "LeaseLost", "release": False, "busy": True, "own": True}
+        # The parent goes on: held, renewed, released.
+        renewed = time.monotonic()
+        await until(lambda: time.monotonic() - renewed > 1.5)
+        assert await parent.do("ensure", "a") is None
+        assert await locks.lock("a").try_acquire() is None
+        assert await parent.do("release", "a") is True
+
+
+async def test_a_normal_exit_releases_all(kit, clean):
+    async with actors(kit, 1) as (holder,):
+        for name in ("a", "b", "c"):
+            await holder.do("acquire", name, {}, 5)
+        assert clean.exists("lock:a", "lock:b", "lock:c") == 3
+        await holder.say("exit")
+        assert await holder.end() == 0
+        assert clean.exists("lock:a", "lock:b", "lock:c") == 0
+
+
+@rule(1)
+async def test_many_processes_count_without_a_mistake(kit, clean):
+    """Mutual exclusion where it matters: between processes, each with many threads or tasks."""
+    code = """
+import asyncio, sys, threading
+import interlock, interlock.aio, redis
+url, mode = sys.argv[1:]
+client = redis.Redis.from_url(url)
+def step():
+    seen = int(client.get("users:count"))
+    client.set("users:count", seen + 1)
+if mode == "threads":
+    locks = interlock.Interlock(url)
+    def work():
+        for _ in range(20):
+            with locks.lock("count", ttl=20):
+                step()
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    [t.start() for t in threads]; [t.join() for t in threads]
+else:
+    async def main():
+        async with interlock.aio.Interlock(url) as locks:
+            async def work():
+                for _ in range(20):
+                    async with locks.lock("count", ttl=20):
+                        step()
+            await asyncio.gather(*(work() for _ in range(4)))
+    asyncio.run(main())
+"""
+    clean.set("users:count", 0)
+    processes = [
+        await asyncio.create_subprocess_exec(sys.executable, "-c", code, kit.url, kit.mode) for _ in range(4)
+    ]
+    try:
+        codes = [await process.wait() for process in processes]
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+    assert codes == [0] * 4
+    assert int(clean.get("users:count")) == 4 * 4 * 20
+    clean.delete("users:count")
+
+
+async def test_a_process_can_leave_by_sys_exit_while_others_wait(kit, clean):
+    locks = kit.interlock()
+    async with actors(kit, 1) as (holder,):
+        await holder.do("acquire", "a", {}, 5)
+        waiting = asyncio.ensure_future(locks.lock("a").acquire(20))
+        await until(lambda: _waiting(locks, 1))
+        await holder.say("exit")
+        lease = await waiting
+        await lease.release()
