@@ -72,7 +72,7 @@ async def test_a_late_copy_of_an_acquire_takes_nothing(kit, clean, proxy):
     lock = locks.lock("a")
     primitive = (lock._real if kit.mode == "threads" else lock)._primitive
     late = clean.eval(
-        primitive.script.source, 5, *primitive.keys, "acquire", token, 30000, 3000, "nowhere", 1
+        primitive.script.source, 5, *primitive.keys, "acquire", token, 30000, 3000, 0, "nowhere", 1
     )
     assert late == [5]  # GONE
     assert not clean.exists("lock:a")

@@ -77,7 +77,7 @@ async def test_acquire_sent_twice_is_the_same_grant(kit, clean):
     lease = await locks.lock("a").acquire()
     script = lease._grant.primitive.script
     keys = lease._grant.primitive.keys
-    args = ("acquire", lease.token, 30000, 3000, "nowhere", 1)
+    args = ("acquire", lease.token, 30000, 3000, 0, "nowhere", 1)
     assert clean.eval(script.source, len(keys), *keys, *args) == [1, lease.fence]
     assert not clean.exists(keys[2])
     await lease.release()
@@ -185,7 +185,7 @@ async def test_the_walk_over_dead_waiters_is_bounded_and_goes_on(kit, clean):
     lease = await locks.lock("a").acquire()
     _, _, queue, waiters, _ = lease._grant.primitive.keys
     clean.zadd(queue, {f"dead/{i}": -1000 + i for i in range(100)})
-    clean.hset(waiters, mapping={f"dead/{i}": f"{i} 3000 nowhere" for i in range(100)})
+    clean.hset(waiters, mapping={f"dead/{i}": f"{i} 3000 0 nowhere" for i in range(100)})
     clean.pexpire(queue, 9000)
     clean.pexpire(waiters, 9000)
     waiting = asyncio.ensure_future(kit.interlock().lock("a").acquire())

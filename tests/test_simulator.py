@@ -130,11 +130,15 @@ PLANTED = {
     ),
     "no tombstone": (replaced("if call('ZSCORE', GONES, token) then return {GONE} end", ""), 5, ["lossy cancel"]),
     "the newest first": (replaced("local first = call('ZRANGE', QUEUE, 0, 0)[1]", "local first = call('ZRANGE', QUEUE, -1, -1)[1]"), 6, ["calm"]),
-    "nobody is woken": (replaced("redis.pcall('PUBLISH', channel, 'granted ' .. first)", "call('DEL', LOCK)"), 4, ["calm"]),
-    "a fence that may stand still": (replaced("fence = math.max(fence + 1, now)", "fence = math.max(fence, now - 1e9)"), 2, ["calm"]),
-    "a record for ever": (replaced("""
-    'PX', string.format('%.0f', keep))""", ")"), 3, ["calm"]),
-    "a release that does not say so": (replaced("  elseif holder == mine then", "  elseif true then"), 1, ["loss", "pause"]),
+    "nobody is woken": (replaced("redis.pcall('PUBLISH', channel, 'granted ' .. first)", ""), 4, ["calm"]),
+    "a fence that stands still": (replaced("fence = math.max(fence + 1, now)", "fence = 1"), 2, ["calm"]),
+    "a record for ever": (replaced("""why or ''),
+    'PX', string.format('%.0f', keep))""", "why or ''))"), 3, ["calm"]),
+    "a confirmation that does not lengthen": (
+        replaced("if pttl < tonumber(ttl) then call('PEXPIRE', LOCK, ttl) end", ""), 1, ["pause", "loss"],
+    ),
+    "a renewal that shortens": (replaced("if call('PTTL', KEYS[i]) < ttl then", "if true then"), 1, ["pause", "chaos"]),
+    "the dead are not skipped": (replaced("if alive and tonumber(alive) > now then", "if alive then"), 4, ["crash"]),
 }  # fmt: skip
 
 

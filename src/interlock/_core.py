@@ -265,12 +265,14 @@ class Core:
         if max_hold is not None:
             ttl = min(ttl, max_hold + 2 * margin(ttl))
         attempt = Attempt(primitive, f"{self.who()}/{token_hex(16)}", ttl, port.signal() if wait else None)
-        args = ("acquire", attempt.token, int(ttl * 1000), attempt.life_ms, self.channel, int(wait))
+        ttl_ms = int(ttl * 1000)
         grant: Grant | None = None
         try:
             if wait:
                 self.waiters.expect(attempt)
             while True:
+                heard = self.waiters.heard
+                args = ("acquire", attempt.token, ttl_ms, attempt.life_ms, heard, self.channel, int(wait))
                 reply, sent = await self.ask(attempt, args, until)
                 code = reply[0]
                 if code == GRANTED:

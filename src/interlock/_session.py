@@ -59,7 +59,7 @@ class Session:
         self.max_ttl = max_ttl
         self.farewell = farewell  # a port that works without a loop, when the process exits
         self._begin()
-        _sessions.add(self)
+        _keep(self)
 
     def _begin(self) -> None:
         port = self.port
@@ -82,7 +82,12 @@ class Session:
 
     def subscribed(self) -> None:
         """The channel is heard, from now on: what came before may have been missed."""
+        self.waiters.heard = 1
         self.waiters.wake_all()
+
+    def unsubscribed(self) -> None:
+        """The channel is not heard for now: the server must not take our silence for death."""
+        self.waiters.heard = 0
 
     def pushed(self, payload: bytes) -> None:
         """A message for us."""
@@ -176,6 +181,14 @@ class Session:
 _sessions: set[Session] = set()  # all that are open: a process that ends gives back what they hold
 
 
+def _keep(session: Session) -> None:
+    if not _sessions:
+        # With the first session, not on import: so it runs before a private server of this process is ended.
+        atexit.unregister(_at_exit)
+        atexit.register(_at_exit)
+    _sessions.add(session)
+
+
 def _after_fork() -> None:
     for session in list(_sessions):
         session.forget()
@@ -189,4 +202,3 @@ def _at_exit() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-atexit.register(_at_exit)

@@ -45,6 +45,7 @@ class Waiters:
         self.port = port
         self.nudge = nudge
         self.channel = channel
+        self.heard = 0  # 1 while we are subscribed: then a server without a subscriber knows that we are dead
         self.expected: dict[str, Attempt] = {}  # by token: whom a push may concern
         self.rooms: dict[str, Room] = {}  # by the lock's key
 
@@ -118,7 +119,7 @@ class Waiters:
 
     def _vouches(self, crowds: list[tuple[Room, list[Attempt]]]) -> Iterator[Message]:
         for room, crowd in crowds:
-            args: list[Any] = ["vouch", self.channel]
+            args: list[Any] = ["vouch", self.channel, self.heard]
             for attempt in crowd:
                 args += (attempt.token, attempt.life_ms)
             yield room.primitive.script, room.primitive.keys, args

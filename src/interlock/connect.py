@@ -7,12 +7,11 @@ it: parsing the URL, TLS, authentication, SELECT. What is spoken on the open con
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import redis.asyncio.connection
 import redis.asyncio.retry
@@ -67,7 +66,7 @@ class Address:
         if kind == "embedded":
             from . import embedded  # noqa: PLC0415 (an extra)
 
-            kind, parameters["path"] = "unix", embedded.shared_url().removeprefix("unix://")
+            kind, parameters["path"] = "unix", unquote(embedded.shared_url(timeout=within).removeprefix("unix://"))
         timeout = min(parameters.get("socket_connect_timeout") or self.timeout, within)
         return kind, parameters | {
             "protocol": 3,
@@ -172,9 +171,9 @@ def check_server(hello: Any, shown: str) -> None:
     """
     facts: dict[bytes, Any] = dict(hello) if isinstance(hello, dict) else dict(zip(hello[::2], hello[1::2], strict=False))
     version = facts.get(b"version", b"").decode()
-    with contextlib.suppress(ValueError):
-        if tuple(map(int, version.split(".")[:2])) < OLDEST:
-            raise too_old(shown, version)
+    numbers = version.split(".")[:2]
+    if all(number.isdecimal() for number in numbers) and tuple(map(int, numbers)) < OLDEST:
+        raise too_old(shown, version)
     if facts.get(b"role") in (b"replica", b"slave"):
         raise Unavailable(f"{shown} is a read-only replica. Connect to its primary")
 

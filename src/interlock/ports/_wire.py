@@ -32,6 +32,7 @@ class Sink(Protocol):
 
     def pushed(self, payload: bytes) -> None: ...
     def subscribed(self) -> None: ...
+    def unsubscribed(self) -> None: ...
 
 
 def now() -> float:
@@ -80,7 +81,7 @@ def hear(push: Any, sink: Sink) -> None:
 def refused(error: RedisError | OSError, shown: str) -> Exception:
     """Why there is no connection."""
     text = str(error)
-    if isinstance(error, AuthenticationError) or text.startswith(("WRONGPASS", "NOAUTH")):
+    if isinstance(error, AuthenticationError) or text.startswith(("WRONGPASS", "NOAUTH", "invalid username")):
         return ConfigError(f"{shown}: the user name or password is wrong or missing [{text}]")
     if isinstance(error, ResponseError) and "unknown command" in text.lower() and "HELLO" in text.upper():
         return too_old(shown, "before 6.0")

@@ -139,6 +139,7 @@ class Wire(asyncio.Protocol):
         if self.broken is None:
             self.broken = why
             self.watch.cancel()
+            self.sink.unsubscribed()
             self.transport.abort()
             for future in self.row:
                 if not future.done():

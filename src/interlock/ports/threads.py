@@ -255,6 +255,7 @@ class ThreadPort:
                 try:
                     self._subscription(wire, channel)
                 finally:
+                    self.sink.unsubscribed()
                     wire.close()
             except Disconnected as error:
                 pause = min(1.0, pause * 2 or 0.02) if error.timed_out or not error.sent else 0.0

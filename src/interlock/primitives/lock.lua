@@ -13,15 +13,15 @@
 -- KEYS   1 lock     string  <token>, or !<token> once revoked
 --        2 record   string  "1 lock <fence> <holder> <channel> <last released> [<why revoked>]"; "-" is none
 --        3 queue    zset    token of a waiter -> number of arrival
---        4 waiters  hash    token of a waiter -> "<alive until, ms> <life, ms> <channel>"
+--        4 waiters  hash    token of a waiter -> "<alive until, ms> <life, ms> <heard 0|1> <channel>"
 --        5 gone     zset    token that left in doubt -> forget after, ms: a late acquire of it takes nothing
 --        ... for `renew`: lock, record, lock, record, ... of many locks instead; for `execute`: its keys follow
 -- ARGV   1 verb, then
---   acquire  token  ttl ms  life ms  channel  wait 0|1
+--   acquire  token  ttl ms  life ms  heard 0|1  channel  wait 0|1
 --                             RETURN {GRANTED, fence} | {QUEUED | BUSY, holder, its pttl ms, head 0|1}
 --                                  | {AGAIN} | {GONE} | {REVOKED, why} | {FOREIGN, value} | {MISUSED, record}
 --   release  token  gone ms   RETURN {was it ours 0|1, again 0|1}     also takes a waiter out of the queue
---   vouch    channel  (token  life ms)...
+--   vouch    channel  heard 0|1  (token  life ms)...
 --                             RETURN {pttl ms, head's token | "", state...}   state: GRANTED | QUEUED | GONE
 --   renew    (token  ttl ms)...     RETURN {state...}   state: GRANTED | GONE | REVOKED | error text
 --   execute  token  command  argument...    RETURN {GRANTED, reply} | {GONE}
@@ -69,6 +69,14 @@ local function leave(who)
   call('HDEL', WAITERS, who)
 end
 
+-- Whether a waiter can be woken: one that was subscribed and is not any more has died with its connection.
+-- Where the server may not be asked, the vouch alone tells.
+local function reachable(heard, channel)
+  if heard ~= '1' then return true end
+  local subscribers = redis.pcall('PUBSUB', 'NUMSUB', channel)
+  return subscribers.err or subscribers[2] > 0
+end
+
 -- The oldest live waiter with its life and channel, or nothing. Dead ones are dropped, a bounded number in
 -- one step: then the second result says that the caller shall come again.
 local function head()
@@ -76,9 +84,9 @@ local function head()
   for _ = 1, SKIP do
     local first = call('ZRANGE', QUEUE, 0, 0)[1]
     if not first then return nil, 0 end
-    local alive, life, channel = string.match(call('HGET', WAITERS, first) or '', '^(%d+) (%d+) (%S+)')
+    local alive, life, heard, channel = string.match(call('HGET', WAITERS, first) or '', '^(%d+) (%d+) (%d) (%S+)')
     now = now or micros() / 1000
-    if alive and tonumber(alive) > now then return first, 0, life, channel end
+    if alive and tonumber(alive) > now and reachable(heard, channel) then return first, 0, life, channel end
     leave(first)
   end
   return nil, 1
@@ -89,6 +97,9 @@ end
 local function hand_over()
   local first, again, life, channel = head()
   if first and pcall(grant, first, life, channel) then
+    -- It lives as long as its grant, unless it is heard of again.
+    local until_ms = string.format('%.0f %s 0 %s', micros() / 1000 + life, life, channel)
+    call('HSET', WAITERS, first, until_ms)
     redis.pcall('PUBLISH', channel, 'granted ' .. first)
     return first, 0
   end
@@ -97,7 +108,7 @@ local function hand_over()
 end
 
 if verb == 'acquire' then
-  local ttl, life, channel, wait = ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+  local ttl, life, heard, channel, wait = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
   local holder, misused = call('GET', LOCK), read()
   if misused then return {MISUSED, misused} end
   local crowded = call('EXISTS', QUEUE, GONES) > 0
@@ -131,7 +142,7 @@ if verb == 'acquire' then
     local newest = call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2] or 0
     call('ZADD', QUEUE, string.format('%.0f', newest + 1), token)
   end
-  call('HSET', WAITERS, token, string.format('%.0f %s %s', micros() / 1000 + ALIVE_MS, life, channel))
+  call('HSET', WAITERS, token, string.format('%.0f %s %s %s', micros() / 1000 + ALIVE_MS, life, heard, channel))
   call('PEXPIRE', QUEUE, QUEUE_MS)
   call('PEXPIRE', WAITERS, QUEUE_MS)
   return {QUEUED, holder, pttl, call('ZRANGE', QUEUE, 0, 0)[1] == token and 1 or 0}
@@ -158,19 +169,19 @@ elseif verb == 'release' then
   return {ours and 1 or 0, again}
 
 elseif verb == 'vouch' then
-  local channel, states = ARGV[2], {}
+  local channel, heard, states = ARGV[2], ARGV[3], {}
   local alive = string.format('%.0f', micros() / 1000 + ALIVE_MS)
-  for i = 3, #ARGV, 2 do
+  for i = 4, #ARGV, 2 do
     local queued = call('ZSCORE', QUEUE, ARGV[i])
-    if queued then call('HSET', WAITERS, ARGV[i], alive .. ' ' .. ARGV[i + 1] .. ' ' .. channel) end
+    if queued then call('HSET', WAITERS, ARGV[i], alive .. ' ' .. ARGV[i + 1] .. ' ' .. heard .. ' ' .. channel) end
     states[#states + 1] = queued and QUEUED or GONE
   end
   call('PEXPIRE', QUEUE, QUEUE_MS)
   call('PEXPIRE', WAITERS, QUEUE_MS)
   read()
   local holder = call('GET', LOCK) or hand_over()
-  for i = 3, #ARGV, 2 do
-    if ARGV[i] == holder then states[(i - 1) / 2] = GRANTED end
+  for i = 4, #ARGV, 2 do
+    if ARGV[i] == holder then states[i / 2 - 1] = GRANTED end
   end
   return {call('PTTL', LOCK), call('ZRANGE', QUEUE, 0, 0)[1] or '', unpack(states)}
 

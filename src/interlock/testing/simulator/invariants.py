@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 SWEEP: Final = 0.25  # seconds between two looks at what should have happened
 FOLLOWED: Final = 1.3  # seconds after which a free lock must have been given to a live waiter: a vouch and a trip
 TOLD: Final = 3.5  # seconds after which a loss must have been told: each of the keeper's calls may take one
+WOKEN: Final = 0.05  # seconds after which who was handed the lock must know, if nothing at all goes wrong
 UNDONE: Final = 1.0  # seconds after which nothing of an attempt may be left, in clean weather
 ENOUGH: Final = 20  # violations of one run
 
@@ -79,7 +80,10 @@ class Seen:
 class Monitor:
     """It sees everything and changes nothing."""
 
-    def __init__(self, world: World, server: Server, counts: Counter[str], *, clean: bool, trusted: bool) -> None:
+    def __init__(
+        self, world: World, server: Server, counts: Counter[str], *, clean: bool, quiet: bool, trusted: bool
+    ) -> None:
+        self.quiet = quiet  # no fault of any kind
         self.world = world
         self.server = server
         self.counts = counts
@@ -195,6 +199,9 @@ class Monitor:
         self.grants += 1
         if fence <= seen.fence:
             self.violated(2, f"{holder!r} got the fence {fence} after {seen.fence}")
+        waiter = self.attempts.get(holder)
+        if self.quiet and waiter is not None and waiter.queued_at is not None:
+            self.world.at(now + WOKEN, lambda: self._woken(holder, waiter))
         free_at = seen.free_at
         if free_at is None and seen.holder is not None and seen.expires < now:
             free_at = seen.expires
@@ -202,6 +209,10 @@ class Monitor:
             self.slowest = max(self.slowest, now - since)
             if now - since > FOLLOWED:
                 self.violated(4, f"{seen.keys[0]!r} was free for {now - since:.3f} s while somebody waited")
+
+    def _woken(self, token: bytes, waiter: Attempt) -> None:
+        if not waiter.ended and self.server.find(waiter.key, bytes) == token:
+            self.violated(4, f"{token!r} was handed the lock {WOKEN} s ago and does not know")
 
     def _waited(self, seen: Seen, free_at: float) -> float | None:
         """Since when a live waiter could have had this free lock, in calm weather."""

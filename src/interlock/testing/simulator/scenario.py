@@ -228,7 +228,10 @@ class Run:
         self.world = world = World(seed)
         self.server = Server(lambda: world.now)
         self.network = Network(world, self.server, self.counts)
-        self.monitor = Monitor(world, self.server, self.counts, clean=profile.clean, trusted=profile.trusted)
+        self.monitor = Monitor(
+            world, self.server, self.counts,
+            clean=profile.clean, quiet=profile.clean and not profile.rates, trusted=profile.trusted,
+        )  # fmt: skip
         self.network.executed = self.monitor.executed
         self.over = False
         world.failed = self._failed
