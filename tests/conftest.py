@@ -8,9 +8,11 @@ import socket
 
 import pytest
 import redis
+from headers import Header
 from kit import Kit, Residue
 
 from interlock.embedded import Server
+from interlock.ports import _wire
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -33,6 +35,22 @@ def pytest_pyfunc_call(pyfuncitem):
 
     asyncio.run(whole())
     return True
+
+
+@pytest.fixture(scope="session", autouse=True)
+def every_message_is_as_the_lua_header_says():
+    """Holds the header of each script against what Python really sends, in every test."""
+    headers: dict[str, Header] = {}
+    real = _wire.by_sha
+
+    def checked(script, keys, args):
+        header = headers.setdefault(script.name, Header(script.source))
+        header.check(keys, args)
+        return real(script, keys, args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_wire, "by_sha", checked)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -121,7 +121,8 @@ PLANTED = {
     "renewal makes the key anew": (
         replaced(
             "states[#states + 1] = holder == '!' .. mine and REVOKED or GONE",
-            "if not holder then call('SET', KEYS[i], mine, 'PX', ttl) end states[#states + 1] = holder and GONE or GRANTED",
+            "if not holder then call('SET', KEYS[i], mine, 'PX', ttl) end "
+            "states[#states + 1] = holder and GONE or GRANTED",
         ),
         5, ["loss", "chaos"],
     ),
@@ -129,7 +130,7 @@ PLANTED = {
         replaced("  local ours, again =", "  call('DEL', LOCK)\n  local ours, again ="), 1, ["loss", "cancel"],
     ),
     "no tombstone": (replaced("if call('ZSCORE', GONES, token) then return {GONE} end", ""), 5, ["lossy cancel"]),
-    "the newest first": (replaced("local first = call('ZRANGE', QUEUE, 0, 0)[1]", "local first = call('ZRANGE', QUEUE, -1, -1)[1]"), 6, ["calm"]),
+    "the newest first": (replaced("ZRANGE', QUEUE, 0, 0)[1]\n    if", "ZRANGE', QUEUE, -1, -1)[1]\n    if"), 6, ["calm"]),
     "nobody is woken": (replaced("redis.pcall('PUBLISH', channel, 'granted ' .. first)", ""), 4, ["calm"]),
     "a fence that stands still": (replaced("fence = math.max(fence + 1, now)", "fence = 1"), 2, ["calm"]),
     "a record for ever": (replaced("""why or ''),

@@ -1,4 +1,29 @@
-"""The simulator: the real core and the real Lua, on a virtual clock and a virtual network, from a seed."""
+"""The simulator: the real core and the real Lua on a virtual clock and a virtual network, all from one seed.
+
+Theory. What a lock promises, it promises for every order in which messages, timers, pauses, crashes and
+cancellations can come. Tests over real sockets see a few of these orders. Here nothing is real but the code under
+test: `Session`, `Core`, `Renewal`, `Waiters` and `Undo` run over a port whose clock, network and background work
+are events of a scheduler; `lock.lua` runs in a real Lua over a small Redis in memory. A second costs milliseconds,
+and a seed is one run, to the byte: what it found can be looked at again, with the trace, as often as one likes.
+
+    scheduler   time, coroutines, processes, pauses and cancellations
+    server      Redis' commands under the virtual clock, and the Lua
+    network     delays, losses, copies; the port
+    profiles    which faults, how often
+    clients     what workers do with locks
+    scenario    the course of a run: storm, calm, ashes; striking faults
+    invariants  what must hold at every instant
+
+Rules. (1) Nothing is patched but chance: random numbers and tokens come from the seed. (2) The scenario calls only
+what the threads' and asyncio's APIs call. (3) A rule that a profile can't keep is relaxed by name, never by luck.
+
+    simulate(seed)                          one run, its profile chosen by the seed
+    simulate(seed, "chaos")                 the same with this profile
+    simulate(seed, lua=lambda source: ...)  with another lock.lua, to see that a planted bug is caught
+
+Not modelled: several servers, failover, fork, garbage collection in the middle, a suspended machine whose timers
+stand still, threads that run at once (a step of a coroutine is atomic, as under asyncio).
+"""
 
 from __future__ import annotations
 
@@ -14,11 +39,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from .scenario import PROFILES, RELAXED, Profile, Run
+from .profiles import PROFILES, RELAXED, Profile
+from .scenario import Run
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator
 
     from .invariants import Monitor
 
@@ -60,7 +86,7 @@ def simulate(seed: int, profile: str | None = None, *, lua: Callable[[str], str]
 
 
 @contextlib.contextmanager
-def _apart(seed: int) -> Iterator[None]:
+def _apart(seed: int) -> Generator[None]:
     """No chance but the seed's, and no garbage collection in the middle, which might drop leases at any time."""
     chance = random.Random(f"{seed} of the core")
 
@@ -98,7 +124,7 @@ class _Ear(logging.Handler):
 
 
 @contextlib.contextmanager
-def _listening(monitor: Monitor) -> Iterator[None]:
+def _listening(monitor: Monitor) -> Generator[None]:
     log = logging.getLogger("interlock")
     with mock.patch.multiple(log, propagate=False, handlers=[_Ear(monitor)]):
         yield
@@ -110,7 +136,7 @@ def _burn(run: Run) -> None:
     for holds in run.monitor.held.values():
         for held in holds:
             held.grant.ended = held.grant.ended or "the simulation is over"
-    for client in [*run.clients, *getattr(run, "graves", [])]:
+    for client in [*run.clients, *run.graves]:
         client.process.alive = False
         for grant in client.session.renewal.held():
             grant.ended = "the simulation is over"

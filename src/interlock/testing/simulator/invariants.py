@@ -125,7 +125,7 @@ class Monitor:
     def sending(self, process: Process, key: str, args: Sequence[Argument]) -> None:
         """A request leaves its process."""
         verb, *rest = args
-        self.note(f"{process.name} sends {verb} {' '.join(map(str, rest[:2]))}")
+        self.note(f"{process.name} sends {verb!s} {' '.join(map(str, rest[:2]))}")
         if verb == "acquire":
             token = str(rest[0]).encode()
             if token not in self.attempts:
@@ -143,7 +143,7 @@ class Monitor:
     def executed(self, sender: str, keys: Sequence[bytes], args: Sequence[bytes], reply: Any) -> None:
         """A script has run."""
         verb, token = args[0], args[1]
-        code = reply[0] if isinstance(reply, list) and reply else reply
+        code: Any = reply[0] if type(reply) is list and reply else reply
         self.note(f"server runs {sender}'s {verb.decode()} {token.decode()} -> {reply}")
         if isinstance(reply, ServerError):
             if not str(reply).startswith("NOSCRIPT"):
@@ -184,7 +184,12 @@ class Monitor:
             for token in server.ordered(queue):
                 if seen.arrivals[token][0] < mine and int(alive.get(token, b"0 ").split()[0]) > now_ms:
                     self.violated(6, f"{holder!r} overtook {token!r}")
-        if holder is not None and (attempt := self.attempts.get(holder.removeprefix(b"!"))) and attempt.cleared and self.trusted:
+        if (
+            holder is not None
+            and (attempt := self.attempts.get(holder.removeprefix(b"!")))
+            and attempt.cleared
+            and self.trusted
+        ):
             self.violated(5, f"{holder!r} holds {lock!r} after its release was run")
         if holder is None:
             if seen.free_at is None:

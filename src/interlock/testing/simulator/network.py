@@ -11,16 +11,17 @@ What TCP rules out is not done, unless `Weather.wild`: a copy of a request never
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from interlock._core import FOREVER, Disconnected, ServerError, Unavailable
+from interlock._core import FOREVER, Disconnected, ServerError
+from interlock.errors import Unavailable
 
 from .scheduler import Future, Process, Task, World
 from .server import Server, encoded
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Callable, Coroutine, Sequence
 
     from interlock._core import Argument, Message, Script
@@ -65,7 +66,7 @@ class Network:
         self.counts = counts
         self.weather = CALM
         self.ears: dict[bytes, SimPort] = {}  # who is subscribed to which channel
-        self.executed: Callable[[str, Sequence[bytes], Sequence[bytes], Any], None] = lambda *_: None
+        self.executed: Callable[[str, Sequence[bytes], Sequence[bytes], Any], None] = _ignore
         self.cut_off = False  # nothing gets through in either direction
         server.publish = self.publish
 
@@ -231,7 +232,11 @@ class SimPort:
 
     def tell(self, callback: Callable[[Any], object], subject: Any) -> None:
         """See Port."""
-        self.process.world.soon(lambda: callback(subject), self.process)
+
+        def told() -> None:
+            callback(subject)
+
+        self.process.world.soon(told, self.process)
 
     def forget(self) -> None:
         """See Port. Nothing forks here."""
@@ -246,7 +251,8 @@ class SimPort:
 
     def deafen(self) -> None:
         """A fault: the connection that hears breaks, which is noticed a while later."""
-        if self._channel is not None and self.network.ears.pop(self._channel, None):
+        if self._channel is not None and self._channel in self.network.ears:
+            del self.network.ears[self._channel]
             self.network.counts["subscription broken"] += 1
             world = self.process.world
             world.at(world.now + world.random.uniform(0.0, IO_TIMEOUT), self._subscribe, self.process)
@@ -261,6 +267,10 @@ class SimPort:
                 world.at(world.now + self.network.trip(), lambda: self.sink.subscribed(), self.process)  # noqa: PLW0108
 
         world.at(world.now + self.network.trip(), heard)
+
+
+def _ignore(_sender: str, _keys: Sequence[bytes], _args: Sequence[bytes], _reply: Any) -> None:
+    pass
 
 
 def current(world: World) -> Task:

@@ -113,8 +113,8 @@ class Task:
         world.current = self
         doom, self.doom = self.doom, None
         try:
-            self.parked = self.work.throw(doom) if doom is not None else self.work.send(None)
-            self.parked.task = self
+            future: Future = self.work.throw(doom) if doom is not None else self.work.send(None)
+            future.task, self.parked = self, future
         except (StopIteration, Cancelled):
             self.ended = True
         except Exception as error:  # noqa: BLE001 (a bug of the code under test, or of the scenario)

@@ -118,12 +118,12 @@ class Server:
     def _reply(self, value: Any) -> Any:
         if isinstance(value, bytes):
             return value
-        if isinstance(value, bool):
-            return 1 if value else None
-        if isinstance(value, int | float):
-            return int(value)
-        if self._type(value) != "table":
+        if value is False or (
+            value is not None and not isinstance(value, int | float) and self._type(value) != "table"
+        ):
             return None
+        if value is None or isinstance(value, int | float):
+            return value if value is None else int(value)
         if (error := value[b"err"]) is not None:
             return ServerError(error.decode(errors="replace"))
         if (status := value[b"ok"]) is not None:
@@ -302,8 +302,8 @@ def _dropped(server: Server, key: bytes, kind: type[Any], members: Iterable[byte
 
 
 def _zscore(server: Server, key: bytes, member: bytes) -> Any:
-    score = (server.find(key, _ZSet) or {}).get(member)
-    return None if score is None else _text(score)
+    scores: dict[bytes, float] = server.find(key, _ZSet) or {}
+    return _text(scores[member]) if member in scores else None
 
 
 def _zcard(server: Server, key: bytes) -> Any:
@@ -327,7 +327,8 @@ def _zremrangebyscore(server: Server, key: bytes, least: bytes, most: bytes) -> 
 
 
 def _hget(server: Server, key: bytes, field: bytes) -> Any:
-    return (server.find(key, _Hash) or {}).get(field)
+    fields: dict[bytes, bytes] = server.find(key, _Hash) or {}
+    return fields.get(field)
 
 
 def _hset(server: Server, key: bytes, field: bytes, value: bytes) -> Any:

@@ -1,0 +1,123 @@
+"""The rows of DESIGN section 5 that one process can measure: 1, 2, 7 and 8."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from contenders import BLPOP, FIFO, FLOOR, OURS, REDIS_PY, AsyncClients, Bare, Clients, floor_pair, floor_pairs
+from measure import Bench, Goal, Outcome, rate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+TASKS = 100
+SLICE = 0.2  # seconds
+
+
+def alone(bench: Bench) -> Iterator[Outcome]:
+    """Row 1. Proves that each release found the lock still ours: `with` raises otherwise."""
+    clients, bare = Clients(bench.path), Bare(bench.path)
+    acquire, release = floor_pair(bench.path)
+
+    def floor(count: int) -> None:
+        ask = bare.ask
+        for _ in range(count):
+            ask(acquire)
+            ask(release)
+
+    def sections(contender: str) -> Callable[[int], None]:
+        lock = clients.sync_lock(contender, f"alone {contender}")
+
+        def loop(count: int) -> None:
+            for _ in range(count):
+                with lock:
+                    pass
+
+        return loop
+
+    assert bare.ask(acquire)[0] == 1  # GRANTED
+    assert bare.ask(release)[0] == 1  # it was ours
+    slices = {FLOOR: rate(floor, SLICE)}
+    slices |= {name: rate(sections(name), SLICE) for name in (OURS, REDIS_PY, BLPOP)}
+    samples = bench.interleave("row 1", 15, slices)
+    clients.close()
+    bare.close()
+    yield Outcome(
+        1, "threads, one lock, nobody else: acquire + release", "pairs/s", OURS, samples,
+        [Goal(FLOOR, least=0.85), Goal(REDIS_PY, least=2)],
+    )  # fmt: skip
+
+
+def tasks(bench: Bench) -> Iterator[Outcome]:
+    """Row 2."""
+    pairs = floor_pairs(bench.path, TASKS)
+    acquires, releases = (b"".join(messages) for messages in zip(*pairs, strict=True))
+    bare = Bare(bench.path)
+
+    def floor(count: int) -> None:
+        for _ in range(max(1, count // TASKS)):
+            for messages in (acquires, releases):
+                bare.socket.sendall(messages)
+                for _ in range(TASKS):
+                    bare.receive()
+
+    with asyncio.Runner() as runner:
+
+        async def setup() -> AsyncClients:
+            return AsyncClients(bench.path)
+
+        clients = runner.run(setup())
+
+        def sections(contender: str) -> Callable[[int], None]:
+            makers = [clients.async_lock(contender, f"task {contender} {i}") for i in range(TASKS)]
+
+            async def task(make: Callable[[], Any], count: int) -> None:
+                for _ in range(count):
+                    async with make():
+                        pass
+
+            async def all_tasks(count: int) -> None:
+                await asyncio.gather(*(task(make, count) for make in makers))
+
+            return lambda count: runner.run(all_tasks(max(1, count // TASKS)))
+
+        slices = {FLOOR: _hundreds(floor)}
+        slices |= {name: _hundreds(sections(name)) for name in (OURS, REDIS_PY, FIFO)}
+        samples = bench.interleave("row 2", 15, slices)
+        runner.run(clients.close())
+    bare.close()
+    yield Outcome(
+        2, f"asyncio, {TASKS} tasks on {TASKS} locks: acquire + release", "pairs/s", OURS, samples,
+        [Goal(REDIS_PY, least=8)],
+        note=f"redis-py's Lock is that of redis.asyncio. The floor: {TASKS} acquires in one write, then {TASKS} "
+        "releases; client and server take turns in it, so who sends in smaller portions can be faster",
+    )  # fmt: skip
+
+
+def _hundreds(loop: Callable[[int], object]) -> Callable[[], float]:
+    inner = rate(lambda count: loop(count * TASKS), SLICE)
+    return lambda: inner() * TASKS
+
+
+def imports(bench: Bench) -> Iterator[Outcome]:
+    """Row 8. Each in a fresh interpreter, whose own start is not counted."""
+
+    def of(module: str) -> Callable[[], float]:
+        code = f"import time; t = time.perf_counter(); import {module}; print(time.perf_counter() - t)"
+
+        def slice_() -> float:
+            done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+            return float(done.stdout) * 1000
+
+        return slice_
+
+    modules = ("interlock", "interlock.aio", "redis")
+    samples = bench.interleave("row 8", 15, {f"import {module}": of(module) for module in modules})
+    yield Outcome(
+        8, "import interlock", "ms", "import interlock", samples, [Goal("import redis", most=1.2)],
+        less_is_better=True,
+    )  # fmt: skip

@@ -1,0 +1,166 @@
+"""`scripts/bench`: the numbers of DESIGN section 5, measured here and now, side by side with floor and peers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from importlib.metadata import version
+from typing import TYPE_CHECKING, NoReturn
+
+import redis
+import rows
+from measure import Bench, Outcome
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from interlock.embedded import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROWS: dict[int, Callable[[Bench], Iterator[Outcome]]] = {
+    1: rows.alone,
+    2: rows.tasks,
+    8: rows.imports,
+}
+EX_USAGE = 64
+PEERS = ("redis", "hiredis", "python-redis-lock", "redis-fifo-lock")
+
+ABOUT = """\
+Measures interlock against the floor (the same messages, packed before, over bare connections) and against its peers,
+all in one run on a private server, and says which goals are met.
+"""
+MORE = """\
+rows:
+  1  threads, one lock, nobody else          2  asyncio, 100 tasks on 100 locks
+  8  import interlock
+
+In each round every contender has a short slice, in alternating order. Medians over the rounds are shown; a ratio is
+ours / other of the medians, with the middle half of the rounds' own ratios behind it. Absolute numbers change with
+the machine and the minute; ratios less. Nothing else should run meanwhile.
+
+Exit status: 0 whatever the timings say; 1 if something broke (a lock that did not exclude, too); 64 for bad options.
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"bench: {message}. See --help", file=sys.stderr)
+        sys.exit(EX_USAGE)
+
+
+def _rows(text: str) -> list[int]:
+    try:
+        wanted = [int(part) for part in text.split(",")]
+    except ValueError:
+        wanted = [0]
+    if not set(wanted) <= set(ROWS):
+        raise argparse.ArgumentTypeError(f"{text!r} must be numbers out of {', '.join(map(str, ROWS))}")
+    return sorted(set(wanted))
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, at least 1")
+    return int(text)
+
+
+def _options() -> argparse.Namespace:
+    parser = Parser(
+        prog="scripts/bench", description=ABOUT, epilog=MORE, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=_rows, default=list(ROWS), metavar="N,N", help="only these rows")
+    parser.add_argument("--rounds", type=_positive, metavar="N", help="rounds of each row (as many as it needs)")
+    parser.add_argument("--quick", action="store_true", help="a short look, in less than 40 s")
+    parser.add_argument("--json", metavar="FILE", help="write all numbers there; - is the standard output")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = _options()
+    shown = Console(stderr=options.json == "-")
+    outcomes: list[Outcome] = []
+    with Server() as server, Progress(
+        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(),
+        console=shown, transient=True, auto_refresh=False,
+    ) as progress:  # fmt: skip
+        bar = progress.add_task("")
+
+        def tell(what: str, done: int, total: int) -> None:
+            progress.update(bar, description=what, completed=done, total=total)
+            progress.refresh()
+
+        about = _about(str(server.socket))
+        bench = Bench(str(server.socket), rounds=options.rounds, quick=options.quick, tell=tell)
+        for row in dict.fromkeys(ROWS[number] for number in options.rows):
+            outcomes += row(bench)
+    shown.print(table(outcomes), soft_wrap=False)
+    shown.print(", ".join(f"{key} {value}" for key, value in about.items()), style="dim", highlight=False)
+    if options.json:
+        text = json.dumps({"about": about, "rows": [outcome.as_json() for outcome in outcomes]}, indent=1)
+        if options.json == "-":
+            print(text)
+        else:
+            with open(options.json, "w", encoding="utf-8") as file:
+                file.write(text + "\n")
+
+
+def _about(path: str) -> dict[str, object]:
+    server = redis.Redis(unix_socket_path=path)
+    info = server.info("server")
+    server.close()
+    return {
+        "Python": platform.python_version(), "cores": os.cpu_count(),
+        info.get("server_name", "redis"): info.get("valkey_version", info["redis_version"]),
+        **{peer: version(peer) for peer in PEERS},
+    }  # fmt: skip
+
+
+def table(outcomes: list[Outcome]) -> Table:
+    """A block for each row: ours, then everybody else with what ours is in comparison."""
+    result = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    result.add_column("")
+    for heading in ("median", "ours / this", "middle half", "goal"):
+        result.add_column(heading, justify="right", no_wrap=True)
+    result.add_column("")
+    for outcome in outcomes:
+        result.add_row(f"[bold]{outcome.number}  {outcome.what}[/], {outcome.unit}")
+        for name in sorted(outcome.samples, key=lambda name: name != outcome.ours):
+            _line(result, outcome, name)
+        for check in outcome.checks:
+            result.add_row(f"   {check.what}", check.value, "", "", check.goal, _verdict(check.met))
+        if outcome.note:
+            result.add_row(f"   [dim]{outcome.note}[/]")
+        result.add_section()
+    return result
+
+
+def _line(result: Table, outcome: Outcome, name: str) -> None:
+    median = outcome.median(name)
+    shown = f"{median:,.0f}" if median >= 1000 else f"{median:.3g}"
+    remark = outcome.remarks.get(name, "")
+    label = f"   {name}" + (f" [dim]{remark}[/]" if remark else "")
+    if name == outcome.ours:
+        result.add_row(label, f"[bold]{shown}[/]")
+        return
+    ratio, (low, high) = outcome.ratio(name), outcome.spread(name)
+    goals = outcome.goals_of(name)
+    result.add_row(
+        label, shown, f"{ratio:.2f} ×", f"{low:.2f} to {high:.2f}", ", ".join(map(str, goals)),
+        _verdict(all(goal.met(ratio) for goal in goals) if goals else None),
+    )  # fmt: skip
+
+
+def _verdict(met: bool | None) -> str:
+    return "" if met is None else "[green]met[/]" if met else "[red]missed[/]"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""Reads the header of a .lua file, and holds messages against it."""
+
+from __future__ import annotations
+
+import re
+
+
+class Header:
+    """KEYS by name, and for each verb its arguments: `fixed` ones, then groups of `group` words any number of times."""
+
+    def __init__(self, text: str) -> None:
+        header = text.split("\nlocal ", 1)[0]
+        self.keys = [name for _, name in re.findall(r"^--\s+(?:KEYS\s+)?(\d) (\w+)\s+(?:string|zset|hash)", header, re.M)]
+        self.verbs: dict[str, tuple[int, int]] = {}
+        for line in re.findall(r"^--   (\w+  .+)$", header, re.M):
+            verb, *words = re.split(r"\s{2,}", line.split("RETURN")[0].strip())
+            repeated = words[-1].endswith("...")
+            start = next((i for i, word in enumerate(words) if word.startswith("(")), len(words) - 1)
+            self.verbs[verb] = (start, len(words) - start) if repeated else (len(words), 0)
+
+    def check(self, keys, args) -> None:
+        """Fails unless this is a message that the header describes."""
+        verb, *rest = args
+        assert verb in self.verbs, f"{verb!r} is not in the header"
+        fixed, group = self.verbs[verb]
+        more = len(rest) - fixed
+        assert more == 0 or (group and more > 0 and more % group == 0), f"{verb}: {rest} against {self.verbs[verb]}"
+        if verb == "renew":
+            assert len(keys) == 2 * more // group
+        elif verb == "execute":
+            assert len(keys) >= len(self.keys)
+        else:
+            assert len(keys) == len(self.keys)
