@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NoReturn
 import redis
 import rows
 from measure import Bench, Outcome
-from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -101,8 +101,9 @@ def main() -> None:
         bench = Bench(str(server.socket), rounds=options.rounds, quick=options.quick, tell=tell)
         for row in dict.fromkeys(ROWS[number] for number in options.rows):
             outcomes += row(bench)
-    shown.print(table(outcomes), soft_wrap=False)
-    shown.print(", ".join(f"{key} {value}" for key, value in about.items()), style="dim", highlight=False)
+    for outcome in outcomes:
+        show(shown, outcome)
+    shown.print("\n" + ", ".join(f"{key} {value}" for key, value in about.items()), style="dim", highlight=False)
     if options.json:
         text = json.dumps({"about": about, "rows": [outcome.as_json() for outcome in outcomes]}, indent=1)
         if options.json == "-":
@@ -123,30 +124,27 @@ def _about(path: str) -> dict[str, object]:
     }  # fmt: skip
 
 
-def table(outcomes: list[Outcome]) -> Table:
+def show(console: Console, outcome: Outcome) -> None:
     """A block for each row: ours, then everybody else with what ours is in comparison."""
-    result = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    result.add_column("")
-    for heading in ("median", "ours / this", "middle half", "goal"):
-        result.add_column(heading, justify="right", no_wrap=True)
-    result.add_column("")
-    for outcome in outcomes:
-        result.add_row(f"[bold]{outcome.number}  {outcome.what}[/], {outcome.unit}")
-        for name in sorted(outcome.samples, key=lambda name: name != outcome.ours):
-            _line(result, outcome, name)
-        for check in outcome.checks:
-            result.add_row(f"   {check.what}", check.value, "", "", check.goal, _verdict(check.met))
-        if outcome.note:
-            result.add_row(f"   [dim]{outcome.note}[/]")
-        result.add_section()
-    return result
+    console.print(f"\n[bold]{outcome.number}  {outcome.what}[/], {outcome.unit}", highlight=False)
+    block = Table(box=None, show_edge=False, pad_edge=False, header_style="dim")
+    for heading, width in (("", 30), ("median", 9), ("ours / this", 11), ("middle half", 14), ("goal", 8), ("", 6)):
+        block.add_column(heading, width=width, justify="right" if heading else "left", no_wrap=True)
+    for name in sorted(outcome.samples, key=lambda name: name != outcome.ours):
+        _line(block, outcome, name)
+    for check in outcome.checks:
+        block.add_row(f"   {check.what}", check.value, "", "", check.goal, _verdict(check.met))
+    console.print(block)
+    for name, remark in outcome.remarks.items():
+        console.print(f"   [dim]{name}: {remark}[/]", highlight=False)
+    if outcome.note:
+        console.print(Padding(f"[dim]{outcome.note}[/]", (0, 0, 0, 3)), highlight=False)
 
 
 def _line(result: Table, outcome: Outcome, name: str) -> None:
     median = outcome.median(name)
     shown = f"{median:,.0f}" if median >= 1000 else f"{median:.3g}"
-    remark = outcome.remarks.get(name, "")
-    label = f"   {name}" + (f" [dim]{remark}[/]" if remark else "")
+    label = f"   {name}"
     if name == outcome.ours:
         result.add_row(label, f"[bold]{shown}[/]")
         return

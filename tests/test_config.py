@@ -6,15 +6,16 @@ import asyncio
 import math
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 import redis
 import redis.asyncio
-from kit import Kit, outcome
+from kit import Kit, outcome, until
 
 import interlock
 import interlock.aio
-from interlock import ConfigError, LockError, Unavailable
+from interlock import AcquireTimeout, ConfigError, LockError, Unavailable
 from interlock._names import checked_name, tagged
 from interlock.connect import address
 
@@ -201,6 +202,31 @@ async def test_a_missing_right_is_named(kit, server, clean):
     assert isinstance(error, LockError)
     assert "'a'" in str(error)
     clean.acl_deluser("bob")
+
+
+async def test_the_least_rights_that_the_docs_name_are_enough(kit, server, clean):
+    page = (Path(__file__).parent.parent / "docs" / "acl.md").read_text()
+    words = " ".join(line for line in page.splitlines() if line.startswith("    ")).split()
+    clean.execute_command(*words)
+    clean.acl_log_reset()
+    locks = kit.interlock(f"unix://locks:password@{server.socket}")
+    lease = await locks.lock("a", ttl=0.9).acquire()
+    waiting = asyncio.ensure_future(locks.lock("a").acquire(timeout=20))
+    await until(lambda: waiting_for(locks, 1))
+    await until(lambda: clean.pubsub_numsub(kit.session(locks).core.channel)[0][1] == 1)
+    assert isinstance(await outcome(locks.lock("a").acquire(timeout=0.05)), AcquireTimeout)
+    assert await locks.lock("a").revoke("test")
+    await until(lease.lost.is_set)
+    await lease.release()
+    assert await (await waiting).release()
+    await until(lambda: not clean.exists("lock:a"))
+    denied = [entry for entry in clean.acl_log() if entry["username"] == "locks"]
+    assert not denied
+    clean.acl_deluser("locks")
+
+
+async def waiting_for(locks, number: int) -> bool:
+    return (await locks.lock("a").inspect()).waiting == number
 
 
 async def test_a_read_only_replica(kit, clean):

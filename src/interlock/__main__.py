@@ -1,0 +1,5 @@
+"""`python -m interlock` is the command `interlock`."""
+
+from .cli import main
+
+main()
