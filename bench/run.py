@@ -11,14 +11,14 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, NoReturn
 
 import redis
-import rows
-from measure import Bench, Outcome
 from rich.console import Console
 from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+import rows
 from interlock.embedded import Server
+from measure import Bench, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,11 +8,11 @@ import socket
 
 import pytest
 import redis
-from headers import Header
-from kit import Kit, Residue
 
+from headers import Header
 from interlock.embedded import Server
 from interlock.ports import _wire
+from kit import Kit, Residue
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -10,9 +10,11 @@ class Header:
 
     def __init__(self, text: str) -> None:
         header = text.split("\nlocal ", 1)[0]
-        self.keys = [name for _, name in re.findall(r"^--\s+(?:KEYS\s+)?(\d) (\w+)\s+(?:string|zset|hash)", header, re.M)]
+        self.keys = [
+            name for _, name in re.findall(r"^--\s+(?:KEYS\s+)?(\d) (\w+)\s+(?:string|zset|hash)", header, re.MULTILINE)
+        ]
         self.verbs: dict[str, tuple[int, int]] = {}
-        for line in re.findall(r"^--   (\w+  .+)$", header, re.M):
+        for line in re.findall(r"^--   (\w+  .+)$", header, re.MULTILINE):
             verb, *words = re.split(r"\s{2,}", line.split("RETURN")[0].strip())
             repeated = words[-1].endswith("...")
             start = next((i for i, word in enumerate(words) if word.startswith("(")), len(words) - 1)

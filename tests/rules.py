@@ -1,6 +1,6 @@
 """Makes docs/rules.md: each rule of safety with the tests that hold it, from the markers in the tests.
 
-    python tests/rules.py        writes the page
+python tests/rules.py        writes the page
 """
 
 from __future__ import annotations

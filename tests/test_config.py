@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import redis
 import redis.asyncio
-from kit import Kit, outcome, until
 
 import interlock
 import interlock.aio
 from interlock import AcquireTimeout, ConfigError, LockError, Unavailable
 from interlock._names import checked_name, tagged
 from interlock.connect import address
+from kit import Kit, outcome, until
 
 rule = pytest.mark.rule
 INTERLOCKS = [interlock.Interlock, interlock.aio.Interlock]

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 EXAMPLES = [
     (path.name, number, code)
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-    for number, code in enumerate(re.findall(r"^```python\n(.*?)^```", path.read_text(), re.M | re.S), 1)
+    for number, code in enumerate(re.findall(r"^```python\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL), 1)
 ]
 
 

@@ -7,10 +7,10 @@ import contextlib
 import time
 
 import pytest
-from kit import outcome, until
-from proxy import Proxy
 
 from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Unavailable
+from kit import outcome, until
+from proxy import Proxy
 
 rule = pytest.mark.rule
 
@@ -71,9 +71,7 @@ async def test_a_late_copy_of_an_acquire_takes_nothing(kit, clean, proxy):
     await until(lambda: not clean.exists("lock:a"))
     lock = locks.lock("a")
     primitive = (lock._real if kit.mode == "threads" else lock)._primitive
-    late = clean.eval(
-        primitive.script.source, 5, *primitive.keys, "acquire", token, 30000, 3000, 0, "nowhere", 1
-    )
+    late = clean.eval(primitive.script.source, 5, *primitive.keys, "acquire", token, 30000, 3000, 0, "nowhere", 1)
     assert late == [5]  # GONE
     assert not clean.exists("lock:a")
 

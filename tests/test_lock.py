@@ -8,9 +8,9 @@ import time
 import warnings
 
 import pytest
-from kit import outcome, until
 
 from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState
+from kit import outcome, until
 
 rule = pytest.mark.rule
 
@@ -67,7 +67,9 @@ async def test_a_release_sent_twice_is_told_from_a_loss(kit):
     message = (lease._grant.attempt, ("release", lease.token, 0), time.monotonic() + 1000)
     await lease.release()
     ask = core.ask(*message)
-    (ours, _), _ = await ask if kit.mode == "asyncio" else await kit.in_thread(lambda: __import__("interlock")._core.run(ask))
+    (ours, _), _ = (
+        await ask if kit.mode == "asyncio" else await kit.in_thread(lambda: __import__("interlock")._core.run(ask))
+    )
     assert ours == 1
 
 
@@ -86,9 +88,9 @@ async def test_acquire_sent_twice_is_the_same_grant(kit, clean):
 async def test_try_acquire_leaves_nothing_when_it_is_busy(kit, clean):
     locks = kit.interlock()
     lease = await locks.lock("a").acquire()
-    before = set(clean.keys())
+    before = set(clean.scan_iter())
     assert await kit.interlock().lock("a").try_acquire() is None
-    assert set(clean.keys()) == before
+    assert set(clean.scan_iter()) == before
     await lease.release()
 
 
@@ -478,8 +480,8 @@ async def test_every_key_has_a_ttl_and_shares_the_slot(kit, clean):
     waiting = [asyncio.ensure_future(kit.interlock().lock(n).acquire()) for n in ("a{b}c", "plain")]
     await until(lambda: _waiting(locks, 1, "a{b}c"))
     await until(lambda: _waiting(locks, 1, "plain"))
-    assert all(clean.pttl(key) > 0 for key in clean.keys())
-    for key in clean.keys():
+    assert all(clean.pttl(key) > 0 for key in list(clean.scan_iter()))
+    for key in list(clean.scan_iter()):
         tag = key.decode().split("{", 1)[1].split("}", 1)[0] if b"{" in key else key.decode()
         assert tag in {"b", "lock:plain"}
     await lease.release()
@@ -668,7 +670,7 @@ async def test_closing_releases_what_is_held_and_ends_waiting(kit, clean):
     assert "closed" in str(error)
     assert await _waiting(locks, 0, "a0")
     await locks.close()
-    assert not [key for key in clean.keys() if b"{" not in key]
+    assert not [key for key in list(clean.scan_iter()) if b"{" not in key]
     assert all(lease.state is LeaseState.RELEASED for lease in await_me)
 
 

@@ -7,11 +7,11 @@ import threading
 import time
 
 import pytest
-from kit import Residue, until
 
 import interlock
 import interlock.aio
 from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState
+from kit import Residue, until
 
 rule = pytest.mark.rule
 

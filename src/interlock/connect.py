@@ -51,15 +51,15 @@ class Address:
         """Seconds that an answer may take."""
         return self.parameters.get("socket_timeout") or IO_TIMEOUT
 
-    def connection(self, within: float) -> redis.Connection:
+    def connection(self, within: float) -> Any:  # redis.Connection, of which only the wire is used
         """An unconnected redis-py connection for threads; connecting takes at most `within` seconds."""
         kind, parameters = self._now(within)
-        return _class(_SYNC, kind)(**parameters, retry=redis.retry.Retry(NoBackoff(), 0))  # type: ignore[no-any-return]
+        return _class(_SYNC, kind)(**parameters, retry=redis.retry.Retry(NoBackoff(), 0))
 
-    def async_connection(self, within: float) -> redis.asyncio.Connection:
+    def async_connection(self, within: float) -> Any:
         """The same for asyncio."""
         kind, parameters = self._now(within)
-        return _class(_ASYNC, kind)(**parameters, retry=redis.asyncio.retry.Retry(NoBackoff(), 0))  # type: ignore[no-any-return]
+        return _class(_ASYNC, kind)(**parameters, retry=redis.asyncio.retry.Retry(NoBackoff(), 0))
 
     def _now(self, within: float) -> tuple[str, dict[str, Any]]:
         kind, parameters = self.kind, dict(self.parameters)
@@ -169,7 +169,10 @@ def check_server(hello: Any, shown: str) -> None:
 
     `hello` is the reply to HELLO.
     """
-    facts: dict[bytes, Any] = dict(hello) if isinstance(hello, dict) else dict(zip(hello[::2], hello[1::2], strict=False))
+    # A map in RESP3, a flat list in RESP2.
+    facts: dict[bytes, Any] = dict(
+        hello.items() if hasattr(hello, "items") else zip(hello[::2], hello[1::2], strict=False)
+    )
     version = facts.get(b"version", b"").decode()
     numbers = version.split(".")[:2]
     if all(number.isdecimal() for number in numbers) and tuple(map(int, numbers)) < OLDEST:
