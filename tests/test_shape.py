@@ -56,7 +56,7 @@ def test_client_libraries_are_known_to_ports_connect_and_embedded_only(path):
 
 def test_nothing_below_knows_the_apis_or_the_extras():
     for path in SOURCE.glob("_*.py"):
-        if path.name != "__init__.py":
+        if path.stem not in {"__init__", "__main__"}:
             assert not imports(path) & {".threads", ".aio", ".ports.threads", ".ports.asyncio", ".cli", ".testing"}
 
 

@@ -49,7 +49,9 @@ class Terms:
 
 def timeout_of(timeout: object) -> float | None:
     """Seconds to wait: None for ever, 0 not at all. Raises ConfigError."""
-    return None if timeout is None or seconds(timeout, "timeout") == float("inf") else seconds(timeout, "timeout")
+    if timeout is None or seconds(timeout, "timeout") == float("inf"):
+        return None
+    return seconds(timeout, "timeout")
 
 
 class BaseInterlock:
@@ -98,15 +100,6 @@ class BaseLock:
     def name(self) -> str:
         """The name, without the prefix."""
         return self._primitive.name
-
-    def _acquiring(self, timeout: float | Unset | None) -> dict[str, Any]:
-        terms = self._terms
-        return {
-            "ttl": terms.ttl,
-            "timeout": terms.timeout if isinstance(timeout, Unset) else timeout_of(timeout),
-            "renews": terms.renew,
-            "max_hold": terms.max_hold,
-        }
 
     def _may_enter(self, who: object) -> None:
         inside = self._entered.get(who)

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import random
-from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from .errors import AcquireTimeout, ConfigError, LeaseLost, LockError, Unavailable
@@ -188,7 +188,9 @@ class Grant:
         """The server granted or lengthened it, in answer to a request sent at `sent`. Never shortens."""
         self.failing = False
         self.overdue = sent + self.attempt.ttl / 2  # due at ttl/3, and ttl/6 of grace
-        self.deadline = min(max(self.deadline, sent + ttl - margin(ttl)), self.ends)
+        deadline = sent + ttl - margin(ttl)
+        if deadline > self.deadline:
+            self.deadline = deadline if deadline < self.ends else self.ends
 
     def lapsed(self, now: float) -> str | None:
         """Why the lease can't be relied on at this time, or None if it can."""
@@ -217,7 +219,7 @@ class Grant:
 
 def margin(ttl: float) -> float:
     """Seconds by which we stop believing before the server does: clocks run at different speeds."""
-    return max(0.001, ttl / 1000)
+    return ttl / 1000 if ttl > 1 else 0.001
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -248,11 +250,10 @@ class Core:
         self,
         primitive: Primitive,
         hold: Callable[[Grant], L],
-        *,
         ttl: float,
         timeout: float | None,
-        renews: bool,
-        max_hold: float | None,
+        renews: bool = True,
+        max_hold: float | None = None,
     ) -> L:
         """A lease, made by `hold`. Raises AcquireTimeout if it can't be had in time.
 
@@ -264,7 +265,7 @@ class Core:
         until = FOREVER if timeout is None else started + (timeout or RETRY_FOR)
         if max_hold is not None:
             ttl = min(ttl, max_hold + 2 * margin(ttl))
-        attempt = Attempt(primitive, f"{self.who()}/{token_hex(16)}", ttl, port.signal() if wait else None)
+        attempt = Attempt(primitive, f"{self.who()}/{os.urandom(16).hex()}", ttl, port.signal() if wait else None)
         ttl_ms = int(ttl * 1000)
         grant: Grant | None = None
         try:
@@ -311,14 +312,14 @@ class Core:
     async def ask(self, attempt: Attempt, args: Sequence[Argument], until: float) -> tuple[Any, float]:
         """One question of an attempt, retried while the server is away: the reply, and when it was sent."""
         port, primitive = self.port, attempt.primitive
-        give_up, pause = FOREVER, 0.0
+        give_up, pause = until, 0.0
         cause: Exception
         while True:
             if self.closed:
                 raise ConfigError(f"{primitive}: this Interlock is closed. Make a new one")
             sent = port.now()
             try:
-                return await port.call(primitive.script, primitive.keys, args, min(until, give_up)), sent
+                return await port.call(primitive.script, primitive.keys, args, give_up), sent
             except Disconnected as error:
                 attempt.in_doubt |= error.sent
                 cause, stale = error, error.stale
@@ -329,7 +330,7 @@ class Core:
             except BaseException:
                 attempt.in_doubt = True  # cancelled or interrupted while the request was on its way
                 raise
-            give_up = min(give_up, until, sent + RETRY_FOR)
+            give_up = min(give_up, sent + RETRY_FOR)
             if not stale:
                 pause = min(0.5, pause * 2 or 0.02) * random.uniform(0.75, 1.25)
             if port.now() + pause >= give_up:
@@ -349,7 +350,9 @@ class Core:
         grant.ended = Grant.RELEASED
         args = ("release", attempt.token, gone_ms(attempt))
         now = self.port.now()
-        until = min(max(grant.deadline, now + 0.5), now + RETRY_FOR)  # after its ttl it is free by itself
+        until = FOREVER
+        if grant.deadline < now + RETRY_FOR:  # after its ttl it is free by itself
+            until = max(grant.deadline, now + 0.5)
         try:
             while True:
                 (ours, again), _ = await self.ask(attempt, args, until)

@@ -40,7 +40,7 @@ class BaseLease:
 
     __slots__ = ("__weakref__", "_grant", "_lost", "_on_lost_call", "_session")
 
-    def __init__(self, session: Session, grant: Grant, on_lost: Callable[[Any], object] | None) -> None:
+    def __init__(self, session: Session, on_lost: Callable[[Any], object] | None, grant: Grant) -> None:
         self._session = session
         self._grant = grant
         self._on_lost_call = on_lost

@@ -8,7 +8,7 @@ import inspect as _inspect
 import weakref
 from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 
-from ._base import UNSET, BaseInterlock, BaseLock, Terms, Unset, revoke
+from ._base import UNSET, BaseInterlock, BaseLock, Terms, Unset, revoke, timeout_of
 from ._lease import BaseLease, LeaseState, Reply
 from ._session import Session, word
 from .errors import AcquireTimeout, ConfigError
@@ -141,10 +141,10 @@ class Lock(BaseLock):
         a cancellation.
         """
         session: Session = self._interlock._session
-        on_lost = self._terms.on_lost
-        return await session.core.acquire(
-            self._primitive, lambda grant: Lease(session, grant, on_lost), **self._acquiring(timeout)
-        )
+        terms = self._terms
+        timeout = terms.timeout if isinstance(timeout, Unset) else timeout_of(timeout)
+        hold = functools.partial(Lease, session, terms.on_lost)
+        return await session.core.acquire(self._primitive, hold, terms.ttl, timeout, terms.renew, terms.max_hold)
 
     async def try_acquire(self) -> Lease | None:
         """The lock if it is free now, else None. Raises Unavailable or ConfigError."""
@@ -199,8 +199,8 @@ class Lease(BaseLease):
 
     __slots__ = ("_cancelled", "_cancels", "_task")
 
-    def __init__(self, session: Session, grant: Grant, on_lost: Callable[[Lease], object] | None) -> None:
-        super().__init__(session, grant, on_lost)
+    def __init__(self, session: Session, on_lost: Callable[[Lease], object] | None, grant: Grant) -> None:
+        super().__init__(session, on_lost, grant)
         self._task: asyncio.Task[object] | None = None  # whose body the lease protects
         self._cancels = 0  # how often that task had been asked to end before
         self._cancelled = False

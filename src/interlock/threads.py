@@ -7,7 +7,7 @@ import inspect as _inspect
 import threading
 from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 
-from ._base import UNSET, BaseInterlock, BaseLock, Terms, Unset, revoke
+from ._base import UNSET, BaseInterlock, BaseLock, Terms, Unset, revoke, timeout_of
 from ._core import run
 from ._lease import BaseLease, LeaseState, Reply
 from ._session import Session, word
@@ -114,12 +114,10 @@ class Lock(BaseLock):
         by default. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind.
         """
         session: Session = self._interlock._session
-        on_lost = self._terms.on_lost
-        return run(
-            session.core.acquire(
-                self._primitive, lambda grant: Lease(session, grant, on_lost), **self._acquiring(timeout)
-            )
-        )
+        terms = self._terms
+        timeout = terms.timeout if isinstance(timeout, Unset) else timeout_of(timeout)
+        hold = functools.partial(Lease, session, terms.on_lost)
+        return run(session.core.acquire(self._primitive, hold, terms.ttl, timeout, terms.renew, terms.max_hold))
 
     def try_acquire(self) -> Lease | None:
         """The lock if it is free now, else None. Raises Unavailable or ConfigError."""

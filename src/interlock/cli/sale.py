@@ -135,7 +135,7 @@ class Wire:
         """Raises ConfigError for a bad URL, Unavailable where nobody answers."""
         self._address = address(url, for_asyncio=False)
         with self._told():
-            self._connection = cast("Any", self._address.connection(_ANSWER))  # its methods have no types
+            self._connection = self._address.connection(_ANSWER)  # its methods have no types
             self._connection.connect()
 
     def ask(self, *words: str | bytes | float) -> Any:

@@ -85,7 +85,8 @@ class Wire:
 
     def send(self, packed: bytes, until: float = FOREVER) -> None:
         """Send. Raises Disconnected."""
-        self._within(until)
+        if until != FOREVER or self.limit != self.timeout:
+            self._within(until)
         try:
             self.sock.sendall(packed)
         except OSError as error:
@@ -94,10 +95,7 @@ class Wire:
     def receive(self, until: float = FOREVER) -> Any:
         """The next reply. Raises Disconnected, after which the connection is no use any more."""
         reader = self.reader
-        while True:
-            reply = reader.gets()
-            if reply is not _wire.WAITING:
-                return reply
+        while (reply := reader.gets()) is _wire.WAITING:
             try:
                 data = self.sock.recv(65536)
             except OSError as error:
@@ -105,15 +103,16 @@ class Wire:
             if not data:
                 raise Disconnected("it closed the connection", sent=True, stale=not self.fresh)
             reader.feed(data)
-            if until != FOREVER:
-                self._within(until)
+            if len(data) == 65536 and until != FOREVER:
+                self._within(until)  # a long reply: each part may take no more than what is left
+        return reply
 
     def _within(self, until: float) -> None:
         """No send or receive takes longer than this, from now on."""
         seconds = self.timeout
         if until != FOREVER:
             seconds = max(0.001, min(seconds, until - _wire.now()))
-        if seconds != self.limit:
+        if not seconds <= self.limit <= seconds * 1.01:  # setting it costs as much as a tenth of a round trip
             self.limit = seconds
             if isinstance(self.sock, ssl.SSLSocket):
                 self.sock.settimeout(seconds)

@@ -143,7 +143,8 @@ class Monitor:
     def executed(self, sender: str, keys: Sequence[bytes], args: Sequence[bytes], reply: Any) -> None:
         """A script has run."""
         verb, token = args[0], args[1]
-        code: Any = reply[0] if type(reply) is list and reply else reply
+        listed: list[Any] = reply if isinstance(reply, list) else [reply]
+        code = listed[0] if listed else None
         self.note(f"server runs {sender}'s {verb.decode()} {token.decode()} -> {reply}")
         if isinstance(reply, ServerError):
             if not str(reply).startswith("NOSCRIPT"):
