@@ -130,7 +130,7 @@ PLANTED = {
         replaced("  local ours, again =", "  call('DEL', LOCK)\n  local ours, again ="), 1, ["loss", "cancel"],
     ),
     "no tombstone": (replaced("if call('ZSCORE', GONES, token) then return {GONE} end", ""), 5, ["lossy cancel"]),
-    "the newest first": (replaced("ZRANGE', QUEUE, 0, 0)[1]\n    if", "ZRANGE', QUEUE, -1, -1)[1]\n    if"), 6, ["calm"]),
+    "the newest first": (replaced("QUEUE, 0, 0)[1]\n    if", "QUEUE, -1, -1)[1]\n    if"), 6, ["calm"]),
     "nobody is woken": (replaced("redis.pcall('PUBLISH', channel, 'granted ' .. first)", ""), 4, ["calm"]),
     "a fence that stands still": (replaced("fence = math.max(fence + 1, now)", "fence = 1"), 2, ["calm"]),
     "a record for ever": (replaced("""why or ''),

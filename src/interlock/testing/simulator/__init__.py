@@ -31,6 +31,7 @@ import contextlib
 import gc
 import hashlib
 import logging
+import os
 import random
 import sys
 import types
@@ -91,7 +92,7 @@ def _apart(seed: int) -> Generator[None]:
     chance = random.Random(f"{seed} of the core")
 
     def token_hex(size: int) -> str:
-        return f"{chance.getrandbits(size * 8):0{size * 2}x}"[:8]
+        return chance.randbytes(size).hex()
 
     collecting = gc.isenabled()
     gc.disable()
@@ -99,8 +100,10 @@ def _apart(seed: int) -> Generator[None]:
         for name, module in list(sys.modules.items()):
             if name.startswith("interlock._"):
                 replaced: dict[str, Any] = {
-                    "random": chance, "secrets": types.SimpleNamespace(token_hex=token_hex), "token_hex": token_hex,
-                }  # fmt: skip
+                    "random": chance,
+                    "secrets": types.SimpleNamespace(token_hex=token_hex),
+                    "os": types.SimpleNamespace(**(vars(os) | {"urandom": chance.randbytes})),
+                }
                 for attribute, substitute in replaced.items():
                     if hasattr(module, attribute):
                         stack.enter_context(mock.patch.object(module, attribute, substitute))

@@ -99,7 +99,7 @@ class Client:
             await self._end(lease, error)
 
     def _hold(self, grant: Grant) -> BaseLease:
-        lease = BaseLease(self.session, grant, self.run.monitor.told)
+        lease = BaseLease(self.session, grant=grant, on_lost=self.run.monitor.told)
         self.run.monitor.leased(self.process, grant)
         return lease
 

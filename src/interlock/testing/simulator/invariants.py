@@ -16,6 +16,7 @@ Rules, by the numbers in violations.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -143,8 +144,9 @@ class Monitor:
     def executed(self, sender: str, keys: Sequence[bytes], args: Sequence[bytes], reply: Any) -> None:
         """A script has run."""
         verb, token = args[0], args[1]
-        listed: list[Any] = reply if isinstance(reply, list) else [reply]
-        code = listed[0] if listed else None
+        code: object = reply
+        with contextlib.suppress(TypeError, IndexError):
+            code = reply[0]
         self.note(f"server runs {sender}'s {verb.decode()} {token.decode()} -> {reply}")
         if isinstance(reply, ServerError):
             if not str(reply).startswith("NOSCRIPT"):

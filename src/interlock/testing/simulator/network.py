@@ -69,6 +69,7 @@ class Network:
         self.executed: Callable[[str, Sequence[bytes], Sequence[bytes], Any], None] = _ignore
         self.cut_off = False  # nothing gets through in either direction
         server.publish = self.publish
+        server.subscribers = lambda channel: int(channel in self.ears)
 
     def chance(self, likelihood: float, name: str) -> bool:
         """Whether a fault happens now; counted by its name."""
@@ -255,7 +256,17 @@ class SimPort:
             del self.network.ears[self._channel]
             self.network.counts["subscription broken"] += 1
             world = self.process.world
-            world.at(world.now + world.random.uniform(0.0, IO_TIMEOUT), self._subscribe, self.process)
+            noticed = world.now + world.random.choice((self.network.trip(), world.random.uniform(0.0, IO_TIMEOUT)))
+            world.at(noticed, self._noticed, self.process)
+
+    def buried(self) -> None:
+        """The process has crashed, and the server has noticed."""
+        if self._channel is not None:
+            self.network.ears.pop(self._channel, self)
+
+    def _noticed(self) -> None:
+        self.sink.unsubscribed()
+        self._subscribe()
 
     def _subscribe(self) -> None:
         world, channel = self.process.world, self._channel

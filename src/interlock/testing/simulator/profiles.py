@@ -40,6 +40,7 @@ PROFILES: Final = {
         Profile("pause", rates=_PAUSE | _CANCEL),
         Profile("crash", rates=_CRASH | _SERVER),
         Profile("loss", weather=_ROUGH),
+        Profile("slow", weather=Weather(slow=0.25, lost=0.05, unanswered=0.05, reset=0.3), rates={"cut off": 0.2}),
         Profile("lossy cancel", weather=_ROUGH, rates=_CANCEL | {"cut off": 0.1}),
         Profile("chaos", weather=_ROUGH, rates=_CANCEL | _PAUSE | _CRASH | _SERVER | {"cut off": 0.1}),
     )

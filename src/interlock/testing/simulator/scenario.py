@@ -129,6 +129,8 @@ class Run:
         client.process.alive = False
         self.monitor.note(f"{client.process.name} is dead")
         self.graves.append(client)
+        if self.world.random.random() < 0.7:  # else its host is gone, and the server does not hear of it
+            self.world.at(self.world.now + self.network.trip(), client.port.buried)
         index = self.clients.index(client)
         self.clients[index] = Client(self, f"{client.name.partition('.')[0]}.{len(self.graves)}")
 

@@ -80,6 +80,7 @@ class Server:
         self.frozen: int | None = None  # a script sees one time
         self.scripts = 0
         self.publish: Callable[[bytes, bytes], int] = lambda _channel, _payload: 0
+        self.subscribers: Callable[[bytes], int] = lambda _channel: 0
         self.refused: frozenset[bytes] = frozenset()  # commands that fail now
 
     # Time
@@ -347,9 +348,15 @@ def _publish(server: Server, channel: bytes, payload: bytes) -> Any:
     return server.publish(channel, payload)
 
 
+def _pubsub(server: Server, verb: bytes, channel: bytes) -> Any:
+    if verb.upper() != b"NUMSUB":
+        raise ServerError("ERR unknown PUBSUB subcommand")
+    return [channel, server.subscribers(channel)]
+
+
 _COMMANDS: Final[dict[bytes, Callable[..., Any]]] = {
     b"GET": _get, b"SET": _set, b"DEL": _del, b"EXISTS": _exists, b"PTTL": _pttl, b"PEXPIRE": _pexpire,
     b"ZADD": _zadd, b"ZREM": _zrem, b"ZSCORE": _zscore, b"ZCARD": _zcard, b"ZRANGE": _zrange,
     b"ZREMRANGEBYSCORE": _zremrangebyscore, b"HGET": _hget, b"HSET": _hset, b"HDEL": _hdel,
-    b"TIME": _time, b"PUBLISH": _publish,
+    b"TIME": _time, b"PUBLISH": _publish, b"PUBSUB": _pubsub,
 }  # fmt: skip
