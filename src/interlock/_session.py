@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import socket
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ._core import FOREVER, Argument, Core, Disconnected, Grant, Port, Signal, run
@@ -37,6 +38,7 @@ class Chore(Protocol):
     async def tick(self) -> None: ...
 
 
+@lru_cache(maxsize=4096)
 def word(text: str, most: int = 48) -> str:
     """Any text as a part of a token: one that can't be mistaken for another part."""
     return re.sub(r"[^A-Za-z0-9._@-]+", "-", text)[:most] or "-"

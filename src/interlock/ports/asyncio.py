@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from interlock.connect import Address
 
 T = TypeVar("T")
+BATCH: Final = 32  # commands after which a write does not wait for the end of the turn: the server begins meanwhile
 QUIET: Final = 5.0  # seconds without a message after which the connection is tested
 
 
@@ -108,10 +109,12 @@ class Wire(asyncio.Protocol):
         if not self.out:
             self.loop.call_soon(self._flush)
         self.out.append(packed)
+        if len(self.out) == BATCH:
+            self._flush()
         return reply
 
     def _flush(self) -> None:
-        if self.broken is None:
+        if self.out and self.broken is None:
             self.transport.write(b"".join(self.out))
         self.out.clear()
 

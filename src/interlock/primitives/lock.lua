@@ -11,7 +11,7 @@
 -- (5) A TTL is only ever lengthened by who holds it. (6) Every decision is by the server's clock.
 --
 -- KEYS   1 lock     string  <token>, or !<token> once revoked
---        2 record   string  "1 lock <fence> <holder> <channel> <last released> [<why revoked>]"; "-" is none
+--        2 record   string  "1 lock <fence> <last released> <holder> <channel> [<why revoked>]"; "-" is none
 --        3 queue    zset    token of a waiter -> number of arrival
 --        4 waiters  hash    token of a waiter -> "<alive until, ms> <life, ms> <heard 0|1> <channel>"
 --        5 gone     zset    token that left in doubt -> forget after, ms: a late acquire of it takes nothing
@@ -33,34 +33,38 @@ local GRANTED, QUEUED, BUSY, AGAIN, GONE, REVOKED, FOREIGN, MISUSED = 1, 2, 3, 4
 local RECORD_MS, QUEUE_MS, ALIVE_MS, SKIP = 300000, 10000, 3000, 32
 local LOCK, RECORD, QUEUE, WAITERS, GONES = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local call, verb, token = redis.call, ARGV[1], ARGV[2]
-local fence, owner, owner_channel, released = 0, '-', '-', '-'  -- what the record says, once read() was called
+local fence, released, text = 0, '-', nil  -- what the record says, once read() was called
 
 local function micros()
   local t = call('TIME')
   return t[1] * 1000000 + t[2]
 end
 
--- Returns the record if it is there but not one of ours, of this version.
+-- Whether the record is missing or ours to read: of a lock, and of this version.
 local function read()
-  local text = call('GET', RECORD)
-  if not text then return nil end
-  local f, o, c, r = string.match(text, '^1 lock (%d+) (%S+) (%S+) (%S+)')
-  if not f then return text end
-  fence, owner, owner_channel, released = tonumber(f), o, c, r
+  text = call('GET', RECORD)
+  if not text then return true end
+  local f, r = string.match(text, '^1 lock (%d+) (%S+)')
+  if not f then return false end
+  fence, released = tonumber(f), r
+  return true
 end
 
--- The record outlives the hold by far, and its fence even if the clock is set back.
-local function record(now, ttl, holder, channel, why)
-  local keep = RECORD_MS + ttl + math.max(0, (fence - now) / 1000)
-  call('SET', RECORD, string.format('1 lock %.0f %s %s %s%s', fence, holder, channel, released, why or ''),
-    'PX', string.format('%.0f', keep))
+-- The rest of it: holder, channel, why revoked. Only rare verbs need these.
+local function holding()
+  return string.match(text or '', '^1 lock %d+ %S+ (%S+) (%S+) ?(.*)')
 end
 
--- The lock's own key is set last: if the server has no memory left for either, nothing is granted.
+local function record(holder, channel, why)
+  return string.format('1 lock %.0f %s %s %s%s', fence, released, holder, channel, why or '')
+end
+
+-- The record outlives the hold by far, and its fence even if the clock is set back. The lock's own key is set
+-- last: if the server has no memory left for either, nothing is granted.
 local function grant(to, ttl, channel)
   local now = micros()
   fence = math.max(fence + 1, now)
-  record(now, ttl, to, channel)
+  call('SET', RECORD, record(to, channel), 'PX', RECORD_MS + ttl + math.ceil((fence - now) / 1000))
   call('SET', LOCK, to, 'PX', ttl)
 end
 
@@ -109,13 +113,13 @@ end
 
 if verb == 'acquire' then
   local ttl, life, heard, channel, wait = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
-  local holder, misused = call('GET', LOCK), read()
-  if misused then return {MISUSED, misused} end
+  local holder = call('GET', LOCK)
+  if not read() then return {MISUSED, text} end
   local crowded = call('EXISTS', QUEUE, GONES) > 0
   if holder == token then  -- the same request again, or the confirmation of a handover
     if crowded then leave(token) end
     local pttl = call('PTTL', LOCK)
-    if owner ~= token then grant(token, math.max(pttl, ttl), channel) end  -- the record was evicted
+    if holding() ~= token then grant(token, math.max(pttl, ttl), channel) end  -- the record was evicted
     if pttl < tonumber(ttl) then call('PEXPIRE', LOCK, ttl) end
     return {GRANTED, fence}
   end
@@ -133,7 +137,8 @@ if verb == 'acquire' then
     return {GRANTED, fence}
   end
   if holder == '!' .. token then
-    return {REVOKED, string.match(call('GET', RECORD) or '', '^1 lock %d+ %S+ %S+ %S+ (.*)') or ''}
+    local _, _, why = holding()
+    return {REVOKED, why or ''}
   end
   local pttl = call('PTTL', LOCK)
   if pttl == -1 then return {FOREIGN, holder} end
@@ -152,13 +157,14 @@ elseif verb == 'release' then
   local holder = call('GET', LOCK)
   read()
   local ours, again = holder == token or released == token, 0
-  if call('EXISTS', QUEUE) > 0 then leave(token) end
+  local crowded = call('EXISTS', QUEUE) > 0
+  if crowded then leave(token) end
   if holder == token then released = token end
   if not holder or holder == token or holder == '!' .. token then
     local got
-    got, again = hand_over()
+    if crowded then got, again = hand_over() else call('DEL', LOCK) end
     -- Only the answer to a release that comes twice hangs on this, so out of memory it may fail.
-    if not got and ours then pcall(record, micros(), 0, '-', '-') end
+    if not got and ours and text then redis.pcall('SET', RECORD, record('-', '-'), 'KEEPTTL') end
   end
   if gone ~= '0' then
     local now = micros() / 1000
@@ -212,14 +218,14 @@ elseif verb == 'revoke' then
   local pttl = call('PTTL', LOCK)
   if call('GET', LOCK) ~= token or force ~= '1' and pttl < 0 then return {0, pttl} end
   read()
-  local channel = owner_channel
+  local owner, channel = holding()
   if force ~= '1' then
     call('SET', LOCK, '!' .. token, 'PX', pttl)
-    record(micros(), pttl, owner, channel, ' ' .. why)
-  elseif not hand_over() then
-    record(micros(), 0, '-', '-', ' ' .. why)
+    if owner then call('SET', RECORD, record(owner, channel, ' ' .. why), 'KEEPTTL') end
+  else
+    hand_over()
   end
-  redis.pcall('PUBLISH', channel, 'revoked ' .. token .. ' ' .. why)
+  if channel then redis.pcall('PUBLISH', channel, 'revoked ' .. token .. ' ' .. why) end
   return {1, pttl}
 
 elseif verb == 'keys' then
