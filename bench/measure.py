@@ -1,8 +1,9 @@
-"""How it is measured: short slices of all contenders in turn, round after round; medians, and ratios of medians.
+"""How it is measured: short slices of all contenders in turn, round after round, and the ratios within a round.
 
 Machines are noisy, and some change their speed by a factor of two from minute to minute. So no number stands
 alone: in each round every contender has one slice, in alternating order, and a ratio compares what ran side by
-side. The spread is that of the rounds' own ratios, from the first quartile to the third.
+side. Shown is the median of the rounds' own ratios, and their spread from the first quartile to the third. (The
+ratio of the two medians would compare different minutes: it was seen far outside of those quartiles.)
 """
 
 from __future__ import annotations
@@ -64,13 +65,16 @@ class Outcome:
         return statistics.median(self.samples[contender])
 
     def ratio(self, contender: str) -> float:
-        """Ours / other: of the medians."""
-        return self.median(self.ours) / self.median(contender)
+        """Ours / other: the median of the rounds' own ratios, as a round's slices met the same machine."""
+        return statistics.median(self._ratios(contender))
 
     def spread(self, contender: str) -> tuple[float, float]:
         """The middle half of the rounds' own ratios."""
-        ratios = sorted(a / b for a, b in zip(self.samples[self.ours], self.samples[contender], strict=True))
+        ratios = sorted(self._ratios(contender))
         return ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+
+    def _ratios(self, contender: str) -> list[float]:
+        return [a / b for a, b in zip(self.samples[self.ours], self.samples[contender], strict=True)]
 
     def fastest_peer(self) -> str:
         peers = [name for name in self.samples if name not in {self.ours, self.floor}]

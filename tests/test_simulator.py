@@ -133,13 +133,14 @@ PLANTED = {
     "the newest first": (replaced("QUEUE, 0, 0)[1]\n    if", "QUEUE, -1, -1)[1]\n    if"), 6, ["calm"]),
     "nobody is woken": (replaced("redis.pcall('PUBLISH', channel, 'granted ' .. first)", ""), 4, ["calm"]),
     "a fence that stands still": (replaced("fence = math.max(fence + 1, now)", "fence = 1"), 2, ["calm"]),
-    "a record for ever": (replaced("""why or ''),
-    'PX', string.format('%.0f', keep))""", "why or ''))"), 3, ["calm"]),
+    "a record for ever": (
+        replaced(", 'PX', RECORD_MS + ttl + math.ceil((fence - now) / 1000))", ")"), 3, ["calm"],
+    ),
     "a confirmation that does not lengthen": (
         replaced("if pttl < tonumber(ttl) then call('PEXPIRE', LOCK, ttl) end", ""), 1, ["pause", "loss"],
     ),
     "a renewal that shortens": (replaced("if call('PTTL', KEYS[i]) < ttl then", "if true then"), 1, ["pause", "chaos"]),
-    "the dead are not skipped": (replaced("if alive and tonumber(alive) > now then", "if alive then"), 4, ["crash"]),
+    "the dead are not skipped": (replaced("tonumber(alive) > now", "true"), 4, ["crash"]),
 }  # fmt: skip
 
 

@@ -190,7 +190,7 @@ class Grant:
         self.overdue = sent + self.attempt.ttl / 2  # due at ttl/3, and ttl/6 of grace
         deadline = sent + ttl - margin(ttl)
         if deadline > self.deadline:
-            self.deadline = deadline if deadline < self.ends else self.ends
+            self.deadline = min(self.ends, deadline)
 
     def lapsed(self, now: float) -> str | None:
         """Why the lease can't be relied on at this time, or None if it can."""

@@ -44,7 +44,7 @@ class Renewal:
 
     def due(self) -> float:
         """When the keeper must come at the latest."""
-        slots = self.slots
+        slots = list(self.slots)  # in one step: other threads add to it
         if not slots:
             return FOREVER
         return min(*slots, self.port.now() + min(1.0, self.shortest / 10))

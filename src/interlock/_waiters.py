@@ -21,7 +21,7 @@ from ._core import FOREVER, QUEUED, Attempt, Disconnected, Message, Port, Primit
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-VOUCH: Final = 1.0  # seconds between two vouches, ± a quarter; the server counts a waiter dead after 3
+VOUCH: Final = 1.0  # seconds between two vouches, at most; the server counts a waiter dead after 3
 PATIENCE: Final = 1.0  # seconds that one round of vouches may take
 CROWD: Final = 1000  # waiters in one script call
 EPSILON: Final = 0.005  # seconds after a holder's pttl at which its key is gone for certain
@@ -138,4 +138,4 @@ class Waiters:
 
 
 def _jittered() -> float:
-    return VOUCH * random.uniform(0.75, 1.25)
+    return VOUCH * random.uniform(0.7, 1.0)

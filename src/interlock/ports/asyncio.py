@@ -222,7 +222,10 @@ class AsyncioPort:
         done, _ = await asyncio.wait([self._connecting], timeout=left)
         if not done:
             raise Disconnected("no connection in time", sent=False, timed_out=True)
-        return done.pop().result()
+        connecting = done.pop()
+        if connecting.cancelled():
+            raise Disconnected("it was closed while connecting", sent=False)
+        return connecting.result()
 
     async def _connect(self) -> Wire:
         try:

@@ -229,20 +229,23 @@ def _get(server: Server, key: bytes) -> Any:
 
 
 def _set(server: Server, key: bytes, value: bytes, *options: bytes) -> Any:
-    expiry = None
+    until = None
     match [option.upper() for option in options]:
         case []:
             pass
+        case [b"KEEPTTL"]:
+            server.purge(key)
+            until = server.expires.get(key)
         case [b"PX", ms]:
-            expiry = _integer(ms)
-            if expiry <= 0:
+            if _integer(ms) <= 0:
                 raise ServerError("ERR invalid expire time in 'set' command")
+            until = server.millis() + _integer(ms)
         case _:
             raise ServerError("ERR syntax error")
     server.remove(key)
     server.data[key] = value
-    if expiry is not None:
-        server.expires[key] = server.millis() + expiry
+    if until is not None:
+        server.expires[key] = until
     return b"OK"
 
 
