@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from interlock.connect import Address
 
 T = TypeVar("T")
-BATCH: Final = 32  # commands after which a write does not wait for the end of the turn: the server begins meanwhile
+BATCH: Final = 16  # commands after which a write does not wait for the end of the turn: the server begins meanwhile
 QUIET: Final = 5.0  # seconds without a message after which the connection is tested
 
 
@@ -185,7 +185,8 @@ class AsyncioPort:
         wire = self._wire
         if wire is None or wire.broken is not None:
             wire = await self._connected(until)
-        reply = await self._reply(wire.send(_wire.by_sha(script, keys, args)), until)
+        future = wire.send(_wire.by_sha(script, keys, args))
+        reply = await (future if until == FOREVER else self._reply(future, until))
         if type(reply) is _wire.ReplyError:
             if _wire.unknown(reply):
                 reply = await self._reply(wire.send(_wire.by_text(script, keys, args)), until)
@@ -203,9 +204,10 @@ class AsyncioPort:
         return [ServerError(str(r)) if type(r) is _wire.ReplyError else r for r in replies]
 
     async def _reply(self, reply: asyncio.Future[Any], until: float) -> Any:
-        if until == FOREVER:
+        left = until - _wire.now()
+        if left >= self.address.timeout:  # the connection itself is given up before
             return await reply
-        timer = self.loop.call_later(max(0.0, until - _wire.now()), _give_up, reply)
+        timer = self.loop.call_later(max(0.0, left), _give_up, reply)
         try:
             return await reply
         finally:
