@@ -132,7 +132,7 @@ PLANTED = {
     "no tombstone": (replaced("if call('ZSCORE', GONES, token) then return {GONE} end", ""), 5, ["lossy cancel"]),
     "the newest first": (replaced("QUEUE, 0, 0)[1]\n    if", "QUEUE, -1, -1)[1]\n    if"), 6, ["calm"]),
     "nobody is woken": (replaced("redis.pcall('PUBLISH', channel, 'granted ' .. first)", ""), 4, ["calm"]),
-    "a fence that stands still": (replaced("fence = math.max(fence + 1, now)", "fence = 1"), 2, ["calm"]),
+    "a fence in whole seconds": (replaced("math.max(fence + 1, now)", "now - now % 1e6"), 2, ["calm"]),
     "a record for ever": (
         replaced(", 'PX', RECORD_MS + ttl + math.ceil((fence - now) / 1000))", ")"), 3, ["calm"],
     ),

@@ -31,6 +31,12 @@ PATIENCE: Final = 1.0  # seconds that one renewal call may take
 LONG: Final = 1.0  # seconds after which a lease is worth a subscription, so that a revocation is pushed to it
 
 
+class Slot(dict[str, Grant]):
+    """The leases that are due at one time, by token; and the shortest ttl that any of them had."""
+
+    shortest = FOREVER
+
+
 class Renewal:
     """The leases of one client, by when each is due."""
 
@@ -38,16 +44,16 @@ class Renewal:
         self.port = port
         self.channel = channel
         self.nudge = nudge  # tells the keeper of a time before which it must not sleep on
-        self.slots: dict[float, dict[str, Grant]] = {}
+        self.slots: dict[float, Slot] = {}
         self.dropped: deque[Attempt] = deque(maxlen=1000)
-        self.shortest = FOREVER  # the shortest ttl among what was held since nothing was
 
     def due(self) -> float:
         """When the keeper must come at the latest."""
-        slots = list(self.slots)  # in one step: other threads add to it
+        slots = list(self.slots.items())  # in one step: other threads add to it
         if not slots:
             return FOREVER
-        return min(*slots, self.port.now() + min(1.0, self.shortest / 10))
+        nap = min(_nap(slot.shortest) for _, slot in slots)
+        return min(self.port.now() + nap, *(due for due, _ in slots))
 
     def held(self) -> list[Grant]:
         """All leases that have not ended."""
@@ -65,9 +71,6 @@ class Renewal:
             self._put(grant, (grant.overdue - ttl / 6) // grain * grain)
         else:
             self._put_end(grant)
-        if ttl < self.shortest:
-            self.shortest = ttl
-            self.nudge(0.0)
 
     def _put_end(self, grant: Grant) -> None:
         grain = min(0.05, grant.attempt.ttl / 30)
@@ -77,10 +80,14 @@ class Renewal:
         with self.port.mutex:
             slot = self.slots.get(due)
             if slot is None:
-                slot = self.slots[due] = {}
+                slot = self.slots[due] = Slot()
+            ttl = grant.attempt.ttl
+            if ttl < slot.shortest:
+                slot.shortest = ttl
             slot[grant.attempt.token] = grant
             grant.slot = slot
-        self.nudge(due)
+        nap = grant.overdue - ttl / 2 + _nap(ttl)
+        self.nudge(nap if nap < due else due)
 
     def forget(self, grant: Grant) -> None:
         """Renew it no more. No I/O and no lock: also called while it is garbage collected."""
@@ -123,8 +130,6 @@ class Renewal:
             self.port.listen(self.channel)
         with self.port.mutex:
             slots = [self.slots.pop(due) for due in sorted(self.slots) if due <= now]
-            if not self.slots:
-                self.shortest = FOREVER
         batches: dict[Script, list[Grant]] = {}
         for grant in (grant for slot in slots for grant in list(slot.values())):
             if grant.ended is not None:
@@ -166,6 +171,11 @@ class Renewal:
             log.info("%s: a renewal failed and is tried again: %r", grant.primitive, cause)
         grant.failing = True
         self._put(grant, min(self.port.now() + min(1.0, grant.attempt.ttl / 12), grant.deadline))
+
+
+def _nap(ttl: float) -> float:
+    """How long the keeper may sleep while such a lease is held: timers stand still when the machine sleeps."""
+    return min(1.0, ttl / 10)
 
 
 def _px(grant: Grant, now: float) -> int:

@@ -114,16 +114,16 @@ class Session:
     async def keep(self) -> None:
         """Do every chore when it is due, until the session is closed."""
         while not self.core.closed:
-            self.asleep_until = FOREVER  # awake: whoever nudges now sets the alarm
-            due = min(chore.due() for chore in self.chores)
-            self.asleep_until = due
-            await self.port.wait(self.alarm, due)
-            for chore in self.chores:
-                try:
+            try:
+                self.asleep_until = FOREVER  # awake: whoever nudges now sets the alarm
+                due = min(chore.due() for chore in self.chores)
+                self.asleep_until = due
+                await self.port.wait(self.alarm, due)
+                for chore in self.chores:
                     await chore.tick()
-                except Exception:  # a bug of ours must not end the renewal of leases
-                    log.exception("interlock: %s failed and goes on", type(chore).__name__)
-                    await self.port.wait(self.port.signal(), self.port.now() + 0.1)
+            except Exception:  # a bug of ours must not end the renewal of leases
+                log.exception("interlock: the keeper failed and goes on")
+                await self.port.wait(self.port.signal(), self.port.now() + 0.1)
 
     # What needs more than the core
 

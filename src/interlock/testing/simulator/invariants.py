@@ -37,6 +37,7 @@ FOLLOWED: Final = 1.3  # seconds after which a free lock must have been given to
 TOLD: Final = 3.5  # seconds after which a loss must have been told: each of the keeper's calls may take one
 WOKEN: Final = 0.05  # seconds after which who was handed the lock must know, if nothing at all goes wrong
 UNDONE: Final = 1.0  # seconds after which nothing of an attempt may be left, in clean weather
+KEEPER: Final = "interlock-keeper"  # the coroutine of a session that renews
 ENOUGH: Final = 20  # violations of one run
 
 
@@ -133,7 +134,8 @@ class Monitor:
                 self.attempts[token] = Attempt(process, key.encode())
             if self.world.current is not None:
                 self.world.current.subject = token
-        elif verb == "renew":
+        elif verb == "renew" and self.world.current is not None and self.world.current.name == KEEPER:
+            # (An extend() that is tried again may cross a release: the server refuses it.)
             tokens = {str(token).encode() for token in rest[::2]}
             for held in (held for holds in self.held.values() for held in holds):
                 if held.grant.ended is not None and held.grant.token.encode() in tokens:
