@@ -43,6 +43,7 @@ GRANTED, QUEUED, BUSY, AGAIN, GONE, REVOKED, FOREIGN, MISUSED = range(1, 9)
 RETRY_FOR: Final = 5.0  # seconds that a server may stay away before a call says Unavailable
 GRANT_LIFE: Final = 3.0  # seconds that a handover waits for its confirmation, at most (less with a short ttl)
 GONE_FOR: Final = 60.0  # seconds after which a late copy of a request is no longer expected
+TOO_LATE: Final = 8  # answers in a row that come after the lease they grant has lapsed
 FOREVER: Final = math.inf
 
 # Error replies that pass by themselves: the server starts, is busy, or fails over.
@@ -267,23 +268,23 @@ class Core:
             ttl = min(ttl, max_hold + 2 * margin(ttl))
         attempt = Attempt(primitive, f"{self.who()}/{os.urandom(16).hex()}", ttl, port.signal() if wait else None)
         ttl_ms = int(ttl * 1000)
-        grant: Grant | None = None
+        late = 0
         try:
-            if wait:
-                self.waiters.expect(attempt)
+            self.waiters.expect(attempt)
             while True:
                 heard = self.waiters.heard
                 args = ("acquire", attempt.token, ttl_ms, attempt.life_ms, heard, self.channel, int(wait))
                 reply, sent = await self.ask(attempt, args, until)
                 code = reply[0]
                 if code == GRANTED:
-                    ends = FOREVER if max_hold is None else sent + max_hold
-                    grant = Grant(attempt, reply[1], sent, renews=renews, ends=ends)
-                    lease = hold(grant)
-                    self.renewal.add(grant)
-                    if wait:
+                    lease = self._hold(attempt, reply[1], sent, hold, renews=renews, max_hold=max_hold)
+                    if lease is not None:
                         self.waiters.leave(attempt)
-                    return lease
+                        return lease
+                    late += 1
+                    if late == TOO_LATE:
+                        raise Unavailable(f"{primitive}: {port.shown} answers too late for a lease of {ttl:g} s")
+                    continue
                 if code == QUEUED:
                     attempt.entered = True
                     if not await self.waiters.wait(attempt, reply[2], bool(reply[3]), until):
@@ -294,20 +295,42 @@ class Core:
                     raise _unobtainable(primitive, code, reply)
         except BaseException as error:
             self.waiters.leave(attempt)
-            if grant is not None:
-                self.renewal.forget(grant)
-                grant.ended = Grant.RELEASED
-            if attempt.entered or attempt.in_doubt or not isinstance(error, LockError):
+            if attempt.entered or attempt.in_doubt or late or not isinstance(error, LockError):
                 self.undo.add(attempt)
             cause = error.__cause__
             if wait and isinstance(cause, Disconnected) and cause.timed_out and port.now() >= until:
                 # the caller's time is over; the server's silence is only how it passed
                 raise AcquireTimeout(f"{primitive} was not acquired within {timeout:g} s: {error}") from error
             raise
+        self.waiters.leave(attempt)
         if wait:
-            self.waiters.leave(attempt)
             await self.undo.now(attempt)
         raise _busy(primitive, timeout or 0, reply)
+
+    def _hold(
+        self,
+        attempt: Attempt,
+        fence: int,
+        sent: float,
+        hold: Callable[[Grant], L],
+        *,
+        renews: bool,
+        max_hold: float | None,
+    ) -> L | None:
+        """The lease of a grant; None if its answer took longer than it lasts."""
+        grant = Grant(attempt, fence, sent, renews=renews, ends=FOREVER if max_hold is None else sent + max_hold)
+        if grant.lapsed(self.port.now()):
+            return None
+        try:
+            lease = hold(grant)
+            self.renewal.add(grant)
+            if self.closed:  # closing gives it back, whether it has seen it or not
+                raise self._closed(attempt.primitive)
+        except BaseException:
+            self.renewal.forget(grant)
+            grant.ended = Grant.RELEASED
+            raise
+        return lease
 
     async def ask(self, attempt: Attempt, args: Sequence[Argument], until: float) -> tuple[Any, float]:
         """One question of an attempt, retried while the server is away: the reply, and when it was sent."""
@@ -316,7 +339,7 @@ class Core:
         cause: Exception
         while True:
             if self.closed:
-                raise ConfigError(f"{primitive}: this Interlock is closed. Make a new one")
+                raise self._closed(primitive)
             sent = port.now()
             try:
                 return await port.call(primitive.script, primitive.keys, args, give_up), sent
@@ -339,6 +362,10 @@ class Core:
                 ) from cause
             await port.wait(port.signal(), port.now() + pause)
 
+    @staticmethod
+    def _closed(primitive: Primitive) -> ConfigError:
+        return ConfigError(f"{primitive}: this Interlock is closed. Make a new one")
+
     async def release(self, grant: Grant) -> bool:
         """Give it back: whether it was still ours. Raises Unavailable if nobody can tell."""
         attempt = grant.attempt
@@ -359,8 +386,8 @@ class Core:
                 if not again:
                     return bool(ours)
                 args = ("release", attempt.token, gone_ms(attempt))
-        except BaseException:
-            if self.closed:  # closing has released it
+        except BaseException as error:
+            if self.closed and isinstance(error, ConfigError):  # it was closed in the same moment
                 return True
             self.undo.add(attempt)
             raise
@@ -399,6 +426,9 @@ class Core:
         reply, sent = await self._about(grant, keys, ("renew", grant.token, int(ttl * 1000)))
         why = renewal_verdict(reply[0])
         if why:
+            self.renewal.lose(grant, why)
+            raise grant.error(why)
+        if why := grant.lapsed(self.port.now()):
             self.renewal.lose(grant, why)
             raise grant.error(why)
         grant.confirmed(sent, ttl)

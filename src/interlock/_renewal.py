@@ -20,6 +20,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from ._core import FOREVER, Argument, Disconnected, Grant, Port, Script, ServerError, log, margin, renewal_verdict
+from .errors import LockError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,6 +46,7 @@ class Renewal:
         self.channel = channel
         self.nudge = nudge  # tells the keeper of a time before which it must not sleep on
         self.slots: dict[float, Slot] = {}
+        self.asking: dict[str, Grant] = {}  # those whose renewal is on its way, and who stand in no slot
         self.dropped: deque[Attempt] = deque(maxlen=1000)
 
     def due(self) -> float:
@@ -62,6 +64,7 @@ class Renewal:
     def _all(self) -> Iterator[Grant]:
         for slot in list(self.slots.values()):
             yield from list(slot.values())
+        yield from list(self.asking.values())
 
     def add(self, grant: Grant) -> None:
         """Keep this lease alive from now on."""
@@ -82,12 +85,11 @@ class Renewal:
             if slot is None:
                 slot = self.slots[due] = Slot()
             ttl = grant.attempt.ttl
-            if ttl < slot.shortest:
-                slot.shortest = ttl
+            slot.shortest = min(slot.shortest, ttl)
             slot[grant.attempt.token] = grant
             grant.slot = slot
         nap = grant.overdue - ttl / 2 + _nap(ttl)
-        self.nudge(nap if nap < due else due)
+        self.nudge(min(due, nap))
 
     def forget(self, grant: Grant) -> None:
         """Renew it no more. No I/O and no lock: also called while it is garbage collected."""
@@ -112,6 +114,7 @@ class Renewal:
         self.forget(grant)
         if grant.ended is None:
             log.warning("%s", grant.error(why))
+            self.dropped.append(grant.attempt)  # closing takes back what a revocation left
         if lease := grant.lose(why):
             lease._on_lost()
 
@@ -146,19 +149,25 @@ class Renewal:
 
     async def _renew(self, script: Script, grants: list[Grant]) -> None:
         sent = self.port.now()
+        patience = min(PATIENCE, max(0.05, min(grant.attempt.ttl for grant in grants) / 3))
         keys: list[str] = []
         args: list[Argument] = ["renew"]
         for grant in grants:
+            self.asking[grant.token] = grant
             keys += grant.primitive.keys[:2]
             args += (grant.token, _px(grant, sent))
         try:
-            states: list[Any] = await self.port.call(script, keys, args, sent + PATIENCE)
-        except (Disconnected, ServerError) as error:
+            states: list[Any] = await self.port.call(script, keys, args, sent + patience)
+        except (Disconnected, ServerError, LockError) as error:
             states = [str(error).encode()] * len(grants)
+        now = self.port.now()
         for grant, state in zip(grants, states, strict=True):
+            self.asking.pop(grant.token, None)
             if grant.ended is not None:
                 continue
-            if isinstance(state, bytes):
+            if why := grant.lapsed(now):  # what was lost stays lost
+                self.lose(grant, why)
+            elif isinstance(state, bytes):
                 self._failed(grant, state)
             elif why := renewal_verdict(state):
                 self.lose(grant, why)

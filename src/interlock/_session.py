@@ -148,6 +148,8 @@ class Session:
         """Release what is held and leave every queue, in bounded time."""
         self.core.closed = True
         held, waiting = self.renewal.held(), list(self.waiters.expected.values())
+        for attempt in waiting:
+            attempt.in_doubt = True  # a request of it may be on its way
         for grant in held:
             self.renewal.forget(grant)
             grant.ended = Grant.RELEASED

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ._core import FOREVER, GRANT_LIFE, Attempt, Disconnected, Message, Port, ServerError, Signal, gone_ms
+from .errors import LockError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +56,7 @@ class Undo:
         self.next = now + PAUSE
         try:
             replies: list[Any] = await self.port.calls([message(attempt) for attempt, _, _ in jobs], now + PATIENCE)
-        except Disconnected as error:
+        except (Disconnected, LockError) as error:
             replies = [ServerError(str(error))] * len(jobs)
         for (attempt, until, done), reply in zip(jobs, replies, strict=True):
             answered = not isinstance(reply, ServerError) and not reply[1]

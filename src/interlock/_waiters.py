@@ -17,6 +17,7 @@ import random
 from typing import TYPE_CHECKING, Any, Final
 
 from ._core import FOREVER, QUEUED, Attempt, Disconnected, Message, Port, Primitive, ServerError, log
+from .errors import LockError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -108,7 +109,7 @@ class Waiters:
             return
         try:
             replies = await self.port.calls(list(self._vouches(crowds)), now + PATIENCE)
-        except Disconnected as error:
+        except (Disconnected, LockError) as error:
             log.debug("no vouch got through: %s", error)
             return
         for (room, crowd), reply in zip(crowds, replies, strict=True):

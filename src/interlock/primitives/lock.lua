@@ -220,7 +220,7 @@ elseif verb == 'revoke' then
   read()
   local owner, channel = holding()
   if force ~= '1' then
-    call('SET', LOCK, '!' .. token, 'PX', pttl)
+    call('SET', LOCK, '!' .. token, 'PX', math.max(1, pttl))
     if owner then call('SET', RECORD, record(owner, channel, ' ' .. why), 'KEEPTTL') end
   else
     hand_over()
