@@ -24,6 +24,7 @@ from redis_fifo_lock import FifoLock
 
 import interlock
 import interlock.aio
+from interlock._core import GRANTED, QUEUED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -111,6 +112,31 @@ class Bare:
         self.socket.close()
 
 
+class BareWaiter:
+    """The floor of a handover: it acquires and releases over one bare connection, and hears the push over another."""
+
+    def __init__(self, path: str, acquire: Sequence[str], release: Sequence[str], me: str) -> None:
+        token, channel = f"floor/{me}", f"floor:{me}"
+        verb = 3 + int(acquire[2])  # then: token, ttl, life, heard, channel, wait
+        self.acquire = _packed([*acquire[: verb + 1], token, *acquire[verb + 2 : verb + 4], "1", channel, "1"])
+        self.release = _packed([*release[: verb + 1], token, *release[verb + 2 :]])
+        self.granted = f"granted {token}".encode()
+        self.wire, self.ears = Bare(path), Bare(path)
+        self.ears.ask(_packed(("SUBSCRIBE", channel)))
+
+    def __enter__(self) -> None:
+        while (code := self.wire.ask(self.acquire)[0]) != GRANTED:
+            assert code == QUEUED, code
+            assert self.ears.receive()[2] == self.granted
+
+    def __exit__(self, *_: object) -> None:
+        assert self.wire.ask(self.release)[0] == 1  # it was ours
+
+    def close(self) -> None:
+        self.wire.close()
+        self.ears.close()
+
+
 Pair = tuple[bytes, bytes]  # acquire, release
 
 
@@ -131,19 +157,20 @@ class Tapped:
                 self.commands.append(command)
         monitor.close()
 
-    def channel(self) -> str:
-        """Which channel was subscribed last."""
-        return [command[1] for command in self.commands if command[0] == "SUBSCRIBE"][-1]
+    def messages(self, verb: str) -> list[list[str]]:
+        """The calls of one verb, in the order in which the server ran them."""
+        return [c for c in self.commands if c[0] == "EVALSHA" and c[3 + int(c[2])] == verb]
+
+    def tokens(self, verb: str) -> list[str]:
+        """Who made these calls."""
+        return [_token(message) for message in self.messages(verb)]
 
     def pairs(self) -> list[Pair]:
         """The acquires with their releases, in the order of the acquires; the last of each lock."""
-        acquires, releases = self._of("acquire"), self._of("release")
+        acquires, releases = self.messages("acquire"), self.messages("release")
         last = {_key(message): message for message in acquires}
         by_token = {_token(message): message for message in releases}
         return [(_packed(message), _packed(by_token[_token(message)])) for message in last.values()]
-
-    def _of(self, verb: str) -> list[list[str]]:
-        return [c for c in self.commands if c[0] == "EVALSHA" and c[3 + int(c[2])] == verb]
 
 
 def _parsed(line: bytes | str) -> list[str]:
@@ -167,6 +194,12 @@ def _packed(message: Sequence[str]) -> bytes:
 
 
 def floor_pair(path: str) -> Pair:
+    """What one acquire and one release send, packed."""
+    acquire, release = floor_messages(path)
+    return _packed(acquire), _packed(release)
+
+
+def floor_messages(path: str) -> tuple[list[str], list[str]]:
     """What one acquire and one release send."""
     clients = Clients(path)
     lock = clients.sync_lock(OURS, "floor")
@@ -178,7 +211,7 @@ def floor_pair(path: str) -> Pair:
 
     tapped = Tapped(path, body)
     clients.close()
-    return tapped.pairs()[0]
+    return tapped.messages("acquire")[-1], tapped.messages("release")[-1]
 
 
 def floor_pairs(path: str, count: int) -> list[Pair]:

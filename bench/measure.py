@@ -60,6 +60,7 @@ class Outcome:
     note: str = ""
     less_is_better: bool = False
     floor: str = "floor"
+    broken: bool = False  # something that no timing excuses: a lock that did not exclude, a lease that was lost
 
     def median(self, contender: str) -> float:
         return statistics.median(self.samples[contender])
@@ -113,7 +114,7 @@ class Bench:
         self.path = path
         self._rounds = rounds
         self.quick = quick
-        self._tell = tell
+        self.tell = tell
 
     def rounds(self, usual: int) -> int:
         """How many rounds a row has that usually has so many."""
@@ -128,7 +129,7 @@ class Bench:
         for turn in range(rounds + 1):
             order = list(contenders) if turn % 2 else list(reversed(contenders))
             for i, name in enumerate(order):
-                self._tell(f"{what}: {name}", turn * len(order) + i, (rounds + 1) * len(order))
+                self.tell(f"{what}: {name}", turn * len(order) + i, (rounds + 1) * len(order))
                 gc.collect()
                 sample = contenders[name]()
                 if turn:

@@ -1,4 +1,4 @@
-"""The rows of DESIGN section 5 that one process can measure: 1, 2, 7 and 8."""
+"""The rows of DESIGN section 5 that one process can measure: 1, 2 and 8."""
 
 from __future__ import annotations
 

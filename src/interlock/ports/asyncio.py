@@ -320,8 +320,11 @@ class AsyncioPort:
 
     def _done(self, task: asyncio.Future[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # whoever wanted it has it; nobody is told that it was not fetched
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None and not isinstance(error, Disconnected | LockError):  # those were told to who connects
+            log.error("interlock: a task of ours has failed", exc_info=error)
 
     async def close(self) -> None:
         """End the connection and the tasks."""

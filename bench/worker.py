@@ -1,0 +1,263 @@
+"""One process of a row that needs several: it reads orders from stdin, a JSON line each, and answers in kind.
+
+It ends when its stdin does, so none outlives the benchmark. `Worker` is the side of the one who gives the orders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import mmap
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import hiredis
+
+from contenders import FLOOR, TTL, AsyncClients, Bare, BareWaiter, Clients, now
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PATIENCE = 10.0  # seconds that a worker may take to end by itself
+SLOT = 8  # bytes of a number on the board
+
+
+class Worker:
+    """A process that takes orders. Ended, by its id, at the end of its `with`."""
+
+    def __init__(self, path: str, *, inherits: tuple[int, ...] = ()) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, path],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pass_fds=inherits,
+        )  # fmt: skip
+
+    def tell(self, job: str, **order: object) -> None:
+        """Let it begin."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"job": job, **order}) + "\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> Any:
+        """What came of it. Raises RuntimeError if the process has died of it."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a worker failed with status {self._process.wait(PATIENCE)}; see above")
+        return json.loads(line)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+
+# Row 5
+
+
+def handover(
+    clients: Clients, contender: str, name: str, count: int, hold: float, first: bool, fd: int, floor: list[list[str]]
+) -> list[list[float]]:
+    """Take turns with the process at the other end of `fd`: when it was got, and when it was given back.
+
+    First, one holds the lock and the other waits for it. Who gets it says so over `fd`, and holds it for a while,
+    in which the other, who heard that, begins to wait. So each release finds exactly one waiter.
+    """
+    if contender == FLOOR:
+        lock: Any = BareWaiter(clients.path, *floor, str(os.getpid()))
+    else:
+        lock = clients.sync_lock(contender, name)
+    got, left = [], []
+    for turn in range(count):
+        if turn or not first:
+            os.read(fd, 1)
+        with lock:
+            got.append(now())
+            os.write(fd, b".")
+            time.sleep(hold)
+            left.append(now())
+    if first:
+        os.read(fd, 1)  # the other's last word
+    if contender == FLOOR:
+        lock.close()
+    return [got, left]
+
+
+# Rows 3 and 4
+
+
+def contend(
+    clients: Clients, contender: str, name: str, threads: int, start: float, end: float, board: str, number: int
+) -> dict[str, Any]:
+    """So many threads in and out of one lock: every wait that began before `end`, and whether anybody overlapped.
+
+    The board is a file that all processes map: the number of sections, and who is inside. Both are read and
+    written without any other lock, so that a section that is not alone is seen, or a count gets lost.
+    """
+    locks = [clients.sync_lock(contender, name) for _ in range(threads)]
+    waits: list[float] = []
+    grants: list[tuple[int, str]] = []
+    overlaps: list[int] = []
+    in_time = [0] * threads
+    with Path(board).open("r+b") as file, mmap.mmap(file.fileno(), 0) as shared:
+        numbers = memoryview(shared).cast("Q")
+
+        def work(thread: int) -> None:
+            me, lock = number * threads + thread + 1, locks[thread]
+            time.sleep(max(0.0, start - now()))
+            while (asked := now()) < end:
+                with lock as lease:
+                    got = now()
+                    alone = numbers[1] == 0
+                    numbers[1], count = me, numbers[0]
+                    if hasattr(lease, "fence"):
+                        grants.append((lease.fence, lease.token))
+                    numbers[0] = count + 1
+                    if not alone or numbers[1] != me:
+                        overlaps.append(me)
+                    numbers[1] = 0
+                waits.append(got - asked)
+                in_time[thread] += got < end
+
+        crowd = [threading.Thread(target=work, args=(i,), name=f"bench-{i}") for i in range(threads)]
+        for one in crowd:
+            one.start()
+        for one in crowd:
+            one.join()
+        numbers.release()
+    return {"waits": waits, "in_time": sum(in_time), "overlaps": len(overlaps), "grants": grants}
+
+
+# Row 6
+
+
+def crowd(clients: Clients, waiters: int, handovers: int, settle: float) -> dict[str, Any]:
+    """So many tasks on one lock: what each verb cost the server during so many handovers.
+
+    The server's slow log, with a threshold of 0, has the time of every script call with its verb. When the
+    handovers are done the log is read without letting the loop run on, so the window ends there.
+    """
+    bare = Bare(clients.path)
+
+    def ask(*words: str) -> Any:
+        return bare.ask(hiredis.pack_command(words))
+
+    async def all_of_them() -> dict[str, Any]:
+        async_clients = AsyncClients(clients.path)
+        lock = async_clients.ours.lock(f"crowd of {waiters}", ttl=TTL)
+        reached = asyncio.get_running_loop().create_future()
+        sections = 0
+
+        async def task() -> None:
+            nonlocal sections
+            while True:
+                async with lock:
+                    sections += 1
+                    if sections == handovers and not reached.done():
+                        reached.set_result(window())
+
+        def window() -> dict[str, Any]:
+            took = now() - started
+            calls: dict[str, list[int]] = {}
+            for _, _, micros, command, *_ in ask("SLOWLOG", "GET", "-1"):
+                if command[0] == b"EVALSHA":
+                    calls.setdefault(command[3 + int(command[2])].decode(), []).append(micros)
+            return {"took": took, "micros": {verb: sum(each) for verb, each in calls.items()}}
+
+        first = await lock.acquire()
+        tasks = [asyncio.create_task(task()) for _ in range(waiters)]
+        while (await lock.inspect()).waiting < waiters:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(settle)  # the rush is over
+        ask("CONFIG", "SET", "slowlog-log-slower-than", "0", "slowlog-max-len", "1000000")
+        ask("SLOWLOG", "RESET")
+        started = now()
+        await first.release()
+        result: dict[str, Any] = await reached
+        ask("CONFIG", "SET", "slowlog-log-slower-than", "-1")
+        ask("SLOWLOG", "RESET")
+        for one in tasks:
+            one.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await async_clients.close()
+        return result
+
+    try:
+        return asyncio.run(all_of_them())
+    finally:
+        bare.close()
+
+
+# Row 7
+
+
+def hold(clients: Clients, leases: int, seconds: float) -> dict[str, Any]:
+    """Hold so many leases for so long: memory and processor time of this process, and how many were still ours."""
+
+    async def all_of_them() -> dict[str, Any]:
+        async_clients = AsyncClients(clients.path)
+        locks = async_clients.ours
+        warm = [await locks.lock(f"warm {i}", ttl=TTL).acquire() for i in range(100)]
+        gc.collect()
+        before = _resident()
+        held: list[Any] = []
+        for i in range(0, leases, 1000):
+            some = range(i, min(leases, i + 1000))
+            held += await asyncio.gather(*(locks.lock(f"lease {n}", ttl=TTL).acquire() for n in some))
+        gc.collect()
+        grown = _resident() - before
+        await asyncio.sleep(5)
+        used, started = _processor(), now()
+        await asyncio.sleep(seconds)
+        share = (_processor() - used) / (now() - started)
+        lost = sum(lease.state.value not in {"held", "jeopardy"} for lease in held)
+        shaky = sum(lease.state.value == "jeopardy" for lease in held)
+        ours = 0
+        for i in range(0, leases, 1000):
+            ours += sum(await asyncio.gather(*(lease.release() for lease in held[i : i + 1000])))
+        await asyncio.gather(*(lease.release() for lease in warm))
+        await async_clients.close()
+        return {"share": share, "bytes": grown / leases, "lost": max(lost, leases - ours), "jeopardy": shaky}
+
+    return asyncio.run(all_of_them())
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def _processor() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+JOBS: dict[str, Callable[..., Any]] = {"handover": handover, "contend": contend, "crowd": crowd, "hold": hold}
+
+
+def main() -> None:
+    clients = Clients(sys.argv[1])
+    for line in sys.stdin:
+        order = json.loads(line)
+        print(json.dumps(JOBS[order.pop("job")](clients, **order)), flush=True)
+    clients.close()
+
+
+if __name__ == "__main__":
+    main()
