@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 
 from interlock._core import FOREVER, Disconnected, ServerError, log
 from interlock.connect import check_server
+from interlock.errors import LockError
 
 from . import _wire
 
