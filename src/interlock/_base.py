@@ -94,7 +94,7 @@ class BaseLock:
         self._interlock = interlock
         self._primitive: Primitive = lock(name, interlock.prefix)
         self._terms = terms
-        self._entered: dict[object, Any] = {}  # the leases of `with`, by thread or task
+        self._entered: dict[object, list[Any]] = {}  # the leases of `with`, by thread or task, the innermost last
 
     @property
     def name(self) -> str:
@@ -102,12 +102,21 @@ class BaseLock:
         return self._primitive.name
 
     def _may_enter(self, who: object) -> None:
-        inside = self._entered.get(who)
-        if inside is not None and inside._grant.ended is None:
+        if any(lease._grant.ended is None for lease in self._entered.get(who, ())):
             raise ConfigError(
                 f"{self._primitive}: this thread or task is inside this lock already and would wait for itself "
                 "for ever; a lock is not reentrant"
             )
+
+    def _enter(self, who: object, lease: Any) -> None:
+        self._entered.setdefault(who, []).append(lease)
+
+    def _leave(self, who: object) -> Any:
+        leases = self._entered[who]
+        lease = leases.pop()
+        if not leases:
+            del self._entered[who]
+        return lease
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.Lock {self.name!r}>"

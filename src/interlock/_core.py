@@ -44,7 +44,10 @@ RETRY_FOR: Final = 5.0  # seconds that a server may stay away before a call says
 GRANT_LIFE: Final = 3.0  # seconds that a handover waits for its confirmation, at most (less with a short ttl)
 GONE_FOR: Final = 60.0  # seconds after which a late copy of a request is no longer expected
 TOO_LATE: Final = 8  # answers in a row that come after the lease they grant has lapsed
+COURTESY: Final = 0.2  # seconds that a caller whose time is over waits for its undo, so that it finds nothing left
 FOREVER: Final = math.inf
+
+generation = 0  # of this process: a child of a fork is another one, in which no grant of its parent counts
 
 # Error replies that pass by themselves: the server starts, is busy, or fails over.
 _PASSING = ("LOADING", "BUSY ", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "NOREPLICAS", "UNKILLABLE")
@@ -145,7 +148,7 @@ class Primitive(NamedTuple):
 class Attempt:
     """One try to get a primitive, from its first request until it is granted or undone."""
 
-    __slots__ = ("entered", "in_doubt", "life_ms", "primitive", "signal", "token", "ttl")
+    __slots__ = ("entered", "in_doubt", "life_ms", "over", "primitive", "signal", "token", "ttl")
 
     def __init__(self, primitive: Primitive, token: str, ttl: float, signal: Signal | None) -> None:
         self.primitive = primitive
@@ -153,6 +156,7 @@ class Attempt:
         self.ttl = ttl
         self.life_ms = int(min(GRANT_LIFE, ttl) * 1000)
         self.signal = signal
+        self.over = False  # nobody waits for it any more
         self.in_doubt = False  # a copy of a request may still be on its way
         self.entered = False  # it stands in the queue
 
@@ -161,7 +165,7 @@ class Grant:
     """What this process knows of one lease: until when it may believe in it, and why it ended."""
 
     __slots__ = (
-        "attempt", "deadline", "ended", "ends", "failing", "fence", "overdue", "owner", "renews", "slot",
+        "attempt", "deadline", "ended", "ends", "failing", "fence", "generation", "overdue", "owner", "renews", "slot",
     )  # fmt: skip
     RELEASED: Final = "it was released"
     FORKED: Final = "it belongs to the parent process; a child holds nothing after fork"
@@ -173,6 +177,7 @@ class Grant:
         self.ends = ends  # when max_hold is over
         self.deadline = 0.0
         self.ended: str | None = None  # why, once it has
+        self.generation = generation
         self.owner: weakref.ref[Any] | None = None  # the Lease to tell
         self.slot: dict[str, Grant] | None = None  # where renewal keeps it
         self.confirmed(sent, attempt.ttl)
@@ -195,6 +200,8 @@ class Grant:
 
     def lapsed(self, now: float) -> str | None:
         """Why the lease can't be relied on at this time, or None if it can."""
+        if self.generation != generation:
+            self.ended = self.FORKED
         if self.ended is not None or now < self.deadline:
             return self.ended
         if self.deadline == self.ends:
@@ -245,6 +252,7 @@ class Core:
         self.undo = undo
         self.channel = channel
         self.who = who
+        self.releasing: dict[str, Attempt] = {}  # what is being given back now
         self.closed = False
 
     async def acquire(
@@ -288,24 +296,23 @@ class Core:
                 if code == QUEUED:
                     attempt.entered = True
                     if not await self.waiters.wait(attempt, reply[2], bool(reply[3]), until):
-                        break
+                        raise _busy(primitive, timeout or 0, reply)
                 elif code == BUSY:
-                    break
+                    raise _busy(primitive, 0, reply)
                 elif code != AGAIN:
                     raise _unobtainable(primitive, code, reply)
         except BaseException as error:
+            attempt.over = True  # before any call: an interrupt here must not leave a waiter that nobody is
             self.waiters.leave(attempt)
             if attempt.entered or attempt.in_doubt or late or not isinstance(error, LockError):
-                self.undo.add(attempt)
+                undone = self.undo.add(attempt)
+                if isinstance(error, AcquireTimeout):
+                    await port.wait(undone, port.now() + COURTESY)
             cause = error.__cause__
             if wait and isinstance(cause, Disconnected) and cause.timed_out and port.now() >= until:
                 # the caller's time is over; the server's silence is only how it passed
                 raise AcquireTimeout(f"{primitive} was not acquired within {timeout:g} s: {error}") from error
             raise
-        self.waiters.leave(attempt)
-        if wait:
-            await self.undo.now(attempt)
-        raise _busy(primitive, timeout or 0, reply)
 
     def _hold(
         self,
@@ -369,28 +376,36 @@ class Core:
     async def release(self, grant: Grant) -> bool:
         """Give it back: whether it was still ours. Raises Unavailable if nobody can tell."""
         attempt = grant.attempt
+        now = self.port.now()
+        grant.lapsed(now)
         if grant.ended is not None:
             if grant.ended not in {Grant.RELEASED, Grant.FORKED}:
                 self.undo.add(attempt)  # what a revocation left is for the next one
             return False
-        self.renewal.forget(grant)
-        grant.ended = Grant.RELEASED
-        args = ("release", attempt.token, gone_ms(attempt))
-        now = self.port.now()
-        until = FOREVER
-        if grant.deadline < now + RETRY_FOR:  # after its ttl it is free by itself
-            until = max(grant.deadline, now + 0.5)
+        doubt = attempt.in_doubt
         try:
+            grant.ended = Grant.RELEASED
+            self.renewal.forget(grant)
+            self.releasing[attempt.token] = attempt
+            args = ("release", attempt.token, gone_ms(attempt))
+            attempt.in_doubt = False  # from here on it tells whether a release was sent twice
+            until = FOREVER
+            if grant.deadline < now + RETRY_FOR:  # after its ttl it is free by itself
+                until = max(grant.deadline, now + 0.5)
             while True:
                 (ours, again), _ = await self.ask(attempt, args, until)
                 if not again:
-                    return bool(ours)
-                args = ("release", attempt.token, gone_ms(attempt))
+                    # The server remembers one releaser. If it was asked twice and knows of another by now, then
+                    # the first release was run: nothing says that the lease had ended before.
+                    return bool(ours) or (attempt.in_doubt and now < grant.deadline)
         except BaseException as error:
-            if self.closed and isinstance(error, ConfigError):  # it was closed in the same moment
+            if self.closed and isinstance(error, ConfigError):  # closing releases it
                 return True
             self.undo.add(attempt)
             raise
+        finally:
+            attempt.in_doubt |= doubt
+            self.releasing.pop(attempt.token, None)
 
     async def leave(self, grant: Grant, error: BaseException | None) -> None:
         """End a section: raises LeaseLost if the lease did not last, unless the body raised already.
@@ -406,8 +421,10 @@ class Core:
         try:
             if await self.release(grant):
                 return
-        except Unavailable as unavailable:
-            log.warning("%s The release goes on in the background", unavailable)
+        except LockError as failed:
+            if error is None and not isinstance(failed, Unavailable):
+                raise
+            log.warning("%s The release goes on in the background", failed)
             return
         lost = grant.error(why or "it had ended in the server before it was released")
         if error is None:

@@ -91,8 +91,9 @@ class BaseLease:
             self._session.port.tell(self._on_lost_call, self)
 
     def _event(self, make: Callable[[], Any]) -> Any:
-        if self._lost is None:
-            self._lost = make()
+        with self._session.port.mutex:
+            if self._lost is None:
+                self._lost = make()
         if self.state is LeaseState.LOST:
             self._lost.set()
         return self._lost

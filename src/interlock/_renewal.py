@@ -19,8 +19,7 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from ._core import FOREVER, Argument, Disconnected, Grant, Port, Script, ServerError, log, margin, renewal_verdict
-from .errors import LockError
+from ._core import FOREVER, Argument, Disconnected, Grant, Port, Script, log, margin, renewal_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 
 BATCH: Final = 500  # leases in one script call: two keys each
 PATIENCE: Final = 1.0  # seconds that one renewal call may take
+AGAIN_IN: Final = 0.1  # seconds after which the keeper sees again to what it could not finish
 LONG: Final = 1.0  # seconds after which a lease is worth a subscription, so that a revocation is pushed to it
 
 
@@ -46,8 +46,8 @@ class Renewal:
         self.channel = channel
         self.nudge = nudge  # tells the keeper of a time before which it must not sleep on
         self.slots: dict[float, Slot] = {}
-        self.asking: dict[str, Grant] = {}  # those whose renewal is on its way, and who stand in no slot
-        self.dropped: deque[Attempt] = deque(maxlen=1000)
+        self.asking: dict[str, Grant] = {}  # those who are being seen to; each is here or in a slot, always
+        self.dropped: deque[tuple[float, Attempt]] = deque(maxlen=1000)  # until when, what
 
     def due(self) -> float:
         """When the keeper must come at the latest."""
@@ -88,6 +88,7 @@ class Renewal:
             slot.shortest = min(slot.shortest, ttl)
             slot[grant.attempt.token] = grant
             grant.slot = slot
+            self.asking.pop(grant.attempt.token, None)
         nap = grant.overdue - ttl / 2 + _nap(ttl)
         self.nudge(min(due, nap))
 
@@ -96,12 +97,20 @@ class Renewal:
         slot = grant.slot
         if slot is not None:
             slot.pop(grant.attempt.token, None)
+        self.asking.pop(grant.attempt.token, None)
 
     def drop(self, grant: Grant) -> None:
         """Nobody has it any more. Somebody may still work under it: so it runs out, unless the process ends."""
         self.forget(grant)
         grant.ended = "it was dropped without release"
-        self.dropped.append(grant.attempt)
+        self._leave_behind(grant)
+
+    def _leave_behind(self, grant: Grant) -> None:
+        """Closing takes it back, as long as something of it may be left."""
+        now = self.port.now()
+        while self.dropped and self.dropped[0][0] < now:
+            self.dropped.popleft()
+        self.dropped.append((now + grant.attempt.ttl, grant.attempt))
 
     def moved(self, grant: Grant) -> None:
         """Its deadline has been extended."""
@@ -114,9 +123,12 @@ class Renewal:
         self.forget(grant)
         if grant.ended is None:
             log.warning("%s", grant.error(why))
-            self.dropped.append(grant.attempt)  # closing takes back what a revocation left
+            self._leave_behind(grant)
         if lease := grant.lose(why):
-            lease._on_lost()
+            try:
+                lease._on_lost()
+            except Exception:  # noqa: BLE001 (one that can't be told must not keep the others from it)
+                log.exception("interlock: the loss of %s could not be told", grant.primitive)
 
     def revoked(self, token: str, why: str) -> None:
         """The server's word that this lease was taken away."""
@@ -132,40 +144,63 @@ class Renewal:
         if oldest is not None and now > oldest.overdue - oldest.attempt.ttl / 2 + LONG:
             self.port.listen(self.channel)
         with self.port.mutex:
-            slots = [self.slots.pop(due) for due in sorted(self.slots) if due <= now]
+            for due in sorted(due for due in self.slots if due <= now):
+                self.asking.update(self.slots[due])  # first in the one place, then out of the other
+                del self.slots[due]
+        try:
+            await self._settle(now)
+        finally:  # whatever went wrong, nobody is forgotten
+            for grant in list(self.asking.values()):
+                self._put(grant, now + AGAIN_IN)
+
+    async def _settle(self, now: float) -> None:
         batches: dict[Script, list[Grant]] = {}
-        for grant in (grant for slot in slots for grant in list(slot.values())):
+        for grant in list(self.asking.values()):
             if grant.ended is not None:
-                continue
-            if why := grant.lapsed(now):
+                self.forget(grant)
+            elif why := grant.lapsed(now):
                 self.lose(grant, why)
             elif grant.renews and grant.deadline < grant.ends:
                 batches.setdefault(grant.primitive.script, []).append(grant)
             else:
                 self._put_end(grant)
+        silence: bytes | None = None
         for script, batch in batches.items():
             for i in range(0, len(batch), BATCH):
-                await self._renew(script, batch[i : i + BATCH])
+                if silence is None:
+                    silence = await self._renew(script, batch[i : i + BATCH])
+                else:  # to ask for each would tell their ends late
+                    self._answered(batch[i : i + BATCH], [silence] * BATCH, now)
 
-    async def _renew(self, script: Script, grants: list[Grant]) -> None:
+    async def _renew(self, script: Script, grants: list[Grant]) -> bytes | None:
+        """Renew these in one call. Returns why there was no answer, if there was none."""
+        grants = [grant for grant in grants if grant.ended is None]
+        if not grants:
+            return None
         sent = self.port.now()
         patience = min(PATIENCE, max(0.05, min(grant.attempt.ttl for grant in grants) / 3))
         keys: list[str] = []
         args: list[Argument] = ["renew"]
         for grant in grants:
-            self.asking[grant.token] = grant
             keys += grant.primitive.keys[:2]
             args += (grant.token, _px(grant, sent))
+        silence = None
         try:
             states: list[Any] = await self.port.call(script, keys, args, sent + patience)
-        except (Disconnected, ServerError, LockError) as error:
-            states = [str(error).encode()] * len(grants)
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is no answer: a credential provider's, too)
+            if isinstance(error, Disconnected) and error.stale:
+                return await self._renew(script, grants)  # it had died while idle: that says nothing of the server
+            silence = (str(error) or type(error).__name__).encode()
+            states = [silence] * len(grants)
+        self._answered(grants, states, sent)
+        return silence
+
+    def _answered(self, grants: list[Grant], states: list[Any], sent: float) -> None:
         now = self.port.now()
-        for grant, state in zip(grants, states, strict=True):
-            self.asking.pop(grant.token, None)
+        for grant, state in zip(grants, states, strict=False):
             if grant.ended is not None:
-                continue
-            if why := grant.lapsed(now):  # what was lost stays lost
+                self.forget(grant)
+            elif why := grant.lapsed(now):  # what was lost stays lost
                 self.lose(grant, why)
             elif isinstance(state, bytes):
                 self._failed(grant, state)

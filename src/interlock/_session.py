@@ -13,9 +13,11 @@ import os
 import re
 import secrets
 import socket
+import sys
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from . import _core
 from ._core import FOREVER, Argument, Core, Disconnected, Grant, Port, Signal, run
 from ._names import SHORTEST_TTL, seconds
 from ._renewal import Renewal
@@ -106,9 +108,9 @@ class Session:
         if due < self.asleep_until:
             if not self.started:
                 with self.port.mutex:
-                    first, self.started = not self.started, True
-                if first:
-                    self.port.spawn(self.keep, "interlock-keeper")
+                    if not self.started:
+                        self.port.spawn(self.keep, "interlock-keeper")
+                        self.started = True
             self.alarm.set()
 
     async def keep(self) -> None:
@@ -154,7 +156,9 @@ class Session:
             self.renewal.forget(grant)
             grant.ended = Grant.RELEASED
         undone = [attempt for attempt, _, _ in self.undo.jobs.values()]
-        attempts = [*(grant.attempt for grant in held), *self.renewal.dropped, *waiting, *undone]
+        dropped = [attempt for _, attempt in self.renewal.dropped]
+        releasing = list(self.core.releasing.values())
+        attempts = [*(grant.attempt for grant in held), *dropped, *releasing, *waiting, *undone]
         until = port.now() + PARTING
         with contextlib.suppress(Disconnected, LockError):
             for i in range(0, len(attempts), BATCH):
@@ -169,7 +173,7 @@ class Session:
 
     def abandon(self) -> None:
         """Its loop is over, without a close. What it holds is given back when the process ends."""
-        if not self.renewal.held() and not self.renewal.dropped:
+        if not self.renewal.held():
             _sessions.discard(self)
 
     def forget(self) -> None:
@@ -182,7 +186,11 @@ class Session:
         self.core.closed = closed
 
 
-_sessions: set[Session] = set()  # all that are open: a process that ends gives back what they hold
+class Sessions(set["Session"]):
+    """A set that can be referred to weakly."""
+
+
+_sessions: Sessions = Sessions()  # all that are open: a process that ends gives back what they hold
 
 
 def _keep(session: Session) -> None:
@@ -194,8 +202,16 @@ def _keep(session: Session) -> None:
 
 
 def _after_fork() -> None:
+    _core.generation += 1
+    if util := sys.modules.get("multiprocessing.util"):
+        # Such a child ends without atexit, by finalizers of its own, which it sets up after this.
+        util.register_after_fork(_sessions, _finalize)
     for session in list(_sessions):
         session.forget()
+
+
+def _finalize(_: Sessions) -> None:
+    sys.modules["multiprocessing.util"].Finalize(None, _at_exit, exitpriority=0)
 
 
 def _at_exit() -> None:

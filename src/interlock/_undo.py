@@ -12,15 +12,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from ._core import FOREVER, GRANT_LIFE, Attempt, Disconnected, Message, Port, ServerError, Signal, gone_ms
-from .errors import LockError
+from ._core import FOREVER, GRANT_LIFE, Attempt, Message, Port, ServerError, Signal, gone_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 PATIENCE: Final = 1.0  # seconds that one call may take
 PAUSE: Final = 0.25  # seconds between two tries
-COURTESY: Final = 0.2  # seconds that a caller whose time is over waits for its undo
 
 
 class Undo:
@@ -44,10 +42,6 @@ class Undo:
         self.nudge(now)
         return done
 
-    async def now(self, attempt: Attempt) -> None:
-        """Take it back, and give it a moment, so that a caller finds the server as it left it."""
-        await self.port.wait(self.add(attempt), self.port.now() + COURTESY)
-
     async def tick(self) -> None:
         """Try what is not done yet."""
         if not self.jobs or self.next > self.port.now():
@@ -56,7 +50,7 @@ class Undo:
         self.next = now + PAUSE
         try:
             replies: list[Any] = await self.port.calls([message(attempt) for attempt, _, _ in jobs], now + PATIENCE)
-        except (Disconnected, LockError) as error:
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is no answer)
             replies = [ServerError(str(error))] * len(jobs)
         for (attempt, until, done), reply in zip(jobs, replies, strict=True):
             answered = not isinstance(reply, ServerError) and not reply[1]

@@ -16,8 +16,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any, Final
 
-from ._core import FOREVER, QUEUED, Attempt, Disconnected, Message, Port, Primitive, ServerError, log
-from .errors import LockError
+from ._core import FOREVER, QUEUED, Attempt, Message, Port, Primitive, ServerError, log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,12 +30,13 @@ EPSILON: Final = 0.005  # seconds after a holder's pttl at which its key is gone
 class Room:
     """The waiters of this client on one lock."""
 
-    __slots__ = ("attempts", "due", "primitive")
+    __slots__ = ("attempts", "due", "failures", "primitive")
 
     def __init__(self, primitive: Primitive) -> None:
         self.primitive = primitive
         self.attempts: dict[str, Attempt] = {}
         self.due = FOREVER
+        self.failures = 0  # vouches in a row that were not answered
 
 
 class Waiters:
@@ -82,7 +82,11 @@ class Waiters:
 
     def wake_all(self) -> None:
         """A message may have been missed: let everybody ask again."""
-        for attempt in list(self.expected.values()):
+        self._wake(list(self.expected.values()))
+
+    @staticmethod
+    def _wake(attempts: list[Attempt]) -> None:
+        for attempt in attempts:
             if attempt.signal is not None:
                 attempt.signal.set()
 
@@ -103,20 +107,29 @@ class Waiters:
         for room in list(self.rooms.values()):
             if room.due <= now:
                 room.due = now + _jittered()
-                attempts = list(room.attempts.values())
+                attempts = [attempt for attempt in list(room.attempts.values()) if not self._over(attempt)]
                 crowds += [(room, attempts[i : i + CROWD]) for i in range(0, len(attempts), CROWD)]
         if not crowds:
             return
         try:
-            replies = await self.port.calls(list(self._vouches(crowds)), now + PATIENCE)
-        except (Disconnected, LockError) as error:
-            log.debug("no vouch got through: %s", error)
-            return
+            replies: list[Any] = await self.port.calls(list(self._vouches(crowds)), now + PATIENCE)
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is no answer)
+            replies = [ServerError(str(error))] * len(crowds)
         for (room, crowd), reply in zip(crowds, replies, strict=True):
             if isinstance(reply, ServerError):
                 log.debug("%s: no vouch got through: %s", room.primitive, reply)
+                room.failures += 1
+                if room.failures > 1:  # let them ask by themselves: they retry, and know what to say
+                    self._wake(crowd)
             else:
+                room.failures = 0
                 self._heard(room, crowd, reply)
+
+    def _over(self, attempt: Attempt) -> bool:
+        """Whether nobody waits for it any more. An interrupt may have kept it from leaving."""
+        if attempt.over:
+            self.leave(attempt)
+        return attempt.over
 
     def _vouches(self, crowds: list[tuple[Room, list[Attempt]]]) -> Iterator[Message]:
         for room, crowd in crowds:

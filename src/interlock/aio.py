@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect as _inspect
+import threading
 import weakref
 from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 
@@ -52,6 +53,7 @@ class Interlock(BaseInterlock):
     ) -> None:
         super().__init__(target, prefix=prefix, max_ttl=max_ttl, label=label, for_asyncio=True)
         self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Session] = weakref.WeakKeyDictionary()
+        self._guard = threading.Lock()
         self._latest: tuple[asyncio.AbstractEventLoop | None, Session | None] = (None, None)
 
     @property
@@ -66,16 +68,18 @@ class Interlock(BaseInterlock):
             self._prune()
             port = AsyncioPort(self._address)
             session = port.sink = Session(port, self.label, _task, self.max_ttl, lambda: ThreadPort(self._address))
-            self._sessions[loop] = session
+            with self._guard:
+                self._sessions[loop] = session
         self._latest = (loop, session)
         return session
 
     def _prune(self) -> None:
         """Forget the loops that are over. Those in which something is held wait for the exit."""
-        for loop, session in list(self._sessions.items()):
-            if loop.is_closed():
-                del self._sessions[loop]
-                session.abandon()
+        with self._guard:  # loops of several threads
+            for loop, session in list(self._sessions.items()):
+                if loop.is_closed():
+                    del self._sessions[loop]
+                    session.abandon()
 
     def lock(
         self,
@@ -156,16 +160,15 @@ class Lock(BaseLock):
     async def __aenter__(self) -> Lease:
         who = asyncio.current_task()
         self._may_enter(who)
-        lease = await self.acquire()
-        self._entered[who] = lease
-        return await lease.__aenter__()
+        lease = await (await self.acquire()).__aenter__()
+        self._enter(who, lease)
+        return lease
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lease: Lease | None = self._entered.pop(asyncio.current_task(), None)
-        if lease is not None:
-            await lease.__aexit__(kind, error, trace)
+        lease: Lease = self._leave(asyncio.current_task())
+        await lease.__aexit__(kind, error, trace)
 
     def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
         """Decorate an `async def`: each call of it holds the lock."""
@@ -231,12 +234,13 @@ class Lease(BaseLease):
         return await self._session.execute(self._grant, command, args, keys)  # type: ignore[no-any-return]
 
     def _on_lost(self) -> None:
-        super()._on_lost()
         if self._task is not None and not self._task.done():
             self._cancelled = True
             self._task.cancel()
+        super()._on_lost()
 
     async def __aenter__(self) -> Self:
+        self.ensure()  # no body runs under a lease that has ended
         task = self._task = asyncio.current_task()
         self._cancels = task.cancelling() if task else 0
         return self
@@ -248,13 +252,13 @@ class Lease(BaseLease):
         if self._cancelled and task is not None:
             # As asyncio.timeout does: take our cancellation back, and leave that of anybody else.
             alone = task.uncancel() <= self._cancels
-            if alone and error is None:
+            if alone and not isinstance(error, asyncio.CancelledError):
                 try:
                     await asyncio.sleep(0)  # the body ended before it was delivered
                 except asyncio.CancelledError:
                     if task.cancelling() > self._cancels:
                         raise
-            elif alone and isinstance(error, asyncio.CancelledError):
+            elif alone:
                 try:
                     await self._session.core.leave(self._grant, None)
                 except BaseException as lost:

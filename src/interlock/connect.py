@@ -35,6 +35,7 @@ _KEPT: Final = ("host", "port", "path", "db", "username", "password", "credentia
 _SCHEMES: Final = {
     "redis": "redis", "valkey": "redis", "rediss": "rediss", "valkeys": "rediss", "unix": "unix",
 }  # fmt: skip
+_PARTS: Final = "it is redis://user:password@host:6379/0, with special characters percent-encoded"
 _WAYS: Final = "redis://, rediss://, valkey://, valkeys://, unix:///path.sock or embedded://"
 
 
@@ -104,16 +105,22 @@ def _of_url(url: str) -> Address:
         raise ConfigError(f"{scheme}:// is not supported yet. Give one server: {_WAYS}")
     if scheme not in _SCHEMES:
         raise ConfigError(f"{_without_password(url)!r} is no server's URL. It starts with {_WAYS}")
+    # What the parsers say of a wrong URL is not repeated: it may quote a password that was taken for something else.
+    shown = _without_password(url)
+    if "@" in rest.partition("?")[0].partition("/")[2] and _SCHEMES[scheme] != "unix":
+        raise ConfigError(
+            f"{shown!r} is no server's URL: '@' stands after a '/'. "
+            "Percent-encode the special characters of a user name or password"
+        )
     try:
         parameters: dict[str, Any] = _SYNC.parse_url(f"{_SCHEMES[scheme]}://{rest}")
         db = int(parameters.get("db", 0))
-        path = urlsplit(url).path.strip("/")
-        if _SCHEMES[scheme] != "unix" and path and not path.isdecimal():
-            raise ValueError(f"the database must be a number, not {path!r}")
-        if db < 0:
-            raise ValueError("the database must not be negative")
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{_without_password(url)!r} is no server's URL: {error}") from None
+        _ = urlsplit(url).port
+    except (ValueError, TypeError):
+        raise ConfigError(f"{shown!r} is no server's URL: {_PARTS}") from None
+    path = urlsplit(url).path.strip("/")
+    if db < 0 or (_SCHEMES[scheme] != "unix" and path and not path.isdecimal()):
+        raise ConfigError(f"{shown!r} is no server's URL: the database is a number from 0. {_PARTS}")
     kind = {"rediss": "tls", "unix": "unix"}.get(_SCHEMES[scheme], "tcp")
     if kind == "unix" and not parameters.get("path"):
         raise ConfigError("unix:// needs the path of a socket: unix:///run/redis/redis.sock?db=0")
@@ -160,8 +167,8 @@ def _address(kind: str, given: Mapping[str, Any]) -> Address:
 
 
 def _without_password(url: str) -> str:
-    scheme, mark, rest = url.partition("://")
-    return f"{scheme}{mark}{rest.rpartition('@')[2]}" if mark else url.rpartition("@")[2]
+    scheme, mark, rest = url.rpartition("://")
+    return f"{scheme}{mark}{rest.rpartition('@')[2].partition('?')[0]}"
 
 
 def check_server(hello: Any, shown: str) -> None:

@@ -129,15 +129,15 @@ class Lock(BaseLock):
     def __enter__(self) -> Lease:
         who = threading.get_ident()
         self._may_enter(who)
-        lease = self._entered[who] = self.acquire()
+        lease = self.acquire()
+        self._enter(who, lease)
         return lease
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lease: Lease | None = self._entered.pop(threading.get_ident(), None)
-        if lease is not None:  # in a child after fork, an inner `with` may have taken it out
-            lease.__exit__(kind, error, trace)
+        lease: Lease = self._leave(threading.get_ident())
+        lease.__exit__(kind, error, trace)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate a function: each call of it holds the lock."""

@@ -151,7 +151,7 @@ class ThreadPort:
         self._begin()
 
     def _begin(self) -> None:
-        self.mutex = threading.Lock()
+        self.mutex = threading.RLock()  # a signal handler may come in while its own thread is inside
         self._idle: deque[Wire] = deque()
         self._threads: list[threading.Thread] = []
         self._closed = False
@@ -166,8 +166,8 @@ class ThreadPort:
             reply = wire.exchange(_wire.by_sha(script, keys, args), until)
             if type(reply) is _wire.ReplyError and _wire.unknown(reply):
                 reply = wire.exchange(_wire.by_text(script, keys, args), until)
-        except BaseException:
-            wire.close()
+        except BaseException as error:
+            self._broken(wire, error)
             raise
         self._give(wire)
         return _wire.checked(reply)
@@ -182,8 +182,8 @@ class ThreadPort:
             for i, message in enumerate(messages):
                 if _wire.unknown(replies[i]):
                     replies[i] = wire.exchange(_wire.by_text(*message), until)
-        except BaseException:
-            wire.close()
+        except BaseException as error:
+            self._broken(wire, error)
             raise
         self._give(wire)
         return [ServerError(str(r)) if type(r) is _wire.ReplyError else r for r in replies]
@@ -200,6 +200,11 @@ class ThreadPort:
         self._idle.append(wire)
         if self._closed:
             self._drain()
+
+    def _broken(self, wire: Wire, error: BaseException) -> None:
+        wire.close()
+        if isinstance(error, Disconnected) and error.stale:
+            self._drain()  # what has been idle for longer is dead too
 
     def _drain(self) -> None:
         with contextlib.suppress(IndexError):
@@ -233,8 +238,8 @@ class ThreadPort:
 
     def _thread(self, work: Callable[[], None], name: str) -> None:
         thread = threading.Thread(target=work, name=name, daemon=True)
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)
 
     # The subscription
 
@@ -242,9 +247,9 @@ class ThreadPort:
         """See Port."""
         if not self._listening:
             with self.mutex:
-                first, self._listening = not self._listening, True
-            if first:
-                self._thread(lambda: self._hear(channel), "interlock-listener")
+                if not self._listening:
+                    self._thread(lambda: self._hear(channel), "interlock-listener")
+                    self._listening = True
 
     def _hear(self, channel: str) -> None:
         pause = 0.0

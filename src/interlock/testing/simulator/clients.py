@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from interlock import _session
+from interlock._core import COURTESY
 from interlock._lease import BaseLease
 from interlock._session import Session
-from interlock._undo import COURTESY
 from interlock.errors import AcquireTimeout, ConfigError, LeaseLost, Unavailable
 
 from .network import IO_TIMEOUT, SimPort, SimSignal, current
