@@ -94,7 +94,9 @@ async def test_bad_timeouts_of_a_call(kit):
     [
         "localhost:6379", "http://localhost", "redis:/localhost", "redis://localhost:port/0", "redis://localhost/x",
         "redis://localhost:6379/-1", "unix://", "", "redis://:secret@localhost:port", "embedded://elsewhere",
-        "ftp://user:secret@host/", "redis+sentinel://a:26379/0?service=m", "redis+cluster://a:7000",
+        "ftp://user:secret@host/", "redis://:secret/x@host", "redis://user:1234/secret@host:6379/0",
+        "redis://h/x?password=secret", "http://host/0?password=secret", "redis://h:6379/0?db=x&password=secret",
+        "redis+sentinel://a:26379/0?service=m", "redis+cluster://a:7000",
     ],
 )  # fmt: skip
 def test_bad_urls_name_what_is_right_and_no_password(make, url, monkeypatch):

@@ -103,7 +103,7 @@ class BaseLease:
 
     def __del__(self) -> None:
         grant = getattr(self, "_grant", None)
-        if grant is not None and grant.ended is None:
+        if grant is not None and grant.lapsed(self._session.port.now()) is None:
             self._session.renewal.drop(grant)
             warnings.warn(
                 f"{grant.primitive}: a lease was dropped without release. It is renewed no more, and keeps "

@@ -195,6 +195,7 @@ class Lease(BaseLease):
         return run(self._session.execute(self._grant, command, args, keys))  # type: ignore[no-any-return]
 
     def __enter__(self) -> Self:
+        self.ensure()  # no body runs under a lease that has ended
         return self
 
     def __exit__(
