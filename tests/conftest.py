@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import socket
 
 import pytest
 import redis
@@ -13,6 +12,7 @@ from headers import Header
 from interlock.embedded import Server
 from interlock.ports import _wire
 from kit import Kit, Residue
+from proxy import Proxy
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -84,8 +84,7 @@ def kit(request, server, clean):
 
 
 @pytest.fixture
-def free_port() -> int:
-    """A TCP port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def proxy(server):
+    """A bad network in front of the server."""
+    with Proxy(server.socket) as made:
+        yield made

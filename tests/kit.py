@@ -134,3 +134,8 @@ async def outcome(coroutine):
         return await coroutine
     except LockError as error:
         return error
+
+
+async def queued(locks, number: int, name: str = "a") -> bool:
+    """Whether so many wait for this lock."""
+    return (await locks.lock(name).inspect()).waiting == number

@@ -17,7 +17,7 @@ import interlock.aio
 from interlock import AcquireTimeout, ConfigError, LockError, Unavailable
 from interlock._names import checked_name, tagged
 from interlock.connect import address
-from kit import Kit, outcome, until
+from kit import Kit, outcome, queued, until
 
 rule = pytest.mark.rule
 INTERLOCKS = [interlock.Interlock, interlock.aio.Interlock]
@@ -214,7 +214,7 @@ async def test_the_least_rights_that_the_docs_name_are_enough(kit, server, clean
     locks = kit.interlock(f"unix://locks:password@{server.socket}")
     lease = await locks.lock("a", ttl=0.9).acquire()
     waiting = asyncio.ensure_future(locks.lock("a").acquire(timeout=20))
-    await until(lambda: waiting_for(locks, 1))
+    await until(lambda: queued(locks, 1))
     await until(lambda: clean.pubsub_numsub(kit.session(locks).core.channel)[0][1] == 1)
     assert isinstance(await outcome(locks.lock("a").acquire(timeout=0.05)), AcquireTimeout)
     assert await locks.lock("a").revoke("test")
@@ -225,10 +225,6 @@ async def test_the_least_rights_that_the_docs_name_are_enough(kit, server, clean
     denied = [entry for entry in clean.acl_log() if entry["username"] == "locks"]
     assert not denied
     clean.acl_deluser("locks")
-
-
-async def waiting_for(locks, number: int) -> bool:
-    return (await locks.lock("a").inspect()).waiting == number
 
 
 async def test_a_read_only_replica(kit, clean):

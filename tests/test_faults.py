@@ -9,20 +9,9 @@ import time
 import pytest
 
 from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Unavailable
-from kit import outcome, until
-from proxy import Proxy
+from kit import outcome, queued, until
 
 rule = pytest.mark.rule
-
-
-@pytest.fixture
-def proxy(server):
-    with Proxy(server.socket) as made:
-        yield made
-
-
-async def _waiting(locks, number: int) -> bool:
-    return (await locks.lock("a").inspect()).waiting == number
 
 
 def nothing_of(clean, name: str = "a") -> bool:
@@ -118,7 +107,7 @@ async def test_a_cut_connection_in_the_queue_keeps_the_place(kit, clean, proxy):
     locks, others = kit.interlock(), kit.interlock(proxy.url)
     lease = await locks.lock("a").acquire()
     waiting = asyncio.ensure_future(others.lock("a").acquire())
-    await until(lambda: _waiting(locks, 1))
+    await until(lambda: queued(locks, 1))
     token = (await locks.lock("a").inspect()).waiters[0]
     proxy.cut()
     await until(lambda: clean.pubsub_numsub(kit.session(others).core.channel)[0][1] == 1)
@@ -198,7 +187,7 @@ async def test_out_of_memory_releases_all_the_same(kit, clean):
     locks = kit.interlock()
     lease = await locks.lock("a").acquire()
     waiting = asyncio.ensure_future(outcome(locks.lock("a").acquire()))
-    await until(lambda: _waiting(locks, 1))
+    await until(lambda: queued(locks, 1))
     clean.config_set("maxmemory", "1")
     try:
         assert await lease.release()

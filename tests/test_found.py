@@ -11,20 +11,9 @@ import pytest
 import interlock
 import interlock.aio
 from interlock import LeaseLost, LeaseState, Unavailable
-from kit import outcome, until
-from proxy import Proxy
+from kit import outcome, queued, until
 
 rule = pytest.mark.rule
-
-
-@pytest.fixture
-def proxy(server):
-    with Proxy(server.socket) as made:
-        yield made
-
-
-async def _waiting(locks, number: int) -> bool:
-    return (await locks.lock("a").inspect()).waiting == number
 
 
 def patched(port, **changes):
@@ -193,7 +182,7 @@ async def test_a_waiter_without_a_timeout_hears_that_the_server_is_gone(kit, cle
     holder, locks = kit.interlock(), kit.interlock(proxy.url)
     lease = await holder.lock("a").acquire()
     waiting = asyncio.ensure_future(outcome(locks.lock("a").acquire()))
-    await until(lambda: _waiting(holder, 1))
+    await until(lambda: queued(holder, 1))
     proxy.refuse = True
     proxy.cut()
     assert isinstance(await asyncio.wait_for(waiting, 20), Unavailable)

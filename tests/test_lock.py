@@ -10,7 +10,7 @@ import warnings
 import pytest
 
 from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState
-from kit import outcome, until
+from kit import outcome, queued, until
 
 rule = pytest.mark.rule
 
@@ -116,13 +116,9 @@ async def test_the_locks_own_timeout_is_the_default(kit):
     assert isinstance(await outcome(locks.lock("a", timeout=0.05).acquire()), AcquireTimeout)
     assert isinstance(await outcome(locks.lock("a", timeout=0).acquire()), AcquireTimeout)
     waiting = asyncio.ensure_future(locks.lock("a", timeout=0.05).acquire(timeout=None))
-    await until(lambda: _waiting(locks, 1))
+    await until(lambda: queued(locks, 1))
     await lease.release()
     await (await waiting).release()
-
-
-async def _waiting(locks, number: int, name: str = "a") -> bool:
-    return (await locks.lock(name).inspect()).waiting == number
 
 
 async def test_a_section_releases_even_when_its_body_fails(kit, clean):
@@ -159,7 +155,7 @@ async def test_release_hands_over_in_the_order_of_arrival(kit):
 
     for number in range(8):
         waiting.append(asyncio.ensure_future(wait(number)))
-        await until(lambda number=number: _waiting(locks, number + 1))
+        await until(lambda number=number: queued(locks, number + 1))
     await lease.release()
     await asyncio.gather(*waiting)
     assert order == list(range(8))
@@ -171,7 +167,7 @@ async def test_no_newcomer_overtakes(kit, clean):
     locks = kit.interlock()
     lease = await locks.lock("a").acquire()
     waiting = asyncio.ensure_future(kit.interlock().lock("a").acquire())
-    await until(lambda: _waiting(locks, 1))
+    await until(lambda: queued(locks, 1))
     clean.delete("lock:a")  # as a foreign holder frees it: nobody is told
     assert await kit.interlock().lock("a").try_acquire() is None
     mine = await waiting
@@ -191,7 +187,7 @@ async def test_the_walk_over_dead_waiters_is_bounded_and_goes_on(kit, clean):
     clean.pexpire(queue, 9000)
     clean.pexpire(waiters, 9000)
     waiting = asyncio.ensure_future(kit.interlock().lock("a").acquire())
-    await until(lambda: _waiting(locks, 101))
+    await until(lambda: queued(locks, 101))
     await lease.release()
     mine = await waiting
     assert (await locks.lock("a").inspect()).waiting == 0
@@ -204,7 +200,7 @@ async def test_a_lost_wake_up_costs_a_poll_and_no_hang(kit, clean):
     lease = await locks.lock("a").acquire()
     kit.session(others).pushed = lambda _payload: None  # every message is lost
     waiting = asyncio.ensure_future(others.lock("a").acquire())
-    await until(lambda: _waiting(locks, 1))
+    await until(lambda: queued(locks, 1))
     await lease.release()
     mine = await asyncio.wait_for(waiting, 5)
     await mine.release()
@@ -215,7 +211,7 @@ async def test_a_message_that_comes_twice_or_late_grants_nothing(kit):
     locks, others = kit.interlock(), kit.interlock()
     lease = await locks.lock("a").acquire()
     waiting = asyncio.ensure_future(others.lock("a").acquire())
-    await until(lambda: _waiting(locks, 1))
+    await until(lambda: queued(locks, 1))
     token = (await locks.lock("a").inspect()).waiters[0]
     for _ in range(3):
         kit.session(others).pushed(f"granted {token}".encode())
@@ -235,7 +231,7 @@ async def test_a_new_subscription_makes_every_waiter_ask_again(kit, clean):
     locks, others = kit.interlock(), kit.interlock()
     lease = await locks.lock("a").acquire()
     waiting = asyncio.ensure_future(others.lock("a").acquire())
-    await until(lambda: _waiting(locks, 1))
+    await until(lambda: queued(locks, 1))
     await until(lambda: clean.pubsub_numsub(kit.session(others).core.channel)[0][1] == 1)
     heard = []
     session = kit.session(others)
@@ -269,9 +265,9 @@ async def test_a_lock_handed_to_a_dead_waiter_is_free_again_in_seconds(kit, clea
     session.pushed = lambda _payload: None
     session.waiters.tick = _nothing  # it vouches no more
     waiting = asyncio.ensure_future(outcome(dying.lock("a").acquire(timeout=20)))
-    await until(lambda: _waiting(locks, 1))
+    await until(lambda: queued(locks, 1))
     after = asyncio.ensure_future(kit.interlock().lock("a").acquire())
-    await until(lambda: _waiting(locks, 2))
+    await until(lambda: queued(locks, 2))
     started = time.monotonic()
     await lease.release()
     mine = await after
@@ -292,11 +288,11 @@ async def test_a_waiter_that_does_not_vouch_is_skipped(kit, clean):
     waiters = kit.session(dying).waiters
     vouch, waiters.tick = waiters.tick, _nothing
     waiting = asyncio.ensure_future(outcome(dying.lock("a").acquire(timeout=30)))
-    await until(lambda: _waiting(locks, 1))
+    await until(lambda: queued(locks, 1))
     token = (await locks.lock("a").inspect()).waiters[0]
     key = lease._grant.primitive.keys[3]
     after = asyncio.ensure_future(kit.interlock().lock("a").acquire())
-    await until(lambda: _waiting(locks, 2))
+    await until(lambda: queued(locks, 2))
     await until(lambda: int(clean.hget(key, token).split()[0]) < clean.time()[0] * 1000)
     await lease.release()
     mine = await after
@@ -477,8 +473,8 @@ async def test_every_key_has_a_ttl_and_shares_the_slot(kit, clean):
     lease = await locks.lock("a{b}c").acquire()
     plain = await locks.lock("plain").acquire()
     waiting = [asyncio.ensure_future(kit.interlock().lock(n).acquire()) for n in ("a{b}c", "plain")]
-    await until(lambda: _waiting(locks, 1, "a{b}c"))
-    await until(lambda: _waiting(locks, 1, "plain"))
+    await until(lambda: queued(locks, 1, "a{b}c"))
+    await until(lambda: queued(locks, 1, "plain"))
     assert all(clean.pttl(key) > 0 for key in list(clean.scan_iter()))
     for key in list(clean.scan_iter()):
         tag = key.decode().split("{", 1)[1].split("}", 1)[0] if b"{" in key else key.decode()
@@ -527,7 +523,7 @@ async def test_a_foreign_set_nx_px_excludes_and_is_excluded(kit, clean):
     assert clean.set("lock:a", "foreign", nx=True, px=700)
     assert await locks.lock("a").try_acquire() is None
     waiting = asyncio.ensure_future(locks.lock("a").acquire())
-    await until(lambda: _waiting(locks, 1))
+    await until(lambda: queued(locks, 1))
     assert clean.get("lock:a") == b"foreign"
     mine = await waiting  # nobody tells us that it expired
     assert await mine.release()
@@ -538,7 +534,7 @@ async def test_a_foreign_holder_that_deletes_its_key_is_followed(kit, clean):
     locks = kit.interlock()
     clean.set("lock:a", "foreign", nx=True, px=60_000)
     waiting = asyncio.ensure_future(locks.lock("a").acquire())
-    await until(lambda: _waiting(locks, 1))
+    await until(lambda: queued(locks, 1))
     clean.delete("lock:a")
     mine = await asyncio.wait_for(waiting, 5)
     await mine.release()
@@ -564,11 +560,11 @@ async def test_a_foreign_holder_that_loses_its_ttl_is_reported_to_waiters(kit, c
     locks = kit.interlock()
     clean.set("lock:a", "somebody", px=60_000)
     waiting = asyncio.ensure_future(outcome(locks.lock("a").acquire()))
-    await until(lambda: _waiting(locks, 1))
+    await until(lambda: queued(locks, 1))
     clean.persist("lock:a")
     assert isinstance(await asyncio.wait_for(waiting, 5), ConfigError)
     clean.delete("lock:a")
-    await until(lambda: _waiting(locks, 0))
+    await until(lambda: queued(locks, 0))
 
 
 # Inspect and revoke
@@ -581,9 +577,9 @@ async def test_inspect_tells_holder_fence_time_and_waiters_in_order(kit):
     assert (free.holder, free.remaining, free.waiters, free.waiting) == (None, None, (), 0)
     lease = await locks.lock("a").acquire()
     first = asyncio.ensure_future(kit.interlock(label="first").lock("a").acquire())
-    await until(lambda: _waiting(locks, 1))
+    await until(lambda: queued(locks, 1))
     second = asyncio.ensure_future(kit.interlock(label="second").lock("a").acquire())
-    await until(lambda: _waiting(locks, 2))
+    await until(lambda: queued(locks, 2))
     state = await locks.lock("a").inspect()
     assert state.held
     assert state.holder == lease.token
@@ -600,7 +596,7 @@ async def test_revoke_tells_the_holder_and_the_next_gets_it_when_it_let_go(kit, 
     locks, others = kit.interlock(), kit.interlock()
     lease = await locks.lock("a", ttl=3, on_lost=told.append).acquire()
     waiting = asyncio.ensure_future(others.lock("a").acquire())
-    await until(lambda: _waiting(locks, 1))
+    await until(lambda: queued(locks, 1))
     assert await others.lock("a").revoke("disk full")
     state = await others.lock("a").inspect()
     assert state.holder == lease.token
@@ -642,7 +638,7 @@ async def test_revoke_by_force_hands_over_at_once(kit, clean):
     locks, others = kit.interlock(), kit.interlock()
     lease = await locks.lock("a").acquire()
     waiting = asyncio.ensure_future(others.lock("a").acquire())
-    await until(lambda: _waiting(locks, 1))
+    await until(lambda: queued(locks, 1))
     assert await others.lock("a").revoke("stuck", force=True)
     mine = await waiting
     assert not await lease.release()
@@ -658,16 +654,16 @@ async def test_revoke_of_a_free_lock_is_false_and_a_reason_is_needed(kit):
 # Endings
 
 
-async def test_closing_releases_what_is_held_and_ends_waiting(kit, clean):
+async def test_closing_releases_what_is_held_and_endsqueued(kit, clean):
     locks, others = kit.interlock(), kit.interlock()
     await_me = [await locks.lock(f"a{i}").acquire() for i in range(3)]
     waiting = asyncio.ensure_future(outcome(others.lock("a0").acquire()))
-    await until(lambda: _waiting(locks, 1, "a0"))
+    await until(lambda: queued(locks, 1, "a0"))
     await others.close()
     error = await waiting
     assert isinstance(error, ConfigError)
     assert "closed" in str(error)
-    assert await _waiting(locks, 0, "a0")
+    assert await queued(locks, 0, "a0")
     await locks.close()
     assert not [key for key in list(clean.scan_iter()) if b"{" not in key]
     assert all(lease.state is LeaseState.RELEASED for lease in await_me)

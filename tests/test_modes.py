@@ -11,7 +11,7 @@ import pytest
 import interlock
 import interlock.aio
 from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState
-from kit import Residue, until
+from kit import Residue, queued, until
 
 rule = pytest.mark.rule
 
@@ -295,7 +295,7 @@ async def test_uvloop(server, clean):
         async with interlock.aio.Interlock(server.url) as locks:
             lease = await locks.lock("a").acquire()
             waiting = asyncio.ensure_future(locks.lock("a").acquire())
-            await until(lambda: _queued(locks))
+            await until(lambda: queued(locks, 1))
             await lease.release()
             await (await waiting).release()
 
@@ -304,7 +304,3 @@ async def test_uvloop(server, clean):
             runner.run(main())
 
     await asyncio.to_thread(run)
-
-
-async def _queued(locks) -> bool:
-    return (await locks.lock("a").inspect()).waiting == 1

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kit import until
+from kit import queued, until
 
 rule = pytest.mark.rule
 
@@ -71,17 +71,13 @@ async def actors(kit, number: int):
             await actor.end(signal.SIGKILL)
 
 
-async def _waiting(locks, number: int) -> bool:
-    return (await locks.lock("a").inspect()).waiting == number
-
-
 @rule(3)
 async def test_a_killed_holder_is_followed_within_its_ttl_and_a_second(kit):
     locks = kit.interlock()
     async with actors(kit, 1) as (holder,):
         await holder.do("acquire", "a", {"ttl": 1.5}, 5)
         waiting = asyncio.ensure_future(locks.lock("a").acquire(20))
-        await until(lambda: _waiting(locks, 1))
+        await until(lambda: queued(locks, 1))
         killed = time.monotonic()
         await holder.end(signal.SIGKILL)
         lease = await waiting
@@ -95,9 +91,9 @@ async def test_a_killed_waiter_is_skipped(kit):
     async with actors(kit, 1) as (dying,):
         lease = await locks.lock("a").acquire()
         await dying.say("acquire", "a", {}, 60)
-        await until(lambda: _waiting(locks, 1))
+        await until(lambda: queued(locks, 1))
         waiting = asyncio.ensure_future(kit.interlock().lock("a").acquire(20))
-        await until(lambda: _waiting(locks, 2))
+        await until(lambda: queued(locks, 2))
         await dying.end(signal.SIGKILL)
         released = time.monotonic()
         await lease.release()
@@ -148,7 +144,7 @@ async def test_a_waiter_that_was_stopped_gets_its_turn_later(kit):
     async with actors(kit, 1) as (waiter,):
         lease = await locks.lock("a").acquire()
         await waiter.say("acquire", "a", {"ttl": 2}, 60)
-        await until(lambda: _waiting(locks, 1))
+        await until(lambda: queued(locks, 1))
         await waiter.stopped()
         await lease.release()
         mine = await locks.lock("a").acquire(20)  # the grant of the stopped one lapses
@@ -230,7 +226,7 @@ async def test_a_process_can_leave_by_sys_exit_while_others_wait(kit, clean):
     async with actors(kit, 1) as (holder,):
         await holder.do("acquire", "a", {}, 5)
         waiting = asyncio.ensure_future(locks.lock("a").acquire(20))
-        await until(lambda: _waiting(locks, 1))
+        await until(lambda: queued(locks, 1))
         await holder.say("exit")
         lease = await waiting
         await lease.release()
