@@ -15,6 +15,7 @@ Rules.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
@@ -108,15 +109,18 @@ class Renewal:
     def _leave_behind(self, grant: Grant) -> None:
         """Closing takes it back, as long as something of it may be left."""
         now = self.port.now()
-        while self.dropped and self.dropped[0][0] < now:
-            self.dropped.popleft()
+        with contextlib.suppress(IndexError):  # empty, or another thread was at it
+            while self.dropped[0][0] < now:
+                self.dropped.popleft()
         self.dropped.append((now + grant.attempt.ttl, grant.attempt))
 
     def moved(self, grant: Grant) -> None:
         """Its deadline has been extended."""
         if not grant.renews:
-            self.forget(grant)
-            self._put_end(grant)
+            before = grant.slot
+            self._put_end(grant)  # first into the new place, then out of the old one
+            if before is not None and before is not grant.slot:
+                before.pop(grant.attempt.token, None)
 
     def lose(self, grant: Grant, why: str) -> None:
         """It is lost: tell its holder, once."""

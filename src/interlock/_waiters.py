@@ -92,9 +92,8 @@ class Waiters:
 
     def granted(self, token: str) -> None:
         """The server's word that this waiter was handed the lock. It asks, and so confirms."""
-        attempt = self.expected.get(token)
-        if attempt is not None and attempt.signal is not None:
-            attempt.signal.set()
+        if attempt := self.expected.get(token):
+            self._wake([attempt])
 
     def due(self) -> float:
         """When the keeper must come at the latest."""
