@@ -8,11 +8,24 @@ import inspect
 import pytest
 import redis
 
+from grounds import HOME, WIDTHS, Ground, Park
 from headers import Header
-from interlock.embedded import Server
 from interlock.ports import _wire
 from kit import Kit, Residue
 from proxy import Proxy
+
+
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="every server, every way to it, both modes")
+
+
+def pytest_generate_tests(metafunc):
+    """A test with a kit runs on every ground that its module asks for."""
+    if "kit" in metafunc.fixturenames:
+        mark = metafunc.definition.get_closest_marker("grounds")
+        some, every = WIDTHS[mark.args[0] if mark else None]
+        grounds = every if metafunc.config.getoption("full") else some
+        metafunc.parametrize("ground", grounds, indirect=True, ids=str)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -33,8 +46,17 @@ def pytest_pyfunc_call(pyfuncitem):
                 await kit.close()
         await residue.none()
 
-    asyncio.run(whole())
+    ground = pyfuncitem.funcargs.get("ground")
+    with asyncio.Runner(loop_factory=loop_of(ground)) as runner:
+        runner.run(whole())
     return True
+
+
+def loop_of(ground):
+    """What makes the event loop of a test; None for that of asyncio."""
+    if ground is None or ground.way != "uvloop":
+        return None
+    return pytest.importorskip("uvloop").new_event_loop
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -54,10 +76,23 @@ def every_message_is_as_the_lua_header_says():
 
 
 @pytest.fixture(scope="session")
-def server():
-    """A private embedded server."""
-    with Server() as started:
-        yield started
+def park(tmp_path_factory):
+    """The servers of this session."""
+    made = Park(tmp_path_factory.mktemp("park"))
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def ground(request) -> Ground:
+    """Where the test stands."""
+    return getattr(request, "param", HOME[0])
+
+
+@pytest.fixture
+def server(park, ground):
+    """The server of this ground."""
+    return park.node(ground.server)
 
 
 @pytest.fixture
@@ -77,10 +112,10 @@ def clean(redis_client):
     assert not eternal, f"keys without a TTL: {eternal}"
 
 
-@pytest.fixture(params=["threads", "asyncio"])
-def kit(request, server, clean):
-    """The mode to test, over the server."""
-    return Kit(request.param, server.url)
+@pytest.fixture
+def kit(ground, server, clean):
+    """The mode to test, over the server, by the ground's way."""
+    return Kit(ground, server)
 
 
 @pytest.fixture

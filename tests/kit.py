@@ -12,10 +12,16 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import interlock
 import interlock.aio
+from grounds import WAYS
 from interlock.errors import LockError
+
+if TYPE_CHECKING:
+    from grounds import Ground
+    from interlock.testing.servers import Node
 
 BLOCKING = {
     "acquire", "try_acquire", "release", "extend", "execute", "inspect", "revoke", "close", "__enter__", "__exit__",
@@ -64,21 +70,35 @@ class Stand:
 
 
 class Kit:
-    """A mode, a server, and what a test made of them."""
+    """A mode, a server, a way to it, and what a test made of them."""
 
-    def __init__(self, mode: str, url: str) -> None:
-        self.mode = mode
-        self.url = url
+    def __init__(self, ground: Ground, server: Node) -> None:
+        self.mode = ground.mode
+        self.server = server
+        self.way = WAYS[ground.way]
         self.made: list = []
+        self.clients: list = []
         self.pool = ThreadPoolExecutor(200, "kit")
 
     async def in_thread(self, call, *args, **kwargs):
         result = await asyncio.get_running_loop().run_in_executor(self.pool, lambda: call(*args, **kwargs))
         return Stand(result, self) if isinstance(result, interlock.Lease | interlock.Lock) else result
 
+    @property
+    def url(self) -> str:
+        """For other processes: the way's own URL, or the plain one if the way is a client."""
+        target = self.way(self.server, self.mode)
+        if isinstance(target, str):
+            return target
+        self.clients.append(target)
+        return self.server.url
+
     def interlock(self, target=None, **options):
         """An Interlock of this mode: another client, as another process would be."""
-        target = self.url if target is None else target
+        if target is None:
+            target = self.way(self.server, self.mode)
+            if not isinstance(target, str):
+                self.clients.append(target)
         if self.mode == "threads":
             made = Stand(interlock.Interlock(target, **options), self)
         else:
@@ -95,6 +115,12 @@ class Kit:
         for made in self.made:
             await made.close()
         self.made.clear()
+        for client in self.clients:
+            if self.mode == "threads":
+                client.close()
+            else:
+                await client.aclose()
+        self.clients.clear()
         self.pool.shutdown()
 
 

@@ -6,7 +6,6 @@ import asyncio
 import math
 import socket
 import threading
-from pathlib import Path
 
 import pytest
 import redis
@@ -14,9 +13,10 @@ import redis.asyncio
 
 import interlock
 import interlock.aio
+from grounds import HOME, PASSWORD, USER, least_rights
 from interlock import AcquireTimeout, ConfigError, LockError, Unavailable
 from interlock._names import checked_name, tagged
-from interlock.connect import address
+from interlock.connect import _warn, address
 from kit import Kit, outcome, queued, until
 
 rule = pytest.mark.rule
@@ -206,12 +206,11 @@ async def test_a_missing_right_is_named(kit, server, clean):
     clean.acl_deluser("bob")
 
 
+@pytest.mark.grounds("versions")
 async def test_the_least_rights_that_the_docs_name_are_enough(kit, server, clean):
-    page = (Path(__file__).parent.parent / "docs" / "acl.md").read_text()
-    words = " ".join(line for line in page.splitlines() if line.startswith("    ")).split()
-    clean.execute_command(*words)
+    clean.execute_command("ACL SETUSER", *least_rights().split())
     clean.acl_log_reset()
-    locks = kit.interlock(f"unix://locks:password@{server.socket}")
+    locks = kit.interlock(f"unix://{USER}:{PASSWORD}@{server.socket}")
     lease = await locks.lock("a", ttl=0.9).acquire()
     waiting = asyncio.ensure_future(locks.lock("a").acquire(timeout=20))
     await until(lambda: queued(locks, 1))
@@ -222,9 +221,40 @@ async def test_the_least_rights_that_the_docs_name_are_enough(kit, server, clean
     await lease.release()
     assert await (await waiting).release()
     await until(lambda: not clean.exists("lock:a"))
-    denied = [entry for entry in clean.acl_log() if entry["username"] == "locks"]
-    assert not denied
-    clean.acl_deluser("locks")
+    denied = [entry for entry in clean.acl_log() if entry["username"] == USER]
+    assert {entry["object"] for entry in denied} <= {"client", "client|setinfo"}  # redis-py tells its name
+    clean.acl_deluser(USER)
+
+
+async def test_a_server_that_may_evict_locks_is_warned_of(kit, server, clean, caplog):
+    _warn.cache_clear()
+    clean.config_set("maxmemory", "1gb")
+    clean.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        for _ in range(2):
+            await (await kit.interlock().lock("a").acquire()).release()
+    finally:
+        clean.config_set("maxmemory", "0")
+        clean.config_set("maxmemory-policy", "noeviction")
+    (warning,) = [record.getMessage() for record in caplog.records if "evict" in record.getMessage()]
+    assert "allkeys-lru" in warning
+    assert "noeviction" in warning
+
+
+@pytest.mark.grounds("versions")
+@rule(3)
+@pytest.mark.parametrize("missing", ["-publish", "-subscribe", "resetchannels", "-pubsub", "-info"])
+async def test_waiters_poll_where_a_right_is_missing_and_the_user_is_told(kit, server, clean, caplog, missing):
+    clean.execute_command("ACL SETUSER", *least_rights().split(), missing)
+    locks, others = (kit.interlock(f"unix://{USER}:{PASSWORD}@{server.socket}") for _ in range(2))
+    lease = await locks.lock("a").acquire()
+    waiting = asyncio.ensure_future(others.lock("a").acquire(timeout=30))
+    await until(lambda: queued(locks, 1))
+    if missing not in {"-info", "-pubsub"}:
+        await until(lambda: "polling only" in caplog.text)
+    await lease.release()
+    assert await (await waiting).release()
+    clean.acl_deluser(USER)
 
 
 async def test_a_read_only_replica(kit, clean):
@@ -257,8 +287,8 @@ class OldServer:
             except OSError:
                 return
             with client:
-                while client.recv(4096):
-                    client.sendall(self.hello)
+                while data := client.recv(4096):
+                    client.sendall(self.hello * data.count(b"*"))
 
     def close(self) -> None:
         self.socket.shutdown(socket.SHUT_RDWR)
@@ -297,15 +327,15 @@ def test_a_function_of_the_other_mode_is_refused_by_the_decorator(make):
         lock(function)
 
 
-async def test_the_embedded_server_by_url(kit, tmp_path, monkeypatch):
+async def test_the_embedded_server_by_url(kit, server, tmp_path, monkeypatch):
     """embedded:// is one server per user: both modes meet there."""
     from interlock import embedded
 
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     try:
         lease = await kit.interlock("embedded://").lock("a").acquire()
-        other = Kit("asyncio" if kit.mode == "threads" else "threads", "embedded://")
-        assert await other.interlock().lock("a").try_acquire() is None
+        other = Kit(HOME[kit.mode == "threads"], server)
+        assert await other.interlock("embedded://").lock("a").try_acquire() is None
         await other.close()
         assert await lease.release()
     finally:

@@ -42,6 +42,9 @@ def rows(demo: subprocess.Popen[str]) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in json.loads(out)}
 
 
+pytestmark = pytest.mark.xdist_group("demo")  # they share a run of 20 s
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     with Server() as server:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
@@ -19,6 +20,7 @@ import redis.connection
 import redis.retry
 from redis.backoff import NoBackoff
 
+from ._core import log
 from .errors import ConfigError, Unavailable
 
 if TYPE_CHECKING:
@@ -171,10 +173,10 @@ def _without_password(url: str) -> str:
     return f"{scheme}{mark}{rest.rpartition('@')[2].partition('?')[0]}"
 
 
-def check_server(hello: Any, shown: str) -> None:
-    """Refuse what can't keep the promise: a server that is too old, or a replica.
+def check_server(hello: Any, memory: Any, shown: str) -> None:
+    """Refuse what can't keep the promise: a server that is too old, or a replica. Warn of one that may evict locks.
 
-    `hello` is the reply to HELLO.
+    `hello` is the reply to HELLO, `memory` that to INFO memory, which may be an error: then nothing is known.
     """
     # A map in RESP3, a flat list in RESP2.
     facts: dict[bytes, Any] = dict(
@@ -186,6 +188,22 @@ def check_server(hello: Any, shown: str) -> None:
         raise too_old(shown, version)
     if facts.get(b"role") in (b"replica", b"slave"):
         raise Unavailable(f"{shown} is a read-only replica. Connect to its primary")
+    if isinstance(memory, bytes):
+        _warn_of_eviction(memory.decode(errors="replace"), shown)
+
+
+@lru_cache(maxsize=256)  # one policy is told once
+def _warn(shown: str, policy: str) -> None:
+    log.warning(
+        "%s may evict locks that are held, since its maxmemory-policy is %s. Set it to noeviction", shown, policy
+    )
+
+
+def _warn_of_eviction(memory: str, shown: str) -> None:
+    facts = dict(line.split(":", 1) for line in memory.splitlines() if ":" in line)
+    policy = facts.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction" and facts.get("maxmemory", "0") != "0":
+        _warn(shown, policy)
 
 
 def too_old(shown: str, version: str) -> ConfigError:

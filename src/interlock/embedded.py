@@ -54,7 +54,7 @@ from urllib.parse import quote
 from interlock.errors import ConfigError, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -151,6 +151,7 @@ class Server:
     ) -> None:
         self._config = dict(config or {})
         self._binary = binary
+        self._environment: dict[str, str] = {}  # more of it, for the server
         self._home: Path | None = None
         self._pid: int | None = None
 
@@ -208,18 +209,22 @@ class Server:
             process_group=0,  # a group of its own, out of reach of the terminal's Ctrl-C
         )
         _processes[self].append(watcher)
+        self._run(home, [binary, config], watcher.pid, deadline)
+
+    def _run(self, home: Path, command: Sequence[str | Path], group: int, deadline: float) -> None:
         try:
             with (home / "log").open("ab") as log:
                 server = subprocess.Popen(  # noqa: S603 - what the caller named, or the wheel's
-                    [binary, config],
+                    command,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     cwd=home,
-                    process_group=watcher.pid,
+                    env=os.environ | self._environment,
+                    process_group=group,
                 )
         except OSError as error:
-            raise ConfigError(f"{binary} cannot be run as a server: {error}") from error
+            raise ConfigError(f"{command[0]} cannot be run as a server: {error}") from error
         _processes[self].append(server)
         self._pid = server.pid
         while not _ask(home, b"PING", deadline):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import hiredis
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
-from interlock._core import Disconnected, ServerError
+from interlock._core import Disconnected, ServerError, log
 from interlock.connect import too_old
 from interlock.errors import ConfigError
 
@@ -24,6 +24,7 @@ Push: Final = hiredis.PushNotification
 WAITING: Final = object()  # what a reader gives while a reply is not complete
 
 HELLO: Final = pack(("HELLO",))
+MEMORY: Final = pack(("INFO", "memory"))
 PING: Final = pack(("PING",))
 
 
@@ -68,6 +69,17 @@ def checked(reply: Any) -> Any:
     if type(reply) is ReplyError:
         raise ServerError(str(reply))
     return reply
+
+
+def greeting(channel: str) -> tuple[bytes, bytes]:
+    """SUBSCRIBE, and an empty message to ourselves: whether this user may publish is best known before it matters."""
+    return pack(("SUBSCRIBE", channel)), pack(("PUBLISH", channel, ""))
+
+
+def heed(reply: Any) -> None:
+    """Tell the user of a refused SUBSCRIBE or PUBLISH."""
+    if type(reply) is ReplyError:
+        log.warning("interlock: waiters are woken by polling only, since %s. See docs/acl.md", reply)
 
 
 def hear(push: Any, sink: Sink) -> None:

@@ -249,7 +249,8 @@ class AsyncioPort:
             wire.keeper, wire.transport = writer, writer.transport
             writer.transport.set_protocol(wire)
             try:
-                check_server(_wire.checked(await wire.send(_wire.HELLO)), self.shown)
+                hello, memory = wire.send(_wire.HELLO), wire.send(_wire.MEMORY)
+                check_server(_wire.checked(await hello), await memory, self.shown)
             except BaseException:
                 wire.fail(Disconnected("refused", sent=False))
                 raise
@@ -262,10 +263,11 @@ class AsyncioPort:
 
     def _subscribe(self, wire: Wire) -> None:
         def answered(reply: asyncio.Future[Any]) -> None:
-            if not reply.exception() and reply.result() is not None:
-                log.warning("interlock: waiters are woken by polling only, since %s", reply.result())
+            if not reply.exception():
+                _wire.heed(reply.result())
 
-        wire.send(_wire.pack(("SUBSCRIBE", self._channel))).add_done_callback(answered)
+        for packed in _wire.greeting(self._channel or ""):
+            wire.send(packed).add_done_callback(answered)
 
     def listen(self, channel: str) -> None:
         """See Port."""

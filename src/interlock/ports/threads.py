@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import ssl
 import struct
 import threading
 from collections import deque
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 QUIET: Final = 5.0  # seconds without a message after which the subscription is tested
+# The kernel keeps the timeout of a plain socket. Not that of TLS, nor of gevent's, which never blocks: they do.
+_SOCKET: Final = socket.socket if socket.socket.__module__ == "socket" else None
 LONGEST: Final = 3600.0  # seconds of one wait: locks take no infinite timeout
 
 
@@ -73,7 +74,8 @@ class Wire:
         self.timeout = address.timeout
         self.fresh = True
         try:
-            check_server(self.exchange(_wire.HELLO, until), address.shown)
+            self.send(_wire.HELLO + _wire.MEMORY, until)
+            check_server(_wire.checked(self.receive(until)), self.receive(until), address.shown)
         except BaseException:
             self.close()
             raise
@@ -114,7 +116,7 @@ class Wire:
             seconds = max(0.001, min(seconds, until - _wire.now()))
         if not seconds <= self.limit <= seconds * 1.01:  # setting it costs as much as a tenth of a round trip
             self.limit = seconds
-            if isinstance(self.sock, ssl.SSLSocket):
+            if type(self.sock) is not _SOCKET:
                 self.sock.settimeout(seconds)
                 return
             if self.sock.gettimeout() is not None:
@@ -270,7 +272,7 @@ class ThreadPort:
 
     def _subscription(self, wire: Wire, channel: str) -> None:
         wire.timeout = QUIET
-        wire.send(_wire.pack(("SUBSCRIBE", channel)))
+        wire.send(b"".join(_wire.greeting(channel)))
         tested = False
         while not self._closed:
             try:
@@ -285,7 +287,7 @@ class ThreadPort:
             if type(reply) is _wire.Push:
                 _wire.hear(reply, self.sink)
             else:
-                _wire.checked(reply)
+                _wire.heed(reply)
 
     # Its end
 

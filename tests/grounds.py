@@ -1,0 +1,164 @@
+"""The ground that a test stands on: a server of some version, a way to it, and a mode.
+
+`scripts/test` runs every test on the base, and the conformance suite on a sample in which each server and each way
+stands at least once; `scripts/test --full` runs the whole cross product. A server that this machine does not have
+skips its tests, with the reason; under CI=true it fails them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+import redis
+import redis.asyncio
+import trustme
+
+from interlock.testing.servers import KINDS, Missing, Node
+
+USER, PASSWORD = "locks", "password"  # as in docs/acl.md
+MODES = ("threads", "asyncio")
+
+
+def required(reason: str) -> None:
+    """What a developer may lack, continuous integration has to have."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"missing, and CI=true: {reason}")
+    pytest.skip(reason)
+
+
+# Ways: what is given to Interlock(...)
+
+
+def least_rights() -> str:
+    """What docs/acl.md says after ACL SETUSER."""
+    text = (Path(__file__).parent.parent / "docs/acl.md").read_text()
+    (rules,) = re.findall(r"ACL SETUSER (.*?)\n\n", text, re.DOTALL)
+    return rules
+
+
+def acl_user(node: Node) -> str:
+    """Make the user of docs/acl.md; its URL. For execute() it gets what the tests' commands need."""
+    _, *rules = least_rights().split()
+    with redis.Redis.from_url(node.url) as client:
+        client.execute_command(
+            "ACL", "SETUSER", USER, "reset", *rules, "~users:*", "+command|getkeys", "+incrby", "+mget"
+        )
+    return f"redis://{USER}:{PASSWORD}@127.0.0.1:{node.port}/0"
+
+
+def valkey_client(node: Node, mode: str):
+    valkey = pytest.importorskip("valkey")
+    return (valkey if mode == "threads" else valkey.asyncio).Valkey.from_url(node.tcp_url)
+
+
+def client_of(**options):
+    """A client of redis-py with these options."""
+
+    def make(node: Node, mode: str):
+        return (redis if mode == "threads" else redis.asyncio).Redis.from_url(node.url, **options)
+
+    return make
+
+
+WAYS = {
+    "unix": lambda node, _mode: node.url,
+    "tcp": lambda node, _mode: node.tcp_url,
+    "tls": lambda node, _mode: node.tls_url,
+    "acl": lambda node, _mode: acl_user(node),
+    "client": client_of(),
+    "decoding": client_of(decode_responses=True),
+    "resp2": client_of(protocol=2),
+    "resp3": client_of(protocol=3, decode_responses=True),
+    "valkey-py": valkey_client,
+    "uvloop": lambda node, _mode: node.url,
+}
+TLS = {"redis-7.0"}  # the only binary that was built with it
+
+
+@dataclass(frozen=True)
+class Ground:
+    """Where and how."""
+
+    server: str
+    way: str
+    mode: str
+
+    def __str__(self) -> str:
+        parts = [part for part, base in ((self.server, BASE), (self.way, "unix")) if part != base]
+        return "-".join([*parts, self.mode])
+
+    @property
+    def possible(self) -> bool:
+        """Whether there is such a ground at all."""
+        return (self.way != "tls" or self.server in TLS) and (self.way != "uvloop" or self.mode == "asyncio")
+
+
+BASE = "valkey-9.1"
+HOME = [Ground(BASE, "unix", mode) for mode in MODES]
+EVERYWHERE = [
+    ground for server in KINDS for way in WAYS for mode in MODES if (ground := Ground(server, way, mode)).possible
+]
+SAMPLE = [
+    *HOME,
+    *(
+        ground
+        for server, way in (
+            ("valkey-8.1", "tcp"), ("redis-8.2", "resp3"), ("redis-7.0", "tls"), ("redis-6.2", "acl"),
+            (BASE, "valkey-py"), (BASE, "uvloop"), ("valkey-8.1", "acl"), ("redis-6.2", "resp2"),
+            ("redis-7.0", "decoding"), ("redis-8.2", "client"),
+        )
+        for mode in MODES
+        if (ground := Ground(server, way, mode)).possible
+    ),
+]  # fmt: skip
+SERVERS = [Ground(server, "unix", mode) for server in KINDS for mode in MODES]
+
+# What a test module asks for by `pytestmark = pytest.mark.grounds(...)`: by default, and with --full.
+WIDTHS = {
+    None: (HOME, HOME),
+    "ways": (SAMPLE, EVERYWHERE),
+    "servers": (HOME, SERVERS),
+    "versions": (SERVERS, SERVERS),  # what hinges on the version of the server
+}
+
+
+class Park:
+    """The servers of a session, each started when it is first asked for."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.nodes: dict[str, Node] = {}
+
+    def node(self, kind: str) -> Node:
+        """The running server of this kind."""
+        if kind not in self.nodes:
+            try:
+                node = Node(kind, tls=self.certificate if kind in TLS else None)
+            except Missing as missing:
+                required(f"no {kind} here: {missing}")
+            node.start()
+            self.nodes[kind] = node
+        return self.nodes[kind]
+
+    @cached_property
+    def certificate(self) -> tuple[str, str, str]:
+        """A certificate for this machine, its key, and the authority that made it."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            authority = trustme.CA()
+            issued = authority.issue_cert("127.0.0.1", "localhost")
+        paths = [str(self.directory / name) for name in ("certificate.pem", "key.pem", "authority.pem")]
+        issued.cert_chain_pems[0].write_to_path(paths[0])
+        issued.private_key_pem.write_to_path(paths[1])
+        authority.cert_pem.write_to_path(paths[2])
+        return paths[0], paths[1], paths[2]
+
+    def stop(self) -> None:
+        for node in self.nodes.values():
+            node.stop()
