@@ -136,15 +136,21 @@ class Park:
         self.nodes: dict[str, Node] = {}
 
     def node(self, kind: str) -> Node:
-        """The running server of this kind."""
+        """The running server of this kind, for all tests."""
         if kind not in self.nodes:
-            try:
-                node = Node(kind, tls=self.certificate if kind in TLS else None)
-            except Missing as missing:
-                required(f"no {kind} here: {missing}")
+            node = self.spare(kind, tls=self.certificate if kind in TLS else None)
             node.start()
             self.nodes[kind] = node
         return self.nodes[kind]
+
+    @staticmethod
+    def spare(kind: str, **options) -> Node:
+        """One of this kind that is not started yet, for a test that will harm it."""
+        try:
+            return Node(kind, **options)
+        except Missing as missing:
+            required(f"no {kind} here: {missing}")
+            raise
 
     @cached_property
     def certificate(self) -> tuple[str, str, str]:

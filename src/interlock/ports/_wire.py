@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import hiredis
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as Silence
 
 from interlock._core import Disconnected, ServerError, log
 from interlock.connect import too_old
@@ -99,4 +100,4 @@ def refused(error: RedisError | OSError, shown: str) -> Exception:
         return too_old(shown, "before 6.0")
     if isinstance(error, ResponseError) and not text.startswith(("LOADING", "MASTERDOWN", "BUSY")):
         return ConfigError(f"{shown}: the server refuses the connection [{text}]")
-    return Disconnected(text or type(error).__name__, sent=False)
+    return Disconnected(text or type(error).__name__, sent=False, timed_out=isinstance(error, TimeoutError | Silence))

@@ -73,27 +73,35 @@ local function leave(who)
   call('HDEL', WAITERS, who)
 end
 
--- Whether a waiter can be woken: one that was subscribed and is not any more has died with its connection.
--- Where the server may not be asked, the vouch alone tells.
+-- Whether a waiter can be woken: one that was subscribed and is not any more has died, or lost its connection.
+-- Where the server may not be asked, we believe so.
 local function reachable(heard, channel)
   if heard ~= '1' then return true end
   local subscribers = redis.pcall('PUBSUB', 'NUMSUB', channel)
   return subscribers.err or subscribers[2] > 0
 end
 
--- The oldest live waiter with its life and channel, or nothing. Dead ones are dropped, a bounded number in
--- one step: then the second result says that the caller shall come again.
+-- The waiter whose turn it is, with its life and channel, or nothing: the oldest live one that can be woken, or,
+-- if none can, the oldest live one. A waiter that lost its connection may come back, so it keeps its place. The
+-- dead are dropped. All that for a bounded number in one step: then the second result says to come again.
 local function head()
-  local now
+  local now, place, mute = nil, 0, nil
   for _ = 1, SKIP do
-    local first = call('ZRANGE', QUEUE, 0, 0)[1]
-    if not first then return nil, 0 end
+    local first = call('ZRANGE', QUEUE, place, place)[1]
+    if not first then break end
     local alive, life, heard, channel = string.match(call('HGET', WAITERS, first) or '', '^(%d+) (%d+) (%d) (%S+)')
     now = now or micros() / 1000
-    if alive and tonumber(alive) > now and reachable(heard, channel) then return first, 0, life, channel end
-    leave(first)
+    if not (alive and tonumber(alive) > now) then
+      leave(first)
+    elseif reachable(heard, channel) then
+      return first, 0, life, channel
+    else
+      mute = mute or {first, 0, life, channel}
+      place = place + 1
+    end
   end
-  return nil, 1
+  if mute then return unpack(mute) end
+  return nil, call('EXISTS', QUEUE)
 end
 
 -- Nobody holds the lock now: hand it to the head of the queue, or free it. The head stays in the queue
