@@ -15,6 +15,7 @@ class Proxy:
 
     `drop_replies`: what the server answers is lost, though it has run the request.
     `hold`: nothing goes through, in either direction, until it is False again.
+    `cut_request`, `cut_reply`: of the next one with `marked` in it only so many bytes go through; then the line is cut.
     """
 
     def __init__(self, target: str) -> None:
@@ -25,9 +26,13 @@ class Proxy:
         self.drop_replies = False
         self.hold = False
         self.refuse = False
+        self.cut_request: int | None = None
+        self.cut_reply: int | None = None
+        self.marked = b""
         self.requests = 0
         self.pairs: dict[socket.socket, socket.socket] = {}
         self.servers: set[socket.socket] = set()
+        self.doomed: dict[socket.socket, int] = {}
         self.lock = threading.RLock()
         self.done = False
 
@@ -96,11 +101,26 @@ class Proxy:
         if not data:
             self._close(one)
         elif one in self.servers:
-            if not self.drop_replies:
+            if one in self.doomed:
+                self._send(self.pairs[one], data[: self.doomed.pop(one)])
+                self._close(one)
+            elif not self.drop_replies:
                 self._send(self.pairs[one], data)
         else:
             self.requests += 1
-            self._send(self.pairs[one], data)
+            self._request(one, data)
+
+    def _request(self, client, data) -> None:
+        server = self.pairs[client]
+        if self.marked in data:
+            if self.cut_reply is not None:
+                self.doomed[server], self.cut_reply = self.cut_reply, None
+            if self.cut_request is not None:
+                size, self.cut_request = self.cut_request, None
+                self._send(server, data[:size])
+                self._close(client)
+                return
+        self._send(server, data)
 
     def _send(self, end, data) -> None:
         try:

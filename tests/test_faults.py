@@ -102,6 +102,59 @@ async def test_a_server_that_is_away_is_unavailable_in_bounded_time(kit, tmp_pat
     assert isinstance(await outcome(locks.lock("a").try_acquire()), Unavailable)
 
 
+CUTS = [0, 1, 40, 10_000]  # bytes that still go through: none, one, some, all
+
+
+@rule(8)
+@pytest.mark.parametrize("size", CUTS)
+@pytest.mark.parametrize("which", ["cut_request", "cut_reply"])
+@pytest.mark.parametrize("contended", [False, True], ids=["free", "queued"])
+async def test_a_line_that_is_cut_in_the_middle_of_acquire_changes_nothing(
+    kit, clean, proxy, which, size, contended
+):
+    holder, locks = kit.interlock(), kit.interlock(proxy.url)
+    await (await locks.lock("warm").acquire()).release()
+    held = await holder.lock("a").acquire() if contended else None
+    proxy.marked = b"\r\nacquire\r\n"
+    setattr(proxy, which, size)
+    acquiring = asyncio.ensure_future(locks.lock("a").acquire(timeout=20))
+    if held:
+        await until(lambda: queued(holder, 1))
+        await until(lambda: getattr(proxy, which) is None)
+        await held.release()
+    lease = await acquiring
+    assert getattr(proxy, which) is None
+    assert not proxy.doomed
+    assert clean.get("lock:a").decode() == lease.token
+    assert await lease.release()
+    assert nothing_of(clean)
+
+
+@rule(8)
+@pytest.mark.parametrize("size", CUTS)
+@pytest.mark.parametrize("which", ["cut_request", "cut_reply"])
+@pytest.mark.parametrize("contended", [False, True], ids=["free", "queued"])
+async def test_a_line_that_is_cut_in_the_middle_of_release_changes_nothing(
+    kit, clean, proxy, which, size, contended
+):
+    locks = kit.interlock(proxy.url)
+    lease = await locks.lock("a").acquire()
+    waiting = []
+    if contended:
+        waiting.append(asyncio.ensure_future(kit.interlock().lock("a").acquire(timeout=20)))
+        await until(lambda: queued(locks, 1))
+    proxy.marked = b"\r\nrelease\r\n"
+    setattr(proxy, which, size)
+    assert await lease.release()
+    assert getattr(proxy, which) is None
+    assert not proxy.doomed
+    for task in waiting:
+        mine = await task
+        assert mine.fence > lease.fence
+        assert await mine.release()
+    assert nothing_of(clean)
+
+
 @rule(3)
 async def test_a_cut_connection_in_the_queue_keeps_the_place(kit, clean, proxy):
     locks, others = kit.interlock(), kit.interlock(proxy.url)
