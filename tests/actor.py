@@ -3,7 +3,7 @@
     python actor.py URL threads|asyncio
 
 Commands: ["acquire", lock, {options}, timeout], ["release", lock], ["ensure", lock], ["lost", lock],
-["fork", lock], ["exit"]. An answer is the result, or {"error": class, "text": message}.
+["fork", lock], ["on_sigterm"], ["exit"]. An answer is the result, or {"error": class, "text": message}.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 
 import interlock
@@ -103,6 +104,10 @@ async def main(url: str, mode: str) -> None:
         verb, *args = json.loads(line)
         if verb == "exit":
             return
+        if verb == "on_sigterm":  # as a service does
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+            say({"result": None})
+            continue
         try:
             if verb in {"ensure", "state", "lost", "remaining"}:
                 value = getattr(actor.leases[args[0]], verb)

@@ -7,11 +7,13 @@ import contextlib
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from actors import actors
 from kit import queued, until
+from proxy import Proxy
 
 rule = pytest.mark.rule
 
@@ -27,6 +29,75 @@ async def test_a_killed_holder_is_followed_within_its_ttl_and_a_second(kit):
         await holder.end(signal.SIGKILL)
         lease = await waiting
         assert time.monotonic() - killed < 1.5 + 1 + 1  # and a second for a busy machine
+        await lease.release()
+
+
+@rule(3)
+async def test_a_holder_that_is_killed_while_it_releases_leaves_a_free_lock(kit, clean, server):
+    """Its request went out, or did not; nobody saw the reply."""
+    locks = kit.interlock()
+    for applied in (True, False):
+        with Proxy(server.socket) as proxy:
+            async with actors(kit, 1, proxy.url) as (holder,):
+                await holder.do("acquire", "a", {"ttl": 1.5}, 5)
+                waiting = asyncio.ensure_future(locks.lock("a").acquire(20))
+                await until(lambda: queued(locks, 1))
+                requests = proxy.requests
+                proxy.drop_replies = applied
+                proxy.hold = not applied
+                await holder.say("release", "a")
+                if applied:
+                    await until(lambda: proxy.requests > requests)
+                killed = time.monotonic()
+                await holder.end(signal.SIGKILL)
+                lease = await waiting
+                assert time.monotonic() - killed < 1.5 + 1 + 1
+                await lease.release()
+                proxy.hold = False
+        assert await queued(locks, 0)
+
+
+@rule(3, 8)
+async def test_a_process_that_is_killed_while_it_acquires_leaves_a_free_lock(kit, clean, server):
+    """The server granted, and the reply never came: the grant runs out."""
+    locks = kit.interlock()
+    with Proxy(server.socket) as proxy:
+        async with actors(kit, 1, proxy.url) as (dying,):
+            await dying.do("acquire", "warm", {}, 5)
+            proxy.drop_replies = True
+            await dying.say("acquire", "a", {"ttl": 1.5}, 30)
+            await until(lambda: clean.exists("lock:a"))
+            killed = time.monotonic()
+            await dying.end(signal.SIGKILL)
+            lease = await locks.lock("a").acquire(20)
+            assert time.monotonic() - killed < 1.5 + 1 + 1
+            await lease.release()
+
+
+@rule(3)
+async def test_a_holder_that_is_ended_by_sigterm_is_followed_within_its_ttl_and_a_second(kit):
+    """Python ends at once then, without exit handlers, unless the program says otherwise."""
+    locks = kit.interlock()
+    async with actors(kit, 1) as (holder,):
+        await holder.do("acquire", "a", {"ttl": 1.5}, 5)
+        waiting = asyncio.ensure_future(locks.lock("a").acquire(20))
+        await until(lambda: queued(locks, 1))
+        ended = time.monotonic()
+        assert await holder.end(signal.SIGTERM) == -signal.SIGTERM
+        lease = await waiting
+        assert time.monotonic() - ended < 1.5 + 1 + 1
+        await lease.release()
+
+
+async def test_a_service_that_exits_on_sigterm_releases_what_it_holds(kit):
+    locks = kit.interlock()
+    async with actors(kit, 1) as (holder,):
+        await holder.do("on_sigterm")
+        await holder.do("acquire", "a", {}, 5)
+        waiting = asyncio.ensure_future(locks.lock("a").acquire(20))
+        await until(lambda: queued(locks, 1))
+        assert await holder.end(signal.SIGTERM) == 0
+        lease = await waiting  # not after its ttl of 30 s
         await lease.release()
 
 
@@ -164,6 +235,43 @@ else:
     assert codes == [0] * 4
     assert int(clean.get("users:count")) == 4 * 4 * 20
     clean.delete("users:count")
+
+
+@rule(1, 11)
+async def test_a_parent_that_works_and_forks_workers(kit, clean):
+    clean.set("users:count", 0)
+    process = await python("prefork.py", kit.url, kit.mode, "4", "20")
+    assert await process.wait() == 0
+    assert int(clean.get("users:count")) == 4 * 20 + (20 if kit.mode == "asyncio" else 0)
+    clean.delete("users:count")
+    assert not clean.exists("lock:count", "lock:parent")
+
+
+@rule(1, 6, 8)
+async def test_greenlets_are_threads(server, clean, tmp_path):
+    """gevent patches sockets, locks and threads under us."""
+    pytest.importorskip("gevent")
+    hold = tmp_path / "hold"
+    with Proxy(server.socket) as proxy:
+        process = await python("greenlets.py", server.url, proxy.url, str(hold), stdout=asyncio.subprocess.PIPE)
+        try:
+            for silent in (True, False):
+                await until(lambda: hold.exists() or process.returncode is not None, within=40)
+                proxy.hold = silent
+                hold.unlink(missing_ok=True)
+            said, _ = await process.communicate()
+        finally:
+            proxy.hold = False
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        process._transport.close()
+    assert said == b"OK\n"
+
+
+async def python(script: str, *args: str, **options):
+    """A Python process that runs a script beside this file."""
+    path = str(Path(__file__).with_name(script))
+    return await asyncio.create_subprocess_exec(sys.executable, path, *args, **options)
 
 
 async def test_a_process_can_leave_by_sys_exit_while_others_wait(kit, clean):
