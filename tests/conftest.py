@@ -8,7 +8,7 @@ import inspect
 import pytest
 import redis
 
-from grounds import HOME, WIDTHS, Ground, Park
+from grounds import HOME, MODES, WIDTHS, Ground, Park
 from headers import Header
 from interlock.ports import _wire
 from kit import Kit, Residue
@@ -20,12 +20,15 @@ def pytest_addoption(parser):
 
 
 def pytest_generate_tests(metafunc):
-    """A test with a kit runs on every ground that its module asks for."""
+    """A test runs on every ground that it asks for: with a kit in both modes, else on each server once."""
+    mark = metafunc.definition.get_closest_marker("grounds")
+    some, every = WIDTHS[mark.args[0] if mark else None]
+    grounds = every if metafunc.config.getoption("full") else some
     if "kit" in metafunc.fixturenames:
-        mark = metafunc.definition.get_closest_marker("grounds")
-        some, every = WIDTHS[mark.args[0] if mark else None]
-        grounds = every if metafunc.config.getoption("full") else some
         metafunc.parametrize("ground", grounds, indirect=True, ids=str)
+    elif mark and "server" in metafunc.fixturenames:
+        once = [ground for ground in grounds if ground.way == "unix" and ground.mode == MODES[0]]
+        metafunc.parametrize("ground", once, indirect=True, ids=[ground.server for ground in once])
 
 
 @pytest.hookimpl(tryfirst=True)

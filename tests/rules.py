@@ -17,7 +17,7 @@ RULES = {
     4: "Waiters vouch for themselves. A dead one is skipped; what it was handed is free again in seconds.",
     5: "Only the server's clock decides across machines; belief ends by a clock that nobody sets.",
     6: "A lost lease is always told, and a failed renewal is not a loss until the time is up.",
-    7: "Fences only grow.",
+    7: "Fences only grow, and the data refuses older ones.",
     8: "Everything can be retried; what was acquired or queued is undone, in bounded time.",
     9: "No key without a TTL, one hash tag for a lock, a plain string key that excludes anyone else.",
     10: "Quarantine after a failover or a restart.",

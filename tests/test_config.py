@@ -20,6 +20,7 @@ from interlock.connect import _warn, address
 from kit import Kit, outcome, queued, until
 
 rule = pytest.mark.rule
+pytestmark = pytest.mark.grounds("servers")
 INTERLOCKS = [interlock.Interlock, interlock.aio.Interlock]
 NOWHERE = "redis://localhost:1/0"
 

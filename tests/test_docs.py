@@ -16,7 +16,8 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize(("page", "number", "code"), EXAMPLES, ids=[f"{page}-{n}" for page, n, _ in EXAMPLES])
-def test_example(page, number, code, server, clean, monkeypatch):
+def test_example(page, number, code, server, clean, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # some make files
     code = code.replace('"redis://localhost:6379/0"', repr(server.url))
     names = {"url": server.url, "__name__": "example"}
     exec(compile(code, f"{page} {number}", "exec"), names)

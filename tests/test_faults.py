@@ -12,6 +12,7 @@ from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Unavai
 from kit import outcome, queued, until
 
 rule = pytest.mark.rule
+pytestmark = pytest.mark.grounds("servers")
 
 
 def nothing_of(clean, name: str = "a") -> bool:
@@ -109,9 +110,7 @@ CUTS = [0, 1, 40, 10_000]  # bytes that still go through: none, one, some, all
 @pytest.mark.parametrize("size", CUTS)
 @pytest.mark.parametrize("which", ["cut_request", "cut_reply"])
 @pytest.mark.parametrize("contended", [False, True], ids=["free", "queued"])
-async def test_a_line_that_is_cut_in_the_middle_of_acquire_changes_nothing(
-    kit, clean, proxy, which, size, contended
-):
+async def test_a_line_that_is_cut_in_the_middle_of_acquire_changes_nothing(kit, clean, proxy, which, size, contended):
     holder, locks = kit.interlock(), kit.interlock(proxy.url)
     await (await locks.lock("warm").acquire()).release()
     held = await holder.lock("a").acquire() if contended else None
@@ -134,9 +133,7 @@ async def test_a_line_that_is_cut_in_the_middle_of_acquire_changes_nothing(
 @pytest.mark.parametrize("size", CUTS)
 @pytest.mark.parametrize("which", ["cut_request", "cut_reply"])
 @pytest.mark.parametrize("contended", [False, True], ids=["free", "queued"])
-async def test_a_line_that_is_cut_in_the_middle_of_release_changes_nothing(
-    kit, clean, proxy, which, size, contended
-):
+async def test_a_line_that_is_cut_in_the_middle_of_release_changes_nothing(kit, clean, proxy, which, size, contended):
     locks = kit.interlock(proxy.url)
     lease = await locks.lock("a").acquire()
     waiting = []

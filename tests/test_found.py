@@ -14,6 +14,7 @@ from interlock import LeaseLost, LeaseState, Unavailable
 from kit import outcome, queued, until
 
 rule = pytest.mark.rule
+pytestmark = pytest.mark.grounds("servers")
 
 
 def patched(port, **changes):

@@ -383,16 +383,17 @@ def shifting(park, ground):
         required(f"no libfaketime here: {missing}")
     if ground.server in {"redis-7.0", "redis-8.2"}:
         pytest.skip("its jemalloc does not bear libfaketime")
-    with park.spare(ground.server, clock=True) as made, redis.Redis.from_url(made.url) as client:
+    with park.spare(ground.server, clock=True) as made:
         for seconds in (5000, 0):
-            made.shift(seconds)
-            _wait(lambda seconds=seconds: abs(client.time()[0] - time.time() - seconds) < 1000)
+            asyncio.run(shift(made, seconds))
         yield made
 
 
-def _wait(condition) -> None:
-    """kit.until, before there is a loop."""
-    asyncio.run(until(condition))
+async def shift(node, seconds: float) -> None:
+    """Set the clock, and wait until the server has seen it: it looks once for each turn of its loop."""
+    node.shift(seconds)
+    with redis.Redis.from_url(node.url) as client:
+        await until(lambda: abs(client.time()[0] - time.time() - seconds) < 10)
 
 
 @rule(5, 7)
@@ -403,7 +404,7 @@ async def test_a_server_clock_that_is_set_costs_leases_at_most_and_fences_grow(k
     lease = await locks.lock("a", ttl=3).acquire()
     waiting = [asyncio.ensure_future(kit.interlock(shifting.url).lock("a").acquire(timeout=30)) for _ in range(3)]
     await until(lambda: queued(locks, 3))
-    shifting.shift(seconds)
+    await shift(shifting, seconds)
     if seconds < 0:
         deadline = lease._grant.deadline
         await until(lambda: lease._grant.deadline > deadline)
@@ -417,7 +418,7 @@ async def test_a_server_clock_that_is_set_costs_leases_at_most_and_fences_grow(k
     assert fences == sorted(set(fences))
     if seconds > 0:
         await until(lease.lost.is_set)
-    shifting.shift(0)
+    await shift(shifting, 0)
     mine = await locks.lock("a").acquire(timeout=30)
     assert mine.fence > fences[-1]
     assert await mine.release()
@@ -435,7 +436,7 @@ async def test_a_dead_waiter_is_skipped_even_if_the_clock_was_set_back(kit, shif
         with redis.Redis.from_url(shifting.url) as client:
             await until(lambda: client.hget("{lock:a}{waiters}", token).split()[2] == b"1")  # it was heard
         await dying.end(signal.SIGKILL)
-        shifting.shift(-600)
+        await shift(shifting, -600)
         await lease.release()
         mine = await locks.lock("a").acquire(timeout=10)
         assert await mine.release()

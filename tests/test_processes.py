@@ -16,6 +16,7 @@ from kit import queued, until
 from proxy import Proxy
 
 rule = pytest.mark.rule
+pytestmark = pytest.mark.grounds("servers")
 
 
 @rule(3)

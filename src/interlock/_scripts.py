@@ -10,7 +10,7 @@ from ._core import Script
 
 
 @cache
-def load(name: str) -> Script:
-    """The script `primitives/<name>.lua`."""
-    source = files("interlock.primitives").joinpath(f"{name}.lua").read_text(encoding="utf-8")
+def load(name: str, package: str = "interlock.primitives") -> Script:
+    """The script `<name>.lua` of a package."""
+    source = files(package).joinpath(f"{name}.lua").read_text(encoding="utf-8")
     return Script(name, source, hashlib.sha1(source.encode()).hexdigest())  # noqa: S324 (Redis names them so)

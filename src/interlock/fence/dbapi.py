@@ -1,0 +1,242 @@
+"""Guards in SQL, over a DB-API connection: PostgreSQL (psycopg, psycopg2, pg8000) and SQLite (sqlite3).
+
+Theory. `guard()` keeps a row for each lock and raises its fence to ours, or is refused. The row stays locked until the
+transaction ends, so whatever else the transaction reads and writes, in any table, is one step against all other
+holders: an older one that comes later waits for our commit and is refused; a newer one waits, and reads what we wrote.
+`update()` keeps the fence in the data's own rows instead, for statements that touch nothing else.
+
+Rules. (1) Both belong into a transaction; on an autocommit connection the lock would be gone before the next
+statement, so that is a ConfigError. (2) `guard()` first, then what you read to decide, then what you write. (3) After
+LeaseLost roll back: other statements of the transaction may have been applied. (4) Several guards in one transaction
+are taken in one order everywhere, for example sorted by name, as with any row locks.
+
+Isolation. PostgreSQL, READ COMMITTED (its default): every statement after `guard()` sees what was committed before
+it. REPEATABLE READ and SERIALIZABLE: right too; whoever had to wait for another holder's transaction gets the
+database's own serialization failure (SQLSTATE 40001) in place of an answer, and repeats the whole transaction.
+SQLite: the guard takes the one write lock, so any mode is right; a transaction that has read before it may be told
+that the database is locked, and repeats. A holder that is stopped inside of its transaction keeps others waiting:
+set `idle_in_transaction_session_timeout` and `lock_timeout` in PostgreSQL, `timeout=` in sqlite3.connect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import re
+import sys
+from typing import TYPE_CHECKING, Final, LiteralString, Protocol, cast
+
+from interlock.errors import ConfigError
+
+from . import Fenced, fence_of, refused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["Connection", "Cursor", "create", "guard", "update"]
+
+TABLE: Final = "interlock_fence"
+_MARKS: Final = {
+    "qmark": "?", "numeric": ":{0}", "named": ":p{0}", "format": "%s", "pyformat": "%(p{0})s",
+}  # fmt: skip
+Row = tuple[object, ...]
+
+
+class Cursor(Protocol):
+    """What is needed of a driver's cursor."""
+
+    @property
+    def rowcount(self) -> int:
+        """Rows that the last statement changed."""
+        ...
+
+    def execute(self, operation: LiteralString, parameters: Row | dict[str, object], /) -> object:
+        """Run a statement."""
+        ...
+
+    def fetchone(self) -> Sequence[object] | None:
+        """The next row."""
+        ...
+
+    def close(self) -> object:
+        """Give it back."""
+        ...
+
+
+class Connection(Protocol):
+    """What is needed of a driver's connection (PEP 249)."""
+
+    def cursor(self) -> Cursor:
+        """A new cursor."""
+        ...
+
+    def commit(self) -> object:
+        """End the transaction."""
+        ...
+
+
+def create(connection: Connection, *, table: str = TABLE) -> None:
+    """Make the table that `guard()` uses, if it is not there: once, when you set up your database. You commit.
+
+    Any table will do that has `name`, a unique text, and `fence`, a BIGINT.
+    """
+    _Statement(connection, None).run(
+        f"CREATE TABLE IF NOT EXISTS {_quoted(table)} (name TEXT NOT NULL PRIMARY KEY, fence BIGINT NOT NULL)"
+    )
+
+
+def guard(connection: Connection, lease: Fenced, *, table: str = TABLE, paramstyle: str | None = None) -> None:
+    """Refuse this transaction if a newer holder of the lock has guarded one; refuse older ones from now on.
+
+    The first statement of a transaction: what it reads and writes after it is safe from all other holders until it
+    commits. Call it in every transaction of the holder. Locks are told apart by name, so locks of different servers
+    or prefixes need a `table` each. `paramstyle` (PEP 249) is the driver module's by default.
+
+    Raises LeaseLost if there is a newer fence, ConfigError for an autocommit connection, and the driver's errors.
+    """
+    fence = fence_of(lease)
+    statement = _checked(connection, paramstyle)
+    rows = _quoted(table)
+    mark = statement.mark
+    changed = statement.run(
+        f"INSERT INTO {rows} AS held (name, fence) VALUES ({mark(lease.name)}, {mark(fence)}) "  # noqa: S608 (quoted)
+        "ON CONFLICT (name) DO UPDATE SET fence = excluded.fence WHERE held.fence <= excluded.fence"
+    )[0]
+    if changed == 1:
+        return
+    statement = _Statement(connection, paramstyle)
+    row = statement.run(f"SELECT fence FROM {rows} WHERE name = {statement.mark(lease.name)}", fetch=True)[1]  # noqa: S608
+    newest = int(cast("int", row[0])) if row else 0
+    if newest > fence:
+        raise refused(lease, newest, f"table {table}")
+    if newest < fence:
+        raise ConfigError(f"lock {lease.name!r}: table {table} did not take the fence: is a trigger or a rule on it?")
+
+
+def update(
+    connection: Connection,
+    lease: Fenced,
+    table: str,
+    values: Mapping[str, object],
+    where: Mapping[str, object],
+    *,
+    column: str = "fence",
+    paramstyle: str | None = None,
+) -> int:
+    """Change the rows for which all of `where` is equal (None: is null), and store our fence in each of them.
+
+    All of them or none. With no `values` only the fence is stored: do that before you read the rows to decide.
+    `column` is a BIGINT; null counts as older than any fence. Tables and columns are spelled as the database has them
+    (in PostgreSQL plain names are lower case), a table with its schema if you like: "shop.account".
+
+    Returns the number of rows; 0 means that there is no such row, never a refusal. Raises LeaseLost if any of the rows
+    has a newer fence, ConfigError for names that can't be, no `where`, or an autocommit connection, and the driver's.
+    """
+    fence = fence_of(lease)
+    if not where:
+        raise ConfigError(f"lock {lease.name!r}: update() needs `where`, for example {{'id': 7}}")
+    if column in values:
+        raise ConfigError(f"lock {lease.name!r}: {column!r} is the fence's own column, and not for `values`")
+    statement = _checked(connection, paramstyle)
+    rows, fences = _quoted(table), _quoted(column)
+
+    def matching(alias: str, statement: _Statement) -> str:
+        return " AND ".join(
+            f"{alias}.{_quoted(name)} " + ("IS NULL" if value is None else f"= {statement.mark(value)}")
+            for name, value in where.items()
+        )
+
+    # PostgreSQL locks row by row, so the rows are locked before they are compared: then none can get a newer fence
+    # between the comparison of one and the change of another. SQLite has one lock, and UPDATE begins with it.
+    if not statement.is_sqlite:
+        locking = _Statement(connection, paramstyle)
+        locking.run(f"SELECT 1 FROM {rows} AS held WHERE {matching('held', locking)} FOR UPDATE")  # noqa: S608
+    # The second condition makes it all or none. The first one holds for rows that came in since they were locked.
+    mark = statement.mark
+    sets = ", ".join(f"{_quoted(name)} = {mark(value)}" for name, value in {**values, column: fence}.items())
+    changed = statement.run(
+        f"UPDATE {rows} AS held SET {sets} WHERE {matching('held', statement)} "  # noqa: S608
+        f"AND (held.{fences} IS NULL OR held.{fences} <= {mark(fence)}) AND NOT EXISTS "
+        f"(SELECT 1 FROM {rows} AS newer WHERE {matching('newer', statement)} AND newer.{fences} > {mark(fence)})"
+    )[0]
+    if changed == 0:
+        finding = _Statement(connection, paramstyle)
+        sought = f"SELECT max(held.{fences}) FROM {rows} AS held WHERE {matching('held', finding)}"  # noqa: S608
+        row = finding.run(sought, fetch=True)[1]
+        if row and row[0] is not None and (newest := int(cast("int", row[0]))) > fence:
+            raise refused(lease, newest, f"table {table}")
+    return changed
+
+
+def autocommits(connection: object) -> bool:
+    """Whether the next statement would be a transaction of its own, as far as the connection tells."""
+    if getattr(connection, "in_transaction", None) is True:  # sqlite3: somebody has said BEGIN
+        return False
+    if getattr(getattr(connection, "info", None), "transaction_status", 0) != 0:  # psycopg, psycopg2: not idle
+        return False
+    autocommit = getattr(connection, "autocommit", None)
+    if autocommit is True or autocommit is False:
+        return autocommit
+    return getattr(connection, "isolation_level", "") is None  # sqlite3 before 3.12, and in its old way after
+
+
+class _Statement:
+    """One statement: its values, marked in the driver's style."""
+
+    def __init__(self, connection: Connection, paramstyle: str | None) -> None:
+        self._connection = connection
+        self._style = _paramstyle(connection, paramstyle)
+        self._values: list[object] = []
+
+    @property
+    def is_sqlite(self) -> bool:
+        """Whether the database is SQLite: pysqlite3 and sqlcipher3 are, too."""
+        return any(
+            "sqlite" in cls.__module__ or "sqlcipher" in cls.__module__ for cls in type(self._connection).__mro__
+        )
+
+    def mark(self, value: object) -> str:
+        """The place of a value in the text. Values are marked in the order in which they stand there."""
+        self._values.append(value)
+        return _MARKS[self._style].format(len(self._values))
+
+    def run(self, text: str, *, fetch: bool = False) -> tuple[int, Sequence[object] | None]:
+        """Run it: the number of changed rows, and the first row if one is wanted."""
+        named = {f"p{number}": value for number, value in enumerate(self._values, 1)}
+        parameters = named if self._style in {"named", "pyformat"} else tuple(self._values)
+        with contextlib.closing(self._connection.cursor()) as cursor:
+            # Not literal, but no less safe: names are quoted, values are marked.
+            cursor.execute(text, parameters)  # pyright: ignore[reportArgumentType]
+            return cursor.rowcount, cursor.fetchone() if fetch else None
+
+
+def _checked(connection: Connection, paramstyle: str | None) -> _Statement:
+    if inspect.iscoroutinefunction(connection.commit):
+        raise ConfigError("an asyncio connection: use interlock.fence.alchemy with `run_sync`, or a thread")
+    if autocommits(connection):
+        raise ConfigError(
+            "the connection is in autocommit mode, so the guard would end before the write: turn it off, or begin a "
+            "transaction first"
+        )
+    return _Statement(connection, paramstyle)
+
+
+def _paramstyle(connection: object, style: str | None) -> str:
+    if style is None:
+        modules = [cls.__module__.split(".") for cls in type(connection).__mro__]
+        names = [".".join(parts[:end]) for parts in modules for end in range(len(parts), 0, -1)]
+        style = next((found for name in names if (found := getattr(sys.modules.get(name), "paramstyle", None))), None)
+    if style not in _MARKS:
+        raise ConfigError(
+            f"{type(connection).__module__}.{type(connection).__qualname__}: paramstyle {style!r}; it is one of "
+            f"{', '.join(_MARKS)}. Say it: paramstyle='qmark', or give the driver's own connection"
+        )
+    return style
+
+
+def _quoted(name: str) -> str:
+    """A table or column, as it stands in SQL."""
+    parts = name.split(".")
+    if len(parts) > 2 or not all(re.fullmatch(r"[^\W\d]\w{0,62}", part) for part in parts):
+        raise ConfigError(f"{name!r} is no table or column: letters, digits and _, or 'schema.table'")
+    return ".".join(f'"{part}"' for part in parts)

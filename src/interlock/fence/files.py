@@ -1,0 +1,196 @@
+"""A file that is replaced as a whole, unless a newer holder has replaced it. For processes of one machine.
+
+Theory. The new content is written to a draft beside the file (`.NAME.random.new`). Then, under an flock of
+`NAME.fence`: compare the number in it with ours; if it is newer, refuse; else write ours and only then rename the draft
+over the file. The flock makes comparing and renaming one step against other writers; the rename makes it one
+step for readers, who take no lock and see the whole old or the whole new content, never a mixture.
+
+A crash, or a kill, at each step:
+
+    while the draft is written   readers see the old file. The draft stays behind; it may be removed
+    after the number is written  the old file, and holders older than us are refused: as they should be
+    after the rename             the new file. Before the directory is synced a power cut may still undo it; no caller
+                                 has been told that it was written
+
+The number is 21 bytes, always at the same place, never truncated: one small write that a kill can't divide, within one
+sector. It is on the disk before the first rename, so an empty file (or, after a power cut, one of zeros) means that
+nothing has been guarded yet. Anything else that is no number is an error, never taken for one.
+
+A writer that is stopped while it has the flock (a few writes long) makes others wait, at most their `timeout`; then
+they are told Unavailable and have written nothing. If it is killed, the kernel frees the flock.
+
+Limits. Local file systems: on NFS an flock may be lost while its holder lives, and a rename is not one step for all.
+Owner, group and permissions are kept, ACLs and extended attributes are not. All writers need the right to write the
+`.fence` file, too; never remove it while holders may be paused: it is the memory. All calls block: with asyncio,
+`await asyncio.to_thread(write, ...)`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import stat
+import time
+from typing import IO, TYPE_CHECKING, BinaryIO, Final, TextIO, cast, overload
+
+from interlock._names import seconds
+from interlock.errors import ConfigError, Unavailable
+
+from . import Fenced, fence_of, refused
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from contextlib import AbstractContextManager
+
+__all__ = ["guard", "replacing", "write"]
+
+TIMEOUT: Final = 10.0  # seconds
+_NUMBER: Final = re.compile(rb"(\d{20})\n")
+_NONE: Final = re.compile(rb"\0*")
+Path = str | os.PathLike[str]
+
+
+def guard(path: Path, lease: Fenced, *, timeout: float = TIMEOUT) -> None:
+    """Refuse older holders from now on: call it before you read the file to decide what to write.
+
+    `timeout` is in seconds. Raises LeaseLost if a newer holder has been here; Unavailable if another process keeps the
+    `.fence` file locked for that long; ConfigError if it holds no fence; OSError.
+    """
+    with _passed(os.path.realpath(path), lease, timeout):
+        pass
+
+
+def write(path: Path, lease: Fenced, data: bytes | str, *, timeout: float = TIMEOUT) -> None:
+    """Replace the file's content (a str as UTF-8), or leave it as it is. Arguments and errors as in `guard`."""
+    with replacing(path, lease, timeout=timeout) as new:
+        new.write(data.encode() if isinstance(data, str) else data)
+
+
+@overload
+def replacing(
+    path: Path, lease: Fenced, *, encoding: None = None, timeout: float = TIMEOUT
+) -> AbstractContextManager[BinaryIO]: ...
+@overload
+def replacing(
+    path: Path, lease: Fenced, *, encoding: str, timeout: float = TIMEOUT
+) -> AbstractContextManager[TextIO]: ...
+def replacing(
+    path: Path, lease: Fenced, *, encoding: str | None = None, timeout: float = TIMEOUT
+) -> AbstractContextManager[BinaryIO] | AbstractContextManager[TextIO]:
+    """Give a new file to write to, in a `with`; at its end it takes the place of the one at `path`.
+
+    A binary file, or text with an `encoding`. It begins with `guard`, so what is read of the old one inside can be
+    trusted. If the body raises, or the lease turns out to be older, the old file stays and the new one is removed.
+    Arguments and errors as in `guard`.
+    """
+    return cast("AbstractContextManager[BinaryIO]", _replacing(os.path.realpath(path), lease, encoding, timeout))
+
+
+@contextlib.contextmanager
+def _replacing(target: str, lease: Fenced, encoding: str | None, timeout: float) -> Generator[IO[bytes] | IO[str]]:
+    guard(target, lease, timeout=timeout)
+    folder, name = os.path.split(target)
+    draft = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.new")  # noqa: PTH118
+    try:
+        with _opened(draft, encoding) as new:
+            yield new
+            new.flush()
+            _like(target, new.fileno())
+            os.fsync(new.fileno())
+        with _passed(target, lease, timeout):
+            os.replace(draft, target)  # noqa: PTH105
+            _sync(folder)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(draft)  # noqa: PTH108
+        raise
+
+
+def _opened(draft: str, encoding: str | None) -> IO[bytes] | IO[str]:
+    if encoding is None:
+        return open(draft, "xb")  # noqa: PTH123
+    return open(draft, "x", encoding=encoding, newline="")  # noqa: PTH123
+
+
+@contextlib.contextmanager
+def _passed(target: str, lease: Fenced, timeout: float) -> Generator[None]:
+    """Hold the flock, with our number in the file."""
+    fence, path = fence_of(lease), f"{target}.fence"
+    file = _locked(path, lease, seconds(timeout, "timeout"))
+    try:
+        found = os.pread(file, 64, 0)
+        number = _NUMBER.fullmatch(found)
+        if not number and not _NONE.fullmatch(found):
+            raise ConfigError(
+                f"lock {lease.name!r}: {path} holds no fence but {found!r:.60}. Nothing was written. Once no older "
+                "holder can be alive, remove it"
+            )
+        newest = int(number[1]) if number else 0
+        if newest > fence:
+            raise refused(lease, newest, path)
+        if newest < fence:
+            os.pwrite(file, b"%020d\n" % fence, 0)
+            os.fsync(file)
+            if not number:
+                _sync(os.path.dirname(path))  # noqa: PTH120  # the file itself may be new
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)  # said, since a child that was forked meanwhile has it, too
+        os.close(file)
+
+
+def _locked(path: str, lease: Fenced, timeout: float) -> int:
+    """The fence file, open and locked. flock can wait only for ever, so it is asked again and again."""
+    end = time.monotonic() + timeout
+    pause = 0.001
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is(file, path):
+                return file
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                os.close(file)
+                raise Unavailable(
+                    f"lock {lease.name!r}: another process has had {path} locked for {timeout:g} s; it may be stopped "
+                    f"(`fuser {path}` names it). Nothing was written"
+                ) from None
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+
+
+def _is(file: int, path: str) -> bool:
+    """Whether the path still leads to it: somebody may have removed the file that we have just locked."""
+    try:
+        return os.path.samestat(os.fstat(file), os.stat(path))  # noqa: PTH116
+    except FileNotFoundError:
+        return False
+
+
+def _like(target: str, new: int) -> None:
+    """Give the new file the owner and permissions of the old one. Without the right to, the owner is us."""
+    try:
+        old = os.stat(target)  # noqa: PTH116
+    except FileNotFoundError:
+        return
+    made = os.fstat(new)
+    if (made.st_uid, made.st_gid) != (old.st_uid, old.st_gid):
+        with contextlib.suppress(PermissionError):
+            os.fchown(new, old.st_uid, old.st_gid)
+    os.fchmod(new, stat.S_IMODE(old.st_mode))
+
+
+def _sync(folder: str) -> None:
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
