@@ -35,7 +35,7 @@ DEBIAN: Final = Path(sys.prefix, "debian")  # Debian's packages, unpacked by scr
 START: Final = 10.0  # seconds
 
 
-class Missing(LookupError):
+class Missing(LookupError):  # noqa: N818 (as the errors of the contract)
     """This machine does not have that server. The text says what would bring it."""
 
 
