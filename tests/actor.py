@@ -29,6 +29,10 @@ class Blocking:
         lease = self.leases[name] = self.locks.lock(name, **options).acquire(timeout)
         return {"token": lease.token, "fence": lease.fence}
 
+    async def permit(self, name, limit, options, timeout):
+        lease = self.leases[name] = self.locks.semaphore(name, limit, **options).acquire(timeout)
+        return {"token": lease.token, "fence": lease.fence}
+
     async def release(self, name):
         return self.leases[name].release()
 
@@ -63,6 +67,10 @@ class Async(Blocking):
 
     async def acquire(self, name, options, timeout):
         lease = self.leases[name] = await self.locks.lock(name, **options).acquire(timeout)
+        return {"token": lease.token, "fence": lease.fence}
+
+    async def permit(self, name, limit, options, timeout):
+        lease = self.leases[name] = await self.locks.semaphore(name, limit, **options).acquire(timeout)
         return {"token": lease.token, "fence": lease.fence}
 
     async def release(self, name):

@@ -11,8 +11,10 @@ class Header:
     def __init__(self, text: str) -> None:
         header = text.split("\nlocal ", 1)[0]
         self.keys = [
-            name for _, name in re.findall(r"^--\s+(?:KEYS\s+)?(\d) (\w+)\s+(?:string|zset|hash)", header, re.MULTILINE)
+            name for _, name in re.findall(r"^--\s+(?:KEYS\s+)?(\d) (\w+)\s+(?:string|zset|hash)\b", header, re.MULTILINE)
         ]
+        renewed = re.search(r"for `renew`: ([a-z, ]+), \.\.\.", header)
+        self.renewed = len(set(renewed[1].split(", "))) if renewed else 0
         self.verbs: dict[str, tuple[int, int]] = {}
         for line in re.findall(r"^--   (\w+  .+)$", header, re.MULTILINE):
             verb, *words = re.split(r"\s{2,}", line.split("RETURN")[0].strip())
@@ -28,7 +30,7 @@ class Header:
         more = len(rest) - fixed
         assert more == 0 or (group and more > 0 and more % group == 0), f"{verb}: {rest} against {self.verbs[verb]}"
         if verb == "renew":
-            assert len(keys) == 2 * more // group
+            assert len(keys) == self.renewed * more // group
         elif verb == "execute":
             assert len(keys) >= len(self.keys)
         else:

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 BLOCKING = {
     "acquire", "try_acquire", "release", "extend", "execute", "inspect", "revoke", "close", "__enter__", "__exit__",
+    "available", "set_limit",
 }  # fmt: skip
+MAKING = {"lock", "rlock", "rwlock", "semaphore", "read", "write"}
 
 
 async def until(condition, within: float = 10.0) -> None:
@@ -52,7 +54,7 @@ class Stand:
         value = getattr(self._real, name)
         if name in BLOCKING:
             return lambda *args, **kwargs: self._kit.in_thread(value, *args, **kwargs)
-        if name == "lock":
+        if name in MAKING:
             return lambda *args, **kwargs: Stand(value(*args, **kwargs), self._kit)
         return value
 
@@ -82,7 +84,7 @@ class Kit:
 
     async def in_thread(self, call, *args, **kwargs):
         result = await asyncio.get_running_loop().run_in_executor(self.pool, lambda: call(*args, **kwargs))
-        return Stand(result, self) if isinstance(result, interlock.Lease | interlock.Lock) else result
+        return Stand(result, self) if isinstance(result, interlock.Lease) else result
 
     @property
     def url(self) -> str:
@@ -164,4 +166,9 @@ async def outcome(coroutine):
 
 async def queued(locks, number: int, name: str = "a") -> bool:
     """Whether so many wait for this lock."""
-    return (await locks.lock(name).inspect()).waiting == number
+    return await waiting(locks.lock(name), number)
+
+
+async def waiting(lockable, number: int) -> bool:
+    """Whether so many wait for this."""
+    return (await lockable.inspect()).waiting == number

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from .errors import AcquireTimeout, ConfigError, LeaseLost, LockError, Unavailable
-from .threads import Interlock, Lease, LeaseState, Lock, State
+from .threads import Holder, Interlock, Lease, LeaseState, Lock, PermitState, RLock, RWLock, RWSide, Semaphore, State
 
 __all__ = [
     "AcquireTimeout",
     "ConfigError",
+    "Holder",
     "Interlock",
     "Lease",
     "LeaseLost",
     "LeaseState",
     "Lock",
     "LockError",
+    "PermitState",
+    "RLock",
+    "RWLock",
+    "RWSide",
+    "Semaphore",
     "State",
     "Unavailable",
 ]

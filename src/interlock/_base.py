@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from ._names import SHORTEST_TTL, checked_name, seconds, tagged
+from ._owned import Owned
 from .connect import address
 from .errors import ConfigError
-from .primitives.lock import lock
+from .primitives.lock import state as lock_state
+from .primitives.permits import state as permits_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,6 +70,7 @@ class BaseInterlock:
         self.label = label
         self._address = address(target, for_asyncio=for_asyncio)
         self._closed = False
+        self._owned = Owned()
 
     def _open(self) -> None:
         if self._closed:
@@ -81,18 +84,33 @@ class BaseInterlock:
             )
         return float(ttl)
 
+    def _terms(
+        self,
+        ttl: float,
+        timeout: float | None,
+        renew: bool,
+        max_hold: float | None,
+        fair: bool,
+        on_lost: Callable[[Any], object] | None,
+    ) -> Terms:
+        self._open()
+        return Terms(self._checked_ttl(ttl), timeout, renew, max_hold, fair, on_lost)
+
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.Interlock {self._address.shown}{' closed' if self._closed else ''}>"
 
 
 class BaseLock:
-    """A description of a lock: safe to share between threads and tasks. Nothing is sent until it is acquired."""
+    """A description of something that can be held: safe to share between threads and tasks.
+
+    Nothing is sent until it is acquired.
+    """
 
     __slots__ = ("_entered", "_interlock", "_primitive", "_terms")
 
-    def __init__(self, interlock: Any, name: object, terms: Terms) -> None:
+    def __init__(self, interlock: Any, primitive: Primitive, terms: Terms) -> None:
         self._interlock = interlock
-        self._primitive: Primitive = lock(name, interlock.prefix)
+        self._primitive = primitive
         self._terms = terms
         self._entered: dict[object, list[Any]] = {}  # the leases of `with`, by thread or task, the innermost last
 
@@ -101,12 +119,20 @@ class BaseLock:
         """The name, without the prefix."""
         return self._primitive.name
 
+    @property
+    def _session(self) -> Session:
+        session: Session = self._interlock._session
+        return session
+
     def _may_enter(self, who: object) -> None:
+        """Refuse what would wait for itself for ever. Raises ConfigError."""
         if any(lease._grant.ended is None for lease in self._entered.get(who, ())):
-            raise ConfigError(
-                f"{self._primitive}: this thread or task is inside this lock already and would wait for itself "
-                "for ever; a lock is not reentrant"
-            )
+            raise self._again("a lock is not reentrant; rlock() is")
+
+    def _again(self, advice: str) -> ConfigError:
+        return ConfigError(
+            f"{self._primitive}: this thread or task is inside it already and would wait for itself for ever; {advice}"
+        )
 
     def _enter(self, who: object, lease: Any) -> None:
         self._entered.setdefault(who, []).append(lease)
@@ -118,23 +144,50 @@ class BaseLock:
             del self._entered[who]
         return lease
 
+    async def _state(self) -> Any:
+        return lock_state(self.name, await self._session.core.query(self._primitive, "inspect", 100))
+
+    async def _revoke(self, reason: str, *, force: bool) -> bool:
+        primitive, core = self._primitive, self._session.core
+        why = checked_reason(primitive, reason)
+        value, pttl, *_ = await core.query(primitive, "inspect", 1)
+        holder = value.removeprefix(b"!")
+        if not holder or (value != holder and not force):
+            return False
+        if pttl == -1 and not force:
+            raise ConfigError(
+                f"{primitive} is held without an expiry by {holder.decode(errors='replace')!r}: a revocation that "
+                "waits for its holder would wait for ever. If nobody is at work there, use force=True"
+            )
+        done, _ = await core.query(primitive, "revoke", value, int(force), f"{why} (by {core.who()})")
+        return bool(done)
+
     def __repr__(self) -> str:
-        return f"<{type(self).__module__}.Lock {self.name!r}>"
+        return f"<{type(self).__module__}.{type(self).__name__} {self.name!r}>"
 
 
-async def revoke(session: Session, primitive: Primitive, reason: str, *, force: bool) -> bool:
-    """See Lock.revoke."""
+class BasePermits(BaseLock):
+    """A description of something that several hold: a semaphore, or one side of a read-write lock."""
+
+    __slots__ = ()
+
+    def _may_enter(self, who: object) -> None:
+        """Several permits may be had by one."""
+
+    async def _state(self) -> Any:
+        return permits_state(self.name, await self._session.core.query(self._primitive, "inspect", 100))
+
+    async def _revoke(self, reason: str, *, force: bool) -> bool:
+        primitive, core = self._primitive, self._session.core
+        why = f"{checked_reason(primitive, reason)} (by {core.who()})"
+        *_, holders, _ = await core.query(primitive, "inspect", 1_000_000)
+        done = [await core.query(primitive, "revoke", who, int(force), why) for who in holders[::3]]
+        return any(each[0] for each in done)
+
+
+def checked_reason(primitive: Primitive, reason: str) -> str:
+    """What its holder is told. Raises ConfigError if that is nothing."""
     why = re.sub(r"[\x00-\x1f\x7f]+", " ", reason).strip()[:200]
     if not why:
         raise ConfigError(f"{primitive}: a revocation needs a reason, which its holder is told")
-    value, pttl, *_ = await session.core.query(primitive, "inspect", 1)
-    holder = value.removeprefix(b"!")
-    if not holder or (value != holder and not force):
-        return False
-    if pttl == -1 and not force:
-        raise ConfigError(
-            f"{primitive} is held without an expiry by {holder.decode(errors='replace')!r}: a revocation that waits "
-            "for its holder would wait for ever. If nobody is at work there, use force=True"
-        )
-    done, _ = await session.core.query(primitive, "revoke", value, int(force), f"{why} (by {session.who()})")
-    return bool(done)
+    return why

@@ -38,7 +38,7 @@ L = TypeVar("L")
 log = logging.getLogger("interlock")
 
 # Reply codes, the same in every .lua file.
-GRANTED, QUEUED, BUSY, AGAIN, GONE, REVOKED, FOREIGN, MISUSED = range(1, 9)
+GRANTED, QUEUED, BUSY, AGAIN, GONE, REVOKED, FOREIGN, MISUSED, LIMIT = range(1, 10)
 
 RETRY_FOR: Final = 5.0  # seconds that a server may stay away before a call says Unavailable
 GRANT_LIFE: Final = 3.0  # seconds that a handover waits for its confirmation, at most (less with a short ttl)
@@ -140,6 +140,12 @@ class Primitive(NamedTuple):
     name: str
     script: Script
     keys: tuple[str, ...]
+    renewed: tuple[str, ...]
+    """Those of the keys that a renewal needs."""
+    terms: tuple[Argument, ...] = ()
+    """What an acquire says beside what all say."""
+    owner: str = ""
+    """With what its tokens begin: for holders that are the same in another process."""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name!r}"
@@ -274,14 +280,25 @@ class Core:
         until = FOREVER if timeout is None else started + (timeout or RETRY_FOR)
         if max_hold is not None:
             ttl = min(ttl, max_hold + 2 * margin(ttl))
-        attempt = Attempt(primitive, f"{self.who()}/{os.urandom(16).hex()}", ttl, port.signal() if wait else None)
+        attempt = Attempt(
+            primitive, f"{primitive.owner}{self.who()}/{os.urandom(16).hex()}", ttl, port.signal() if wait else None
+        )
         ttl_ms = int(ttl * 1000)
         late = 0
         try:
             self.waiters.expect(attempt)
             while True:
                 heard = self.waiters.heard
-                args = ("acquire", attempt.token, ttl_ms, attempt.life_ms, heard, self.channel, int(wait))
+                args = (
+                    "acquire",
+                    attempt.token,
+                    ttl_ms,
+                    attempt.life_ms,
+                    heard,
+                    self.channel,
+                    int(wait),
+                    *primitive.terms,
+                )
                 reply, sent = await self.ask(attempt, args, until)
                 code = reply[0]
                 if code == GRANTED:
@@ -300,7 +317,7 @@ class Core:
                 elif code == BUSY:
                     raise _busy(primitive, 0, reply)
                 elif code != AGAIN:
-                    raise _unobtainable(primitive, code, reply)
+                    raise unobtainable(primitive, code, reply)
         except BaseException as error:
             attempt.over = True  # before any call: an interrupt here must not leave a waiter that nobody is
             self.waiters.leave(attempt)
@@ -439,8 +456,7 @@ class Core:
         """Lengthen the lease to `ttl` seconds from now. Raises LeaseLost."""
         if why := grant.lapsed(self.port.now()):
             raise grant.error(why)
-        keys = grant.primitive.keys[:2]
-        reply, sent = await self._about(grant, keys, ("renew", grant.token, int(ttl * 1000)))
+        reply, sent = await self._about(grant, grant.primitive.renewed, ("renew", grant.token, int(ttl * 1000)))
         why = renewal_verdict(reply[0])
         if why:
             self.renewal.lose(grant, why)
@@ -494,6 +510,8 @@ def renewal_verdict(state: Any) -> str | None:
 
 def _busy(primitive: Primitive, timeout: float, reply: Any) -> AcquireTimeout:
     holder = reply[1].decode(errors="replace")
+    if not holder:
+        return AcquireTimeout(f"{primitive} was not acquired within {timeout:g} s: others are before us in the queue")
     tried = f"was not acquired within {timeout:g} s" if timeout else "is not free"
     revoked = ", whose lease is revoked and" if holder.startswith("!") else ", which"
     return AcquireTimeout(
@@ -502,7 +520,7 @@ def _busy(primitive: Primitive, timeout: float, reply: Any) -> AcquireTimeout:
     )
 
 
-def _unobtainable(primitive: Primitive, code: int, reply: Any) -> LockError:
+def unobtainable(primitive: Primitive, code: int, reply: Any) -> LockError:
     text = reply[1].decode(errors="replace") if len(reply) > 1 and isinstance(reply[1], bytes) else ""
     if code == FOREIGN:
         return ConfigError(
@@ -512,6 +530,11 @@ def _unobtainable(primitive: Primitive, code: int, reply: Any) -> LockError:
     if code == MISUSED:
         return ConfigError(
             f"{primitive}: the name is in use as something else, or by another version ({text!r}). Use another name"
+        )
+    if code == LIMIT:
+        return ConfigError(
+            f"{primitive} has the limit {reply[1]}, which others use now. Give that one, or change it for all with "
+            "set_limit()"
         )
     if code == REVOKED:
         return LeaseLost(f"{primitive} was revoked ({text}) in the moment it was handed over. Acquire it again")

@@ -186,7 +186,7 @@ class Renewal:
         keys: list[str] = []
         args: list[Argument] = ["renew"]
         for grant in grants:
-            keys += grant.primitive.keys[:2]
+            keys += grant.primitive.renewed
             args += (grant.token, _px(grant, sent))
         silence = None
         try:

@@ -5,15 +5,28 @@ from __future__ import annotations
 import functools
 import inspect as _inspect
 import threading
-from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, ParamSpec, Self, TypeVar
 
-from ._base import UNSET, BaseInterlock, BaseLock, Terms, Unset, revoke, timeout_of
+from ._base import UNSET, BaseInterlock, BaseLock, BasePermits, Terms, Unset, timeout_of
 from ._core import run
 from ._lease import BaseLease, LeaseState, Reply
+from ._names import checked_name
 from ._session import Session, word
 from .errors import AcquireTimeout, ConfigError
 from .ports.threads import ThreadPort
-from .primitives.lock import State, state
+from .primitives.lock import State, lock, owned_by
+from .primitives.permits import (
+    Holder,
+    PermitState,
+    available,
+    beside,
+    checked_limit,
+    permits,
+    reading,
+    set_limit,
+    wanted,
+    writing,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,10 +34,17 @@ if TYPE_CHECKING:
 
     import redis
 
-__all__ = ["Interlock", "Lease", "LeaseState", "Lock", "State"]
+    from ._core import Grant, Primitive
+
+__all__ = [
+    "Holder", "Interlock", "Lease", "LeaseState", "Lock", "PermitState", "RLock", "RWLock", "RWSide", "Semaphore",
+    "State",
+]  # fmt: skip
 
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S")
+L = TypeVar("L", bound="Lease")
 
 
 class Interlock(BaseInterlock):
@@ -75,9 +95,66 @@ class Interlock(BaseInterlock):
         Raises ConfigError. Nothing is sent until it is acquired.
 
         """
-        self._open()
-        terms = Terms(self._checked_ttl(ttl), timeout, renew, max_hold, fair, on_lost)
-        return Lock(self, name, terms)
+        terms = self._terms(ttl, timeout, renew, max_hold, fair, on_lost)
+        return Lock(self, lock(name, self.prefix), terms)
+
+    def rlock(
+        self,
+        name: str,
+        *,
+        owner: str | None = None,
+        ttl: float = 30.0,
+        timeout: float | None = None,
+        renew: bool = True,
+        max_hold: float | None = None,
+        fair: bool = False,
+        on_lost: Callable[[Lease], object] | None = None,
+    ) -> RLock:
+        """Mutual exclusion that its holder may enter again: the thread that has it, without I/O and with one fence.
+
+        The same lock as `lock(name)`, and the same options. `owner` names a holder that is not a thread: who comes
+        with the same word, in another process or after a restart, takes the lease over, with a new fence; the one
+        before has lost it. Raises ConfigError. Nothing is sent until it is acquired.
+        """
+        terms = self._terms(ttl, timeout, renew, max_hold, fair, on_lost)
+        return RLock(self, lock(name, self.prefix, owned_by(owner)), terms)
+
+    def rwlock(
+        self,
+        name: str,
+        *,
+        ttl: float = 30.0,
+        timeout: float | None = None,
+        renew: bool = True,
+        max_hold: float | None = None,
+        fair: bool = False,
+        on_lost: Callable[[Lease], object] | None = None,
+    ) -> RWLock:
+        """Many readers, `.read()`, or one writer, `.write()`: in order of arrival, so that neither starves.
+
+        Options as for `lock()`; each reader has a lease of its own. Raises ConfigError.
+        """
+        return RWLock(self, checked_name(name), self._terms(ttl, timeout, renew, max_hold, fair, on_lost))
+
+    def semaphore(
+        self,
+        name: str,
+        limit: int,
+        *,
+        ttl: float = 30.0,
+        timeout: float | None = None,
+        renew: bool = True,
+        max_hold: float | None = None,
+        fair: bool = False,
+        on_lost: Callable[[Lease], object] | None = None,
+    ) -> Semaphore:
+        """Up to `limit` permits at a time, over all processes; in order of arrival. Options as for `lock()`.
+
+        Permits are leased, so a crash gives them back. The limit is the server's: who comes with another one gets a
+        ConfigError. Raises ConfigError. Nothing is sent until it is acquired.
+        """
+        terms = self._terms(ttl, timeout, renew, max_hold, fair, on_lost)
+        return Semaphore(self, name, checked_limit(name, limit), terms)
 
     def close(self) -> None:
         """Release all that is held, end all waiting, close the connections. Takes about a second at the most."""
@@ -100,70 +177,6 @@ def _thread() -> str:
     except AttributeError:
         made = thread._interlock_word = word(thread.name)  # type: ignore[attr-defined]
         return made
-
-
-class Lock(BaseLock):
-    """A lock by name; see Interlock.lock. A `with` holds it, a decorated function runs under it."""
-
-    __slots__ = ()
-
-    def acquire(self, timeout: float | Unset | None = UNSET) -> Lease:
-        """Wait for the lock.
-
-        `timeout` is in seconds and bounds all of the call: None waits for ever, 0 does not wait; the lock's own
-        by default. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind.
-        """
-        session: Session = self._interlock._session
-        terms = self._terms
-        timeout = terms.timeout if isinstance(timeout, Unset) else timeout_of(timeout)
-        hold = functools.partial(Lease, session, terms.on_lost)
-        return run(session.core.acquire(self._primitive, hold, terms.ttl, timeout, terms.renew, terms.max_hold))
-
-    def try_acquire(self) -> Lease | None:
-        """The lock if it is free now, else None. Raises Unavailable or ConfigError."""
-        try:
-            return self.acquire(0)
-        except AcquireTimeout:
-            return None
-
-    def __enter__(self) -> Lease:
-        who = threading.get_ident()
-        self._may_enter(who)
-        lease = self.acquire()
-        self._enter(who, lease)
-        return lease
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        lease: Lease = self._leave(threading.get_ident())
-        lease.__exit__(kind, error, trace)
-
-    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Decorate a function: each call of it holds the lock."""
-        if _inspect.iscoroutinefunction(function):
-            raise ConfigError(f"{function.__qualname__} is `async def`: use interlock.aio for it")
-
-        @functools.wraps(function)
-        def locked(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self.acquire():
-                return function(*args, **kwargs)
-
-        return locked
-
-    def inspect(self) -> State:
-        """Who holds it and who waits, now. For people: it is old when you read it."""
-        session: Session = self._interlock._session
-        return state(self.name, run(session.core.query(self._primitive, "inspect", 100)))
-
-    def revoke(self, reason: str, force: bool = False) -> bool:
-        """Take the lock away from its holder, who is told `reason`: whether there was one.
-
-        The next one gets it when the holder has let go, or its lease has run out. With `force` at once, though
-        the holder may still be writing: that is unsafe unless fences are checked.
-        """
-        session: Session = self._interlock._session
-        return run(revoke(session, self._primitive, reason, force=force))
 
 
 class Lease(BaseLease):
@@ -202,3 +215,208 @@ class Lease(BaseLease):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         run(self._session.core.leave(self._grant, error))
+
+
+class ReentrantLease(Lease):
+    """The lease of an rlock: it is given back as often as it was acquired, the last time to the server."""
+
+    __slots__ = ("_depth",)
+
+    def __init__(self, session: Session, on_lost: Callable[[Lease], object] | None, grant: Grant) -> None:
+        super().__init__(session, on_lost, grant)
+        self._depth = 1
+
+    def again(self) -> Self:
+        """Have it once more. Raises LeaseLost."""
+        self.ensure()
+        self._depth += 1
+        return self
+
+    def _inner(self) -> bool:
+        self._depth -= 1
+        return self._depth > 0
+
+    def release(self) -> bool:
+        """Leave it once; the last time, give it back: whether it was still ours."""
+        return self.state in {LeaseState.HELD, LeaseState.JEOPARDY} if self._inner() else super().release()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._inner():
+            super().__exit__(kind, error, trace)
+
+
+class Lockable(BaseLock, Generic[S]):
+    """Something that can be held: a `with` holds it, a decorated function runs under it."""
+
+    __slots__ = ()
+
+    def acquire(self, timeout: float | Unset | None = UNSET) -> Lease:
+        """Wait for it.
+
+        `timeout` is in seconds and bounds all of the call: None waits for ever, 0 does not wait; its own by
+        default. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind.
+        """
+        return self._acquired(self._primitive, timeout, Lease)
+
+    def _acquired(self, primitive: Primitive, timeout: float | Unset | None, kind: type[L]) -> L:
+        session, terms = self._session, self._terms
+        timeout = terms.timeout if isinstance(timeout, Unset) else timeout_of(timeout)
+        hold = functools.partial(kind, session, terms.on_lost)
+        return run(session.core.acquire(primitive, hold, terms.ttl, timeout, terms.renew, terms.max_hold))
+
+    def try_acquire(self) -> Lease | None:
+        """Hold it if that is possible now, else None. Raises Unavailable or ConfigError."""
+        try:
+            return self.acquire(0)
+        except AcquireTimeout:
+            return None
+
+    def __enter__(self) -> Lease:
+        who = threading.get_ident()
+        self._may_enter(who)
+        lease = self.acquire()
+        self._enter(who, lease)
+        return lease
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        lease: Lease = self._leave(threading.get_ident())
+        lease.__exit__(kind, error, trace)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Decorate a function: each call of it is under this."""
+        if _inspect.iscoroutinefunction(function):
+            raise ConfigError(f"{function.__qualname__} is `async def`: use interlock.aio for it")
+
+        @functools.wraps(function)
+        def locked(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self.acquire():
+                return function(*args, **kwargs)
+
+        return locked
+
+    def inspect(self) -> S:
+        """Who holds it and who waits, now. For people: it is old when you read it."""
+        state: S = run(self._state())
+        return state
+
+    def revoke(self, reason: str, force: bool = False) -> bool:
+        """Take it away from whoever holds it, who is told `reason`: whether there was one.
+
+        The next one gets it when the holder has let go, or its lease has run out. With `force` at once, though
+        the holder may still be writing: that is unsafe unless fences are checked.
+        """
+        return run(self._revoke(reason, force=force))
+
+
+class Lock(Lockable[State]):
+    """A lock by name; see Interlock.lock."""
+
+    __slots__ = ()
+
+
+class RLock(Lock):
+    """A lock that its holder may take again; see Interlock.rlock."""
+
+    __slots__ = ("_owner",)
+
+    def __init__(self, interlock: Interlock, primitive: Primitive, terms: Terms) -> None:
+        super().__init__(interlock, primitive, terms)
+        self._owner = primitive.owner
+
+    def _may_enter(self, who: object) -> None: ...
+
+    def acquire(self, timeout: float | Unset | None = UNSET) -> Lease:
+        """Wait for it; if this thread (or owner) has it, it is had once more, without I/O: the same lease.
+
+        Each acquire wants its release; the last one gives it back. `timeout` is in seconds and bounds all of the
+        call: None waits for ever, 0 does not wait; its own by default. Raises AcquireTimeout, Unavailable or
+        ConfigError, and then leaves nothing behind; LeaseLost if this thread has it, and lost it.
+        """
+        owned, key = self._interlock._owned, self._primitive.keys[0]
+        owner = self._owner or threading.current_thread()
+        held: list[ReentrantLease] = owned.of(owner, key)
+        if held:
+            return held[0].again()
+        lease = self._acquired(self._primitive, timeout, ReentrantLease)
+        owned.add(owner, key, lease)
+        return lease
+
+
+class Semaphore(BasePermits, Lockable[PermitState]):
+    """Up to a limit of permits; see Interlock.semaphore."""
+
+    __slots__ = ("_limit",)
+
+    def __init__(self, interlock: Interlock, name: str, limit: int, terms: Terms) -> None:
+        super().__init__(interlock, permits("semaphore", name, interlock.prefix, limit), terms)
+        self._limit = limit
+
+    def acquire(self, timeout: float | Unset | None = UNSET, *, permits: int = 1) -> Lease:
+        """Wait for so many permits, which one lease holds.
+
+        `timeout` is in seconds and bounds all of the call: None waits for ever, 0 does not wait; its own by
+        default. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind.
+        """
+        return self._acquired(wanted(self._primitive, permits, self._limit), timeout, Lease)
+
+    def try_acquire(self, *, permits: int = 1) -> Lease | None:
+        """So many permits if they are free now, else None. Raises Unavailable or ConfigError."""
+        try:
+            return self.acquire(0, permits=permits)
+        except AcquireTimeout:
+            return None
+
+    def available(self) -> int:
+        """How many permits are free now. It is old when you read it."""
+        return run(available(self._session.core, self._primitive, self._limit))
+
+    def set_limit(self, limit: int) -> None:
+        """Change the limit for everybody, in the server. Holders keep what they have.
+
+        Requests that wait for more than that fail; clients that come with another limit are told so.
+        """
+        self._primitive = run(set_limit(self._session.core, self._primitive, limit))
+        self._limit = limit
+
+
+class RWLock:
+    """Many readers or one writer; see Interlock.rwlock."""
+
+    __slots__ = ("_interlock", "_name", "_terms")
+
+    def __init__(self, interlock: Interlock, name: str, terms: Terms) -> None:
+        self._interlock, self._name, self._terms = interlock, name, terms
+
+    @property
+    def name(self) -> str:
+        """The name, without the prefix."""
+        return self._name
+
+    def read(self) -> RWSide:
+        """To be held together with other readers. Whoever writes may read as well, and go on reading."""
+        return RWSide(self._interlock, reading(self._name, self._interlock.prefix), self._terms)
+
+    def write(self) -> RWSide:
+        """To be held alone. Who reads can't begin to write: that would wait for itself, and is refused."""
+        return RWSide(self._interlock, writing(self._name, self._interlock.prefix), self._terms)
+
+
+class RWSide(BasePermits, Lockable[PermitState]):
+    """Reading, or writing, under a read-write lock."""
+
+    __slots__ = ()
+
+    def acquire(self, timeout: float | Unset | None = UNSET) -> Lease:
+        """Wait for it.
+
+        `timeout` is in seconds and bounds all of the call: None waits for ever, 0 does not wait; its own by
+        default. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind.
+        """
+        owned, key, thread = self._interlock._owned, self._primitive.keys[0], threading.current_thread()
+        lease = self._acquired(beside(self._primitive, owned.of(thread, key)), timeout, Lease)
+        owned.add(thread, key, lease)
+        return lease

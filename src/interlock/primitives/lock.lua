@@ -17,7 +17,8 @@
 --        5 gone     zset    token that left in doubt -> forget after, ms: a late acquire of it takes nothing
 --        ... for `renew`: lock, record, lock, record, ... of many locks instead; for `execute`: its keys follow
 -- ARGV   1 verb, then
---   acquire  token  ttl ms  life ms  heard 0|1  channel  wait 0|1
+--   acquire  token  ttl ms  life ms  heard 0|1  channel  wait 0|1  owner
+--                             `owner`: takes over from a holder whose token begins so, or ""
 --                             RETURN {GRANTED, fence} | {QUEUED | BUSY, holder, its pttl ms, head 0|1}
 --                                  | {AGAIN} | {GONE} | {REVOKED, why} | {FOREIGN, value} | {MISUSED, record}
 --   release  token  gone ms   RETURN {was it ours 0|1, again 0|1}     also takes a waiter out of the queue
@@ -29,16 +30,10 @@
 --   keys     command  argument...           RETURN {key...}   which of the arguments are keys
 --   inspect  most waiters     RETURN {value | "", pttl ms, record | "", number of waiters, token...}
 
-local GRANTED, QUEUED, BUSY, AGAIN, GONE, REVOKED, FOREIGN, MISUSED = 1, 2, 3, 4, 5, 6, 7, 8
-local RECORD_MS, QUEUE_MS, ALIVE_MS, SKIP = 300000, 10000, 3000, 32
-local LOCK, RECORD, QUEUE, WAITERS, GONES = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local call, verb, token = redis.call, ARGV[1], ARGV[2]
-local fence, released, text = 0, '-', nil  -- what the record says, once read() was called
+--include queue
 
-local function micros()
-  local t = call('TIME')
-  return t[1] * 1000000 + t[2]
-end
+local LOCK = KEYS[1]
+local fence, released, text = 0, '-', nil  -- what the record says, once read() was called
 
 -- Whether the record is missing or ours to read: of a lock, and of this version.
 local function read()
@@ -68,52 +63,16 @@ local function grant(to, ttl, channel)
   call('SET', LOCK, to, 'PX', ttl)
 end
 
-local function leave(who)
-  call('ZREM', QUEUE, who)
-  call('HDEL', WAITERS, who)
-end
-
--- Whether a waiter can be woken: one that was subscribed and is not any more has died, or lost its connection.
--- Where the server may not be asked, we believe so.
-local function reachable(heard, channel)
-  if heard ~= '1' then return true end
-  local subscribers = redis.pcall('PUBSUB', 'NUMSUB', channel)
-  return subscribers.err or subscribers[2] > 0
-end
-
--- The waiter whose turn it is, with its life and channel, or nothing: the oldest live one that can be woken, or,
--- if none can, the oldest live one. A waiter that lost its connection may come back, so it keeps its place. The
--- dead are dropped. All that for a bounded number in one step: then the second result says to come again.
-local function head()
-  local now, place, mute = nil, 0, nil
-  for _ = 1, SKIP do
-    local first = call('ZRANGE', QUEUE, place, place)[1]
-    if not first then break end
-    local alive, life, heard, channel = string.match(call('HGET', WAITERS, first) or '', '^(%d+) (%d+) (%d) (%S+)')
-    now = now or micros() / 1000
-    if not (alive and tonumber(alive) > now) then
-      leave(first)
-    elseif reachable(heard, channel) then
-      return first, 0, life, channel
-    else
-      mute = mute or {first, 0, life, channel}
-      place = place + 1
-    end
-  end
-  if mute then return unpack(mute) end
-  return nil, call('EXISTS', QUEUE)
-end
-
 -- Nobody holds the lock now: hand it to the head of the queue, or free it. The head stays in the queue
 -- until it confirms. Returns who got it, and whether to come again.
 local function hand_over()
-  local first, again, life, channel = head()
-  if first and pcall(grant, first, life, channel) then
-    -- It lives as long as its grant, unless it is heard of again.
-    local until_ms = string.format('%.0f %s 0 %s', micros() / 1000 + life, life, channel)
-    call('HSET', WAITERS, first, until_ms)
-    redis.pcall('PUBLISH', channel, 'granted ' .. first)
-    return first, 0
+  local first, again = turn(0)
+  if first then
+    local who, life, channel, wants = unpack(first)
+    if pcall(grant, who, life, channel) then
+      push(who, life, channel, wants)
+      return who, 0
+    end
   end
   call('DEL', LOCK)  -- allowed even when the server is out of memory and the grant was refused
   return nil, again
@@ -134,10 +93,15 @@ if verb == 'acquire' then
   if crowded then
     if call('ZSCORE', GONES, token) then return {GONE} end
     if not holder then
-      local first, again = head()
+      local first, again = turn(0)
       if again == 1 then return {AGAIN} end
-      if first and first ~= token then holder = hand_over() end
+      if first and first[1] ~= token then holder = hand_over() end
     end
+  end
+  local owner = ARGV[8]
+  if holder and owner ~= '' and string.sub(holder, 1, #owner) == owner then
+    ttl = math.max(ttl, call('PTTL', LOCK))
+    holder = nil  -- the same owner, in another process: its new token ends the old one
   end
   if not holder then
     grant(token, ttl, channel)
@@ -151,13 +115,7 @@ if verb == 'acquire' then
   local pttl = call('PTTL', LOCK)
   if pttl == -1 then return {FOREIGN, holder} end
   if wait ~= '1' then return {BUSY, holder, pttl, 0} end
-  if not call('ZSCORE', QUEUE, token) then
-    local newest = call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2] or 0
-    call('ZADD', QUEUE, string.format('%.0f', newest + 1), token)
-  end
-  call('HSET', WAITERS, token, string.format('%.0f %s %s %s', micros() / 1000 + ALIVE_MS, life, heard, channel))
-  call('PEXPIRE', QUEUE, QUEUE_MS)
-  call('PEXPIRE', WAITERS, QUEUE_MS)
+  enqueue(token, life, heard, channel)
   return {QUEUED, holder, pttl, call('ZRANGE', QUEUE, 0, 0)[1] == token and 1 or 0}
 
 elseif verb == 'release' then
@@ -174,30 +132,19 @@ elseif verb == 'release' then
     -- Only the answer to a release that comes twice hangs on this, so out of memory it may fail.
     if not got and ours and text then redis.pcall('SET', RECORD, record('-', '-'), 'KEEPTTL') end
   end
-  if gone ~= '0' then
-    local now = micros() / 1000
-    call('ZREMRANGEBYSCORE', GONES, '-inf', string.format('%.0f', now))
-    redis.pcall('ZADD', GONES, string.format('%.0f', now + gone), token)
-    call('PEXPIRE', GONES, gone)
-  end
+  bury(token, gone)
   return {ours and 1 or 0, again}
 
 elseif verb == 'vouch' then
-  local channel, heard, states = ARGV[2], ARGV[3], {}
-  local alive = string.format('%.0f', micros() / 1000 + ALIVE_MS)
-  for i = 4, #ARGV, 2 do
-    local queued = call('ZSCORE', QUEUE, ARGV[i])
-    if queued then call('HSET', WAITERS, ARGV[i], alive .. ' ' .. ARGV[i + 1] .. ' ' .. heard .. ' ' .. channel) end
-    states[#states + 1] = queued and QUEUED or GONE
-  end
-  call('PEXPIRE', QUEUE, QUEUE_MS)
-  call('PEXPIRE', WAITERS, QUEUE_MS)
-  read()
-  local holder = call('GET', LOCK) or hand_over()
-  for i = 4, #ARGV, 2 do
-    if ARGV[i] == holder then states[i / 2 - 1] = GRANTED end
-  end
-  return {call('PTTL', LOCK), call('ZRANGE', QUEUE, 0, 0)[1] or '', unpack(states)}
+  local holder
+  return vouch(
+    function()
+      read()
+      holder = call('GET', LOCK) or hand_over()
+      return call('PTTL', LOCK)
+    end,
+    function(who) return who == holder end
+  )
 
 elseif verb == 'renew' then
   local states = {}
@@ -217,9 +164,7 @@ elseif verb == 'renew' then
   return states
 
 elseif verb == 'execute' then
-  local command = ARGV[3]
-  if call('GET', LOCK) ~= token then return {GONE} end
-  return {GRANTED, call(command, unpack(ARGV, 4))}
+  return execute(call('GET', LOCK) == token)
 
 elseif verb == 'revoke' then
   local force, why = ARGV[3], ARGV[4]
@@ -237,7 +182,7 @@ elseif verb == 'revoke' then
   return {1, pttl}
 
 elseif verb == 'keys' then
-  return call('COMMAND', 'GETKEYS', unpack(ARGV, 2))
+  return keys()
 
 elseif verb == 'inspect' then
   local most = ARGV[2]

@@ -1,0 +1,159 @@
+"""The keys of a semaphore or a read-write lock, and what its server side tells people. permits.lua decides."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from interlock._core import GRANTED, Primitive, unobtainable
+from interlock._names import checked_name, tagged
+from interlock._scripts import load
+from interlock.errors import ConfigError
+
+from .lock import WIRE
+
+if TYPE_CHECKING:
+    from interlock._core import Core
+
+COMPANIONS = ("record", "queue", "waiters", "gone", "shares")
+EVERYTHING: Final = 1_000_000_000  # permits of a read-write lock: what a writer takes; a reader takes one
+MOST: Final = 1_000_000  # permits of a semaphore
+
+
+def permits(kind: str, name: object, prefix: str, limit: int, wanted: int = 1, under: str = "") -> Primitive:
+    """So many of the permits of this name. Raises ConfigError."""
+    name = checked_name(name)
+    key = prefix + name
+    head, tail = tagged(key)
+    keys = (key, *(f"{head}{part}{tail}" for part in COMPANIONS))
+    return Primitive(kind, name, load("permits"), keys, (keys[0], keys[1], keys[5]), (kind, wanted, limit, under))
+
+
+def checked_limit(name: object, limit: object) -> int:
+    """A semaphore's limit. Raises ConfigError, which says what would be right."""
+    return _whole(limit, "its limit", f"semaphore {name!r}", MOST)
+
+
+def wanted(primitive: Primitive, number: object, limit: int) -> Primitive:
+    """So many of a semaphore's permits. Raises ConfigError."""
+    kind, _, _, under = primitive.terms
+    return primitive._replace(terms=(kind, _whole(number, "permits", str(primitive), limit), limit, under))
+
+
+def reading(name: object, prefix: str) -> Primitive:
+    """One reader's part of a read-write lock."""
+    return permits("rwlock", name, prefix, EVERYTHING)
+
+
+def writing(name: object, prefix: str) -> Primitive:
+    """The writer's part of it: all of it."""
+    return permits("rwlock", name, prefix, EVERYTHING, EVERYTHING)
+
+
+def beside(primitive: Primitive, leases: list[Any]) -> Primitive:
+    """What a thread or task that has these leases on a read-write lock asks for. Raises ConfigError."""
+    held = [lease for lease in leases if lease._grant.ended is None]
+    if not held:
+        return primitive
+    kind, number, limit, _ = primitive.terms
+    if number != 1:
+        writes = any(lease._grant.primitive.terms[1] != 1 for lease in held)
+        raise ConfigError(
+            f"{primitive}: this thread or task writes already and would wait for itself for ever; it is not reentrant"
+            if writes
+            else f"{primitive}: this thread or task reads, and can't begin to write: two that did would wait for each "
+            "other for ever. Release the read lease first, and read anew under the write lease"
+        )
+    return primitive._replace(terms=(kind, number, limit, held[-1].token))
+
+
+async def available(core: Core, primitive: Primitive, limit: int) -> int:
+    """See Semaphore.available."""
+    now = state(primitive.name, await core.query(primitive, "inspect", 1))
+    return max(0, (now.limit or limit) - now.used)
+
+
+async def set_limit(core: Core, primitive: Primitive, limit: object) -> Primitive:
+    """See Semaphore.set_limit."""
+    number = checked_limit(primitive.name, limit)
+    kind, wants, _, under = primitive.terms
+    reply = await core.query(primitive, "limit", f"limit/{secrets.token_hex(16)}", kind, number)
+    if reply[0] != GRANTED:
+        raise unobtainable(primitive, reply[0], reply)
+    return primitive._replace(terms=(kind, wants, number, under))
+
+
+def _whole(value: object, what: str, subject: str, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise ConfigError(f"{subject}: {what} must be a whole number from 1 to {most}, not {value!r}")
+    return value
+
+
+@dataclass(frozen=True)
+class Holder:
+    """One who has permits."""
+
+    token: str
+    """Who: host/pid/thread or task/random."""
+    permits: int
+    fence: int
+    remaining: float
+    """Seconds until the lease ends by itself."""
+    revoked: str | None
+    """Why it was revoked, if it was and has not ended yet."""
+
+
+@dataclass(frozen=True)
+class PermitState:
+    """What the server says of a semaphore or a read-write lock, at one moment."""
+
+    name: str
+    limit: int | None
+    """How many permits there are; None if the server remembers nothing of it."""
+    used: int
+    holders: tuple[Holder, ...]
+    """The first hundred, by when their leases end."""
+    waiters: tuple[tuple[str, int], ...]
+    """Token and permits of those who wait, in order: the first hundred."""
+    holding: int
+    """How many hold."""
+    waiting: int
+    """How many wait."""
+    fence: int | None
+    """The newest fence that was given."""
+
+    @property
+    def held(self) -> bool:
+        """Whether anybody has a permit now."""
+        return bool(self.holders)
+
+
+def state(name: str, reply: list[Any]) -> PermitState:
+    """The reply of `inspect`, for people."""
+    record, used, holding, waiting, holders, waiters = reply
+    fields = record.decode(errors="replace").split(" ")
+    known = fields[0] == WIRE and len(fields) == 5
+    return PermitState(
+        name=name,
+        limit=int(fields[4]) if known else None,
+        used=used,
+        holders=tuple(_holder(*holders[i : i + 3]) for i in range(0, len(holders), 3)),
+        waiters=tuple(
+            (waiters[i].decode(errors="replace"), int(waiters[i + 1] or 0)) for i in range(0, len(waiters), 2)
+        ),
+        holding=holding,
+        waiting=waiting,
+        fence=(int(fields[2]) or None) if known else None,
+    )
+
+
+def _holder(token: bytes, left_ms: int, share: bytes) -> Holder:
+    words = share.decode(errors="replace").split(" ", 3)
+    return Holder(
+        token=token.decode(errors="replace"),
+        permits=int(words[0] or 0),
+        fence=int(words[1]) if len(words) > 1 else 0,
+        remaining=left_ms / 1000,
+        revoked=words[3].removeprefix("!") if len(words) > 3 else None,
+    )

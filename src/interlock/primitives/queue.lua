@@ -1,0 +1,117 @@
+-- The queue that every waiting primitive shares: included at the head of its script. Who waits stands in a sorted set,
+-- by arrival; who of them lives and can be woken is in a hash.
+--
+--   KEYS[3] queue    zset  token of a waiter -> number of arrival
+--   KEYS[4] waiters  hash  token of a waiter -> "<alive until, ms> <life, ms> <heard 0|1> <channel>[ <what it wants>]"
+--   KEYS[5] gone     zset  token that left in doubt -> forget after, ms: a late acquire of it takes nothing
+--
+-- A script that includes this decides who may hold: it asks turns() whose turn it is, grants, and wakes with push().
+
+local GRANTED, QUEUED, BUSY, AGAIN, GONE, REVOKED, FOREIGN, MISUSED, LIMIT = 1, 2, 3, 4, 5, 6, 7, 8, 9
+local RECORD_MS, QUEUE_MS, ALIVE_MS, SKIP = 300000, 10000, 3000, 32
+local RECORD, QUEUE, WAITERS, GONES = KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local call, verb, token = redis.call, ARGV[1], ARGV[2]
+
+local function micros()
+  local t = call('TIME')
+  return t[1] * 1000000 + t[2]
+end
+
+local function leave(who)
+  call('ZREM', QUEUE, who)
+  call('HDEL', WAITERS, who)
+end
+
+-- Stand in the queue, or stay there, and be alive.
+local function enqueue(who, life, heard, channel, wants)
+  if not call('ZSCORE', QUEUE, who) then
+    local newest = call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2] or 0
+    call('ZADD', QUEUE, string.format('%.0f', newest + 1), who)
+  end
+  call('HSET', WAITERS, who,
+    string.format('%.0f %s %s %s%s', micros() / 1000 + ALIVE_MS, life, heard, channel, wants or ''))
+  call('PEXPIRE', QUEUE, QUEUE_MS)
+  call('PEXPIRE', WAITERS, QUEUE_MS)
+end
+
+-- Whether a waiter can be woken: one that was subscribed and is not any more has died, or lost its connection.
+-- Where the server may not be asked, we believe so.
+local function reachable(heard, channel)
+  if heard ~= '1' then return true end
+  local subscribers = redis.pcall('PUBSUB', 'NUMSUB', channel)
+  return subscribers.err or subscribers[2] > 0
+end
+
+-- The waiter whose turn it is, from this place in the queue on: {token, life, channel, wants, place}, or nil. That
+-- is the oldest live one that can be woken, or, if none can, the oldest live one. A waiter that lost its connection
+-- may come back, so it keeps its place. The dead are dropped. All that for a bounded number in one step: then the
+-- second result says to come again.
+local function turn(place)
+  local now, mute = nil, nil
+  for _ = 1, SKIP do
+    local first = call('ZRANGE', QUEUE, place, place)[1]
+    if not first then break end
+    local alive, life, heard, channel, wants =
+      string.match(call('HGET', WAITERS, first) or '', '^(%d+) (%d+) (%d) (%S+) ?(.*)')
+    now = now or micros() / 1000
+    if not (alive and tonumber(alive) > now) then
+      leave(first)
+    else
+      local found = {first, life, channel, wants, place}
+      if reachable(heard, channel) then return found, 0 end
+      mute = mute or found
+      place = place + 1
+    end
+  end
+  if mute then return mute, 0 end
+  return nil, call('EXISTS', QUEUE)
+end
+
+-- Tell a waiter that it was granted something. From now on it lives as long as that grant, unless it is heard of again.
+local function push(who, life, channel, wants)
+  local space = wants ~= '' and ' ' or ''
+  call('HSET', WAITERS, who, string.format('%.0f %s 0 %s%s%s', micros() / 1000 + life, life, channel, space, wants))
+  redis.pcall('PUBLISH', channel, 'granted ' .. who)
+end
+
+-- The verb vouch: everybody named is alive. `settle` hands out what is free and returns a pttl; `holds` tells whether
+-- a token has been granted.
+local function vouch(settle, holds)
+  local channel, heard, states = ARGV[2], ARGV[3], {}
+  local alive = string.format('%.0f', micros() / 1000 + ALIVE_MS)
+  for i = 4, #ARGV, 2 do
+    local queued = call('ZSCORE', QUEUE, ARGV[i])
+    if queued then
+      local wants = string.match(call('HGET', WAITERS, ARGV[i]) or '', '^%d+ %d+ %d %S+( .*)') or ''
+      call('HSET', WAITERS, ARGV[i], alive .. ' ' .. ARGV[i + 1] .. ' ' .. heard .. ' ' .. channel .. wants)
+    end
+    states[#states + 1] = queued and QUEUED or GONE
+  end
+  call('PEXPIRE', QUEUE, QUEUE_MS)
+  call('PEXPIRE', WAITERS, QUEUE_MS)
+  local pttl = settle()
+  for i = 4, #ARGV, 2 do
+    if holds(ARGV[i]) then states[i / 2 - 1] = GRANTED end
+  end
+  return {pttl, call('ZRANGE', QUEUE, 0, 0)[1] or '', unpack(states)}
+end
+
+-- A tombstone: an acquire of this token that comes later takes nothing.
+local function bury(who, ms)
+  if ms ~= '0' then
+    local now = micros() / 1000
+    call('ZREMRANGEBYSCORE', GONES, '-inf', string.format('%.0f', now))
+    redis.pcall('ZADD', GONES, string.format('%.0f', now + ms), who)
+    call('PEXPIRE', GONES, ms)
+  end
+end
+
+-- The verb execute, and the one that finds its keys.
+local function execute(owns)
+  if not owns then return {GONE} end
+  return {GRANTED, call(ARGV[3], unpack(ARGV, 4))}
+end
+
+local function keys()
+  return call('COMMAND', 'GETKEYS', unpack(ARGV, 2))
+end
