@@ -105,10 +105,12 @@ local function head()
 end
 
 -- Nobody holds the lock now: hand it to the head of the queue, or free it. The head stays in the queue
--- until it confirms. Returns who got it, and whether to come again.
+-- until it confirms. Returns who got it, whether to come again, and why the head could not be granted it.
 local function hand_over()
   local first, again, life, channel = head()
-  if first and pcall(grant, first, life, channel) then
+  local fine, why = false, nil
+  if first then fine, why = pcall(grant, first, life, channel) end
+  if fine then
     -- It lives as long as its grant, unless it is heard of again.
     local until_ms = string.format('%.0f %s 0 %s', micros() / 1000 + life, life, channel)
     call('HSET', WAITERS, first, until_ms)
@@ -116,7 +118,7 @@ local function hand_over()
     return first, 0
   end
   call('DEL', LOCK)  -- allowed even when the server is out of memory and the grant was refused
-  return nil, again
+  return nil, again, why
 end
 
 if verb == 'acquire' then
@@ -136,7 +138,11 @@ if verb == 'acquire' then
     if not holder then
       local first, again = head()
       if again == 1 then return {AGAIN} end
-      if first and first ~= token then holder = hand_over() end
+      if first and first ~= token then
+        local _, why
+        holder, _, why = hand_over()
+        if why then return type(why) == 'table' and why or redis.error_reply(why) end  -- nobody overtakes for that
+      end
     end
   end
   if not holder then
