@@ -127,7 +127,7 @@ async def revoke(session: Session, primitive: Primitive, reason: str, *, force: 
     why = re.sub(r"[\x00-\x1f\x7f]+", " ", reason).strip()[:200]
     if not why:
         raise ConfigError(f"{primitive}: a revocation needs a reason, which its holder is told")
-    value, pttl, *_ = await session.core.query(primitive, "inspect", 1)
+    value, pttl, *_ = await session.core.query(primitive, "inspect", "1")
     holder = value.removeprefix(b"!")
     if not holder or (value != holder and not force):
         return False
@@ -136,5 +136,5 @@ async def revoke(session: Session, primitive: Primitive, reason: str, *, force: 
             f"{primitive} is held without an expiry by {holder.decode(errors='replace')!r}: a revocation that waits "
             "for its holder would wait for ever. If nobody is at work there, use force=True"
         )
-    done, _ = await session.core.query(primitive, "revoke", value, int(force), f"{why} (by {session.who()})")
+    done, _ = await session.core.query(primitive, "revoke", value, "1" if force else "0", f"{why} (by {session.who()})")
     return bool(done)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import redis.asyncio
 
-    from ._core import Grant
+    from ._core import Attempt, Grant
 
 __all__ = ["Interlock", "Lease", "LeaseState", "Lock", "State"]
 
@@ -65,21 +65,25 @@ class Interlock(BaseInterlock):
         session = self._sessions.get(loop)
         if session is None or session.core.closed:
             self._open()
-            self._prune()
+            left = self._prune()
             port = AsyncioPort(self._address)
             session = port.sink = Session(port, self.label, _task, self.max_ttl, lambda: ThreadPort(self._address))
             with self._guard:
                 self._sessions[loop] = session
+            for attempt in left:
+                session.undo.add(attempt)
         self._latest = (loop, session)
         return session
 
-    def _prune(self) -> None:
-        """Forget the loops that are over. Those in which something is held wait for the exit."""
+    def _prune(self) -> list[Attempt]:
+        """Forget the loops that are over: what they left to be taken back. What is held there waits for the exit."""
+        left: list[Attempt] = []
         with self._guard:  # loops of several threads
             for loop, session in list(self._sessions.items()):
                 if loop.is_closed():
                     del self._sessions[loop]
-                    session.abandon()
+                    left += session.abandon()
+        return left
 
     def lock(
         self,
@@ -115,10 +119,12 @@ class Interlock(BaseInterlock):
         self._closed = True
         session = self._sessions.pop(asyncio.get_running_loop(), None)
         if session is not None:
-            await session.close()
             port = session.port
             assert isinstance(port, AsyncioPort)
-            await port.close()
+            try:
+                await session.close()
+            finally:
+                await port.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -185,7 +191,7 @@ class Lock(BaseLock):
     async def inspect(self) -> State:
         """Who holds it and who waits, now. For people: it is old when you read it."""
         session: Session = self._interlock._session
-        return state(self.name, await session.core.query(self._primitive, "inspect", 100))
+        return state(self.name, await session.core.query(self._primitive, "inspect", "100"))
 
     async def revoke(self, reason: str, force: bool = False) -> bool:
         """Take the lock away from its holder, who is told `reason`: whether there was one.

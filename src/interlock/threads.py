@@ -83,8 +83,10 @@ class Interlock(BaseInterlock):
         """Release all that is held, end all waiting, close the connections. Takes about a second at the most."""
         if not self._closed:
             self._closed = True
-            run(self._session.close())
-            self._port.close()
+            try:
+                run(self._session.close())
+            finally:
+                self._port.close()
 
     def __enter__(self) -> Self:
         return self
@@ -154,7 +156,7 @@ class Lock(BaseLock):
     def inspect(self) -> State:
         """Who holds it and who waits, now. For people: it is old when you read it."""
         session: Session = self._interlock._session
-        return state(self.name, run(session.core.query(self._primitive, "inspect", 100)))
+        return state(self.name, run(session.core.query(self._primitive, "inspect", "100")))
 
     def revoke(self, reason: str, force: bool = False) -> bool:
         """Take the lock away from its holder, who is told `reason`: whether there was one.

@@ -157,12 +157,14 @@ if verb == 'acquire' then
   local pttl = call('PTTL', LOCK)
   if pttl == -1 then return {FOREIGN, holder} end
   if wait ~= '1' then return {BUSY, holder, pttl, 0} end
+  local alive = micros() / 1000 + ALIVE_MS
+  call('PEXPIRE', QUEUE, QUEUE_MS)  -- before the first write: who has no right to it leaves nothing
   if not call('ZSCORE', QUEUE, token) then
     local newest = call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2] or 0
     call('ZADD', QUEUE, string.format('%.0f', newest + 1), token)
+    call('PEXPIRE', QUEUE, QUEUE_MS)
   end
-  call('HSET', WAITERS, token, string.format('%.0f %s %s %s', micros() / 1000 + ALIVE_MS, life, heard, channel))
-  call('PEXPIRE', QUEUE, QUEUE_MS)
+  call('HSET', WAITERS, token, string.format('%.0f %s %s %s', alive, life, heard, channel))
   call('PEXPIRE', WAITERS, QUEUE_MS)
   return {QUEUED, holder, pttl, call('ZRANGE', QUEUE, 0, 0)[1] == token and 1 or 0}
 
@@ -182,6 +184,7 @@ elseif verb == 'release' then
   end
   if gone ~= '0' then
     local now = micros() / 1000
+    call('PEXPIRE', GONES, gone)
     call('ZREMRANGEBYSCORE', GONES, '-inf', string.format('%.0f', now))
     redis.pcall('ZADD', GONES, string.format('%.0f', now + gone), token)
     call('PEXPIRE', GONES, gone)

@@ -127,9 +127,16 @@ class SimPort:
             signal.waiter = None
         return raised
 
-    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, over: Callable[[], None]) -> None:
         """See Port."""
-        self.process.spawn(work(), name)
+
+        async def whole() -> None:
+            try:
+                await work()
+            finally:
+                over()
+
+        self.process.spawn(whole(), name)
 
     def tell(self, callback: Callable[[Any], object], subject: Any) -> None:
         """See Port."""
