@@ -165,7 +165,7 @@ async def test_a_keeper_that_could_not_start_starts_the_next_time(kit, clean):
     locks = kit.interlock()
     port = kit.session(locks).port
 
-    def failing(work, name):
+    def failing(*_):
         raise RuntimeError("can't start new thread")
 
     with patched(port, spawn=failing), pytest.raises(RuntimeError):
