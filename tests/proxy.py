@@ -32,6 +32,8 @@ class Proxy:
         self.requests = 0
         self.pairs: dict[socket.socket, socket.socket] = {}
         self.servers: set[socket.socket] = set()
+        self.frozen: set[socket.socket] = set()
+        self.delay = 0.0  # seconds before each reply
         self.doomed: dict[socket.socket, int] = {}
         self.lock = threading.RLock()
         self.done = False
@@ -60,6 +62,11 @@ class Proxy:
         with self.lock:
             for one in list(self.pairs):
                 self._close(one)
+
+    def freeze(self) -> None:
+        """Every open connection is dead from now on, and nobody tells: as when a firewall forgot them."""
+        with self.lock:
+            self.frozen |= set(self.pairs)
 
     def _close(self, one: socket.socket) -> None:
         other = self.pairs.pop(one, None)
@@ -98,9 +105,14 @@ class Proxy:
             data = one.recv(65536)
         except OSError:
             data = b""
-        if not data:
+        if one in self.frozen:
+            if not data:
+                self.selector.unregister(one)
+        elif not data:
             self._close(one)
         elif one in self.servers:
+            if self.delay:
+                threading.Event().wait(self.delay)
             if one in self.doomed:
                 self._send(self.pairs[one], data[: self.doomed.pop(one)])
                 self._close(one)

@@ -405,7 +405,7 @@ def test_an_asyncio_connection_is_told_the_way():
 STYLES = {
     "qmark": lambda text: text,
     "named": lambda text: text,
-    "numeric": lambda text: re.sub(r":(\d)", r"?\1", text),
+    "numeric": lambda text: re.sub(r":\d+", "?", text),  # they stand in order
     "format": lambda text: text.replace("%s", "?"),
     "pyformat": lambda text: re.sub(r"%\((\w+)\)s", r":\1", text),
 }

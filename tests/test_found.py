@@ -165,7 +165,7 @@ async def test_a_keeper_that_could_not_start_starts_the_next_time(kit, clean):
     locks = kit.interlock()
     port = kit.session(locks).port
 
-    def failing(work, name):
+    def failing(*_):
         raise RuntimeError("can't start new thread")
 
     with patched(port, spawn=failing), pytest.raises(RuntimeError):
@@ -250,3 +250,26 @@ kept: list = []
 
 def hold(url: str) -> None:
     kept.append(interlock.Interlock(url).lock("a").acquire())
+
+
+@rule(1)
+async def test_nobody_overtakes_because_the_server_is_out_of_memory(kit, clean):
+    """The handover to the head was refused; its DEL then let the newcomer's own grant through."""
+    locks = kit.interlock()
+    lease = await locks.lock("a", ttl=0.5, renew=False).acquire()
+    waiting = asyncio.ensure_future(outcome(kit.interlock().lock("a").acquire(timeout=20)))
+    await until(lambda: queued(locks, 1))
+    clean.config_set("maxmemory", "1")
+    try:
+        await until(lambda: not clean.exists("lock:a"))
+        for _ in range(20):
+            assert isinstance(await outcome(locks.lock("a").acquire(0)), Unavailable)
+            assert not clean.exists("lock:a")
+    finally:
+        clean.config_set("maxmemory", "0")
+    mine = await waiting
+    if isinstance(mine, interlock.LockError):
+        assert isinstance(mine, Unavailable)
+    else:
+        assert await mine.release()
+    assert not await lease.release()

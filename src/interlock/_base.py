@@ -145,22 +145,10 @@ class BaseLock:
         return lease
 
     async def _state(self) -> Any:
-        return lock_state(self.name, await self._session.core.query(self._primitive, "inspect", 100))
+        return lock_state(self.name, await self._session.core.query(self._primitive, "inspect", "100"))
 
     async def _revoke(self, reason: str, *, force: bool) -> bool:
-        primitive, core = self._primitive, self._session.core
-        why = checked_reason(primitive, reason)
-        value, pttl, *_ = await core.query(primitive, "inspect", 1)
-        holder = value.removeprefix(b"!")
-        if not holder or (value != holder and not force):
-            return False
-        if pttl == -1 and not force:
-            raise ConfigError(
-                f"{primitive} is held without an expiry by {holder.decode(errors='replace')!r}: a revocation that "
-                "waits for its holder would wait for ever. If nobody is at work there, use force=True"
-            )
-        done, _ = await core.query(primitive, "revoke", value, int(force), f"{why} (by {core.who()})")
-        return bool(done)
+        return await revoke(self._session, self._primitive, reason, force=force)
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.{type(self).__name__} {self.name!r}>"
@@ -175,13 +163,13 @@ class BasePermits(BaseLock):
         """Several permits may be had by one."""
 
     async def _state(self) -> Any:
-        return permits_state(self.name, await self._session.core.query(self._primitive, "inspect", 100))
+        return permits_state(self.name, await self._session.core.query(self._primitive, "inspect", "100"))
 
     async def _revoke(self, reason: str, *, force: bool) -> bool:
         primitive, core = self._primitive, self._session.core
         why = f"{checked_reason(primitive, reason)} (by {core.who()})"
-        *_, holders, _ = await core.query(primitive, "inspect", 1_000_000)
-        done = [await core.query(primitive, "revoke", who, int(force), why) for who in holders[::3]]
+        *_, holders, _ = await core.query(primitive, "inspect", "1000000")
+        done = [await core.query(primitive, "revoke", who, "1" if force else "0", why) for who in holders[::3]]
         return any(each[0] for each in done)
 
 
@@ -191,3 +179,20 @@ def checked_reason(primitive: Primitive, reason: str) -> str:
     if not why:
         raise ConfigError(f"{primitive}: a revocation needs a reason, which its holder is told")
     return why
+
+
+async def revoke(session: Session, primitive: Primitive, reason: str, *, force: bool) -> bool:
+    """See Lock.revoke."""
+    core = session.core
+    why = checked_reason(primitive, reason)
+    value, pttl, *_ = await core.query(primitive, "inspect", "1")
+    holder = value.removeprefix(b"!")
+    if not holder or (value != holder and not force):
+        return False
+    if pttl == -1 and not force:
+        raise ConfigError(
+            f"{primitive} is held without an expiry by {holder.decode(errors='replace')!r}: a revocation that "
+            "waits for its holder would wait for ever. If nobody is at work there, use force=True"
+        )
+    done, _ = await core.query(primitive, "revoke", value, "1" if force else "0", f"{why} (by {core.who()})")
+    return bool(done)

@@ -44,6 +44,7 @@ RETRY_FOR: Final = 5.0  # seconds that a server may stay away before a call says
 GRANT_LIFE: Final = 3.0  # seconds that a handover waits for its confirmation, at most (less with a short ttl)
 GONE_FOR: Final = 60.0  # seconds after which a late copy of a request is no longer expected
 TOO_LATE: Final = 8  # answers in a row that come after the lease they grant has lapsed
+LONGEST_PAUSE: Final = 0.6  # seconds between two tries of one request
 COURTESY: Final = 0.2  # seconds that a caller whose time is over waits for its undo, so that it finds nothing left
 FOREVER: Final = math.inf
 
@@ -51,6 +52,11 @@ generation = 0  # of this process: a child of a fork is another one, in which no
 
 # Error replies that pass by themselves: the server starts, is busy, or fails over.
 _PASSING = ("LOADING", "BUSY ", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "NOREPLICAS", "UNKILLABLE")
+
+
+def passing(text: str) -> bool:
+    """Whether a server that says this may serve in a moment."""
+    return text.startswith(_PASSING) or "READONLY" in text
 
 
 class Script(NamedTuple):
@@ -61,7 +67,7 @@ class Script(NamedTuple):
     sha: str
 
 
-Argument = str | bytes | int | float
+Argument = str | bytes
 Message = tuple[Script, "Sequence[str | bytes]", "Sequence[Argument]"]  # a script, its KEYS, its ARGV
 
 
@@ -120,8 +126,8 @@ class Port(Protocol):
         """Subscribe in the background, and again after every reconnection."""
         ...
 
-    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
-        """Run this in the background, until it ends."""
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, over: Callable[[], None]) -> None:
+        """Run this in the background, and call `over` when it ends, however that comes."""
         ...
 
     def forget(self) -> None:
@@ -160,7 +166,7 @@ class Attempt:
         self.primitive = primitive
         self.token = token
         self.ttl = ttl
-        self.life_ms = int(min(GRANT_LIFE, ttl) * 1000)
+        self.life_ms = str(int(min(GRANT_LIFE, ttl) * 1000))
         self.signal = signal
         self.over = False  # nobody waits for it any more
         self.in_doubt = False  # a copy of a request may still be on its way
@@ -280,25 +286,15 @@ class Core:
         until = FOREVER if timeout is None else started + (timeout or RETRY_FOR)
         if max_hold is not None:
             ttl = min(ttl, max_hold + 2 * margin(ttl))
-        attempt = Attempt(
-            primitive, f"{primitive.owner}{self.who()}/{os.urandom(16).hex()}", ttl, port.signal() if wait else None
-        )
-        ttl_ms = int(ttl * 1000)
+        token = f"{primitive.owner}{self.who()}/{os.urandom(16).hex()}"
+        attempt = Attempt(primitive, token, ttl, port.signal() if wait else None)
+        ttl_ms, waits = str(int(ttl * 1000)), "1" if wait else "0"
         late = 0
         try:
             self.waiters.expect(attempt)
             while True:
                 heard = self.waiters.heard
-                args = (
-                    "acquire",
-                    attempt.token,
-                    ttl_ms,
-                    attempt.life_ms,
-                    heard,
-                    self.channel,
-                    int(wait),
-                    *primitive.terms,
-                )
+                args = ("acquire", token, ttl_ms, attempt.life_ms, heard, self.channel, waits, *primitive.terms)
                 reply, sent = await self.ask(attempt, args, until)
                 code = reply[0]
                 if code == GRANTED:
@@ -326,7 +322,7 @@ class Core:
                 if isinstance(error, AcquireTimeout):
                     await port.wait(undone, port.now() + COURTESY)
             cause = error.__cause__
-            if wait and isinstance(cause, Disconnected) and cause.timed_out and port.now() >= until:
+            if wait and isinstance(cause, Disconnected) and cause.timed_out and port.now() >= until - LONGEST_PAUSE:
                 # the caller's time is over; the server's silence is only how it passed
                 raise AcquireTimeout(f"{primitive} was not acquired within {timeout:g} s: {error}") from error
             raise
@@ -371,7 +367,7 @@ class Core:
                 attempt.in_doubt |= error.sent
                 cause, stale = error, error.stale
             except ServerError as error:
-                if not str(error).startswith(_PASSING):
+                if not passing(str(error)):
                     raise refusal(primitive, port.shown, str(error)) from None
                 cause, stale = error, False
             except BaseException:
@@ -379,7 +375,7 @@ class Core:
                 raise
             give_up = min(give_up, sent + RETRY_FOR)
             if not stale:
-                pause = min(0.5, pause * 2 or 0.02) * random.uniform(0.75, 1.25)
+                pause = min(LONGEST_PAUSE, (pause * 2 or 0.02) * random.uniform(0.75, 1.25))
             if port.now() + pause >= give_up:
                 raise Unavailable(
                     f"{primitive}: no answer from {port.shown} ({cause}). Is the server up and reachable from here?"
@@ -456,7 +452,9 @@ class Core:
         """Lengthen the lease to `ttl` seconds from now. Raises LeaseLost."""
         if why := grant.lapsed(self.port.now()):
             raise grant.error(why)
-        reply, sent = await self._about(grant, grant.primitive.renewed, ("renew", grant.token, int(ttl * 1000)))
+        # Not beyond max_hold: what is not believed here must not keep others out there.
+        ttl = min(ttl, max(0.001, grant.ends - self.port.now() + 2 * margin(ttl)))
+        reply, sent = await self._about(grant, grant.primitive.renewed, ("renew", grant.token, str(int(ttl * 1000))))
         why = renewal_verdict(reply[0])
         if why:
             self.renewal.lose(grant, why)
@@ -496,9 +494,9 @@ class Core:
         return reply
 
 
-def gone_ms(attempt: Attempt) -> int:
+def gone_ms(attempt: Attempt) -> str:
     """How long a tombstone of this attempt must stand, in ms: only one in doubt needs one."""
-    return int(GONE_FOR * 1000) if attempt.in_doubt else 0
+    return str(int(GONE_FOR * 1000)) if attempt.in_doubt else "0"
 
 
 def renewal_verdict(state: Any) -> str | None:
@@ -541,16 +539,18 @@ def unobtainable(primitive: Primitive, code: int, reply: Any) -> LockError:
     return AcquireTimeout(f"{primitive}: this attempt was given up and can't be granted any more. Acquire it again")
 
 
+_RIGHTS: Final = "the server's ACL forbids it. Give this user the rights listed in docs/acl.md"
+
+
 def refusal(subject: object, shown: str, text: str) -> LockError:
     """An error reply of the server, in words that tell the way out."""
     for word, error, advice in (
         ("WRONGTYPE", ConfigError, "one of its keys holds something else. Use another name or prefix"),
         ("READONLY", Unavailable, "that is a read-only replica. Connect to its primary"),
-        (
-            "NOPERM",
-            ConfigError,
-            "the server's ACL forbids it. Give this user the rights listed in docs/acl.md",
-        ),
+        ("NOPERM", ConfigError, _RIGHTS),
+        ("ACL failure in script", ConfigError, _RIGHTS),
+        ("user executing the script can't", ConfigError, _RIGHTS),
+        ("non deterministic", ConfigError, "its lua-replicate-commands is off. Set it to yes (its default)"),
         ("NOAUTH", ConfigError, "a password is needed. Put it into the URL"),
         ("WRONGPASS", ConfigError, "the user name or password is wrong"),
         ("OOM", Unavailable, "the server has no memory left. Raise maxmemory or remove data"),

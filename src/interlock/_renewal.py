@@ -187,7 +187,7 @@ class Renewal:
         args: list[Argument] = ["renew"]
         for grant in grants:
             keys += grant.primitive.renewed
-            args += (grant.token, _px(grant, sent))
+            args += (grant.token, str(_px(grant, sent)))
         silence = None
         try:
             states: list[Any] = await self.port.call(script, keys, args, sent + patience)

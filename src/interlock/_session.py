@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from . import _core
-from ._core import FOREVER, Argument, Core, Disconnected, Grant, Port, Signal, run
+from ._core import FOREVER, Attempt, Core, Disconnected, Grant, Port, Signal, run
 from ._names import SHORTEST_TTL, seconds
 from ._renewal import Renewal
 from ._undo import Undo, message
@@ -86,12 +86,12 @@ class Session:
 
     def subscribed(self) -> None:
         """The channel is heard, from now on: what came before may have been missed."""
-        self.waiters.heard = 1
+        self.waiters.heard = "1"
         self.waiters.wake_all()
 
     def unsubscribed(self) -> None:
         """The channel is not heard for now: the server must not take our silence for death."""
-        self.waiters.heard = 0
+        self.waiters.heard = "0"
 
     def pushed(self, payload: bytes) -> None:
         """A message for us."""
@@ -109,9 +109,13 @@ class Session:
             if not self.started:
                 with self.port.mutex:
                     if not self.started:
-                        self.port.spawn(self.keep, "interlock-keeper")
+                        self.port.spawn(self.keep, "interlock-keeper", self._kept)
                         self.started = True
             self.alarm.set()
+
+    def _kept(self) -> None:
+        """The keeper has ended, by itself or since somebody cancelled all tasks. The next nudge starts it."""
+        self.started, self.asleep_until = False, FOREVER
 
     async def keep(self) -> None:
         """Do every chore when it is due, until the session is closed."""
@@ -134,9 +138,10 @@ class Session:
         await self.core.extend(grant, seconds(ttl, "ttl", least=SHORTEST_TTL, most=self.max_ttl))
 
     async def execute(
-        self, grant: Grant, command: str, args: Sequence[Argument], keys: Sequence[str | bytes] | None
+        self, grant: Grant, command: str, words: Sequence[str | bytes | float], keys: Sequence[str | bytes] | None
     ) -> Any:
         """See Lease.execute."""
+        args = [word if isinstance(word, str | bytes) else repr(word) for word in words]
         if keys is None:
             asked: list[bytes] = await self.core.query(grant.primitive, "keys", command, *args)
             return await self.core.execute(grant, command, args, asked)
@@ -167,14 +172,25 @@ class Session:
     async def close(self) -> None:
         """The same, and end the waiting and the keeper."""
         _sessions.discard(self)
-        await self.part(self.port)
-        self.waiters.wake_all()
-        self.alarm.set()
+        self.core.closed = True
+        try:
+            await self.part(self.port)
+        finally:
+            self.waiters.wake_all()
+            self.alarm.set()
 
-    def abandon(self) -> None:
-        """Its loop is over, without a close. What it holds is given back when the process ends."""
+    def abandon(self) -> list[Attempt]:
+        """Its loop is over, without a close: what is to be taken back now.
+
+        What is held stays so: it is given back when the process ends.
+        """
         if not self.renewal.held():
             _sessions.discard(self)
+        left = [*(attempt for attempt, _, _ in self.undo.jobs.values()), *self.core.releasing.values()]
+        for attempt in self.waiters.expected.values():
+            attempt.in_doubt = True
+            left.append(attempt)
+        return left
 
     def forget(self) -> None:
         """In a child after fork: nothing is held here, and nobody waits."""

@@ -46,7 +46,7 @@ class Waiters:
         self.port = port
         self.nudge = nudge
         self.channel = channel
-        self.heard = 0  # 1 while we are subscribed: then a server without a subscriber knows that we are dead
+        self.heard = "0"  # "1" while we are subscribed: then a server without a subscriber knows that we are dead
         self.expected: dict[str, Attempt] = {}  # by token: whom a push may concern
         self.rooms: dict[str, Room] = {}  # by the lock's key
 

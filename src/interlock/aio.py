@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     import redis.asyncio
 
-    from ._core import Grant, Primitive
+    from ._core import Attempt, Grant, Primitive
 
 __all__ = [
     "Holder", "Interlock", "Lease", "LeaseState", "Lock", "PermitState", "RLock", "RWLock", "RWSide", "Semaphore",
@@ -83,21 +83,25 @@ class Interlock(BaseInterlock):
         session = self._sessions.get(loop)
         if session is None or session.core.closed:
             self._open()
-            self._prune()
+            left = self._prune()
             port = AsyncioPort(self._address)
             session = port.sink = Session(port, self.label, _task, self.max_ttl, lambda: ThreadPort(self._address))
             with self._guard:
                 self._sessions[loop] = session
+            for attempt in left:
+                session.undo.add(attempt)
         self._latest = (loop, session)
         return session
 
-    def _prune(self) -> None:
-        """Forget the loops that are over. Those in which something is held wait for the exit."""
+    def _prune(self) -> list[Attempt]:
+        """Forget the loops that are over: what they left to be taken back. What is held there waits for the exit."""
+        left: list[Attempt] = []
         with self._guard:  # loops of several threads
             for loop, session in list(self._sessions.items()):
                 if loop.is_closed():
                     del self._sessions[loop]
-                    session.abandon()
+                    left += session.abandon()
+        return left
 
     def lock(
         self,
@@ -190,10 +194,12 @@ class Interlock(BaseInterlock):
         self._closed = True
         session = self._sessions.pop(asyncio.get_running_loop(), None)
         if session is not None:
-            await session.close()
             port = session.port
             assert isinstance(port, AsyncioPort)
-            await port.close()
+            try:
+                await session.close()
+            finally:
+                await port.close()
 
     async def __aenter__(self) -> Self:
         return self

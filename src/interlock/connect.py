@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
+import hiredis
 import redis.asyncio.connection
 import redis.asyncio.retry
 import redis.connection
@@ -30,6 +31,7 @@ IO_TIMEOUT: Final = 5.0  # seconds without an answer after which a connection is
 OLDEST: Final = (6, 2)
 _SYNC: Final[Any] = redis.connection
 _ASYNC: Final[Any] = redis.asyncio.connection
+_HIREDIS: Final[Any] = hiredis
 
 # What of a client's parameters says where the server is and how to get in. The rest is how that client behaves.
 _KEPT: Final = ("host", "port", "path", "db", "username", "password", "credential_provider", "client_name",
@@ -51,31 +53,52 @@ class Address:
 
     @property
     def timeout(self) -> float:
-        """Seconds that an answer may take."""
-        return self.parameters.get("socket_timeout") or IO_TIMEOUT
+        """Seconds that an answer may take: no client's parameters make a call of ours longer than we promise."""
+        return min(self.parameters.get("socket_timeout") or IO_TIMEOUT, IO_TIMEOUT)
+
+    @property
+    def greeting(self) -> list[tuple[str, ...]]:
+        """The first commands on a connection, in one write: what redis-py would say in a round trip each."""
+        said: list[tuple[str, ...]] = []
+        if self.parameters.get("db"):
+            said.append(("SELECT", str(self.parameters["db"])))
+        if self.parameters.get("client_name"):
+            said.append(("CLIENT", "SETNAME", self.parameters["client_name"]))
+        return [*said, ("HELLO",), ("INFO", "memory")]
 
     def connection(self, within: float) -> Any:  # redis.Connection, of which only the wire is used
         """An unconnected redis-py connection for threads; connecting takes at most `within` seconds."""
-        kind, parameters = self._now(within)
-        return _class(_SYNC, kind)(**parameters, retry=redis.retry.Retry(NoBackoff(), 0))
+        return self._made(_SYNC, within, redis.retry.Retry(NoBackoff(), 0), command_packer=_Packer())
 
     def async_connection(self, within: float) -> Any:
         """The same for asyncio."""
-        kind, parameters = self._now(within)
-        return _class(_ASYNC, kind)(**parameters, retry=redis.asyncio.retry.Retry(NoBackoff(), 0))
+        return self._made(_ASYNC, within, redis.asyncio.retry.Retry(NoBackoff(), 0))
 
-    def _now(self, within: float) -> tuple[str, dict[str, Any]]:
+    def _made(self, module: Any, within: float, retry: Any, **more: Any) -> Any:
         kind, parameters = self.kind, dict(self.parameters)
+        for ours in ("db", "client_name"):
+            parameters.pop(ours, None)
         if kind == "embedded":
             from . import embedded  # noqa: PLC0415 (an extra)
 
             kind, parameters["path"] = "unix", unquote(embedded.shared_url(timeout=within).removeprefix("unix://"))
-        timeout = min(parameters.get("socket_connect_timeout") or self.timeout, within)
-        return kind, parameters | {
-            "protocol": 3,
-            "socket_timeout": timeout,
-            "socket_connect_timeout": timeout,
-        }
+        # Two steps are left to redis-py, connecting and HELLO: each may take half of the time.
+        timeout = min(parameters.get("socket_connect_timeout") or self.timeout, within / 2)
+        parameters |= {"protocol": 3, "socket_timeout": timeout, "socket_connect_timeout": timeout}
+        connection = _class(module, kind)(**parameters, retry=retry, **more)
+        connection.driver_info = connection.lib_name = connection.lib_version = None  # two round trips less
+        return connection
+
+
+class _Packer:
+    """What redis-py packs its handshake with: text only, see `ports._wire.pack`."""
+
+    @staticmethod
+    def pack(*args: object) -> list[bytes]:
+        """One command."""
+        first, *rest = [arg if isinstance(arg, str | bytes) else str(arg) for arg in args]
+        packed: bytes = _HIREDIS.pack_command((*first.split(), *rest))
+        return [packed]
 
 
 def _class(module: Any, kind: str) -> Any:

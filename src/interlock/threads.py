@@ -160,8 +160,10 @@ class Interlock(BaseInterlock):
         """Release all that is held, end all waiting, close the connections. Takes about a second at the most."""
         if not self._closed:
             self._closed = True
-            run(self._session.close())
-            self._port.close()
+            try:
+                run(self._session.close())
+            finally:
+                self._port.close()
 
     def __enter__(self) -> Self:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -9,23 +10,24 @@ import hiredis
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as Silence
 
-from interlock._core import Disconnected, ServerError, log
-from interlock.connect import too_old
+from interlock._core import Disconnected, ServerError, log, passing
+from interlock.connect import check_server, too_old
 from interlock.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from interlock._core import Argument, Script
+    from interlock.connect import Address
 
 _hiredis: Any = hiredis
-pack: Callable[[tuple[Any, ...]], bytes] = _hiredis.pack_command
+# It must get nothing but str and bytes: to turn a number into text it calls back into Python, where a signal handler
+# may run and raise, and hiredis 3.5 does not look whether it did: Ctrl-C ended the process with a segmentation fault.
+pack: Callable[[tuple[str | bytes, ...]], bytes] = _hiredis.pack_command
 ReplyError: Final = hiredis.ReplyError
 Push: Final = hiredis.PushNotification
 WAITING: Final = object()  # what a reader gives while a reply is not complete
 
-HELLO: Final = pack(("HELLO",))
-MEMORY: Final = pack(("INFO", "memory"))
 PING: Final = pack(("PING",))
 
 
@@ -52,12 +54,12 @@ def reader() -> Any:
 
 def by_sha(script: Script, keys: Sequence[str | bytes], args: Sequence[Argument]) -> bytes:
     """A script call, for a server that knows the script."""
-    return pack(("EVALSHA", script.sha, len(keys), *keys, *args))
+    return pack(("EVALSHA", script.sha, str(len(keys)), *keys, *args))
 
 
 def by_text(script: Script, keys: Sequence[str | bytes], args: Sequence[Argument]) -> bytes:
     """The same for a server that does not (after a restart, a failover, an eviction): it learns it."""
-    return pack(("EVAL", script.source, len(keys), *keys, *args))
+    return pack(("EVAL", script.source, str(len(keys)), *keys, *args))
 
 
 def unknown(reply: Any) -> bool:
@@ -72,15 +74,31 @@ def checked(reply: Any) -> Any:
     return reply
 
 
-def greeting(channel: str) -> tuple[bytes, bytes]:
+def accepted(replies: list[Any], address: Address) -> None:
+    """Whether a connection is what it should be, by the replies to `Address.greeting`. Raises LockError."""
+    *settings, hello, memory = replies
+    for reply in (*settings, hello):
+        if type(reply) is ReplyError:
+            raise refused(ResponseError(str(reply)), address)
+    check_server(hello, memory, address.shown)
+
+
+def subscription(channel: str) -> tuple[bytes, bytes]:
     """SUBSCRIBE, and an empty message to ourselves: whether this user may publish is best known before it matters."""
     return pack(("SUBSCRIBE", channel)), pack(("PUBLISH", channel, ""))
 
 
 def heed(reply: Any) -> None:
-    """Tell the user of a refused SUBSCRIBE or PUBLISH."""
+    """Tell the user of a refused SUBSCRIBE or PUBLISH. Raises Disconnected if it is worth to try again."""
     if type(reply) is ReplyError:
+        if passing(str(reply)):
+            raise Disconnected(str(reply), sent=True)
         log.warning("interlock: waiters are woken by polling only, since %s. See docs/acl.md", reply)
+
+
+def demoted(reply: Any) -> bool:
+    """Whether the server is a replica by now. A new connection may lead to the primary."""
+    return type(reply) is ReplyError and "READONLY" in str(reply)
 
 
 def hear(push: Any, sink: Sink) -> None:
@@ -91,13 +109,32 @@ def hear(push: Any, sink: Sink) -> None:
         sink.subscribed()
 
 
-def refused(error: RedisError | OSError, shown: str) -> Exception:
+def refused(error: Exception, address: Address) -> Exception:
     """Why there is no connection."""
-    text = str(error)
+    text, shown = str(error), address.shown
     if isinstance(error, AuthenticationError) or text.startswith(("WRONGPASS", "NOAUTH", "invalid username")):
         return ConfigError(f"{shown}: the user name or password is wrong or missing [{text}]")
     if isinstance(error, ResponseError) and "unknown command" in text.lower() and "HELLO" in text.upper():
         return too_old(shown, "before 6.0")
-    if isinstance(error, ResponseError) and not text.startswith(("LOADING", "MASTERDOWN", "BUSY")):
+    if isinstance(error, ResponseError) and not passing(text):
         return ConfigError(f"{shown}: the server refuses the connection [{text}]")
-    return Disconnected(text or type(error).__name__, sent=False, timed_out=isinstance(error, TimeoutError | Silence))
+    if address.kind == "tls" and (advice := _tls_advice(error)):
+        return ConfigError(f"{shown}: {advice}")
+    cause = text if isinstance(error, RedisError | OSError) and text else f"{type(error).__name__}: {text}"
+    return Disconnected(cause, sent=False, timed_out=isinstance(error, TimeoutError | Silence))
+
+
+def _tls_advice(error: BaseException | None) -> str | None:
+    """What is wrong with the certificates: that does not mend itself."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return (
+                f"the server's certificate is not trusted [{error.verify_message}]. Name the authority that signed it: "
+                "?ssl_ca_certs=/path/ca.pem; the host must be one of the certificate's names"
+            )
+        if isinstance(error, FileNotFoundError | IsADirectoryError | PermissionError):
+            return f"a file of ssl_ca_certs, ssl_certfile or ssl_keyfile can't be read [{error}]"
+        if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+            return f"no TLS connection [{error}]. Does that port speak TLS, and are the ssl_ files what they should be?"
+        error = error.__cause__ or error.__context__
+    return None

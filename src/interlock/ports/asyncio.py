@@ -12,10 +12,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from redis.exceptions import RedisError
-
 from interlock._core import FOREVER, Disconnected, ServerError, log
-from interlock.connect import check_server
 from interlock.errors import LockError
 
 from . import _wire
@@ -28,6 +25,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 BATCH: Final = 16  # commands after which a write does not wait for the end of the turn: the server begins meanwhile
+SILENCE: Final = 0.9  # seconds without a word to those who wait, after which one whose time is over ends the connection
+STEADY: Final = 1.0  # seconds that a connection must last, so that the next one is made without a pause
 QUIET: Final = 5.0  # seconds without a message after which the connection is tested
 
 
@@ -153,6 +152,14 @@ class Wire(asyncio.Protocol):
             if not self.gone.done():
                 self.gone.set_result(None)
 
+    def give_up(self, reply: asyncio.Future[Any]) -> None:
+        """The time of one who waits is over. If nobody has heard a word for long, the connection may be dead."""
+        if not reply.done():
+            why = Disconnected("no answer in time", sent=True, timed_out=True)
+            reply.set_exception(why)
+            if self.loop.time() - self.heard >= SILENCE:
+                self.fail(why)
+
     def _watch(self) -> None:
         """Nothing heard for a while: ask; nothing for long, though somebody waits: give up."""
         silent = self.loop.time() - self.heard
@@ -179,6 +186,7 @@ class AsyncioPort:
         self._connecting: asyncio.Task[Wire] | None = None
         self._tasks: set[asyncio.Future[Any]] = set()
         self._channel: str | None = None
+        self._listener: asyncio.Task[None] | None = None
         self._closed = False
 
     async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
@@ -187,10 +195,11 @@ class AsyncioPort:
         if wire is None or wire.broken is not None:
             wire = await self._connected(until)
         future = wire.send(_wire.by_sha(script, keys, args))
-        reply = await (future if until == FOREVER else self._reply(future, until))
+        reply = await (future if until == FOREVER else self._reply(wire, future, until))
         if type(reply) is _wire.ReplyError:
             if _wire.unknown(reply):
-                reply = await self._reply(wire.send(_wire.by_text(script, keys, args)), until)
+                reply = await self._reply(wire, wire.send(_wire.by_text(script, keys, args)), until)
+            self._leave_replica(wire, reply)
             _wire.checked(reply)
         return reply
 
@@ -198,17 +207,23 @@ class AsyncioPort:
         """See Port."""
         wire = await self._connected(until)
         sent = [wire.send(_wire.by_sha(*message)) for message in messages]
-        replies = [await self._reply(future, until) for future in sent]
+        replies = [await self._reply(wire, future, until) for future in sent]
         for i, message in enumerate(messages):
             if _wire.unknown(replies[i]):
-                replies[i] = await self._reply(wire.send(_wire.by_text(*message)), until)
+                replies[i] = await self._reply(wire, wire.send(_wire.by_text(*message)), until)
+            self._leave_replica(wire, replies[i])
         return [ServerError(str(r)) if type(r) is _wire.ReplyError else r for r in replies]
 
-    async def _reply(self, reply: asyncio.Future[Any], until: float) -> Any:
+    @staticmethod
+    def _leave_replica(wire: Wire, reply: Any) -> None:
+        if _wire.demoted(reply):
+            wire.fail(Disconnected("it is a replica by now", sent=True))  # another connection may lead to the primary
+
+    async def _reply(self, wire: Wire, reply: asyncio.Future[Any], until: float) -> Any:
         left = until - _wire.now()
         if left >= self.address.timeout:  # the connection itself is given up before
             return await reply
-        timer = self.loop.call_later(max(0.0, left), _give_up, reply)
+        timer = self.loop.call_later(max(0.0, left), wire.give_up, reply)
         try:
             return await reply
         finally:
@@ -219,7 +234,7 @@ class AsyncioPort:
     async def _connected(self, until: float) -> Wire:
         if self._wire is not None and self._wire.broken is None:
             return self._wire
-        if self._connecting is None:
+        if self._connecting is None or self._connecting.done():
             self._connecting = self._task(self._connect(), "interlock-connect")
         left = max(0.001, until - _wire.now()) if until != FOREVER else None
         done, _ = await asyncio.wait([self._connecting], timeout=left)
@@ -231,42 +246,42 @@ class AsyncioPort:
         return connecting.result()
 
     async def _connect(self) -> Wire:
+        # Making the connection object may start the embedded server, which takes its time.
+        make: Any = self.address.async_connection
+        if self.address.kind == "embedded":
+            connection = await asyncio.to_thread(make, self.address.timeout)
+        else:
+            connection = make(self.address.timeout)
         try:
-            # Making the connection object may start the embedded server, which takes its time.
-            make: Any = self.address.async_connection
-            if self.address.kind == "embedded":
-                connection = await asyncio.to_thread(make, self.address.timeout)
-            else:
-                connection = make(self.address.timeout)
-            try:
-                await connection.connect()
-            except (RedisError, OSError) as error:
-                await connection.disconnect(nowait=True)
-                raise _wire.refused(error, self.shown) from None
-            wire = Wire(self.loop, self.sink, self.address.timeout)
-            writer: Any = connection._writer
-            connection._writer = connection._reader = None  # redis-py's part ends here
-            wire.keeper, wire.transport = writer, writer.transport
-            writer.transport.set_protocol(wire)
-            try:
-                hello, memory = wire.send(_wire.HELLO), wire.send(_wire.MEMORY)
-                check_server(_wire.checked(await hello), await memory, self.shown)
-            except BaseException:
-                wire.fail(Disconnected("refused", sent=False))
-                raise
-            self._wire = wire
-            if self._channel:
-                self._subscribe(wire)
-            return wire
-        finally:
-            self._connecting = None
+            await connection.connect()
+        except Exception as error:  # noqa: BLE001 (also that of a user's credential provider)
+            await connection.disconnect(nowait=True)
+            raise _wire.refused(error, self.address) from None
+        wire = Wire(self.loop, self.sink, self.address.timeout)
+        writer: Any = connection._writer
+        connection._writer = connection._reader = None  # redis-py's part ends here
+        wire.keeper, wire.transport = writer, writer.transport
+        writer.transport.set_protocol(wire)
+        try:
+            greeting = [wire.send(_wire.pack(command)) for command in self.address.greeting]
+            _wire.accepted([await reply for reply in greeting], self.address)
+        except BaseException:
+            wire.fail(Disconnected("refused", sent=False))
+            raise
+        self._wire = wire
+        if self._channel:
+            self._subscribe(wire)
+        return wire
 
     def _subscribe(self, wire: Wire) -> None:
         def answered(reply: asyncio.Future[Any]) -> None:
             if not reply.exception():
-                _wire.heed(reply.result())
+                try:
+                    _wire.heed(reply.result())
+                except Disconnected as again:
+                    wire.fail(again)
 
-        for packed in _wire.greeting(self._channel or ""):
+        for packed in _wire.subscription(self._channel or ""):
             wire.send(packed).add_done_callback(answered)
 
     def listen(self, channel: str) -> None:
@@ -275,16 +290,18 @@ class AsyncioPort:
             self._channel = channel
             if self._wire is not None and self._wire.broken is None:
                 self._subscribe(self._wire)
-            self._task(self._stay(), "interlock-listener")
+        if self._listener is None or self._listener.done():  # somebody may have cancelled it with all others
+            self._listener = self._task(self._stay(), "interlock-listener")
 
     async def _stay(self) -> None:
         """A lost connection is made again at once, so that no push is missed for long."""
         pause = 0.0
         while not self._closed:
+            started = self.now()
             try:
                 wire = await self._connected(FOREVER)
                 await asyncio.shield(wire.gone)
-                pause = 0.0
+                pause = 0.0 if self.now() - started > STEADY else min(1.0, pause * 2 or 0.02)
             except Disconnected:
                 pause = min(1.0, pause * 2 or 0.02)
             except Exception as error:  # noqa: BLE001 (the next call tells the user)
@@ -298,9 +315,9 @@ class AsyncioPort:
         """See Port."""
         return await signal.wait(self.loop, until - _wire.now() if until != FOREVER else FOREVER)
 
-    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, over: Callable[[], None]) -> None:
         """See Port."""
-        self._task(work(), name)
+        self._task(work(), name).add_done_callback(lambda _: over())
 
     def tell(self, callback: Callable[[Any], object], subject: Any) -> None:
         """See Port."""
@@ -317,6 +334,7 @@ class AsyncioPort:
 
     def _task(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         task = self.loop.create_task(work, name=name)
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # a loop may end without close()
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task
@@ -349,8 +367,3 @@ class AsyncioPort:
 
 
 _parents: list[object] = []
-
-
-def _give_up(reply: asyncio.Future[Any]) -> None:
-    if not reply.done():
-        reply.set_exception(Disconnected("no answer in time", sent=True, timed_out=True))

@@ -15,10 +15,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from redis.exceptions import RedisError
-
 from interlock._core import FOREVER, Disconnected, ServerError, log, run
-from interlock.connect import check_server
 
 from . import _wire
 
@@ -32,6 +29,7 @@ T = TypeVar("T")
 QUIET: Final = 5.0  # seconds without a message after which the subscription is tested
 # The kernel keeps the timeout of a plain socket. Not that of TLS, nor of gevent's, which never blocks: they do.
 _SOCKET: Final = socket.socket if socket.socket.__module__ == "socket" else None
+STEADY: Final = 1.0  # seconds that a subscription must last, so that the next one is made without a pause
 LONGEST: Final = 3600.0  # seconds of one wait: locks take no infinite timeout
 
 
@@ -64,9 +62,9 @@ class Wire:
         self.keeper: Any = address.connection(within)  # it would close the socket when collected
         try:
             self.keeper.connect()
-        except (RedisError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 (also that of a user's credential provider)
             self.keeper.disconnect()
-            raise _wire.refused(error, address.shown) from None
+            raise _wire.refused(error, address) from None
         sock: Any = self.keeper._sock
         self.sock: socket.socket = sock  # redis-py's part ends here
         self.reader = _wire.reader()
@@ -74,8 +72,9 @@ class Wire:
         self.timeout = address.timeout
         self.fresh = True
         try:
-            self.send(_wire.HELLO + _wire.MEMORY, until)
-            check_server(_wire.checked(self.receive(until)), self.receive(until), address.shown)
+            greeting = address.greeting
+            self.send(b"".join(map(_wire.pack, greeting)), until)
+            _wire.accepted([self.receive(until) for _ in greeting], address)
         except BaseException:
             self.close()
             raise
@@ -172,6 +171,8 @@ class ThreadPort:
             self._broken(wire, error)
             raise
         self._give(wire)
+        if type(reply) is _wire.ReplyError and _wire.demoted(reply):
+            self._leave()
         return _wire.checked(reply)
 
     async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
@@ -188,6 +189,8 @@ class ThreadPort:
             self._broken(wire, error)
             raise
         self._give(wire)
+        if any(map(_wire.demoted, replies)):
+            self._leave()
         return [ServerError(str(r)) if type(r) is _wire.ReplyError else r for r in replies]
 
     def _take(self, until: float) -> Wire:
@@ -205,13 +208,19 @@ class ThreadPort:
 
     def _broken(self, wire: Wire, error: BaseException) -> None:
         wire.close()
-        if isinstance(error, Disconnected) and error.stale:
-            self._drain()  # what has been idle for longer is dead too
+        if isinstance(error, Disconnected) and (error.stale or error.timed_out):
+            self._drain()  # what has been idle for longer may be dead too, and nobody has told
 
     def _drain(self) -> None:
         with contextlib.suppress(IndexError):
             while True:
                 self._idle.pop().close()
+
+    def _leave(self) -> None:
+        """The server is a replica by now: the next connections may lead to another one."""
+        self._drain()
+        if self._ears:
+            self._ears.shut()
 
     async def wait(self, signal: Signal, until: float) -> bool:
         """See Port."""
@@ -223,9 +232,16 @@ class ThreadPort:
                 return False
         return signal.wait(FOREVER)
 
-    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, over: Callable[[], None]) -> None:
         """See Port."""
-        self._thread(lambda: run(work()), name)
+
+        def whole() -> None:
+            try:
+                run(work())
+            finally:
+                over()
+
+        self._thread(whole, name)
 
     def tell(self, callback: Callable[[Any], object], subject: Any) -> None:
         """See Port."""
@@ -256,6 +272,7 @@ class ThreadPort:
     def _hear(self, channel: str) -> None:
         pause = 0.0
         while not self._closed:
+            started = self.now()
             try:
                 wire = self._ears = Wire(self.address, FOREVER)
                 try:
@@ -263,8 +280,8 @@ class ThreadPort:
                 finally:
                     self.sink.unsubscribed()
                     wire.close()
-            except Disconnected as error:
-                pause = min(1.0, pause * 2 or 0.02) if error.timed_out or not error.sent else 0.0
+            except Disconnected:  # at once, unless it did not last
+                pause = 0.0 if self.now() - started > STEADY else min(1.0, pause * 2 or 0.02)
             except Exception as error:  # noqa: BLE001 (polling goes on without it; the next call tells the user)
                 pause = 1.0
                 log.warning("interlock: waiters are woken by polling only, since %s", error)
@@ -272,21 +289,22 @@ class ThreadPort:
 
     def _subscription(self, wire: Wire, channel: str) -> None:
         wire.timeout = QUIET
-        wire.send(b"".join(_wire.greeting(channel)))
-        tested = False
+        wire.send(b"".join(_wire.subscription(channel)))
+        answers = tested = 0
         while not self._closed:
             try:
                 reply = wire.receive()
             except Disconnected as silence:
                 if tested or not silence.timed_out:
                     raise
-                tested = True
+                tested = 1
                 wire.send(_wire.PING)
                 continue
-            tested = False
+            tested = 0
             if type(reply) is _wire.Push:
                 _wire.hear(reply, self.sink)
-            else:
+            elif answers < 2:  # to SUBSCRIBE, if it was refused, and to PUBLISH; then only those to PING
+                answers += 1
                 _wire.heed(reply)
 
     # Its end

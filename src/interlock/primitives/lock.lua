@@ -64,18 +64,20 @@ local function grant(to, ttl, channel)
 end
 
 -- Nobody holds the lock now: hand it to the head of the queue, or free it. The head stays in the queue
--- until it confirms. Returns who got it, and whether to come again.
+-- until it confirms. Returns who got it, whether to come again, and why the head could not be granted it.
 local function hand_over()
   local first, again = turn(0)
+  local fine, why = false, nil
   if first then
     local who, life, channel, wants = unpack(first)
-    if pcall(grant, who, life, channel) then
+    fine, why = pcall(grant, who, life, channel)
+    if fine then
       push(who, life, channel, wants)
       return who, 0
     end
   end
   call('DEL', LOCK)  -- allowed even when the server is out of memory and the grant was refused
-  return nil, again
+  return nil, again, why
 end
 
 if verb == 'acquire' then
@@ -95,7 +97,11 @@ if verb == 'acquire' then
     if not holder then
       local first, again = turn(0)
       if again == 1 then return {AGAIN} end
-      if first and first[1] ~= token then holder = hand_over() end
+      if first and first[1] ~= token then
+        local _, why
+        holder, _, why = hand_over()
+        if why then return type(why) == 'table' and why or redis.error_reply(why) end  -- nobody overtakes for that
+      end
     end
   end
   local owner = ARGV[8]

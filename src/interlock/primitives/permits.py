@@ -27,7 +27,9 @@ def permits(kind: str, name: object, prefix: str, limit: int, wanted: int = 1, u
     key = prefix + name
     head, tail = tagged(key)
     keys = (key, *(f"{head}{part}{tail}" for part in COMPANIONS))
-    return Primitive(kind, name, load("permits"), keys, (keys[0], keys[1], keys[5]), (kind, wanted, limit, under))
+    return Primitive(
+        kind, name, load("permits"), keys, (keys[0], keys[1], keys[5]), (kind, str(wanted), str(limit), under)
+    )
 
 
 def checked_limit(name: object, limit: object) -> int:
@@ -38,7 +40,8 @@ def checked_limit(name: object, limit: object) -> int:
 def wanted(primitive: Primitive, number: object, limit: int) -> Primitive:
     """So many of a semaphore's permits. Raises ConfigError."""
     kind, _, _, under = primitive.terms
-    return primitive._replace(terms=(kind, _whole(number, "permits", str(primitive), limit), limit, under))
+    permits = _whole(number, "permits", str(primitive), limit)
+    return primitive._replace(terms=(kind, str(permits), str(limit), under))
 
 
 def reading(name: object, prefix: str) -> Primitive:
@@ -57,8 +60,8 @@ def beside(primitive: Primitive, leases: list[Any]) -> Primitive:
     if not held:
         return primitive
     kind, number, limit, _ = primitive.terms
-    if number != 1:
-        writes = any(lease._grant.primitive.terms[1] != 1 for lease in held)
+    if number != "1":
+        writes = any(lease._grant.primitive.terms[1] != "1" for lease in held)
         raise ConfigError(
             f"{primitive}: this thread or task writes already and would wait for itself for ever; it is not reentrant"
             if writes
@@ -70,7 +73,7 @@ def beside(primitive: Primitive, leases: list[Any]) -> Primitive:
 
 async def available(core: Core, primitive: Primitive, limit: int) -> int:
     """See Semaphore.available."""
-    now = state(primitive.name, await core.query(primitive, "inspect", 1))
+    now = state(primitive.name, await core.query(primitive, "inspect", "1"))
     return max(0, (now.limit or limit) - now.used)
 
 
@@ -78,10 +81,10 @@ async def set_limit(core: Core, primitive: Primitive, limit: object) -> Primitiv
     """See Semaphore.set_limit."""
     number = checked_limit(primitive.name, limit)
     kind, wants, _, under = primitive.terms
-    reply = await core.query(primitive, "limit", f"limit/{secrets.token_hex(16)}", kind, number)
+    reply = await core.query(primitive, "limit", f"limit/{secrets.token_hex(16)}", kind, str(number))
     if reply[0] != GRANTED:
         raise unobtainable(primitive, reply[0], reply)
-    return primitive._replace(terms=(kind, wants, number, under))
+    return primitive._replace(terms=(kind, wants, str(number), under))
 
 
 def _whole(value: object, what: str, subject: str, most: int) -> int:

@@ -24,13 +24,14 @@ end
 
 -- Stand in the queue, or stay there, and be alive.
 local function enqueue(who, life, heard, channel, wants)
+  local alive = micros() / 1000 + ALIVE_MS
+  call('PEXPIRE', QUEUE, QUEUE_MS)  -- before the first write: who has no right to it leaves nothing
   if not call('ZSCORE', QUEUE, who) then
     local newest = call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2] or 0
     call('ZADD', QUEUE, string.format('%.0f', newest + 1), who)
+    call('PEXPIRE', QUEUE, QUEUE_MS)
   end
-  call('HSET', WAITERS, who,
-    string.format('%.0f %s %s %s%s', micros() / 1000 + ALIVE_MS, life, heard, channel, wants or ''))
-  call('PEXPIRE', QUEUE, QUEUE_MS)
+  call('HSET', WAITERS, who, string.format('%.0f %s %s %s%s', alive, life, heard, channel, wants or ''))
   call('PEXPIRE', WAITERS, QUEUE_MS)
 end
 
@@ -100,6 +101,7 @@ end
 local function bury(who, ms)
   if ms ~= '0' then
     local now = micros() / 1000
+    call('PEXPIRE', GONES, ms)
     call('ZREMRANGEBYSCORE', GONES, '-inf', string.format('%.0f', now))
     redis.pcall('ZADD', GONES, string.format('%.0f', now + ms), who)
     call('PEXPIRE', GONES, ms)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 from interlock import _session
@@ -10,14 +11,21 @@ from interlock._lease import BaseLease
 from interlock._session import Session
 from interlock.errors import AcquireTimeout, ConfigError, LeaseLost, Unavailable
 
-from .network import IO_TIMEOUT, SimPort, SimSignal, current
-from .scheduler import Cancelled, Process, Task
+from .chance import CLIENT, GAP, MESSAGE, SECTION
+from .coroutines import Cancelled, Process, Task
+from .network import Journey
+from .plan import Section
+from .port import IO_TIMEOUT, SimPort, SimSignal, current
+from .terms import Terms, terms
 
 if TYPE_CHECKING:
-    from interlock._core import Grant, Primitive
+    from random import Random
+
+    from interlock._core import Grant
 
     from .scenario import Run
 
+CLOSER: Final = "closer"  # the coroutine that closes a session
 SLACK: Final = 0.1  # seconds that code may take beyond its timeout
 
 
@@ -25,121 +33,170 @@ class Client:
     """One process with a session and its workers."""
 
     def __init__(self, run: Run, name: str) -> None:
-        random = run.world.random
         self.run = run
         self.name = name
-        self.process = Process(run.world, name, offset=random.uniform(0, 1e6), rate=1 + random.uniform(-1e-4, 1e-4))
-        self.port = SimPort(self.process, run.network)
+        self.process = process = Process(run.world, name)
+        random = run.world.chance.stream(CLIENT, process.number)
+        process.offset, process.rate = random.uniform(0, 1e6), 1 + random.uniform(-1e-4, 1e-4)
+        self.port = SimPort(process, run.network)
+        run.world.acting = process
         self.session = self.port.sink = Session(self.port, None, self._where, 60.0, lambda: self.port)
         self.session.me = name
         _session._sessions.discard(self.session)  # it never was a part of this real process
-        monitor, process = run.monitor, self.process
-        self.port.sending = lambda key, args: monitor.sending(process, key, args)
-        self.workers = [self.process.spawn(self._work(), f"w{i}") for i in range(random.choice((1, 2, 2, 3)))]
+        attempts = run.monitor.attempts
+        self.port.asked = attempts.asked
+        self.port.sending = lambda key, args: attempts.sending(process, key, args)
+        self.workers = [process.spawn(self._work(), f"w{i}") for i in range(random.choice((1, 2, 2, 3)))]
         self.closing: Task | None = None
 
     def _where(self) -> str:
-        return current(self.run.world).name
+        return current(self.run.world).label
 
-    async def _sleep(self, seconds: float) -> None:
-        await self.port.wait(SimSignal(), self.port.now() + seconds)
+    async def _sleep(self, until: float) -> None:
+        await self.port.wait(SimSignal(), until)
 
     async def _work(self) -> None:
-        random = self.run.world.random
-        while not self.run.over and not self.session.core.closed:
+        run, world, task = self.run, self.run.world, current(self.run.world)
+        planned, number = run.record.planned(task.name), 0
+        while not self.session.core.closed:
+            if planned is None:
+                number += 1
+                gap = 0.1 if world.now < run.storm_ends else 0.3
+                clock = self.port.now() - gap * math.log(1 - world.chance.number(task.number, GAP, number))
+            elif section := next(planned, None):
+                number, clock = section.number, section.clock
+            else:
+                return
+            await self._sleep(clock)
+            if run.over:
+                return
+            random = world.chance.stream(task.number, SECTION, number)
+            chosen = terms(random, run.locks)
+            run.record.begins(Section(world.now, task.name, number, clock, str(chosen)))
+            task.enter(number)
             try:
-                await self._sleep(random.expovariate(1 / 0.1))
-                await self._section(random.choice(self.run.locks))
+                await self._section(task, chosen, random)
             except Cancelled:
-                self.run.counts["cancellation came through"] += 1
+                run.record.counts["cancellation came through"] += 1
+            task.leave()
 
-    async def _section(self, primitive: Primitive) -> None:
-        random, port, core = self.run.world.random, self.port, self.session.core
-        task, pauses = current(self.run.world), self.process.pauses
+    async def _section(self, task: Task, chosen: Terms, random: Random) -> None:
+        port, core, pauses, counts = self.port, self.session.core, self.process.pauses, self.run.record.counts
         task.subject = None
-        ttl = random.choice((0.25, 0.5, 1.0, 2.0, 2.0, 5.0, 5.0))
-        timeout = random.choice((None, None, 0, random.uniform(0.01, 0.3), random.uniform(0.1, 3.0)))
-        renews = random.random() < 0.7
-        max_hold = random.uniform(0.1, 3.0) if random.random() < 0.15 else None
-        started, got = port.now(), False
+        timeout, started, got = chosen.timeout, port.now(), False
         try:
             lease = await core.acquire(
-                primitive, self._hold, ttl=ttl, timeout=timeout, renews=renews, max_hold=max_hold
+                chosen.primitive,
+                self._hold,
+                ttl=chosen.ttl,
+                timeout=timeout,
+                renews=chosen.renews,
+                max_hold=chosen.max_hold,
             )
             got = True
         except AcquireTimeout:
-            self.run.counts["acquire timed out"] += 1
+            counts["acquire timed out"] += 1
             return
         except Unavailable:
-            self.run.counts["acquire unavailable"] += 1
+            counts["acquire unavailable"] += 1
             return
         except LeaseLost:
-            self.run.counts["acquire revoked"] += 1
+            counts["acquire revoked"] += 1
             return
         except ConfigError:
             if not core.closed:
                 raise
             return
         finally:
-            self.run.monitor.ended(task, with_lease=got)
-            bound = (IO_TIMEOUT if timeout == 0 else timeout + COURTESY if timeout else float("inf")) + SLACK
+            self.run.monitor.attempts.ended(task, with_lease=got)
+            bound = (IO_TIMEOUT if timeout == 0 else timeout + COURTESY if timeout else math.inf) + SLACK
             took = port.now() - started
             if took > bound and pauses == self.process.pauses:
-                self.run.monitor.violated(4, f"acquire(timeout={timeout}) took {took:.3f} s")
-        if random.random() < 0.04:
-            self.run.counts["lease dropped"] += 1
+                self.run.story.violated(4, f"acquire(timeout={timeout}) took {took:.3f} s")
+        if chosen.drops:
+            counts["lease dropped"] += 1
             return
         error: BaseException | None = None
         try:
-            await self._hold_it(lease, random.expovariate(1 / 0.15) if random.random() < 0.85 else ttl * 1.5)
+            await self._hold_it(lease, chosen, random)
         except BaseException as raised:
             error = raised
             raise
         finally:
-            await self._end(lease, error)
+            await self._end(lease, chosen, error)
 
     def _hold(self, grant: Grant) -> BaseLease:
-        lease = BaseLease(self.session, grant=grant, on_lost=self.run.monitor.told)
-        self.run.monitor.leased(self.process, grant)
+        lease = BaseLease(self.session, grant=grant, on_lost=self.run.monitor.leases.told)
+        self.run.monitor.leases.leased(self.process, grant)
         return lease
 
-    async def _hold_it(self, lease: BaseLease, seconds: float) -> None:
-        random, monitor, world = self.run.world.random, self.run.monitor, self.run.world
-        until = self.port.now() + seconds
+    async def _hold_it(self, lease: BaseLease, chosen: Terms, random: Random) -> None:
+        grant, until = lease._grant, self.port.now() + chosen.seconds
         while self.port.now() < until:
             try:
                 lease.ensure()
             except LeaseLost:
-                self.run.counts["ensure raised"] += 1
+                self.run.record.counts["ensure raised"] += 1
                 if random.random() < 0.5:
                     return
             else:
-                grant = lease._grant
-                monitor.wrote(grant, sure=True)
-                world.at(world.now + self.run.network.trip(), lambda grant=grant: monitor.wrote(grant, sure=False))  # type: ignore[misc]
-            if random.random() < 0.05:
-                try:
-                    await self.session.extend(lease._grant, random.uniform(0.1, 6.0))
-                    self.run.counts["extended"] += 1
-                except (LeaseLost, Unavailable):
-                    self.run.counts["extend failed"] += 1
-                except ConfigError:
-                    if not self.session.core.closed:
-                        raise
-            await self._sleep(min(random.expovariate(1 / 0.1), until - self.port.now() + 0.001))
+                self.run.monitor.leases.wrote(grant, sure=True)
+            does = random.random()
+            if does < 0.05:
+                await self._extend(grant, random.uniform(0.1, 6.0))
+            elif does < 0.15:
+                await self._execute(grant, given=does < 0.1)
+            elif does > 0.7:
+                self._write_late(grant)
+            await self._sleep(self.port.now() + min(random.expovariate(1 / 0.1), until - self.port.now() + 0.001))
 
-    async def _end(self, lease: BaseLease, error: BaseException | None) -> None:
-        core, grant = self.session.core, lease._grant
+    def _write_late(self, grant: Grant) -> None:
+        """To the resource that the lock protects: a write that comes when it comes."""
+        world, leases = self.run.world, self.run.monitor.leases
+        trip = self.run.network.trip(Journey(current(world), MESSAGE))
+        world.at(world.now + trip, lambda: leases.wrote(grant, sure=False))
+
+    async def _extend(self, grant: Grant, seconds: float) -> None:
         try:
-            if error is None and self.run.world.random.random() < 0.3:
-                if not await core.release(grant):
-                    self.run.counts["release came too late"] += 1
-            else:
-                await core.leave(grant, error)
+            await self.session.extend(grant, seconds)
+            self.run.record.counts["extended"] += 1
+        except (LeaseLost, Unavailable):
+            self.run.record.counts["extend failed"] += 1
+        except ConfigError:
+            if not self.session.core.closed:
+                raise
+
+    async def _execute(self, grant: Grant, *, given: bool) -> None:
+        self.run.executes += 1
+        operation, key = f"{grant.token}:{self.run.executes}", f"data:{grant.primitive.name}"
+        answered, counts = self.run.monitor.attempts.answered, self.run.record.counts
+        try:
+            await self.session.execute(grant, "SET", (key, operation, "PX", 60000), [key] if given else None)
         except LeaseLost:
-            self.run.counts["leave raised LeaseLost"] += 1
+            counts["execute refused"] += 1
+            answered(operation, ran=False)
+        except Unavailable as error:
+            counts["execute unavailable"] += 1
+            if "it may have run" not in str(error):
+                answered(operation, ran=False)
+        except ConfigError:
+            if not self.session.core.closed:
+                raise
+        else:
+            counts["executed"] += 1
+            answered(operation, ran=True)
+
+    async def _end(self, lease: BaseLease, chosen: Terms, error: BaseException | None) -> None:
+        core, grant, counts = self.session.core, lease._grant, self.run.record.counts
+        try:
+            if error is not None or chosen.leaves:
+                await core.leave(grant, error)
+            elif not await core.release(grant):
+                counts["release came too late"] += 1
+        except LeaseLost:
+            counts["leave raised LeaseLost"] += 1
         except Unavailable:
-            self.run.counts["release unavailable"] += 1
+            counts["release unavailable"] += 1
         except ConfigError:
             if not core.closed:
                 raise
@@ -147,11 +204,11 @@ class Client:
     def close(self) -> None:
         """End it as a program does, releasing all."""
         if self.closing is None and self.process.alive:
-            self.closing = self.process.spawn(self._close(), "closer")
+            self.closing = self.process.spawn(self._close(), CLOSER)
 
     async def _close(self) -> None:
         pauses = self.process.pauses
         await self.session.close()
-        await self._sleep(0.1)
+        await self._sleep(self.port.now() + 0.1)
         if pauses == self.process.pauses:
-            self.run.monitor.closed(self.process)
+            self.run.monitor.attempts.closed(self.process)

@@ -1,0 +1,169 @@
+"""Many seeds, on all cores.
+
+Theory. Seeds are dealt out in small shares to processes of their own; a share comes back as a `Tally`, and tallies add
+up. Nothing else goes between processes, so a run is the same wherever it is made.
+
+Rules. (1) Ctrl-C ends it in a moment, and what was done counts. (2) A run that raises is a failure with its seed, and
+the others go on. (3) With one job everything happens in this process, where a debugger and a profiler see it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import signal
+import threading
+import traceback
+from collections import Counter, deque
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from .profiles import natural
+from .simulation import Report, simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SHARE: Final = 20  # seeds: about a second
+MOST: Final = 100  # failures that are told in full
+LAST_SHARES: Final = 10.0  # seconds that running shares get after Ctrl-C
+
+
+class Failure(NamedTuple):
+    """A run that broke a rule."""
+
+    seed: int
+    profile: str
+    texts: list[str]
+
+
+@dataclass
+class Tally:
+    """What some runs saw together."""
+
+    runs: int = 0
+    events: int = 0
+    scripts: int = 0
+    grants: int = 0
+    virtual: float = 0.0
+    """Virtual seconds."""
+    slowest: float = 0.0
+    counts: Counter[str] = field(default_factory=Counter[str])
+    interleavings: set[int] = field(default_factory=set[int])
+    broken: int = 0
+    """How many runs broke a rule."""
+    failures: list[Failure] = field(default_factory=list[Failure])
+    """The first of them."""
+
+    def add(self, report: Report) -> None:
+        """One more run."""
+        self.runs += 1
+        self.events += report.events
+        self.scripts += report.scripts
+        self.grants += report.grants
+        self.virtual += report.end
+        self.slowest = max(self.slowest, report.slowest)
+        self.counts.update(report.counts)
+        self.interleavings.add(int(report.interleaving, 16))
+        if report.violations:
+            self.failed(Failure(report.seed, report.profile, [str(violation) for violation in report.violations[:5]]))
+
+    def failed(self, failure: Failure) -> None:
+        """A run broke a rule."""
+        self.broken += 1
+        self.failures.append(failure)
+
+    def merge(self, other: Tally) -> None:
+        """The runs of another tally, too."""
+        self.runs += other.runs
+        self.events += other.events
+        self.scripts += other.scripts
+        self.grants += other.grants
+        self.virtual += other.virtual
+        self.slowest = max(self.slowest, other.slowest)
+        self.counts.update(other.counts)
+        self.interleavings |= other.interleavings
+        self.broken += other.broken
+        self.failures += other.failures[: max(0, MOST - len(self.failures))]
+
+
+def share(first: int, seeds: int, profile: str | None) -> Tally:
+    """These runs, here and now."""
+    tally = Tally()
+    for seed in range(first, first + seeds):
+        try:
+            tally.add(simulate(seed, profile))
+        except Exception:  # noqa: BLE001 (the simulator itself failed: that is told like any failure)
+            tally.runs += 1
+            tally.failed(Failure(seed, profile or natural(seed).name, [traceback.format_exc().strip()]))
+    return tally
+
+
+def run(
+    first: int, seeds: int, profile: str | None, jobs: int, tell: Callable[[Tally], None]
+) -> tuple[Tally, str | None]:
+    """All these runs; `tell` gets the tally of each share. Returns the sum, and why it ended early, if it did."""
+    whole = Tally()
+
+    def came(part: Tally) -> None:
+        whole.merge(part)
+        tell(part)
+
+    end = first + seeds
+    shares = deque((start, min(SHARE, end - start)) for start in range(first, end, SHARE))
+    try:
+        for part in _here(shares, profile) if jobs == 1 else _spread(shares, profile, jobs):
+            came(part)
+    except KeyboardInterrupt:
+        return whole, "interrupted"
+    except OSError as error:  # also a pool whose process was killed
+        return whole, f"a process failed: {error}"
+    except RuntimeError as error:
+        return whole, f"a process died: {error}"
+    return whole, "interrupted" if shares else None
+
+
+def _here(shares: deque[tuple[int, int]], profile: str | None) -> Iterator[Tally]:
+    asked: list[int] = []  # Ctrl-C waits for the end of a share: in the middle of Lua it would be lost
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, lambda number, _: asked.append(number)) if main else None
+    try:
+        while shares and not asked:
+            yield share(*shares.popleft(), profile)
+    finally:
+        if main:
+            signal.signal(signal.SIGINT, before)
+
+
+def _spread(shares: deque[tuple[int, int]], profile: str | None, jobs: int) -> Iterator[Tally]:
+    others = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_deaf)
+    running: set[Future[Tally]] = set()
+    whole = False
+    try:
+        try:
+            while shares or running:
+                while shares and len(running) < jobs + 2:
+                    running.add(pool.submit(share, *shares.popleft(), profile))
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
+            whole = True
+        except KeyboardInterrupt:
+            shares.append((0, 0))  # there is more to do
+            running = {future for future in running if not future.cancel()}
+            done, _ = wait(running, LAST_SHARES)
+            for future in done:
+                with contextlib.suppress(RuntimeError):
+                    yield future.result()
+    finally:
+        if not whole:
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
+        pool.shutdown(cancel_futures=True)
+
+
+def _deaf() -> None:
+    """Ctrl-C reaches every process of the terminal; only the first one shall act on it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,104 @@
+"""Chance that stays put: every random number has a name, and depends on the seed and this name only.
+
+Theory. With one stream of random numbers, whoever draws once less changes all that comes after, in the whole world:
+a run without one of its faults would be another run. So a number belongs to an *actor* (a coroutine, a process), to
+what it is for, and to how many of these came before in the same *era*: a worker's section, or else a quarter of a
+second. Leave a fault out, and the other sections, messages and faults are what they were. Shrinking lives on that.
+
+Rules.
+ 1. No number depends on a name that counts what happened elsewhere, or on Python's hash of a text.
+ 2. What is drawn is drawn whether or not it is used: a fault that a plan rules out has still had its number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+import zlib
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from .scheduler import World
+
+# What numbers are for.
+STEP, MESSAGE, CORE, TRAFFIC, GAP, SECTION, STRIKE, CLIENT, TIE = range(1, 10)
+PURPOSES: Final = 10
+ERA: Final = 0.25  # seconds of it, outside sections
+
+
+class Chance:
+    """All random numbers of a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._root = int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=7).digest(), "big")
+
+    def number(self, *place: int) -> float:
+        """The number of this place, from 0 to 1. (Tuples of ints hash alike everywhere; then their bits are mixed.)"""
+        mixed = hash((self._root, *place, 7))
+        mixed = ((mixed ^ (mixed >> 32)) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        return (mixed >> 11) * 2**-53
+
+    def stream(self, *place: int) -> random.Random:
+        """Many numbers for one place."""
+        return random.Random(hash((self._root, *place, 11)))
+
+
+class Actor:
+    """Somebody who draws numbers."""
+
+    __slots__ = ("_counts", "_until", "era", "in_section", "name", "number", "world")
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.number = zlib.crc32(name.encode())
+        self.era = 0
+        self.in_section = False
+        self._until = 0.0  # when the era ends, outside sections
+        self._counts = [0] * PURPOSES
+
+    def enter(self, section: int) -> None:
+        """From now on, numbers belong to this section."""
+        self.in_section, self._until = True, math.inf
+        self._begin(section)
+
+    def leave(self) -> None:
+        """The section is over."""
+        self.in_section, self._until = False, 0.0
+
+    def _begin(self, era: int) -> None:
+        self.era = era
+        self._counts = [0] * PURPOSES
+
+    def place(self, purpose: int) -> tuple[int, int, int, int]:
+        """The next place of its kind."""
+        if self.world.now >= self._until:
+            quarter = int(self.world.now / ERA)
+            self._until = (quarter + 1) * ERA
+            self._begin(-1 - quarter)
+        self._counts[purpose] += 1
+        return self.number, self.era, purpose, self._counts[purpose]
+
+    def draw(self, purpose: int) -> float:
+        """The next number of its kind."""
+        return self.world.chance.number(*self.place(purpose))
+
+
+class CoreChance(random.Random):
+    """What the core takes for the module `random`: the numbers of whoever runs."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(0)
+        self._world = world
+
+    def random(self) -> float:
+        """See random.random."""
+        return self._world.acting.draw(CORE)
+
+    def getrandbits(self, k: int, /) -> int:
+        """See random.getrandbits."""
+        bits = 0
+        for _ in range(0, k, 32):
+            bits = bits << 32 | int(self.random() * 2**32)
+        return bits & ((1 << k) - 1)

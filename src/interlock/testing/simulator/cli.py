@@ -1,0 +1,189 @@
+"""The simulator from the command line: many seeds and a summary; or one, its trace and its smallest story."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from . import batch
+from .profiles import PROFILES, RELAXED, natural
+from .shrinking import shrink
+from .simulation import simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LINES_EVERY: Final = 10.0  # seconds between two lines of progress, if this is no terminal
+EPILOG: Final = """\
+profiles:
+  {profiles}
+  Without --profile they take turns by seed; flush and clock, which are outside the promise, only by name.
+
+examples:
+  scripts/simulate                                        300 seeds
+  scripts/simulate --seeds 100000                         a night's work, on all cores; Ctrl-C sums up
+  scripts/simulate --seeds 2000 --profile chaos --jobs 1  one kind of weather, in one process
+  scripts/simulate --seed 143 --trace                     all that happened in one run
+  scripts/simulate --seed 143 --trace --match c1/w0       ... what has this text in it, and all faults
+  scripts/simulate --seed 143 --shrink                    the smallest part of it that still breaks the rule
+
+Exit status: 0 no rule was broken, 1 one was, 2 wrong arguments, 130 interrupted. docs/simulator.md tells more.
+"""
+
+
+def say(*lines: str) -> None:
+    """Print lines."""
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"simulate: {message}. See scripts/simulate --help\n")
+
+
+def _number(least: int) -> Callable[[str], int]:
+    def parsed(text: str) -> int:
+        try:
+            number = int(text.replace("_", ""))
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise argparse.ArgumentTypeError(f"a whole number of at least {least} is needed, not {text!r}")
+        return number
+
+    return parsed
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = _Parser(
+        prog="scripts/simulate",
+        description="Run the real core and the real lock.lua against every kind of fault, on a virtual clock.\n"
+        "A seed is one run, always the same. Rules that must hold are watched at every instant.",
+        epilog=EPILOG.format(profiles=", ".join([*PROFILES, *RELAXED])),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    many = parser.add_argument_group("many seeds")
+    many.add_argument("--seeds", type=_number(1), metavar="N", help="how many runs (300)")
+    many.add_argument("--first", type=_number(0), metavar="SEED", help="the first seed of them (0)")
+    many.add_argument("--jobs", type=_number(1), metavar="N", help="how many processes (one per core)")
+    many.add_argument("--json", type=Path, metavar="FILE", help="write the summary there, too")
+    one = parser.add_argument_group("one seed")
+    one.add_argument("--seed", type=_number(0), metavar="SEED", help="only this one")
+    one.add_argument("--trace", action="store_true", help="print all that happened in it")
+    one.add_argument("--match", metavar="TEXT", help="only lines of the trace with this in it, faults and violations")
+    one.add_argument("--shrink", action="store_true", help="find the smallest part of it that breaks the same rule")
+    parser.add_argument("--profile", metavar="NAME", help="which faults (see below)")
+    chosen = parser.parse_args(argv)
+    if chosen.profile is not None and chosen.profile not in PROFILES | RELAXED:
+        known = ", ".join(repr(name) if " " in name else name for name in [*PROFILES, *RELAXED])
+        parser.error(f"there is no profile {chosen.profile!r}; there are {known}")
+    single, several = ("trace", "match", "shrink"), ("seeds", "first", "jobs", "json")
+    for name in several if chosen.seed is not None else single:
+        if getattr(chosen, name) not in {None, False}:
+            wrong = "can't be used with" if chosen.seed is not None else "needs"
+            parser.error(f"--{name} {wrong} --seed")
+    return chosen
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Do what the arguments say; 1 if a rule was broken."""
+    chosen = _arguments(argv)
+    try:
+        return _one(chosen) if chosen.seed is not None else _many(chosen)
+    except ImportError as missing:
+        sys.stderr.write(f"simulate: {missing}\n")
+        return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # who read it has seen enough
+        return 1
+
+
+# One
+
+
+def _one(chosen: argparse.Namespace) -> int:
+    report = simulate(chosen.seed, chosen.profile)
+    tally = batch.Tally()
+    tally.add(report)
+    if chosen.shrink:
+        if not report.violations:
+            say(f"seed {chosen.seed} ({report.profile}) breaks no rule: there is nothing to shrink")
+            return 0
+        shrunk = shrink(chosen.seed, chosen.profile)
+        say(*shrunk.story, "", "all that happens in it:", *_matching(shrunk.report.trace, chosen.match))
+        return 1
+    if chosen.trace or chosen.match is not None:
+        say(*_matching(report.trace, chosen.match))
+    _tell(tally)
+    _summarize(tally, None)
+    return int(bool(tally.broken))
+
+
+def _matching(trace: list[str], text: str | None) -> list[str]:
+    return [line for line in trace if not text or text in line or "FAULT" in line or "VIOLATION" in line]
+
+
+# Many
+
+
+def _many(chosen: argparse.Namespace) -> int:
+    from .progress import Progress  # noqa: PLC0415 (rich, where it is)
+
+    seeds, first = chosen.seeds or 300, chosen.first or 0
+    jobs = min(chosen.jobs or os.cpu_count() or 1, -(-seeds // batch.SHARE))
+    simulate(first, "calm")  # whatever is not installed is missed here, and not in every process
+    started = time.perf_counter()
+    with Progress(seeds, LINES_EVERY) as progress:
+
+        def tell(part: batch.Tally) -> None:
+            if part.failures:
+                with progress.aside():
+                    _tell(part)
+            progress.advance(part)
+
+        tally, cut_short = batch.run(first, seeds, chosen.profile, jobs, tell)
+    took = time.perf_counter() - started
+    _summarize(tally, took)
+    if cut_short:
+        say(f"{cut_short}: {seeds - tally.runs} of {seeds} runs were not made, or not counted")
+    if chosen.json:
+        chosen.json.write_text(json.dumps(_plain(tally, took, cut_short), indent=1) + "\n", encoding="utf-8")
+    return 1 if tally.broken else 0 if not cut_short else 130 if cut_short == "interrupted" else 1
+
+
+def _tell(tally: batch.Tally) -> None:
+    """What was broken, and how to see it again."""
+    for failure in tally.failures:
+        natural_one = failure.profile == natural(failure.seed).name
+        again = f"scripts/simulate --seed {failure.seed}" + ("" if natural_one else f' --profile "{failure.profile}"')
+        say(f"seed {failure.seed} ({failure.profile}):", *(f"  {text}" for text in failure.texts))
+        say(f"  all of it: {again} --trace", f"  the core of it: {again} --shrink")
+
+
+def _summarize(tally: batch.Tally, took: float | None) -> None:
+    """What was seen."""
+    speed = f", {took:.1f} s ({tally.runs / took:.1f} runs/s)" if took else ""
+    say(
+        f"{tally.runs} runs, {len(tally.interleavings)} distinct interleavings, {tally.virtual / 3600:.1f} virtual h, "
+        f"{tally.events} events, {tally.scripts} scripts, {tally.grants} grants{speed}",
+        "what happened: " + ", ".join(f"{name} {count}" for name, count in sorted(tally.counts.items())),
+        f"slowest grant of a free lock to a live waiter in calm: {tally.slowest:.3f} s",
+        f"{tally.broken} runs broke a rule" if tally.broken else "no rule was broken",
+    )
+
+
+def _plain(tally: batch.Tally, took: float, cut_short: str | None) -> dict[str, Any]:
+    return {
+        **{key: value for key, value in vars(tally).items() if key not in {"interleavings", "failures"}},
+        "interleavings": len(tally.interleavings),
+        "failures": [failure._asdict() for failure in tally.failures],
+        "seconds": took,
+        "cut_short": cut_short,
+    }

@@ -1,0 +1,195 @@
+"""The commands that lock.lua and users' `execute` need, with Redis' own rules where those matter.
+
+Times are whole milliseconds and a key is gone when the clock is *past* its time, a TTL is at least 0 while the key is
+there, empty collections vanish, numbers that Lua passes become text as `%.17g` makes it. To add a command: write it
+here, name it in `COMMANDS` and, if it may take memory or writes, in the sets below that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from interlock._core import ServerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from .server import Server
+
+
+class ZSet(dict[bytes, float]):
+    """A sorted set: its members with their scores."""
+
+
+class Hash(dict[bytes, bytes]):
+    """A hash: its fields with their values."""
+
+
+def text(value: Any) -> bytes:
+    """What Redis makes of an argument that Lua passes."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ServerError("ERR Lua redis lib command arguments must be strings or integers")
+    return b"%.17g" % value
+
+
+def _integer(value: bytes) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise ServerError("ERR value is not an integer or out of range") from None
+
+
+def _score(value: bytes) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise ServerError("ERR value is not a valid float") from None
+
+
+def _get(server: Server, key: bytes) -> Any:
+    return server.find(key, bytes)
+
+
+def _set(server: Server, key: bytes, value: bytes, *options: bytes) -> Any:
+    until = None
+    if options:
+        match [option.upper() for option in options]:
+            case [b"KEEPTTL"]:
+                server.purge(key)
+                until = server.expires.get(key)
+            case [b"PX", ms]:
+                if _integer(ms) <= 0:
+                    raise ServerError("ERR invalid expire time in 'set' command")
+                until = server.now_ms + _integer(ms)
+            case _:
+                raise ServerError("ERR syntax error")
+    server.data[key] = value
+    if until is not None:
+        server.expires[key] = until
+    else:
+        server.expires.pop(key, None)
+    return b"OK"
+
+
+def _del(server: Server, *keys: bytes) -> Any:
+    for key in keys:
+        server.purge(key)
+    return sum(server.remove(key) for key in keys)
+
+
+def _exists(server: Server, *keys: bytes) -> Any:
+    for key in keys:
+        server.purge(key)
+    return sum(key in server.data for key in keys)
+
+
+def _pttl(server: Server, key: bytes) -> Any:
+    server.purge(key)
+    if key not in server.data:
+        return -2
+    return server.expires[key] - server.now_ms if key in server.expires else -1
+
+
+def _pexpire(server: Server, key: bytes, ms: bytes) -> Any:
+    span = _integer(ms)
+    server.purge(key)
+    if key not in server.data:
+        return 0
+    if span <= 0:
+        server.remove(key)
+    else:
+        server.expires[key] = server.now_ms + span
+    return 1
+
+
+def _zadd(server: Server, key: bytes, score: bytes, member: bytes) -> Any:
+    number = _score(score)
+    scores = server.collection(key, ZSet)
+    new = member not in scores
+    scores[member] = number
+    return int(new)
+
+
+def _zrem(server: Server, key: bytes, member: bytes) -> Any:
+    return _dropped(server, key, ZSet, [member])
+
+
+def _hdel(server: Server, key: bytes, field: bytes) -> Any:
+    return _dropped(server, key, Hash, [field])
+
+
+def _dropped(server: Server, key: bytes, kind: type[Any], members: Iterable[bytes]) -> int:
+    collection = server.find(key, kind)
+    if collection is None:
+        return 0
+    count = sum(collection.pop(member, None) is not None for member in members)
+    if not collection:
+        server.remove(key)
+    return count
+
+
+def _zscore(server: Server, key: bytes, member: bytes) -> Any:
+    scores: dict[bytes, float] = server.find(key, ZSet) or {}
+    return text(scores[member]) if member in scores else None
+
+
+def _zcard(server: Server, key: bytes) -> Any:
+    return len(server.find(key, ZSet) or ())
+
+
+def _zrange(server: Server, key: bytes, first: bytes, last: bytes, *options: bytes) -> Any:
+    members = server.ordered(key)
+    start, stop = _integer(first), _integer(last)
+    start, stop = (max(0, i + len(members)) if i < 0 else i for i in (start, stop)) if members else (0, -1)
+    chosen = members[start : stop + 1]
+    if not options:
+        return chosen
+    return [part for member in chosen for part in (member, _zscore(server, key, member))]
+
+
+def _zremrangebyscore(server: Server, key: bytes, least: bytes, most: bytes) -> Any:
+    low, high = _score(least), _score(most)
+    scores: dict[bytes, float] = server.find(key, ZSet) or {}
+    return _dropped(server, key, ZSet, [member for member, score in scores.items() if low <= score <= high])
+
+
+def _hget(server: Server, key: bytes, field: bytes) -> Any:
+    fields: dict[bytes, bytes] = server.find(key, Hash) or {}
+    return fields.get(field)
+
+
+def _hset(server: Server, key: bytes, field: bytes, value: bytes) -> Any:
+    fields = server.collection(key, Hash)
+    new = field not in fields
+    fields[field] = value
+    return int(new)
+
+
+def _publish(server: Server, channel: bytes, payload: bytes) -> Any:
+    return server.publish(channel, payload)
+
+
+def _pubsub(server: Server, verb: bytes, channel: bytes) -> Any:
+    if verb.upper() != b"NUMSUB":
+        raise ServerError("ERR unknown PUBSUB subcommand")
+    return [channel, server.subscribers(channel)]
+
+
+def _command(_: Server, verb: bytes, name: bytes, *args: bytes) -> Any:
+    if verb.upper() != b"GETKEYS":
+        raise ServerError("ERR unknown COMMAND subcommand")
+    if name.upper() not in {b"GET", b"SET"} or not args:
+        raise ServerError("ERR The command has no key arguments")
+    return [args[0]]
+
+
+COMMANDS: Final[dict[bytes, Callable[..., Any]]] = {
+    b"GET": _get, b"SET": _set, b"DEL": _del, b"EXISTS": _exists, b"PTTL": _pttl, b"PEXPIRE": _pexpire,
+    b"ZADD": _zadd, b"ZREM": _zrem, b"ZSCORE": _zscore, b"ZCARD": _zcard, b"ZRANGE": _zrange,
+    b"ZREMRANGEBYSCORE": _zremrangebyscore, b"HGET": _hget, b"HSET": _hset, b"HDEL": _hdel,
+    b"PUBLISH": _publish, b"PUBSUB": _pubsub, b"COMMAND": _command,
+}  # fmt: skip
+HUNGRY: Final = frozenset((b"SET", b"ZADD", b"HSET"))  # refused when memory is out, unless the script has written
+WRITES: Final = HUNGRY | {b"DEL", b"PEXPIRE", b"ZREM", b"HDEL", b"ZREMRANGEBYSCORE"}

@@ -1,0 +1,220 @@
+"""Faults that strike from outside: cancellations, pauses, crashes, closings, and what befalls the server.
+
+Theory. All strikes of a run are known before it begins: when, what, and numbers that choose the victim when the
+time has come. So none of them depends on the others, and each can be left out. An *ambush* sets a trap: it springs
+at one of the next awaits of its victim, at the brink, when it has parked, when it is about to wake, or in the moment
+in which the server hands it the lock (see coroutines.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from interlock import _base
+from interlock.errors import LockError
+
+from .chance import STRIKE
+from .clients import CLOSER
+from .coroutines import Task, Trap
+from .invariants.attempts import KEEPER
+from .port import IO_TIMEOUT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from interlock._core import Primitive
+
+    from .chance import Chance
+    from .clients import Client
+    from .profiles import Profile
+    from .scenario import Run
+
+PLACES: Final = ("brink", "park", "park", "wake", "wake", "handed", "handed")
+
+
+class Strike(NamedTuple):
+    """One fault to come."""
+
+    number: int
+    when: float
+    kind: str
+    place: str
+    others: int  # how often its victim passes the place before
+    wire: bool  # only messages count, not mere waiting
+    client: float  # which one: 0 to 1
+    victim: float
+    lock: float
+    seconds: float
+    spare: float
+
+    @property
+    def name(self) -> str:
+        """How a plan knows it."""
+        return f"{self.kind}: strike {self.number}"
+
+
+def strikes(chance: Chance, profile: Profile, until: float) -> list[Strike]:
+    """All strikes of a run."""
+    found: list[Strike] = []
+    total = sum(profile.rates.values())
+    when, random = 0.0, chance.stream(STRIKE)
+    while total and (when := when + random.expovariate(total)) < until:
+        numbers = chance.stream(STRIKE, len(found))
+        found.append(
+            Strike(
+                number=len(found),
+                when=when,
+                kind=numbers.choices(list(profile.rates), list(profile.rates.values()))[0],
+                place=numbers.choice(PLACES),
+                others=numbers.choice((0, 0, 0, 1, 2, 3, 5, 8)),
+                wire=numbers.random() < 0.6,
+                client=numbers.random(),
+                victim=numbers.random(),
+                lock=numbers.random(),
+                seconds=min(until - when, numbers.choice((numbers.expovariate(1 / 0.3), numbers.uniform(0.5, 8.0)))),
+                spare=numbers.random(),
+            )
+        )
+    return found
+
+
+class Faults:
+    """They strike in a run."""
+
+    def __init__(self, run: Run, until: float) -> None:
+        self.run = run
+        self._until = until
+        self._cut_until = self._full_until = 0.0
+        for strike in strikes(run.world.chance, run.profile, until):
+            run.world.at(strike.when, lambda strike=strike: self._strike(strike))  # type: ignore[misc]
+
+    def over(self) -> None:
+        """It is calm now."""
+        self.run.network.cut_off = self.run.server.full = False
+        for client in self.run.clients:
+            for task in client.process.tasks:
+                task.traps.clear()
+
+    def _strike(self, strike: Strike) -> None:
+        run = self.run
+        client = run.clients[int(strike.client * len(run.clients))]
+        worker = client.workers[int(strike.victim * len(client.workers))]
+        kind = strike.kind.removeprefix("ambush ")
+        # The keeper is never cancelled, or handed a lock.
+        victim = worker if kind == "cancel" or strike.place == "handed" else self._anybody(client, strike)
+        if not run.record.happens(run.world.now, strike.kind, strike.name, self._about(strike, client, worker, victim)):
+            return
+        actions: dict[str, Callable[[], None]] = {
+            "cancel": lambda: self._cancel(worker),
+            "pause": lambda: self._pause(client, strike),
+            "crash": lambda: self.crash(client, strike),
+            "close": lambda: self._close(client, strike),
+        }
+        if kind != strike.kind:
+            self._ambush(victim, strike, actions[kind])
+        elif kind in actions:
+            actions[kind]()
+        else:
+            self._server(strike, client)
+
+    def _anybody(self, client: Client, strike: Strike) -> Task:
+        """A worker, or the keeper or the closer if there is one."""
+        others = [task for task in client.process.tasks if task.label in {KEEPER, CLOSER} and not task.ended]
+        victims = [*client.workers, *others]
+        return victims[int(strike.spare * len(victims))]
+
+    def _ambush(self, victim: Task, strike: Strike, action: Callable[[], None]) -> None:
+        def springs() -> None:
+            self.run.record.counts[f"sprung at the {strike.place}: {strike.kind}"] += 1
+            self.run.story.note("%s springs at the %s: %s", strike.name, strike.place, victim.name)
+            action()
+
+        handed = strike.place == "handed"
+        victim.traps[strike.place] = Trap(0 if handed else strike.others, strike.wire and not handed, springs)
+
+    def _about(self, strike: Strike, client: Client, worker: Task, victim: Task) -> str:
+        """Whom it strikes, for people."""
+        lasts = f" for {strike.seconds:.3g} s"
+        whom = {
+            "cancel": worker.name,
+            "pause": client.name + lasts,
+            "crash": client.name,
+            "close": client.name,
+            "deafen": client.name,
+            "revoke": f"{self._lock(strike).name} by {client.name}",
+            "force": f"{self._lock(strike).name} by {client.name}",
+            "cut off": lasts.strip(),
+            "out of memory": lasts.strip(),
+        }
+        if strike.kind.startswith("ambush"):
+            return f"{victim.name} at its {strike.place}" + lasts * (strike.kind == "ambush pause")
+        return whom.get(strike.kind, "")
+
+    def _lock(self, strike: Strike) -> Primitive:
+        return self.run.locks[int(strike.lock * len(self.run.locks))]
+
+    @staticmethod
+    def _cancel(worker: Task) -> None:
+        if worker.in_section:
+            worker.cancel()
+
+    # Processes
+
+    def crash(self, client: Client, strike: Strike) -> None:
+        """It dies, and another one takes its place."""
+        if not client.process.alive:
+            return
+        client.process.alive = False
+        self.run.story.note("%s is dead", client.name)
+        if strike.spare < 0.7:  # else its host is gone, and the server does not hear of it
+            self.run.world.at(self.run.world.now + 0.001 * strike.spare, client.port.buried)
+        self.run.replace(client, strike.number)
+
+    def _pause(self, client: Client, strike: Strike) -> None:
+        """It stands still, but not beyond the storm, even if its trap springs late."""
+        client.process.pause(min(strike.seconds, max(0.0, self._until - self.run.world.now)))
+
+    def _close(self, client: Client, strike: Strike) -> None:
+        client.close()
+        if strike.wire and client.closing is not None:  # it does not get far
+            stops = self._pause if strike.victim < 0.5 else self.crash
+            client.closing.traps[strike.place] = Trap(0, True, lambda: stops(client, strike))
+        self.run.world.at(self.run.world.now + 2.0, lambda: self.crash(client, strike))
+
+    # The server, and the way to it
+
+    def _server(self, strike: Strike, client: Client) -> None:
+        run, world = self.run, self.run.world
+        server = run.server
+        match strike.kind:
+            case "script flush":
+                server.known.clear()
+            case "deafen":
+                client.port.deafen(0.001 if strike.spare < 0.5 else (strike.spare - 0.5) * 2 * IO_TIMEOUT)
+            case "revoke" | "force":
+                client.process.spawn(self._revoke(strike, client), f"person{strike.number}")
+            case "cut off":
+                run.network.cut_off, self._cut_until = True, max(self._cut_until, world.now + strike.seconds)
+                world.at(self._cut_until, self._better)
+            case "out of memory":
+                server.full, self._full_until = True, max(self._full_until, world.now + strike.seconds)
+                world.at(self._full_until, self._better)
+            case "flush all":
+                server.data.clear()
+                server.expires.clear()
+            case "clock step":
+                server.skew += (1 if strike.victim < 0.5 else -1) * 10 * strike.seconds
+            case _:
+                raise AssertionError(strike.kind)
+
+    def _better(self) -> None:
+        now = self.run.world.now
+        self.run.network.cut_off &= now < self._cut_until
+        self.run.server.full &= now < self._full_until
+
+    async def _revoke(self, strike: Strike, client: Client) -> None:
+        try:
+            done = await _base.revoke(client.session, self._lock(strike), "by a person", force=strike.kind == "force")
+        except LockError:
+            done = False
+        self.run.record.counts[f"{strike.kind}: done" if done else f"{strike.kind}: nothing to do"] += 1

@@ -1,0 +1,68 @@
+"""What must hold at every instant, watched from outside: in the server after each script, in clients after each event.
+
+Rules, by the numbers in violations.
+ 1. At most one lease in the whole system for which `ensure()` would pass.
+ 2. Fences grow strictly in the order of grants; what is written right after `ensure()` is never too old.
+ 3. No key without a TTL, after any script.
+ 4. A lock that is free is given to a live waiter in time; no acquire waits for ever; a timeout bounds the call.
+ 5. Nothing is left: a token that was taken back never holds again; with clean weather an attempt that ended
+    without a lease has left lock and queue within a second; in the end server and clients are empty.
+ 6. No live waiter is overtaken by one that came later, unless it lost its subscription and can't be woken.
+ 7. A lease that has ended is never renewed.
+ 8. A lost lease is told, soon and once; a released one never.
+ 9. A lease is alive when it is handed to the caller, and `ensure()` never passes again after it failed.
+10. No exception but those of `interlock.errors`, and no error in the log.
+11. An `execute` is sent once, runs once at the most and only while the lock's value is its token; and its caller is
+    never told otherwise.
+
+A lease that was revoked by force is outside rule 1 and the second half of 2: its holder hears of it later.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from .attempts import Attempts
+from .leases import Leases
+from .locks import Locks
+from .story import Story, Violation
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from interlock._core import Primitive
+    from interlock.testing.simulator.profiles import Profile
+    from interlock.testing.simulator.scheduler import World
+    from interlock.testing.simulator.server import Server
+
+__all__ = ["Monitor", "Story", "Violation"]
+
+SWEEP: Final = 0.25  # seconds between two looks at what should have happened
+
+
+class Monitor:
+    """It sees everything and changes nothing."""
+
+    def __init__(self, story: Story, world: World, server: Server, counts: Counter[str], profile: Profile) -> None:
+        self.story = story
+        self.world = world
+        self.attempts = Attempts(story, server, clean=profile.clean)
+        self.leases = Leases(story, self.attempts, counts, trusted=profile.trusted)
+        quiet = profile.clean and not profile.rates
+        self.locks = Locks(story, server, self.attempts, quiet=quiet, trusted=profile.trusted)
+        self.sweeping = True
+        world.after_step = self.leases.after_step
+
+    def watch(self, primitive: Primitive) -> None:
+        """A lock that will be used."""
+        keys = tuple(key.encode() for key in primitive.keys)
+        self.locks.watch(keys)
+        self.attempts.watch(keys)
+        self.leases.watch(keys[0])
+
+    def sweep(self) -> None:
+        """What should have happened by now; and again in a while."""
+        self.leases.sweep()
+        self.locks.sweep()
+        if self.sweeping:
+            self.world.at(self.world.now + SWEEP, self.sweep)

@@ -1,0 +1,133 @@
+"""Leases: what clients hold and believe. Rules 1, 8, 9 and the resource's half of 2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from interlock._core import Grant
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from interlock.testing.simulator.coroutines import Process
+
+    from .attempts import Attempt, Attempts
+    from .story import Story
+
+TOLD: Final = 3.5  # seconds after which a loss must have been told: each of the keeper's calls may take one
+
+
+@dataclass
+class Held:
+    """A lease in a client."""
+
+    process: Process
+    grant: Grant
+    attempt: Attempt
+    lapsed_at: float | None = None
+    told: int = 0
+
+    def certain(self) -> bool:
+        """Whether `ensure()` would pass now."""
+        return self.grant.lapsed(self.process.clock()) is None
+
+
+class Leases:
+    """All leases that clients have, by lock."""
+
+    def __init__(self, story: Story, attempts: Attempts, counts: Counter[str], *, trusted: bool) -> None:
+        self.story = story
+        self.attempts = attempts
+        self.counts = counts
+        self.trusted = trusted  # the server loses no data and its clock is never set
+        self.held: dict[bytes, list[Held]] = {}
+        self._close = False  # whether somebody must be watched closely
+        self._written: dict[bytes, int] = {}  # the newest fence that the protected resource accepted
+
+    def watch(self, key: bytes) -> None:
+        """A lock that will be used."""
+        self.held[key] = []
+        self._written[key] = 0
+
+    def leased(self, process: Process, grant: Grant) -> None:
+        """An acquire is about to return this."""
+        attempt = self.attempts.known[grant.token.encode()]
+        attempt.grant = grant
+        held = Held(process, grant, attempt)
+        self.held[attempt.key].append(held)
+        self._close |= len(self.held[attempt.key]) > 1
+        until = process.when(grant.deadline)
+        self.story.note("%s holds %s fence %d until %.6f", process.name, grant.token, grant.fence, until)
+        if not held.certain():
+            self.story.violated(9, f"{grant.token} is returned though {grant.lapsed(process.clock())}")
+
+    def told(self, lease: Any) -> None:
+        """Its holder hears that a lease is lost."""
+        self.story.note("the holder is told: %s: %s", lease._grant.token, lease._grant.ended)
+        for held in self.held[lease._grant.primitive.keys[0].encode()]:
+            if held.grant is lease._grant:
+                held.told += 1
+                if held.told > 1 or held.grant.ended == Grant.RELEASED:
+                    self.story.violated(8, f"{held.grant.token} is told {held.told} times: {held.grant.ended}")
+
+    def after_step(self) -> None:
+        """Rules 1 and 9, at every instant at which they can be broken."""
+        if not self._close:
+            return
+        for key, holds in self.held.items():
+            if len(holds) > 1:
+                certain = [held for held in holds if held.certain() and not held.attempt.forced]
+                if len(certain) > 1 and self.trusted:
+                    names = " and by ".join(held.grant.token for held in certain)
+                    self.story.violated(1, f"{key!r} is held by {names}")
+                    certain[0].grant.lose("the simulation has seen enough of it")
+                self._tidy(holds)
+            elif holds and holds[0].lapsed_at is not None:
+                self._tidy(holds)
+        self._close = any(len(holds) > 1 or (holds and holds[0].lapsed_at is not None) for holds in self.held.values())
+
+    def sweep(self) -> None:
+        """What should have happened by now."""
+        for holds in self.held.values():
+            if holds:
+                self._tidy(holds)
+                self._close = True
+
+    def _tidy(self, holds: list[Held]) -> None:
+        for held in list(holds):
+            certain, now = held.certain(), self.story.world.now
+            if held.lapsed_at is None:
+                if not certain and held.process.awake:  # now its code could have seen it
+                    held.lapsed_at = now
+            elif certain:
+                self.story.violated(9, f"ensure() passes again for {held.grant.token}")
+                held.lapsed_at = None
+            if held.lapsed_at is not None and not certain and self._settled(held):
+                holds.remove(held)
+
+    def _settled(self, held: Held) -> bool:
+        """Whether nothing more is expected of an ended lease. Rule 8."""
+        grant = held.grant
+        if not held.process.alive or grant.owner is None or grant.owner() is None:
+            return True
+        if grant.ended == Grant.RELEASED or held.told:
+            return True
+        since = max(held.lapsed_at or 0.0, held.process.paused_until)
+        if self.story.world.now - since > TOLD:
+            why = grant.lapsed(held.process.clock())
+            self.story.violated(8, f"nobody is told that {grant.token} is lost: {why}")
+            return True
+        return False
+
+    def wrote(self, grant: Grant, *, sure: bool) -> None:
+        """The protected resource gets a write with this fence; `sure`: ensure() passed in this instant."""
+        key = grant.primitive.keys[0].encode()
+        if grant.fence >= self._written[key]:
+            self._written[key] = grant.fence
+            self.counts["write accepted"] += 1
+        else:
+            self.counts["write refused by its fence"] += 1
+            if sure and self.trusted and not self.attempts.known[grant.token.encode()].forced:
+                newest = self._written[key]
+                self.story.violated(2, f"a certain holder's write with {grant.fence} comes after {newest}")

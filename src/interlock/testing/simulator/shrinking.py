@@ -1,0 +1,151 @@
+"""From a failing seed to its smallest story: which sections and which faults does it take to break the rule?
+
+Theory. Delta debugging (Zeller and Hildebrandt, 2002). A run is the list of its sections and faults (see plan.py).
+Leave out a half of them, a quarter, ... one, run the seed again, and keep what is left if it still breaks the same
+rule. Whole clients go first, since that takes most at once; then sections, then faults, and again, until nothing
+more can go. Every try ends at the first break of the rule, so tries get shorter with the story.
+
+Rules. (1) A try has no fault that the first run had not: what is left out can only be missing. (2) Sections and
+strikes keep their times, so what is left meets as it met before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from .plan import Fault, Plan, Section
+from .simulation import Report, simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+T = TypeVar("T")
+TRIES: Final = 3000  # runs that shrinking may take
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """A failing seed and the smallest part of it that fails alike."""
+
+    original: Report
+    report: Report
+    """The smallest run: its `violations`, its `trace`, and the `end` of it in virtual seconds."""
+    rule: int
+    tries: int
+    """How many runs it took."""
+
+    @property
+    def faults(self) -> list[Fault]:
+        """The faults that it takes."""
+        return self.report.faults
+
+    @property
+    def sections(self) -> list[Section]:
+        """The sections that it takes."""
+        return self.report.sections
+
+    @property
+    def clients(self) -> list[str]:
+        """The processes at work in it."""
+        return sorted({section.worker.partition("/")[0] for section in self.sections})
+
+    @property
+    def story(self) -> list[str]:
+        """It, for people."""
+        events = [
+            *((section.when, f"{section.name}: {section.text}") for section in self.sections),
+            *((fault.when, str(fault)) for fault in self.faults),
+            *((violation.when, f"rule {violation.rule}: {violation.text}") for violation in self.report.violations),
+        ]
+        before, clients = self.original, ", ".join(self.clients) or "nobody"
+        workers = {section.worker for section in self.original.sections}
+        return [
+            f"seed {before.seed} ({before.profile}) breaks rule {self.rule}, shrunk in {self.tries} runs:",
+            f"  before: {len(before.sections)} sections of {len(workers)} workers, {len(before.faults)} faults",
+            f"  now: {len(self.sections)} sections of {clients}, {len(self.faults)} faults, {self.report.end:.3f} s",
+            *(f"{when:12.6f}  {text}" for when, text in sorted(events, key=lambda event: event[0])),
+        ]
+
+
+def shrink(
+    seed: int,
+    profile: str | None = None,
+    *,
+    rule: int | None = None,
+    lua: Callable[[str], str] = str,
+    tries: int = TRIES,
+) -> Shrunk:
+    """The smallest part of a failing run that breaks the same rule: `rule`, or the first that is broken.
+
+    Raises ValueError if the run breaks no such rule.
+    """
+    original = simulate(seed, profile, lua=lua)
+    broken = [violation for violation in original.violations if rule in {None, violation.rule}]
+    if not broken:
+        raise ValueError(f"seed {seed} ({original.profile}) breaks no rule" + (f" {rule}" if rule else ""))
+    search = _Search(original, broken[0].rule, lua, tries)
+    sections = [section for section in original.sections if section.when <= broken[0].when]
+    faults = [fault.name for fault in original.faults if fault.when <= broken[0].when]
+    if not search.fails(sections, faults):  # then more of the first run is needed than what came before
+        sections, faults = original.sections, [fault.name for fault in original.faults]
+        if not search.fails(sections, faults):
+            raise AssertionError(f"seed {seed}: its repetition is another run; chance does not stay put")
+    while True:
+        before = len(sections), len(faults)
+        for client in {section.worker.partition("/")[0] for section in sections}:
+            others = [section for section in sections if section.worker.partition("/")[0] != client]
+            if search.fails(others, faults):
+                sections = others
+        sections = smallest(sections, lambda fewer: search.fails(fewer, faults))  # noqa: B023 (called at once)
+        faults = smallest(faults, lambda fewer: search.fails(sections, fewer))  # noqa: B023
+        if before == (len(sections), len(faults)):
+            assert search.best is not None
+            return Shrunk(original, search.best, search.rule, search.tries)
+
+
+def smallest(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
+    """A part of the items that still fails, none of which can be left out alone."""
+    left = list(items)
+    if left and fails([]):
+        return []
+    size = len(left)
+    while size > 1:
+        size = (size + 1) // 2
+        start = 0
+        while start < len(left):
+            fewer = left[:start] + left[start + size :]
+            if len(fewer) < len(left) and fails(fewer):
+                left = fewer
+            else:
+                start += size
+    return left
+
+
+@dataclass
+class _Search:
+    """Tries, and the smallest run that failed."""
+
+    original: Report
+    rule: int
+    lua: Callable[[str], str]
+    most: int
+    tries: int = 0
+    best: Report | None = None
+    _known: dict[tuple[frozenset[str], frozenset[str]], bool] = field(
+        default_factory=dict[tuple[frozenset[str], frozenset[str]], bool]
+    )
+
+    def fails(self, sections: Sequence[Section], faults: Sequence[str]) -> bool:
+        """Whether the run with only these breaks the rule."""
+        key = frozenset(section.name for section in sections), frozenset(faults)
+        if key not in self._known:
+            if self.tries >= self.most:
+                return False
+            self.tries += 1
+            plan = Plan(tuple(sections), key[1], self.rule)
+            report = simulate(self.original.seed, self.original.profile, lua=self.lua, plan=plan)
+            self._known[key] = any(violation.rule == self.rule for violation in report.violations)
+            if self._known[key]:
+                self.best = report
+        return self._known[key]

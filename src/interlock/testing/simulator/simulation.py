@@ -1,0 +1,155 @@
+"""One run of a seed, apart from the rest of the world, and what it saw."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import logging
+import os
+import sys
+import types
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from .chance import CoreChance
+from .profiles import PROFILES, RELAXED, natural
+from .scenario import Run
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Callable, Generator
+
+    from .invariants import Story, Violation
+    from .plan import Fault, Plan, Section
+    from .scheduler import World
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run saw."""
+
+    seed: int
+    profile: str
+    end: float
+    """The virtual second at which it ended."""
+    events: int
+    scripts: int
+    grants: int
+    slowest: float
+    """Seconds in which a free lock came to a live waiter in calm weather, at worst."""
+    interleaving: str
+    """A hash of who did what in the server in which order, whenever it was."""
+    counts: Counter[str]
+    """How often what happened."""
+    violations: list[Violation]
+    faults: list[Fault]
+    sections: list[Section]
+    story: Story = field(repr=False, compare=False)
+
+    @property
+    def trace(self) -> list[str]:
+        """All that happened, one line each."""
+        return self.story.lines()
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the trace: two runs with the same are the same."""
+        return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()
+
+
+def simulate(
+    seed: int, profile: str | None = None, *, lua: Callable[[str], str] = str, plan: Plan | None = None
+) -> Report:
+    """Run one simulation.
+
+    The seed chooses the profile if none is given. `lua` makes another lock.lua of its text, to plant a bug. With a
+    plan, a run of this seed is repeated with only those of its sections and faults that the plan names.
+    """
+    chosen = (PROFILES | RELAXED)[profile] if profile else natural(seed)
+    with _apart() as begin, contextlib.ExitStack() as stack:
+        run = Run(seed, chosen, lua, plan, begin)
+        stack.enter_context(_listening(run.story))
+        stack.callback(_burn, run)
+        run.go()
+        record, locks = run.record, run.monitor.locks
+        return Report(
+            seed, chosen.name, run.world.now, run.world.events, run.server.scripts, locks.grants, locks.slowest,
+            run.story.interleaving(), record.counts, run.story.violations, record.faults, record.sections, run.story,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _apart() -> Generator[Callable[[World], None]]:
+    """No chance but the world's, and no garbage collection in the middle, which might drop leases at any time."""
+    worlds: list[CoreChance] = []
+
+    def begin(world: World) -> None:
+        worlds.append(CoreChance(world))
+
+    def urandom(size: int) -> bytes:
+        return worlds[0].randbytes(size)
+
+    def token_hex(size: int) -> str:
+        return urandom(size).hex()
+
+    def uniform(low: float, high: float) -> float:
+        return worlds[0].uniform(low, high)
+
+    replaced: dict[str, Any] = {
+        "random": types.SimpleNamespace(uniform=uniform),
+        "secrets": types.SimpleNamespace(token_hex=token_hex),
+        "os": types.SimpleNamespace(**(vars(os) | {"urandom": urandom})),
+    }
+    collecting = gc.isenabled()
+    gc.disable()
+    with contextlib.ExitStack() as stack:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("interlock._"):
+                for attribute, substitute in replaced.items():
+                    if hasattr(module, attribute):
+                        stack.enter_context(mock.patch.object(module, attribute, substitute))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore", ResourceWarning)
+        try:
+            yield begin
+        finally:
+            if collecting:
+                gc.enable()
+
+
+class _Ear(logging.Handler):
+    def __init__(self, story: Story) -> None:
+        super().__init__(logging.ERROR)
+        self.story = story
+
+    def emit(self, record: logging.LogRecord) -> None:
+        cause = f": {record.exc_info[1]!r}" if record.exc_info else ""
+        self.story.violated(10, f"logged: {record.getMessage()}{cause}")
+
+
+@contextlib.contextmanager
+def _listening(story: Story) -> Generator[None]:
+    log = logging.getLogger("interlock")
+    with mock.patch.multiple(log, propagate=False, handlers=[_Ear(story)]):
+        yield
+
+
+def _burn(run: Run) -> None:
+    """Nothing of it lives on."""
+    run.story.over = True
+    for holds in run.monitor.leases.held.values():
+        for held in holds:
+            held.grant.ended = held.grant.ended or "the simulation is over"
+    for client in [*run.clients, *run.graves]:
+        client.process.alive = False
+        for grant in client.session.renewal.held():
+            grant.ended = "the simulation is over"
+        for task in client.process.tasks:
+            with contextlib.suppress(BaseException):
+                task.work.close()
+    run.world.clear()
+    for thing in (run, run.network, run.monitor, run.monitor.leases, run.monitor.locks, run.monitor.attempts):
+        vars(thing).clear()  # so that its cycles end here, and not in the garbage collector

@@ -1,0 +1,47 @@
+"""What a worker is about to do with a lock: all of it drawn at once, so that nothing that happens changes it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from interlock._core import Primitive
+
+
+class Terms(NamedTuple):
+    """What a worker is about to do."""
+
+    primitive: Primitive
+    ttl: float
+    timeout: float | None
+    renews: bool
+    max_hold: float | None
+    drops: bool
+    seconds: float  # for which it holds the lock
+    leaves: bool  # as a `with` does; else release()
+
+    def __str__(self) -> str:
+        """As it would be written."""
+        timeout = "None" if self.timeout is None else f"{self.timeout:.3g}"
+        renew = "" if self.renews else ", renew=False"
+        hold = f", max_hold={self.max_hold:.3g}" if self.max_hold is not None else ""
+        end = "drop it" if self.drops else "leave" if self.leaves else "release"
+        called = f"lock({self.primitive.name!r}, ttl={self.ttl:g}, timeout={timeout}{renew}{hold})"
+        return f"{called} for {self.seconds:.3g} s, then {end}"
+
+
+def terms(random: Random, locks: list[Primitive]) -> Terms:
+    """Terms by chance."""
+    ttl = random.choice((0.25, 0.5, 1.0, 2.0, 2.0, 5.0, 5.0))
+    return Terms(
+        primitive=random.choice(locks),
+        ttl=ttl,
+        timeout=random.choice((None, None, 0, random.uniform(0.01, 0.3), random.uniform(0.1, 3.0))),
+        renews=random.random() < 0.7,
+        max_hold=random.uniform(0.1, 3.0) if random.random() < 0.15 else None,
+        drops=random.random() < 0.04,
+        seconds=random.expovariate(1 / 0.15) if random.random() < 0.85 else ttl * 1.5,
+        leaves=random.random() < 0.7,
+    )
