@@ -33,6 +33,10 @@ class Blocking:
         lease = self.leases[name] = self.locks.semaphore(name, limit, **options).acquire(timeout)
         return {"token": lease.token, "fence": lease.fence}
 
+    async def reader(self, name, options, timeout):
+        lease = self.leases[name] = self.locks.rwlock(name, **options).read().acquire(timeout)
+        return {"token": lease.token, "fence": lease.fence}
+
     async def release(self, name):
         return self.leases[name].release()
 
@@ -71,6 +75,10 @@ class Async(Blocking):
 
     async def permit(self, name, limit, options, timeout):
         lease = self.leases[name] = await self.locks.semaphore(name, limit, **options).acquire(timeout)
+        return {"token": lease.token, "fence": lease.fence}
+
+    async def reader(self, name, options, timeout):
+        lease = self.leases[name] = await self.locks.rwlock(name, **options).read().acquire(timeout)
         return {"token": lease.token, "fence": lease.fence}
 
     async def release(self, name):

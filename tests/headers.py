@@ -11,7 +11,8 @@ class Header:
     def __init__(self, text: str) -> None:
         header = text.split("\nlocal ", 1)[0]
         self.keys = [
-            name for _, name in re.findall(r"^--\s+(?:KEYS\s+)?(\d) (\w+)\s+(?:string|zset|hash)\b", header, re.MULTILINE)
+            name
+            for _, name in re.findall(r"^--\s+(?:KEYS\s+)?(\d) (\w+)\s+(?:string|zset|hash)\b", header, re.MULTILINE)
         ]
         renewed = re.search(r"for `renew`: ([a-z, ]+), \.\.\.", header)
         self.renewed = len(set(renewed[1].split(", "))) if renewed else 0

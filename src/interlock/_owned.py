@@ -24,7 +24,7 @@ class Owned:
         shelf.setdefault(owner, {}).setdefault(key, []).append(weakref.ref(lease))
 
     def of(self, owner: object, key: str) -> list[Any]:
-        """Its leases on this key that were not given back, oldest first. A lost one is among them until it is left."""
+        """Its leases on this key that were not given back, oldest first: lost ones, too."""
         shelf: Any = self._by_word if isinstance(owner, str) else self._by
         keys = shelf.get(owner)
         references = keys.get(key) if keys else None

@@ -234,6 +234,11 @@ class ReentrantLease(Lease):
         self._depth += 1
         return self
 
+    @property
+    def inside(self) -> bool:
+        """Whether somebody has yet to release it: also one that was lost."""
+        return self._depth > 0
+
     def _inner(self) -> bool:
         self._depth -= 1
         return self._depth > 0
@@ -340,7 +345,7 @@ class RLock(Lock):
         """
         owned, key = self._interlock._owned, self._primitive.keys[0]
         owner = self._owner or threading.current_thread()
-        held: list[ReentrantLease] = owned.of(owner, key)
+        held: list[ReentrantLease] = [lease for lease in owned.of(owner, key) if lease.inside]
         if held:
             return held[0].again()
         lease = self._acquired(self._primitive, timeout, ReentrantLease)
