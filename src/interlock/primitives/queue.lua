@@ -51,7 +51,7 @@ local function turn(place)
   local now, mute = nil, nil
   for _ = 1, SKIP do
     local first = call('ZRANGE', QUEUE, place, place)[1]
-    if not first then break end
+    if not first then return mute, 0 end
     local alive, life, heard, channel, wants =
       string.match(call('HGET', WAITERS, first) or '', '^(%d+) (%d+) (%d) (%S+) ?(.*)')
     now = now or micros() / 1000
@@ -64,8 +64,7 @@ local function turn(place)
       place = place + 1
     end
   end
-  if mute then return mute, 0 end
-  return nil, call('EXISTS', QUEUE)
+  return mute, mute and 0 or call('EXISTS', QUEUE)
 end
 
 -- Tell a waiter that it was granted something. From now on it lives as long as that grant, unless it is heard of again.
