@@ -398,12 +398,14 @@ class Core:
             until = FOREVER
             if grant.deadline < now + RETRY_FOR:  # after its ttl it is free by itself
                 until = max(grant.deadline, now + 0.5)
+            was_ours = False
             while True:
                 (ours, again), _ = await self.ask(attempt, args, until)
+                was_ours |= bool(ours)  # the first answer tells; while we come again, others release, too
                 if not again:
                     # The server remembers one releaser. If it was asked twice and knows of another by now, then
                     # the first release was run: nothing says that the lease had ended before.
-                    return bool(ours) or (attempt.in_doubt and now < grant.deadline)
+                    return was_ours or (attempt.in_doubt and now < grant.deadline)
         except BaseException as error:
             if self.closed and isinstance(error, ConfigError):  # closing releases it
                 return True
