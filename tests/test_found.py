@@ -273,3 +273,31 @@ async def test_nobody_overtakes_because_the_server_is_out_of_memory(kit, clean):
     else:
         assert await mine.release()
     assert not await lease.release()
+
+
+@rule(6)
+async def test_a_release_that_comes_again_for_dead_waiters_is_no_loss_if_others_release_meanwhile(kit, clean):
+    """More dead waiters than one step drops: the server forgets who released first before the last answer."""
+    locks = kit.interlock()
+    lease = await locks.lock("a").acquire()
+    _, _, queue, waiters, _ = lease._grant.primitive.keys
+    clean.zadd(queue, {f"dead/{i}": i for i in range(40)})
+    clean.hset(waiters, mapping={f"dead/{i}": f"{i} 3000 0 nowhere" for i in range(40)})
+    clean.pexpire(queue, 9000)
+    clean.pexpire(waiters, 9000)
+    core = kit.session(locks).core
+    ask, answers = core.ask, []
+
+    async def slow(attempt, args, until):
+        answer = await ask(attempt, args, until)
+        if args[0] == "release":
+            answers.append(answer[0])
+            clean.set("{lock:a}{record}", "1 lock 9 somebody - -", px=60_000)  # who has had it meanwhile
+        return answer
+
+    core.ask = slow
+    try:
+        assert await lease.release()
+    finally:
+        del core.ask
+    assert answers == [[1, 1], [0, 0]]
