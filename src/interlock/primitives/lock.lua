@@ -182,6 +182,7 @@ elseif verb == 'revoke' then
     call('SET', LOCK, '!' .. token, 'PX', math.max(1, pttl))
     if owner then call('SET', RECORD, record(owner, channel, ' ' .. why), 'KEEPTTL') end
   else
+    leave(token)  -- it may not have confirmed yet, and would be the next one
     hand_over()
   end
   if channel then redis.pcall('PUBLISH', channel, 'revoked ' .. token .. ' ' .. why) end

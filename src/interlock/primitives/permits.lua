@@ -54,7 +54,7 @@ local function read()
 end
 
 local function write(ttl)
-  local ms = math.max(RECORD_MS + ttl + math.ceil(fence / 1000 - now()), call('PTTL', RECORD))
+  local ms = math.max(RECORD_MS + ttl + math.max(0, math.ceil(fence / 1000 - now())), call('PTTL', RECORD))
   call('SET', RECORD, string.format('1 %s %.0f %s %d', kind, fence, released, limit), 'PX', string.format('%.0f', ms))
 end
 
@@ -102,6 +102,7 @@ end
 
 -- Those whose leases have run out are dropped; 1 if there are more than one step takes.
 local function expire()
+  if call('EXISTS', HOLDERS) == 0 then call('DEL', SHARES) end
   local over = call('ZRANGEBYSCORE', HOLDERS, '-inf', string.format('%.0f', now()), 'LIMIT', 0, SKIP)
   for _, who in ipairs(over) do drop(who) end
   return #over == SKIP and 1 or 0
@@ -110,7 +111,7 @@ end
 -- Hand what is free to the queue, in order. Returns whether to come again, and who does not fit.
 local function hand_out()
   local again = expire()
-  if not limit then return again end
+  if again == 1 or not limit then return again end
   local free, place = limit - sum(), 0
   for _ = 1, SKIP do
     local first, more = turn(place)
@@ -123,15 +124,16 @@ local function hand_out()
       if permits > limit then  -- the limit was lowered: it is woken to hear that
         leave(who)
         redis.pcall('PUBLISH', channel, 'granted ' .. who)
-        return 1
+        place = at
+      else
+        if permits > free or not pcall(grant, who, permits, life, channel) then return again, who end
+        free = free - permits
+        push(who, life, channel, wants)
+        place = at + 1
       end
-      if permits > free or not pcall(grant, who, permits, life, channel) then return again, who end
-      free = free - permits
-      push(who, life, channel, wants)
-      place = at + 1
     end
   end
-  return 1
+  return again, ''
 end
 
 -- When the next lease ends, in ms from now; -2: there is none.
@@ -149,6 +151,10 @@ if verb == 'acquire' then
   if holds(token) then  -- the same request again, or the confirmation of a handover
     leave(token)
     local _, f, _, why = share(token)
+    if not f then
+      drop(token)
+      return {GONE}
+    end
     if why ~= '' then return {REVOKED, why} end
     local ends = now() + ttl
     if tonumber(call('ZSCORE', HOLDERS, token)) < ends then
@@ -162,13 +168,14 @@ if verb == 'acquire' then
   if not limit then limit = most end
   if limit ~= most then
     leave(token)
+    hand_out()
     return {LIMIT, limit}
   end
   local more, before = hand_out()
   if math.max(again, more) == 1 then return {AGAIN} end
   if not holds(token) then
     -- Beside its own lease a reader never waits: a writer that stands in between would wait for it, and it for him.
-    local beside = under ~= '' and permits == 1 and holds(under)
+    local beside = what == 'rwlock' and under ~= '' and permits == 1 and holds(under)
     if beside or permits <= limit - sum() and (not before or before == token) then
       grant(token, permits, ttl, channel)
     else
@@ -191,7 +198,7 @@ elseif verb == 'release' then
   local ours = holds(token) or released == token
   leave(token)
   local _, _, _, why = share(token)
-  if drop(token) and ours and limit then
+  if drop(token) and ours and (why or '') == '' and limit then
     released = token
     pcall(write, 0)
   end
@@ -221,7 +228,8 @@ elseif verb == 'renew' then
     elseif not ends or tonumber(ends) <= now() then
       states[#states + 1] = GONE
     else
-      local permits, _, _, why = share(mine)
+      local fine, permits, _, _, why = pcall(share, mine)
+      if not fine then permits = nil end
       if not permits or why ~= '' then
         states[#states + 1] = permits and REVOKED or GONE
       else
@@ -242,11 +250,12 @@ elseif verb == 'execute' then
 
 elseif verb == 'revoke' then
   local force, why = ARGV[3], ARGV[4]
-  if not holds(token) then return {0, 0} end
-  read()
   local permits, f, channel = share(token)
+  if not permits or not holds(token) then return {0, 0} end
+  read()
   local left = math.ceil(call('ZSCORE', HOLDERS, token) - now())
   if force == '1' then
+    leave(token)
     drop(token)
     hand_out()
   else

@@ -81,6 +81,10 @@ local function vouch(settle, holds)
   local alive = string.format('%.0f', micros() / 1000 + ALIVE_MS)
   for i = 4, #ARGV, 2 do
     local queued = call('ZSCORE', QUEUE, ARGV[i])
+    if queued and not call('HGET', WAITERS, ARGV[i]) then  -- evicted: nobody knows what it wants
+      leave(ARGV[i])
+      queued = nil
+    end
     if queued then
       local wants = string.match(call('HGET', WAITERS, ARGV[i]) or '', '^%d+ %d+ %d %S+( .*)') or ''
       call('HSET', WAITERS, ARGV[i], alive .. ' ' .. ARGV[i + 1] .. ' ' .. heard .. ' ' .. channel .. wants)
@@ -96,14 +100,15 @@ local function vouch(settle, holds)
   return {pttl, call('ZRANGE', QUEUE, 0, 0)[1] or '', unpack(states)}
 end
 
--- A tombstone: an acquire of this token that comes later takes nothing.
+-- A tombstone: an acquire of this token that comes later takes nothing. It never cuts another one short.
 local function bury(who, ms)
   if ms ~= '0' then
     local now = micros() / 1000
-    call('PEXPIRE', GONES, ms)
+    local keep = string.format('%.0f', math.max(ms, call('PTTL', GONES)))
+    call('PEXPIRE', GONES, keep)
     call('ZREMRANGEBYSCORE', GONES, '-inf', string.format('%.0f', now))
     redis.pcall('ZADD', GONES, string.format('%.0f', now + ms), who)
-    call('PEXPIRE', GONES, ms)
+    call('PEXPIRE', GONES, keep)
   end
 end
 
