@@ -58,7 +58,8 @@ class Wire:
     __slots__ = ("fresh", "keeper", "limit", "reader", "sock", "timeout")
 
     def __init__(self, address: Address, until: float) -> None:
-        self.keeper: Any = address.connection(max(0.001, until - _wire.now()))  # it would close the socket when collected
+        within = max(0.001, until - _wire.now())
+        self.keeper: Any = address.connection(within)  # it would close the socket when collected
         try:
             self.keeper.connect()
         except Exception as error:  # noqa: BLE001 (also that of a user's credential provider)
