@@ -434,7 +434,7 @@ async def test_a_dropped_lease_warns_and_is_renewed_no_more(kit, clean):
     locks = kit.interlock()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        await locks.lock("a", ttl=0.5).acquire()
+        await locks.lock("a", ttl=2).acquire()
         await until(lambda: gc.collect() >= 0 and caught)
     assert "'a': a lease was dropped without release" in str(caught[0].message)
     await until(lambda: not clean.exists("lock:a"), within=5)

@@ -81,7 +81,10 @@ class Address:
         if kind == "embedded":
             from . import embedded  # noqa: PLC0415 (an extra)
 
-            kind, parameters["path"] = "unix", unquote(embedded.shared_url(timeout=within).removeprefix("unix://"))
+            kind, parameters["path"] = (
+                "unix",
+                unquote(embedded.shared_url(timeout=min(within, self.timeout)).removeprefix("unix://")),
+            )
         # Two steps are left to redis-py, connecting and HELLO: each may take half of the time.
         timeout = min(parameters.get("socket_connect_timeout") or self.timeout, within / 2)
         parameters |= {"protocol": 3, "socket_timeout": timeout, "socket_connect_timeout": timeout}

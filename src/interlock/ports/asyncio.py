@@ -249,9 +249,9 @@ class AsyncioPort:
         # Making the connection object may start the embedded server, which takes its time.
         make: Any = self.address.async_connection
         if self.address.kind == "embedded":
-            connection = await asyncio.to_thread(make, self.address.timeout)
+            connection = await asyncio.to_thread(make, FOREVER)
         else:
-            connection = make(self.address.timeout)
+            connection = make(FOREVER)
         try:
             await connection.connect()
         except Exception as error:  # noqa: BLE001 (also that of a user's credential provider)

@@ -58,7 +58,7 @@ class Wire:
     __slots__ = ("fresh", "keeper", "limit", "reader", "sock", "timeout")
 
     def __init__(self, address: Address, until: float) -> None:
-        within = min(address.timeout, max(0.001, until - _wire.now()))
+        within = max(0.001, until - _wire.now())
         self.keeper: Any = address.connection(within)  # it would close the socket when collected
         try:
             self.keeper.connect()
