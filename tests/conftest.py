@@ -126,3 +126,18 @@ def proxy(server):
     """A bad network in front of the server."""
     with Proxy(server.socket) as made:
         yield made
+
+
+@pytest.fixture
+def node(park, ground):
+    """A server of the ground's kind that the test may harm."""
+    with park.spare(ground.server) as made:
+        yield made
+
+
+@pytest.fixture
+def client(node):
+    """Looks behind the curtain of `node`; connects anew when it must."""
+    made = redis.Redis.from_url(node.url)
+    yield made
+    made.close()

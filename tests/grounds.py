@@ -123,6 +123,7 @@ SERVERS = [Ground(server, "unix", mode) for server in KINDS for mode in MODES]
 WIDTHS = {
     None: (HOME, HOME),
     "ways": (SAMPLE, EVERYWHERE),
+    "kinds": (SERVERS, EVERYWHERE),  # the same, for primitives that reach the server as the lock does
     "servers": (HOME, SERVERS),
     "versions": (SERVERS, SERVERS),  # what hinges on the version of the server
 }

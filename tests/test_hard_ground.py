@@ -22,20 +22,6 @@ rule = pytest.mark.rule
 pytestmark = pytest.mark.grounds("servers")
 
 
-@pytest.fixture
-def node(park, ground):
-    """A server to harm."""
-    with park.spare(ground.server) as made:
-        yield made
-
-
-@pytest.fixture
-def client(node):
-    made = redis.Redis.from_url(node.url)
-    yield made
-    made.close()
-
-
 # Signals
 
 

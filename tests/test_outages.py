@@ -22,21 +22,6 @@ pytestmark = pytest.mark.grounds("servers")
 DURABLE = {"appendonly": "yes", "appendfsync": "always"}
 
 
-@pytest.fixture
-def node(park, ground):
-    """A server to harm, of the ground's kind."""
-    with park.spare(ground.server) as made:
-        yield made
-
-
-@pytest.fixture
-def client(node):
-    """Looks behind the curtain of `node`; connects anew when it must."""
-    made = redis.Redis.from_url(node.url)
-    yield made
-    made.close()
-
-
 def free(client, name: str = "a") -> bool:
     """Neither held nor queued."""
     return not client.exists(f"lock:{name}", f"{{lock:{name}}}{{queue}}", f"{{lock:{name}}}{{waiters}}")

@@ -195,3 +195,15 @@ def test_a_child_after_fork_is_not_the_owner(locks, clean):
             os._exit(0 if busy else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         lease.ensure()
+
+
+def test_nothing_stays_behind_of_many_names(locks):
+    import gc
+
+    for number in range(50):
+        with locks.rlock(f"a{number}"), locks.rwlock(f"b{number}").read():
+            pass
+        locks.rlock("c", owner=f"job {number}").acquire().release()
+    gc.collect()
+    assert not any(locks._owned._by.values())
+    assert not locks._owned._by_word

@@ -15,7 +15,7 @@ from interlock import ConfigError, LeaseLost
 from kit import outcome, until, waiting
 
 rule = pytest.mark.rule
-pytestmark = pytest.mark.grounds("ways")
+pytestmark = pytest.mark.grounds("kinds")
 
 
 @rule(1)

@@ -13,7 +13,7 @@ from interlock import AcquireTimeout, ConfigError, LeaseLost
 from kit import outcome, until, waiting
 
 rule = pytest.mark.rule
-pytestmark = pytest.mark.grounds("ways")
+pytestmark = pytest.mark.grounds("kinds")
 
 
 def nothing_of(clean, name: str = "a") -> bool:
