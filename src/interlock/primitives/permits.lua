@@ -287,7 +287,7 @@ elseif verb == 'inspect' then
     if i % 2 == 1 then
       holders[#holders + 1] = each
     else
-      holders[#holders + 1] = math.max(0, math.ceil(each - now()))
+      holders[#holders + 1] = math.max(0, math.floor(each - now()))
       holders[#holders + 1] = call('HGET', SHARES, holders[#holders - 1]) or ''
     end
   end
