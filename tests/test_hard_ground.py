@@ -140,7 +140,6 @@ async def test_a_subscription_that_was_refused_for_a_moment_is_asked_for_again(k
     busy = asyncio.ensure_future(asyncio.to_thread(_busy, node))
     await until(lambda: _is_busy(client))
     session.port.listen(session.core.channel)
-    await until(lambda: session.port._ears or True) if kit.mode == "threads" else await asyncio.sleep(0)
     await asyncio.sleep(0.3)
     with contextlib.suppress(redis.ResponseError):
         client.script_kill()
@@ -220,8 +219,6 @@ class Sealed(redis.CredentialProvider):
 
 
 async def test_a_credential_provider_that_fails_is_a_server_that_cannot_be_reached(kit, node, client):
-    client.config_set("requirepass", "x")  # so that credentials are asked for
-    client.config_set("requirepass", "")
     vault = Sealed()
     library = redis if kit.mode == "threads" else redis.asyncio
     given = library.Redis(unix_socket_path=str(node.socket), credential_provider=vault)
@@ -306,10 +303,6 @@ async def test_extend_does_not_hold_beyond_max_hold(kit, clean):
 
 
 # Event loops
-
-
-def session_of(locks):
-    return locks._session
 
 
 @rule(6, 8)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
-from typing import Final
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
 
 from .errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 LONGEST: Final = 512  # bytes of a name
 SHORTEST_TTL: Final = 0.01  # seconds
@@ -25,6 +30,20 @@ def checked_name(name: object) -> str:
     if any(unicodedata.category(character) == "Cc" for character in name):
         raise ConfigError(f"a name has no control characters: {name!r}")
     return name
+
+
+@lru_cache(maxsize=4096)
+def word(text: str, most: int = 48) -> str:
+    """Any text as a part of a token: one that can't be mistaken for another part."""
+    return re.sub(r"[^A-Za-z0-9._@-]+", "-", text)[:most] or "-"
+
+
+def keys_of(name: object, prefix: str, companions: Iterable[str]) -> tuple[str, tuple[str, ...]]:
+    """The checked name, and its key with the companions. Raises ConfigError."""
+    checked = checked_name(name)
+    key = prefix + checked
+    head, tail = tagged(key)
+    return checked, (key, *(f"{head}{part}{tail}" for part in companions))
 
 
 def tagged(key: str) -> tuple[str, str]:

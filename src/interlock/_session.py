@@ -10,16 +10,14 @@ import atexit
 import contextlib
 import logging
 import os
-import re
 import secrets
 import socket
 import sys
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from . import _core
 from ._core import FOREVER, Attempt, Core, Disconnected, Grant, Port, Signal, run
-from ._names import SHORTEST_TTL, seconds
+from ._names import SHORTEST_TTL, seconds, word
 from ._renewal import Renewal
 from ._undo import Undo, message
 from ._waiters import Waiters
@@ -38,12 +36,6 @@ class Chore(Protocol):
 
     def due(self) -> float: ...
     async def tick(self) -> None: ...
-
-
-@lru_cache(maxsize=4096)
-def word(text: str, most: int = 48) -> str:
-    """Any text as a part of a token: one that can't be mistaken for another part."""
-    return re.sub(r"[^A-Za-z0-9._@-]+", "-", text)[:most] or "-"
 
 
 class Session:

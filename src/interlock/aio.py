@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Generic, ParamSpec, Self, TypeVar
 
 from ._base import UNSET, BaseInterlock, BaseLock, BasePermits, Terms, Unset, timeout_of
 from ._lease import BaseLease, LeaseState, Reply
-from ._names import checked_name
-from ._session import Session, word
+from ._names import checked_name, word
+from ._session import Session
 from .errors import AcquireTimeout, ConfigError
 from .ports.asyncio import AsyncioPort
 from .ports.threads import ThreadPort
@@ -22,9 +22,8 @@ from .primitives.permits import (
     PermitState,
     available,
     beside,
-    checked_limit,
-    permits,
     reading,
+    semaphore,
     set_limit,
     wanted,
     writing,
@@ -187,7 +186,7 @@ class Interlock(BaseInterlock):
         ConfigError. Raises ConfigError. Nothing is sent until it is acquired.
         """
         terms = self._terms(ttl, timeout, renew, max_hold, fair, on_lost)
-        return Semaphore(self, name, checked_limit(name, limit), terms)
+        return Semaphore(self, semaphore(name, self.prefix, limit), terms)
 
     async def close(self) -> None:
         """Release all that is held in this loop, end its waiting, close its connection. Bounded in time."""
@@ -395,11 +394,7 @@ class Lock(Lockable[State]):
 class RLock(Lock):
     """A lock that its holder may take again; see Interlock.rlock."""
 
-    __slots__ = ("_owner",)
-
-    def __init__(self, interlock: Interlock, primitive: Primitive, terms: Terms) -> None:
-        super().__init__(interlock, primitive, terms)
-        self._owner = primitive.owner
+    __slots__ = ()
 
     def _may_enter(self, who: object) -> None: ...
 
@@ -411,7 +406,7 @@ class RLock(Lock):
         ConfigError, and then leaves nothing behind; LeaseLost if this task has it, and lost it.
         """
         owned, key = self._interlock._owned, self._primitive.keys[0]
-        owner = self._owner or asyncio.current_task()
+        owner = self._primitive.owner or asyncio.current_task()
         held: list[ReentrantLease] = [lease for lease in owned.of(owner, key) if lease.inside]
         if held:
             return held[0].again()
@@ -423,11 +418,7 @@ class RLock(Lock):
 class Semaphore(BasePermits, Lockable[PermitState]):
     """Up to a limit of permits; see Interlock.semaphore."""
 
-    __slots__ = ("_limit",)
-
-    def __init__(self, interlock: Interlock, name: str, limit: int, terms: Terms) -> None:
-        super().__init__(interlock, permits("semaphore", name, interlock.prefix, limit), terms)
-        self._limit = limit
+    __slots__ = ()
 
     async def acquire(self, timeout: float | Unset | None = UNSET, *, permits: int = 1) -> Lease:
         """Wait for so many permits, which one lease holds.
@@ -435,7 +426,7 @@ class Semaphore(BasePermits, Lockable[PermitState]):
         `timeout` is in seconds and bounds all of the call: None waits for ever, 0 does not wait; its own by
         default. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind.
         """
-        return await self._acquired(wanted(self._primitive, permits, self._limit), timeout, Lease)
+        return await self._acquired(wanted(self._primitive, permits), timeout, Lease)
 
     async def try_acquire(self, *, permits: int = 1) -> Lease | None:
         """So many permits if they are free now, else None. Raises Unavailable or ConfigError."""
@@ -446,7 +437,7 @@ class Semaphore(BasePermits, Lockable[PermitState]):
 
     async def available(self) -> int:
         """How many permits are free now. It is old when you read it."""
-        return await available(self._session.core, self._primitive, self._limit)
+        return await available(self._session.core, self._primitive)
 
     async def set_limit(self, limit: int) -> None:
         """Change the limit for everybody, in the server. Holders keep what they have.
@@ -454,7 +445,6 @@ class Semaphore(BasePermits, Lockable[PermitState]):
         Requests that wait for more than that fail; clients that come with another limit are told so.
         """
         self._primitive = await set_limit(self._session.core, self._primitive, limit)
-        self._limit = limit
 
 
 class RWLock:

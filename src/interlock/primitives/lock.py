@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from interlock._core import Primitive
-from interlock._names import checked_name, tagged
+from interlock._names import keys_of, word
 from interlock._scripts import load
 from interlock.errors import ConfigError
 
@@ -18,11 +17,8 @@ WIRE = "1"  # the version that records begin with
 
 def lock(name: object, prefix: str, owner: str = "") -> Primitive:
     """The lock of this name: its keys, in the order of KEYS in lock.lua. Raises ConfigError."""
-    name = checked_name(name)
-    key = prefix + name
-    head, tail = tagged(key)
-    keys = (key, *(f"{head}{part}{tail}" for part in COMPANIONS))
-    return Primitive("lock", name, load("lock"), keys, keys[:2], (owner,), owner)
+    checked, keys = keys_of(name, prefix, COMPANIONS)
+    return Primitive("lock", checked, load("lock"), keys, keys[:2], (owner,), owner)
 
 
 def owned_by(owner: object) -> str:
@@ -31,8 +27,7 @@ def owned_by(owner: object) -> str:
         return ""
     if not isinstance(owner, str) or not owner:
         raise ConfigError(f"owner must be a word that names the holder in all processes, not {owner!r}")
-    readable = re.sub(r"[^A-Za-z0-9._@-]+", "-", owner)[:48]
-    return f"{readable}~{hashlib.sha256(owner.encode()).hexdigest()[:16]}/"
+    return f"{word(owner)}~{hashlib.sha256(owner.encode()).hexdigest()[:16]}/"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._core import GRANTED, Primitive, unobtainable
-from interlock._names import checked_name, tagged
+from interlock._names import keys_of
 from interlock._scripts import load
 from interlock.errors import ConfigError
 
@@ -23,25 +23,22 @@ MOST: Final = 1_000_000  # permits of a semaphore
 
 def permits(kind: str, name: object, prefix: str, limit: int, wanted: int = 1, under: str = "") -> Primitive:
     """So many of the permits of this name. Raises ConfigError."""
-    name = checked_name(name)
-    key = prefix + name
-    head, tail = tagged(key)
-    keys = (key, *(f"{head}{part}{tail}" for part in COMPANIONS))
+    checked, keys = keys_of(name, prefix, COMPANIONS)
     return Primitive(
-        kind, name, load("permits"), keys, (keys[0], keys[1], keys[5]), (kind, str(wanted), str(limit), under)
+        kind, checked, load("permits"), keys, (keys[0], keys[1], keys[5]), (kind, str(wanted), str(limit), under)
     )
 
 
-def checked_limit(name: object, limit: object) -> int:
-    """A semaphore's limit. Raises ConfigError, which says what would be right."""
-    return _whole(limit, "its limit", f"semaphore {name!r}", MOST)
+def semaphore(name: object, prefix: str, limit: object) -> Primitive:
+    """One permit of this semaphore. Raises ConfigError."""
+    return permits("semaphore", name, prefix, _checked_limit(name, limit))
 
 
-def wanted(primitive: Primitive, number: object, limit: int) -> Primitive:
+def wanted(primitive: Primitive, number: object) -> Primitive:
     """So many of a semaphore's permits. Raises ConfigError."""
-    kind, _, _, under = primitive.terms
-    permits = _whole(number, "permits", str(primitive), limit)
-    return primitive._replace(terms=(kind, str(permits), str(limit), under))
+    kind, _, limit, under = primitive.terms
+    permits = _whole(number, "permits", str(primitive), int(limit))
+    return primitive._replace(terms=(kind, str(permits), limit, under))
 
 
 def reading(name: object, prefix: str) -> Primitive:
@@ -71,20 +68,24 @@ def beside(primitive: Primitive, leases: list[Any]) -> Primitive:
     return primitive._replace(terms=(kind, number, limit, held[-1].token))
 
 
-async def available(core: Core, primitive: Primitive, limit: int) -> int:
+async def available(core: Core, primitive: Primitive) -> int:
     """See Semaphore.available."""
     now = state(primitive.name, await core.query(primitive, "inspect", "1"))
-    return max(0, (now.limit or limit) - now.used)
+    return max(0, (now.limit or int(primitive.terms[2])) - now.used)
 
 
 async def set_limit(core: Core, primitive: Primitive, limit: object) -> Primitive:
     """See Semaphore.set_limit."""
-    number = checked_limit(primitive.name, limit)
+    number = _checked_limit(primitive.name, limit)
     kind, wants, _, under = primitive.terms
     reply = await core.query(primitive, "limit", f"limit/{secrets.token_hex(16)}", kind, str(number))
     if reply[0] != GRANTED:
         raise unobtainable(primitive, reply[0], reply)
     return primitive._replace(terms=(kind, wants, str(number), under))
+
+
+def _checked_limit(name: object, limit: object) -> int:
+    return _whole(limit, "its limit", f"semaphore {name!r}", MOST)
 
 
 def _whole(value: object, what: str, subject: str, most: int) -> int:

@@ -5,7 +5,7 @@
 --   KEYS[4] waiters  hash  token of a waiter -> "<alive until, ms> <life, ms> <heard 0|1> <channel>[ <what it wants>]"
 --   KEYS[5] gone     zset  token that left in doubt -> forget after, ms: a late acquire of it takes nothing
 --
--- A script that includes this decides who may hold: it asks turns() whose turn it is, grants, and wakes with push().
+-- A script that includes this decides who may hold: it asks turn() whose turn it is, grants, and wakes with push().
 
 local GRANTED, QUEUED, BUSY, AGAIN, GONE, REVOKED, FOREIGN, MISUSED, LIMIT = 1, 2, 3, 4, 5, 6, 7, 8, 9
 local RECORD_MS, QUEUE_MS, ALIVE_MS, SKIP = 300000, 10000, 3000, 32
@@ -81,12 +81,13 @@ local function vouch(settle, holds)
   local alive = string.format('%.0f', micros() / 1000 + ALIVE_MS)
   for i = 4, #ARGV, 2 do
     local queued = call('ZSCORE', QUEUE, ARGV[i])
-    if queued and not call('HGET', WAITERS, ARGV[i]) then  -- evicted: nobody knows what it wants
+    local said = queued and call('HGET', WAITERS, ARGV[i])
+    if queued and not said then  -- evicted: nobody knows what it wants
       leave(ARGV[i])
       queued = nil
     end
     if queued then
-      local wants = string.match(call('HGET', WAITERS, ARGV[i]) or '', '^%d+ %d+ %d %S+( .*)') or ''
+      local wants = string.match(said, '^%d+ %d+ %d %S+( .*)') or ''
       call('HSET', WAITERS, ARGV[i], alive .. ' ' .. ARGV[i + 1] .. ' ' .. heard .. ' ' .. channel .. wants)
     end
     states[#states + 1] = queued and QUEUED or GONE
