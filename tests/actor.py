@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import time
 
 import interlock
 import interlock.aio
@@ -36,6 +37,26 @@ class Blocking:
     async def reader(self, name, options, timeout):
         lease = self.leases[name] = self.locks.rwlock(name, **options).read().acquire(timeout)
         return {"token": lease.token, "fence": lease.fence}
+
+    async def together(self, names, options, timeout):
+        locks = [self.locks.lock(name, **options) for name in names]
+        self.leases[names[0]] = self.locks.multi(*locks).acquire(timeout)
+
+    async def arrive(self, name, parties, timeout):
+        return self.locks.barrier(name, parties).wait(timeout)
+
+    async def latched(self, name, count, timeout):
+        self.locks.latch(name, count).wait(timeout)
+
+    async def lead(self, name, options, timeout):
+        lease = self.leases[name] = self.locks.election(name, **options).campaign(timeout)
+        return {"token": lease.token, "term": lease.term}
+
+    async def runs(self, name, options):
+        """Begin to run it, and never end."""
+        return bool(
+            self.locks.once(name, **options).run(lambda lease: say({"result": lease.token}) or time.sleep(1000))
+        )
 
     async def release(self, name):
         return self.leases[name].release()
@@ -80,6 +101,27 @@ class Async(Blocking):
     async def reader(self, name, options, timeout):
         lease = self.leases[name] = await self.locks.rwlock(name, **options).read().acquire(timeout)
         return {"token": lease.token, "fence": lease.fence}
+
+    async def together(self, names, options, timeout):
+        locks = [self.locks.lock(name, **options) for name in names]
+        self.leases[names[0]] = await self.locks.multi(*locks).acquire(timeout)
+
+    async def arrive(self, name, parties, timeout):
+        return await self.locks.barrier(name, parties).wait(timeout)
+
+    async def latched(self, name, count, timeout):
+        await self.locks.latch(name, count).wait(timeout)
+
+    async def lead(self, name, options, timeout):
+        lease = self.leases[name] = await self.locks.election(name, **options).campaign(timeout)
+        return {"token": lease.token, "term": lease.term}
+
+    async def runs(self, name, options):
+        async def forever(lease):
+            say({"result": lease.token})
+            await asyncio.sleep(1000)
+
+        return bool(await self.locks.once(name, **options).run(forever))
 
     async def release(self, name):
         return await self.leases[name].release()

@@ -34,5 +34,5 @@ class Header:
             assert len(keys) == self.renewed * more // group
         elif verb == "execute":
             assert len(keys) >= len(self.keys)
-        else:
+        elif self.keys:  # else they are those of other scripts
             assert len(keys) == len(self.keys)

@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 
 BLOCKING = {
     "acquire", "try_acquire", "release", "extend", "execute", "inspect", "revoke", "close", "__enter__", "__exit__",
-    "available", "set_limit",
+    "available", "set_limit", "count_down", "count", "wait", "reset", "campaign", "resign", "leader", "run", "forget",
 }  # fmt: skip
-MAKING = {"lock", "rlock", "rwlock", "semaphore", "read", "write"}
+MAKING = {
+    "lock", "rlock", "rwlock", "semaphore", "read", "write", "multi", "latch", "barrier", "election", "once", "__getitem__",
+}  # fmt: skip
 
 
 async def until(condition, within: float = 10.0) -> None:
@@ -55,7 +57,7 @@ class Stand:
         if name in BLOCKING:
             return lambda *args, **kwargs: self._kit.in_thread(value, *args, **kwargs)
         if name in MAKING:
-            return lambda *args, **kwargs: Stand(value(*args, **kwargs), self._kit)
+            return lambda *args, **kwargs: Stand(value(*map(real, args), **kwargs), self._kit)
         return value
 
     def __setattr__(self, name, value) -> None:
@@ -64,11 +66,19 @@ class Stand:
         else:
             setattr(self._real, name, value)
 
+    def __getitem__(self, name):
+        return self.__getattr__("__getitem__")(name)
+
     async def __aenter__(self):
         return await self.__getattr__("__enter__")()
 
     async def __aexit__(self, *args):
         return await self.__getattr__("__exit__")(*args)
+
+
+def real(thing):
+    """What stands behind it."""
+    return thing._real if isinstance(thing, Stand) else thing
 
 
 class Kit:
@@ -84,7 +94,7 @@ class Kit:
 
     async def in_thread(self, call, *args, **kwargs):
         result = await asyncio.get_running_loop().run_in_executor(self.pool, lambda: call(*args, **kwargs))
-        return Stand(result, self) if isinstance(result, interlock.Lease) else result
+        return Stand(result, self) if isinstance(result, interlock.Lease | interlock.MultiLease) else result
 
     @property
     def url(self) -> str:

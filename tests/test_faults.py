@@ -61,7 +61,8 @@ async def test_a_late_copy_of_an_acquire_takes_nothing(kit, clean, proxy):
     await until(lambda: not clean.exists("lock:a"))
     lock = locks.lock("a")
     primitive = (lock._real if kit.mode == "threads" else lock)._primitive
-    late = clean.eval(primitive.script.source, 5, *primitive.keys, "acquire", token, 30000, 3000, 0, "nowhere", 1, "")
+    args = ("acquire", token, 30000, 3000, 0, "nowhere", 1, *primitive.terms)
+    late = clean.eval(primitive.script.source, 5, *primitive.keys, *args)
     assert late == [5]  # GONE
     assert not clean.exists("lock:a")
 

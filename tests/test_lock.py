@@ -80,7 +80,7 @@ async def test_acquire_sent_twice_is_the_same_grant(kit, clean):
     lease = await locks.lock("a").acquire()
     script = lease._grant.primitive.script
     keys = lease._grant.primitive.keys
-    args = ("acquire", lease.token, 30000, 3000, 0, "nowhere", 1, "")
+    args = ("acquire", lease.token, 30000, 3000, 0, "nowhere", 1, *lease._grant.primitive.terms)
     assert clean.eval(script.source, len(keys), *keys, *args) == [1, lease.fence]
     assert not clean.exists(keys[2])
     await lease.release()

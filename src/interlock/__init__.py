@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
-from .errors import AcquireTimeout, ConfigError, LeaseLost, LockError, Unavailable
-from .threads import Holder, Interlock, Lease, LeaseState, Lock, PermitState, RLock, RWLock, RWSide, Semaphore, State
+from .errors import AcquireTimeout, BrokenBarrier, ConfigError, LeaseLost, LockError, Unavailable
+from .threads import (
+    Barrier,
+    BarrierState,
+    Election,
+    Holder,
+    Interlock,
+    Latch,
+    LatchState,
+    Leader,
+    Leadership,
+    Lease,
+    LeaseState,
+    Lock,
+    Multi,
+    MultiLease,
+    Once,
+    OnceState,
+    Options,
+    PermitState,
+    Ran,
+    RLock,
+    RWLock,
+    RWSide,
+    Semaphore,
+    Skipped,
+    State,
+)
 
 __all__ = [
-    "AcquireTimeout",
-    "ConfigError",
-    "Holder",
-    "Interlock",
-    "Lease",
-    "LeaseLost",
-    "LeaseState",
-    "Lock",
-    "LockError",
-    "PermitState",
-    "RLock",
-    "RWLock",
-    "RWSide",
-    "Semaphore",
-    "State",
-    "Unavailable",
-]
+    "AcquireTimeout", "Barrier", "BarrierState", "BrokenBarrier", "ConfigError", "Election", "Holder", "Interlock",
+    "Latch", "LatchState", "Leader", "Leadership", "Lease", "LeaseLost", "LeaseState", "Lock", "LockError", "Multi",
+    "MultiLease", "Once", "OnceState", "Options", "PermitState", "RLock", "RWLock", "RWSide", "Ran", "Semaphore",
+    "Skipped", "State", "Unavailable",
+]  # fmt: skip
 __version__ = "0.1.0"

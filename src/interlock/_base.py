@@ -1,23 +1,30 @@
-"""What `Interlock` and its locks are in both modes: checked descriptions, without any I/O."""
+"""What `Interlock` and its locks are in both modes: checked descriptions, and what is done with them.
+
+What waits is written once, as `async def`: the API for asyncio awaits it, that for threads drives it by `run()`.
+"""
 
 from __future__ import annotations
 
 import re
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ._names import SHORTEST_TTL, checked_name, seconds, tagged
+from ._core import COURTESY, FOREVER
+from ._names import SHORTEST_TTL, checked_name, seconds, tagged, whole
 from ._owned import Owned
 from .connect import address
-from .errors import ConfigError
+from .errors import AcquireTimeout, ConfigError, LockError
+from .primitives import barrier, latch, multi, once, permits
 from .primitives.lock import state as lock_state
-from .primitives.permits import state as permits_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from ._core import Primitive
     from ._session import Session
+
+MOST: Final = 1000  # things that a multi takes
 
 
 class Unset:
@@ -59,6 +66,8 @@ def timeout_of(timeout: object) -> float | None:
 class BaseInterlock:
     """Where the locks are, and what is common to them."""
 
+    _here: Callable[[], Any]  # the thread or the task that runs now
+
     def __init__(self, target: object, *, prefix: str, max_ttl: float, label: str | None, for_asyncio: bool) -> None:
         if prefix:
             checked_name(prefix)
@@ -86,12 +95,13 @@ class BaseInterlock:
 
     def _terms(
         self,
-        ttl: float,
-        timeout: float | None,
-        renew: bool,
-        max_hold: float | None,
-        fair: bool,
-        on_lost: Callable[[Any], object] | None,
+        *,
+        ttl: float = 30.0,
+        timeout: float | None = None,
+        renew: bool = True,
+        max_hold: float | None = None,
+        fair: bool = False,
+        on_lost: Callable[[Any], object] | None = None,
     ) -> Terms:
         self._open()
         return Terms(self._checked_ttl(ttl), timeout, renew, max_hold, fair, on_lost)
@@ -100,19 +110,14 @@ class BaseInterlock:
         return f"<{type(self).__module__}.Interlock {self._address.shown}{' closed' if self._closed else ''}>"
 
 
-class BaseLock:
-    """A description of something that can be held: safe to share between threads and tasks.
+class Named:
+    """Something that a name stands for, on this Interlock: safe to share between threads and tasks."""
 
-    Nothing is sent until it is acquired.
-    """
+    __slots__ = ("_interlock", "_primitive")
 
-    __slots__ = ("_entered", "_interlock", "_primitive", "_terms")
-
-    def __init__(self, interlock: Any, primitive: Primitive, terms: Terms) -> None:
+    def __init__(self, interlock: Any, primitive: Primitive) -> None:
         self._interlock = interlock
         self._primitive = primitive
-        self._terms = terms
-        self._entered: dict[object, list[Any]] = {}  # the leases of `with`, by thread or task, the innermost last
 
     @property
     def name(self) -> str:
@@ -124,15 +129,71 @@ class BaseLock:
         session: Session = self._interlock._session
         return session
 
+    def _ask(self, *args: str) -> Any:
+        """A question to the server, to be awaited."""
+        return self._session.core.query(self._primitive, *args)
+
+    def _why(self, reason: str) -> str:
+        """What is told to those from whom it is taken. Raises ConfigError if that is nothing."""
+        why = re.sub(r"[\x00-\x1f\x7f]+", " ", reason).strip()[:200]
+        if not why:
+            raise ConfigError(f"{self._primitive}: a revocation needs a reason, which its holder is told")
+        return f"{why} (by {self._session.core.who()})"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.{type(self).__name__} {self.name!r}>"
+
+
+class BaseLock(Named):
+    """A description of something that can be held. Nothing is sent until it is acquired."""
+
+    __slots__ = ("_entered", "_terms")
+    _kind: type[Any]  # of its leases
+
+    def __init__(self, interlock: Any, primitive: Primitive, terms: Terms) -> None:
+        super().__init__(interlock, primitive)
+        self._terms = terms
+        self._entered: dict[object, list[Any]] = {}  # the leases of `with`, by thread or task, the innermost last
+
+    # Acquiring
+
+    async def _take(self, timeout: float | Unset | None, primitive: Primitive | None = None) -> Any:
+        """A lease, waited for."""
+        if (lease := self._again()) is not None:
+            return lease
+        terms = self._terms
+        lease = await self._session.core.acquire(
+            primitive or self._asked(), self._hold, terms.ttl, self._timeout(timeout), terms.renew, terms.max_hold
+        )
+        self._taken(lease)
+        return lease
+
+    def _timeout(self, timeout: float | Unset | None) -> float | None:
+        return self._terms.timeout if isinstance(timeout, Unset) else timeout_of(timeout)
+
+    def _again(self) -> Any:
+        """The lease that this thread or task has already, taken once more; None if it is to be asked for."""
+        return None
+
+    def _asked(self) -> Primitive:
+        """What is asked for. Raises ConfigError for what could never be had."""
+        return self._primitive
+
+    def _hold(self, grant: Any) -> Any:
+        return self._kind(self._session, self._terms.on_lost, grant)
+
+    def _taken(self, lease: Any) -> None:
+        """It was had."""
+
+    # Its `with`
+
     def _may_enter(self, who: object) -> None:
         """Refuse what would wait for itself for ever. Raises ConfigError."""
-        if any(lease._grant.ended is None for lease in self._entered.get(who, ())):
-            raise self._again("a lock is not reentrant; rlock() is")
-
-    def _again(self, advice: str) -> ConfigError:
-        return ConfigError(
-            f"{self._primitive}: this thread or task is inside it already and would wait for itself for ever; {advice}"
-        )
+        if any(not lease._ended for lease in self._entered.get(who, ())):
+            raise ConfigError(
+                f"{self._primitive}: this thread or task is inside it already and would wait for itself for ever; "
+                "a lock is not reentrant; rlock() is"
+            )
 
     def _enter(self, who: object, lease: Any) -> None:
         self._entered.setdefault(who, []).append(lease)
@@ -144,14 +205,32 @@ class BaseLock:
             del self._entered[who]
         return lease
 
+    # For people
+
     async def _state(self) -> Any:
-        return lock_state(self.name, await self._session.core.query(self._primitive, "inspect", "100"))
+        return lock_state(self.name, await self._ask("inspect", "100"))
 
     async def _revoke(self, reason: str, *, force: bool) -> bool:
-        return await revoke(self._session, self._primitive, reason, force=force)
+        return await revoke(self._session, self._primitive, self._why(reason), force=force)
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__module__}.{type(self).__name__} {self.name!r}>"
+
+class BaseRLock(BaseLock):
+    """A lock that its holder may take again."""
+
+    __slots__ = ()
+
+    @property
+    def _owner(self) -> Any:
+        return self._primitive.owner or self._interlock._here()
+
+    def _again(self) -> Any:
+        held = [lease for lease in self._interlock._owned.of(self._owner, self._primitive.keys[0]) if lease.inside]
+        return held[0].again() if held else None
+
+    def _taken(self, lease: Any) -> None:
+        self._interlock._owned.add(self._owner, self._primitive.keys[0], lease)
+
+    def _may_enter(self, who: object) -> None: ...
 
 
 class BasePermits(BaseLock):
@@ -162,30 +241,192 @@ class BasePermits(BaseLock):
     def _may_enter(self, who: object) -> None:
         """Several permits may be had by one."""
 
-    async def _state(self) -> Any:
-        return permits_state(self.name, await self._session.core.query(self._primitive, "inspect", "100"))
+    async def _state(self) -> permits.PermitState:
+        return permits.state(self.name, await self._ask("inspect", "100"))
 
     async def _revoke(self, reason: str, *, force: bool) -> bool:
-        primitive, core = self._primitive, self._session.core
-        why = f"{checked_reason(primitive, reason)} (by {core.who()})"
-        *_, holders, _ = await core.query(primitive, "inspect", "1000000")
-        done = [await core.query(primitive, "revoke", who, "1" if force else "0", why) for who in holders[::3]]
+        why = self._why(reason)
+        *_, holders, _ = await self._ask("inspect", "1000000")
+        done = [await self._ask("revoke", who, "1" if force else "0", why) for who in holders[::3]]
         return any(each[0] for each in done)
 
 
-def checked_reason(primitive: Primitive, reason: str) -> str:
-    """What its holder is told. Raises ConfigError if that is nothing."""
-    why = re.sub(r"[\x00-\x1f\x7f]+", " ", reason).strip()[:200]
-    if not why:
-        raise ConfigError(f"{primitive}: a revocation needs a reason, which its holder is told")
-    return why
+class BaseRWSide(BasePermits):
+    """Reading, or writing: beside what this thread or task has of the same read-write lock."""
+
+    __slots__ = ()
+
+    def _asked(self) -> Primitive:
+        owned = self._interlock._owned.of(self._interlock._here(), self._primitive.keys[0])
+        return permits.beside(self._primitive, owned)
+
+    def _taken(self, lease: Any) -> None:
+        self._interlock._owned.add(self._interlock._here(), self._primitive.keys[0], lease)
 
 
-async def revoke(session: Session, primitive: Primitive, reason: str, *, force: bool) -> bool:
+class BaseMulti(BaseLock):
+    """Several things, all or none."""
+
+    __slots__ = ("_members",)
+
+    def __init__(self, interlock: Any, lockables: Iterable[Any], terms: Terms) -> None:
+        members = sorted(lockables, key=lambda each: each._primitive.keys[0].encode())
+        super().__init__(interlock, multi.multi([member._primitive for member in members]), terms)
+        self._members = members
+
+    @staticmethod
+    def _checked(interlock: Any, lockables: tuple[Any, ...]) -> tuple[Any, ...]:
+        whole(len(lockables), "the number of its locks", "multi", MOST)
+        seen: set[str] = set()
+        for each in lockables:
+            if not isinstance(each, BaseLock) or each._primitive.script.name not in {"lock", "permits"}:
+                raise ConfigError(
+                    f"multi() takes locks, rlocks, semaphores, and the .read() or .write() of an rwlock, not {each!r}"
+                )
+            if each._interlock is not interlock:
+                raise ConfigError(f"multi(): {each!r} belongs to another Interlock")
+            if each._primitive.owner:
+                raise ConfigError(f"multi(): {each!r} has an owner= and would be taken over: acquire it by itself")
+            if each._primitive.keys[0] in seen:
+                raise ConfigError(f"multi(): the name {each.name!r} is there twice, and would wait for itself")
+            seen.add(each._primitive.keys[0])
+        return lockables
+
+    async def _take(self, timeout: float | Unset | None, primitive: Primitive | None = None) -> Any:
+        assert primitive is None
+        core, timeout = self._session.core, self._timeout(timeout)
+        until = FOREVER if timeout is None else core.port.now() + timeout
+        leases: dict[str, Any] = {}
+        try:
+            for member in self._members:
+                if (lease := member._again()) is not None:
+                    leases[member.name] = lease
+            rest = [member for member in self._members if member.name not in leases]
+            requests = [
+                multi.Request(each._asked(), each._hold, each._terms.ttl, each._terms.renew, each._terms.max_hold)
+                for each in rest
+            ]
+            got = await multi.together(core, requests) if rest else []
+            if isinstance(got, list):
+                for member, lease in zip(rest, got, strict=True):
+                    leases[member.name] = lease
+                    member._taken(lease)
+            elif timeout == 0:
+                raise AcquireTimeout(f"{self._primitive} is not free, since {got} is not")
+            else:
+                for member in rest:
+                    left = None if timeout is None else max(0.0, until - core.port.now())
+                    leases[member.name] = await member._take(left)
+                    for lease in leases.values():  # what was had first may have been lost since
+                        lease.ensure()
+            return self._kind(self._session, self._terms.on_lost, self._primitive.name, leases)
+        except BaseException as error:
+            undone = [lease._abandon() for lease in reversed(leases.values())]
+            if isinstance(error, LockError):
+                for signal in filter(None, undone):
+                    await core.port.wait(signal, core.port.now() + COURTESY)
+            if isinstance(error, AcquireTimeout) and timeout:
+                raise AcquireTimeout(f"{self._primitive} was not acquired within {timeout:g} s: {error}") from error
+            raise
+
+    async def _state(self) -> dict[str, Any]:
+        return {member.name: await member._state() for member in self._members}
+
+    async def _revoke(self, reason: str, *, force: bool) -> bool:
+        return any([await member._revoke(reason, force=force) for member in self._members])
+
+
+class BaseLatch(Named):
+    """A latch: what it asks."""
+
+    __slots__ = ()
+
+    async def _count(self) -> int:
+        left = (await self._state()).left
+        return int(self._primitive.terms[0]) if left is None else left
+
+    async def _state(self) -> latch.LatchState:
+        return latch.state(self.name, await self._ask("inspect", "100"))
+
+    async def _revoke(self, reason: str) -> bool:
+        (done,) = await self._ask("revoke", f"it was revoked: {self._why(reason)}")
+        return bool(done)
+
+
+class BaseBarrier(Named):
+    """A barrier: what it asks."""
+
+    __slots__ = ()
+
+    async def _state(self) -> barrier.BarrierState:
+        return barrier.state(self.name, await self._ask("inspect", "100"))
+
+    async def _revoke(self, reason: str) -> bool:
+        (done,) = await self._ask("revoke", f"it was revoked: {self._why(reason)}")
+        return bool(done)
+
+
+class BaseElection(BaseLock):
+    """An election: which of its leases was the last one."""
+
+    __slots__ = ("_won",)
+
+    def __init__(self, interlock: Any, primitive: Primitive, terms: Terms) -> None:
+        super().__init__(interlock, primitive, terms)
+        self._won: weakref.ref[Any] | None = None
+
+    def _taken(self, lease: Any) -> None:
+        self._won = weakref.ref(lease)
+
+    def _elected(self) -> Any:
+        return self._won() if self._won else None
+
+
+class BaseOnce(BaseLock):
+    """Work that runs once: how a run begins and ends."""
+
+    __slots__ = ("_limits",)
+
+    def __init__(self, interlock: Any, primitive: Primitive, terms: Terms, limits: once.Limits) -> None:
+        super().__init__(interlock, primitive, terms)
+        self._limits = limits
+
+    async def _begin(self) -> Any:
+        """The lease of a run, or Skipped."""
+        limits = self._limits
+        try:
+            lease = await self._session.core.acquire(
+                self._primitive, self._hold, limits.ttl, 0, True, limits.at_most, once.passed
+            )
+        except once.Passed as passed:
+            return passed.skipped
+        lease._grant.attempt.parting = limits.parting(succeeded=False)
+        return lease
+
+    def _done(self, lease: Any, value: Any) -> once.Ran[Any]:
+        """The run has succeeded: its release will say so."""
+        lease._grant.attempt.parting = self._limits.parting(succeeded=True)
+        return once.ran(lease._grant, value)
+
+    async def _forget(self) -> bool:
+        (was,) = await self._ask("forget", "-")
+        return bool(was)
+
+    async def _state(self) -> once.OnceState:
+        return once.state(self.name, await self._ask("inspect", "1"))
+
+    async def _revoke(self, reason: str, *, force: bool) -> bool:
+        state = await self._state()
+        if state.running is None:
+            return False
+        done, _ = await self._ask("revoke", state.running, "1" if force else "0", self._why(reason))
+        return bool(done)
+
+
+async def revoke(session: Session, primitive: Primitive, why: str, *, force: bool) -> bool:
     """See Lock.revoke."""
-    core = session.core
-    why = checked_reason(primitive, reason)
-    value, pttl, *_ = await core.query(primitive, "inspect", "1")
+    query = session.core.query
+    value, pttl, *_ = await query(primitive, "inspect", "1")
     holder = value.removeprefix(b"!")
     if not holder or (value != holder and not force):
         return False
@@ -194,5 +435,5 @@ async def revoke(session: Session, primitive: Primitive, reason: str, *, force: 
             f"{primitive} is held without an expiry by {holder.decode(errors='replace')!r}: a revocation that "
             "waits for its holder would wait for ever. If nobody is at work there, use force=True"
         )
-    done, _ = await core.query(primitive, "revoke", value, "1" if force else "0", f"{why} (by {core.who()})")
+    done, _ = await query(primitive, "revoke", value, "1" if force else "0", why)
     return bool(done)

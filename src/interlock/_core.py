@@ -20,13 +20,14 @@ import logging
 import math
 import os
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
-from .errors import AcquireTimeout, ConfigError, LeaseLost, LockError, Unavailable
+from .errors import AcquireTimeout, BrokenBarrier, ConfigError, LeaseLost, LockError, Unavailable
 
 if TYPE_CHECKING:
     import weakref
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Coroutine, Sequence
     from contextlib import AbstractContextManager
 
     from ._renewal import Renewal
@@ -38,7 +39,7 @@ L = TypeVar("L")
 log = logging.getLogger("interlock")
 
 # Reply codes, the same in every .lua file.
-GRANTED, QUEUED, BUSY, AGAIN, GONE, REVOKED, FOREIGN, MISUSED, LIMIT = range(1, 10)
+GRANTED, QUEUED, BUSY, AGAIN, GONE, REVOKED, FOREIGN, MISUSED, LIMIT, BROKEN = range(1, 11)
 
 RETRY_FOR: Final = 5.0  # seconds that a server may stay away before a call says Unavailable
 GRANT_LIFE: Final = 3.0  # seconds that a handover waits for its confirmation, at most (less with a short ttl)
@@ -152,6 +153,10 @@ class Primitive(NamedTuple):
     """What an acquire says beside what all say."""
     owner: str = ""
     """With what its tokens begin: for holders that are the same in another process."""
+    parting: tuple[str, ...] = ()
+    """What a release says beside what all say."""
+    phased: bool = False
+    """Whether its waiters say in which generation of it they wait, so that no other one can keep them."""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name!r}"
@@ -160,7 +165,7 @@ class Primitive(NamedTuple):
 class Attempt:
     """One try to get a primitive, from its first request until it is granted or undone."""
 
-    __slots__ = ("entered", "in_doubt", "life_ms", "over", "primitive", "signal", "token", "ttl")
+    __slots__ = ("entered", "in_doubt", "life_ms", "over", "parting", "phase", "primitive", "signal", "token", "ttl")
 
     def __init__(self, primitive: Primitive, token: str, ttl: float, signal: Signal | None) -> None:
         self.primitive = primitive
@@ -171,6 +176,8 @@ class Attempt:
         self.over = False  # nobody waits for it any more
         self.in_doubt = False  # a copy of a request may still be on its way
         self.entered = False  # it stands in the queue
+        self.phase = ""  # the generation in which it waits, if its primitive has such
+        self.parting = primitive.parting
 
 
 class Grant:
@@ -237,6 +244,14 @@ class Grant:
         )
 
 
+Busy = Callable[[Primitive, float, Any], LockError]  # the timeout in seconds, and the reply
+
+
+def capped(ttl: float, max_hold: float) -> float:
+    """The ttl of a lease that ends with max_hold, at the latest."""
+    return min(ttl, max_hold + 2 * margin(ttl))
+
+
 def margin(ttl: float) -> float:
     """Seconds by which we stop believing before the server does: clocks run at different speeds."""
     return ttl / 1000 if ttl > 1 else 0.001
@@ -275,43 +290,66 @@ class Core:
         timeout: float | None,
         renews: bool = True,
         max_hold: float | None = None,
+        busy: Busy | None = None,
     ) -> L:
         """A lease, made by `hold`. Raises AcquireTimeout if it can't be had in time.
 
         `timeout` is in seconds: None waits for ever, 0 not at all.
         """
-        port = self.port
+
+        def held(attempt: Attempt, reply: Any, sent: float) -> L | None:
+            return self.hold(attempt, reply[1], sent, hold, renews=renews, max_hold=max_hold)
+
+        return await self.obtain(primitive, held, ttl if max_hold is None else capped(ttl, max_hold), timeout, busy)
+
+    def attempt(self, primitive: Primitive, ttl: float, *, wait: bool) -> Attempt:
+        """A new one, with a token that nobody ever had."""
+        token = f"{primitive.owner}{self.who()}/{os.urandom(16).hex()}"
+        return Attempt(primitive, token, ttl, self.port.signal() if wait else None)
+
+    async def obtain(
+        self,
+        primitive: Primitive,
+        accept: Callable[[Attempt, Any, float], L | None],
+        ttl: float,
+        timeout: float | None,
+        busy: Busy | None = None,
+    ) -> L:
+        """Ask until it is granted: what `accept` makes of that; or again, if that is None.
+
+        Raises what `busy` makes of a refusal, or of the last answer when the time is over.
+        """
+        port, busy = self.port, busy or held_by_another
         started = port.now()
         wait = timeout is None or timeout > 0
         until = FOREVER if timeout is None else started + (timeout or RETRY_FOR)
-        if max_hold is not None:
-            ttl = min(ttl, max_hold + 2 * margin(ttl))
-        token = f"{primitive.owner}{self.who()}/{os.urandom(16).hex()}"
-        attempt = Attempt(primitive, token, ttl, port.signal() if wait else None)
-        ttl_ms, waits = str(int(ttl * 1000)), "1" if wait else "0"
+        attempt = self.attempt(primitive, ttl, wait=wait)
+        token, ttl_ms, waits = attempt.token, str(int(ttl * 1000)), "1" if wait else "0"
         late = 0
         try:
             self.waiters.expect(attempt)
             while True:
                 heard = self.waiters.heard
                 args = ("acquire", token, ttl_ms, attempt.life_ms, heard, self.channel, waits, *primitive.terms)
-                reply, sent = await self.ask(attempt, args, until)
+                reply, sent = await self.ask(attempt, (*args, attempt.phase) if primitive.phased else args, until)
                 code = reply[0]
                 if code == GRANTED:
-                    lease = self._hold(attempt, reply[1], sent, hold, renews=renews, max_hold=max_hold)
-                    if lease is not None:
+                    accepted = accept(attempt, reply, sent)
+                    if accepted is not None:
                         self.waiters.leave(attempt)
-                        return lease
+                        return accepted
                     late += 1
                     if late == TOO_LATE:
                         raise Unavailable(f"{primitive}: {port.shown} answers too late for a lease of {ttl:g} s")
                     continue
                 if code == QUEUED:
                     attempt.entered = True
+                    if primitive.phased:
+                        attempt.phase = reply[4].decode()
                     if not await self.waiters.wait(attempt, reply[2], bool(reply[3]), until):
-                        raise _busy(primitive, timeout or 0, reply)
+                        raise busy(primitive, timeout or 0, reply)
                 elif code == BUSY:
-                    raise _busy(primitive, 0, reply)
+                    raise busy(primitive, 0, reply)
                 elif code != AGAIN:
                     raise unobtainable(primitive, code, reply)
         except BaseException as error:
@@ -327,7 +365,7 @@ class Core:
                 raise AcquireTimeout(f"{primitive} was not acquired within {timeout:g} s: {error}") from error
             raise
 
-    def _hold(
+    def hold(
         self,
         attempt: Attempt,
         fence: int,
@@ -351,6 +389,12 @@ class Core:
             grant.ended = Grant.RELEASED
             raise
         return lease
+
+    def give_up(self, grant: Grant) -> Signal:
+        """Give it back in the background, for nobody will use it. The signal tells when that is done."""
+        grant.ended = grant.ended or Grant.RELEASED
+        self.renewal.forget(grant)
+        return self.undo.add(grant.attempt)
 
     async def ask(self, attempt: Attempt, args: Sequence[Argument], until: float) -> tuple[Any, float]:
         """One question of an attempt, retried while the server is away: the reply, and when it was sent."""
@@ -400,7 +444,7 @@ class Core:
             grant.ended = Grant.RELEASED
             self.renewal.forget(grant)
             self.releasing[attempt.token] = attempt
-            args = ("release", attempt.token, gone_ms(attempt))
+            args = ("release", attempt.token, gone_ms(attempt), *attempt.parting)
             attempt.in_doubt = False  # from here on it tells whether a release was sent twice
             until = FOREVER
             if grant.deadline < now + RETRY_FOR:  # after its ttl it is free by itself
@@ -508,16 +552,20 @@ def renewal_verdict(state: Any) -> str | None:
     return "it was revoked" if state == REVOKED else "the server has no such lease any more"
 
 
-def _busy(primitive: Primitive, timeout: float, reply: Any) -> AcquireTimeout:
+def held_by_another(primitive: Primitive, timeout: float, reply: Any) -> AcquireTimeout:
+    """What is said to one that did not get it."""
     holder = reply[1].decode(errors="replace")
     if not holder:
         return AcquireTimeout(f"{primitive} was not acquired within {timeout:g} s: others are before us in the queue")
     tried = f"was not acquired within {timeout:g} s" if timeout else "is not free"
     revoked = ", whose lease is revoked and" if holder.startswith("!") else ", which"
-    return AcquireTimeout(
-        f"{primitive} {tried}: it is held by {holder.removeprefix('!')}{revoked} had {max(0, reply[2]) / 1000:.3g} s "
+    holder = holder.removeprefix("!")
+    error = AcquireTimeout(
+        f"{primitive} {tried}: it is held by {holder}{revoked} had {max(0, reply[2]) / 1000:.3g} s "
         "left when last asked. Wait longer, or see .inspect()"
     )
+    error.holder = holder
+    return error
 
 
 def unobtainable(primitive: Primitive, code: int, reply: Any) -> LockError:
@@ -532,10 +580,12 @@ def unobtainable(primitive: Primitive, code: int, reply: Any) -> LockError:
             f"{primitive}: the name is in use as something else, or by another version ({text!r}). Use another name"
         )
     if code == LIMIT:
-        return ConfigError(
-            f"{primitive} has the limit {reply[1]}, which others use now. Give that one, or change it for all with "
-            "set_limit()"
+        what, way = (
+            ("parties", "") if primitive.kind == "barrier" else ("limit", ", or change it for all with set_limit()")
         )
+        return ConfigError(f"{primitive} has the {what} {reply[1]}, which others use now. Give that one{way}")
+    if code == BROKEN:
+        return BrokenBarrier(f"{primitive}: who waits here waits in vain, since {text}")
     if code == REVOKED:
         return LeaseLost(f"{primitive} was revoked ({text}) in the moment it was handed over. Acquire it again")
     return AcquireTimeout(f"{primitive}: this attempt was given up and can't be granted any more. Acquire it again")

@@ -9,15 +9,18 @@ from __future__ import annotations
 import enum
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from ._core import Grant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from ._core import Signal
     from ._session import Session
 
+L = TypeVar("L", bound="BaseLease")
 # What `execute` gives back: bytes for strings, as the server sent them.
 Reply = bytes | str | int | float | None | list["Reply"]
 
@@ -38,13 +41,15 @@ class LeaseState(enum.StrEnum):
 class BaseLease:
     """What a lease can tell without any I/O."""
 
-    __slots__ = ("__weakref__", "_grant", "_lost", "_on_lost_call", "_session")
+    __slots__ = ("__weakref__", "_depth", "_grant", "_lost", "_on_lost_call", "_session", "_wholes")
 
     def __init__(self, session: Session, on_lost: Callable[[Any], object] | None, grant: Grant) -> None:
         self._session = session
         self._grant = grant
         self._on_lost_call = on_lost
         self._lost: Any = None
+        self._depth: int = 1  # how often it was acquired, and not released yet
+        self._wholes: tuple[weakref.ref[BaseMultiLease[Any]], ...] = ()  # of which it is a part
         grant.owner = weakref.ref(self)
 
     @property
@@ -89,6 +94,17 @@ class BaseLease:
             self._lost.set()
         if self._on_lost_call is not None:
             self._session.port.tell(self._on_lost_call, self)
+        for reference in self._wholes:
+            if whole := reference():
+                whole._on_lost()
+
+    @property
+    def _ended(self) -> bool:
+        return self._grant.ended is not None
+
+    def _abandon(self) -> Signal | None:
+        """Nobody will use it: it is given back in the background. The signal tells when that is done."""
+        return self._session.core.give_up(self._grant)
 
     def _event(self, make: Callable[[], Any]) -> Any:
         with self._session.port.mutex:
@@ -112,3 +128,101 @@ class BaseLease:
                 source=self,
                 stacklevel=2,
             )
+
+
+class BaseReentrantLease(BaseLease):
+    """The lease of an rlock: it is given back as often as it was acquired, the last time to the server."""
+
+    __slots__ = ()
+
+    def again(self) -> Self:
+        """Have it once more. Raises LeaseLost."""
+        self.ensure()
+        self._depth += 1
+        return self
+
+    @property
+    def inside(self) -> bool:
+        """Whether somebody has yet to release it: also one that was lost."""
+        return self._depth > 0
+
+    def _inner(self) -> bool:
+        self._depth -= 1
+        return self._depth > 0
+
+    def _abandon(self) -> Signal | None:
+        return None if self._inner() else super()._abandon()
+
+
+class BaseMultiLease(Generic[L]):
+    """Several leases as one: what it can tell without any I/O."""
+
+    __slots__ = ("__weakref__", "_leases", "_lost", "_name", "_on_lost_call", "_session", "_told")
+
+    def __init__(
+        self, session: Session, on_lost: Callable[[Any], object] | None, name: str, leases: dict[str, L]
+    ) -> None:
+        self._session = session
+        self._on_lost_call = on_lost
+        self._name = name
+        self._leases = leases
+        self._lost: Any = None
+        self._told = False
+        for lease in leases.values():
+            lease._wholes = (*(each for each in lease._wholes if each()), weakref.ref(self))
+
+    @property
+    def name(self) -> str:
+        """The names that were locked, in the order of their keys."""
+        return self._name
+
+    def __getitem__(self, name: str) -> L:
+        """The lease on one of them: for its `execute`, or its token."""
+        return self._leases[name]
+
+    @property
+    def fence(self) -> Mapping[str, int]:
+        """For each name a number that only grows from grant to grant: send it with your writes there."""
+        return MappingProxyType({name: lease.fence for name, lease in self._leases.items()})
+
+    @property
+    def state(self) -> LeaseState:
+        """The worst of theirs: LOST when any is lost."""
+        states = {lease.state for lease in self._leases.values()}
+        return next(
+            each
+            for each in (LeaseState.LOST, LeaseState.RELEASED, LeaseState.JEOPARDY, LeaseState.HELD)
+            if each in states
+        )
+
+    def remaining(self) -> float:
+        """Seconds for which all of them are certainly ours; 0.0 once one has ended."""
+        return min(lease.remaining() for lease in self._leases.values())
+
+    def ensure(self) -> None:
+        """Raise LeaseLost unless all are certainly still ours. No I/O: cheap enough before every write."""
+        for lease in self._leases.values():
+            lease.ensure()
+
+    @property
+    def _ended(self) -> bool:
+        return any(lease._ended for lease in self._leases.values())
+
+    def _on_lost(self) -> None:
+        """Tell the holder, once, that one of them was lost."""
+        if self._lost is not None:
+            self._lost.set()
+        if self._on_lost_call is not None and not self._told:
+            self._told = True
+            self._session.port.tell(self._on_lost_call, self)
+
+    def _event(self, make: Callable[[], Any]) -> Any:
+        with self._session.port.mutex:
+            if self._lost is None:
+                self._lost = make()
+        if self.state is LeaseState.LOST:
+            self._lost.set()
+        return self._lost
+
+    def __repr__(self) -> str:
+        return f"<MultiLease {self._name!r} {self.state.value} for {self.remaining():.3f} s>"

@@ -71,3 +71,10 @@ def seconds(value: object, what: str, *, least: float = 0.0, most: float = math.
         bounds = f"at least {least:g}" + (f" and at most {most:g}" if most != math.inf else "")
         raise ConfigError(f"{what} must be {bounds} seconds, not {value:g}")
     return float(value)
+
+
+def whole(value: object, what: str, subject: object, most: int) -> int:
+    """A number of things. Raises ConfigError, which says what would be right."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise ConfigError(f"{subject}: {what} must be a whole number from 1 to {most}, not {value!r}")
+    return value

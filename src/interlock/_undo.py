@@ -62,4 +62,4 @@ class Undo:
 def message(attempt: Attempt) -> Message:
     """The undo of an attempt, which is also its release."""
     primitive = attempt.primitive
-    return primitive.script, primitive.keys, ("release", attempt.token, gone_ms(attempt))
+    return primitive.script, primitive.keys, ("release", attempt.token, gone_ms(attempt), *attempt.parting)

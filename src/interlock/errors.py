@@ -3,13 +3,16 @@
 LockError
 ├── AcquireTimeout   also a TimeoutError: the lock was not had in time; nothing is left behind
 ├── LeaseLost        the lease has ended under its holder: stop writing
+├── BrokenBarrier    also threading's BrokenBarrierError: those whom we wait for will not come
 ├── Unavailable      also a ConnectionError: the server cannot be reached, or not enough of them
 └── ConfigError      also a ValueError: bad URL, name, ttl, limit, or a server set up so that no lock is safe
 """
 
 from __future__ import annotations
 
-__all__ = ["AcquireTimeout", "ConfigError", "LeaseLost", "LockError", "Unavailable"]
+from threading import BrokenBarrierError
+
+__all__ = ["AcquireTimeout", "BrokenBarrier", "ConfigError", "LeaseLost", "LockError", "Unavailable"]
 
 
 class LockError(Exception):
@@ -19,9 +22,16 @@ class LockError(Exception):
 class AcquireTimeout(LockError, TimeoutError):  # noqa: N818 (the names are the contract)
     """The lock was not acquired within its timeout. Nothing stays queued or held."""
 
+    holder: str | None = None
+    """The token of who had it, when last asked."""
+
 
 class LeaseLost(LockError):  # noqa: N818
     """The lease is not ours any more, or not certainly ours: the holder must stop writing."""
+
+
+class BrokenBarrier(LockError, BrokenBarrierError):  # noqa: N818
+    """Who waits at this barrier or latch waits in vain: a party left or died, or it was reset, revoked, or is gone."""
 
 
 class Unavailable(LockError, ConnectionError):  # noqa: N818

@@ -5,45 +5,69 @@ from __future__ import annotations
 import functools
 import inspect as _inspect
 import threading
-from typing import TYPE_CHECKING, Generic, ParamSpec, Self, TypeVar
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Generic, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
 
-from ._base import UNSET, BaseInterlock, BaseLock, BasePermits, Terms, Unset, timeout_of
+from ._base import (
+    UNSET,
+    BaseBarrier,
+    BaseElection,
+    BaseInterlock,
+    BaseLatch,
+    BaseLock,
+    BaseMulti,
+    BaseOnce,
+    BasePermits,
+    BaseRLock,
+    BaseRWSide,
+    Terms,
+    Unset,
+    timeout_of,
+)
 from ._core import run
-from ._lease import BaseLease, LeaseState, Reply
+from ._lease import BaseLease, BaseMultiLease, BaseReentrantLease, LeaseState, Reply
 from ._names import checked_name, word
 from ._session import Session
-from .errors import AcquireTimeout, ConfigError
+from ._template import Template, busy_skips
+from .errors import AcquireTimeout, ConfigError, LeaseLost
 from .ports.threads import ThreadPort
+from .primitives import barrier, latch, permits
+from .primitives.barrier import BarrierState
+from .primitives.election import Leader, Watch, election, leader
+from .primitives.latch import LatchState
 from .primitives.lock import State, lock, owned_by
-from .primitives.permits import (
-    Holder,
-    PermitState,
-    available,
-    beside,
-    reading,
-    semaphore,
-    set_limit,
-    wanted,
-    writing,
-)
+from .primitives.once import Limits, OnceState, Ran, Skipped, once
+from .primitives.permits import Holder, PermitState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
 
     import redis
 
-    from ._core import Grant, Primitive
 
 __all__ = [
-    "Holder", "Interlock", "Lease", "LeaseState", "Lock", "PermitState", "RLock", "RWLock", "RWSide", "Semaphore",
-    "State",
+    "Barrier", "BarrierState", "Election", "Holder", "Interlock", "Latch", "LatchState", "Leader", "Leadership",
+    "Lease", "LeaseState", "Lock", "Multi", "MultiLease", "Once", "OnceState", "Options", "PermitState", "RLock",
+    "RWLock", "RWSide", "Ran", "Semaphore", "Skipped", "State",
 ]  # fmt: skip
 
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
-L = TypeVar("L", bound="Lease")
+L = TypeVar("L")
+MONTH = 30 * 86_400.0
+
+
+class Options(TypedDict, total=False):
+    """How something is acquired and held; Interlock.lock says what each means, and what it is by default."""
+
+    ttl: float
+    timeout: float | None
+    renew: bool
+    max_hold: float | None
+    fair: bool
+    on_lost: Callable[[Lease], object] | None
 
 
 class Interlock(BaseInterlock):
@@ -56,6 +80,8 @@ class Interlock(BaseInterlock):
     people who we are. Raises ConfigError. Connects at the first use. Close it, or use it in a `with`: that gives
     back all that is held. Safe to share between threads; a child made by fork holds nothing and connects anew.
     """
+
+    _here = staticmethod(threading.current_thread)
 
     def __init__(
         self,
@@ -94,66 +120,124 @@ class Interlock(BaseInterlock):
         Raises ConfigError. Nothing is sent until it is acquired.
 
         """
-        terms = self._terms(ttl, timeout, renew, max_hold, fair, on_lost)
+        terms = self._terms(ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold, fair=fair, on_lost=on_lost)
         return Lock(self, lock(name, self.prefix), terms)
 
-    def rlock(
-        self,
-        name: str,
-        *,
-        owner: str | None = None,
-        ttl: float = 30.0,
-        timeout: float | None = None,
-        renew: bool = True,
-        max_hold: float | None = None,
-        fair: bool = False,
-        on_lost: Callable[[Lease], object] | None = None,
-    ) -> RLock:
+    def rlock(self, name: str, *, owner: str | None = None, **options: Unpack[Options]) -> RLock:
         """Mutual exclusion that its holder may enter again: the thread that has it, without I/O and with one fence.
 
         The same lock as `lock(name)`, and the same options. `owner` names a holder that is not a thread: who comes
         with the same word, in another process or after a restart, takes the lease over, with a new fence; the one
         before has lost it. Raises ConfigError. Nothing is sent until it is acquired.
         """
-        terms = self._terms(ttl, timeout, renew, max_hold, fair, on_lost)
-        return RLock(self, lock(name, self.prefix, owned_by(owner)), terms)
+        return RLock(self, lock(name, self.prefix, owned_by(owner)), self._terms(**options))
 
-    def rwlock(
-        self,
-        name: str,
-        *,
-        ttl: float = 30.0,
-        timeout: float | None = None,
-        renew: bool = True,
-        max_hold: float | None = None,
-        fair: bool = False,
-        on_lost: Callable[[Lease], object] | None = None,
-    ) -> RWLock:
+    def rwlock(self, name: str, **options: Unpack[Options]) -> RWLock:
         """Many readers, `.read()`, or one writer, `.write()`: in order of arrival, so that neither starves.
 
         Options as for `lock()`; each reader has a lease of its own. Raises ConfigError.
         """
-        return RWLock(self, checked_name(name), self._terms(ttl, timeout, renew, max_hold, fair, on_lost))
+        return RWLock(self, checked_name(name), self._terms(**options))
 
-    def semaphore(
-        self,
-        name: str,
-        limit: int,
-        *,
-        ttl: float = 30.0,
-        timeout: float | None = None,
-        renew: bool = True,
-        max_hold: float | None = None,
-        fair: bool = False,
-        on_lost: Callable[[Lease], object] | None = None,
-    ) -> Semaphore:
+    def semaphore(self, name: str, limit: int, **options: Unpack[Options]) -> Semaphore:
         """Up to `limit` permits at a time, over all processes; in order of arrival. Options as for `lock()`.
 
         Permits are leased, so a crash gives them back. The limit is the server's: who comes with another one gets a
         ConfigError. Raises ConfigError. Nothing is sent until it is acquired.
         """
-        terms = self._terms(ttl, timeout, renew, max_hold, fair, on_lost)
-        return Semaphore(self, semaphore(name, self.prefix, limit), terms)
+        return Semaphore(self, permits.semaphore(name, self.prefix, limit), self._terms(**options))
+
+    def multi(
+        self,
+        *lockables: Lock | RWSide | Semaphore,
+        timeout: float | None = None,
+        on_lost: Callable[[MultiLease], object] | None = None,
+    ) -> Multi:
+        """All of these or none, without deadlock, in whatever order they are named here or elsewhere.
+
+        Each is held as it says itself (its ttl, renew, max_hold); `timeout` (seconds) is for all together, and
+        `on_lost` is called with the lease over all when any is lost. Raises ConfigError. Nothing is sent until it is
+        acquired.
+        """
+        return Multi(self, Multi._checked(self, lockables), self._terms(timeout=timeout, on_lost=on_lost))
+
+    def latch(self, name: str, count: int, *, ttl: float = 3600.0) -> Latch:
+        """A count that goes down to zero, once: who waits for that goes on, and so does who comes later.
+
+        Whoever comes first sets the count. It is forgotten `ttl` seconds after anybody last came. Raises ConfigError.
+        Nothing is sent until it is used.
+        """
+        self._open()
+        return Latch(self, latch.latch(name, self.prefix, count, ttl))
+
+    def barrier(self, name: str, parties: int) -> Barrier:
+        """So many parties wait for each other, and go on together; again and again. Raises ConfigError."""
+        self._open()
+        return Barrier(self, barrier.barrier(name, self.prefix, parties))
+
+    def election(self, name: str, **options: Unpack[Options]) -> Election:
+        """One of many processes leads, until it dies, loses its lease, or resigns. Options as for `lock()`.
+
+        A dead leader is replaced within ttl + 1 s. Raises ConfigError. Nothing is sent until it is used.
+        """
+        return Election(self, election(name, self.prefix), self._terms(**options))
+
+    def once(
+        self, name: str, *, at_most: float, at_least: float = 0.0, key: str | None = None, keep: float = MONTH
+    ) -> Once:
+        """Work that runs on one machine only: the others skip it.
+
+        Args:
+            name: of the work.
+            at_most: seconds that it may take. Then it is lost to whoever runs it, and another one may begin.
+            at_least: seconds after its start before which no other run begins, however fast it was.
+            key: runs once for each key, as a date or a version; one that failed is run again.
+            keep: seconds for which it is remembered that the run for a key has succeeded.
+
+        The run of a process that died is free again after 30 s (or `at_most`, if that is less). Raises ConfigError.
+
+        """
+        limits = Limits(at_most, at_least, keep, keyed=key is not None, max_ttl=self.max_ttl)
+        return Once(self, once(name, self.prefix, key), self._terms(ttl=limits.ttl), limits)
+
+    @overload
+    def synchronized(
+        self, name: str, *, busy: Literal["wait", "raise"] = "wait", **options: Unpack[Options]
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+    @overload
+    def synchronized(
+        self, name: str, *, busy: Literal["skip"], **options: Unpack[Options]
+    ) -> Callable[[Callable[P, R]], Callable[P, R | Skipped]]: ...
+    def synchronized(
+        self, name: str, *, busy: str = "wait", **options: Unpack[Options]
+    ) -> Callable[[Callable[P, R]], Callable[P, R | Skipped]]:
+        """Decorate a function or method: each call runs under the rlock whose name is made of the call's arguments.
+
+        `name` is a format, as in "report:{user_id}" or "shop:{self.id}"; options as for `lock()`. When it is busy:
+        "wait" (up to `timeout`), "raise" AcquireTimeout at once, or "skip": the call returns Skipped, which is false.
+        Raises ConfigError; a call that lacks an argument which the name needs raises it, too.
+        """
+        skips, timeout = busy_skips(busy, name, options.get("timeout"))
+        terms = self._terms(**options)
+
+        def decorate(function: Callable[P, R]) -> Callable[P, R | Skipped]:
+            template = Template(name, function, for_asyncio=False)
+
+            @functools.wraps(function)
+            def synchronized(*args: P.args, **kwargs: P.kwargs) -> R | Skipped:
+                asked = RLock(self, lock(template.name(args, kwargs), self.prefix), terms)
+                try:
+                    lease = asked.acquire(timeout)
+                except AcquireTimeout as error:
+                    if skips:
+                        return Skipped(asked.name, error.holder, None, None)
+                    raise
+                with lease:
+                    return function(*args, **kwargs)
+
+            return synchronized
+
+        return decorate
 
     def close(self) -> None:
         """Release all that is held, end all waiting, close the connections. Takes about a second at the most."""
@@ -218,29 +302,10 @@ class Lease(BaseLease):
         run(self._session.core.leave(self._grant, error))
 
 
-class ReentrantLease(Lease):
+class ReentrantLease(BaseReentrantLease, Lease):
     """The lease of an rlock: it is given back as often as it was acquired, the last time to the server."""
 
-    __slots__ = ("_depth",)
-
-    def __init__(self, session: Session, on_lost: Callable[[Lease], object] | None, grant: Grant) -> None:
-        super().__init__(session, on_lost, grant)
-        self._depth = 1
-
-    def again(self) -> Self:
-        """Have it once more. Raises LeaseLost."""
-        self.ensure()
-        self._depth += 1
-        return self
-
-    @property
-    def inside(self) -> bool:
-        """Whether somebody has yet to release it: also one that was lost."""
-        return self._depth > 0
-
-    def _inner(self) -> bool:
-        self._depth -= 1
-        return self._depth > 0
+    __slots__ = ()
 
     def release(self) -> bool:
         """Leave it once; the last time, give it back: whether it was still ours."""
@@ -253,33 +318,71 @@ class ReentrantLease(Lease):
             super().__exit__(kind, error, trace)
 
 
-class Lockable(BaseLock, Generic[S]):
+class MultiLease(BaseMultiLease[Lease]):
+    """Several leases as one: `lease.fence["a"]` is the fence of one, `lease["a"]` its lease."""
+
+    __slots__ = ()
+
+    @property
+    def lost(self) -> threading.Event:
+        """Set when any of them is lost."""
+        event: threading.Event = self._event(threading.Event)
+        return event
+
+    def release(self) -> bool:
+        """Give all back: whether all were still ours. Safe to repeat. Raises Unavailable if nobody can tell."""
+        ours: list[bool] = []
+        with ExitStack() as stack:  # each is released, whatever the others say
+            for lease in self._leases.values():
+                stack.callback(self._release_one, lease, ours)
+        return all(ours)
+
+    @staticmethod
+    def _release_one(lease: Lease, ours: list[bool]) -> None:
+        ours.append(lease.release())
+
+    def extend(self, ttl: float) -> None:
+        """Make all last at least `ttl` seconds from now. Raises LeaseLost or Unavailable."""
+        for lease in self._leases.values():
+            lease.extend(ttl)
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.callback(self.release)
+            self.ensure()  # no body runs under leases one of which has ended
+            stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        stack = ExitStack()
+        for lease in self._leases.values():
+            stack.push(lease)
+        stack.__exit__(kind, error, trace)
+
+
+class Lockable(BaseLock, Generic[S, L]):
     """Something that can be held: a `with` holds it, a decorated function runs under it."""
 
     __slots__ = ()
 
-    def acquire(self, timeout: float | Unset | None = UNSET) -> Lease:
+    def acquire(self, timeout: float | Unset | None = UNSET) -> L:
         """Wait for it.
 
         `timeout` is in seconds and bounds all of the call: None waits for ever, 0 does not wait; its own by
         default. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind.
         """
-        return self._acquired(self._primitive, timeout, Lease)
+        return run(self._take(timeout))  # type: ignore[no-any-return]
 
-    def _acquired(self, primitive: Primitive, timeout: float | Unset | None, kind: type[L]) -> L:
-        session, terms = self._session, self._terms
-        timeout = terms.timeout if isinstance(timeout, Unset) else timeout_of(timeout)
-        hold = functools.partial(kind, session, terms.on_lost)
-        return run(session.core.acquire(primitive, hold, terms.ttl, timeout, terms.renew, terms.max_hold))
-
-    def try_acquire(self) -> Lease | None:
+    def try_acquire(self) -> L | None:
         """Hold it if that is possible now, else None. Raises Unavailable or ConfigError."""
         try:
             return self.acquire(0)
         except AcquireTimeout:
             return None
 
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> L:
         who = threading.get_ident()
         self._may_enter(who)
         lease = self.acquire()
@@ -289,8 +392,7 @@ class Lockable(BaseLock, Generic[S]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lease: Lease = self._leave(threading.get_ident())
-        lease.__exit__(kind, error, trace)
+        self._leave(threading.get_ident()).__exit__(kind, error, trace)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate a function: each call of it is under this."""
@@ -299,7 +401,7 @@ class Lockable(BaseLock, Generic[S]):
 
         @functools.wraps(function)
         def locked(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self.acquire():
+            with self.acquire():  # type: ignore[attr-defined]
                 return function(*args, **kwargs)
 
         return locked
@@ -318,18 +420,18 @@ class Lockable(BaseLock, Generic[S]):
         return run(self._revoke(reason, force=force))
 
 
-class Lock(Lockable[State]):
+class Lock(Lockable[State, Lease]):
     """A lock by name; see Interlock.lock."""
 
     __slots__ = ()
+    _kind = Lease
 
 
-class RLock(Lock):
+class RLock(BaseRLock, Lock):
     """A lock that its holder may take again; see Interlock.rlock."""
 
     __slots__ = ()
-
-    def _may_enter(self, who: object) -> None: ...
+    _kind = ReentrantLease
 
     def acquire(self, timeout: float | Unset | None = UNSET) -> Lease:
         """Wait for it; if this thread (or owner) has it, it is had once more, without I/O: the same lease.
@@ -338,20 +440,14 @@ class RLock(Lock):
         call: None waits for ever, 0 does not wait; its own by default. Raises AcquireTimeout, Unavailable or
         ConfigError, and then leaves nothing behind; LeaseLost if this thread has it, and lost it.
         """
-        owned, key = self._interlock._owned, self._primitive.keys[0]
-        owner = self._primitive.owner or threading.current_thread()
-        held: list[ReentrantLease] = [lease for lease in owned.of(owner, key) if lease.inside]
-        if held:
-            return held[0].again()
-        lease = self._acquired(self._primitive, timeout, ReentrantLease)
-        owned.add(owner, key, lease)
-        return lease
+        return super().acquire(timeout)
 
 
-class Semaphore(BasePermits, Lockable[PermitState]):
+class Semaphore(BasePermits, Lockable[PermitState, Lease]):
     """Up to a limit of permits; see Interlock.semaphore."""
 
     __slots__ = ()
+    _kind = Lease
 
     def acquire(self, timeout: float | Unset | None = UNSET, *, permits: int = 1) -> Lease:
         """Wait for so many permits, which one lease holds.
@@ -359,7 +455,7 @@ class Semaphore(BasePermits, Lockable[PermitState]):
         `timeout` is in seconds and bounds all of the call: None waits for ever, 0 does not wait; its own by
         default. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind.
         """
-        return self._acquired(wanted(self._primitive, permits), timeout, Lease)
+        return run(self._take(timeout, _wanted(self._primitive, permits)))  # type: ignore[no-any-return]
 
     def try_acquire(self, *, permits: int = 1) -> Lease | None:
         """So many permits if they are free now, else None. Raises Unavailable or ConfigError."""
@@ -370,14 +466,14 @@ class Semaphore(BasePermits, Lockable[PermitState]):
 
     def available(self) -> int:
         """How many permits are free now. It is old when you read it."""
-        return run(available(self._session.core, self._primitive))
+        return run(permits.available(self._session.core, self._primitive))
 
     def set_limit(self, limit: int) -> None:
         """Change the limit for everybody, in the server. Holders keep what they have.
 
         Requests that wait for more than that fail; clients that come with another limit are told so.
         """
-        self._primitive = run(set_limit(self._session.core, self._primitive, limit))
+        self._primitive = run(permits.set_limit(self._session.core, self._primitive, limit))
 
 
 class RWLock:
@@ -395,25 +491,201 @@ class RWLock:
 
     def read(self) -> RWSide:
         """To be held together with other readers. Whoever writes may read as well, and go on reading."""
-        return RWSide(self._interlock, reading(self._name, self._interlock.prefix), self._terms)
+        return RWSide(self._interlock, permits.reading(self._name, self._interlock.prefix), self._terms)
 
     def write(self) -> RWSide:
         """To be held alone. Who reads can't begin to write: that would wait for itself, and is refused."""
-        return RWSide(self._interlock, writing(self._name, self._interlock.prefix), self._terms)
+        return RWSide(self._interlock, permits.writing(self._name, self._interlock.prefix), self._terms)
+
+    def inspect(self) -> PermitState:
+        """Who reads or writes and who waits, now. For people: it is old when you read it."""
+        return self.read().inspect()
+
+    def revoke(self, reason: str, force: bool = False) -> bool:
+        """Take it away from whoever reads or writes; see Lock.revoke."""
+        return self.read().revoke(reason, force)
 
 
-class RWSide(BasePermits, Lockable[PermitState]):
+class RWSide(BaseRWSide, Lockable[PermitState, Lease]):
     """Reading, or writing, under a read-write lock."""
 
     __slots__ = ()
+    _kind = Lease
 
-    def acquire(self, timeout: float | Unset | None = UNSET) -> Lease:
-        """Wait for it.
 
-        `timeout` is in seconds and bounds all of the call: None waits for ever, 0 does not wait; its own by
-        default. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind.
+class Multi(BaseMulti, Lockable[dict[str, State | PermitState], MultiLease]):
+    """Several things, all or none; see Interlock.multi."""
+
+    __slots__ = ()
+    _kind = MultiLease
+
+
+class Latch(BaseLatch):
+    """A count that goes down to zero, once; see Interlock.latch."""
+
+    __slots__ = ()
+
+    def count_down(self, n: int = 1) -> int:
+        """Count down by `n`, not below zero: how many are left.
+
+        Raises Unavailable (it may have been counted then), BrokenBarrier if it was revoked, or ConfigError.
         """
-        owned, key, thread = self._interlock._owned, self._primitive.keys[0], threading.current_thread()
-        lease = self._acquired(beside(self._primitive, owned.of(thread, key)), timeout, Lease)
-        owned.add(thread, key, lease)
-        return lease
+        return run(latch.count_down(self._session.core, self._primitive, n))
+
+    def count(self) -> int:
+        """How many are left now."""
+        return run(self._count())
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until nothing is left; at once if that is so.
+
+        `timeout` is in seconds: None waits for ever, 0 does not wait. Raises AcquireTimeout; BrokenBarrier if the
+        latch was revoked, or is gone from the server; Unavailable or ConfigError.
+        """
+        run(latch.wait(self._session.core, self._primitive, timeout_of(timeout)))
+
+    def inspect(self) -> LatchState:
+        """How many are left and who waits, now. For people: it is old when you read it."""
+        return run(self._state())
+
+    def revoke(self, reason: str) -> bool:
+        """End it for all who wait, who are told `reason`: whether there was one that was not open."""
+        return run(self._revoke(reason))
+
+
+class Barrier(BaseBarrier):
+    """So many parties wait for each other; see Interlock.barrier."""
+
+    __slots__ = ()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the others: which arrival this was, from 0 to parties - 1.
+
+        `timeout` is in seconds: None waits for ever. One whose time is over breaks the barrier for all who wait, as
+        does one that dies or is interrupted. Raises BrokenBarrier, until reset(); Unavailable or ConfigError.
+        """
+        return run(barrier.wait(self._session.core, self._primitive, timeout_of(timeout)))
+
+    def reset(self) -> None:
+        """Begin anew. Who waits is told BrokenBarrier; who comes from now on waits for the others again."""
+        run(barrier.reset(self._session.core, self._primitive))
+
+    def inspect(self) -> BarrierState:
+        """Who has arrived, and whether it is broken, now. For people: it is old when you read it."""
+        return run(self._state())
+
+    def revoke(self, reason: str) -> bool:
+        """Break it for all who wait, who are told `reason`, until reset(): whether it was not broken already."""
+        return run(self._revoke(reason))
+
+
+class Leadership(Lease):
+    """The leader's lease."""
+
+    __slots__ = ()
+
+    @property
+    def term(self) -> int:
+        """Which reign it is: a number that only grows; the fence."""
+        return self.fence
+
+    def resign(self) -> bool:
+        """Lead no more: whether this one still did. The next one is elected at once."""
+        return self.release()
+
+
+class Election(BaseElection, Lockable[State, Leadership]):
+    """One of many leads; see Interlock.election. `acquire` and `campaign` are the same, and `with` leads."""
+
+    __slots__ = ()
+    _kind = Leadership
+
+    def campaign(self, timeout: float | Unset | None = UNSET) -> Leadership:
+        """Wait until this process leads: the leader's lease, with its term.
+
+        `timeout` is in seconds: None waits for ever, 0 does not wait; its own by default. Raises AcquireTimeout,
+        Unavailable or ConfigError, and then leaves nothing behind.
+        """
+        return self.acquire(timeout)
+
+    def resign(self) -> bool:
+        """Lead no more, if this process was elected by this object: whether it still led."""
+        lease = self._elected()
+        return lease is not None and lease.release()
+
+    def leader(self) -> Leader | None:
+        """Who leads now; None if nobody does. It is old when you read it."""
+        return run(leader(self._session.core, self._primitive))
+
+    def observe(self) -> Iterator[Leader | None]:
+        """Who leads now, and then each change, as it comes: None while nobody leads. Ends when this is closed.
+
+        Changes that follow each other quickly may be told as one. Raises Unavailable or ConfigError.
+        """
+        watch = Watch(self._session.core, self._primitive)
+        try:
+            while not watch.core.closed:
+                yield run(watch.change())
+        except ConfigError:
+            if not watch.core.closed:
+                raise
+        finally:
+            watch.close()
+
+    def run(self, work: Callable[[Leadership], R]) -> R:
+        """Lead and do `work(lease)`: what it returns; then resign. If the lease was lost meanwhile: campaign again.
+
+        Work that goes on must ask lease.ensure() or lease.lost, and end when it is lost. Raises what `work` raises.
+        """
+        while True:
+            lease = self.campaign(None)
+            try:
+                with lease:
+                    return work(lease)
+            except LeaseLost:
+                if lease.state is not LeaseState.LOST:
+                    raise
+
+
+class Once(BaseOnce):
+    """Work that runs on one machine only; see Interlock.once."""
+
+    __slots__ = ()
+    _kind = Lease
+
+    def run(self, work: Callable[[Lease], R]) -> Ran[R] | Skipped:
+        """Do `work(lease)`, unless another one does it or has done it: Ran, with its value, or Skipped.
+
+        Raises what `work` raises; LeaseLost if it took more than at_most, or the lease was lost; Unavailable.
+        """
+        lease: Lease | Skipped = run(self._begin())
+        if isinstance(lease, Skipped):
+            return lease
+        with lease:
+            return self._done(lease, work(lease))
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, Ran[R] | Skipped]:
+        """Decorate a function: each call of it runs it once, or is skipped; see run()."""
+        if _inspect.iscoroutinefunction(function):
+            raise ConfigError(f"{function.__qualname__} is `async def`: use interlock.aio for it")
+
+        @functools.wraps(function)
+        def once(*args: P.args, **kwargs: P.kwargs) -> Ran[R] | Skipped:
+            return self.run(lambda _: function(*args, **kwargs))
+
+        return once
+
+    def inspect(self) -> OnceState:
+        """Who runs it and who has run it, now. For people: it is old when you read it."""
+        return run(self._state())
+
+    def forget(self) -> bool:
+        """Let it run again, though it has been run: whether anything kept it from that."""
+        return run(self._forget())
+
+    def revoke(self, reason: str, force: bool = False) -> bool:
+        """Take it away from whoever runs it; see Lock.revoke."""
+        return run(self._revoke(reason, force=force))
+
+
+_wanted = permits.wanted  # `permits` is also what the argument of acquire() is called

@@ -11,14 +11,15 @@
 -- (5) A TTL is only ever lengthened by who holds it. (6) Every decision is by the server's clock.
 --
 -- KEYS   1 lock     string  <token>, or !<token> once revoked
---        2 record   string  "1 lock <fence> <last released> <holder> <channel> [<why revoked>]"; "-" is none
+--        2 record   string  "1 <kind> <fence> <last released> <holder> <channel> [<why revoked>]"; "-" is none
 --        3 queue    zset    token of a waiter -> number of arrival
---        4 waiters  hash    token of a waiter -> "<alive until, ms> <life, ms> <heard 0|1> <channel>"
+--        4 waiters  hash    token of a waiter -> as in queue.lua; a waiter wants "<kind>"
 --        5 gone     zset    token that left in doubt -> forget after, ms: a late acquire of it takes nothing
 --        ... for `renew`: lock, record, lock, record, ... of many locks instead; for `execute`: its keys follow
 -- ARGV   1 verb, then
---   acquire  token  ttl ms  life ms  heard 0|1  channel  wait 0|1  owner
+--   acquire  token  ttl ms  life ms  heard 0|1  channel  wait 0|1  owner  kind
 --                             `owner`: takes over from a holder whose token begins so, or ""
+--                             `kind`: lock, or what is built over it: election, once
 --                             RETURN {GRANTED, fence} | {QUEUED | BUSY, holder, its pttl ms, head 0|1}
 --                                  | {AGAIN} | {GONE} | {REVOKED, why} | {FOREIGN, value} | {MISUSED, record}
 --   release  token  gone ms   RETURN {was it ours 0|1, again 0|1}     also takes a waiter out of the queue
@@ -33,25 +34,25 @@
 --include queue
 
 local LOCK = KEYS[1]
-local fence, released, text = 0, '-', nil  -- what the record says, once read() was called
+local kind, fence, released, text = nil, 0, '-', nil  -- what the record says, once read() was called
 
--- Whether the record is missing or ours to read: of a lock, and of this version.
+-- Whether the record is missing or ours to read: of this version, and of a lock or what is built over it.
 local function read()
   text = call('GET', RECORD)
   if not text then return true end
-  local f, r = string.match(text, '^1 lock (%d+) (%S+)')
-  if not f then return false end
-  fence, released = tonumber(f), r
+  local k, f, r = string.match(text, '^1 (%a+) (%d+) (%S+) %S+ %S+')
+  if not k then return false end
+  kind, fence, released = k, tonumber(f), r
   return true
 end
 
 -- The rest of it: holder, channel, why revoked. Only rare verbs need these.
 local function holding()
-  return string.match(text or '', '^1 lock %d+ %S+ (%S+) (%S+) ?(.*)')
+  return string.match(text or '', '^1 %a+ %d+ %S+ (%S+) (%S+) ?(.*)')
 end
 
 local function record(holder, channel, why)
-  return string.format('1 lock %.0f %s %s %s%s', fence, released, holder, channel, why or '')
+  return string.format('1 %s %.0f %s %s %s%s', kind, fence, released, holder, channel, why or '')
 end
 
 -- The record outlives the hold by far, and its fence even if the clock is set back. The lock's own key is set
@@ -70,6 +71,7 @@ local function hand_over()
   local fine, why = false, nil
   if first then
     local who, life, channel, wants = unpack(first)
+    kind = kind or wants
     fine, why = pcall(grant, who, life, channel)
     if fine then
       push(who, life, channel, wants)
@@ -83,7 +85,8 @@ end
 if verb == 'acquire' then
   local ttl, life, heard, channel, wait = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
   local holder = call('GET', LOCK)
-  if not read() then return {MISUSED, text} end
+  if not read() or kind and kind ~= ARGV[9] then return {MISUSED, text} end
+  kind = ARGV[9]
   local crowded = call('EXISTS', QUEUE, GONES) > 0
   if holder == token then  -- the same request again, or the confirmation of a handover
     if crowded then leave(token) end
@@ -121,7 +124,7 @@ if verb == 'acquire' then
   local pttl = call('PTTL', LOCK)
   if pttl == -1 then return {FOREIGN, holder} end
   if wait ~= '1' then return {BUSY, holder, pttl, 0} end
-  enqueue(token, life, heard, channel)
+  enqueue(token, life, heard, channel, ' ' .. kind)
   return {QUEUED, holder, pttl, call('ZRANGE', QUEUE, 0, 0)[1] == token and 1 or 0}
 
 elseif verb == 'release' then

@@ -18,7 +18,13 @@ WIRE = "1"  # the version that records begin with
 def lock(name: object, prefix: str, owner: str = "") -> Primitive:
     """The lock of this name: its keys, in the order of KEYS in lock.lua. Raises ConfigError."""
     checked, keys = keys_of(name, prefix, COMPANIONS)
-    return Primitive("lock", checked, load("lock"), keys, keys[:2], (owner,), owner)
+    return Primitive("lock", checked, load("lock"), keys, keys[:2], (owner, "lock"), owner)
+
+
+def over_lock(kind: str, name: object, prefix: str, companion: str) -> Primitive:
+    """A kind of lock whose script runs lock.lua over the same keys, and has one more. Raises ConfigError."""
+    checked, keys = keys_of(name, prefix, (*COMPANIONS, companion))
+    return Primitive(kind, checked, load(kind), keys, keys[:2], ("", kind))
 
 
 def owned_by(owner: object) -> str:
@@ -59,7 +65,7 @@ def state(name: str, reply: list[Any]) -> State:
     value, pttl, record, waiting, *waiters = reply
     holder = value.decode(errors="replace")
     fields = record.decode(errors="replace").split(" ", 6)
-    known = fields[:2] == [WIRE, "lock"]
+    known = fields[0] == WIRE and len(fields) > 5
     return State(
         name=name,
         holder=holder.removeprefix("!") or None,

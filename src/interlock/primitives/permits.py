@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._core import GRANTED, Primitive, unobtainable
-from interlock._names import keys_of
+from interlock._names import keys_of, whole
 from interlock._scripts import load
 from interlock.errors import ConfigError
 
@@ -37,7 +37,7 @@ def semaphore(name: object, prefix: str, limit: object) -> Primitive:
 def wanted(primitive: Primitive, number: object) -> Primitive:
     """So many of a semaphore's permits. Raises ConfigError."""
     kind, _, limit, under = primitive.terms
-    permits = _whole(number, "permits", str(primitive), int(limit))
+    permits = whole(number, "permits", primitive, int(limit))
     return primitive._replace(terms=(kind, str(permits), limit, under))
 
 
@@ -85,13 +85,7 @@ async def set_limit(core: Core, primitive: Primitive, limit: object) -> Primitiv
 
 
 def _checked_limit(name: object, limit: object) -> int:
-    return _whole(limit, "its limit", f"semaphore {name!r}", MOST)
-
-
-def _whole(value: object, what: str, subject: str, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise ConfigError(f"{subject}: {what} must be a whole number from 1 to {most}, not {value!r}")
-    return value
+    return whole(limit, "its limit", f"semaphore {name!r}", MOST)
 
 
 @dataclass(frozen=True)

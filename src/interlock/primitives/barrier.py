@@ -1,0 +1,88 @@
+"""The keys of a barrier, what it is asked, and what its server side tells people. barrier.lua decides."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from interlock._core import GRANT_LIFE, MISUSED, Primitive, unobtainable
+from interlock._names import keys_of, whole
+from interlock._scripts import load
+from interlock.errors import AcquireTimeout, BrokenBarrier
+
+from .lock import COMPANIONS
+
+if TYPE_CHECKING:
+    from interlock._core import Attempt, Core
+
+MOST: Final = 100_000  # parties
+
+
+def barrier(name: object, prefix: str, parties: object) -> Primitive:
+    """The barrier of this name. Raises ConfigError."""
+    checked, keys = keys_of(name, prefix, (*COMPANIONS, "present"))
+    number = whole(parties, "its parties", f"barrier {name!r}", MOST)
+    return Primitive("barrier", checked, load("barrier"), keys, (), (str(number),), phased=True)
+
+
+async def wait(core: Core, primitive: Primitive, timeout: float | None) -> int:
+    """See Barrier.wait."""
+
+    def index(_attempt: Attempt, reply: Any, _sent: float) -> int:
+        return int(reply[1])
+
+    try:
+        return await core.obtain(primitive, index, GRANT_LIFE, timeout, _alone)
+    except AcquireTimeout as error:
+        raise BrokenBarrier(str(error)) from error.__cause__
+
+
+def _alone(primitive: Primitive, timeout: float, reply: Any) -> AcquireTimeout:
+    parties = str(primitive.terms[0])
+    return AcquireTimeout(
+        f"{primitive}: the others did not come within {timeout:g} s, and so it is broken for all until reset(). "
+        f"Of {parties} parties {reply[1]} had come when last asked"
+    )
+
+
+async def reset(core: Core, primitive: Primitive) -> None:
+    """See Barrier.reset."""
+    reply = await core.query(primitive, "reset", f"reset/{secrets.token_hex(16)}")
+    if reply[0] == MISUSED:
+        raise unobtainable(primitive, MISUSED, reply)
+
+
+@dataclass(frozen=True)
+class BarrierState:
+    """What the server says of a barrier, at one moment."""
+
+    name: str
+    parties: int | None
+    """How many have to come; None if the server knows no such barrier."""
+    arrived: int
+    """How many wait there for the others."""
+    waiters: tuple[str, ...]
+    """The tokens of those who wait, in order of arrival: the first hundred."""
+    broken: str | None
+    """Why it is broken, if it is."""
+    generation: int | None
+    """A number that changes with each reset."""
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return self.arrived
+
+
+def state(name: str, reply: list[Any]) -> BarrierState:
+    """The reply of `inspect`, for people."""
+    generation, parties, arrived, why, *waiters = reply
+    return BarrierState(
+        name=name,
+        parties=parties or None,
+        arrived=arrived,
+        waiters=tuple(waiter.decode(errors="replace") for waiter in waiters),
+        broken=why.decode(errors="replace") or None,
+        generation=int(generation) if generation else None,
+    )

@@ -1,0 +1,77 @@
+"""The keys of an election, and who leads. election.lua decides, over lock.lua."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from interlock._core import GRANT_LIFE, GRANTED, Primitive, unobtainable
+
+from .lock import over_lock
+
+if TYPE_CHECKING:
+    from interlock._core import Core
+
+LOOK: Final = 1.0  # seconds after which a watcher looks by itself, at the latest
+EPSILON: Final = 0.005  # seconds after the end of a lease at which the server agrees
+
+
+def election(name: object, prefix: str) -> Primitive:
+    """The election of this name. Raises ConfigError."""
+    return over_lock("election", name, prefix, "watchers")
+
+
+@dataclass(frozen=True)
+class Leader:
+    """Who leads, at one moment."""
+
+    token: str
+    """Who: host/pid/thread or task/random, with the label before the host."""
+    term: int
+    """Which reign it is: a number that only grows, the fence of the leader's lease."""
+    remaining: float = field(compare=False)
+    """Seconds after which it leads no more, unless it renews."""
+
+
+class Watch:
+    """One who looks who leads."""
+
+    def __init__(self, core: Core, primitive: Primitive) -> None:
+        self.core = core
+        self.attempt = core.attempt(primitive, GRANT_LIFE, wait=True)
+        core.waiters.expect(self.attempt)
+        core.port.listen(core.channel)
+        self.seen: object = self  # nothing yet
+
+    async def look(self) -> Leader | None:
+        """Who leads now. When that changes, the server tells."""
+        attempt, core = self.attempt, self.core
+        reply = await core.query(attempt.primitive, "watch", attempt.token, core.channel)
+        if reply[0] != GRANTED:
+            raise unobtainable(attempt.primitive, reply[0], reply)
+        _, token, pttl, term = reply
+        return Leader(token.decode(errors="replace").removeprefix("!"), term, max(0, pttl) / 1000) if token else None
+
+    async def change(self) -> Leader | None:
+        """Wait until it is another one than was told last: who leads then, or None if nobody does."""
+        port = self.core.port
+        while True:
+            leader = await self.look()
+            if leader != self.seen:
+                self.seen = leader
+                return leader
+            pause = min(LOOK, leader.remaining + EPSILON) if leader else LOOK
+            await port.wait(self.attempt.signal, port.now() + pause)
+
+    def close(self) -> None:
+        """Look no more."""
+        self.core.waiters.leave(self.attempt)
+
+
+async def leader(core: Core, primitive: Primitive) -> Leader | None:
+    """See Election.leader."""
+    value, pttl, record, *_ = await core.query(primitive, "inspect", "1")
+    if not value:
+        return None
+    term = int(record.split(b" ")[2]) if record else 0
+    return Leader(value.decode(errors="replace").removeprefix("!"), term, max(0, pttl) / 1000)

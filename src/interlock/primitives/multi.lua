@@ -1,0 +1,43 @@
+-- Several at once: all or none, in one step.
+--
+-- Theory. The requests are those that each primitive's own script answers, one after another; at the first that is
+-- not granted, those before it are released by the same scripts. Nobody sees what was in between.
+--
+-- KEYS   1 first    those of the first request, then those of the others
+-- ARGV   1 verb, then
+--   acquire  request...
+--                             a request: JSON [script, number of its keys, argument...] of an acquire that does not wait
+--                             RETURN {GRANTED, reply...} | {the code, which of the requests, its reply}
+
+--function lock
+--function permits
+
+local GRANTED = 1
+
+local function answer(script, keys, words)
+  local reply = script(keys, words)
+  if reply.err then error(reply, 0) end
+  return reply
+end
+
+if ARGV[1] == 'acquire' then
+  local scripts, granted, replies, at = {lock = lock, permits = permits}, {}, {GRANTED}, 1
+  for i = 2, #ARGV do
+    local words = cjson.decode(ARGV[i])
+    local script, keys = scripts[table.remove(words, 1)], {}
+    for k = 1, table.remove(words, 1) do keys[k], at = KEYS[at], at + 1 end
+    local fine, reply = pcall(answer, script, keys, words)
+    if not fine or reply[1] ~= GRANTED then
+      for k = #granted, 1, -1 do
+        local before = granted[k]
+        before[1](before[2], {'release', before[3], '0'})
+      end
+      if fine then return {reply[1], i - 2, reply} end
+      return type(reply) == 'table' and reply or redis.error_reply(reply)
+    end
+    granted[#granted + 1] = {script, keys, words[2]}
+    replies[#replies + 1] = reply
+  end
+  return replies
+end
+return redis.error_reply('ERR interlock: unknown verb ' .. tostring(ARGV[1]))

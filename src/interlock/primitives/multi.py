@@ -1,0 +1,83 @@
+"""Several things at once, all or none: in one step of the server if they are free, else one after another.
+
+Theory. Whoever wants several waits for them in the order of their keys. All who do so agree on that order (it is
+part of the wire format), so there is no circle in which each waits for the next. Those already had are leases like
+any other, renewed while the next is awaited. multi.lua is the short cut for when nothing is busy.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from interlock._core import AGAIN, BUSY, GRANTED, RETRY_FOR, Attempt, Grant, Primitive, capped, unobtainable
+from interlock._scripts import load
+from interlock.errors import Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from interlock._core import Core
+
+TRIES = 100  # steps in a row in which the server only found dead waiters to skip
+
+
+class Request(NamedTuple):
+    """What is asked of one of them, and how it will be held."""
+
+    primitive: Primitive
+    hold: Callable[[Grant], Any]
+    ttl: float
+    renews: bool
+    max_hold: float | None
+
+
+def multi(primitives: Sequence[Primitive]) -> Primitive:
+    """All of them, as one."""
+    names = ", ".join(primitive.name for primitive in primitives)
+    return Primitive("multi", names, load("multi"), tuple(key for each in primitives for key in each.keys), ())
+
+
+async def together(core: Core, requests: Sequence[Request]) -> list[Any] | Primitive:
+    """The leases of all, or the first that is busy, and nothing is held. Raises what would keep one from being had."""
+    whole = multi([request.primitive for request in requests])
+    ttls = [each.ttl if each.max_hold is None else capped(each.ttl, each.max_hold) for each in requests]
+    attempts = [core.attempt(each.primitive, ttl, wait=False) for each, ttl in zip(requests, ttls, strict=True)]
+    asked = Attempt(whole, "-", min(ttls), None)
+    leases: list[Any] = []
+    granted = False
+    try:
+        args = ("acquire", *(_acquire(core, attempt) for attempt in attempts))
+        reply, sent = await core.ask(asked, args, core.port.now() + RETRY_FOR)
+        for _ in range(TRIES):
+            if reply[0] == AGAIN:
+                reply, sent = await core.ask(asked, args, core.port.now() + RETRY_FOR)
+        if reply[0] != GRANTED:
+            first: Request = requests[int(reply[1])]
+            if reply[0] in {BUSY, AGAIN}:
+                return first.primitive
+            raise unobtainable(first.primitive, reply[0], reply[2])
+        granted = True
+        for request, attempt, (_, fence) in zip(requests, attempts, reply[1:], strict=True):
+            attempt.in_doubt = asked.in_doubt
+            lease = core.hold(attempt, fence, sent, request.hold, renews=request.renews, max_hold=request.max_hold)
+            if lease is None:
+                raise Unavailable(f"{whole}: {core.port.shown} answers too late for a lease of {attempt.ttl:g} s")
+            leases.append(lease)
+    except BaseException:
+        for lease in leases:
+            core.give_up(lease._grant)
+        if granted or asked.in_doubt:
+            for attempt in attempts:
+                attempt.in_doubt = True
+                core.undo.add(attempt)
+        raise
+    return leases
+
+
+def _acquire(core: Core, attempt: Attempt) -> str:
+    """The request of one, as its own script knows it."""
+    primitive = attempt.primitive
+    ttl_ms = str(int(attempt.ttl * 1000))
+    words = ("acquire", attempt.token, ttl_ms, attempt.life_ms, core.waiters.heard, core.channel, "0", *primitive.terms)
+    return json.dumps([primitive.script.name, len(primitive.keys), *words])

@@ -1,0 +1,62 @@
+-- Work that runs once: a lock, and a note of who has done it, for as long as nobody is to do it again.
+--
+-- KEYS   1 lock     string  as in lock.lua, and so are the next four
+--        2 record   string
+--        3 queue    zset
+--        4 waiters  hash
+--        5 gone     zset
+--        6 done     string  "<token> <started, µs> <ended, µs>" of the last run: it lives until the next one may be
+-- ARGV   1 verb, then as in lock.lua; and
+--   acquire  token  ttl ms  life ms  heard 0|1  channel  wait 0|1  owner  kind
+--                             RETURN ... | {BUSY, who, ms until the next may be, 0, started µs, ended µs | "0"}
+--   release  token  gone ms  at least ms  keep ms
+--                             the next may start so long after the start of this one, and so long after its end
+--   vouch    channel  heard 0|1  (token  life ms)...
+--   renew    (token  ttl ms)...
+--   execute  token  command  argument...
+--   revoke   token  force 0|1  why
+--   keys     command  argument...
+--   inspect  most waiters     RETURN {the reply of lock.lua, done | "", its pttl ms}
+--   forget   -                RETURN {was there a note 0|1}
+
+--function lock
+
+local verb, token, LOCK, RECORD, DONE = ARGV[1], ARGV[2], KEYS[1], KEYS[2], KEYS[6]
+local BUSY = 3
+
+local function started()
+  return string.match(redis.call('GET', RECORD) or '', '^1 once (%d+)') or '0'
+end
+
+if verb == 'acquire' then
+  local done = redis.call('GET', DONE)
+  if done then
+    local who, start, ended = string.match(done, '^(%S+) (%d+) (%d+)')
+    return {BUSY, who, redis.call('PTTL', DONE), 0, start, ended}
+  end
+  local reply = lock(KEYS, ARGV)
+  if reply[1] == BUSY then
+    reply[5], reply[6] = started(), '0'
+  end
+  return reply
+
+elseif verb == 'release' then
+  if redis.call('GET', LOCK) == token then
+    local t = redis.call('TIME')
+    local now, start = t[1] * 1000000 + t[2], tonumber(started())
+    local least = ARGV[4] - math.max(0, now - start) / 1000
+    local ms = math.ceil(math.max(least, tonumber(ARGV[5])))
+    -- The note first: if the server has no memory for it, then nothing is released, and who releases comes again.
+    if ms > 0 then
+      redis.call('SET', DONE, string.format('%s %.0f %.0f', token, start, now), 'PX', string.format('%.0f', ms))
+    end
+  end
+  return lock(KEYS, ARGV)
+
+elseif verb == 'inspect' then
+  return {lock(KEYS, ARGV), redis.call('GET', DONE) or '', redis.call('PTTL', DONE)}
+
+elseif verb == 'forget' then
+  return {redis.call('DEL', DONE)}
+end
+return lock(KEYS, ARGV)

@@ -1,0 +1,139 @@
+"""The keys of work that runs once, and the results that tell who ran it and when. once.lua decides, over lock.lua."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from urllib.parse import quote
+
+from interlock._names import SHORTEST_TTL, seconds
+from interlock.errors import AcquireTimeout, ConfigError
+
+from .lock import over_lock
+from .lock import state as lock_state
+
+if TYPE_CHECKING:
+    from interlock._core import Grant, Primitive
+
+R = TypeVar("R")
+TTL: Final = 30.0  # seconds after which the run of a dead process is over, if at_most is not shorter
+LONGEST: Final = 366 * 86_400.0  # seconds
+
+
+class Limits:
+    """How long one run may take, and how long no other one may begin: checked."""
+
+    def __init__(self, at_most: object, at_least: object, keep: object, *, keyed: bool, max_ttl: float) -> None:
+        self.at_most = seconds(at_most, "at_most", least=SHORTEST_TTL, most=LONGEST)
+        self.at_least = seconds(at_least, "at_least", most=LONGEST)
+        if self.at_least > self.at_most:
+            raise ConfigError(f"at_least ({self.at_least:g} s) must not be more than at_most ({self.at_most:g} s)")
+        self.keep = seconds(keep, "keep", least=1, most=LONGEST) if keyed else 0.0
+        self.ttl = min(self.at_most, TTL, max_ttl)
+
+    def parting(self, *, succeeded: bool) -> tuple[str, str]:
+        """What the release of a run says: how long no other one may begin."""
+        return str(int(self.at_least * 1000)), str(int(self.keep * 1000) if succeeded else 0)
+
+
+def once(name: object, prefix: str, key: object) -> Primitive:
+    """The work of this name, or with a key its run for that. Raises ConfigError."""
+    if key is not None:
+        if not isinstance(key, str) or not key:
+            raise ConfigError(f"once({name!r}): key must be a word that names this run, as a date, not {key!r}")
+        name = f"{name}:key={quote(key, safe='')}" if isinstance(name, str) and name else name
+    return over_lock("once", name, prefix, "done")._replace(parting=("0", "0"))
+
+
+@dataclass(frozen=True)
+class Ran(Generic[R]):
+    """The work was done here."""
+
+    name: str
+    value: R
+    """What the function returned."""
+    by: str
+    """Who ran it, this process: host/pid/thread or task/random."""
+    started: datetime
+    """When, by the server's clock."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """The work was not done here, since another one does it or has done it: no error. It is false in an `if`."""
+
+    name: str
+    by: str | None
+    """Who runs it or ran it: host/pid/thread or task/random."""
+    started: datetime | None
+    """When that began, by the server's clock."""
+    ended: datetime | None
+    """When it ended; None while it runs."""
+
+    def __bool__(self) -> bool:
+        return False
+
+
+class Passed(AcquireTimeout):
+    """Another one has it: carries what is told of that."""
+
+    skipped: Skipped
+
+
+def passed(primitive: Primitive, _timeout: float, reply: Any) -> Passed:
+    """What a refusal means."""
+    error = Passed(f"{primitive} is run by another one")
+    started = reply[4] if len(reply) > 4 else b"0"
+    error.skipped = Skipped(
+        primitive.name, reply[1].decode(errors="replace").removeprefix("!") or None, moment(started), moment(reply[5])
+    )
+    return error
+
+
+def ran(grant: Grant, value: R) -> Ran[R]:
+    """What the one who ran it is told."""
+    return Ran(grant.primitive.name, value, grant.token, moment(grant.fence) or datetime.now(UTC))
+
+
+def moment(micros: bytes | int) -> datetime | None:
+    """A time of the server, in µs since 1970; 0 is none."""
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=int(micros)) if int(micros) else None
+
+
+@dataclass(frozen=True)
+class OnceState:
+    """What the server says of work that runs once, at one moment."""
+
+    name: str
+    running: str | None
+    """Who runs it now: host/pid/thread or task/random."""
+    started: datetime | None
+    """When that one began."""
+    remaining: float | None
+    """Seconds until its lease ends by itself."""
+    revoked: str | None
+    """Why it was revoked, if it was and has not ended yet."""
+    last: Skipped | None
+    """The last run, as those are told who skip it; None if it may run."""
+    free_in: float | None
+    """Seconds until it may run again, if the last run keeps it from that."""
+
+
+def state(name: str, reply: list[Any]) -> OnceState:
+    """The reply of `inspect`, for people."""
+    inside, done, pttl = reply
+    lock = lock_state(name, inside)
+    who, started, ended = done.decode(errors="replace").split(" ") if done else ("", "0", "0")
+    return OnceState(
+        name=name,
+        running=lock.holder,
+        started=moment(lock.fence or 0) if lock.holder else None,
+        remaining=lock.remaining,
+        revoked=lock.revoked,
+        last=Skipped(name, who, moment(int(started)), moment(int(ended))) if done else None,
+        free_in=pttl / 1000 if pttl >= 0 else None,
+    )
