@@ -236,12 +236,14 @@ class Grant:
 
     def error(self, why: str) -> LeaseLost:
         """What its holder is told."""
-        if why == self.RELEASED:
-            return LeaseLost(f"the lease on {self.primitive} has ended: {why}. Acquire it again")
-        return LeaseLost(
-            f"the lease on {self.primitive} (fence {self.fence}) is lost: {why}. "
+        error = LeaseLost(
+            f"the lease on {self.primitive} has ended: {why}. Acquire it again"
+            if why == self.RELEASED
+            else f"the lease on {self.primitive} (fence {self.fence}) is lost: {why}. "
             "Stop writing: another holder may be at work"
         )
+        error.token = self.token
+        return error
 
 
 Busy = Callable[[Primitive, float, Any], LockError]  # the timeout in seconds, and the reply

@@ -707,8 +707,8 @@ class Election(BaseElection, Lockable[State, Leadership]):
             try:
                 async with lease:
                     return await work(lease)
-            except LeaseLost:
-                if lease.state is not LeaseState.LOST:
+            except LeaseLost as lost:
+                if lost.token != lease.token:  # it was another one
                     raise
 
 

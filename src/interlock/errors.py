@@ -29,6 +29,9 @@ class AcquireTimeout(LockError, TimeoutError):  # noqa: N818 (the names are the 
 class LeaseLost(LockError):  # noqa: N818
     """The lease is not ours any more, or not certainly ours: the holder must stop writing."""
 
+    token: str | None = None
+    """That of the lease which was lost."""
+
 
 class BrokenBarrier(LockError, BrokenBarrierError):  # noqa: N818
     """Who waits at this barrier or latch waits in vain: a party left or died, or it was reset, revoked, or is gone."""

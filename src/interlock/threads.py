@@ -642,8 +642,8 @@ class Election(BaseElection, Lockable[State, Leadership]):
             try:
                 with lease:
                     return work(lease)
-            except LeaseLost:
-                if lease.state is not LeaseState.LOST:
+            except LeaseLost as lost:
+                if lost.token != lease.token:  # it was another one
                     raise
 
 

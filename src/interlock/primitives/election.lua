@@ -10,6 +10,7 @@
 --        4 waiters  hash
 --        5 gone     zset
 --        6 watchers zset    "<channel> <token>" -> what it knows: twice the term, and 1 more if nobody leads now
+--        ... for `renew`: lock, record, lock, record, ... of many instead; for `execute`: its keys follow
 -- ARGV   1 verb, then as in lock.lua; and
 --   watch    token  channel   RETURN {GRANTED, leader | "", pttl ms, term} | {MISUSED, record}
 --   acquire  token  ttl ms  life ms  heard 0|1  channel  wait 0|1  owner  kind

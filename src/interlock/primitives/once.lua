@@ -6,6 +6,7 @@
 --        4 waiters  hash
 --        5 gone     zset
 --        6 done     string  "<token> <started, µs> <ended, µs>" of the last run: it lives until the next one may be
+--        ... for `renew`: lock, record, lock, record, ... of many instead; for `execute`: its keys follow
 -- ARGV   1 verb, then as in lock.lua; and
 --   acquire  token  ttl ms  life ms  heard 0|1  channel  wait 0|1  owner  kind
 --                             RETURN ... | {BUSY, who, ms until the next may be, 0, started µs, ended µs | "0"}
