@@ -363,7 +363,7 @@ class BaseBarrier(Named):
         return barrier.state(self.name, await self._ask("inspect", "100"))
 
     async def _revoke(self, reason: str) -> bool:
-        (done,) = await self._ask("revoke", f"it was revoked: {self._why(reason)}")
+        (done,) = await self._ask("revoke", f"revoke/{secrets.token_hex(16)}", f"it was revoked: {self._why(reason)}")
         return bool(done)
 
 
