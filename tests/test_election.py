@@ -137,6 +137,24 @@ async def test_observers_hear_of_a_leader_that_died(kit):
     await watcher.task
 
 
+async def test_observers_of_a_foreigner_who_holds_it_for_ever_do_not_spin(kit, clean):
+    clean.set("lock:a", "somebody")
+    watching = kit.interlock()
+    looks = []
+    core = kit.session(watching).core
+    query = core.query
+    core.query = lambda *args: looks.append(args) or query(*args)
+    watcher = Watcher(kit, watching)
+    await until(lambda: watcher.told)
+    assert watcher.last.token == "somebody"
+    await asyncio.sleep(0.5)
+    assert len(looks) < 5
+    clean.delete("lock:a")
+    await until(lambda: watcher.last is None)
+    await watching.close()
+    await watcher.task
+
+
 @rule(3)
 async def test_more_observers_than_one_step_tells(kit):
     watching = kit.interlock()

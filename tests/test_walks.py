@@ -818,3 +818,177 @@ def test_out_of_memory_those_who_wait_go_on():
     world.server.full = True
     for number in range(49):
         assert world.acquire(f"p{number:03}", generation, parties=50) == [GRANTED, number]
+
+
+# The election
+
+WATCHERS = b"watchers"
+
+
+class ElectionWorld(Queued):
+    """One election: who leads, and who watches."""
+
+    def __init__(self):
+        super().__init__("election", (*FIVE, WATCHERS))
+        self.term = 0
+        self.leader = b""  # the last one
+        self.reigns = 0
+
+    def acquire(self, token, *, wait=1, ttl=3000, channel="c"):
+        return self.say("acquire", token, ttl, 3000, 0, channel, wait, "", "election")
+
+    def watch(self, token, channel="c"):
+        return self.say("watch", token, channel)
+
+    def see(self):
+        return dict(self.look(WATCHERS) or {}), len(self.pushes)
+
+    def known(self):
+        """What can be known now."""
+        term = int((self.look(RECORD) or b"1 election 0").split(b" ")[2])
+        return term, self.look(KEY), 2 * term + (not self.look(KEY))
+
+    def judge(self, verb, args, reply, before):
+        was, told = before
+        term, value, known = self.known()
+        leader = (value or b"").removeprefix(b"!")
+        if leader and leader != self.leader:
+            assert term > self.term, "another leader, and no later term"
+            self.reigns += 1
+        if leader:
+            assert leader == self.leader or term > self.term
+            self.leader = leader
+        assert term >= self.term or not self.look(RECORD)
+        self.term = max(self.term, term)
+        watchers = dict(self.look(WATCHERS) or {})
+        if isinstance(reply, ServerError) or verb == "renew":
+            assert watchers == was
+            return
+        if verb == "watch":
+            assert reply == [GRANTED, value or b"", self.pttl(KEY), term]
+            assert watchers[args[1] + b" " + args[0]] == known
+            was.pop(args[1] + b" " + args[0], None)
+        gone = was.keys() - watchers.keys()
+        assert all(was[each] < known for each in gone), "told for nothing"
+        pushed = [channel + payload.removeprefix(b"granted") for channel, payload in self.pushes[told:]]
+        assert gone <= set(pushed), "dropped, and not told"
+        assert all(watchers[each] == was[each] for each in was.keys() & watchers.keys())
+        if verb != "keys" and watchers:
+            assert len(gone) == SOME or min(watchers.values()) >= known, "somebody knows less, and is not told"
+            assert max(watchers.values()) <= known
+
+
+class ElectionWalk(walk.Walk):
+    """Candidates that lead, resign, are revoked and die; and those who watch."""
+
+    def __init__(self, seed):
+        super().__init__(ElectionWorld(), "election", seed)
+        self.people = []  # (token, channel)
+        self.watchers = {}  # token -> [channel, what it heard last, until when it looks by itself]
+        self.heard = 0
+
+    def look(self, token):
+        channel = self.watchers[token][0]
+        reply = self.say("watch", token, channel, again=0.02)
+        if not isinstance(reply, ServerError):
+            self.heard += self.watchers[token][1] != (reply[1], reply[3])
+            self.watchers[token] = [channel, (reply[1], reply[3]), self.world.clock + 1]
+
+    def step(self):
+        rnd, world = self.random, self.world
+        self.pass_time(*(0, 0, 0, 0, 0.001, 0.001, 0.1, 0.3, 0.3), *((3, 11, 400) if rnd.random() < 0.03 else ()))
+        if rnd.random() < 0.01:
+            world.server.full = not world.server.full and rnd.random() < 0.3
+        if rnd.random() < 0.05:
+            world.dumb ^= {b"c%d" % rnd.randint(0, 3)}
+        if len(self.people) < 5 and rnd.random() < 0.3:
+            self.number += 1
+            self.people.append((b"t%d" % self.number, b"c%d" % rnd.randint(0, 3)))
+        token, channel = rnd.choice(self.people or [(b"t", b"c")])
+        match rnd.choices(
+            ("acquire", "release", "vouch", "renew", "revoke", "die", "late", "watch", "look", "hear", "close"),
+            (20, 8, 8, 8, 1, 2, 5, 10, 10, 20, 4),
+        )[0]:
+            case "acquire":
+                ttl = rnd.choice((500, 3000, 10_000))
+                args = (token, ttl, min(3000, ttl), rnd.randint(0, 1), channel, int(rnd.random() < 0.8), "", "election")
+                self.say("acquire", *args)
+            case "release":
+                self.say("release", token, rnd.choice((0, 60_000)))
+                self.people = [each for each in self.people if each[0] != token]
+            case "vouch":
+                crowd = [each for each, at in self.people if at == channel]
+                self.say("vouch", channel, 1, *(arg for each in crowd for arg in (each, 3000)))
+            case "renew":
+                self.say("renew", token, 3000, keys=(KEY, RECORD))
+            case "revoke":
+                holder = (world.look(KEY) or b"").removeprefix(b"!")
+                self.say("revoke", holder, rnd.randint(0, 1), "for no reason")
+            case "die":
+                self.people = [each for each in self.people if each[0] != token]
+            case "late":
+                self.late()
+            case "watch" if len(self.watchers) < 80:
+                self.number += 1
+                self.watchers[b"w%d" % self.number] = [b"c%d" % rnd.randint(0, 3), None, 0]
+                self.look(b"w%d" % self.number)
+            case "look":
+                for each in [each for each, (_, _, until) in self.watchers.items() if until <= world.clock][:5]:
+                    self.look(each)
+            case "hear":
+                for at, payload in world.pushes[-SOME:]:
+                    each = payload.removeprefix(b"granted ")
+                    if each in self.watchers and at not in world.dumb:
+                        self.look(each)
+            case "close" if self.watchers:
+                del self.watchers[rnd.choice(list(self.watchers))]
+
+
+@rule(1, 3, 7)
+@pytest.mark.parametrize("seed", range(3))
+def test_no_rule_of_the_election_is_broken(seed):
+    walked = ElectionWalk(seed)
+    world = walked.run(2500)
+    assert world.reigns > 50
+    assert walked.heard > 500
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_all_who_watch_hear_by_pushes_alone_of_the_next_leader(dies):
+    world = ElectionWorld()
+    first = world.acquire("first", ttl=3000)[1]
+    for number in range(200):
+        world.watch(f"w{number:03}")
+    if dies:
+        world.clock += 4
+    else:
+        world.say("release", "first", 0)
+    world.acquire("second")
+    heard, seen = 0, {}
+    while heard < len(world.pushes):
+        each = world.pushed()[heard]
+        seen[each] = world.watch(each)
+        heard += 1
+    assert set(seen) == {b"w%03d" % number for number in range(200)}
+    assert all(reply[1] == b"second" and reply[3] > first for reply in seen.values())
+    assert heard < 500
+
+
+def test_watchers_that_never_come_again_do_not_pile_up():
+    """Many who looked once, each with a name of its own, under a leader who stays for months."""
+    world = ElectionWorld()
+    world.acquire("leads", ttl=10_000)
+    world.watch("w")
+    known = world.known()[2]
+    world.look(WATCHERS).update({b"c x%d" % number: float(known) for number in range(9_990)})
+    for number in range(50):
+        world.blind().watch(f"y{number}")
+    assert len(world.look(WATCHERS)) <= 10_000
+
+
+def test_to_watch_what_another_version_made_is_refused():
+    world = ElectionWorld().blind()
+    world.server.look()
+    world.server.data[RECORD] = b"2 of the future"
+    world.server.expires[RECORD] = world.server.now_ms + 60_000
+    assert world.watch("w") == [MISUSED, b"2 of the future"]
