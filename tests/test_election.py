@@ -204,6 +204,31 @@ async def test_run_campaigns_again_when_it_was_lost(kit):
     assert await others.leader() is None
 
 
+@rule(6)
+async def test_run_campaigns_again_when_it_was_revoked_in_the_moment_it_was_handed_over(kit):
+    locks, others = kit.interlock(), kit.interlock().election("a")
+    first = await others.campaign()
+
+    def work(lease):
+        return lease.term
+
+    async def awork(lease):
+        return lease.term
+
+    task = asyncio.ensure_future(locks.election("a").run(work if kit.mode == "threads" else awork))
+    await until(lambda: waiting(others, 1))
+    waiters = kit.session(locks).waiters
+    await until(lambda: waiters.heard == "1")
+    hear, heard = waiters.granted, []
+    waiters.granted, waiters._heard = heard.append, lambda *_: None  # it does not confirm yet
+    await first.resign()
+    await until(lambda: heard)
+    assert await others.revoke("for the test")
+    waiters.granted = hear
+    hear(heard[0])
+    assert await asyncio.wait_for(task, 20) > first.term
+
+
 async def test_run_raises_what_the_work_raises_and_resigns(kit):
     election = kit.interlock().election("a")
 
