@@ -24,6 +24,7 @@ from interlock._core import (
     LIMIT,
     MISUSED,
     QUEUED,
+    REVOKED,
     ServerError,
 )
 from walk import SOME
@@ -992,3 +993,192 @@ def test_to_watch_what_another_version_made_is_refused():
     world.server.data[RECORD] = b"2 of the future"
     world.server.expires[RECORD] = world.server.now_ms + 60_000
     assert world.watch("w") == [MISUSED, b"2 of the future"]
+
+
+# Once
+
+DONE = b"done"
+
+
+@dataclass
+class Run:
+    """One run, as far as the server knows it."""
+
+    token: bytes
+    started: int  # µs
+    ends: float  # ms
+    why: bytes = b""  # it was revoked
+
+
+class OnceWorld(Queued):
+    """Work that runs once: who runs it, and the note of who has run it."""
+
+    def __init__(self):
+        super().__init__("once", (*FIVE, DONE))
+        self.run = None
+        self.note = None  # (token, started, ended, until)
+        self.not_before = 0.0  # ms: a promise of those who have run it
+        self.dead = {}
+        self.top = 0
+        self.began = 0
+
+    def acquire(self, token, ttl=3000):
+        return self.say("acquire", token, ttl, 3000, 0, "c", 0, "", "once")
+
+    def release(self, token, at_least=0, keep=0, gone=0):
+        return self.say("release", token, gone, at_least, keep)
+
+    def see(self):
+        if self.run and self.run.ends < self.now:
+            self.run = None
+        if self.note and self.note[3] < self.now:
+            self.note = None
+
+    def judge(self, verb, args, reply, before):
+        if isinstance(reply, ServerError):
+            return
+        expected = getattr(self, "expect_" + verb)(*args)
+        assert expected is None or reply == expected, f"not as the model says: {expected}"
+        value, run = self.look(KEY), self.run
+        assert value == (run and b"!" * bool(run.why) + run.token)
+        assert not run or self.pttl(KEY) == run.ends - self.now
+        note = self.note
+        assert self.look(DONE) == (note and b"%s %d %d" % note[:3])
+        assert not note or self.pttl(DONE) == note[3] - self.now
+
+    def expect_acquire(self, token, ttl, life, heard, channel, wait, owner, kind):
+        run, now = self.run, self.now
+        if self.note:
+            who, started, ended, until = self.note
+            return [BUSY, who, int(until - now), 0, b"%d" % started, b"%d" % ended]
+        if run and run.token == token and not run.why:
+            run.ends = max(run.ends, now + int(ttl))
+            return [GRANTED, run.started]
+        if self.dead.get(token, 0) >= now:
+            return [GONE]
+        if run and run.token == token:
+            return [REVOKED, run.why]
+        if run:
+            shown = b"!" * bool(run.why) + run.token
+            return [BUSY, shown, int(run.ends - now), 0, b"%d" % run.started, b"0"]
+        assert now >= self.not_before, "begun before it may"
+        started = max(self.top + 1, int(now * 1000))
+        self.top, self.run = started, Run(token, started, now + int(ttl))
+        self.began += 1
+        return [GRANTED, started]
+
+    def expect_release(self, token, gone, at_least, keep):
+        run, now = self.run, self.now
+        if run and run.token == token:
+            least = int(at_least) - max(0, now - run.started / 1000)
+            span = max(least, 0 if run.why else int(keep))
+            if span > 0:
+                span = int(-(-span // 1))
+                self.note = (token, run.started, int(now * 1000), now + span)
+                self.not_before = now + span
+            self.run = None
+        if gone != b"0":
+            self.dead[token] = max(self.dead.get(token, 0), now + int(gone))
+
+    def expect_renew(self, token, ttl):
+        run = self.run
+        if run and run.token == token and not run.why:
+            run.ends = max(run.ends, self.now + int(ttl))
+            return [GRANTED]
+        return [REVOKED if run and run.token == token else GONE]
+
+    def expect_revoke(self, token, force, why):
+        run = self.run
+        if not run or run.token != token or run.why:
+            return [0, self.pttl(KEY)] if run else None
+        if force == b"1":
+            self.run = None
+        else:
+            run.why = why
+        return None
+
+    def expect_forget(self, note):
+        if self.note and b"%s %d %d" % self.note[:3] == note:
+            self.note = None
+            self.not_before = 0
+            return [1]
+        return [0]
+
+    def expect_inspect(self, most):
+        return None
+
+
+class OnceWalk(walk.Walk):
+    """Those who run it, skip it, fail, are revoked, die, and come late."""
+
+    def __init__(self, seed):
+        super().__init__(OnceWorld(), "once", seed)
+        self.people = []  # those who run it, or believe so
+        self.doubted = set()
+        self.skipped = 0
+
+    def late(self):
+        """Only of one that is in doubt a copy of its acquire may be on its way."""
+        then, verb, args, keys = self.random.choice(self.sent[-300:] or [(-GONE_FOR, "", (), None)])
+        if (verb != "acquire" or args[0] in self.doubted) and self.world.clock - then < GONE_FOR:
+            self.world.say(verb, *args, keys=keys)
+
+    def step(self):
+        rnd, world = self.random, self.world
+        self.pass_time(*(0, 0, 0, 0.001, 0.1, 0.3, 0.3, 1), *((5, 30, 70, 400) if rnd.random() < 0.1 else ()))
+        if rnd.random() < 0.02:
+            world.server.full = not world.server.full and rnd.random() < 0.5
+        person = rnd.choice(self.people) if self.people else None
+        if world.run and world.run.token in self.people and rnd.random() < 0.7:
+            person = world.run.token
+        match rnd.choices(
+            ("begin", "end", "never", "die", "late", "renew", "revoke", "forget", "inspect"),
+            (30, 20, 2, 2, 15, 8, 4, 2, 1),
+        )[0]:
+            case "begin":
+                self.number += 1
+                token = b"t%d" % self.number
+                if rnd.random() < 0.2:
+                    self.doubted.add(token)
+                args = (token, rnd.choice((500, 3000, 30_000)), 3000, 0, "c", 0, "", "once")
+                reply = self.say("acquire", *args, again=0.5 * (token in self.doubted))
+                if not isinstance(reply, ServerError):
+                    self.skipped += reply[0] == BUSY
+                    if reply[0] == GRANTED:
+                        self.people.append(token)
+                        return
+                if token in self.doubted:
+                    self.say("release", token, 60_000, 0, 0)
+            case "end" if person:
+                gone = 60_000 if person in self.doubted else 0
+                at_least, keep = (
+                    rnd.choice((0, 0, 1000, 20_000)),
+                    rnd.choice((0, 0, 5000, 86_400_000 * (rnd.random() < 0.02))),
+                )
+                if not isinstance(self.say("release", person, gone, at_least, keep), ServerError):
+                    self.people.remove(person)
+            case "never" if person:  # its answer came too late, or the caller was gone
+                self.say("release", person, 60_000 if person in self.doubted else 0, 0, 0)
+                self.people.remove(person)
+            case "die" if person:
+                self.people.remove(person)
+            case "late":
+                self.late()
+            case "renew" if person:
+                self.say("renew", person, rnd.choice((1, 3000, 10_000)), keys=(KEY, RECORD))
+            case "revoke" if person:
+                self.say("revoke", person, int(rnd.random() < 0.3), "for no reason")
+            case "forget":
+                note = (world.look(DONE) or b"") if rnd.random() < 0.9 else b"t1 1 1"
+                self.say("forget", note)
+            case "inspect":
+                self.say("inspect", 1)
+
+
+@rule(1, 5, 8, 9)
+@pytest.mark.parametrize("seed", range(3))
+def test_no_rule_of_once_is_broken(seed):
+    walked = OnceWalk(seed)
+    world = walked.run(2500)
+    assert world.began > 100
+    assert walked.skipped > 100
