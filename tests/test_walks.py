@@ -8,6 +8,7 @@ Below each walk: what hostile minds suspected. $WALK makes the walks as many tim
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 
 import pytest
@@ -16,10 +17,10 @@ pytest.importorskip("lupa")
 
 import walk
 from interlock._core import (
+    AGAIN,
     BROKEN,
     BUSY,
     GONE,
-    GONE_FOR,
     GRANTED,
     LIMIT,
     MISUSED,
@@ -642,11 +643,8 @@ class BarrierWalk(walk.Walk):
                     if state != QUEUED and person in self.people:
                         self.ask(person)
 
-    def late(self):
-        """Only of one that is in doubt a copy may be on its way."""
-        then, verb, args, keys = self.random.choice(self.sent[-300:] or [(-GONE_FOR, "", (), None)])
-        if (verb != "acquire" or args[0] in self.doubted) and self.world.clock - then < GONE_FOR:
-            self.world.say(verb, *args, keys=keys)
+    def possible(self, verb, args):
+        return verb != "acquire" or args[0] in self.doubted
 
     def step(self):
         rnd, world = self.random, self.world
@@ -1117,11 +1115,8 @@ class OnceWalk(walk.Walk):
         self.doubted = set()
         self.skipped = 0
 
-    def late(self):
-        """Only of one that is in doubt a copy of its acquire may be on its way."""
-        then, verb, args, keys = self.random.choice(self.sent[-300:] or [(-GONE_FOR, "", (), None)])
-        if (verb != "acquire" or args[0] in self.doubted) and self.world.clock - then < GONE_FOR:
-            self.world.say(verb, *args, keys=keys)
+    def possible(self, verb, args):
+        return verb != "acquire" or args[0] in self.doubted
 
     def step(self):
         rnd, world = self.random, self.world
@@ -1182,3 +1177,244 @@ def test_no_rule_of_once_is_broken(seed):
     world = walked.run(2500)
     assert world.began > 100
     assert walked.skipped > 100
+
+
+# Multi
+
+KINDS = {b"a": "lock", b"b": "lock", b"r": "rwlock", b"s": "semaphore", b"w": "lock"}  # all in this order; w is no lock
+ALL = 1_000_000_000  # permits of a writer
+LIMITS = {"semaphore": 2, "rwlock": ALL}
+
+
+class MultiWorld(Queued):
+    """Some locks, semaphores and read-write locks, which are wanted one by one, and together."""
+
+    def __init__(self):
+        super().__init__("multi", ())
+        self.top = dict.fromkeys(KINDS, 0)
+        self.fences = {}  # token -> its fence
+        self.dead = {}
+        self.had = self.refused = 0
+
+    @staticmethod
+    def names(name, lock=None):
+        """The keys of one of them."""
+        lock = KINDS[name] == "lock" if lock is None else lock
+        return tuple(
+            name + part for part in (b"", b"record", b"queue", b"waiters", b"gone", *(() if lock else (b"shares",)))
+        )
+
+    @staticmethod
+    def words(name, token, permits=1, ttl=3000, wait=0, channel="c", kind=None):
+        """What an acquire says: its script, and its words."""
+        kind = kind or KINDS[name]
+        terms = ("", "lock") if kind == "lock" else (kind, permits, LIMITS[kind], "")
+        words = ("acquire", token.decode(), ttl, min(ttl, 3000), 0, channel, wait, *terms)
+        return "lock" if kind == "lock" else "permits", tuple(map(str, words))
+
+    def together(self, *requests):
+        """All of these (name, token, permits, ...) or none."""
+        keys, said = [], []
+        for name, *rest in requests:
+            script, words = self.words(name, *rest)
+            names = self.names(name, script == "lock")
+            keys += names
+            said.append(json.dumps([script, len(names), *words]))
+        return self.say("acquire", *said, keys=tuple(keys))
+
+    def one(self, name, token, permits=1, ttl=3000, wait=1, channel="c"):
+        script, words = self.words(name, token, permits, ttl, wait, channel)
+        return self.say(*words, keys=self.names(name), script=script)
+
+    def release(self, name, token, gone=0):
+        script = "lock" if KINDS[name] == "lock" else "permits"
+        return self.say("release", token, gone, keys=self.names(name), script=script)
+
+    def vouch(self, name, *tokens, channel="c"):
+        script = "lock" if KINDS[name] == "lock" else "permits"
+        crowd = [arg for token in tokens for arg in (token, 3000)]
+        return self.say("vouch", channel, 0, *crowd, keys=self.names(name), script=script)
+
+    # What can be seen
+
+    def holders(self, name):
+        """Token -> permits of all who hold it now."""
+        value = self.look(name)
+        if isinstance(value, bytes):
+            return {value: 1}
+        shares = self.look(name + b"shares") or {}
+        if KINDS[name] == "lock" or not value:
+            return {}
+        return {token: int(shares[token].split(b" ")[0]) for token, ends in value.items() if ends > self.now}
+
+    def fence(self, name, token):
+        if KINDS[name] == "lock":
+            return int(self.look(name + b"record").split(b" ")[2])
+        return int(self.look(name + b"shares")[token].split(b" ")[1])
+
+    def queue(self, name):
+        """Who waits, in order: whether each lives."""
+        waiters = self.look(name + b"waiters") or {}
+        self.look(name + b"queue")
+        return {
+            each: float(waiters.get(each, b"0").split(b" ")[0]) > self.now
+            for each in self.server.ordered(name + b"queue")
+        }
+
+    def free(self, name, permits):
+        """Whether nobody keeps a newcomer from so many."""
+        limit = 1 if KINDS[name] == "lock" else LIMITS[KINDS[name]]
+        return not any(self.queue(name).values()) and permits <= limit - sum(self.holders(name).values())
+
+    def see(self):
+        return {
+            name: (self.holders(name), self.queue(name), {each: self.fence(name, each) for each in self.holders(name)})
+            for name in KINDS
+        }
+
+    # The rules
+
+    def excused(self, error):
+        return super().excused(error) or str(error).startswith("WRONGTYPE")
+
+    def judge(self, verb, args, reply, before):
+        after, now = self.see(), self.now
+        for name, (held, queue, fences) in after.items():
+            was, waited, had = before[name]
+            assert sum(held.values()) <= LIMITS.get(KINDS[name], 1), f"too many hold {name}"
+            for token in held:
+                assert self.dead.get(token, 0) <= now, f"{token} is given up, and holds {name}"
+                if had.get(token) != fences[token]:
+                    assert fences[token] > self.top[name], f"the fence of {name} does not grow"
+                    self.top[name] = fences[token]
+                    places = list(waited)
+                    for each in places[: places.index(token)] if token in waited else places:
+                        overtaken = waited[each] and each in queue and each not in held
+                        assert not overtaken, f"{token} overtook {each} on {name}"
+            staying = [each for each in waited if each in queue and (waited[each] or each != args[0])]
+            assert [each for each in queue if each in staying] == staying, f"the queue of {name} was shuffled"
+        if args and args[0].startswith(b"["):
+            self.judge_together([json.loads(arg) for arg in args], reply, before, after)
+        elif verb == "release" and args[1] != b"0":
+            self.dead[args[0]] = now + int(args[1])
+
+    def judge_together(self, requests, reply, before, after):
+        wanted = [(words[3][-1].encode(), words[3].encode()) for words in requests]  # a token ends with its name
+        others = {
+            (name, token) for name, (held, _, _) in before.items() for token in held if (name, token) not in wanted
+        }
+        lost = {(name, token) for name, token in others if token not in after[name][0]}
+        assert not lost, f"{lost} lost theirs"
+        if isinstance(reply, ServerError) or reply[0] != GRANTED:
+            self.refused += 1
+            first = len(wanted) if isinstance(reply, ServerError) else reply[1]
+            for i, (name, token) in enumerate(wanted):
+                held = token in after[name][0]
+                assert not held or (i > first and token in before[name][0]), f"{token} was refused, and holds {name}"
+            return
+        self.had += 1
+        for (name, token), answer in zip(wanted, reply[1:], strict=True):
+            assert token in after[name][0], f"granted, and {name} is not held"
+            assert answer == [GRANTED, after[name][2][token]]
+            assert before[name][2].get(token, answer[1]) == answer[1], "granted twice"
+
+
+class MultiWalk(walk.Walk):
+    """Those who want one, those who want some together; both repeat themselves, come late, and die."""
+
+    def __init__(self, seed):
+        super().__init__(MultiWorld(), "multi", seed)
+        self.ones = []  # (name, token, permits, ttl, channel)
+        self.groups = []  # of those that are held
+        self.doubted = set()
+
+    def possible(self, verb, args):
+        return verb != "acquire" or str(args[0]) in self.doubted
+
+    def together(self, requests, doubted):
+        world = self.world
+        keys, said = [], []
+        for name, *rest in requests:
+            script, words = world.words(name, *rest)
+            names = world.names(name, script == "lock")
+            keys += names
+            said.append(json.dumps([script, len(names), *words]))
+        if doubted:
+            self.doubted.add(said[0])
+        free = all(world.free(name, permits) for name, _, permits, *_ in requests) and not world.server.full
+        sane = all(name != b"w" and not rest[2:] for name, *rest in requests)
+        reply = self.say("acquire", *said, keys=tuple(keys), again=0.5 * doubted)
+        for _ in range(10):
+            if isinstance(reply, list) and reply[0] == AGAIN:
+                reply = self.say("acquire", *said, keys=tuple(keys), again=0)
+        good = isinstance(reply, list) and reply[0] == GRANTED
+        assert good or not (free and sane), f"all of {requests} are free, and were not granted: {reply}"
+        return good
+
+    def drop(self, requests, gone):
+        for name, token, *_ in requests:
+            self.world.release(name, token, gone) if name != b"w" else None
+
+    def step(self):
+        rnd, world = self.random, self.world
+        self.pass_time(*(0, 0, 0, 0, 0.001, 0.1, 0.3, 0.3), *((1, 4, 11, 70) if rnd.random() < 0.1 else ()))
+        if rnd.random() < 0.02:
+            world.server.full = not world.server.full and rnd.random() < 0.5
+        world.server.look()
+        world.server.data[b"w"] = walk.commands.Hash({b"x": b"y"})
+        world.server.expires[b"w"] = world.server.now_ms + 1_000_000
+        one = rnd.choice(self.ones) if self.ones else None
+        match rnd.choices(
+            ("one", "ask", "leave", "vouch", "die", "together", "part", "late"), (10, 10, 12, 10, 2, 25, 20, 8)
+        )[0]:
+            case "one" if len(self.ones) < 6:
+                self.number += 1
+                name = rnd.choice((b"a", b"b", b"r", b"s"))
+                permits = rnd.choice((1, ALL)) if name == b"r" else rnd.randint(1, 2) if name == b"s" else 1
+                self.ones.append(
+                    (name, b"t%d" % self.number, permits, rnd.choice((500, 3000)), b"c%d" % rnd.randint(0, 3))
+                )
+                self.ask(self.ones[-1])
+            case "ask" if one:
+                self.ask(one)
+            case "leave" if one:
+                self.ones.remove(one)
+                world.release(one[0], one[1])
+            case "vouch" if one:
+                world.vouch(one[0], *(each[1] for each in self.ones if each[0] == one[0]), channel=one[4])
+            case "die" if one:
+                self.ones.remove(one)
+            case "together":
+                self.number += 1
+                names = sorted(rnd.sample(sorted(KINDS), rnd.randint(2, 4)))
+                if rnd.random() < 0.8 and b"w" in names:
+                    names.remove(b"w")
+                requests = [
+                    [name, b"m%d%s" % (self.number, name), rnd.choice((1, ALL)) if name == b"r" else 1]
+                    for name in names
+                ]
+                if rnd.random() < 0.05 and b"s" in names:
+                    requests[names.index(b"s")] += [3000, 0, "c", "lock"]  # as something that it is not
+                doubted = rnd.random() < 0.2
+                if self.together(requests, doubted):
+                    if rnd.random() < 0.9:
+                        self.groups.append((requests, doubted))
+                elif doubted:
+                    self.drop(requests, 60_000)
+            case "part" if self.groups:
+                requests, doubted = self.groups.pop(rnd.randrange(len(self.groups)))
+                self.drop(requests, 60_000 if doubted else 0)
+            case "late":
+                self.late()
+
+    def ask(self, one):
+        name, token, permits, ttl, channel = one
+        self.world.one(name, token, permits, ttl, 1, channel.decode())
+
+
+@rule(1, 7, 8, 9)
+@pytest.mark.parametrize("seed", range(3))
+def test_no_rule_of_multi_is_broken(seed):
+    world = MultiWalk(seed).run(3000)
+    assert world.had > 100
+    assert world.refused > 100
