@@ -261,7 +261,7 @@ async def test_inspect_revoke_and_extend(kit):
 def test_bad_input(kit):
     locks, other = kit.interlock(), kit.interlock()
     for wrong in (
-        lambda: locks.multi(),
+        locks.multi,
         lambda: locks.multi(locks.lock("a"), locks.lock("a")),
         lambda: locks.multi(locks.lock("a"), locks.rlock("a")),
         lambda: locks.multi(locks.rwlock("a").read(), locks.rwlock("a").write()),

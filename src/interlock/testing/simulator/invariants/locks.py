@@ -121,7 +121,7 @@ class Locks:
         mine, _ = seen.arrivals.get(holder, (self._arrived + 1, 0.0))
         for token in present:
             if token in waiters and token in seen.arrivals and seen.arrivals[token][0] < mine:
-                alive, _, heard, channel = waiters[token].split()
+                alive, _, heard, channel, *_ = waiters[token].split()
                 if int(alive) > server.now_ms and (heard != b"1" or server.subscribers(channel)):
                     self.story.violated(6, f"{holder!r} overtook {token!r}")
 
