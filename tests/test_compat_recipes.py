@@ -228,7 +228,9 @@ def test_the_ttl_may_run_out_between_the_look_and_the_delete(client, clean, monk
     assert client.get("stock").decode() == theirs[0]
 
 
-@pytest.mark.parametrize("wrong", [None, "", "-", "x", b"x", "another/1/thread/0123", "!", " ", "*", "\x00", "ü" * 999])
+@pytest.mark.parametrize(
+    "wrong", [None, "", "-", "x", b"x", "another/1/thread/0123", "!", " ", "*", "\x00", "\ud800", "ü" * 999]
+)
 def test_any_other_value_deletes_nothing(client, wrong):
     lock = RedisLock(client)
     assert lock.del_lock("stock", wrong) is False
@@ -379,14 +381,15 @@ def test_a_child_after_fork_uses_the_same_recipes(client):
     assert lock.get_lock("child", 30, wait=0) is None
 
 
-def test_a_lost_reply_is_not_a_lost_lock_and_its_copy_takes_nothing(client, clean, proxy):
+@pytest.mark.parametrize("wait", [None, 20])
+def test_a_lost_reply_is_not_a_lost_lock_and_its_copy_takes_nothing(client, clean, proxy, wait):
     """The recipe asks SET NX again, hears that it is taken, and waits for itself."""
     slow = redis.Redis(unix_socket_path=proxy.path, socket_timeout=0.3)
     lock = RedisLock(slow)
     lock.get_lock("warm", 30)
     proxy.drop_replies = True
     with ThreadPoolExecutor(1) as pool:
-        getting = pool.submit(lock.get_lock, "stock", 30)
+        getting = pool.submit(lock.get_lock, "stock", 30, wait=wait)
         until(lambda: clean.exists("stock"))
         first = clean.get("stock").decode()
         proxy.drop_replies = False
@@ -566,6 +569,16 @@ def test_threads_caches_and_clients_share_one_interlock(server, clean, caches):
     used = [made for made in _made if made._session.started]
     assert len(used) == 1
     assert sum(thread.name == "interlock-keeper" for thread in threading.enumerate()) == 1
+
+
+def test_closing_ends_threads_and_nothing_else(client):
+    lock = RedisLock(client)
+    value = lock.get_lock("stock", 30)
+    recipes.close()
+    assert not any(thread.name.startswith("interlock-") for thread in threading.enumerate())
+    assert client.get("stock").decode() == value
+    assert lock.get_lock("stock", 30, wait=0) is None
+    assert lock.del_lock("stock", value) is True
 
 
 def test_other_settings_are_followed(server, clean, caches):

@@ -251,7 +251,7 @@ def _give_back(locks: Interlock, primitive: Primitive, value: object) -> bool:
     return had and state == GRANTED
 
 
-def _renewed(locks: Interlock, primitive: Primitive, token: str, ttl: float) -> Any:
+def _renewed(locks: Interlock, primitive: Primitive, token: bytes, ttl: float) -> Any:
     """GRANTED if it is had, and now for `ttl` seconds at the least; GONE, REVOKED, or the text of an error."""
     if not token:
         return GONE
@@ -260,13 +260,14 @@ def _renewed(locks: Interlock, primitive: Primitive, token: str, ttl: float) -> 
     return state
 
 
-def _token(primitive: Primitive, value: object) -> str:
-    """A value as text, since stored in Redis and read again it comes as bytes; empty if it can hold nothing."""
-    text = value.decode(errors="replace") if isinstance(value, bytes) else "" if value is None else value
-    if not isinstance(text, str):
+def _token(primitive: Primitive, value: object) -> bytes:
+    """A value as it is in the server; empty if it can hold nothing. What was stored in Redis comes back as bytes."""
+    token = b"" if value is None else value.encode(errors="replace") if isinstance(value, str) else value
+    if not isinstance(token, bytes):
         raise ConfigError(f"{primitive}: a value is the str with which it was got, not {value!r}")
-    # The scripts say "-" for nobody, and mark by "!" a lease that was revoked: its holder has yet to let go.
-    return "" if text.startswith(("-", "!")) else text
+    return (
+        b"" if token.startswith(b"!") else token
+    )  # a lease that was revoked, and that its holder has yet to let go of
 
 
 def _lasting(value: object, what: str, locks: Interlock) -> float:
