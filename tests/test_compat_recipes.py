@@ -119,7 +119,7 @@ def test_the_value_is_the_lock(target, clean):
     key = target.spelled("stock")
     assert VALUE.fullmatch(value)
     assert clean.get(key).decode() == value
-    assert 19_000 < clean.pttl(key) <= 20_000
+    assert 10_000 < clean.pttl(key) <= 20_000
     assert lock.get_lock("stock", 20, wait=0) is None
     assert lock.get_lock("stock", 20, wait=0.05) is None
     assert lock.get_lock("other", 20, wait=0)
@@ -173,6 +173,15 @@ def test_it_waits_in_the_queue_as_long_as_it_takes(target, clean):
             each.result(20)
     assert order == [0, 1, 2]
     assert not clean.exists(target.spelled("stock"))
+
+
+def test_the_dead_in_the_queue_are_passed_over(client, clean):
+    lock = RedisLock(client)
+    value = lock.get_lock("stock", 30)
+    clean.zadd("{stock}{queue}", {f"dead {number}": number for number in range(100)})
+    clean.pexpire("{stock}{queue}", 10_000)
+    assert lock.del_lock("stock", value) is True
+    assert not clean.exists("stock", "{stock}{queue}")
 
 
 def test_a_lock_without_an_expiry_is_reported_at_once(client):
@@ -282,10 +291,14 @@ def test_nobody_warns_of_it_renews_it_or_tells_of_its_end(client, caplog):
     assert go.acquire()
     del go
     gc.collect()  # a ResourceWarning would be an error
-    until(lambda: not client.exists("stock", "go", "lock:api"), within=2)
-    time.sleep(0.1)  # whoever wanted to tell of the end would have
-    assert not caplog.records
     assert not any(made._session.renewal.held() for made in _made)
+    told = []
+    for made in _made:  # when the end of a later lease has been told, those before it would have been
+        lease = made.lock("real", ttl=0.4, renew=False, on_lost=told.append).acquire(0)
+        until(lambda lease=lease: lease in told)
+    assert not client.exists("stock", "go", "lock:api")
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * len(_made)
+    assert all("'real'" in record.getMessage() for record in caplog.records)
 
 
 CHILD = """
@@ -363,7 +376,6 @@ def test_a_crash_frees_it_after_its_timeout(client, server, kind):
         assert process.stdout.readline()
         process.send_signal(signal.SIGKILL)
         process.wait()
-        assert client.exists("stock", "lock:stock")
         started = time.monotonic()
         assert following(client)
         assert time.monotonic() - started < 5
@@ -500,12 +512,11 @@ def test_the_name_may_be_made_from_the_arguments(client):
 def test_work_may_take_longer_than_the_timeout(client):
     """Right but for the TTL: the recipe's lock ends under the work. This one is renewed."""
 
-    @RedisLock(client).redis_lock("stock", 0.3)
-    def work() -> bytes:
-        token, end = client.get("stock"), time.monotonic() + 0.7
-        until(lambda: time.monotonic() > end)
-        assert client.get("stock") == token
-        return token
+    @RedisLock(client).redis_lock("stock", 2)
+    def work() -> bool:
+        left = [client.pttl("stock")]
+        until(lambda: left.append(client.pttl("stock")) or left[-1] > min(left) + 200)
+        return True
 
     assert work()
     assert not client.exists("stock")
@@ -516,7 +527,7 @@ def test_a_long_timeout_of_a_function_is_what_others_wait_at_most(client):
     def work() -> int:
         return client.pttl("stock")
 
-    assert 59_000 < work() <= 60_000
+    assert 50_000 < work() <= 60_000
 
 
 def test_a_lock_that_is_lost_under_the_function_is_told(client):
@@ -772,7 +783,7 @@ def test_go_zero(target, clean):
     key = target.spelled("stock")
     lock.set_expire(20)
     assert lock.acquire() is True
-    assert 19_000 < clean.pttl(key) <= 20_000
+    assert 10_000 < clean.pttl(key) <= 20_000
     assert other.acquire() is False
     assert other.release() is False
     assert not target.old("stock", "theirs", 10)
@@ -804,10 +815,10 @@ def test_the_same_id_acquires_again_and_has_it_for_longer(client, server):
     assert lock.acquire()
     lock.set_expire(20)
     assert lock.acquire()
-    assert client.pttl("stock") > 19_000
+    assert client.pttl("stock") > 10_000
     lock.set_expire(1)
     assert lock.acquire()
-    assert client.pttl("stock") > 18_000  # never shorter
+    assert client.pttl("stock") > 10_000  # never shorter
     restarted = "go = GoZeroLock(client, 'stock', sys.argv[2]); print(go.acquire())"
     assert child(server, restarted, "shop 77") == "False"
     assert child(server, restarted, "shop 7") == "True"
@@ -827,7 +838,7 @@ def test_by_default_no_two_have_the_same_id(client):
 def test_go_zero_ends_after_its_time_and_half_a_second_is_not_the_default(client):
     lock, other = GoZeroLock(client, "stock"), GoZeroLock(client, "stock")
     assert lock.acquire()
-    assert client.pttl("stock") > 29_000
+    assert client.pttl("stock") > 20_000
     assert lock.release()
     lock.set_expire(0.1)
     assert lock.acquire()
@@ -885,9 +896,11 @@ def test_a_process_acquires_a_permit_and_another_one_releases_it(client, server)
 
 
 def test_a_permit_ends_after_its_timeout_unless_it_is_refreshed(client):
-    kept, left = recipes.acquire_fair_semaphore(client, "api", 2, 0.4), recipes.acquire_semaphore(client, "api", 2, 0.4)
-    assert recipes.refresh_fair_semaphore(client, "api", kept, 30) is True
+    kept, left = recipes.acquire_fair_semaphore(client, "api", 2), recipes.acquire_semaphore(client, "api", 2, 0.2)
+    assert client.pttl("lock:api") <= 10_000
+    assert recipes.refresh_fair_semaphore(client, "api", kept, 60) is True
     assert recipes.refresh_fair_semaphore(client, "api", kept, 1) is True  # never shorter
+    assert client.pttl("lock:api") > 30_000
     until(lambda: recipes.acquire_semaphore(client, "api", 2))
     assert recipes.refresh_fair_semaphore(client, "api", left) is False
     assert recipes.release_semaphore(client, "api", left) is False

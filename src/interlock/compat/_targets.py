@@ -26,7 +26,7 @@ class Client(Protocol):
 
 
 class Cache(Protocol):
-    """A cache of Django on Redis: its own RedisCache, or that of django-redis; or `django.core.cache.cache`."""
+    """A cache of Django on Redis: its own RedisCache, or that of django-redis. Django's proxy `cache` is an object."""
 
     def make_key(self, key: str, version: int | None = None) -> str:
         """How the cache spells a key: with prefix and version."""

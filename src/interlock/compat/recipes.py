@@ -48,7 +48,7 @@ class RedisLock:
     `max_ttl` (seconds) is the longest timeout that `get_lock` takes. Safe to share between threads.
     """
 
-    def __init__(self, target: Client | Cache, *, max_ttl: float = MAX_TTL) -> None:
+    def __init__(self, target: Client | Cache | object, *, max_ttl: float = MAX_TTL) -> None:
         self._target = target
         self._max_ttl = max_ttl
         self._at("any")  # what is wrong with the target is told here
@@ -139,7 +139,7 @@ class GoZeroLock:
 
     def __init__(
         self,
-        target: Client | Cache,
+        target: Client | Cache | object,
         key: str,
         id: str | None = None,  # noqa: A002 (its name there)
         *,
@@ -177,11 +177,7 @@ class GoZeroLock:
         In another process acquire it first, as the same id may. Raises ConfigError, or Unavailable if nobody can tell.
         """
         locks, name = self._at()
-        token = self._token
-        had = _give_back(locks, lock(name, locks.prefix), token)
-        if self._token == token:  # if not, another thread has acquired it again
-            self._token = None
-        return had
+        return _give_back(locks, lock(name, locks.prefix), self._token)
 
     def _at(self) -> tuple[Interlock, str]:
         return found(self._target, self._key, self._max_ttl)
@@ -241,14 +237,13 @@ def _value(lockable: Lockable[Any], wait: float | None) -> str | None:
 def _give_back(locks: Interlock, primitive: Primitive, value: object) -> bool:
     """Whether this value had it. Whoever waits next has it then."""
     token = _token(primitive, value)
-    state = _renewed(locks, primitive, token, SHORTEST_TTL)
-    if state == GONE:  # asked first, since to a release that comes twice the server says twice that it was ours
-        return False
+    if _renewed(locks, primitive, token, SHORTEST_TTL) == GONE:
+        return False  # asked first, since to a release that comes twice the server says twice that it was ours
     had, again = False, 1
     while again:  # the dead in the queue are passed over, so many in one step
         ours, again = run(locks._session.core.query(primitive, "release", token, "0"))
         had |= bool(ours)
-    return had and state == GRANTED
+    return had
 
 
 def _renewed(locks: Interlock, primitive: Primitive, token: bytes, ttl: float) -> Any:
@@ -265,9 +260,8 @@ def _token(primitive: Primitive, value: object) -> bytes:
     token = b"" if value is None else value.encode(errors="replace") if isinstance(value, str) else value
     if not isinstance(token, bytes):
         raise ConfigError(f"{primitive}: a value is the str with which it was got, not {value!r}")
-    return (
-        b"" if token.startswith(b"!") else token
-    )  # a lease that was revoked, and that its holder has yet to let go of
+    # What begins so is a lease that was revoked, and that its holder has yet to let go of.
+    return b"" if token.startswith(b"!") else token
 
 
 def _lasting(value: object, what: str, locks: Interlock) -> float:
