@@ -387,12 +387,12 @@ def message(dice):
     """KEYS and ARGV of a message as lock.lua's header has them."""
     locks = [lock(name, "lock:").keys for name in ("a", "b")]
     keys, token, channel = dice.choice(locks), f"t{dice.randrange(6)}", f"ch{dice.randrange(2)}"
-    owner = dice.choice(("", "", "t1"))
+    owner, kind = dice.choice(("", "", "t1")), dice.choice(("lock", "lock", "lock", "once"))
     ttl, life, heard = dice.choice((300, 2000, 5000)), dice.choice((300, 2000)), dice.choice((0, 0, 1))
     pairs = [word for _ in range(dice.randrange(1, 4)) for word in (f"t{dice.randrange(6)}", dice.choice((300, 2000)))]
     renewed = tuple(key for _ in pairs[::2] for key in dice.choice(locks)[:2])
     return dice.choice((
-        *[(keys, ("acquire", token, ttl, life, heard, channel, wait, owner)) for wait in (0, 1, 1)],
+        *[(keys, ("acquire", token, ttl, life, heard, channel, wait, owner, kind)) for wait in (0, 1, 1)],
         *[(keys, ("release", token, gone)) for gone in (0, 500, 60000)],
         (keys, ("vouch", channel, heard, *pairs)),
         (renewed, ("renew", *pairs)),

@@ -466,7 +466,7 @@ class Lockable(BaseLock, Generic[S, L]):
 
         @functools.wraps(function)
         async def locked(*args: P.args, **kwargs: P.kwargs) -> R:
-            async with await self.acquire():  # type: ignore[attr-defined]
+            async with self:
                 return await function(*args, **kwargs)
 
         return locked

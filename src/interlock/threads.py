@@ -401,7 +401,7 @@ class Lockable(BaseLock, Generic[S, L]):
 
         @functools.wraps(function)
         def locked(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self.acquire():  # type: ignore[attr-defined]
+            with self:
                 return function(*args, **kwargs)
 
         return locked
