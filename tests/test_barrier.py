@@ -157,9 +157,8 @@ async def test_a_stopped_party_breaks_it_and_is_told_when_it_runs_again(kit):
 
 
 @rule(8)
+@pytest.mark.asyncio_only
 async def test_a_cancelled_party_breaks_it(kit):
-    if kit.mode == "threads":
-        return
     barrier = kit.interlock().barrier("a", 2)
     task = asyncio.ensure_future(barrier.wait())
     await until(lambda: waiting(barrier, 1))
