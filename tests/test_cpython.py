@@ -22,7 +22,7 @@ def python_s(name: str) -> type[unittest.TestCase]:
 SKIPPED = {
     "test_weakref_exists": "it would be the adapter that is referred to, which is nothing of ours",
     "test_weakref_deleted": "it would be the adapter that is referred to, which is nothing of ours",
-    "test_at_fork_reinit": "a fork frees no lock on the server: its parent has it (test_hard_ground.py, test_rlock.py)",
+    "test_at_fork_reinit": "a fork frees no lock on the server: its parent has it (test_processes.py, test_rlock.py)",
 }
 # Python's locks may vanish while they are held, and in these tests they do; Dropping holds that ours tell it.
 pytestmark = pytest.mark.filterwarnings("ignore:.* dropped without release:ResourceWarning")
