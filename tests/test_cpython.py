@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import unittest
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import cpython
 from grounds import required
 from interlock import Interlock
+from kit import Residue
 
 lock_tests = cpython.lock_tests()
 
@@ -24,6 +26,8 @@ SKIPPED = {
     "test_weakref_deleted": "it would be the adapter that is referred to, which is nothing of ours",
     "test_at_fork_reinit": "a fork frees no lock on the server: its parent has it (test_processes.py, test_rlock.py)",
 }
+if sys.version_info < (3, 13):
+    SKIPPED["test_thread_leak"] = "threading keeps a stand-in for a thread that it did not begin and that asks its name"
 # Python's locks may vanish while they are held, and in these tests they do; Dropping holds that ours tell it.
 pytestmark = pytest.mark.filterwarnings("ignore:.* dropped without release:ResourceWarning")
 
@@ -39,13 +43,12 @@ class OnAServer:
             pytest.skip(reason)
         numbers = itertools.count()
         self.name = lambda: f"a{next(numbers)}"
-        lock_tests.support.environment_altered = False
         with Interlock(server.url) as self.locks:
             with self.locks.lock("a"):  # its threads are there before the test counts threads: the keeper,
                 self.locks._port.listen(self.locks._session.waiters.channel)  # and who hears of handovers
             yield
         assert not clean.keys("lock:*")
-        assert not lock_tests.support.environment_altered, "threads were left; see the output"
+        assert not Residue.threads()
 
 
 class Dropping(OnAServer):
