@@ -9,7 +9,8 @@ import threading
 import interlock
 from interlock.testing.servers import DEBIAN
 
-SLOWEST = 0.5  # seconds: no shorter timeout is used, as on a busy machine even a free lock takes a while
+SHORTEST = 0.5  # seconds that any timeout has: on a busy machine even a free lock takes a while
+LONGEST = 30.0  # seconds for which these tests wait for ever
 
 
 def lock_tests():
@@ -51,15 +52,21 @@ class Lock:
             raise ValueError("a timeout for a call that does not wait")
         if timeout > threading.TIMEOUT_MAX:
             raise OverflowError("a timeout that is too long")
-        if 0 < timeout < SLOWEST:
-            timeout = SLOWEST
-        try:
-            lease = self._lock.acquire(None if timeout == -1 else timeout) if blocking else self._lock.try_acquire()
-        except interlock.AcquireTimeout:
-            lease = None
+        if not blocking:
+            lease = self._lock.try_acquire()
+        elif timeout == -1:
+            lease = self._lock.acquire(LONGEST)
+        else:
+            lease = self._within(SHORTEST if 0 < timeout < SHORTEST else timeout)
         if lease is not None:
             self._leases.all.append(lease)
         return lease is not None
+
+    def _within(self, timeout):
+        try:
+            return self._lock.acquire(timeout)
+        except interlock.AcquireTimeout:
+            return None
 
     def release(self) -> None:
         if not self._leases.all:
@@ -152,7 +159,7 @@ class Barrier:
     def _wait(self, timeout) -> int:
         timeout = self._timeout if timeout is None else timeout
         try:
-            return self._barrier.wait(None if timeout is None else max(timeout, SLOWEST))
+            return self._barrier.wait(LONGEST if timeout is None else max(timeout, SHORTEST))
         except (interlock.BrokenBarrier, interlock.AcquireTimeout) as error:
             raise threading.BrokenBarrierError from error
 
