@@ -34,6 +34,10 @@ ROWS: dict[int, Callable[[Bench], Iterator[Outcome]]] = {
     6: crowds.waiting,
     7: crowds.holding,
     8: rows.imports,
+    9: rows.synchronizers,
+    10: rows.synchronizer_tasks,
+    11: crowds.waiting_elsewhere,
+    12: crowds.beside,
 }
 USUAL = [number for number in ROWS if number != 7]  # that one takes longer than all the others
 EX_USAGE = 64
@@ -54,6 +58,10 @@ rows:
   6  10,000 waiters on one lock
   7  100,000 leases held by one process (only if asked for: 90 s)
   8  import interlock
+  9  threads, every primitive alone, against the lock
+ 10  the same with asyncio, 100 tasks
+ 11  10,000 waiters on a semaphore, and on a read-write lock
+ 12  10,000 holders of a semaphore, and of a read-write lock
 
 In each round every contender has a short slice, in alternating order. Shown is
 the median over the rounds; a ratio compares what ran in the same round: it is
