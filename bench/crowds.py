@@ -173,19 +173,20 @@ def waiting_elsewhere(bench: Bench) -> Iterator[Outcome]:
 def _waiting(bench: Bench, number: int, what: str, named: str, rounds: int) -> Iterator[Outcome]:
     vouched: dict[str, list[float]] = {}
     rates: dict[str, list[float]] = {}
-    handovers, settle = (1500, 0.1) if bench.quick else (5000, 1.0)
+    handovers = 1500 if bench.quick else 5000
     names = {f"{MOST:,} waiters": MOST, f"{FEW} waiters": FEW}
 
     def of(name: str) -> Callable[[], float]:
         def slice_() -> float:
             with Worker(bench.path) as worker:
-                worker.tell("crowd", what=what, waiters=names[name], handovers=handovers, settle=settle)
+                worker.tell("crowd", what=what, waiters=names[name], handovers=handovers)
                 answer = worker.answer()
             micros: dict[str, int] = answer["micros"]
+            done = max(1, answer["handovers"])
             vouches = micros.pop("vouch", 0)
-            handing = sum(micros.values()) / handovers
-            vouched.setdefault(name, []).append(handing + vouches / handovers)
-            rates.setdefault(name, []).append(handovers / answer["took"])
+            handing = sum(micros.values()) / done
+            vouched.setdefault(name, []).append(handing + vouches / done)
+            rates.setdefault(name, []).append(done / answer["took"])
             return handing
 
         return slice_

@@ -184,6 +184,8 @@ def _line(result: Table, outcome: Outcome, name: str) -> None:
 
 
 def _short(ratio: float) -> str:
+    if ratio >= 100:
+        return f"{ratio:,.0f}"
     return f"{ratio:.2f}" if ratio >= 0.01 else "<0.01"
 
 
