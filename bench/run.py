@@ -104,7 +104,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--rows", type=_rows, default=USUAL, metavar="N,N", help="only these rows (all but 7)")
     parser.add_argument("--rounds", type=_positive, metavar="N", help="rounds of each row (as many as it needs)")
-    parser.add_argument("--quick", action="store_true", help="a short look, in less than a minute")
+    parser.add_argument("--quick", action="store_true", help="a short look, in two or three minutes")
     parser.add_argument("--json", metavar="FILE", help="write all numbers there; - is the standard output")
     return parser.parse_args()
 
