@@ -161,7 +161,7 @@ def _round_trips(path: str, loops: dict[str, Callable[[int], None]]) -> list[Che
 def _compared(number: int, what: str, unit: str, samples: dict[str, list[float]], checks: list[Check]) -> Outcome:
     return Outcome(
         number, what, unit, LOCK, samples, checks=checks, floor="",
-        note="Over and over; what can be held is acquired and released. The ratio is what it costs, in pairs of the lock.",
+        note="What can be held is acquired and released, over and over. The ratio is the cost, in pairs of the lock.",
     )  # fmt: skip
 
 
