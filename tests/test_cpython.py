@@ -47,7 +47,8 @@ class OnAServer:
             with self.locks.lock("a"):  # its threads are there before the test counts threads: the keeper,
                 self.locks._port.listen(self.locks._session.waiters.channel)  # and who hears of handovers
             yield
-        assert not clean.keys("lock:*")
+        held = [key for key in clean.keys("lock:*") if clean.type(key) != b"hash"]  # a barrier's numbers stay a while
+        assert not held
         assert not Residue.threads()
 
 

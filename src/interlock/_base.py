@@ -113,7 +113,7 @@ class BaseInterlock:
 class Named:
     """Something that a name stands for, on this Interlock: safe to share between threads and tasks."""
 
-    __slots__ = ("_interlock", "_primitive")
+    __slots__ = ("__weakref__", "_interlock", "_primitive")
 
     def __init__(self, interlock: Any, primitive: Primitive) -> None:
         self._interlock = interlock
