@@ -80,7 +80,6 @@ class TestBoundedSemaphore(Dropping, python_s("BoundedSemaphoreTests")):
         return cpython.BoundedSemaphore(self.locks, self.name(), value)
 
 
-@unittest.skipUnless(hasattr(Interlock, "barrier"), "there is no barrier yet")
 class TestBarrier(OnAServer, python_s("BarrierTests")):
     defaultTimeout = 4.0
 
