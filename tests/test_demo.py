@@ -158,11 +158,14 @@ def test_the_table_is_plain_without_a_terminal_and_the_users_server_stays_clean(
     wire.close()
 
 
+@pytest.mark.parametrize("ladder", ["--only setnx", "semaphore --only incr-decr"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_all_processes_and_leaves_nothing_in_the_users_server(number: int, server: Server) -> None:
+def test_a_signal_ends_all_processes_and_leaves_nothing_in_the_users_server(
+    number: int, ladder: str, server: Server
+) -> None:
     wire = Wire(server.url)
     wire.ask("FLUSHALL")
-    with start("demo", "--url", server.url, "--only", "setnx") as demo:
+    with start("demo", *ladder.split(), "--url", server.url) as demo:
         while not wire.ask("KEYS", "*:lock"):
             time.sleep(0.01)
         children = subprocess.run(

@@ -31,7 +31,7 @@ class Faults(StrEnum):
     NONE = "none"
 
 
-_Processes = Annotated[int, typer.Option(min=1, help="Processes with clients.")]
+_Processes = Annotated[int, typer.Option(min=1, help="Processes.")]
 _Faults = Annotated[Faults, typer.Option(help="What goes wrong: what the seed plans, or nothing (the control).")]
 _Seed = Annotated[int, typer.Option(help="Of the plan: who meets which fault.")]
 _Only = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this recipe; again, or a,b, for more.")]
@@ -118,7 +118,7 @@ def semaphore(
         clients=callers,
         ttl=ttl,
         patience=math.inf,
-        faults={} if calm else rush.plan(calls, seed),
+        faults={} if calm else rush.plan(calls, processes * callers, seed),
         clocks=() if calm else tuple(ttl * ahead for ahead in rush.CLOCKS),
     )
     title = (

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from interlock.cli.recipes import RECIPES
-from interlock.cli.trial import Account, Client, Column, Declined, Fault, Scene, Trial
+from interlock.cli.trial import Account, Client, Column, Declined, Fault, Scene, Trial, numbered
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,14 +52,7 @@ def plan(tickets: int, seed: int) -> dict[int, Fault]:
         [Fault("slow", "releasing", 1.4), Fault("slow", "holding", 0.85)],
     ]
     dice.shuffle(episodes)
-    faults: dict[int, Fault] = {}
-    entry = 1
-    for episode in [[Fault("crash", "taken")], *episodes]:
-        entry += dice.randint(1, max(1, tickets // 10))
-        for fault in episode:
-            faults[entry] = fault
-            entry += 1
-    return faults
+    return numbered([[Fault("crash", "taken")], *episodes], dice, max(1, tickets // 10))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,7 @@ SEMAPHORES: Ladder[Callable[[Caller], Permit | None]] = Ladder()
     "no-limit",
     "just call",
     sign="over",
-    flaw="nobody waits: came in when it was full ({over}x)",
+    flaw="nobody waits: in when it was full ({over}x)",
 )
 def _no_limit(_: Caller) -> Permit:
     return Permit(lambda: None)
@@ -53,7 +53,7 @@ def _no_limit(_: Caller) -> Permit:
     "process-limit",
     "threading.Semaphore",
     sign="over",
-    flaw="each process has its own: came in when it was full ({over}x)",
+    flaw="each process counts alone: in when it was full ({over}x)",
 )
 def _process_limit(caller: Caller) -> Permit | None:
     local = caller.scene.local
@@ -62,9 +62,9 @@ def _process_limit(caller: Caller) -> Permit | None:
 
 @SEMAPHORES.rung(
     "incr-decr",
-    "INCR, and DECR when done or above the limit",
+    "INCR; above the limit, and when done, DECR",
     sign="leaked",
-    flaw="a crash: nobody says DECR, so {leaked} permits are gone for good",
+    flaw="crashed before DECR: permits gone for good ({leaked}x)",
 )
 def _incr_decr(caller: Caller) -> Permit | None:
     give = functools.partial(caller.ask, "DECR", caller.lock)
@@ -78,7 +78,7 @@ def _incr_decr(caller: Caller) -> Permit | None:
     "token-list",
     "a list of tokens: BLPOP, RPUSH",
     sign="leaked",
-    flaw="a crash: nobody puts the token back, so {leaked} permits are gone for good",
+    flaw="crashed with a token: permits gone for good ({leaked}x)",
 )
 def _token_list(caller: Caller) -> Permit | None:
     tokens = f"{caller.lock}:tokens"
@@ -94,9 +94,9 @@ def _token_list(caller: Caller) -> Permit | None:
 
 @SEMAPHORES.rung(
     "one-set",
-    "a sorted set by the client's time; in if ZRANK < limit",
+    "a sorted set by the client's time, ZRANK < limit",
     sign="cut",
-    flaw="an earlier time goes first, as that of a clock that is behind: in when it was full ({cut}x)",
+    flaw="the earlier clock goes first: in when it was full ({cut}x)",
 )
 def _one_set(caller: Caller) -> Permit | None:
     since, now = time.monotonic(), caller.now()
@@ -115,9 +115,9 @@ def _one_set(caller: Caller) -> Permit | None:
 
 @SEMAPHORES.rung(
     "two-sets",
-    "the same for the timeout; the rank is by a counter (INCR) in a second set",
+    "the same, ranked by a counter (INCR) in a second set",
     sign="cut",
-    flaw="a lower number goes first, as after a pause between INCR and ZADD: in when it was full ({cut}x)",
+    flaw="INCR early, ZADD late: in when it was full ({cut}x)",
 )
 def _two_sets(caller: Caller) -> Permit | None:
     owners, counter = f"{caller.lock}:owner", f"{caller.lock}:counter"
@@ -142,9 +142,9 @@ def _two_sets(caller: Caller) -> Permit | None:
 
 @SEMAPHORES.rung(
     "lua",
-    "one set, and in if ZCARD < limit: in Lua, with the client's time",
+    "one set, ZCARD < limit in Lua, by the client's time",
     sign="stolen",
-    flaw="a clock that is ahead drops permits that are in use, before their time ({stolen}x)",
+    flaw="a clock ahead dropped permits that were in use ({stolen}x)",
 )
 def _lua(caller: Caller) -> Permit | None:
     since, now = time.monotonic(), caller.now()
@@ -154,15 +154,15 @@ def _lua(caller: Caller) -> Permit | None:
 
 @SEMAPHORES.rung(
     "lua-time",
-    "the same with the server's TIME: right but for the timeout",
+    "the same by the server's TIME: right but for the TTL",
     sign="late",
-    flaw="calls outlasted the timeout, and others were let in beside them ({late}x)",
+    flaw="calls outlasted it, others came in beside them ({late}x)",
 )
 def _lua_time(caller: Caller) -> Permit | None:
     return _by_script(caller, time.monotonic(), 0, "local t = redis.call('TIME'); now = t[1] + t[2] / 1e6 ")
 
 
-@SEMAPHORES.rung("interlock", "permits that renew themselves, and requests that the server checks")
+@SEMAPHORES.rung("interlock", "permits that renew themselves, requests under a lease")
 def _interlock(caller: Caller) -> Permit | None:
     permits = caller.scene.locks.semaphore("permits", caller.limit, ttl=caller.trial.ttl)
     try:

@@ -21,12 +21,24 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeAli
 from interlock import Interlock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from interlock.cli.ladder import Ladder
     from interlock.cli.wire import Ask, Wire
 
-__all__ = ["LOOK_UP", "Account", "Client", "Closed", "Column", "Declined", "Fault", "Local", "Scene", "Trial"]
+__all__ = [
+    "LOOK_UP",
+    "Account",
+    "Client",
+    "Closed",
+    "Column",
+    "Declined",
+    "Fault",
+    "Local",
+    "Scene",
+    "Trial",
+    "numbered",
+]
 
 T = TypeVar("T")
 K = TypeVar("K", bound="Trial")
@@ -55,6 +67,25 @@ class Fault:
     kind: Literal["crash", "pause", "slow", "error"]
     point: Point
     ttls: float = 0.0
+
+
+def numbered(
+    episodes: Iterable[Sequence[Fault]], dice: random.Random, gap: int, after_first: int = 0
+) -> dict[int, Fault]:
+    """Give the faults of each episode numbers in a row, at most `gap` after the episode before.
+
+    After the first episode so many more numbers are left out.
+    """
+    faults: dict[int, Fault] = {}
+    number = 1
+    for episode in episodes:
+        number += dice.randint(1, gap)
+        if faults:
+            number, after_first = number + after_first, 0
+        for fault in episode:
+            faults[number] = fault
+            number += 1
+    return faults
 
 
 @dataclass(frozen=True, slots=True)
