@@ -89,7 +89,7 @@ def sale(
 
 def semaphore(
     *,
-    calls: Annotated[int, typer.Option(min=1, help="Calls to be made.")] = 120,
+    calls: Annotated[int, typer.Option(min=1, max=100_000, help="Calls to be made.")] = 120,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Calls that the API takes at a time.")] = 5,
     processes: _Processes = 4,
     callers: Annotated[int, typer.Option(min=1, help="Callers (threads) in each process.")] = 3,
