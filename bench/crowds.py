@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from contenders import BLPOP, EAGER, FAIR, FLOOR, OURS, REDIS_PY, Tapped, floor_messages, now
 from measure import FASTEST, Bench, Check, Goal, Outcome
-from operations import CROWDS, HELD, LOCK
+from operations import CROWDS, HELD, LOCK, WAITED
 from worker import SLOT, Worker
 
 if TYPE_CHECKING:
@@ -227,6 +227,27 @@ def beside(bench: Bench) -> Iterator[Outcome]:
             12, f"server time of acquire + release, {what}", "µs", most, samples, [Goal(few, most=1.5)],
             less_is_better=True, note="One task comes and goes, beside others that stay.",
         )  # fmt: skip
+
+
+def arriving(bench: Bench) -> Iterator[Outcome]:
+    """Row 13."""
+    calls = 300 if bench.quick else 1000
+    names = {f"{MOST:,} wait": MOST, f"{FEW} wait": FEW}
+    for what in WAITED:
+
+        def of(name: str, what: str = what) -> Callable[[], float]:
+            def slice_() -> float:
+                with Worker(bench.path) as worker:
+                    worker.tell("waited", what=what, waiters=names[name], calls=calls)
+                    return float(worker.answer()["micros"])
+
+            return slice_
+
+        most, few = names
+        samples = bench.interleave(f"row 13, {what}", 5, {few: of(few), most: of(most)})
+        yield Outcome(
+            13, f"server time of a call, {what}", "µs", most, samples, [Goal(few, most=1.5)], less_is_better=True
+        )
 
 
 def holding(bench: Bench) -> Iterator[Outcome]:

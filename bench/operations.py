@@ -6,9 +6,12 @@ of either mode; the loops know how each is entered, called and awaited.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from interlock.aio import Interlock as AsyncInterlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,7 +125,26 @@ OPERATIONS: dict[str, Section] = {
         lambda locks, name: functools.partial(locks.semaphore(name, 10).acquire, permits=5)
     ),
     "semaphore, available()": Call(lambda locks, name: locks.semaphore(name, 10).available),
+    "multi, 5 locks": Section(lambda locks, name: locks.multi(*(locks.lock(f"{name} {i}") for i in range(5)))),
+    "latch, count_down()": Call(lambda locks, name: locks.latch(name, 1_000_000_000).count_down),
+    "barrier of one, wait()": Call(lambda locks, name: locks.barrier(name, 1).wait),
+    "election": Section(lambda locks, name: locks.election(name)),
+    "election, leader()": Call(lambda locks, name: locks.election(name).leader),
+    "once": Call(lambda locks, name: locks.once(name, at_most=30)(_nothing(locks))),
+    "synchronized": Call(lambda locks, name: functools.partial(locks.synchronized(name + " {x}")(_nothing(locks)), 7)),
 }
+
+
+def _nothing(locks: Any) -> Callable[..., Any]:
+    """A function that does nothing, for this mode."""
+
+    def nothing(x: int = 0) -> int:
+        return x
+
+    async def anothing(x: int = 0) -> int:
+        return x
+
+    return anothing if isinstance(locks, AsyncInterlock) else nothing
 
 
 @dataclass(frozen=True)
@@ -142,10 +164,26 @@ CROWDS: dict[str, Crowd] = {
     LOCK: Crowd(lambda locks, name, _: locks.lock(name)),
     "semaphore of 2": Crowd(lambda locks, name, _: locks.semaphore(name, 2), room=2),
     "rwlock, every other one reads": Crowd(_either_side),
+    "election": Crowd(lambda locks, name, _: locks.election(name)),
 }
 
 # Something that many hold, while one more comes and goes.
 HELD: dict[str, Callable[[Any, str], Any]] = {
     "semaphore": lambda locks, name: locks.semaphore(name, 1_000_000),
     "rwlock, readers": lambda locks, name: locks.rwlock(name).read(),
+}
+
+
+# Something at which many wait (all of it, for one to wait at) while others come: who comes, and by which verb.
+WAITED: dict[str, tuple[Callable[[Any, str], Any], Callable[[Any], Any], str]] = {
+    "latch, count_down()": (
+        lambda locks, name: locks.latch(name, 1_000_000_000),
+        lambda latch: latch.count_down(),
+        "count",
+    ),
+    "barrier, one more arrival": (
+        lambda locks, name: locks.barrier(name, 100_000),
+        lambda barrier: asyncio.sleep(0, asyncio.ensure_future(barrier.wait())),
+        "acquire",
+    ),
 }

@@ -38,6 +38,7 @@ ROWS: dict[int, Callable[[Bench], Iterator[Outcome]]] = {
     10: rows.synchronizer_tasks,
     11: crowds.waiting_elsewhere,
     12: crowds.beside,
+    13: crowds.arriving,
 }
 USUAL = [number for number in ROWS if number != 7]  # that one takes longer than all the others
 EX_USAGE = 64
@@ -60,8 +61,9 @@ rows:
   8  import interlock
   9  threads, every primitive alone, against the lock
  10  the same with asyncio, 100 tasks
- 11  10,000 waiters on a semaphore, and on a read-write lock
+ 11  10,000 waiters on a semaphore, a read-write lock, and in an election
  12  10,000 holders of a semaphore, and of a read-write lock
+ 13  10,000 who wait at a latch, and at a barrier
 
 In each round every contender has a short slice, in alternating order. Shown is
 the median over the rounds; a ratio compares what ran in the same round: it is

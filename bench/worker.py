@@ -24,7 +24,7 @@ import hiredis
 
 from contenders import FLOOR, TTL, AsyncClients, Bare, BareWaiter, Clients, now
 from interlock.aio import Interlock as AsyncInterlock
-from operations import CROWDS, HELD
+from operations import CROWDS, HELD, WAITED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -169,11 +169,14 @@ class SlowLog:
 
     def micros(self) -> dict[str, int]:
         """Until now: µs for each verb. It does not let an event loop run on meanwhile."""
-        spent: dict[str, int] = {}
+        return {verb: sum(each) for verb, each in self.each().items()}
+
+    def each(self) -> dict[str, list[int]]:
+        """The same, call by call."""
+        spent: dict[str, list[int]] = {}
         for _, _, micros, command, *_ in self._ask("SLOWLOG", "GET", "-1"):
             if command[0] == b"EVALSHA":
-                verb = command[3 + int(command[2])].decode()
-                spent[verb] = spent.get(verb, 0) + micros
+                spent.setdefault(command[3 + int(command[2])].decode(), []).append(micros)
         return spent
 
     def calls(self) -> int:
@@ -264,6 +267,34 @@ def beside(clients: Clients, what: str, holders: int, pairs: int) -> dict[str, A
         log.close()
 
 
+def waited(clients: Clients, what: str, waiters: int, calls: int) -> dict[str, Any]:
+    """Some come where so many wait: what their calls cost the server."""
+    make, come, verb = WAITED[what]
+
+    async def all_of_them() -> float:
+        locks = AsyncInterlock(f"unix://{clients.path}")
+        thing = make(locks, f"{waiters} wait {os.getpid()}")
+        tasks = [asyncio.ensure_future(thing.wait()) for _ in range(waiters)]
+        while (await thing.inspect()).waiting < waiters:
+            await asyncio.sleep(0.05)
+        log.start()
+        came = [await come(thing) for _ in range(calls)]
+        tasks += [each for each in came if isinstance(each, asyncio.Future)]
+        while len(tasks) > waiters and (await thing.inspect()).waiting < len(tasks):
+            await asyncio.sleep(0.05)
+        each = log.each()[verb]  # who waits may have asked again, too
+        await thing.revoke("measured")
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await locks.close()
+        return sum(each) / len(each)
+
+    log = SlowLog(clients.path)
+    try:
+        return {"micros": asyncio.run(all_of_them())}
+    finally:
+        log.close()
+
+
 async def _leases(make: Callable[[int], Any], count: int) -> list[Any]:
     """So many leases, asked for by tasks of their own, some at a time."""
     held: list[Any] = []
@@ -323,6 +354,7 @@ JOBS: dict[str, Callable[..., Any]] = {
     "contend": contend,
     "crowd": crowd,
     "beside": beside,
+    "waited": waited,
     "hold": hold,
 }
 
