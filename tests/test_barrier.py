@@ -104,6 +104,18 @@ async def test_a_lost_message_costs_a_poll(kit):
 
 
 @rule(3)
+async def test_one_whose_time_is_over_after_all_have_come_has_passed(kit):
+    """The others went on with it, and nobody is told two things of one generation."""
+    locks, looking = kit.interlock(), kit.interlock().barrier("a", 2)
+    first = asyncio.ensure_future(outcome(locks.barrier("a", 2).wait(timeout=1.5)))
+    await until(lambda: waiting(looking, 1))
+    waiters = kit.session(locks).waiters
+    waiters.granted = waiters.wake_all = waiters._heard = lambda *_: None  # it hears nothing
+    assert await looking.wait(timeout=10) == 1
+    assert await first == 0
+
+
+@rule(3)
 async def test_a_party_whose_time_is_over_breaks_it_for_all(kit):
     barrier = kit.interlock().barrier("a", 3)
     other = arrive(kit)

@@ -137,6 +137,24 @@ async def test_observers_hear_of_a_leader_that_died(kit):
     await watcher.task
 
 
+async def test_observers_of_a_foreigner_who_holds_it_for_ever_do_not_spin(kit, clean):
+    clean.set("lock:a", "somebody")
+    watching = kit.interlock()
+    looks = []
+    core = kit.session(watching).core
+    query = core.query
+    core.query = lambda *args: looks.append(args) or query(*args)
+    watcher = Watcher(kit, watching)
+    await until(lambda: watcher.told)
+    assert watcher.last.token == "somebody"
+    await asyncio.sleep(0.5)
+    assert len(looks) < 5
+    clean.delete("lock:a")
+    await until(lambda: watcher.last is None)
+    await watching.close()
+    await watcher.task
+
+
 @rule(3)
 async def test_more_observers_than_one_step_tells(kit):
     watching = kit.interlock()
@@ -184,6 +202,31 @@ async def test_run_campaigns_again_when_it_was_lost(kit):
     assert terms[1] > terms[0]
     assert all(state is LeaseState.LOST for state in released)
     assert await others.leader() is None
+
+
+@rule(6)
+async def test_run_campaigns_again_when_it_was_revoked_in_the_moment_it_was_handed_over(kit):
+    locks, others = kit.interlock(), kit.interlock().election("a")
+    first = await others.campaign()
+
+    def work(lease):
+        return lease.term
+
+    async def awork(lease):
+        return lease.term
+
+    task = asyncio.ensure_future(locks.election("a").run(work if kit.mode == "threads" else awork))
+    await until(lambda: waiting(others, 1))
+    waiters = kit.session(locks).waiters
+    await until(lambda: waiters.heard == "1")
+    hear, heard = waiters.granted, []
+    waiters.granted, waiters._heard = heard.append, lambda *_: None  # it does not confirm yet
+    await first.resign()
+    await until(lambda: heard)
+    assert await others.revoke("for the test")
+    waiters.granted = hear
+    hear(heard[0])
+    assert await asyncio.wait_for(task, 20) > first.term
 
 
 async def test_run_raises_what_the_work_raises_and_resigns(kit):

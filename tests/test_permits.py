@@ -10,44 +10,25 @@ only what keys forget: fences, tombstones, revocations, leases beside others. Be
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 
 import pytest
 
 pytest.importorskip("lupa")
 
+import walk
 from interlock._core import AGAIN, BUSY, GONE, GRANTED, LIMIT, MISUSED, QUEUED, REVOKED, ServerError
 from interlock._scripts import load
 from interlock.primitives.permits import EVERYTHING
-from interlock.testing.simulator import commands, server
+from interlock.testing.simulator import commands
+from walk import ROUNDED
 
 rule = pytest.mark.rule
-ROUNDED = 0.5  # ms by which the script rounds ends and now: less than a client's margin
 NAMES = HOLDERS, RECORD, QUEUE, WAITERS, GONES, SHARES = b"k", b"record", b"queue", b"waiters", b"gone", b"shares"
 RENEWED = (HOLDERS, RECORD, SHARES)
 
 
-def _hincrby(store, key, field, number):
-    fields = store.collection(key, commands.Hash)
-    fields[field] = b"%d" % (commands._integer(fields.get(field, b"0")) + commands._integer(number))
-    return int(fields[field])
-
-
-def _zrangebyscore(store, key, least, most, *limit):
-    scores = store.find(key, commands.ZSet) or {}
-    chosen = [each for each in store.ordered(key) if float(least) <= scores[each] <= float(most)]
-    return chosen[int(limit[1]) :][: int(limit[2])] if limit else chosen
-
-
-@pytest.fixture(autouse=True)
-def able(monkeypatch):
-    """The simulator's server knows what permits.lua needs."""
-    for name, made in ((b"HINCRBY", _hincrby), (b"ZRANGEBYSCORE", _zrangebyscore)):
-        if name not in commands.COMMANDS:
-            monkeypatch.setitem(commands.COMMANDS, name, made)
-    monkeypatch.setattr(server, "HUNGRY", server.HUNGRY | {b"HINCRBY"})
-    monkeypatch.setattr(server, "WRITES", server.WRITES | {b"HINCRBY"})
+able = pytest.fixture(autouse=True)(walk.able)
 
 
 @dataclass(frozen=True)
@@ -68,39 +49,18 @@ class Waiter:
 DEAD = Waiter(0, False, False)
 
 
-class World:
+class World(walk.World):
     """A server with one name in it, and what was seen there."""
 
     def __init__(self, kind="semaphore", limit=2):
+        super().__init__("permits", NAMES)
         self.kind, self.limit = kind, limit
-        self.clock = 0.0
-        self.server = server.Server(lambda: self.clock)
-        self.source = load("permits").source
-        self.dumb = set()  # channels that nobody hears
-        self.server.subscribers = lambda channel: int(channel not in self.dumb)
-        self.pushes = []
-        self.server.publish = lambda channel, payload: self.pushes.append((channel, payload)) or 1
-        self.log = []
         self.top = 0  # the newest fence
         self.fences = {}  # token -> fence of its lease
         self.beside = {}  # token -> the lease beside which it reads
         self.tombs = {}  # token -> until, ms
         self.given_back = set()  # tokens whose release found a lease that was theirs
         self.granted = 0
-
-    def say(self, verb, *args, keys=NAMES):
-        """Send it, and see that no rule is broken. Returns the reply, or a ServerError."""
-        args = [arg if isinstance(arg, bytes) else str(arg).encode() for arg in args]
-        before, queue = self.holders(), self.queue()
-        self.log.append((round(self.clock, 4), verb, *args))
-        reply = self.server.eval(self.source, keys, [verb.encode(), *args])
-        try:
-            self.judge(verb, args, reply, before, queue)
-        except AssertionError as error:
-            raise AssertionError(
-                f"{error}\nat message {len(self.log)}, the last: {self.log[-12:]} -> {reply}"
-            ) from None
-        return reply
 
     # Messages
 
@@ -126,15 +86,8 @@ class World:
 
     # What can be seen
 
-    def look(self, key):
-        self.server.look()
-        self.server.purge(key)
-        return self.server.data.get(key)
-
-    @property
-    def now(self):
-        self.server.look()
-        return self.server.micros / 1000
+    def see(self):
+        return self.holders(), self.queue()
 
     def holders(self):
         """All that the keys say, the expired too."""
@@ -167,12 +120,11 @@ class World:
 
     # The rules
 
-    def judge(self, verb, args, reply, before, queue):
+    def judge(self, verb, args, reply, seen):
+        before, queue = seen
         now, after, left = self.now, self.holders(), self.queue()
         token = args[0] if args else b""
         failed = isinstance(reply, ServerError)
-        assert not failed or (self.server.full and str(reply).startswith("OOM")), f"an error: {reply}"
-        self.nothing_eternal()
         self.sum_is_right()
         self.nobody_lost_theirs(verb, args, before, after, now)
         self.grants(verb, args, before, after, queue, left, now)
@@ -184,10 +136,6 @@ class World:
         if not failed and not self.server.full and self.settled(verb, reply):
             newcomer = token if verb == "acquire" and reply[0] == QUEUED and not queue.get(token, DEAD).live else None
             self.progress(queue, left, after, newcomer)
-
-    def nothing_eternal(self):
-        for key in self.server.data:
-            assert key in self.server.expires, f"{key} has no TTL"
 
     def sum_is_right(self):
         shares, holders = dict(self.look(SHARES) or {}), self.look(HOLDERS) or {}
@@ -339,21 +287,15 @@ class World:
     def after_limit(self, token, args, reply, before, after, now):
         assert reply[0] == MISUSED or reply == [GRANTED, self.known_limit()]
 
-    def image(self):
-        return {key: dict(value) if isinstance(value, dict) else value for key, value in self.server.data.items()}
-
     before_again: object = None
 
 
-class Walk:
+class Walk(walk.Walk):
     """People who come, go, repeat themselves, come late, and die."""
 
     def __init__(self, seed, kind, limit):
-        self.random = random.Random(f"{seed} {kind} {limit}")
-        self.world = World(kind, limit)
+        super().__init__(World(kind, limit), seed, kind, limit)
         self.people = []  # (token, permits, ttl, life, heard, channel, limit)
-        self.sent = []
-        self.number = 0
 
     def person(self):
         rnd, world = self.random, self.world
@@ -439,10 +381,7 @@ class Walk:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("kind", "limit"), [*(("semaphore", n) for n in range(1, 5)), ("rwlock", EVERYTHING)])
 def test_no_rule_of_permits_is_broken(kind, limit, seed):
-    walk = Walk(seed, kind, limit)
-    for _ in range(2500):
-        walk.step()
-    assert walk.world.granted > 300
+    assert Walk(seed, kind, limit).run(2500).granted > 300
 
 
 # What hostile minds suspected.
@@ -633,12 +572,6 @@ def test_the_clock_goes_back():
     assert world.acquire("e")[1] > first
 
 
-def blind(world):
-    """From here on keys vanish, which no rule survives step by step."""
-    world.judge = lambda *_: None
-    return world
-
-
 def used_up(world):
     """How many permits are gone that nobody has."""
     return int((world.look(SHARES) or {}).get(b"sum", b"0")) - sum(share.permits for share in world.live().values())
@@ -647,7 +580,7 @@ def used_up(world):
 def test_holders_that_are_deleted_do_not_keep_their_permits_for_ever():
     world = World(limit=3)
     world.acquire("a", 2)
-    blind(world).server.remove(HOLDERS)
+    world.blind().server.remove(HOLDERS)
     assert world.acquire("b")[0] == GRANTED
     for _ in range(20):
         world.clock += 3
@@ -659,7 +592,7 @@ def test_holders_that_are_deleted_do_not_keep_their_permits_for_ever():
 def test_shares_that_were_evicted_end_their_leases():
     world = World(limit=2)
     world.acquire("a", 2)
-    blind(world).server.remove(SHARES)
+    world.blind().server.remove(SHARES)
     assert world.renew("a") == GONE
     assert world.say("execute", "a", "GET", "x") == [GONE]
     assert not isinstance(world.revoke("a"), ServerError)
@@ -675,7 +608,7 @@ def test_waiters_that_were_evicted_ask_again(key):
     world = World(limit=2)
     world.acquire("a", 2)
     world.acquire("b")
-    blind(world).server.remove(key)
+    world.blind().server.remove(key)
     assert not isinstance(world.vouch("b"), ServerError)
     assert world.release("a") == [1, 0]
     assert world.acquire("b")[0] == GRANTED
@@ -684,7 +617,7 @@ def test_waiters_that_were_evicted_ask_again(key):
 def test_a_record_that_was_evicted_is_written_anew():
     world = World(limit=1)
     fence = world.acquire("a")[1]
-    blind(world).server.remove(RECORD)
+    world.blind().server.remove(RECORD)
     assert world.acquire("b")[0] == QUEUED
     assert world.known_limit() == 1
     world.clock += 0.5

@@ -6,6 +6,7 @@ What waits is written once, as `async def`: the API for asyncio awaits it, that 
 from __future__ import annotations
 
 import re
+import secrets
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -349,7 +350,7 @@ class BaseLatch(Named):
         return latch.state(self.name, await self._ask("inspect", "100"))
 
     async def _revoke(self, reason: str) -> bool:
-        (done,) = await self._ask("revoke", f"it was revoked: {self._why(reason)}")
+        (done,) = await self._ask("revoke", f"revoke/{secrets.token_hex(16)}", f"it was revoked: {self._why(reason)}")
         return bool(done)
 
 
@@ -362,7 +363,7 @@ class BaseBarrier(Named):
         return barrier.state(self.name, await self._ask("inspect", "100"))
 
     async def _revoke(self, reason: str) -> bool:
-        (done,) = await self._ask("revoke", f"it was revoked: {self._why(reason)}")
+        (done,) = await self._ask("revoke", f"revoke/{secrets.token_hex(16)}", f"it was revoked: {self._why(reason)}")
         return bool(done)
 
 

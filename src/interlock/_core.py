@@ -316,6 +316,7 @@ class Core:
         ttl: float,
         timeout: float | None,
         busy: Busy | None = None,
+        attempt: Attempt | None = None,
     ) -> L:
         """Ask until it is granted: what `accept` makes of that; or again, if that is None.
 
@@ -325,7 +326,7 @@ class Core:
         started = port.now()
         wait = timeout is None or timeout > 0
         until = FOREVER if timeout is None else started + (timeout or RETRY_FOR)
-        attempt = self.attempt(primitive, ttl, wait=wait)
+        attempt = attempt or self.attempt(primitive, ttl, wait=wait)
         token, ttl_ms, waits = attempt.token, str(int(ttl * 1000)), "1" if wait else "0"
         late = 0
         try:

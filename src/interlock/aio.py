@@ -703,12 +703,13 @@ class Election(BaseElection, Lockable[State, Leadership]):
         Work is cancelled when the lease is lost. Raises what `work` raises.
         """
         while True:
-            lease = await self.campaign(None)
+            lease = None
             try:
+                lease = await self.campaign(None)
                 async with lease:
                     return await work(lease)
             except LeaseLost as lost:
-                if lost.token != lease.token:  # it was another one
+                if lease is not None and lost.token != lease.token:  # it was another one
                     raise
 
 

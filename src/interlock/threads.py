@@ -638,12 +638,13 @@ class Election(BaseElection, Lockable[State, Leadership]):
         Work that goes on must ask lease.ensure() or lease.lost, and end when it is lost. Raises what `work` raises.
         """
         while True:
-            lease = self.campaign(None)
+            lease = None
             try:
+                lease = self.campaign(None)
                 with lease:
                     return work(lease)
             except LeaseLost as lost:
-                if lost.token != lease.token:  # it was another one
+                if lease is not None and lost.token != lease.token:  # it was another one
                     raise
 
 

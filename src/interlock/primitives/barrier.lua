@@ -11,18 +11,18 @@
 --        2 record   string  "1 barrier <generation>"
 --        3 queue    zset    token of an arrival -> its number
 --        4 waiters  hash    as in queue.lua; it "wants" its index
---        5 gone     zset    also the operations that were done
+--        5 gone     zset    also those whom a reset sent away, and the operations that were done
 --        6 present  zset    token of who waits -> alive until, ms
 -- ARGV   1 verb, then
 --   acquire  token  ttl ms  life ms  heard 0|1  channel  wait 0|1  parties  generation
 --                             `generation`: in which it has arrived already, or ""
---                             RETURN {GRANTED, index} | {QUEUED, arrived, 1000, 0, generation} | {GONE}
+--                             RETURN {GRANTED, index} | {QUEUED, arrived, 1000, 0, generation}
 --                                  | {BROKEN, why} | {LIMIT, parties} | {MISUSED, record}
 --   release  token  gone ms   RETURN {0, 0}     one that waits breaks it by this
 --   vouch    channel  heard 0|1  (token  life ms)...
 --                             RETURN {1000, head's token | "", state...}
 --   reset    operation        RETURN {done 0|1} | {MISUSED, record}     once for each operation
---   revoke   why              RETURN {done 0|1}   not done: it is broken already, or there is none
+--   revoke   operation  why   RETURN {done 0|1}   not done: it is broken, or there is none     once for each operation
 --   inspect  most             RETURN {generation | "", parties, arrived, why | "", token...}
 
 --include queue
@@ -110,9 +110,9 @@ if verb == 'acquire' then
   local life, heard, channel, wait = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
   local wanted, arrived_in = tonumber(ARGV[8]), ARGV[9]
   if not read() then return {MISUSED, text} end
-  if call('ZSCORE', GONES, token) then return {GONE} end
   local number = generation and tonumber(call('ZSCORE', QUEUE, token) or nil)
   if number then  -- the same request again
+    keep()  -- before the first write: one that is here already needs no memory
     if number > passed then
       if not why then alive(token) end
       check()
@@ -121,11 +121,13 @@ if verb == 'acquire' then
     if number <= passed then
       return {GRANTED, tonumber(string.match(call('HGET', WAITERS, token) or '', ' (%d+)$') or 0)}
     end
+    if not why and wait ~= '1' then break_for('the time of a party was over: ' .. token) end
     if why then return {BROKEN, why} end
     enqueue(token, life, heard, channel, string.format(' %d', number - passed - 1))
     keep()
     return {QUEUED, arrivals - passed, 1000, 0, generation}
   end
+  if call('ZSCORE', GONES, token) then return {BROKEN, 'it was reset, or this party has left'} end
   if arrived_in ~= '' and arrived_in ~= generation then
     return {BROKEN, 'it was reset, or the server has lost it'}
   end
@@ -152,6 +154,7 @@ if verb == 'acquire' then
     alive(token)
     if wait ~= '1' then
       break_for('a party came that could not wait: ' .. token)
+      keep()
       return {BROKEN, why}
     end
   end
@@ -192,7 +195,10 @@ elseif verb == 'reset' then
   if not read() then return {MISUSED, text} end
   if not generation or call('ZSCORE', GONES, token) then return {0} end
   for _, who in ipairs(some(passed, arrivals)) do tell(who) end
-  for _, who in ipairs(call('ZRANGEBYSCORE', QUEUE, '(' .. passed, '+inf')) do leave(who) end
+  for _, who in ipairs(call('ZRANGEBYSCORE', QUEUE, '(' .. passed, '+inf')) do
+    leave(who)
+    redis.pcall('ZADD', GONES, string.format('%.0f', micros() / 1000 + KNOWN_MS), who)  -- a late copy is no arrival
+  end
   call('DEL', PRESENT)
   generation = string.format('%.0f', math.max(generation + 1, micros()))
   passed, told, why = arrivals, arrivals, nil
@@ -201,8 +207,10 @@ elseif verb == 'reset' then
   return {1}
 
 elseif verb == 'revoke' then
+  if call('ZSCORE', GONES, token) then return {1} end
   if not read() or not generation or why then return {0} end
-  break_for(ARGV[2])
+  break_for(ARGV[3])
+  bury(token, tostring(KNOWN_MS))
   return {1}
 
 elseif verb == 'inspect' then

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from interlock._core import GRANT_LIFE, MISUSED, Primitive, unobtainable
+from interlock._core import COURTESY, GRANT_LIFE, GRANTED, MISUSED, Attempt, Primitive, unobtainable
 from interlock._names import keys_of, whole
 from interlock._scripts import load
-from interlock.errors import AcquireTimeout, BrokenBarrier
+from interlock.errors import AcquireTimeout, BrokenBarrier, LockError
 
 from .lock import COMPANIONS
 
 if TYPE_CHECKING:
-    from interlock._core import Attempt, Core
+    from interlock._core import Core
 
 MOST: Final = 100_000  # parties
 
@@ -28,14 +29,29 @@ def barrier(name: object, prefix: str, parties: object) -> Primitive:
 
 async def wait(core: Core, primitive: Primitive, timeout: float | None) -> int:
     """See Barrier.wait."""
+    attempt = core.attempt(primitive, GRANT_LIFE, wait=timeout is None or timeout > 0)
 
     def index(_attempt: Attempt, reply: Any, _sent: float) -> int:
         return int(reply[1])
 
     try:
-        return await core.obtain(primitive, index, GRANT_LIFE, timeout, _alone)
+        return await core.obtain(primitive, index, GRANT_LIFE, timeout, _alone, attempt)
     except AcquireTimeout as error:
-        raise BrokenBarrier(str(error)) from error.__cause__
+        passed = await _passed(core, attempt)
+        if passed is None:
+            raise BrokenBarrier(str(error)) from error.__cause__
+        return passed
+
+
+async def _passed(core: Core, attempt: Attempt) -> int | None:
+    """The index of one that has passed though its time is over: the others had gone on with it, unheard. Else None."""
+    primitive, phase = attempt.primitive, attempt.phase or "-"  # not an arrival in any case
+    args = ("acquire", attempt.token, "0", attempt.life_ms, "0", core.channel, "0", *primitive.terms, phase)
+    with contextlib.suppress(LockError):
+        reply, _ = await core.ask(Attempt(primitive, "-", 0, None), args, core.port.now() + COURTESY)
+        if reply[0] == GRANTED:
+            return int(reply[1])
+    return None
 
 
 def _alone(primitive: Primitive, timeout: float, reply: Any) -> AcquireTimeout:

@@ -25,7 +25,7 @@
 --function lock
 
 local verb, LOCK, RECORD, WATCHERS = ARGV[1], KEYS[1], KEYS[2], KEYS[6]
-local GRANTED, MISUSED, SOME, WATCH_MS = 1, 8, 32, 10000
+local GRANTED, MISUSED, SOME, MOST, WATCH_MS = 1, 8, 32, 10000, 10000
 
 if verb == 'renew' or verb == 'keys' then return lock(KEYS, ARGV) end
 local reply = verb ~= 'watch' and lock(KEYS, ARGV)
@@ -33,10 +33,12 @@ if reply and redis.call('EXISTS', WATCHERS) == 0 then return reply end
 
 local record = redis.call('GET', RECORD)
 local kind, term = string.match(record or '1 election 0 - -', '^1 (%a+) (%d+)')
+if kind ~= 'election' then return reply or {MISUSED, record} end
 local leader = redis.call('GET', LOCK)
 local known = string.format('%.0f', term * 2 + (leader and 0 or 1))
 if verb == 'watch' then
-  if kind ~= 'election' then return {MISUSED, record} end
+  -- So many have never come again, or are too many for pushes: who lives comes again by itself.
+  if redis.call('ZCARD', WATCHERS) >= MOST then redis.call('DEL', WATCHERS) end
   redis.call('ZADD', WATCHERS, known, ARGV[3] .. ' ' .. ARGV[2])
   redis.call('PEXPIRE', WATCHERS, WATCH_MS)
   reply = {GRANTED, leader or '', redis.call('PTTL', LOCK), tonumber(term)}

@@ -60,7 +60,8 @@ class Watch:
             if leader != self.seen:
                 self.seen = leader
                 return leader
-            pause = min(LOOK, leader.remaining + EPSILON) if leader else LOOK
+            # None is left of one who holds it for ever: of a foreigner.
+            pause = min(LOOK, leader.remaining + EPSILON) if leader and leader.remaining else LOOK
             await port.wait(self.attempt.signal, port.now() + pause)
 
     def close(self) -> None:

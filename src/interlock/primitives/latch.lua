@@ -20,7 +20,7 @@
 --                             RETURN {1000, head's token | "", state...}
 --   count    operation  by  count  keep ms
 --                             RETURN {GRANTED, left} | {BROKEN, why} | {MISUSED, record}    once for each operation
---   revoke   why              RETURN {done 0|1}   not done: it is open, or there is none
+--   revoke   operation  why   RETURN {done 0|1}   not done: it is open, or there is none     once for each operation
 --   inspect  most             RETURN {generation | "", count, left, pttl ms, why | "", number of waiters, token...}
 
 --include queue
@@ -51,8 +51,8 @@ local function make(count, ms)
   if left then return end
   keep, left, generation = ms, tonumber(count), string.format('%.0f', micros())
   call('SET', RECORD, '1 latch ' .. generation, 'PX', keep)
+  call('DEL', LATCH, QUEUE, WAITERS)
   call('HSET', LATCH, 'count', count, 'left', count, 'keep', keep)
-  call('DEL', QUEUE, WAITERS)
   touch()
 end
 
@@ -79,6 +79,7 @@ if verb == 'acquire' then
     return {BROKEN, 'it is gone from the server: its ttl has passed, or the server has lost it'}
   end
   make(count, ms)
+  touch()
   if over() then
     leave(token)
     wake()
@@ -86,7 +87,6 @@ if verb == 'acquire' then
   end
   if wait ~= '1' then return {BUSY, left, 1000, 0, generation} end
   enqueue(token, life, heard, channel)
-  touch()
   return {QUEUED, left, 1000, 0, generation}
 
 elseif verb == 'release' then
@@ -95,10 +95,10 @@ elseif verb == 'release' then
   return {0, 0}
 
 elseif verb == 'vouch' then
-  read()
+  local ours = read()
   return vouch(
     function()
-      wake()
+      if ours then wake() end  -- else they are the waiters of something else that has the name now
       if left then touch() end
       return 1000
     end,
@@ -111,19 +111,21 @@ elseif verb == 'count' then
   local before = call('ZSCORE', GONES, token)
   if not before then
     make(count, ms)
+    touch()
     if why then return {BROKEN, why} end
     left = math.max(0, left - by)
     call('HSET', LATCH, 'left', left)
-    touch()
     bury(token, tostring(DONE_MS))
     wake()
   end
   return {GRANTED, left or 0}
 
 elseif verb == 'revoke' then
+  if call('ZSCORE', GONES, token) then return {1} end
   if not read() or over() then return {0} end
-  why = ARGV[2]
+  why = ARGV[3]
   call('HSET', LATCH, 'why', why)
+  bury(token, tostring(DONE_MS))
   wake()
   return {1}
 

@@ -1,0 +1,994 @@
+"""Latch, barrier, election, once and multi, each by itself: a random walk of messages, doubled, late and by the dead.
+
+Each has a model of its rules beside it, which says what a message must be answered and what must be in the keys then.
+Below each walk: what hostile minds suspected. $WALK makes the walks as many times longer.
+"""
+
+# ruff: noqa: ARG002, PLR0911 (every judge of a message is told the same, and says what comes of it as the rules do)
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+pytest.importorskip("lupa")
+
+import walk
+from interlock._core import (
+    BROKEN,
+    BUSY,
+    GONE,
+    GONE_FOR,
+    GRANTED,
+    LIMIT,
+    MISUSED,
+    QUEUED,
+    ServerError,
+)
+from walk import SOME
+
+rule = pytest.mark.rule
+able = pytest.fixture(autouse=True)(walk.able)
+FIVE = KEY, RECORD, QUEUE, WAITERS, GONES = b"k", b"record", b"queue", b"waiters", b"gone"
+PRESENT = b"present"
+ALIVE_MS = 3000
+
+
+class Queued(walk.World):
+    """A world with a queue."""
+
+    def hash(self, key):
+        return dict(self.look(key) or {})
+
+    def lasting(self):
+        """All but the tombstones."""
+        return {key: value for key, value in self.image().items() if key != GONES}
+
+    def waiting(self):
+        """Who stands in the queue, in order."""
+        self.server.look()
+        return self.server.ordered(QUEUE)
+
+    def pttl(self, key):
+        self.look(key)
+        return self.server.expires[key] - self.server.now_ms if key in self.server.expires else -2
+
+    def pushed(self, since=0):
+        """Who was told, by token."""
+        return [payload.removeprefix(b"granted ") for _, payload in self.pushes[since:]]
+
+
+# The latch
+
+
+@dataclass
+class Count:
+    """What a latch is."""
+
+    generation: bytes
+    left: int
+    keep: int
+    until: float
+    why: bytes = b""
+
+
+class LatchWorld(Queued):
+    """One latch, and what it ought to be."""
+
+    def __init__(self):
+        super().__init__("latch", FIVE)
+        self.model = None
+        self.done = {}  # operation -> until, ms
+        self.dead = {}  # token -> until, ms
+        self.newest = 0
+        self.opened = 0
+
+    def acquire(self, token, phase="", *, wait=1, heard=0, channel="c", count=2, keep=20_000):
+        return self.say("acquire", token, 3000, 3000, heard, channel, wait, count, keep, phase)
+
+    def count(self, operation, by=1, count=2, keep=20_000):
+        return self.say("count", operation, by, count, keep)
+
+    def vouch(self, *tokens, channel="c", heard=0):
+        return self.say("vouch", channel, heard, *(arg for token in tokens for arg in (token, 3000)))
+
+    # The model
+
+    @property
+    def over(self):
+        return self.model is None or self.model.left == 0 or bool(self.model.why)
+
+    def see(self):
+        if self.model and self.model.until < self.now:
+            self.model = None
+        return self.waiting(), len(self.pushes), self.lasting() if self.server.full else None
+
+    def make(self, count, keep):
+        if self.model is None:
+            generation = (self.look(RECORD) or b"").removeprefix(b"1 latch ")
+            assert int(generation or 0) > self.newest, "a new one, and no newer generation"
+            self.newest = int(generation)
+            self.model = Count(generation, int(count), int(keep), 0)
+
+    def touch(self):
+        if self.model:
+            self.model.until = self.now + self.model.keep
+
+    def judge(self, verb, args, reply, before):
+        waited, told, image = before
+        if isinstance(reply, ServerError):
+            assert verb in {"acquire", "count", "vouch", "revoke"}
+            assert self.lasting() == image, "refused, and done"
+            return
+        fresh = self.model is None
+        again = verb in {"count", "revoke"} and self.done.get(args[0], 0) >= self.now
+        assert reply == getattr(self, "expect_" + verb)(*args), f"not as the model says: {self.model}"
+        self.keys_are_right()
+        left = self.waiting()
+        staying = [each for each in waited if each in left]
+        newcomer = [each for each in left if each not in waited]
+        assert left == staying + newcomer, "the queue was shuffled"
+        assert not newcomer or (verb == "acquire" and newcomer == [args[0]])
+        if again:
+            assert waited == left
+        elif self.over and verb in {"acquire", "count", "vouch", "revoke"} and not (verb == "revoke" and reply == [0]):
+            gone = [each for each in waited if each not in left and each != args[0]]
+            assert len(gone) >= min(SOME, len(waited)) - 1, "who waits for nothing is not woken"
+            assert set(gone) <= set(self.pushed(told)), "dropped, and not told"
+        elif verb != "release" and not fresh:
+            assert set(waited) <= set(left), "dropped for nothing"
+
+    def keys_are_right(self):
+        fields, model = self.hash(KEY), self.model
+        if model is None:
+            assert not fields
+            return
+        assert (int(fields[b"left"]), fields.get(b"why", b"")) == (model.left, model.why)
+        assert self.look(RECORD) == b"1 latch " + model.generation
+        assert self.pttl(KEY) == self.pttl(RECORD) == model.until - self.now
+
+    def expect_acquire(self, token, ttl, life, heard, channel, wait, count, keep, phase):
+        if self.dead.get(token, 0) >= self.now:
+            return [GONE]
+        if phase and (self.model is None or phase != self.model.generation):
+            return [BROKEN, b"it is gone from the server: its ttl has passed, or the server has lost it"]
+        self.make(count, keep)
+        self.touch()
+        model = self.model
+        if self.over:
+            return [BROKEN, model.why] if model.why else [GRANTED]
+        assert (token in self.waiting()) == (wait == b"1" or token in self.waiting())
+        return [QUEUED if wait == b"1" else BUSY, model.left, 1000, 0, model.generation]
+
+    def expect_release(self, token, gone):
+        assert token not in self.waiting()
+        if gone != b"0":
+            self.dead[token] = self.now + int(gone)
+        return [0, 0]
+
+    def expect_vouch(self, channel, heard, *crowd):
+        self.touch()
+        queue = self.waiting()
+        states = [GRANTED if self.over else QUEUED if each in queue else GONE for each in crowd[::2]]
+        return [1000, queue[0] if queue else b"", *states]
+
+    def expect_count(self, operation, by, count, keep):
+        if self.done.get(operation, 0) < self.now:
+            self.make(count, keep)
+            self.touch()
+            if self.model.why:
+                return [BROKEN, self.model.why]
+            self.opened += bool(self.model.left)
+            self.model.left = max(0, self.model.left - int(by))
+            self.opened -= bool(self.model.left)
+            self.done[operation] = self.now + 60_000
+        return [GRANTED, self.model.left if self.model else 0]
+
+    def expect_revoke(self, operation, why):
+        if self.done.get(operation, 0) >= self.now:
+            return [1]
+        if self.over:
+            return [0]
+        self.model.why = why
+        self.done[operation] = self.now + 60_000
+        return [1]
+
+    def expect_inspect(self, most):
+        queue, model = self.waiting(), self.model
+        if model is None:
+            return [b"", 0, 0, -2, b"", len(queue), *queue[: int(most)]]
+        count = int(self.hash(KEY)[b"count"])
+        return [
+            model.generation, count, model.left, round(model.until - self.now), model.why,
+            len(queue), *queue[: int(most)],
+        ]  # fmt: skip
+
+
+class Person:
+    """One who waits, as our client does."""
+
+    def __init__(self, token, channel, rnd):
+        self.token = token
+        self.channel = channel
+        self.phase = b""
+        self.entered = False
+        self.in_doubt = rnd.random() < 0.2
+        self.heard_at = 0.0
+
+
+class LatchWalk(walk.Walk):
+    """People who count and wait, come late, repeat themselves, and die."""
+
+    def __init__(self, seed):
+        super().__init__(LatchWorld(), "latch", seed)
+        self.people = []
+        self.through = self.told = 0
+
+    def ask(self, person, wait=1):
+        reply = self.say(
+            "acquire", person.token, 3000, 3000, int(self.random.random() < 0.5), person.channel, wait,
+            self.count, self.random.choice((10_000, 20_000)), person.phase, again=0.2 * person.in_doubt,
+        )  # fmt: skip
+        if isinstance(reply, ServerError):
+            assert not person.entered, "one that waits needs no memory"
+            reply = [0]
+        match reply[0]:
+            case 2:
+                person.entered = True
+                person.phase = reply[4]
+            case _:
+                self.people.remove(person)
+                self.through += reply[0] == GRANTED
+                self.told += reply[0] == BROKEN
+                if reply[0] != GRANTED and person.in_doubt:
+                    self.say("release", person.token, 60_000)
+
+    @property
+    def count(self):
+        return self.random.choice((1, 2, 3, 40))
+
+    def vouch(self, people):
+        for channel in sorted({person.channel for person in people}):
+            crowd = [person for person in people if person.channel == channel]
+            reply = self.say("vouch", channel, 1, *(arg for person in crowd for arg in (person.token, 3000)))
+            if not isinstance(reply, ServerError):
+                for person, state in zip(crowd, reply[2:], strict=True):
+                    if state != QUEUED:
+                        self.ask(person)
+
+    def step(self):
+        rnd, world = self.random, self.world
+        self.pass_time(*(0, 0, 0, 0, 0, 0.001, 0.3, 0.3, 0.3, 2), *((11, 40) if rnd.random() < 0.1 else ()))
+        if rnd.random() < 0.02:
+            world.server.full = not world.server.full and rnd.random() < 0.5
+        if rnd.random() < 0.05:
+            world.dumb ^= {b"c%d" % rnd.randint(0, 3)}
+        person = rnd.choice(self.people) if self.people else None
+        match rnd.choices(
+            ("come", "ask", "vouch", "count", "leave", "die", "late", "revoke", "inspect", "hear"),
+            (30, 10, 10, 8, 4, 4, 8, 1, 1, 10),
+        )[0]:
+            case "come":
+                self.number += 1
+                self.people.append(Person(b"t%d" % self.number, b"c%d" % rnd.randint(0, 3), rnd))
+                self.ask(self.people[-1], int(rnd.random() < 0.9))
+            case "ask" if person:
+                self.ask(person)
+            case "vouch":
+                self.vouch(list(self.people))
+            case "count":
+                self.number += 1
+                self.say("count", f"op{self.number}", rnd.choice((1, 1, 2, 50)), self.count, 20_000)
+            case "leave" if person:
+                self.people.remove(person)
+                self.say("release", person.token, 60_000 if person.in_doubt else 0)
+            case "die" if person:
+                self.people.remove(person)
+            case "late":
+                self.late()
+            case "revoke":
+                self.number += 1
+                self.say("revoke", f"op{self.number}", "it was revoked: for no reason (by me)")
+            case "inspect":
+                self.say("inspect", 100)
+            case "hear":
+                for channel, payload in world.pushes[-SOME:]:
+                    for person in [each for each in self.people if payload == b"granted " + each.token]:
+                        if channel not in world.dumb and person in self.people:
+                            self.ask(person)
+
+    def settle(self):
+        """Once it is open, all who live are let through by what they say each second, whatever was lost."""
+        self.world.server.full = False
+        if self.people:
+            self.number += 1
+            self.say("count", f"op{self.number}", 1_000_000_000, 1, 20_000)
+            self.vouch(list(self.people))
+            assert not self.people, "kept"
+        self.world.clock += 21
+
+
+@rule(1, 3, 4, 8, 9)
+@pytest.mark.parametrize("seed", range(4))
+def test_no_rule_of_the_latch_is_broken(seed):
+    walked = LatchWalk(seed)
+    for _ in range(25):
+        walked.run(80)
+        walked.settle()
+    assert walked.world.opened > 20
+    assert walked.through > 100
+    assert walked.told > 10
+
+
+def test_an_open_latch_lets_all_through_by_pushes_alone():
+    """Each that is woken wakes more: nobody has to find out by himself, and nobody is told for nothing."""
+    world = LatchWorld()
+    for number in range(200):
+        assert world.acquire(f"w{number:03}", count=1)[0] == QUEUED
+    world.count("op", count=1)
+    heard = 0
+    while heard < len(world.pushes):
+        assert world.acquire(world.pushed()[heard]) == [GRANTED]
+        heard += 1
+    assert heard == 200
+
+
+def test_more_dead_waiters_than_one_step_wakes_keep_nobody():
+    world = LatchWorld()
+    for number in range(100):
+        world.acquire(f"dead{number:03}", count=1)
+    world.acquire("w", count=1)
+    world.clock += 3
+    world.count("op", count=1)
+    assert world.vouch("w")[2] == GRANTED
+    assert world.acquire("w") == [GRANTED]
+
+
+def test_an_open_latch_is_kept_as_long_as_anybody_comes():
+    """Who polls it, or comes to it when it is open, must not find another one that is shut."""
+    world = LatchWorld()
+    world.count("op", count=2, keep=10_000)
+    for _ in range(5):
+        world.clock += 6
+        assert world.acquire("polls", wait=0)[:2] == [BUSY, 1]
+    world.count("op2")
+    for _ in range(5):
+        world.clock += 6
+        assert world.acquire("comes") == [GRANTED]
+
+
+@rule(8)
+def test_a_late_copy_of_a_revocation_does_not_end_another_latch():
+    world = LatchWorld()
+    world.acquire("w", keep=10_000)
+    assert world.say("revoke", "revoke/1", "it was revoked") == [1]
+    assert world.say("revoke", "revoke/1", "it was revoked") == [1]
+    world.clock += 15
+    assert world.acquire("w2")[0] == QUEUED
+    assert world.say("revoke", "revoke/1", "it was revoked") == [1]
+    assert world.acquire("w2")[0] == QUEUED
+
+
+def test_a_waiter_whose_latch_is_gone_leaves_a_lock_of_that_name_alone():
+    world = LatchWorld()
+    phase = world.acquire("w", keep=10_000)[4]
+    world.clock += 15
+    world.blind()
+    world.server.data[RECORD] = b"1 lock 1700000000000000 - h c"
+    world.server.data[KEY] = b"h"
+    world.server.data[QUEUE] = walk.commands.ZSet({b"next": 1.0})
+    world.server.data[WAITERS] = walk.commands.Hash({b"next": b"1800000000000 3000 0 c lock"})
+    world.server.expires |= dict.fromkeys(FIVE[:4], world.server.now_ms + 60_000)
+    before = world.image()
+    assert world.vouch("w")[2] != QUEUED
+    assert world.acquire("w", phase)[0] == MISUSED
+    assert world.count("op")[0] == MISUSED
+    assert world.image() == before
+    assert not world.pushes
+
+
+def test_a_latch_whose_record_was_evicted_is_not_revoked_for_ever():
+    world = LatchWorld()
+    world.acquire("w")
+    world.say("revoke", "op", "it was revoked")
+    world.blind().server.remove(RECORD)
+    assert world.acquire("w2")[0] == QUEUED
+    assert world.acquire("w2")[0] == QUEUED
+
+
+# The barrier
+
+
+@dataclass
+class Meeting:
+    """What a barrier is: the parties that wait now, and those who passed."""
+
+    generation: bytes
+    parties: int
+    waiting: dict[bytes, int] = field(default_factory=dict)  # token -> index
+    passed: dict[bytes, int] = field(default_factory=dict)
+    why: bytes = b""
+    came: int = 0  # since the last time that all went on, or it was reset
+    until: float = 0.0  # ms: then nobody knows it any more
+
+
+class BarrierWorld(Queued):
+    """One barrier, and what it ought to be."""
+
+    def __init__(self):
+        super().__init__("barrier", (*FIVE, PRESENT))
+        self.model = None
+        self.heard = {}  # token -> when it was heard of last, ms
+        self.done = {}
+        self.dead = {}
+        self.newest = 0
+        self.final = {}  # token -> what it was told for good
+        self.trips = self.breaks = 0
+
+    def acquire(self, token, generation="", *, parties=3, wait=1, channel="c"):
+        return self.say("acquire", token, 3000, 3000, 0, channel, wait, parties, generation)
+
+    def vouch(self, *tokens, channel="c", heard=0):
+        return self.say("vouch", channel, heard, *(arg for token in tokens for arg in (token, 3000)))
+
+    # The model
+
+    def see(self):
+        if self.model and self.model.until < self.now:
+            self.model = None
+        return self.lasting() if self.server.full else None
+
+    def keep(self):
+        self.model.until = self.now + 300_000
+
+    def break_it(self, why):
+        self.model.why = why
+        self.breaks += 1
+
+    def check(self):
+        """One that is not heard of any more breaks it."""
+        model = self.model
+        if model and not model.why and any(self.heard[token] + ALIVE_MS <= self.now for token in model.waiting):
+            self.break_it(b"?")
+
+    def refresh(self, token):
+        self.heard[token] = self.now
+
+    def known(self, token):
+        return self.heard.get(token, -1e18) + 60_000 >= self.now
+
+    def judge(self, verb, args, reply, before):
+        if isinstance(reply, ServerError):
+            assert self.lasting() == before, "refused, and done"
+            return
+        expected = getattr(self, "expect_" + verb)(*args)
+        if expected and expected[0] == BROKEN and reply[0] == BROKEN:
+            if expected[1] == b"?":
+                assert reply[1]
+                self.model.why = reply[1]
+            expected = [BROKEN, reply[1]]
+        if self.model and self.model.why == b"?":
+            self.model.why = self.hash(KEY).get(b"why", b"")
+            assert self.model.why
+        assert reply == expected, f"not as the model says: {expected}, {self.model}"
+        if verb == "acquire" and reply[0] in {GRANTED, BROKEN}:
+            was = self.final.setdefault(args[0], reply[0])
+            assert was == reply[0], "told that it passed, and that it is broken"
+        self.keys_are_right()
+
+    def keys_are_right(self):
+        fields, model = self.hash(KEY), self.model
+        if model is None:
+            assert not fields
+            return
+        assert self.look(RECORD) == b"1 barrier " + model.generation
+        assert self.pttl(KEY) == self.pttl(RECORD) == model.until - self.now
+        arrivals, passed = int(fields[b"arrivals"]), int(fields[b"passed"])
+        assert (int(fields[b"parties"]), arrivals - passed) == (model.parties, model.came)
+        assert fields.get(b"why", b"") == model.why
+        numbers = dict(self.look(QUEUE) or {})
+        if all(self.known(token) for token in model.waiting):
+            assert {token for token, number in numbers.items() if number > passed} == set(model.waiting)
+        assert {token for token in model.passed if self.known(token)} <= {
+            token for token, number in numbers.items() if number <= passed
+        }, "one that passed is not known any more"
+        if not model.why and all(self.known(token) for token in model.waiting):
+            assert set(self.look(PRESENT) or {}) == set(model.waiting)
+
+    def expect_acquire(self, token, ttl, life, heard, channel, wait, parties, generation):
+        model = self.model
+        if model and token in model.passed:
+            self.keep()
+            return [GRANTED, model.passed[token]]
+        if self.dead.get(token, 0) >= self.now:
+            return [BROKEN, b"it was reset, or this party has left"]
+        if model and token in model.waiting:
+            if not model.why:
+                self.refresh(token)
+            self.check()
+            self.keep()
+            if not model.why and wait != b"1":
+                self.break_it(b"the time of a party was over: " + token)
+            if model.why:
+                return [BROKEN, model.why]
+            return [QUEUED, model.came, 1000, 0, model.generation]
+        if generation and (model is None or generation != model.generation):
+            return [BROKEN, b"it was reset, or the server has lost it"]
+        if model is None:
+            made = (self.look(RECORD) or b"").removeprefix(b"1 barrier ")
+            assert int(made or 0) > self.newest, "a new one, and no newer generation"
+            self.newest = int(made)
+            model = self.model = Meeting(made, int(parties))
+            self.keep()
+        self.check()
+        if model.why:
+            return [BROKEN, model.why]
+        assert not generation, "a party that nobody knows"
+        if int(parties) != model.parties:
+            return [LIMIT, model.parties]
+        self.keep()
+        self.refresh(token)
+        index = model.came
+        model.waiting[token] = index
+        model.came += 1
+        if model.came == model.parties:
+            self.trips += 1
+            assert sorted(model.waiting.values()) == list(range(model.parties))
+            model.passed |= model.waiting
+            model.waiting, model.came = {}, 0
+            return [GRANTED, index]
+        if wait != b"1":
+            self.break_it(b"a party came that could not wait: " + token)
+            return [BROKEN, model.why]
+        return [QUEUED, model.came, 1000, 0, model.generation]
+
+    def expect_release(self, token, gone):
+        model = self.model
+        if gone != b"0":
+            self.dead[token] = max(self.dead.get(token, 0), self.now + int(gone))
+        if model and token in model.waiting:
+            if not model.why:
+                self.break_it(b"a party left, or its time was over: " + token)
+            del model.waiting[token]
+        return [0, 0]
+
+    def expect_vouch(self, channel, heard, *crowd):
+        model = self.model
+        queue = self.waiting()
+        if model is None:
+            return [1000, queue[0] if queue else b"", *([GRANTED] * (len(crowd) // 2))]
+        for token in crowd[::2]:
+            if (token in model.waiting and not model.why) or (token in model.passed and self.known(token)):
+                self.refresh(token)
+        self.check()
+        self.keep()
+        states = [QUEUED if token in model.waiting and not model.why else GRANTED for token in crowd[::2]]
+        return [1000, queue[0] if queue else b"", *states]
+
+    def expect_reset(self, operation):
+        model = self.model
+        if model is None or self.done.get(operation, 0) >= self.now:
+            return [0]
+        for token in model.waiting:
+            self.dead[token] = self.now + 60_000
+        generation = (self.look(RECORD) or b"").removeprefix(b"1 barrier ")
+        assert int(generation) > int(model.generation)
+        self.newest = int(generation)
+        model.generation, model.waiting, model.came, model.why = generation, {}, 0, b""
+        self.keep()
+        self.done[operation] = self.now + 60_000
+        return [1]
+
+    def expect_revoke(self, operation, why):
+        if self.done.get(operation, 0) >= self.now:
+            return [1]
+        if self.model is None or self.model.why:
+            return [0]
+        self.break_it(why)
+        self.done[operation] = self.now + 60_000
+        return [1]
+
+    def expect_inspect(self, most):
+        model = self.model
+        if model is None:
+            return [b"", 0, 0, b""]
+        self.check()
+        if model.why == b"?":
+            model.why = self.hash(KEY).get(b"why", b"")
+        passed = int(self.hash(KEY)[b"passed"])
+        queue = [token for token in self.waiting() if (self.look(QUEUE) or {})[token] > passed]
+        return [model.generation, model.parties, model.came, model.why, *queue]
+
+
+class BarrierWalk(walk.Walk):
+    """Parties that arrive, repeat themselves, leave, die, and come late."""
+
+    def __init__(self, seed, parties):
+        super().__init__(BarrierWorld(), "barrier", seed, parties)
+        self.parties = parties
+        self.people = []
+        self.doubted = set()
+        self.passed = self.broken = 0
+
+    def ask(self, person, wait=1, parties=None):
+        if person.in_doubt:
+            self.doubted.add(person.token)
+        reply = self.say(
+            "acquire", person.token, 3000, 3000, int(self.random.random() < 0.5), person.channel, wait,
+            parties or self.parties, person.phase, again=0.3 * person.in_doubt,
+        )  # fmt: skip
+        if isinstance(reply, ServerError):
+            assert not person.entered, "one that waits needs no memory"
+            reply = [0]
+        if reply[0] == QUEUED:
+            person.entered = True
+            if self.random.random() < 0.8 or not person.in_doubt:  # else this reply was lost
+                person.phase = reply[4]
+            return
+        self.people.remove(person)
+        self.passed += reply[0] == GRANTED
+        self.broken += reply[0] == BROKEN
+        if reply[0] != GRANTED:
+            self.say("release", person.token, 60_000 if person.in_doubt else 0)
+
+    def vouch(self, people):
+        for channel in sorted({person.channel for person in people}):
+            crowd = [person for person in people if person.channel == channel]
+            reply = self.say("vouch", channel, 1, *(arg for person in crowd for arg in (person.token, 3000)))
+            if not isinstance(reply, ServerError):
+                for person, state in zip(crowd, reply[2:], strict=True):
+                    if state != QUEUED and person in self.people:
+                        self.ask(person)
+
+    def late(self):
+        """Only of one that is in doubt a copy may be on its way."""
+        then, verb, args, keys = self.random.choice(self.sent[-300:] or [(-GONE_FOR, "", (), None)])
+        if (verb != "acquire" or args[0] in self.doubted) and self.world.clock - then < GONE_FOR:
+            self.world.say(verb, *args, keys=keys)
+
+    def step(self):
+        rnd, world = self.random, self.world
+        self.pass_time(*(0, 0, 0, 0, 0, 0, 0.001, 0.1, 0.3, 0.9), *((3, 11, 61, 301) if rnd.random() < 0.05 else ()))
+        if rnd.random() < 0.02:
+            world.server.full = not world.server.full and rnd.random() < 0.5
+        if rnd.random() < 0.05:
+            world.dumb ^= {b"c%d" % rnd.randint(0, 3)}
+        self.people = [each for each in self.people if world.known(each.token)]  # others were stopped for too long
+        person = rnd.choice(self.people) if self.people else None
+        match rnd.choices(
+            ("come", "ask", "vouch", "leave", "die", "late", "reset", "revoke", "inspect", "hear", "wrong"),
+            (30, 12, 20, 1, 1, 12, 4, 0.5, 1, 10, 1),
+        )[0]:
+            case "come":
+                self.number += 1
+                self.people.append(Person(b"t%d" % self.number, b"c%d" % rnd.randint(0, 3), rnd))
+                self.ask(self.people[-1], int(rnd.random() < 0.98))
+            case "ask" if person:
+                self.ask(person, int(rnd.random() < 0.98))
+            case "vouch":
+                self.vouch(list(self.people))
+            case "leave" if person:
+                self.people.remove(person)
+                self.say("release", person.token, 60_000 if person.in_doubt else 0)
+            case "die" if person:
+                self.people.remove(person)
+            case "late":
+                self.late()
+            case "reset":
+                self.number += 1
+                self.say("reset", f"op{self.number}")
+            case "revoke":
+                self.number += 1
+                self.say("revoke", f"op{self.number}", "it was revoked: for no reason (by me)")
+            case "inspect":
+                self.say("inspect", 100)
+            case "hear":
+                for channel, payload in world.pushes[-SOME:]:
+                    for person in [each for each in self.people if payload == b"granted " + each.token]:
+                        if channel not in world.dumb and person in self.people:
+                            self.ask(person)
+            case "wrong" if world.look(KEY):
+                self.number += 1
+                self.people.append(Person(b"t%d" % self.number, b"c%d" % rnd.randint(0, 3), rnd))
+                self.ask(self.people[-1], parties=self.parties + 1)
+
+    def settle(self):
+        """Whatever was lost, each hears what became of it by what it says each second."""
+        self.world.server.full = False
+        self.vouch(list(self.people))
+        left = list(self.people)
+        for person in left:
+            assert person.token in self.world.model.waiting, "kept, and not waited for"
+        for _ in range(self.parties - self.world.model.came if left else 0):  # the last ones come
+            self.number += 1
+            self.people.append(Person(b"t%d" % self.number, b"c0", self.random))
+            self.ask(self.people[-1])
+        self.vouch(list(self.people))
+        assert not self.people, "kept"
+
+
+@rule(1, 3, 4, 8, 9)
+@pytest.mark.parametrize("parties", [1, 2, 3, 7, 50])
+def test_no_rule_of_the_barrier_is_broken(parties):
+    walked = BarrierWalk(0, parties)
+    for _ in range(20):
+        walked.run(200)
+        walked.settle()
+        walked.number += 1
+        walked.say("reset", f"op{walked.number}")
+    assert walked.world.trips > 3
+    assert walked.passed > 50
+    assert walked.broken > 10
+
+
+def together(world, number, name="p", parties=None):
+    """So many arrive, and no more: their generation."""
+    for i in range(number):
+        reply = world.acquire(f"{name}{i:03}", parties=parties or number + 1)
+    return reply[4]
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_all_who_passed_hear_of_it_by_pushes_alone(rounds):
+    """Also if the next round is over before those of this one have come back."""
+    world = BarrierWorld()
+    for number in range(rounds):
+        together(world, 99, f"r{number}p", 100)
+        assert world.acquire(f"r{number}last", parties=100) == [GRANTED, 99]
+    heard = 0
+    while heard < len(world.pushes):
+        assert world.acquire(world.pushed()[heard], parties=100)[0] == GRANTED
+        heard += 1
+    assert set(world.pushed()) >= {b"r%dp%03d" % (n, i) for n in range(rounds) for i in range(99)}
+    assert heard == rounds * 100
+
+
+def test_all_who_wait_hear_by_pushes_alone_that_it_is_broken():
+    world = BarrierWorld()
+    generation = together(world, 100)
+    world.say("release", "p050", 0)
+    heard = 0
+    while heard < len(world.pushes):
+        assert world.acquire(world.pushed()[heard], generation, parties=101)[0] == BROKEN
+        heard += 1
+    assert len(set(world.pushed())) >= 99
+
+
+def test_more_dead_parties_than_one_step_wakes_keep_nobody():
+    world = BarrierWorld()
+    generation = together(world, 100)
+    world.clock += 2.9
+    world.vouch("p099")
+    world.clock += 0.1
+    assert world.vouch("p099")[2] == GRANTED
+    assert world.acquire("p099", generation, parties=101)[0] == BROKEN
+
+
+@rule(8)
+def test_one_that_passed_is_told_so_though_the_next_round_is_broken():
+    """Its answer was lost, and it was stopped for a while: the others went on with it."""
+    world = BarrierWorld()
+    generation = world.acquire("a", parties=2)[4]
+    assert world.acquire("b", parties=2) == [GRANTED, 1]
+    assert world.acquire("c", parties=2, wait=0)[0] == BROKEN
+    world.clock += 30
+    assert world.acquire("a", generation, parties=2) == [GRANTED, 0]
+    world.say("reset", "op")
+    assert world.acquire("b", parties=2) == [GRANTED, 1]  # a late copy: it is no arrival
+    assert world.acquire("d", parties=2)[:2] == [QUEUED, 1]
+
+
+@rule(8)
+def test_one_that_a_reset_sent_away_is_no_arrival_of_the_next_generation():
+    """A copy of its request comes late, or its answer was lost and it asks again."""
+    world = BarrierWorld()
+    for number in range(3):
+        world.acquire(f"a{number}", parties=4)
+    world.say("reset", "op")
+    for number in range(3):
+        assert world.acquire(f"a{number}", parties=4)[0] == BROKEN
+    assert world.acquire("b", parties=4)[:2] == [QUEUED, 1]
+
+
+@rule(8)
+def test_a_late_copy_of_a_revocation_does_not_break_the_next_generation():
+    world = BarrierWorld()
+    world.acquire("a")
+    assert world.say("revoke", "revoke/1", "it was revoked") == [1]
+    assert world.say("revoke", "revoke/1", "it was revoked") == [1]
+    world.say("reset", "reset/1")
+    world.acquire("b")
+    assert world.say("revoke", "revoke/1", "it was revoked") == [1]
+    assert world.acquire("b")[0] == QUEUED
+
+
+def test_out_of_memory_those_who_wait_go_on():
+    """Who can't ask again would give up, and break it for all."""
+    world = BarrierWorld()
+    generation = together(world, 49, parties=50)
+    world.server.full = True
+    for _ in range(5):
+        world.clock += 1
+        for number in range(49):
+            assert world.acquire(f"p{number:03}", generation, parties=50)[0] == QUEUED
+    assert isinstance(world.acquire("last", parties=50), ServerError)
+    world.server.full = False
+    assert world.acquire("last", parties=50) == [GRANTED, 49]
+    world.server.full = True
+    for number in range(49):
+        assert world.acquire(f"p{number:03}", generation, parties=50) == [GRANTED, number]
+
+
+# The election
+
+WATCHERS = b"watchers"
+
+
+class ElectionWorld(Queued):
+    """One election: who leads, and who watches."""
+
+    def __init__(self):
+        super().__init__("election", (*FIVE, WATCHERS))
+        self.term = 0
+        self.leader = b""  # the last one
+        self.reigns = 0
+
+    def acquire(self, token, *, wait=1, ttl=3000, channel="c"):
+        return self.say("acquire", token, ttl, 3000, 0, channel, wait, "", "election")
+
+    def watch(self, token, channel="c"):
+        return self.say("watch", token, channel)
+
+    def see(self):
+        return dict(self.look(WATCHERS) or {}), len(self.pushes)
+
+    def known(self):
+        """What can be known now."""
+        term = int((self.look(RECORD) or b"1 election 0").split(b" ")[2])
+        return term, self.look(KEY), 2 * term + (not self.look(KEY))
+
+    def judge(self, verb, args, reply, before):
+        was, told = before
+        term, value, known = self.known()
+        leader = (value or b"").removeprefix(b"!")
+        if leader and leader != self.leader:
+            assert term > self.term, "another leader, and no later term"
+            self.reigns += 1
+        if leader:
+            assert leader == self.leader or term > self.term
+            self.leader = leader
+        assert term >= self.term or not self.look(RECORD)
+        self.term = max(self.term, term)
+        watchers = dict(self.look(WATCHERS) or {})
+        if isinstance(reply, ServerError) or verb == "renew":
+            assert watchers == was
+            return
+        if verb == "watch":
+            assert reply == [GRANTED, value or b"", self.pttl(KEY), term]
+            assert watchers[args[1] + b" " + args[0]] == known
+            was.pop(args[1] + b" " + args[0], None)
+        gone = was.keys() - watchers.keys()
+        assert all(was[each] < known for each in gone), "told for nothing"
+        pushed = [channel + payload.removeprefix(b"granted") for channel, payload in self.pushes[told:]]
+        assert gone <= set(pushed), "dropped, and not told"
+        assert all(watchers[each] == was[each] for each in was.keys() & watchers.keys())
+        if verb != "keys" and watchers:
+            assert len(gone) == SOME or min(watchers.values()) >= known, "somebody knows less, and is not told"
+            assert max(watchers.values()) <= known
+
+
+class ElectionWalk(walk.Walk):
+    """Candidates that lead, resign, are revoked and die; and those who watch."""
+
+    def __init__(self, seed):
+        super().__init__(ElectionWorld(), "election", seed)
+        self.people = []  # (token, channel)
+        self.watchers = {}  # token -> [channel, what it heard last, until when it looks by itself]
+        self.heard = 0
+
+    def look(self, token):
+        channel = self.watchers[token][0]
+        reply = self.say("watch", token, channel, again=0.02)
+        if not isinstance(reply, ServerError):
+            self.heard += self.watchers[token][1] != (reply[1], reply[3])
+            self.watchers[token] = [channel, (reply[1], reply[3]), self.world.clock + 1]
+
+    def step(self):
+        rnd, world = self.random, self.world
+        self.pass_time(*(0, 0, 0, 0, 0.001, 0.001, 0.1, 0.3, 0.3), *((3, 11, 400) if rnd.random() < 0.03 else ()))
+        if rnd.random() < 0.01:
+            world.server.full = not world.server.full and rnd.random() < 0.3
+        if rnd.random() < 0.05:
+            world.dumb ^= {b"c%d" % rnd.randint(0, 3)}
+        if len(self.people) < 5 and rnd.random() < 0.3:
+            self.number += 1
+            self.people.append((b"t%d" % self.number, b"c%d" % rnd.randint(0, 3)))
+        token, channel = rnd.choice(self.people or [(b"t", b"c")])
+        match rnd.choices(
+            ("acquire", "release", "vouch", "renew", "revoke", "die", "late", "watch", "look", "hear", "close"),
+            (20, 8, 8, 8, 1, 2, 5, 10, 10, 20, 4),
+        )[0]:
+            case "acquire":
+                ttl = rnd.choice((500, 3000, 10_000))
+                args = (token, ttl, min(3000, ttl), rnd.randint(0, 1), channel, int(rnd.random() < 0.8), "", "election")
+                self.say("acquire", *args)
+            case "release":
+                self.say("release", token, rnd.choice((0, 60_000)))
+                self.people = [each for each in self.people if each[0] != token]
+            case "vouch":
+                crowd = [each for each, at in self.people if at == channel]
+                self.say("vouch", channel, 1, *(arg for each in crowd for arg in (each, 3000)))
+            case "renew":
+                self.say("renew", token, 3000, keys=(KEY, RECORD))
+            case "revoke":
+                holder = (world.look(KEY) or b"").removeprefix(b"!")
+                self.say("revoke", holder, rnd.randint(0, 1), "for no reason")
+            case "die":
+                self.people = [each for each in self.people if each[0] != token]
+            case "late":
+                self.late()
+            case "watch" if len(self.watchers) < 80:
+                self.number += 1
+                self.watchers[b"w%d" % self.number] = [b"c%d" % rnd.randint(0, 3), None, 0]
+                self.look(b"w%d" % self.number)
+            case "look":
+                for each in [each for each, (_, _, until) in self.watchers.items() if until <= world.clock][:5]:
+                    self.look(each)
+            case "hear":
+                for at, payload in world.pushes[-SOME:]:
+                    each = payload.removeprefix(b"granted ")
+                    if each in self.watchers and at not in world.dumb:
+                        self.look(each)
+            case "close" if self.watchers:
+                del self.watchers[rnd.choice(list(self.watchers))]
+
+
+@rule(1, 3, 7)
+@pytest.mark.parametrize("seed", range(3))
+def test_no_rule_of_the_election_is_broken(seed):
+    walked = ElectionWalk(seed)
+    world = walked.run(2500)
+    assert world.reigns > 50
+    assert walked.heard > 500
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_all_who_watch_hear_by_pushes_alone_of_the_next_leader(dies):
+    world = ElectionWorld()
+    first = world.acquire("first", ttl=3000)[1]
+    for number in range(200):
+        world.watch(f"w{number:03}")
+    if dies:
+        world.clock += 4
+    else:
+        world.say("release", "first", 0)
+    world.acquire("second")
+    heard, seen = 0, {}
+    while heard < len(world.pushes):
+        each = world.pushed()[heard]
+        seen[each] = world.watch(each)
+        heard += 1
+    assert set(seen) == {b"w%03d" % number for number in range(200)}
+    assert all(reply[1] == b"second" and reply[3] > first for reply in seen.values())
+    assert heard < 500
+
+
+def test_watchers_that_never_come_again_do_not_pile_up():
+    """Many who looked once, each with a name of its own, under a leader who stays for months."""
+    world = ElectionWorld()
+    world.acquire("leads", ttl=10_000)
+    world.watch("w")
+    known = world.known()[2]
+    world.look(WATCHERS).update({b"c x%d" % number: float(known) for number in range(9_990)})
+    for number in range(50):
+        world.blind().watch(f"y{number}")
+    assert len(world.look(WATCHERS)) <= 10_000
+
+
+def test_to_watch_what_another_version_made_is_refused():
+    world = ElectionWorld().blind()
+    world.server.look()
+    world.server.data[RECORD] = b"2 of the future"
+    world.server.expires[RECORD] = world.server.now_ms + 60_000
+    assert world.watch("w") == [MISUSED, b"2 of the future"]
