@@ -24,16 +24,16 @@ from typing import TYPE_CHECKING, Final
 
 from .attempts import Attempts
 from .leases import Leases
-from .locks import Locks
 from .story import Story, Violation
+from .things import Things
 
 if TYPE_CHECKING:
     from collections import Counter
 
-    from interlock._core import Primitive
     from interlock.testing.simulator.profiles import Profile
     from interlock.testing.simulator.scheduler import World
     from interlock.testing.simulator.server import Server
+    from interlock.testing.simulator.subjects import Thing
 
 __all__ = ["Monitor", "Story", "Violation"]
 
@@ -49,20 +49,19 @@ class Monitor:
         self.attempts = Attempts(story, server, clean=profile.clean)
         self.leases = Leases(story, self.attempts, counts, trusted=profile.trusted)
         quiet = profile.clean and not profile.rates
-        self.locks = Locks(story, server, self.attempts, quiet=quiet, trusted=profile.trusted)
+        self.things = Things(story, server, self.attempts, quiet=quiet, trusted=profile.trusted)
         self.sweeping = True
         world.after_step = self.leases.after_step
 
-    def watch(self, primitive: Primitive) -> None:
-        """A lock that will be used."""
-        keys = tuple(key.encode() for key in primitive.keys)
-        self.locks.watch(keys)
-        self.attempts.watch(keys)
-        self.leases.watch(keys[0])
+    def watch(self, thing: Thing) -> None:
+        """Something that will be used."""
+        self.things.watch(thing)
+        self.attempts.watch(thing)
+        self.leases.watch(thing)
 
     def sweep(self) -> None:
         """What should have happened by now; and again in a while."""
         self.leases.sweep()
-        self.locks.sweep()
+        self.things.sweep()
         if self.sweeping:
             self.world.at(self.world.now + SWEEP, self.sweep)
