@@ -2,9 +2,9 @@
 
 Theory. What a lock promises, it promises for every order in which messages, timers, pauses, crashes and
 cancellations can come. Tests over real sockets see a few of these orders. Here nothing is real but the code under
-test: asyncio's API, `Session`, `Core`, `Renewal`, `Waiters` and `Undo` run over a port whose clock, network and background
-work are events of a scheduler; the scripts run in a real Lua over a small Redis in memory. A second costs milliseconds,
-and a seed is one run, to the byte: what it found can be looked at again, and made small.
+test: asyncio's API, `Session`, `Core`, `Renewal`, `Waiters` and `Undo` run over a port whose clock, network and
+background work are events of a scheduler; the scripts run in a real Lua over a small Redis in memory. A second costs
+milliseconds, and a seed is one run, to the byte: what it found can be looked at again, and made small.
 
     chance      random numbers that stay put when something else is left out
     scheduler   time;  coroutines: what runs in it, and the places of an await at which something can strike
@@ -19,8 +19,8 @@ and a seed is one run, to the byte: what it found can be looked at again, and ma
     shrinking   from a failing seed to its smallest story
     batch, cli  many seeds on all cores; the command line
 
-Rules. (1) Nothing is patched but chance (random numbers and tokens come from the seed) and which task is the current
-one. (2) Workers use the public API, and nothing below it. (3) A rule that a profile can't keep is relaxed by name, never by luck.
+Rules. (1) Nothing is patched but chance (random numbers and tokens come from the seed), and which task is the current
+one. (2) Workers use the public API. (3) A rule that a profile can't keep is relaxed by name, never by luck.
 
 Modelled: delay, loss, copies and late messages; refused and broken connections; a lost or doubled push; a broken
 subscription; cancellations, pauses, crashes and closings at every await (before it, in it, at its end, and in the

@@ -1,7 +1,8 @@
 """What happens in a run: faults while it storms, then calm, and the ashes.
 
-In the storm, workers take turns with the subject's things while the faults of the profile strike. In the calm that follows they go on for a
-while; now everything must come to its turn. Then all end, the longest TTL passes, and nothing may be left.
+In the storm, workers take turns with what is simulated while the faults of the profile strike. In the calm that follows
+they go on for a while; now everything must come to its turn. Then all end, the longest TTL passes, and nothing may be
+left.
 """
 
 from __future__ import annotations

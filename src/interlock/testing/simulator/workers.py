@@ -61,10 +61,13 @@ class Worker:
 
     async def take(self, acquire: Callable[[], Awaitable[T]], terms: Terms) -> T | None:
         """A lease, if it can be had on these terms. ConfigErrors are the caller's."""
-        lease: Any = await self.call(acquire, terms.timeout, lambda lease: [lease.token])
-        if lease is not None:
-            self.run.monitor.leases.leased(self.client.process, lease._grant)
-        return lease  # type: ignore[no-any-return]
+        lease = await self.call(acquire, terms.timeout, self._tokens)
+        for grant in self.run.subject.grants(lease) if lease is not None else ():
+            self.run.monitor.leases.leased(self.client.process, grant)
+        return lease
+
+    def _tokens(self, lease: Any) -> list[str]:
+        return [grant.token for grant in self.run.subject.grants(lease)]
 
     async def call(
         self,
@@ -129,7 +132,8 @@ class Worker:
                 if random.random() < 0.5:
                     return
             else:
-                self.run.monitor.leases.wrote(lease._grant, sure=True)
+                for grant in self.run.subject.grants(lease):
+                    self.run.monitor.leases.wrote(grant, sure=True)
             does = random.random()
             if does < 0.05:
                 await self._extend(lease, random.uniform(0.1, 6.0))
@@ -141,7 +145,7 @@ class Worker:
 
     def _write_late(self, lease: Any) -> None:
         """To the resource that the lease protects: a write that comes when it comes."""
-        world, leases, grant = self.run.world, self.run.monitor.leases, lease._grant
+        world, leases, grant = self.run.world, self.run.monitor.leases, self.run.subject.grants(lease)[0]
         trip = self.run.network.trip(Journey(self.task, MESSAGE))
         world.at(world.now + trip, lambda: leases.wrote(grant, sure=False))
 

@@ -26,6 +26,8 @@ class Attempt:
     process: Process
     task: Task
     thing: Thing
+    ttl_ms: int
+    life_ms: int  # how long a handover to it may wait for its confirmation
     queued_at: float | None = None
     ended: bool = False
     cleared: bool = False  # its release was run by the server
@@ -72,7 +74,7 @@ class Attempts:
             assert task is not None
             if token not in self.known:
                 thing = self.things[key.encode()]
-                self.known[token] = Attempt(process, task, thing)
+                self.known[token] = Attempt(process, task, thing, int(rest[1]), int(rest[2]))
                 thing.asked(token, rest[6:])
                 task.attempts.append(token)
         elif verb == "execute":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from interlock._core import GRANTED, QUEUED, ServerError
 from interlock.testing.simulator.commands import Hash, ZSet
+from interlock.testing.simulator.subjects.subject import live
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -82,20 +83,14 @@ class Things:
                 self.attempts.ran(args[4].decode(), holds=token in holders and not holders[token].revoked)
             elif verb == b"revoke" and code == 1 and args[2] == b"1":
                 attempt.ousted = True
-            if self.trusted:
-                seen = self.seen[keys[0]]
-                if wrong := seen.thing.misserved(verb, token, code, self._live(seen)):
-                    story.violated(12, f"{verb.decode()} of {token!r} was answered with {reply}: {wrong}")
+        seen = self.seen.get(keys[0])
+        if seen is not None and (wrong := seen.thing.misserved(server, args, reply, seen.holders)) and self.trusted:
+            story.violated(12, f"{verb.decode()} of {token!r} was answered with {reply}: {wrong}")
         for key in keys if verb == b"renew" else keys[:1]:
             if key in self.seen:
-                self._look(self.seen[key], verb)
+                self._look(self.seen[key], verb, token)
 
-    def _live(self, seen: Seen) -> dict[bytes, Share]:
-        """Who had it before this script, and whose time was not over by now."""
-        now = self.server.micros / 1000 + 1  # ms: scripts round
-        return {token: share for token, share in seen.holders.items() if share.ends > now}
-
-    def _look(self, seen: Seen, verb: bytes) -> None:
+    def _look(self, seen: Seen, verb: bytes, by: bytes) -> None:
         thing, server = seen.thing, self.server
         reading = thing.read(server)
         holders = reading.holders
@@ -108,7 +103,8 @@ class Things:
             if not share.revoked and (token not in seen.holders or seen.holders[token].fence != share.fence)
         ]
         if new:
-            self._granted(seen, sorted(new, key=lambda token: holders[token].fence), reading, present)
+            new.sort(key=lambda token: holders[token].fence)
+            self._granted(seen, new, reading, present, by if verb == b"acquire" else b"")
         for token in holders:
             if token not in present:
                 seen.arrivals.pop(token, None)  # it has its turn: if it comes again, it comes anew
@@ -143,8 +139,10 @@ class Things:
 
     # Grants
 
-    def _granted(self, seen: Seen, tokens: list[bytes], reading: Reading, present: dict[bytes, float]) -> None:
-        thing, holders, before = seen.thing, reading.holders, self._live(seen)
+    def _granted(
+        self, seen: Seen, tokens: list[bytes], reading: Reading, present: dict[bytes, float], by: bytes
+    ) -> None:
+        thing, holders, before = seen.thing, reading.holders, live(seen.holders, self.server)
         for token in tokens:
             self.grants += 1
             fence = holders[token].fence
@@ -159,14 +157,20 @@ class Things:
             if token == seen.head:
                 since = seen.could_at if seen.could_at is not None else self._freed(seen, reading)
                 self._waited(seen, max(since, seen.head_at))
-            waiter = self.attempts.known.get(token)
-            if waiter is not None and waiter.queued_at is not None:
+            attempt = self.attempts.known.get(token)
+            if attempt is None:
+                continue
+            lasts = holders[token].ends - self.server.micros / 1000
+            most = attempt.ttl_ms if token == by else attempt.life_ms
+            if lasts > most + 1 and not thing.beside(token, [*before, *present]):
+                self.story.violated(3, f"{token!r} was granted {lasts:.0f} ms: it asked for {most}")
+            if attempt.queued_at is not None:
                 if self.quiet:
                     self.story.world.at(
                         self.story.world.now + WOKEN,
-                        lambda token=token, waiter=waiter: self._woken(thing, token, waiter),  # type: ignore[misc]
+                        lambda token=token, attempt=attempt: self._woken(thing, token, attempt),  # type: ignore[misc]
                     )
-                self.handed(waiter.task)
+                self.handed(attempt.task)
         if len(holders) > 1 and self.trusted and (why := thing.apart(holders)):
             self.story.violated(1, f"in the server {thing.key!r} is {why}")
 
@@ -196,9 +200,7 @@ class Things:
     def _head(self, seen: Seen, reading: Reading, present: dict[bytes, float]) -> bytes | None:
         """The first live waiter in the queue, or, if the server has forgotten them all, the oldest."""
         queued = self.attempts.queued[seen.thing.key]
-        waiting = [
-            token for token, attempt in queued.items() if attempt.process.awake and token not in reading.holders
-        ]
+        waiting = [token for token, attempt in queued.items() if attempt.process.awake and token not in reading.holders]
         if not waiting:
             return None
         return min(waiting, key=lambda token: (present.get(token, math.inf), queued[token].queued_at or 0.0))

@@ -20,9 +20,7 @@ from .subject import Reading, Share, Subject, Thing, Turn
 
 __all__ = ["SUBJECTS", "Reading", "Share", "Subject", "Thing", "Turn", "subject_of"]
 
-SUBJECTS: Final[dict[str, type[Subject]]] = {
-    subject.kind: subject for subject in (Locks, RLocks, Semaphores, RWLocks)
-}
+SUBJECTS: Final[dict[str, type[Subject]]] = {subject.kind: subject for subject in (Locks, RLocks, Semaphores, RWLocks)}
 _OTHERS: Final = [kind for kind, subject in SUBJECTS.items() if kind != "lock" for _ in range(subject.share)]
 
 

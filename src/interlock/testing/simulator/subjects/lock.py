@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from interlock.primitives.lock import lock
 from interlock.testing.simulator.terms import Terms, terms
 
-from .subject import Reading, Share, Subject, Thing
+from .subject import Reading, Share, Subject, Thing, read
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from random import Random
 
     from interlock import aio
-    from interlock._core import Argument
+    from interlock._core import Argument, Primitive
     from interlock.testing.simulator.server import Server
     from interlock.testing.simulator.workers import Worker
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 class LockThing(Thing):
     """Keys as lock.lua has them: a plain string, and a record with its fence."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(lock(name, "lock:"))
+    def __init__(self, primitive: Primitive) -> None:
+        super().__init__(primitive)
         self._owners: dict[bytes, bytes] = {}
 
     def read(self, server: Server) -> Reading:
         """See Thing."""
         value: bytes | None = server.find(self.key, bytes)
         if value is None:
-            return Reading({}, 1)
+            return read({}, 1)
         record: bytes | None = server.find(self.keys[1], bytes)
         fence = int(record.split()[2]) if record else 0
         share = Share(1, fence, server.expires.get(self.key, server.now_ms), revoked=value.startswith(b"!"))
-        return Reading({value.removeprefix(b"!"): share}, 1)
+        return read({value.removeprefix(b"!"): share}, 1)
 
     def asked(self, token: bytes, terms: Sequence[Argument]) -> None:
         """See Thing."""
@@ -45,11 +45,11 @@ class LockThing(Thing):
         """See Thing."""
         return self._owners.get(token, token)
 
-    def ousted(self, token: bytes, before: Mapping[bytes, Share]) -> list[bytes]:
+    def ousted(self, token: bytes, before: Iterable[bytes]) -> list[bytes]:
         """The same owner, in another process or task."""
         return [other for other in before if other != token and self.owner(other) == self.owner(token)]
 
-    def beside(self, token: bytes, before: Mapping[bytes, Share]) -> bool:
+    def beside(self, token: bytes, before: Iterable[bytes]) -> bool:
         """Whether it takes over."""
         return bool(self.ousted(token, before))
 
@@ -79,9 +79,9 @@ class Locks(Subject):
 
     kind = "lock"
 
-    def thing(self, name: str, _random: Random) -> Thing:
+    def thing(self, name: str, _random: Random, /) -> Thing:
         """See Subject."""
-        return LockThing(name)
+        return LockThing(lock(name, "lock:"))
 
     def lockable(self, locks: aio.Interlock, thing: Thing) -> aio.Lock:
         """See Subject."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from interlock.testing.simulator.commands import Hash, ZSet
 
-from .subject import Reading, Share, Thing
+from .subject import Reading, Share, Thing, read
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -34,7 +34,7 @@ class PermitThing(Thing):
             if end > now and token in shares:
                 permits, fence, _, *why = shares[token].split(b" ", 3)
                 holders[token] = Share(int(permits), int(fence), end, bool(why))
-        return Reading(holders, limit)
+        return read(holders, limit)
 
     def places(self, server: Server) -> Iterator[tuple[str, Collection[bytes]]]:
         """See Thing."""

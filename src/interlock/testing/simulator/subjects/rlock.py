@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from interlock._core import Grant
+from interlock.primitives.lock import lock
 from interlock.testing.simulator.terms import Terms, terms
 
 from .lock import LockThing
@@ -44,6 +46,8 @@ class Entering(NamedTuple):
 
         async def deeper() -> None:
             await self._enter(worker, rlock, depth - 1, lease)
+            if lease._grant.ended == Grant.RELEASED and not worker.session.core.closed:
+                worker.violated(12, f"{lease!r} was given back by an inner release")
 
         await worker.hold(lease, self.terms, deeper if depth > 1 else None)
 
@@ -53,9 +57,9 @@ class RLocks(Subject):
 
     kind = "rlock"
 
-    def thing(self, name: str, _random: Random) -> Thing:
+    def thing(self, name: str, _random: Random, /) -> Thing:
         """See Subject."""
-        return LockThing(name)
+        return LockThing(lock(name, "lock:"))
 
     def lockable(self, locks: aio.Interlock, thing: Thing) -> aio.RLock:
         """See Subject."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock._core import BUSY, QUEUED
 from interlock.errors import ConfigError, LockError
@@ -10,14 +10,15 @@ from interlock.primitives.permits import reading
 from interlock.testing.simulator.terms import Terms, terms
 
 from .permits import PermitThing
-from .subject import Share, Subject, Thing
+from .subject import Share, Subject, Thing, live
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from random import Random
 
     from interlock import aio
     from interlock._core import Argument
+    from interlock.testing.simulator.server import Server
     from interlock.testing.simulator.workers import Worker
 
 
@@ -51,15 +52,16 @@ class RWThing(PermitThing):
                 return f"written by {writer.decode()} and had by {' and by '.join(others)}"
         return None
 
-    def beside(self, token: bytes, before: Mapping[bytes, Share]) -> bool:
+    def beside(self, token: bytes, before: Iterable[bytes]) -> bool:
         """Whether it reads beside a lease of its own."""
         return self._under.get(token) in before
 
-    def misserved(self, verb: bytes, token: bytes, code: object, before: Mapping[bytes, Share]) -> str | None:
+    def misserved(self, server: Server, args: Sequence[bytes], reply: Any, before: Mapping[bytes, Share]) -> str | None:
         """Who would wait for itself must not wait."""
-        if verb == b"acquire" and code in {QUEUED, BUSY} and self.beside(token, before):
-            return f"it has {self._under[token]!r} and would wait for itself"
-        return None
+        verb, token, *_ = args
+        if verb != b"acquire" or reply[0] not in {QUEUED, BUSY} or not self.beside(token, live(before, server)):
+            return None
+        return f"it has {self._under[token]!r} and would wait for itself"
 
 
 class Crossing(NamedTuple):
@@ -125,7 +127,7 @@ class RWLocks(Subject):
     kind = "rwlock"
     share = 2
 
-    def thing(self, name: str, _random: Random) -> RWThing:
+    def thing(self, name: str, _random: Random, /) -> RWThing:
         """See Subject."""
         return RWThing(name)
 

@@ -12,10 +12,11 @@ from .permits import PermitThing
 from .subject import Reading, Share, Subject, Turn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from random import Random
 
     from interlock import aio
+    from interlock.testing.simulator.server import Server
     from interlock.testing.simulator.workers import Worker
 
 MOST = 4  # permits
@@ -27,6 +28,8 @@ class SemaphoreThing(PermitThing):
     def __init__(self, name: str, limit: int) -> None:
         super().__init__(semaphore(name, "lock:", limit))
         self._limits: dict[bytes, int] = {}  # by token: when it was granted
+        self._latest = limit
+        self._set: dict[bytes, int] = {}  # by operation: what set_limit set, once
 
     def granted(self, token: bytes, reading: Reading) -> None:
         """See Thing."""
@@ -40,6 +43,17 @@ class SemaphoreThing(PermitThing):
             return None
         each = ", ".join(f"{share.permits} by {token.decode()}" for token, share in shares.items())
         return f"held {total} times, with a limit of {limit}: {each}"
+
+    def misserved(self, server: Server, args: Sequence[bytes], reply: Any, before: Mapping[bytes, Share]) -> str | None:
+        """A set_limit that comes again does not undo what was set since."""
+        del reply, before
+        if args[0] != b"limit":
+            return None
+        operation, wanted = args[1], int(args[3])
+        if operation not in self._set:
+            self._set[operation] = self._latest = wanted
+        limit = self.read(server).limit
+        return None if limit == self._latest else f"the limit is {limit}, and {self._latest} was set last"
 
     def alone(self, _token: bytes) -> bool:
         """See Thing."""
@@ -106,7 +120,7 @@ class Semaphores(Subject):
     kind = "semaphore"
     share = 2
 
-    def thing(self, name: str, random: Random) -> SemaphoreThing:
+    def thing(self, name: str, random: Random, /) -> SemaphoreThing:
         """See Subject."""
         return SemaphoreThing(name, random.randint(1, MOST))
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 from interlock.testing.simulator.commands import Hash, ZSet
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from random import Random
 
     from interlock import aio
-    from interlock._core import Argument, Primitive
+    from interlock._core import Argument, Grant, Primitive
     from interlock.testing.simulator.server import Server
     from interlock.testing.simulator.workers import Worker
 
@@ -30,17 +30,24 @@ class Reading(NamedTuple):
 
     holders: dict[bytes, Share]  # by token; those whose leases have run out are not among them
     limit: int  # permits that there are
+    room: int  # those of them that are free
 
-    @property
-    def room(self) -> int:
-        """How many permits are free."""
-        return self.limit - sum(share.permits for share in self.holders.values())
+
+def read(holders: dict[bytes, Share], limit: int) -> Reading:
+    """What it is when these have some of so many permits."""
+    return Reading(holders, limit, limit - sum(share.permits for share in holders.values()))
+
+
+def live(shares: Mapping[bytes, Share], server: Server) -> dict[bytes, Share]:
+    """Those whose time is not over, by 1 ms at least: scripts round."""
+    now = server.micros / 1000 + 1
+    return {token: share for token, share in shares.items() if share.ends > now}
 
 
 class Thing:
     """One name in the server: how its keys are read, and what must hold for those who have it.
 
-    This much is the same for all: KEYS[3] and KEYS[4] are the queue, and everybody wants one permit of one.
+    As it stands here it is of a kind that one has at a time. KEYS[3] and KEYS[4] are the queue of any kind.
     """
 
     def __init__(self, primitive: Primitive) -> None:
@@ -69,12 +76,12 @@ class Thing:
     def granted(self, token: bytes, reading: Reading) -> None:
         """The server gave it what it wants."""
 
-    def ousted(self, _token: bytes, _before: Mapping[bytes, Share]) -> list[bytes]:
+    def ousted(self, _token: bytes, _before: Iterable[bytes]) -> list[bytes]:
         """Who lost it at once to this one, and learns of it later."""
         return []
 
-    def beside(self, _token: bytes, _before: Mapping[bytes, Share]) -> bool:
-        """Whether it need not queue, since one of those who had it before is the same owner."""
+    def beside(self, _token: bytes, _before: Iterable[bytes]) -> bool:
+        """Whether it need not queue, since one of those who had it before is its own."""
         return False
 
     def apart(self, shares: Mapping[bytes, Share]) -> str | None:
@@ -89,8 +96,10 @@ class Thing:
         """Whether who has this is alone with what he writes, so that fences tell who is too late."""
         return True
 
-    def misserved(self, _verb: bytes, _token: bytes, _code: object, _before: Mapping[bytes, Share]) -> str | None:
-        """Rule 12: what is wrong with this answer of the server, when these held it before."""
+    def misserved(
+        self, _server: Server, _args: Sequence[bytes], _reply: Any, _before: Mapping[bytes, Share]
+    ) -> str | None:
+        """Rule 12: what is wrong with this answer of the server, when the last one left it to these."""
         return None
 
 
@@ -111,14 +120,18 @@ class Subject:
     def __init__(self, random: Random) -> None:
         self.things = [self.thing(f"n{i}", random) for i in range(random.choice((1, 1, 2)))]
 
-    def thing(self, name: str, random: Random) -> Any:
+    def thing(self, name: str, random: Random, /) -> Any:
         """One of its names."""
         raise NotImplementedError
 
     def lockable(self, locks: aio.Interlock, thing: Any) -> aio.Lockable[Any]:
-        """It, for people who inspect and revoke."""
+        """It, for people who revoke it."""
         raise NotImplementedError
 
     def turn(self, random: Random) -> Turn:
         """What a worker does next."""
         raise NotImplementedError
+
+    def grants(self, lease: Any) -> list[Grant]:
+        """What a lease rests on."""
+        return [lease._grant]
