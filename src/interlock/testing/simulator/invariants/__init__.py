@@ -2,7 +2,7 @@
 
 Rules, by the numbers in violations.
  1. At most one lease in the whole system for which `ensure()` would pass; of what several may have, no more of them
-    than may be (`Thing.apart`). The same in the server, by its own clock.
+    than may be (`Thing.apart`). The same in the server, by its own clock; and it has every lease that would pass.
  2. Fences grow strictly in the order of grants; what is written right after `ensure()` is never too old.
  3. No key without a TTL, after any script. No grant is longer than was asked for, nor a handover that waits for its
     confirmation longer than its life.

@@ -34,6 +34,10 @@ class Attempt:
     ousted: bool = False  # it was taken away at once, by force or by its own owner: its holder learns of it later
     grant: Grant | None = None
 
+    def certain(self) -> bool:
+        """Whether `ensure()` of its lease would pass now."""
+        return self.grant is not None and self.grant.lapsed(self.process.clock()) is None
+
 
 class Attempts:
     """All attempts of a run, by token."""

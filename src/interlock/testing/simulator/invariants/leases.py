@@ -31,10 +31,6 @@ class Held:
     lapsed_at: float | None = None
     told: int = 0
 
-    def certain(self) -> bool:
-        """Whether `ensure()` would pass now."""
-        return self.grant.lapsed(self.process.clock()) is None
-
 
 class Leases:
     """All leases that clients have, by the key of what they are on."""
@@ -65,7 +61,7 @@ class Leases:
         self._close |= len(self.held[attempt.thing.key]) > 1
         until = process.when(grant.deadline)
         self.story.note("%s holds %s fence %d until %.6f", process.name, grant.token, grant.fence, until)
-        if not held.certain():
+        if not held.attempt.certain():
             self.story.violated(9, f"{grant.token} is returned though {grant.lapsed(process.clock())}")
 
     def told(self, lease: Any) -> None:
@@ -86,7 +82,7 @@ class Leases:
             if not holds or (len(holds) == 1 and holds[0].lapsed_at is None):
                 continue
             if self.trusted and self._together(holds):
-                certain = [held for held in holds if held.certain() and not held.attempt.ousted]
+                certain = [held for held in holds if held.attempt.certain() and not held.attempt.ousted]
                 if why := self._together(certain):
                     self.story.violated(1, f"{certain[0].attempt.thing.key!r} is {why}")
                     certain[0].grant.lose("the simulation has seen enough of it")
@@ -109,7 +105,7 @@ class Leases:
 
     def _tidy(self, holds: list[Held]) -> None:
         for held in list(holds):
-            certain, now = held.certain(), self.story.world.now
+            certain, now = held.attempt.certain(), self.story.world.now
             if held.lapsed_at is None:
                 if not certain and held.process.awake:  # now its code could have seen it
                     held.lapsed_at = now

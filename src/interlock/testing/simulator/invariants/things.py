@@ -86,7 +86,7 @@ class Things:
         seen = self.seen.get(keys[0])
         if seen is not None and (wrong := seen.thing.misserved(server, args, reply, seen.holders)) and self.trusted:
             story.violated(12, f"{verb.decode()} of {token!r} was answered with {reply}: {wrong}")
-        for key in keys if verb == b"renew" else keys[:1]:
+        for key in keys:
             if key in self.seen:
                 self._look(self.seen[key], verb, token)
 
@@ -111,6 +111,11 @@ class Things:
             attempt = self.attempts.known.get(token)
             if attempt is not None and attempt.cleared and self.trusted:
                 self.story.violated(5, f"{token!r} holds {thing.key!r} after its release was run")
+        if self.trusted:
+            for token in seen.holders.keys() - holders.keys():
+                attempt = self.attempts.known.get(token)
+                if attempt is not None and attempt.certain() and not attempt.ousted:
+                    self.story.violated(1, f"{token!r} is certain of {thing.key!r}, and the server gave it up")
         self._follow(seen, reading, present)
         seen.holders = holders
 
@@ -142,7 +147,7 @@ class Things:
     def _granted(
         self, seen: Seen, tokens: list[bytes], reading: Reading, present: dict[bytes, float], by: bytes
     ) -> None:
-        thing, holders, before = seen.thing, reading.holders, live(seen.holders, self.server)
+        thing, holders, before = seen.thing, reading.holders, live(seen.holders, self.server, surely=False)
         for token in tokens:
             self.grants += 1
             fence = holders[token].fence

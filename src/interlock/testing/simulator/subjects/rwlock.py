@@ -54,12 +54,14 @@ class RWThing(PermitThing):
 
     def beside(self, token: bytes, before: Iterable[bytes]) -> bool:
         """Whether it reads beside a lease of its own."""
-        return self._under.get(token) in before
+        return token in self._under and self._under[token] in before
 
     def misserved(self, server: Server, args: Sequence[bytes], reply: Any, before: Mapping[bytes, Share]) -> str | None:
         """Who would wait for itself must not wait."""
         verb, token, *_ = args
-        if verb != b"acquire" or reply[0] not in {QUEUED, BUSY} or not self.beside(token, live(before, server)):
+        if verb != b"acquire" or reply[0] not in {QUEUED, BUSY}:
+            return None
+        if not self.beside(token, live(before, server, surely=True)):
             return None
         return f"it has {self._under[token]!r} and would wait for itself"
 

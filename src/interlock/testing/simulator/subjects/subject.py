@@ -38,9 +38,9 @@ def read(holders: dict[bytes, Share], limit: int) -> Reading:
     return Reading(holders, limit, limit - sum(share.permits for share in holders.values()))
 
 
-def live(shares: Mapping[bytes, Share], server: Server) -> dict[bytes, Share]:
-    """Those whose time is not over, by 1 ms at least: scripts round."""
-    now = server.micros / 1000 + 1
+def live(shares: Mapping[bytes, Share], server: Server, *, surely: bool) -> dict[bytes, Share]:
+    """Those whose time is surely, or perhaps, not over: scripts round to ms."""
+    now = server.micros / 1000 + (1 if surely else -1)
     return {token: share for token, share in shares.items() if share.ends > now}
 
 
