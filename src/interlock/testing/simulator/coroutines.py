@@ -179,4 +179,7 @@ class Task(Actor):
             await delayed
         elif self.doom is not None:
             doom, self.doom = self.doom, None
-            raise doom
+            try:
+                raise doom
+            finally:
+                del doom  # it would keep itself, and every lease in the frames that it came through

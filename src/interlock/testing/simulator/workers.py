@@ -120,7 +120,10 @@ class Worker:
             error = raised
             raise
         finally:
-            await self.end(lease, leaves=terms.leaves, error=error)
+            try:
+                await self.end(lease, leaves=terms.leaves, error=error)
+            finally:
+                error = None  # its traceback refers to this frame, and that to the lease, which nobody shall keep
 
     async def _stay(self, lease: Any, seconds: float) -> None:
         random, until = self.random, self.now() + seconds

@@ -38,20 +38,20 @@ class LockThing(Thing):
 
     def asked(self, token: bytes, terms: Sequence[Argument]) -> None:
         """See Thing."""
-        if terms[0]:
+        if terms and terms[0]:
             self._owners[token] = str(terms[0]).encode()
 
     def owner(self, token: bytes) -> bytes:
         """See Thing."""
         return self._owners.get(token, token)
 
-    def ousted(self, token: bytes, before: Iterable[bytes]) -> list[bytes]:
-        """The same owner, in another process or task."""
-        return [other for other in before if other != token and self.owner(other) == self.owner(token)]
-
     def beside(self, token: bytes, before: Iterable[bytes]) -> bool:
-        """Whether it takes over."""
-        return bool(self.ousted(token, before))
+        """Whether it takes over from the same owner elsewhere."""
+        return any(other != token and self.owner(other) == self.owner(token) for other in before)
+
+    def ousted(self, token: bytes, before: Iterable[bytes]) -> list[bytes]:
+        """The same owner elsewhere, who may believe in its lease even when the new one has been given back."""
+        return [other for other in before if self.beside(token, [other])]
 
     def apart(self, shares: Mapping[bytes, Share]) -> str | None:
         """One owner at a time."""
