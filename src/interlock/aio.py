@@ -85,7 +85,9 @@ class Interlock(BaseInterlock):
     `async with`: that gives back all that is held there.
     """
 
-    _here = staticmethod(asyncio.current_task)
+    @staticmethod
+    def _here() -> asyncio.Task[object] | None:
+        return asyncio.current_task()
 
     def __init__(
         self,

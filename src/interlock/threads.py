@@ -81,7 +81,9 @@ class Interlock(BaseInterlock):
     back all that is held. Safe to share between threads; a child made by fork holds nothing and connects anew.
     """
 
-    _here = staticmethod(threading.current_thread)
+    @staticmethod
+    def _here() -> threading.Thread:
+        return threading.current_thread()
 
     def __init__(
         self,
