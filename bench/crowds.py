@@ -1,4 +1,4 @@
-"""The rows of DESIGN section 5 that need processes of their own: 3 to 7."""
+"""The rows that need processes of their own: 3 to 7 of DESIGN section 5, and 11 and 12, crowds at other primitives."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from contenders import BLPOP, EAGER, FAIR, FLOOR, OURS, REDIS_PY, Tapped, floor_messages, now
 from measure import FASTEST, Bench, Check, Goal, Outcome
+from operations import CROWDS, HELD, LOCK, WAITED
 from worker import SLOT, Worker
 
 if TYPE_CHECKING:
@@ -159,39 +160,94 @@ def _shown(value: float) -> str:
 
 def waiting(bench: Bench) -> Iterator[Outcome]:
     """Row 6."""
+    yield from _waiting(bench, 6, LOCK, "", 5)
+
+
+def waiting_elsewhere(bench: Bench) -> Iterator[Outcome]:
+    """Row 11: the same for everything else that is waited for."""
+    for what in CROWDS:
+        if what != LOCK:
+            yield from _waiting(bench, 11, what, f", {what}", 3)
+
+
+def _waiting(bench: Bench, number: int, what: str, named: str, rounds: int) -> Iterator[Outcome]:
     vouched: dict[str, list[float]] = {}
     rates: dict[str, list[float]] = {}
-    handovers, settle = (1500, 0.1) if bench.quick else (5000, 1.0)
+    handovers = 1500 if bench.quick else 5000
     names = {f"{MOST:,} waiters": MOST, f"{FEW} waiters": FEW}
 
     def of(name: str) -> Callable[[], float]:
         def slice_() -> float:
             with Worker(bench.path) as worker:
-                worker.tell("crowd", waiters=names[name], handovers=handovers, settle=settle)
+                worker.tell("crowd", what=what, waiters=names[name], handovers=handovers)
                 answer = worker.answer()
             micros: dict[str, int] = answer["micros"]
+            done = max(1, answer["handovers"])
             vouches = micros.pop("vouch", 0)
-            handing = sum(micros.values()) / handovers
-            vouched.setdefault(name, []).append(handing + vouches / handovers)
-            rates.setdefault(name, []).append(handovers / answer["took"])
+            handing = sum(micros.values()) / done
+            vouched.setdefault(name, []).append(handing + vouches / done)
+            rates.setdefault(name, []).append(done / answer["took"])
             return handing
 
         return slice_
 
     most, few = names
-    samples = bench.interleave("row 6", 5, {few: of(few), most: of(most)})
+    samples = bench.interleave(f"row {number}{named}", rounds, {few: of(few), most: of(most)})
     yield Outcome(
-        6, "server time per handover, asyncio", "µs", most, samples, [Goal(few, most=1.5)], less_is_better=True,
-        remarks={name: f"{statistics.median(rates[name]):,.0f} handovers/s" for name in names},
+        number, f"server time per handover{named}, asyncio", "µs", most, samples, [Goal(few, most=1.5)],
+        less_is_better=True, remarks={name: f"{statistics.median(rates[name]):,.0f} handovers/s" for name in names},
         note="All script calls but the vouches: release, confirming acquire, and the acquire of the next in line.",
     )  # fmt: skip
     rounds = len(samples[most])
     with_vouches = {name: values[-rounds:] for name, values in vouched.items()}  # without the warm-up
     yield Outcome(
-        6, "the same, with the vouches of all waiters", "µs", most, with_vouches, [Goal(few, most=1.5)],
+        number, "the same, with the vouches of all waiters", "µs", most, with_vouches, [Goal(few, most=1.5)],
         less_is_better=True,
         note="Vouches go out about once a second, whether or not there are handovers.",
     )  # fmt: skip
+
+
+def beside(bench: Bench) -> Iterator[Outcome]:
+    """Row 12."""
+    pairs = 500 if bench.quick else 2000
+    names = {f"{MOST:,} hold it": MOST, f"{FEW} hold it": FEW}
+    for what in HELD:
+
+        def of(name: str, what: str = what) -> Callable[[], float]:
+            def slice_() -> float:
+                with Worker(bench.path) as worker:
+                    worker.tell("beside", what=what, holders=names[name], pairs=pairs)
+                    return sum(worker.answer()["micros"].values()) / pairs
+
+            return slice_
+
+        most, few = names
+        samples = bench.interleave(f"row 12, {what}", 5, {few: of(few), most: of(most)})
+        yield Outcome(
+            12, f"server time of acquire + release, {what}", "µs", most, samples, [Goal(few, most=1.5)],
+            less_is_better=True, note="One task comes and goes, beside others that stay.",
+        )  # fmt: skip
+
+
+def arriving(bench: Bench) -> Iterator[Outcome]:
+    """Row 13."""
+    calls = 300 if bench.quick else 1000
+    names = {f"{MOST:,} wait": MOST, f"{FEW} wait": FEW}
+    for what in WAITED:
+
+        def of(name: str, what: str = what) -> Callable[[], float]:
+            def slice_() -> float:
+                with Worker(bench.path) as worker:
+                    worker.tell("waited", what=what, waiters=names[name], calls=calls)
+                    return float(worker.answer()["micros"])
+
+            return slice_
+
+        most, few = names
+        samples = bench.interleave(f"row 13, {what}", 5, {few: of(few), most: of(most)})
+        yield Outcome(
+            13, f"server time of a call, {what}", "µs", most, samples, [Goal(few, most=1.5)], less_is_better=True
+        )
 
 
 def holding(bench: Bench) -> Iterator[Outcome]:

@@ -1,4 +1,4 @@
-"""The rows of DESIGN section 5 that one process can measure: 1, 2 and 8."""
+"""The rows that one process can measure: 1, 2 and 8 of DESIGN section 5, and 9 and 10, one for each synchronizer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,23 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING, Any
 
-from contenders import BLPOP, FIFO, FLOOR, OURS, REDIS_PY, AsyncClients, Bare, Clients, floor_pair, floor_pairs
-from measure import Bench, Goal, Outcome, rate
+from contenders import (
+    BLPOP,
+    FIFO,
+    FLOOR,
+    OURS,
+    REDIS_PY,
+    AsyncClients,
+    Bare,
+    Clients,
+    Tapped,
+    floor_pair,
+    floor_pairs,
+)  # fmt: skip
+from interlock import Interlock
+from interlock.aio import Interlock as AsyncInterlock
+from measure import Bench, Check, Goal, Outcome, rate
+from operations import LOCK, OPERATIONS, Again
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -96,6 +111,57 @@ def tasks(bench: Bench) -> Iterator[Outcome]:
         [Goal(REDIS_PY, least=8)],
         note=f"redis-py's Lock is that of redis.asyncio. The floor: {TASKS} acquires in one write, then {TASKS} "
         "releases; client and server take turns in it, so who sends in smaller portions can be faster",
+    )  # fmt: skip
+
+
+def synchronizers(bench: Bench) -> Iterator[Outcome]:
+    """Row 9: as row 1, for everything that there is."""
+    with Interlock(f"unix://{bench.path}") as locks:
+        loops = {what: operation.loop(locks, f"alone {what}") for what, operation in OPERATIONS.items()}
+        samples = bench.interleave("row 9", 9, {what: rate(loop, SLICE) for what, loop in loops.items()})
+        checks = _round_trips(bench.path, loops)
+    yield _compared(9, "threads, each primitive alone", "per second", samples, checks)
+
+
+def synchronizer_tasks(bench: Bench) -> Iterator[Outcome]:
+    """Row 10: as row 2, for everything that there is."""
+    with asyncio.Runner() as runner:
+
+        async def setup() -> AsyncInterlock:
+            return AsyncInterlock(f"unix://{bench.path}")
+
+        locks = runner.run(setup())
+
+        def all_tasks(what: str) -> Callable[[int], None]:
+            tasks = [OPERATIONS[what].task(locks, f"task {what} {i}") for i in range(TASKS)]
+
+            async def all_of_them(count: int) -> None:
+                await asyncio.gather(*(task(count) for task in tasks))
+
+            return lambda count: runner.run(all_of_them(max(1, count // TASKS)))
+
+        loops = {what: all_tasks(what) for what in OPERATIONS}
+        samples = bench.interleave("row 10", 9, {what: _hundreds(loop) for what, loop in loops.items()})
+        checks = _round_trips(bench.path, loops)
+        runner.run(locks.close())
+    yield _compared(10, f"asyncio, {TASKS} tasks, each on one of its own", "per second", samples, checks)
+
+
+def _round_trips(path: str, loops: dict[str, Callable[[int], None]]) -> list[Check]:
+    """Who is inside asks nobody: entered 1,000 times, one acquire for each thread or task that went in first."""
+    checks = []
+    for what, loop in loops.items():
+        if isinstance(OPERATIONS[what], Again):
+            tapped = Tapped(path, lambda loop=loop: loop(1000))  # type: ignore[misc]
+            who, sent = set(tapped.tokens("acquire")), len(tapped.messages("acquire"))
+            checks.append(Check("acquires when entered again", f"{sent}", f"{len(who)}", sent == len(who)))
+    return checks
+
+
+def _compared(number: int, what: str, unit: str, samples: dict[str, list[float]], checks: list[Check]) -> Outcome:
+    return Outcome(
+        number, what, unit, LOCK, samples, checks=checks, floor="",
+        note="What can be held is acquired and released, over and over. The ratio is the cost, in pairs of the lock.",
     )  # fmt: skip
 
 

@@ -34,6 +34,11 @@ ROWS: dict[int, Callable[[Bench], Iterator[Outcome]]] = {
     6: crowds.waiting,
     7: crowds.holding,
     8: rows.imports,
+    9: rows.synchronizers,
+    10: rows.synchronizer_tasks,
+    11: crowds.waiting_elsewhere,
+    12: crowds.beside,
+    13: crowds.arriving,
 }
 USUAL = [number for number in ROWS if number != 7]  # that one takes longer than all the others
 EX_USAGE = 64
@@ -54,6 +59,11 @@ rows:
   6  10,000 waiters on one lock
   7  100,000 leases held by one process (only if asked for: 90 s)
   8  import interlock
+  9  threads, every primitive alone, against the lock
+ 10  the same with asyncio, 100 tasks
+ 11  10,000 waiters on a semaphore, a read-write lock, and in an election
+ 12  10,000 holders of a semaphore, and of a read-write lock
+ 13  10,000 who wait at a latch, and at a barrier
 
 In each round every contender has a short slice, in alternating order. Shown is
 the median over the rounds; a ratio compares what ran in the same round: it is
@@ -96,7 +106,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--rows", type=_rows, default=USUAL, metavar="N,N", help="only these rows (all but 7)")
     parser.add_argument("--rounds", type=_positive, metavar="N", help="rounds of each row (as many as it needs)")
-    parser.add_argument("--quick", action="store_true", help="a short look, in less than a minute")
+    parser.add_argument("--quick", action="store_true", help="a short look, in two or three minutes")
     parser.add_argument("--json", metavar="FILE", help="write all numbers there; - is the standard output")
     return parser.parse_args()
 
@@ -176,6 +186,8 @@ def _line(result: Table, outcome: Outcome, name: str) -> None:
 
 
 def _short(ratio: float) -> str:
+    if ratio >= 100:
+        return f"{ratio:,.0f}"
     return f"{ratio:.2f}" if ratio >= 0.01 else "<0.01"
 
 

@@ -10,6 +10,7 @@ import gc
 import json
 import mmap
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -22,11 +23,15 @@ from typing import TYPE_CHECKING, Any, Self
 import hiredis
 
 from contenders import FLOOR, TTL, AsyncClients, Bare, BareWaiter, Clients, now
+from interlock.aio import Interlock as AsyncInterlock
+from operations import CROWDS, HELD, WAITED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 PATIENCE = 10.0  # seconds that a worker may take to end by itself
+LONGEST = 30.0  # seconds that a crowd may take for its handovers
+RUSH = 20  # script calls in 0.2 seconds that are more than vouches
 SLOT = 8  # bytes of a number on the board
 
 
@@ -145,64 +150,165 @@ def contend(
     return {"waits": waits, "in_time": sum(in_time), "overlaps": len(overlaps), "grants": grants}
 
 
-# Row 6
+# Rows 6, 11 and 12
 
 
-def crowd(clients: Clients, waiters: int, handovers: int, settle: float) -> dict[str, Any]:
-    """So many tasks on one lock: what each verb cost the server during so many handovers.
+class SlowLog:
+    """The server's own time for every script call, by verb: its slow log, with a threshold of 0."""
 
-    The server's slow log, with a threshold of 0, has the time of every script call with its verb. When the
-    handovers are done the log is read without letting the loop run on, so the window ends there.
+    def __init__(self, path: str) -> None:
+        self._bare = Bare(path)
+
+    def _ask(self, *words: str) -> Any:
+        return self._bare.ask(hiredis.pack_command(words))
+
+    def start(self) -> None:
+        """From now on."""
+        self._ask("CONFIG", "SET", "slowlog-log-slower-than", "0", "slowlog-max-len", "1000000")
+        self._ask("SLOWLOG", "RESET")
+
+    def micros(self) -> dict[str, int]:
+        """Until now: µs for each verb. It does not let an event loop run on meanwhile."""
+        return {verb: sum(each) for verb, each in self.each().items()}
+
+    def each(self) -> dict[str, list[int]]:
+        """The same, call by call."""
+        spent: dict[str, list[int]] = {}
+        for _, _, micros, command, *_ in self._ask("SLOWLOG", "GET", "-1"):
+            if command[0] == b"EVALSHA":
+                spent.setdefault(command[3 + int(command[2])].decode(), []).append(micros)
+        return spent
+
+    def calls(self) -> int:
+        """How many script calls there were since the server began."""
+        (calls,) = re.findall(rb"cmdstat_evalsha:calls=(\d+)", self._ask("INFO", "commandstats"))
+        return int(calls)
+
+    def close(self) -> None:
+        self._ask("CONFIG", "SET", "slowlog-log-slower-than", "-1")
+        self._ask("SLOWLOG", "RESET")
+        self._bare.close()
+
+
+def crowd(clients: Clients, what: str, waiters: int, handovers: int) -> dict[str, Any]:
+    """So many tasks that wait for one thing: what each verb cost the server during so many handovers.
+
+    When the handovers are done the log is read without letting the loop run on, so the window ends there; or, if
+    that takes too long, with fewer of them.
     """
-    bare = Bare(clients.path)
-
-    def ask(*words: str) -> Any:
-        return bare.ask(hiredis.pack_command(words))
 
     async def all_of_them() -> dict[str, Any]:
-        async_clients = AsyncClients(clients.path)
-        lock = async_clients.ours.lock(f"crowd of {waiters}", ttl=TTL)
-        reached = asyncio.get_running_loop().create_future()
+        locks = AsyncInterlock(f"unix://{clients.path}")
+        kind, name = CROWDS[what], f"crowd of {waiters} {os.getpid()}"
+        over = asyncio.get_running_loop().create_future()
         sections = 0
 
-        async def task() -> None:
+        async def task(number: int) -> None:
             nonlocal sections
+            mine = kind.make(locks, name, number)
             while True:
-                async with lock:
+                async with mine:
                     sections += 1
-                    if sections == handovers and not reached.done():
-                        reached.set_result(window())
+                    if sections == handovers and not over.done():
+                        over.set_result(window())
 
         def window() -> dict[str, Any]:
-            took = now() - started
-            calls: dict[str, list[int]] = {}
-            for _, _, micros, command, *_ in ask("SLOWLOG", "GET", "-1"):
-                if command[0] == b"EVALSHA":
-                    calls.setdefault(command[3 + int(command[2])].decode(), []).append(micros)
-            return {"took": took, "micros": {verb: sum(each) for verb, each in calls.items()}}
+            return {"took": now() - started, "micros": log.micros(), "handovers": sections}
 
-        first = await lock.acquire()
-        tasks = [asyncio.create_task(task()) for _ in range(waiters)]
+        lock = kind.make(locks, name, 0)
+        full = [await lock.acquire() for _ in range(kind.room)]
+        tasks = [asyncio.create_task(task(number)) for number in range(waiters)]
         while (await lock.inspect()).waiting < waiters:
             await asyncio.sleep(0.05)
-        await asyncio.sleep(settle)  # the rush is over
-        ask("CONFIG", "SET", "slowlog-log-slower-than", "0", "slowlog-max-len", "1000000")
-        ask("SLOWLOG", "RESET")
+        calls, late = 0, now() + LONGEST
+        while log.calls() > calls + RUSH and now() < late:  # all ask once more, when they can be woken
+            calls = log.calls()
+            await asyncio.sleep(0.2)
+        log.start()
         started = now()
-        await first.release()
-        result: dict[str, Any] = await reached
-        ask("CONFIG", "SET", "slowlog-log-slower-than", "-1")
-        ask("SLOWLOG", "RESET")
+        for lease in full:
+            await lease.release()
+        await asyncio.wait([over], timeout=LONGEST)
+        result: dict[str, Any] = over.result() if over.done() else window()
         for one in tasks:
             one.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await async_clients.close()
+        await locks.close()
         return result
 
+    log = SlowLog(clients.path)
     try:
         return asyncio.run(all_of_them())
     finally:
-        bare.close()
+        log.close()
+
+
+def beside(clients: Clients, what: str, holders: int, pairs: int) -> dict[str, Any]:
+    """One that comes and goes beside so many that stay: what its acquires and releases cost the server."""
+
+    async def all_of_them() -> dict[str, int]:
+        locks = AsyncInterlock(f"unix://{clients.path}")
+        name = f"{holders} hold {os.getpid()}"
+        held = await _leases(lambda _: HELD[what](locks, name), holders)
+        mine = HELD[what](locks, name)
+        log.start()
+        for _ in range(pairs):
+            async with mine:
+                pass
+        micros = log.micros()
+        await _released(held)
+        await locks.close()
+        return {verb: spent for verb, spent in micros.items() if verb in {"acquire", "release"}}
+
+    log = SlowLog(clients.path)
+    try:
+        return {"micros": asyncio.run(all_of_them())}
+    finally:
+        log.close()
+
+
+def waited(clients: Clients, what: str, waiters: int, calls: int) -> dict[str, Any]:
+    """Some come where so many wait: what their calls cost the server."""
+    make, come, verb = WAITED[what]
+
+    async def all_of_them() -> float:
+        locks = AsyncInterlock(f"unix://{clients.path}")
+        thing = make(locks, f"{waiters} wait {os.getpid()}")
+        tasks = [asyncio.ensure_future(thing.wait()) for _ in range(waiters)]
+        while (await thing.inspect()).waiting < waiters:
+            await asyncio.sleep(0.05)
+        log.start()
+        came = [await come(thing) for _ in range(calls)]
+        tasks += [each for each in came if isinstance(each, asyncio.Future)]
+        while len(tasks) > waiters and (await thing.inspect()).waiting < len(tasks):
+            await asyncio.sleep(0.05)
+        each = log.each()[verb]  # who waits may have asked again, too
+        await thing.revoke("measured")
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await locks.close()
+        return sum(each) / len(each)
+
+    log = SlowLog(clients.path)
+    try:
+        return {"micros": asyncio.run(all_of_them())}
+    finally:
+        log.close()
+
+
+async def _leases(make: Callable[[int], Any], count: int) -> list[Any]:
+    """So many leases, asked for by tasks of their own, some at a time."""
+    held: list[Any] = []
+    for i in range(0, count, 1000):
+        held += await asyncio.gather(*(make(n).acquire() for n in range(i, min(count, i + 1000))))
+    return held
+
+
+async def _released(leases: list[Any]) -> int:
+    """How many of them were ours until now."""
+    ours = 0
+    for i in range(0, len(leases), 1000):
+        ours += sum(await asyncio.gather(*(lease.release() for lease in leases[i : i + 1000])))
+    return ours
 
 
 # Row 7
@@ -217,10 +323,7 @@ def hold(clients: Clients, leases: int, seconds: float) -> dict[str, Any]:
         warm = [await locks.lock(f"warm {i}", ttl=TTL).acquire() for i in range(100)]
         gc.collect()
         before = _resident()
-        held: list[Any] = []
-        for i in range(0, leases, 1000):
-            some = range(i, min(leases, i + 1000))
-            held += await asyncio.gather(*(locks.lock(f"lease {n}", ttl=TTL).acquire() for n in some))
+        held = await _leases(lambda n: locks.lock(f"lease {n}", ttl=TTL), leases)
         gc.collect()
         grown = _resident() - before
         await asyncio.sleep(5)
@@ -229,10 +332,8 @@ def hold(clients: Clients, leases: int, seconds: float) -> dict[str, Any]:
         share = (_processor() - used) / (now() - started)
         lost = sum(lease.state.value not in {"held", "jeopardy"} for lease in held)
         shaky = sum(lease.state.value == "jeopardy" for lease in held)
-        ours = 0
-        for i in range(0, leases, 1000):
-            ours += sum(await asyncio.gather(*(lease.release() for lease in held[i : i + 1000])))
-        await asyncio.gather(*(lease.release() for lease in warm))
+        ours = await _released(held)
+        await _released(warm)
         await async_clients.close()
         return {"share": share, "bytes": grown / leases, "lost": max(lost, leases - ours), "jeopardy": shaky}
 
@@ -248,7 +349,14 @@ def _processor() -> float:
     return used.ru_utime + used.ru_stime
 
 
-JOBS: dict[str, Callable[..., Any]] = {"handover": handover, "contend": contend, "crowd": crowd, "hold": hold}
+JOBS: dict[str, Callable[..., Any]] = {
+    "handover": handover,
+    "contend": contend,
+    "crowd": crowd,
+    "beside": beside,
+    "waited": waited,
+    "hold": hold,
+}
 
 
 def main() -> None:

@@ -30,6 +30,11 @@ class Blocking:
         lease = self.leases[name] = self.locks.lock(name, **options).acquire(timeout)
         return {"token": lease.token, "fence": lease.fence}
 
+    async def twice(self, name, options, timeout):
+        for _ in range(2):
+            lease = self.leases[name] = self.locks.rlock(name, **options).acquire(timeout)
+        return {"token": lease.token, "fence": lease.fence}
+
     async def permit(self, name, limit, options, timeout):
         lease = self.leases[name] = self.locks.semaphore(name, limit, **options).acquire(timeout)
         return {"token": lease.token, "fence": lease.fence}
@@ -92,6 +97,11 @@ class Async(Blocking):
 
     async def acquire(self, name, options, timeout):
         lease = self.leases[name] = await self.locks.lock(name, **options).acquire(timeout)
+        return {"token": lease.token, "fence": lease.fence}
+
+    async def twice(self, name, options, timeout):
+        for _ in range(2):
+            lease = self.leases[name] = await self.locks.rlock(name, **options).acquire(timeout)
         return {"token": lease.token, "fence": lease.fence}
 
     async def permit(self, name, limit, options, timeout):

@@ -24,6 +24,8 @@ def pytest_generate_tests(metafunc):
     mark = metafunc.definition.get_closest_marker("grounds")
     some, every = WIDTHS[mark.args[0] if mark else None]
     grounds = every if metafunc.config.getoption("full") else some
+    if metafunc.definition.get_closest_marker("asyncio_only"):
+        grounds = [ground for ground in grounds if ground.mode == "asyncio"]
     if "kit" in metafunc.fixturenames:
         metafunc.parametrize("ground", grounds, indirect=True, ids=str)
     elif mark and "server" in metafunc.fixturenames:

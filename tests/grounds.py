@@ -119,11 +119,13 @@ SAMPLE = [
 ]  # fmt: skip
 SERVERS = [Ground(server, "unix", mode) for server in KINDS for mode in MODES]
 
+VERSIONS = [*HOME, *(Ground(server, "unix", MODES[i % 2]) for i, server in enumerate(sorted({*KINDS} - {BASE})))]
+
 # What a test module asks for by `pytestmark = pytest.mark.grounds(...)`: by default, and with --full.
 WIDTHS = {
     None: (HOME, HOME),
     "ways": (SAMPLE, EVERYWHERE),
-    "kinds": (SERVERS, EVERYWHERE),  # the same, for primitives that reach the server as the lock does
+    "kinds": (VERSIONS, EVERYWHERE),  # the same, for primitives that reach the server as the lock does
     "servers": (HOME, SERVERS),
     "versions": (SERVERS, SERVERS),  # what hinges on the version of the server
 }

@@ -28,7 +28,8 @@ BLOCKING = {
     "available", "set_limit", "count_down", "count", "wait", "reset", "campaign", "resign", "leader", "run", "forget",
 }  # fmt: skip
 MAKING = {
-    "lock", "rlock", "rwlock", "semaphore", "read", "write", "multi", "latch", "barrier", "election", "once", "__getitem__",
+    "lock", "rlock", "rwlock", "semaphore", "read", "write", "multi", "latch", "barrier", "election", "once",
+    "__getitem__",
 }  # fmt: skip
 
 

@@ -2,45 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from interlock.cli import main
+from demos import Rows, finish, rows, run, start
 from interlock.cli.recipes import RECIPES
-from interlock.cli.sale import Wire, plan
+from interlock.cli.sale import plan
+from interlock.cli.wire import Wire
 from interlock.embedded import Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NAMES = list(RECIPES)
-INTERLOCK = [sys.executable, "-c", "from interlock.cli import main; main()"]
-
-
-def start(*args: str) -> subprocess.Popen[str]:
-    pipe = subprocess.PIPE
-    return subprocess.Popen([*INTERLOCK, *args], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
-
-
-def finish(demo: subprocess.Popen[str]) -> tuple[int, str, str]:
-    with demo:
-        out, err = demo.communicate(timeout=100)
-    return demo.returncode, out, err
-
-
-def rows(demo: subprocess.Popen[str]) -> dict[str, dict[str, Any]]:
-    status, out, err = finish(demo)
-    assert err == ""
-    assert status == 0
-    return {row["name"]: row for row in json.loads(out)}
-
 
 pytestmark = pytest.mark.xdist_group("demo")  # they share a run of 20 s
 
@@ -52,24 +32,24 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def both() -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+def both() -> tuple[Rows, Rows]:
     """The ladder with faults and without, at once: they mostly wait."""
     faulty = start("demo", "--json", "--tickets", "24", "--seed", "3")
-    calm = start("demo", "--json", "--tickets", "6", "--faults", "none", "--processes", "3", "--buyers", "2")
+    calm = start("demo", "sale", "--json", "--tickets", "6", "--faults", "none", "--processes", "3", "--buyers", "2")
     return rows(faulty), rows(calm)
 
 
 @pytest.fixture
-def faulty(both: tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+def faulty(both: tuple[Rows, Rows]) -> Rows:
     return both[0]
 
 
 @pytest.fixture
-def calm(both: tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+def calm(both: tuple[Rows, Rows]) -> Rows:
     return both[1]
 
 
-def test_rows_have_the_promised_shape(faulty: dict[str, dict[str, Any]]) -> None:
+def test_rows_have_the_promised_shape(faulty: Rows) -> None:
     assert list(faulty) == NAMES
     for row in faulty.values():
         assert list(row) == ["name", "sold", "oversold", "lost_sales", "seconds", "why"]
@@ -80,21 +60,21 @@ def test_rows_have_the_promised_shape(faulty: dict[str, dict[str, Any]]) -> None
 
 
 @pytest.mark.parametrize("name", ["no-lock", "process-lock", "set-del", "get-del", "no-finally", "early-return", "lua"])
-def test_these_oversell(faulty: dict[str, dict[str, Any]], name: str) -> None:
+def test_these_oversell(faulty: Rows, name: str) -> None:
     assert faulty[name]["oversold"] > 0
 
 
 @pytest.mark.parametrize("name", ["setnx", "setnx-expire", "ttl-repair", "bytes-str"])
-def test_these_lose_sales(faulty: dict[str, dict[str, Any]], name: str) -> None:
+def test_these_lose_sales(faulty: Rows, name: str) -> None:
     assert faulty[name]["lost_sales"] > 0
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "interlock"])
-def test_each_shows_its_own_flaw(faulty: dict[str, dict[str, Any]], name: str) -> None:
+def test_each_shows_its_own_flaw(faulty: Rows, name: str) -> None:
     assert faulty[name]["why"].startswith(RECIPES[name].flaw.partition("{")[0])
 
 
-def test_interlock_meets_the_same_faults_and_sells_exactly_all(faulty: dict[str, dict[str, Any]]) -> None:
+def test_interlock_meets_the_same_faults_and_sells_exactly_all(faulty: Rows) -> None:
     row = faulty["interlock"]
     assert (row["sold"], row["oversold"], row["lost_sales"]) == (24, 0, 0)
     assert "late write refused" in row["why"]
@@ -110,7 +90,7 @@ def test_interlock_is_exact_for_every_seed_and_with_one_process() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_without_faults_all_but_the_first_two_sell_exactly_all(calm: dict[str, dict[str, Any]], name: str) -> None:
+def test_without_faults_all_but_the_first_two_sell_exactly_all(calm: Rows, name: str) -> None:
     if name in NAMES[:2]:
         assert calm[name]["oversold"] > 0
     else:
@@ -139,6 +119,8 @@ def test_the_plan_is_the_seeds_and_the_crash_comes_first() -> None:
         (["demo", "--only", ""], "set-del, get-del"),
         (["demo", "--colour"], "--colour"),
         (["demo", "again"], "again"),
+        (["demo", "--seed", "3", "sale"], "--seed: put it after 'sale'"),
+        (["demo", "sale", "--calls", "3"], "--calls"),
         (["demo", "--url", "http://localhost"], "redis://"),
         (["sell"], "sell"),
         (["server", "restart"], "restart"),
@@ -152,14 +134,6 @@ def test_bad_options_end_with_one_line_and_64(
     assert out == ""
     assert err.count("\n") == 1
     assert said in err
-
-
-def run(args: list[str], monkeypatch: pytest.MonkeyPatch) -> object:
-    """Run the command line in this process, for what starts no others."""
-    monkeypatch.setattr(sys, "argv", ["interlock", *args])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return ended.value.code
 
 
 def test_a_server_out_of_reach_is_one_line_without_its_password(
@@ -184,11 +158,14 @@ def test_the_table_is_plain_without_a_terminal_and_the_users_server_stays_clean(
     wire.close()
 
 
+@pytest.mark.parametrize("ladder", ["--only setnx", "semaphore --only incr-decr"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_all_processes_and_leaves_nothing_in_the_users_server(number: int, server: Server) -> None:
+def test_a_signal_ends_all_processes_and_leaves_nothing_in_the_users_server(
+    number: int, ladder: str, server: Server
+) -> None:
     wire = Wire(server.url)
     wire.ask("FLUSHALL")
-    with start("demo", "--url", server.url, "--only", "setnx") as demo:
+    with start("demo", *ladder.split(), "--url", server.url) as demo:
         while not wire.ask("KEYS", "*:lock"):
             time.sleep(0.01)
         children = subprocess.run(
@@ -219,7 +196,8 @@ def test_alone_it_prints_help_and_knows_its_version(
     for args, said in (
         ([], ["demo"]),
         (["--version"], ["interlock 0"]),
-        (["demo", "--help"], NAMES),
+        (["demo", "--help"], [*NAMES, "--tickets", "semaphore"]),
+        (["demo", "sale", "-h"], [*NAMES, "--tickets"]),
         (["server"], ["status"]),
     ):
         assert run(args, monkeypatch) == 0

@@ -11,6 +11,9 @@ import pytest
 import interlock
 import interlock.aio
 from interlock import LeaseLost, LeaseState, Unavailable
+from interlock._core import Attempt, Disconnected, run
+from interlock._waiters import Room, Waiters
+from interlock.primitives.lock import lock
 from kit import outcome, queued, until
 
 rule = pytest.mark.rule
@@ -301,3 +304,39 @@ async def test_a_release_that_comes_again_for_dead_waiters_is_no_loss_if_others_
     finally:
         del core.ask
     assert answers == [[1, 1], [0, 0]]
+
+
+class SilentPort:
+    """A clock, and a server that answers nothing."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.woken = 0
+        self.mutex = contextlib.nullcontext()
+
+    def now(self) -> float:
+        return self.time
+
+    def set(self) -> None:
+        self.woken += 1
+
+    async def calls(self, _messages, _until):
+        raise Disconnected("silence", sent=True)
+
+
+@rule(1, 3)
+def test_a_crowd_whose_vouches_are_lost_does_not_ask_all_at_once_again_and_again():
+    """One lost round woke more than a thousand, and their questions kept the next round from an answer."""
+    port, many = SilentPort(), 2001
+    waiters = Waiters(port, lambda _due: None, "channel")
+    room = waiters.rooms["a"] = Room(lock("a", ""))
+    for number in range(many):
+        room.attempts[str(number)] = Attempt(room.primitive, str(number), 30, port)
+    woken = []
+    for second in range(30):
+        port.time, room.due = float(second), 0.0
+        run(waiters.tick())
+        woken.append(port.woken // many)
+    assert woken[1] == 0  # one round, or two: that may be a pause
+    assert woken[2] == 1  # they ask, retry, and can say that nobody is there
+    assert woken[-1] <= 5  # each time after twice as long

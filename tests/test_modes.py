@@ -77,6 +77,17 @@ def test_decorator(locks, clean):
     assert not clean.exists("lock:a")
 
 
+def test_a_decorated_function_that_calls_itself_says_so_instead_of_waiting_for_ever(locks, clean):
+    @locks.lock("a")
+    def deep(left: int) -> int:
+        return deep(left - 1) if left else 0
+
+    with pytest.raises(ConfigError, match="not reentrant"):
+        deep(1)
+    assert deep(0) == 0
+    assert locks.rlock("a")(lambda: locks.rlock("a").acquire().release())()
+
+
 def test_walrus_as_in_the_readme(locks):
     if lease := locks.lock("nightly").try_acquire():
         with lease:
@@ -152,6 +163,14 @@ async def test_async_with_and_decorator(server, clean):
             return x + y
 
         assert await add(1, 2) == 3
+        assert not clean.exists("lock:a")
+
+        @lock
+        async def deep() -> None:
+            await deep()
+
+        with pytest.raises(ConfigError, match="not reentrant"):
+            await deep()
         assert not clean.exists("lock:a")
 
 

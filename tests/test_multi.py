@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+import interlock
 from actors import actors
 from interlock import AcquireTimeout, ConfigError, LeaseLost
 from interlock._lease import LeaseState
@@ -117,9 +118,8 @@ async def test_locks_permits_and_readers_go_together(kit):
 
 
 @rule(1)
+@pytest.mark.asyncio_only
 async def test_an_rlock_that_the_task_has_is_taken_once_more(kit):
-    if kit.mode == "threads":
-        return  # a thread's own leases: see the next test, in one thread
     locks = kit.interlock()
     outer = await locks.rlock("r").acquire()
     async with locks.multi(locks.rlock("r"), locks.lock("a")) as lease:
@@ -129,21 +129,17 @@ async def test_an_rlock_that_the_task_has_is_taken_once_more(kit):
     assert await outer.release()
 
 
-async def test_an_rlock_that_the_thread_has_is_taken_once_more(kit):
-    def whole():
-        import interlock
-
-        with interlock.Interlock(kit.url) as locks:
-            outer = locks.rlock("r").acquire()
-            with locks.multi(locks.rlock("r"), locks.lock("a")) as lease:
-                assert lease.fence["r"] == outer.fence
-            held = locks.lock("a").acquire()
-            assert locks.multi(locks.rlock("r"), locks.lock("a")).try_acquire() is None
-            held.release()
-            assert outer.release()
-            return locks.lock("r").inspect().held
-
-    assert not await kit.in_thread(whole)
+@rule(1)
+def test_an_rlock_that_the_thread_has_is_taken_once_more(server, clean):
+    with interlock.Interlock(server.url) as locks:
+        outer = locks.rlock("r").acquire()
+        with locks.multi(locks.rlock("r"), locks.lock("a")) as lease:
+            assert lease.fence["r"] == outer.fence
+        held = locks.lock("a").acquire()
+        assert locks.multi(locks.rlock("r"), locks.lock("a")).try_acquire() is None
+        held.release()
+        assert outer.release()
+        assert not locks.lock("r").inspect().held
 
 
 @rule(6)
@@ -180,7 +176,7 @@ async def test_a_body_that_loses_one_is_told_and_the_others_are_given_back(kit):
 
 
 @rule(8)
-async def test_cancelled_or_out_of_time_nothing_is_left(kit, clean):
+async def test_cancelled_or_out_of_time_nothing_is_left(kit):
     locks, others = kit.interlock(), kit.interlock()
     held = await others.lock("b").acquire()
     if kit.mode == "asyncio":
@@ -261,7 +257,7 @@ async def test_inspect_revoke_and_extend(kit):
 def test_bad_input(kit):
     locks, other = kit.interlock(), kit.interlock()
     for wrong in (
-        lambda: locks.multi(),
+        locks.multi,
         lambda: locks.multi(locks.lock("a"), locks.lock("a")),
         lambda: locks.multi(locks.lock("a"), locks.rlock("a")),
         lambda: locks.multi(locks.rwlock("a").read(), locks.rwlock("a").write()),

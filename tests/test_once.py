@@ -211,10 +211,9 @@ async def test_a_lost_reply_to_its_end_does_not_lose_the_note(kit, clean, proxy)
 
 
 @rule(8)
+@pytest.mark.asyncio_only
 async def test_an_attempt_that_never_began_leaves_no_note(kit, clean, proxy):
     """A lost reply to its acquire, and a caller who is gone: nobody has run it, so nobody may be told so."""
-    if kit.mode == "threads":
-        return
     once = kit.interlock(f"{proxy.url}?socket_timeout=0.3").once("a", at_most=60, at_least=30)
     await once.inspect()
     proxy.drop_replies = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 import time
 
@@ -10,8 +11,9 @@ import pytest
 
 import interlock
 import interlock.aio
+from actors import actors
 from interlock import ConfigError, LeaseLost, LeaseState
-from kit import outcome, until
+from kit import outcome, until, waiting
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.grounds("servers")
@@ -207,3 +209,19 @@ def test_nothing_stays_behind_of_many_names(locks):
     gc.collect()
     assert not any(locks._owned._by.values())
     assert not locks._owned._by_word
+
+
+@rule(3)
+async def test_a_killed_holder_that_had_it_twice_is_followed_within_its_ttl_and_a_second(kit):
+    lock = kit.interlock().rlock("a")
+    async with actors(kit, 2) as (holder, waiter):
+        old = await holder.do("twice", "a", {"ttl": 1.5}, 5)
+        await waiter.say("twice", "a", {}, 60)
+        await until(lambda: waiting(lock, 1))
+        mine = asyncio.ensure_future(lock.acquire(timeout=30))
+        await until(lambda: waiting(lock, 2))
+        await waiter.end(signal.SIGKILL)
+        holder.signal(signal.SIGKILL)
+        lease = await mine
+        assert lease.fence > old["fence"]
+        assert await lease.release()

@@ -8,6 +8,7 @@ import inspect
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -18,10 +19,11 @@ import pytest
 pytest.importorskip("lupa")
 
 from headers import Header
-from interlock import _core, _renewal, _session, _undo, _waiters
+from interlock import _core, _owned, _renewal, _session, _undo, _waiters, aio
 from interlock.primitives.lock import lock
+from interlock.primitives.permits import EVERYTHING, permits
 from interlock.testing import shrink, simulate
-from interlock.testing.simulator import PROFILES, RELAXED, Plan, cli, natural
+from interlock.testing.simulator import PROFILES, RELAXED, SUBJECTS, Plan, cli, natural, subject_of
 from interlock.testing.simulator.coroutines import Task
 from interlock.testing.simulator.server import Server
 
@@ -40,21 +42,33 @@ def test_no_rule_is_broken(first):
     assert len(interleavings) == SHARE
 
 
+def test_the_seeds_are_dealt_out_to_all_subjects_and_profiles():
+    """The lock has the largest share, and the same seeds whatever subjects join."""
+    runs = Counter((subject_of(seed), natural(seed).name) for seed in range(SEEDS))
+    assert runs.keys() == {(subject, profile) for subject in SUBJECTS for profile in PROFILES}
+    assert min(runs.values()) >= 5
+    of = Counter(subject_of(seed) for seed in range(SEEDS))
+    assert of["lock"] == max(of.values())
+    assert [subject_of(seed) == "lock" for seed in range(0, SEEDS, len(PROFILES))][:5] == [0, 1, 0, 1, 0]
+
+
 @pytest.mark.rule(7)
+@pytest.mark.parametrize("subject", SUBJECTS)
 @pytest.mark.parametrize("profile", RELAXED)
-def test_what_holds_without_the_server_s_promise(profile):
+def test_what_holds_without_the_server_s_promise(profile, subject):
     counts = Counter()
-    for seed in range(20):
-        report = simulate(seed, profile)
-        assert not report.violations, f'scripts/simulate --seed {seed} --profile "{profile}": {report.violations[:3]}'
+    for seed in range(10):
+        report = simulate(seed, profile, subject=subject)
+        again = f'scripts/simulate --seed {seed} --subject {subject} --profile "{profile}"'
+        assert not report.violations, f"{again}: {report.violations[:3]}"
         counts += report.counts
-    assert counts["flush all"] + counts["clock step"] > 20
+    assert counts["flush all"] + counts["clock step"] > 10
 
 
 def test_the_faults_really_happen():
     counts = Counter()
     for seed in range(100, 125):
-        counts += simulate(seed, "chaos").counts
+        counts += simulate(seed, "chaos", subject="lock").counts
     wanted = {fault for profile in PROFILES.values() for fault in profile.rates} | {
         "request lost", "reply lost", "request doubled", "message slow", "message late", "connection refused",
         "connection reset", "replica met", "push lost", "push doubled", "batch cut short", "subscription broken",
@@ -66,6 +80,21 @@ def test_the_faults_really_happen():
         for place in ("brink", "park", "wake", "handed") for what in ("cancel", "pause", "crash", "close")
     }  # fmt: skip
     assert {fault for fault in wanted if not counts[fault]} == set()
+
+
+@pytest.mark.parametrize(
+    ("subject", "wanted"),
+    [
+        ("rlock", {"entered again", "acquire revoked"}),
+        ("semaphore", {"limit set", "limit refused", "set_limit unavailable"}),
+        ("rwlock", {"read beside its own", "downgraded", "upgrade refused", "write beside others"}),
+    ],
+)
+def test_each_subject_really_does_what_it_is_for(subject, wanted):
+    counts = Counter()
+    for seed in range(10):
+        counts += simulate(seed, "chaos", subject=subject).counts
+    assert {what for what in wanted if not counts[what]} == set()
 
 
 def test_ambushes_spring_at_every_await_of_the_core(monkeypatch):
@@ -84,7 +113,7 @@ def test_ambushes_spring_at_every_await_of_the_core(monkeypatch):
 
     monkeypatch.setattr(Task, "passes", watched)
     for seed in range(500, 560):
-        simulate(seed, "chaos")
+        simulate(seed, "chaos", subject="lock")
     missing = set()
     for module in (_core, _renewal, _session, _undo, _waiters):
         file = module.__name__.rpartition(".")[2] + ".py"
@@ -97,24 +126,26 @@ def test_ambushes_spring_at_every_await_of_the_core(monkeypatch):
     assert missing <= {"await self.port.wait(self.port.signal(), self.port.now() + 0.1)"}  # the keeper after a bug
 
 
-def test_a_seed_is_one_run():
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_a_seed_is_one_run(subject):
     for seed in (5, 8):
-        first, again = simulate(seed), simulate(seed)
+        first, again = simulate(seed, subject=subject), simulate(seed, subject=subject)
         assert first == again
         assert first.fingerprint == again.fingerprint
-    assert simulate(5).fingerprint != simulate(14).fingerprint
+    assert simulate(5, subject=subject).fingerprint != simulate(14, subject=subject).fingerprint
 
 
+@pytest.mark.parametrize("subject", SUBJECTS)
 @pytest.mark.parametrize("seed", range(9))
-def test_a_run_repeated_by_its_plan_is_the_same_run(seed):
-    first = simulate(seed)
-    again = simulate(seed, plan=Plan(tuple(first.sections), frozenset(fault.name for fault in first.faults)))
-    assert again.fingerprint == first.fingerprint
+def test_a_run_repeated_by_its_plan_is_the_same_run(seed, subject):
+    first = simulate(seed, subject=subject)
+    plan = Plan(tuple(first.sections), frozenset(fault.name for fault in first.faults))
+    assert simulate(seed, subject=subject, plan=plan).fingerprint == first.fingerprint
 
 
 def test_what_is_left_out_does_not_change_the_rest():
-    whole = simulate(6, "lossy cancel")
-    without = simulate(6, "lossy cancel", plan=Plan(tuple(whole.sections), frozenset()))
+    whole = simulate(6, "lossy cancel", subject="lock")
+    without = simulate(6, "lossy cancel", subject="lock", plan=Plan(tuple(whole.sections), frozenset()))
     assert len(whole.faults) > 20
     assert without.faults == []
     texts = {section.name: section.text for section in whole.sections}
@@ -125,11 +156,11 @@ def test_what_is_left_out_does_not_change_the_rest():
 # Planted bugs: each must be caught within the suite's seeds as they come, by the rule that it breaks.
 
 
-def catch(rule, *, profiles, lua=str):
-    """The first of the suite's seeds that catches it, among those that choose one of these profiles."""
+def catch(rule, *, profiles, lua=str, subject="lock"):
+    """The first of the suite's seeds that catches it, among those of this subject and one of these profiles."""
     assert set(profiles) <= set(PROFILES)
     for seed in range(SEEDS):
-        if natural(seed).name in profiles:
+        if subject_of(seed) == subject and natural(seed).name in profiles:
             broken = {violation.rule for violation in simulate(seed, lua=lua).violations}
             if rule in broken:
                 return seed
@@ -138,7 +169,7 @@ def catch(rule, *, profiles, lua=str):
 
 def replaced(old, new):
     def planted(source):
-        assert source.count(old) == 1, f"lock.lua has changed: {old!r}"
+        assert source.count(old) == 1, f"the script has changed: {old!r}"
         return source.replace(old, new)
 
     return planted
@@ -204,7 +235,7 @@ IN_LUA = {
             "if not holder then call('SET', KEYS[i], mine, 'PX', ttl) end "
             "states[#states + 1] = holder and GONE or GRANTED",
         ),
-        5, ["loss", "chaos"],
+        5, ["slow", "lossy cancel", "pause"],
     ),
     "release by DEL": (replaced("  local ours, again =", "  call('DEL', LOCK)\n  local ours, again ="), 1, ["cancel"]),
     "no tombstone": (
@@ -232,6 +263,96 @@ IN_LUA = {
 }  # fmt: skip
 
 
+ANY = list(PROFILES)
+IN_PERMITS = {
+    "an expiry that keeps the sum": (
+        "semaphore",
+        replaced(
+            "for _, who in ipairs(over) do drop(who) end",
+            "for _, who in ipairs(over) do call('ZREM', HOLDERS, who) call('HDEL', SHARES, who) end",
+        ),
+        4, ["loss", "slow", "crash", "pause"],
+    ),
+    "the expired are not dropped": (
+        "semaphore", replaced("for _, who in ipairs(over) do drop(who) end", ""), 4, ["pause", "cancel", "memory"],
+    ),
+    "a newcomer that overtakes": ("semaphore", replaced("(not before or before == token)", "true"), 6, ["calm"]),
+    "a reader that overtakes a writer": ("rwlock", replaced("(not before or before == token)", "true"), 6, ["calm"]),
+    "a confirmation that comes twice gives permits back": (
+        "semaphore",
+        replaced(
+            "    leave(token)\n    local _, f, _, why = share(token)",
+            "    if not call('ZSCORE', QUEUE, token) then call('HINCRBY', SHARES, 'sum', -permits) end\n"
+            "    leave(token)\n    local _, f, _, why = share(token)",
+        ),
+        1, ["loss", "lossy cancel", "chaos"],
+    ),
+    "a release that comes twice counts twice": (
+        "semaphore",
+        replaced(
+            "  local ours = holds(token) or released == token\n",
+            "  local ours = holds(token) or released == token\n"
+            "  if released == token and sum() > 0 then call('HINCRBY', SHARES, 'sum', -1) end\n",
+        ),
+        1, ["lossy cancel", "chaos", "cancel"],
+    ),
+    "what a dead waiter was handed does not expire": (
+        "semaphore",
+        replaced("pcall(grant, who, permits, life, channel)", "pcall(grant, who, permits, 60000, channel)"),
+        3, ["calm"],
+    ),
+    "a confirmation that does not lengthen": (
+        "rwlock", replaced("if tonumber(call('ZSCORE', HOLDERS, token)) < ends then", "if false then"), 1, ANY,
+    ),
+    "a renewal that shortens": (
+        "semaphore", replaced("        if tonumber(ends) < now() + ttl then", "        if true then"),
+        1, ["loss", "lossy cancel"],
+    ),
+    "a fence in whole seconds": (
+        "semaphore", replaced("math.max(fence + 1, math.floor(now() * 1000))", "math.floor(now() / 1000) * 1e6"),
+        2, ["calm"],
+    ),
+    "holders for ever": ("semaphore", replaced("  call('PEXPIRE', HOLDERS, ms)\n", ""), 3, ["calm"]),
+    "no tombstone": (
+        "semaphore", replaced("  if call('ZSCORE', GONES, token) then return {GONE} end\n", ""), 5, ["lossy cancel"],
+    ),
+    "a lowered limit that is not told": (
+        "semaphore", replaced("if permits > limit then  -- the limit", "if false then  -- the limit"),
+        4, ["pause"],
+    ),
+    "a limit that was before": (
+        "semaphore",
+        replaced("free, place = limit - sum(), 0", "free, place = (tonumber(ARGV[10]) or limit) - sum(), 0"),
+        1, ["cancel", "crash"],
+    ),
+    "a reader beside anybody": (
+        "rwlock", replaced("and under ~= '' and permits == 1 and holds(under)", "and permits == 1"), 1, ["cancel"],
+    ),
+    "a writer that waits for its own reading": (
+        "rwlock", replaced("if beside or permits <=", "if permits <="), 12, ["calm"],
+    ),
+}  # fmt: skip
+
+
+def every_entry_asks(monkeypatch):
+    monkeypatch.setattr(_owned.Owned, "of", lambda *_: [])
+
+
+def an_inner_release_gives_it_back(monkeypatch):
+    monkeypatch.setattr(aio.ReentrantLease, "_inner", lambda _: False)
+
+
+def an_upgrade_that_waits(monkeypatch):
+    monkeypatch.setattr("interlock.primitives.permits.beside", lambda primitive, _: primitive)
+
+
+IN_THE_API = {
+    "every entry asks": ("rlock", every_entry_asks, 12, ["calm"]),
+    "an inner release gives it back": ("rlock", an_inner_release_gives_it_back, 12, ["calm"]),
+    "an upgrade that waits": ("rwlock", an_upgrade_that_waits, 12, ["calm", "cancel", "crash"]),
+}
+
+
 @pytest.mark.parametrize("bug", IN_PYTHON)
 def test_a_planted_bug_in_the_core_is_caught_and_shrinks(bug, monkeypatch):
     plant, rule, profiles = IN_PYTHON[bug]
@@ -245,6 +366,19 @@ def test_a_planted_bug_in_the_lua_is_caught_and_shrinks(bug):
     shrinks(catch(rule, profiles=profiles, lua=planted), rule, planted)
 
 
+@pytest.mark.parametrize("bug", IN_PERMITS)
+def test_a_planted_bug_in_permits_is_caught_and_shrinks(bug):
+    subject, planted, rule, profiles = IN_PERMITS[bug]
+    shrinks(catch(rule, profiles=profiles, lua=planted, subject=subject), rule, planted)
+
+
+@pytest.mark.parametrize("bug", IN_THE_API)
+def test_a_planted_bug_in_the_api_is_caught_and_shrinks(bug, monkeypatch):
+    subject, plant, rule, profiles = IN_THE_API[bug]
+    plant(monkeypatch)
+    shrinks(catch(rule, profiles=profiles, subject=subject), rule)
+
+
 def shrinks(seed, rule, lua=str):
     shrunk = shrink(seed, rule=rule, lua=lua)
     before, after = shrunk.original, shrunk.report
@@ -254,14 +388,14 @@ def shrinks(seed, rule, lua=str):
     assert len(after.faults) <= 5, shrunk.story
     assert len(after.sections) <= 12, shrunk.story
     assert len(after.faults) + len(after.sections) <= (len(before.faults) + len(before.sections)) / 4
-    assert len(after.trace) < len(before.trace) / 4
+    assert len(after.trace) < len(before.trace) / 2  # who waits in vain goes on asking
     plan = Plan(tuple(after.sections), frozenset(fault.name for fault in after.faults), rule)
     assert simulate(seed, lua=lua, plan=plan).fingerprint == after.fingerprint
 
 
 def test_shrinking_is_deterministic_and_tells_a_story():
     planted = IN_LUA["no tombstone"][0]
-    seed = catch(5, profiles=["chaos"], lua=planted)
+    seed = catch(5, profiles=["chaos", "lossy cancel"], lua=planted)
     first, again = shrink(seed, lua=planted, rule=5), shrink(seed, lua=planted, rule=5)
     assert first.story == again.story
     assert first.report.fingerprint == again.report.fingerprint
@@ -278,18 +412,21 @@ def test_many_seeds_from_the_command_line(capsys, tmp_path):
     assert cli.main(["--seeds", "24", "--jobs", "2", "--first", "7", "--json", str(tmp_path / "sum")]) == 0
     spread = capsys.readouterr().out
     assert "24 runs, 24 distinct interleavings" in spread
+    assert re.search(r"^subjects: lock \d+, rlock ", spread, re.MULTILINE)
     summary = json.loads((tmp_path / "sum").read_text())
     assert (summary["runs"], summary["broken"], summary["cut_short"]) == (24, 0, None)
+    assert sum(summary["subjects"].values()) == 24
     assert cli.main(["--seeds", "24", "--jobs", "1", "--first", "7"]) == 0
     here = capsys.readouterr().out
     assert here.splitlines()[1:] == spread.splitlines()[1:]
 
 
 def test_one_seed_from_the_command_line(capsys):
-    assert cli.main(["--seed", "4", "--trace", "--match", "c0/w0"]) == 0
+    assert cli.main(["--seed", "4", "--subject", "rwlock", "--trace", "--match", "c0/w0"]) == 0
     out = capsys.readouterr().out
-    assert "c0/w0#1 begins" in out
+    assert "c0/w0#1 begins: rwlock(" in out
     assert "1 runs" in out
+    assert "subjects: rwlock 1" in out
     assert cli.main(["--seed", "4", "--shrink"]) == 0
     assert "breaks no rule" in capsys.readouterr().out
 
@@ -313,6 +450,7 @@ def test_a_failing_seed_is_told_with_the_ways_to_look_at_it(capsys, monkeypatch)
         (["--first", "-1"], "at least 0"),
         (["--jobs", "0"], "at least 1"),
         (["--profile", "mild"], "lossy cancel"),
+        (["--subject", "mutex"], "semaphore"),
         (["--shrink"], "--shrink needs --seed"),
         (["--seed", "1", "--seeds", "2"], "--seeds can't be used with --seed"),
     ],
@@ -354,10 +492,45 @@ if __name__ == "__main__":
 # The small Redis
 
 
-def test_the_simulated_server_answers_as_fakeredis_does(monkeypatch):
-    """Messages exactly as the header of lock.lua has them: all verbs but `keys`, which fakeredis can't."""
+def of_locks(dice):
+    """KEYS and ARGV of a message as lock.lua's header has them."""
+    locks = [lock(name, "lock:") for name in ("a", "b")]
+    said = dice.choice(("", "", "t1")), dice.choice(("lock", "lock", "lock", "once"))
+    return message(dice, locks, [(0, *said), (1, *said), (1, *said)], [])
+
+
+def of_permits(dice):
+    """The same for permits.lua: two semaphores and a read-write lock."""
+    kinds = [permits("semaphore", "a", "lock:", 3), permits("rwlock", "b", "lock:", EVERYTHING)]
+    asks = [(1, "semaphore", dice.choice((1, 1, 2)), dice.choice((3, 3, 2)), "") for _ in range(2)]
+    asks.append((dice.randrange(2), "rwlock", dice.choice((1, 1, EVERYTHING)), EVERYTHING, dice.choice(("", "t1"))))
+    return message(dice, kinds, asks, [("limit", f"op{dice.randrange(9)}", "semaphore", dice.randrange(1, 4))])
+
+
+def message(dice, primitives, asks, more):
+    primitive, token, channel = dice.choice(primitives), f"t{dice.randrange(6)}", f"ch{dice.randrange(2)}"
+    keys = primitive.keys
+    ttl, life, heard = dice.choice((300, 2000, 5000)), dice.choice((300, 2000)), dice.choice((0, 0, 1))
+    pairs = [word for _ in range(dice.randrange(1, 4)) for word in (f"t{dice.randrange(6)}", dice.choice((300, 2000)))]
+    renewed = tuple(key for _ in pairs[::2] for key in dice.choice(primitives).renewed)
+    return dice.choice((
+        *[(keys, ("acquire", token, ttl, life, heard, channel, *ask)) for ask in asks],
+        *[(keys, ("release", token, gone)) for gone in (0, 500, 60000)],
+        (keys, ("vouch", channel, heard, *pairs)),
+        (renewed, ("renew", *pairs)),
+        ((*keys, "data"), ("execute", token, "SET", "data", token, "PX", ttl)),
+        (keys, ("revoke", dice.choice((token, f"!{token}")), dice.randrange(2), "a good reason")),
+        (keys, ("inspect", dice.choice((1, 10)))),
+        *[(keys, each) for each in more],
+    ))  # fmt: skip
+
+
+@pytest.mark.parametrize("says", [of_locks, of_permits])
+def test_the_simulated_server_answers_as_fakeredis_does(says, monkeypatch):
+    """Messages exactly as the header of the script has them: all verbs but `keys`, which fakeredis can't."""
     fakeredis = pytest.importorskip("fakeredis")
-    source = lock("a", "lock:").script.source
+    primitive = lock("a", "lock:") if says is of_locks else permits("semaphore", "a", "lock:", 3)
+    source = primitive.script.source
     header = Header(source)
     verbs = Counter()
     for clock_starts, steps in (
@@ -371,7 +544,7 @@ def test_the_simulated_server_answers_as_fakeredis_does(monkeypatch):
         dice = random.Random(str(steps))
         for step in range(800):
             clock[0] = round(clock[0] + dice.choice(steps), 6)
-            keys, args = message(dice)
+            keys, args = says(dice)
             header.check(keys, args)
             verbs[args[0]] += 1
             try:
@@ -381,25 +554,6 @@ def test_the_simulated_server_answers_as_fakeredis_does(monkeypatch):
             answer = ours.eval(source, [key.encode() for key in keys], [str(arg).encode() for arg in args])
             assert plain(answer) == plain(expected), (step, clock[0], keys, args)
     assert set(verbs) == set(header.verbs) - {"keys"}
-
-
-def message(dice):
-    """KEYS and ARGV of a message as lock.lua's header has them."""
-    locks = [lock(name, "lock:").keys for name in ("a", "b")]
-    keys, token, channel = dice.choice(locks), f"t{dice.randrange(6)}", f"ch{dice.randrange(2)}"
-    owner = dice.choice(("", "", "t1"))
-    ttl, life, heard = dice.choice((300, 2000, 5000)), dice.choice((300, 2000)), dice.choice((0, 0, 1))
-    pairs = [word for _ in range(dice.randrange(1, 4)) for word in (f"t{dice.randrange(6)}", dice.choice((300, 2000)))]
-    renewed = tuple(key for _ in pairs[::2] for key in dice.choice(locks)[:2])
-    return dice.choice((
-        *[(keys, ("acquire", token, ttl, life, heard, channel, wait, owner)) for wait in (0, 1, 1)],
-        *[(keys, ("release", token, gone)) for gone in (0, 500, 60000)],
-        (keys, ("vouch", channel, heard, *pairs)),
-        (renewed, ("renew", *pairs)),
-        ((*keys, "data"), ("execute", token, "SET", "data", token, "PX", ttl)),
-        (keys, ("revoke", dice.choice((token, f"!{token}")), dice.randrange(2), "a good reason")),
-        (keys, ("inspect", dice.choice((1, 10)))),
-    ))  # fmt: skip
 
 
 def plain(answer):

@@ -177,8 +177,8 @@ def test_bad_input(kit):
 
     right, wrong = (plain, coroutine) if kit.mode == "threads" else (coroutine, plain)
     for template, options, function in (
-        ("a{", {}, right), ("{}", {}, right), ("{0}", {}, right), (7, {}, right), ("a", {}, wrong), ("a", {}, generator),
-        ("a", {}, "x"), ("a", {}, classmethod(right)), ("a", {"busy": "maybe"}, right),
+        ("a{", {}, right), ("{}", {}, right), ("{0}", {}, right), (7, {}, right), ("a", {}, wrong),
+        ("a", {}, generator), ("a", {}, "x"), ("a", {}, classmethod(right)), ("a", {"busy": "maybe"}, right),
         ("a", {"busy": "skip", "timeout": 5}, right), ("a", {"ttl": -1}, right),
     ):  # fmt: skip
         with pytest.raises(ConfigError):

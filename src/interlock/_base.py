@@ -67,7 +67,10 @@ def timeout_of(timeout: object) -> float | None:
 class BaseInterlock:
     """Where the locks are, and what is common to them."""
 
-    _here: Callable[[], Any]  # the thread or the task that runs now
+    @staticmethod
+    def _here() -> Any:
+        """The thread or the task that runs now."""
+        raise NotImplementedError
 
     def __init__(self, target: object, *, prefix: str, max_ttl: float, label: str | None, for_asyncio: bool) -> None:
         if prefix:
@@ -114,7 +117,7 @@ class BaseInterlock:
 class Named:
     """Something that a name stands for, on this Interlock: safe to share between threads and tasks."""
 
-    __slots__ = ("_interlock", "_primitive")
+    __slots__ = ("__weakref__", "_interlock", "_primitive")
 
     def __init__(self, interlock: Any, primitive: Primitive) -> None:
         self._interlock = interlock

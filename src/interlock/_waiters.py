@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 VOUCH: Final = 1.0  # seconds between two vouches, at most; the server counts a waiter dead after 3
 PATIENCE: Final = 1.0  # seconds that one round of vouches may take
+SILENCE: Final = 1.5  # seconds without an answer to any vouch after which the waiters ask by themselves
 CROWD: Final = 1000  # waiters in one script call
 EPSILON: Final = 0.005  # seconds after a holder's pttl at which its key is gone for certain
 
@@ -30,13 +31,14 @@ EPSILON: Final = 0.005  # seconds after a holder's pttl at which its key is gone
 class Room:
     """The waiters of this client on one lock."""
 
-    __slots__ = ("attempts", "due", "failures", "primitive")
+    __slots__ = ("attempts", "due", "patience", "primitive", "silent")
 
     def __init__(self, primitive: Primitive) -> None:
         self.primitive = primitive
         self.attempts: dict[str, Attempt] = {}
         self.due = FOREVER
-        self.failures = 0  # vouches in a row that were not answered
+        self.silent = FOREVER  # since when no vouch was answered
+        self.patience = SILENCE  # seconds of that after which its waiters ask by themselves
 
 
 class Waiters:
@@ -114,15 +116,19 @@ class Waiters:
             replies: list[Any] = await self.port.calls(list(self._vouches(crowds)), now + PATIENCE)
         except Exception as error:  # noqa: BLE001 (whatever it is, it is no answer)
             replies = [ServerError(str(error))] * len(crowds)
+        asking: set[Room] = set()
         for (room, crowd), reply in zip(crowds, replies, strict=True):
             if isinstance(reply, ServerError):
                 log.debug("%s: no vouch got through: %s", room.primitive, reply)
-                room.failures += 1
-                if room.failures > 1:  # let them ask by themselves: they retry, and know what to say
+                room.silent = min(room.silent, now)
+                if now - room.silent >= room.patience:  # let them ask by themselves: they retry, and know what to say
                     self._wake(crowd)
+                    asking.add(room)
             else:
-                room.failures = 0
+                room.silent, room.patience = FOREVER, SILENCE
                 self._heard(room, crowd, reply)
+        for room in asking:  # the questions of a crowd may be what takes the server so long
+            room.patience *= 2
 
     def _over(self, attempt: Attempt) -> bool:
         """Whether nobody waits for it any more. An interrupt may have kept it from leaving."""

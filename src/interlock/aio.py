@@ -85,7 +85,9 @@ class Interlock(BaseInterlock):
     `async with`: that gives back all that is held there.
     """
 
-    _here = staticmethod(asyncio.current_task)
+    @staticmethod
+    def _here() -> asyncio.Task[object] | None:
+        return asyncio.current_task()
 
     def __init__(
         self,
@@ -466,7 +468,7 @@ class Lockable(BaseLock, Generic[S, L]):
 
         @functools.wraps(function)
         async def locked(*args: P.args, **kwargs: P.kwargs) -> R:
-            async with await self.acquire():  # type: ignore[attr-defined]
+            async with self:
                 return await function(*args, **kwargs)
 
         return locked

@@ -81,7 +81,9 @@ class Interlock(BaseInterlock):
     back all that is held. Safe to share between threads; a child made by fork holds nothing and connects anew.
     """
 
-    _here = staticmethod(threading.current_thread)
+    @staticmethod
+    def _here() -> threading.Thread:
+        return threading.current_thread()
 
     def __init__(
         self,
@@ -401,7 +403,7 @@ class Lockable(BaseLock, Generic[S, L]):
 
         @functools.wraps(function)
         def locked(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self.acquire():  # type: ignore[attr-defined]
+            with self:
                 return function(*args, **kwargs)
 
         return locked

@@ -19,7 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(epilog=demo.EPILOG, short_help="The flash sale: every lock recipe on a real server.")(demo.demo)
+app.add_typer(demo.app, name="demo", short_help="Every lock and semaphore recipe on a real server.")
 app.add_typer(server.app, name="server", short_help="Start, stop or describe the embedded server.")
 
 

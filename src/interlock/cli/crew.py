@@ -1,13 +1,13 @@
-"""The demo's processes: started once, used for sale after sale, replaced when a crash has taken one.
+"""The demo's processes: started once, used for trial after trial, replaced when a crash has taken one.
 
-One more is kept warm than are at work, as starting Python takes longer than a sale: it steps in at once for one that
+One more is kept warm than are at work, as starting Python takes longer than a trial: it steps in at once for one that
 crashed, and the next one warms up meanwhile. Each has a process group of its own, so that Ctrl-C reaches only us and we
 end them; should we be killed, they see our end of the socket close, and one that is stopped is then woken (and ended)
 by the kernel, which does this for stopped groups that are orphaned.
 
-The crew is also the *doorman*, for some recipes would wait for ever. It closes the shop, upon which who waits for the
-lock gives up, when (1) nothing is sold any more and the lock has no end; (2) sales stood still so often that it cannot
-be the faults, which means that each sale waits for the TTL; (3) nothing is sold any more as all tickets are. There is
+The crew is also the *doorman*, for some recipes would wait for ever. It closes the trial, upon which who waits for the
+lock gives up, when (1) nothing is done any more and the lock has no end; (2) all stood still so often that it cannot
+be the faults, which means that each waits for the TTL; (3) nothing is done any more as all is done. There is
 no closing time: on a busy machine everything is slow, and that must not look like a failure.
 """
 
@@ -23,7 +23,6 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, cast
 
-from interlock.cli.sale import Account
 from interlock.cli.worker import CLOSE, DONE, FAILED, GO, PAUSE, READY, RESUME
 from interlock.errors import Unavailable
 
@@ -33,16 +32,17 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from interlock.cli.sale import Ask, Sale
+    from interlock.cli.trial import Trial
+    from interlock.cli.wire import Ask
 
 __all__ = ["Crew"]
 
 _CRASHED = "crashed"
-_LOOK = 0.04  # seconds between two looks at the sales
-_ENDLESS = 4.0  # TTLs without a sale, with a lock that has no end: stuck for ever
-_SOLD_OUT = 2.0  # TTLs without a sale when there is no ticket left
-_STANDSTILL = 0.6  # TTLs without a sale that count as one of those that the sale's patience limits
-_ABSURD = 30.0  # seconds without a sale, whatever the reason
+_LOOK = 0.04  # seconds between two looks at the progress
+_ENDLESS = 4.0  # TTLs without progress, with a lock that has no end: stuck for ever
+_ALL_DONE = 2.0  # TTLs without progress when there is nothing left to do
+_STANDSTILL = 0.6  # TTLs without progress that count as one of those that the trial's patience limits
+_ABSURD = 30.0  # seconds without progress, whatever the reason
 
 
 class _Member:
@@ -79,7 +79,7 @@ class _Member:
 
 
 class Crew:
-    """So many worker processes, and one in reserve: `with Crew(4) as crew: crew.run(sale, ...)`."""
+    """So many worker processes, and one in reserve: `with Crew(4) as crew: crew.run(trial, ...)`."""
 
     def __init__(self, size: int) -> None:
         self._members: list[_Member] = []
@@ -103,14 +103,17 @@ class Crew:
         for member in self._members:
             member.end()
 
-    def run(self, sale: Sale, ask: Ask, progress: Callable[[int], object]) -> Account:
-        """Hold a sale, from its opening until the last buyer has left; `progress` is told the sales so far."""
-        ask("HSET", sale.shop, "stock", sale.tickets)
-        shift = _Shift(sale, self._members[:-1], self.replace)
+    def run(self, trial: Trial, ask: Ask, progress: Callable[[int], object]) -> float:
+        """Hold a trial, from its opening until the last client has left; `progress` is told how far it is.
+
+        Returns the seconds that it took.
+        """
+        trial.open(ask)
+        shift = _Shift(trial, ask, self._members[:-1], self.replace)
         while shift.busy:
             shift.listen()
-            progress(shift.watch(ask))
-        return Account.read(sale, ask, time.monotonic() - shift.opened)
+            progress(shift.watch())
+        return time.monotonic() - shift.opened
 
     def replace(self, crashed: _Member) -> _Member:
         """Put the one in reserve in place of one that crashed, and start another."""
@@ -121,27 +124,28 @@ class Crew:
 
 
 class _Shift:
-    """The crew during one sale. It is also the doorman."""
+    """The crew during one trial. It is also the doorman."""
 
-    def __init__(self, sale: Sale, team: list[_Member], replace: Callable[[_Member], _Member]) -> None:
-        self.busy = set[_Member]()
+    def __init__(self, trial: Trial, ask: Ask, team: list[_Member], replace: Callable[[_Member], _Member]) -> None:
+        self.busy: dict[_Member, Trial] = {}  # and what each was told
         self.opened = 0.0  # not yet
-        self._sale = sale
+        self._trial = trial
+        self._ask = ask
         self._replace = replace
         self._arriving = set(team)
         self._stopped: list[tuple[float, _Member]] = []
-        self._crashes = sum(fault.kind == "crash" for fault in sale.faults.values())
+        self._crashes = sum(fault.kind == "crash" for fault in trial.faults.values())
         self._closed = False
-        self._sold = 0
+        self._done = 0
         self._still = 0.0
         self._standstills = 0
         self._looked = time.monotonic()
-        for member in team:
-            self._engage(member)
+        for place, member in enumerate(team):
+            self._engage(member, trial.at(place))
 
-    def _engage(self, member: _Member) -> None:
-        self.busy.add(member)
-        member.say(self._sale)
+    def _engage(self, member: _Member, trial: Trial) -> None:
+        self.busy[member] = trial
+        member.say(trial)
 
     def listen(self) -> None:
         """Hear who has something to say, for a moment, and wake whose pause is over."""
@@ -170,17 +174,17 @@ class _Shift:
         elif word == FAILED:
             raise Unavailable(value)
         elif word == DONE:
-            self.busy.remove(member)
+            del self.busy[member]
         else:
-            self.busy.remove(member)
-            self._crashed(member)
+            self._crashed(member, self.busy.pop(member))
 
-    def _crashed(self, member: _Member) -> None:
+    def _crashed(self, member: _Member, trial: Trial) -> None:
         status = member.process.wait()
         if status != -signal.SIGKILL or not self._crashes:
             raise Unavailable(f"a process of the demo ended by itself, with status {status}")
         self._crashes -= 1
-        self._engage(self._replace(member))
+        trial.crashed(self._ask)
+        self._engage(self._replace(member), trial)
         if self._closed:
             self._tell_all(CLOSE)
 
@@ -188,24 +192,25 @@ class _Shift:
         for member in self.busy:
             member.say(message)
 
-    def watch(self, ask: Ask) -> int:
-        """Count the sales so far, and close the shop if they are stuck. See the doorman's rules above."""
-        sold: int = ask("HLEN", self._sale.shop) - 1
+    def watch(self) -> int:
+        """Look how far it is, and close the trial if it is stuck. See the doorman's rules above."""
+        trial = self._trial
+        done = trial.progress(self._ask)
         now = time.monotonic()
-        # Where we come late ourselves the machine was busy, which says nothing about the sale.
+        # Where we come late ourselves the machine was busy, which says nothing about the trial.
         passed, self._looked = min(now - self._looked, 2 * _LOOK), now
         if not self.opened or self._closed:
-            return sold
-        ttl, before = self._sale.ttl, self._still
-        self._still = 0.0 if sold != self._sold else before + passed
-        self._sold = sold
+            return done
+        ttl, before = trial.ttl, self._still
+        self._still = 0.0 if done != self._done else before + passed
+        self._done = done
         self._standstills += before < _STANDSTILL * ttl <= self._still
         if (
-            (sold >= self._sale.tickets and self._still > _SOLD_OUT * ttl)
-            or (self._still > _ENDLESS * ttl and ask("PTTL", self._sale.lock) == -1)
-            or self._standstills > self._sale.patience
+            (done >= trial.goal and self._still > _ALL_DONE * ttl)
+            or (self._still > _ENDLESS * ttl and self._ask("PTTL", trial.lock) == -1)
+            or self._standstills > trial.patience
             or self._still > _ABSURD
         ):
             self._closed = True
             self._tell_all(CLOSE)
-        return sold
+        return done

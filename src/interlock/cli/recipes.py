@@ -1,57 +1,31 @@
-"""The ladder: the recipes people write to keep two buyers apart, from none at all to interlock.
+"""The flash sale's ladder: the recipes people write to keep two buyers apart, from none at all to interlock.
 
 Each is one attempt to buy, as one meets it in code bases and tutorials: take the lock, sell, release. It returns False
 when the tickets are sold out. All of them wait by `buyer.wait`, sell by `buyer.sell` and free by `buyer.delete`, which
 does what `DEL` does; what differs is what they say to the server, and where they forget to.
-
-A recipe also says what goes wrong with it, as a sentence that may be used only if this was seen: its `sign` is the note
-(see `Buyer` and `Account`) that must have been taken. A recipe that got through unharmed is told so.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from interlock.cli.ladder import Ladder
+from interlock.cli.trial import LOOK_UP
 from interlock.errors import AcquireTimeout, LeaseLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from interlock import Lease
-    from interlock.cli.sale import Account, Buyer
+    from interlock.cli.sale import Buyer
 
-__all__ = ["RECIPES", "Recipe", "why"]
+__all__ = ["RECIPES"]
 
-_LOOK_UP = 1.0  # seconds after which a waiting buyer looks up to see whether the shop has closed
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """A named way to lock, and the sentence that explains its result."""
-
-    name: str
-    title: str
-    sign: str  # what must have been seen ...
-    flaw: str  # ... to say this
-    buy: Callable[[Buyer], bool]
+RECIPES: Ladder[Callable[[Buyer], bool]] = Ladder()
 
 
-RECIPES: dict[str, Recipe] = {}
-
-
-def _recipe(
-    name: str, title: str, *, sign: str, flaw: str
-) -> Callable[[Callable[[Buyer], bool]], Callable[[Buyer], bool]]:
-    def register(buy: Callable[[Buyer], bool]) -> Callable[[Buyer], bool]:
-        RECIPES[name] = Recipe(name, title, sign, flaw, buy)
-        return buy
-
-    return register
-
-
-@_recipe(
+@RECIPES.rung(
     "no-lock",
     "read, then write",
     sign="twice",
@@ -62,21 +36,21 @@ def _no_lock(buyer: Buyer) -> bool:
     return buyer.sell()
 
 
-@_recipe(
+@RECIPES.rung(
     "process-lock",
     "threading.Lock",
     sign="twice",
     flaw="other processes do not wait: a ticket was sold again ({twice}x)",
 )
 def _process_lock(buyer: Buyer) -> bool:
-    buyer.wait(lambda: buyer.till.mutex.acquire(blocking=False))
+    buyer.wait(lambda: buyer.scene.local.acquire(blocking=False))
     try:
         return buyer.sell()
     finally:
-        buyer.till.mutex.release()
+        buyer.scene.local.release()
 
 
-@_recipe(
+@RECIPES.rung(
     "setnx",
     "SETNX, DEL",
     sign="endless",
@@ -87,7 +61,7 @@ def _setnx(buyer: Buyer) -> bool:
     return _sell_and_delete(buyer)
 
 
-@_recipe(
+@RECIPES.rung(
     "setnx-expire",
     "SETNX, EXPIRE, DEL",
     sign="endless",
@@ -99,7 +73,7 @@ def _setnx_expire(buyer: Buyer) -> bool:
     return _sell_and_delete(buyer)
 
 
-@_recipe(
+@RECIPES.rung(
     "ttl-repair",
     "the same, and who waits repairs: if not TTL, EXPIRE",
     sign="endless",
@@ -118,7 +92,7 @@ def _ttl_repair(buyer: Buyer) -> bool:
     return _sell_and_delete(buyer)
 
 
-@_recipe(
+@RECIPES.rung(
     "set-del",
     "SET NX EX, DEL",
     sign="freed",
@@ -129,7 +103,7 @@ def _set_del(buyer: Buyer) -> bool:
     return _sell_and_delete(buyer)
 
 
-@_recipe(
+@RECIPES.rung(
     "get-del",
     "SET NX EX token; GET, compare, DEL",
     sign="freed",
@@ -145,7 +119,7 @@ def _get_del(buyer: Buyer) -> bool:
             buyer.delete()
 
 
-@_recipe(
+@RECIPES.rung(
     "bytes-str",
     "the same, comparing bytes with str",
     sign="kept",
@@ -162,7 +136,7 @@ def _bytes_str(buyer: Buyer) -> bool:
             buyer.delete()
 
 
-@_recipe(
+@RECIPES.rung(
     "no-finally",
     "SET NX EX token, compare-and-DEL in Lua, in a decorator without finally",
     sign="kept",
@@ -175,7 +149,7 @@ def _no_finally(buyer: Buyer) -> bool:
     return sold
 
 
-@_recipe(
+@RECIPES.rung(
     "early-return",
     "the same with finally, but 'if sold out: return' comes before the try",
     sign="kept",
@@ -191,7 +165,7 @@ def _early_return(buyer: Buyer) -> bool:
         _compare_and_delete(buyer)
 
 
-@_recipe(
+@RECIPES.rung(
     "lua",
     "SET NX EX token, compare-and-DEL in Lua: right but for the TTL",
     sign="late",
@@ -205,13 +179,13 @@ def _lua(buyer: Buyer) -> bool:
         _compare_and_delete(buyer)
 
 
-@_recipe("interlock", "a lease that renews itself, and writes that the server checks", sign="", flaw="")
+@RECIPES.rung("interlock", "a lease that renews itself, and writes that the server checks")
 def _interlock(buyer: Buyer) -> bool:
-    lock = buyer.till.locks.lock("tickets", ttl=buyer.till.sale.ttl)
+    lock = buyer.scene.locks.lock("tickets", ttl=buyer.trial.ttl)
 
     def take() -> Lease | None:
         try:
-            return lock.acquire(timeout=_LOOK_UP)
+            return lock.acquire(timeout=LOOK_UP)
         except AcquireTimeout:
             return None
 
@@ -219,7 +193,7 @@ def _interlock(buyer: Buyer) -> bool:
     try:
         with buyer.wait(take) as lease:
             # The server writes only if the lease is still ours: no clock, and no pause, comes between.
-            sold = buyer.sell(functools.partial(lease.execute, keys=[buyer.till.sale.shop]))
+            sold = buyer.sell(functools.partial(lease.execute, keys=[buyer.trial.shop]))
             buyer.point("releasing")
     except LeaseLost:
         if sold is None:
@@ -243,23 +217,3 @@ def _compare_and_delete(buyer: Buyer) -> None:
     buyer.point("releasing")
     script = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('DEL', KEYS[1]) or 0"
     buyer.ask("EVAL", script, 1, buyer.lock, buyer.token)
-
-
-def why(recipe: Recipe, account: Account) -> str:
-    """Explain a result in a sentence, by what was seen."""
-    seen = account.seen
-    if recipe.sign and seen[recipe.sign]:
-        # These leave the lock behind, and are otherwise the recipe that is right but for the TTL.
-        late = recipe.sign == "kept" and account.oversold and seen["late"]
-        return recipe.flaw.format_map(seen) + (f"; work outlasted it ({late}x)" if late else "")
-    if recipe.name == "interlock" and account.sold == account.tickets:
-        virtues = {
-            "slow": "renewed for slow buyers",
-            "refused": "a late write refused by the server",
-            "crash": "a crash waited out",
-        }
-        shown = [f"{text} ({seen[note]}x)" for note, text in virtues.items() if seen[note]]
-        return ", ".join(shown) or "one at a time, in order"
-    if account.sold != account.tickets:
-        return f"{seen['late']} buyers worked longer than the TTL, {seen['left']} gave up"
-    return "nothing went wrong in this run"

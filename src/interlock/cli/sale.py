@@ -10,10 +10,7 @@ The write is one command for the stock and for the ledger, so a crash never sell
 right whatever became of the buyer. The stock can be wrong, as two buyers can read the same 7; the ledger cannot: it has
 a line for each sale and says which ticket was sold. So `sold` counts lines, and a ticket on two lines was sold twice.
 
-Bad luck is planned. An *entry* is a buyer getting past the lock; the server numbers them, so "entry 12" is the same
-moment of the sale for every recipe, whichever process it falls to. The plan, made from a seed, says which entry meets
-which fault, and where: just after the lock is *taken*, while *holding* it between read and write, or while *releasing*
-it. A recipe breaks at its own weak point; the plan does not know recipes. These are the rules of the plan:
+What is numbered, for the faults (see `trial`), is *entries*: a buyer getting past the lock. The rules of the plan:
 
   1. The crash comes first. Later it might take a sleeping buyer along, whose late write is the flaw to be shown.
   2. Who is late in releasing (past its TTL) is followed by one that holds for long (within its TTL). So when the late
@@ -26,52 +23,23 @@ from __future__ import annotations
 
 import contextlib
 import random
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-import redis
-
-from interlock import Interlock
-from interlock.connect import address
-from interlock.errors import Unavailable
+from interlock.cli.recipes import RECIPES
+from interlock.cli.trial import Account, Client, Column, Declined, Fault, Scene, Trial, numbered
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable
 
-__all__ = ["Account", "Buyer", "Closed", "Declined", "Fault", "Sale", "Till", "Wire", "plan"]
+    from interlock.cli.wire import Ask, Wire
+
+__all__ = ["Books", "Buyer", "Sale", "plan"]
 
 T = TypeVar("T")
-Ask = Callable[..., Any]  # a Redis command, word by word, and its reply
-Point = Literal["taken", "holding", "releasing"]
 
 _THINK = (0.002, 0.004)  # seconds between read and write
-_POLL = (0.01, 0.03)  # seconds between two tries of the recipes that have to poll
-_ANSWER = 5.0  # seconds within which a server must answer
-
-
-class Declined(Exception):  # noqa: N818  # it is an event of the sale, and no mistake
-    """The buyer's card was declined: an exception in the middle of a sale, as happens to all code."""
-
-
-class Closed(Exception):  # noqa: N818
-    """The shop has closed while the buyer waited for the lock."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What goes wrong, where in a sale, and for how many TTLs of the lock.
-
-    `crash`: the process is killed. `pause`: it is stopped (SIGSTOP), as by a long collection or a suspended machine.
-    `slow`: only this buyer takes long. `error`: an exception in the section.
-    """
-
-    kind: Literal["crash", "pause", "slow", "error"]
-    point: Point
-    ttls: float = 0.0
 
 
 def plan(tickets: int, seed: int) -> dict[int, Fault]:
@@ -84,122 +52,77 @@ def plan(tickets: int, seed: int) -> dict[int, Fault]:
         [Fault("slow", "releasing", 1.4), Fault("slow", "holding", 0.85)],
     ]
     dice.shuffle(episodes)
-    faults: dict[int, Fault] = {}
-    entry = 1
-    for episode in [[Fault("crash", "taken")], *episodes]:
-        entry += dice.randint(1, max(1, tickets // 10))
-        for fault in episode:
-            faults[entry] = fault
-            entry += 1
-    return faults
+    return numbered([[Fault("crash", "taken")], *episodes], dice, max(1, tickets // 10))
 
 
-@dataclass(frozen=True, slots=True)
-class Sale:
-    """One sale under one recipe: all that a worker process must know."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sale(Trial):
+    """One sale under one recipe."""
 
-    recipe: str
-    url: str
-    prefix: str  # of every key, this sale's own
-    tickets: int
-    buyers: int  # in each process
-    ttl: float  # of the lock, seconds
-    patience: float  # how often sales may stand still before the shop closes
-    faults: dict[int, Fault] = field(default_factory=dict[int, Fault])
+    ladder = RECIPES
+    columns = (
+        Column("sold", "sold"),
+        Column("oversold", "oversold", "bold red"),
+        Column("lost_sales", "lost", "yellow"),
+    )
+    done = "sold"
 
     @property
     def shop(self) -> str:
         """The hash with the stock and the ledger."""
         return f"{self.prefix}shop"
 
-    @property
-    def lock(self) -> str:
-        """The key that is the lock of all recipes that have one in the server."""
-        return f"{self.prefix}lock"
+    def open(self, ask: Ask) -> None:
+        """Put the tickets in stock."""
+        ask("HSET", self.shop, "stock", self.goal)
 
-    @property
-    def notes(self) -> str:
-        """The hash that counts what was seen to happen; kept in the server, for processes crash."""
-        return f"{self.prefix}notes"
+    def visit(self, scene: Scene[Any], wire: Wire) -> None:
+        """Buy ticket after ticket until they are sold out."""
+        buy = RECIPES[self.recipe].run
+        more = True
+        while more:
+            buyer = Buyer(scene, wire)
+            with contextlib.suppress(Declined):
+                more = buy(buyer)
+            buyer.look_back()
 
-    @property
-    def entries(self) -> str:
-        """The counter of entries."""
-        return f"{self.prefix}entries"
+    def progress(self, ask: Ask) -> int:
+        """How many tickets are sold."""
+        lines: int = ask("HLEN", self.shop)
+        return lines - 1
 
-
-class Wire:
-    """A bare connection, on which any command may be said; replies are bytes and numbers. For one thread."""
-
-    def __init__(self, url: str) -> None:
-        """Raises ConfigError for a bad URL, Unavailable where nobody answers."""
-        self._address = address(url, for_asyncio=False)
-        with self._told():
-            self._connection = self._address.connection(_ANSWER)  # its methods have no types
-            self._connection.connect()
-
-    def ask(self, *words: str | bytes | float) -> Any:
-        """Say a command, word by word, and return the reply."""
-        with self._told():
-            self._connection.send_command(*words)
-            return self._connection.read_response()
-
-    def close(self) -> None:
-        """Hang up."""
-        self._connection.disconnect()
-
-    @contextlib.contextmanager
-    def _told(self) -> Generator[None]:
-        try:
-            yield
-        except (redis.RedisError, OSError) as error:
-            raise Unavailable(f"{self._address.shown}: {error}") from error
+    def account(self, ask: Ask, seconds: float) -> Books:
+        """Read the ledger and the notes."""
+        books: dict[bytes, bytes] = ask("HGETALL", self.shop)
+        tickets = [ticket for line, ticket in books.items() if line.startswith(b"sale:")]
+        seen = self.seen(ask)
+        if ask("PTTL", self.lock) == -1:
+            seen["endless"] = 1
+        seen["twice"] = len(tickets) - len(set(tickets))
+        return Books(tickets=self.goal, sold=len(tickets), seconds=seconds, seen=seen)
 
 
-class Till:
-    """What the buyers of one process share during one sale."""
+class Buyer(Client[Sale]):
+    """One attempt to buy a ticket."""
 
-    def __init__(self, sale: Sale, suffer: Callable[[Fault, float], None]) -> None:
-        self.sale = sale
-        self.suffer = suffer  # makes a fault happen to this process, or thread, for so many seconds
-        self.mutex = threading.Lock()
-        self.locks = Interlock(sale.url, prefix=sale.prefix)
-        self.closed = threading.Event()
-
-
-class Buyer:
-    """One attempt to buy a ticket; what a recipe has to work with."""
-
-    def __init__(self, till: Till, ask: Ask) -> None:
-        self.till = till
-        self.ask = ask
-        self.lock = till.sale.lock
-        self.ttl_ms = round(till.sale.ttl * 1000)
-        self.token = b"%032x" % random.getrandbits(128)
-        self.entry = 0
-        self._entered_at = 0.0
-
-    def note(self, what: str) -> None:
-        """Count something that was seen to happen."""
-        self.ask("HINCRBY", self.till.sale.notes, what, 1)
+    poll = (0.01, 0.03)
+    _entered_at = 0.0
 
     def wait(self, take: Callable[[], T | None]) -> T:
-        """Try until `take()` gives the lock; raises Closed when the shop closes first."""
-        while not (got := take()):
-            if self.till.closed.wait(random.uniform(*_POLL)):
-                raise Closed
+        """Try until `take()` gives the lock, and enter; raises Closed when the shop closes first."""
+        got = super().wait(take)
         self.enter()
         return got
 
     def enter(self) -> None:
         """Be the next one past the lock."""
         self._entered_at = time.monotonic()
-        self.entry = self.ask("INCR", self.till.sale.entries)
+        self.take_number()
         self.point("taken")
 
     def stock(self) -> int:
         """How many tickets are left."""
-        return int(self.ask("HGET", self.till.sale.shop, "stock"))
+        return int(self.ask("HGET", self.trial.shop, "stock"))
 
     def sell(self, write: Ask | None = None) -> bool:
         """Read, think, write: buy a ticket if there is one left. False: sold out."""
@@ -208,20 +131,10 @@ class Buyer:
             return False
         time.sleep(random.uniform(*_THINK))
         self.point("holding")
-        if time.monotonic() - self._entered_at > self.till.sale.ttl:
+        if time.monotonic() - self._entered_at > self.trial.ttl:
             self.note("late")
-        (write or self.ask)("HSET", self.till.sale.shop, "stock", stock - 1, f"sale:{self.entry}", stock)
+        (write or self.ask)("HSET", self.trial.shop, "stock", stock - 1, f"sale:{self.number}", stock)
         return True
-
-    def point(self, point: Point) -> None:
-        """Meet the fault that is planned for this entry at this point, if there is one."""
-        fault = self.till.sale.faults.get(self.entry)
-        if fault is None or fault.point != point:
-            return
-        self.note(fault.kind)
-        if fault.kind == "error":
-            raise Declined
-        self.till.suffer(fault, fault.ttls * self.till.sale.ttl)
 
     def delete(self) -> None:
         """DEL the lock; as GETDEL, for the books: it tells whose lock was freed."""
@@ -235,33 +148,39 @@ class Buyer:
             self.note("kept")
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
-    """What the books say after a sale."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Books(Account):
+    """The ledger of a sale that is over. `endless`: the lock was left without end; `twice`: tickets sold before."""
+
+    virtues: ClassVar = {
+        "slow": "renewed for slow buyers",
+        "refused": "a late write refused by the server",
+        "crash": "a crash waited out",
+    }
+    calm = "one at a time, in order"
 
     tickets: int
     sold: int
-    seconds: float
-    seen: Counter[str]  # the notes; `endless`: the lock was left without end; `twice`: sales of a ticket sold before
 
     @property
-    def oversold(self) -> int:
-        """Tickets sold that there were not."""
-        return max(0, self.sold - self.tickets)
+    def good(self) -> bool:
+        """Whether exactly all tickets were sold."""
+        return self.sold == self.tickets
 
     @property
-    def lost_sales(self) -> int:
-        """Tickets left over, though buyers were waiting."""
-        return max(0, self.tickets - self.sold)
+    def otherwise(self) -> str:
+        """How buyers fared."""
+        return f"{self.seen['late']} buyers worked longer than the TTL, {self.seen['left']} gave up"
 
-    @classmethod
-    def read(cls, sale: Sale, ask: Ask, seconds: float) -> Account:
-        """Read the ledger and the notes of a sale that is over."""
-        books: dict[bytes, bytes] = ask("HGETALL", sale.shop)
-        tickets = [ticket for line, ticket in books.items() if line.startswith(b"sale:")]
-        notes: dict[bytes, bytes] = ask("HGETALL", sale.notes)
-        seen: Counter[str] = Counter({name.decode(): int(count) for name, count in notes.items()})
-        if ask("PTTL", sale.lock) == -1:
-            seen["endless"] = 1
-        seen["twice"] = len(tickets) - len(set(tickets))
-        return cls(sale.tickets, len(tickets), seconds, seen)
+    def numbers(self) -> dict[str, int]:
+        """Tickets sold; sold that there were not; left over, though buyers were waiting."""
+        return {
+            "sold": self.sold,
+            "oversold": max(0, self.sold - self.tickets),
+            "lost_sales": max(0, self.tickets - self.sold),
+        }
+
+    def besides(self, sign: str) -> str:
+        """Who leaves the lock behind has otherwise the recipe that is right but for the TTL."""
+        late = self.seen["late"] if sign == "kept" and self.sold > self.tickets else 0
+        return f"; work outlasted it ({late}x)" if late else ""

@@ -1,8 +1,8 @@
-"""A worker process of the demo: it runs the buyers of one sale after another, as its parent says.
+"""A worker process of the demo: it runs the clients of one trial after another, as its parent says.
 
     python -m interlock.cli.worker FD       FD: our end of a pair of sockets
 
-It is told a `Sale` and answers READY; then GO, perhaps CLOSE, and it answers DONE when its last buyer has left, or
+It is told a `Trial` and answers READY; then GO, perhaps CLOSE, and it answers DONE when its last client has left, or
 FAILED and why. As it cannot wake itself, it is stopped by the parent: it says PAUSE and for how long, and goes on
 at RESUME. A crash is SIGKILL. When the parent has gone, so does the worker. (Its words are pairs of plain values:
 the parent could not unpickle a class of this module, which runs as __main__.)
@@ -21,8 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-from interlock.cli.recipes import RECIPES
-from interlock.cli.sale import Buyer, Closed, Declined, Fault, Sale, Till, Wire
+from interlock.cli.trial import Closed, Fault, Scene, Trial
+from interlock.cli.wire import Wire
 
 __all__ = ["CLOSE", "DONE", "FAILED", "GO", "PAUSE", "READY", "RESUME"]
 
@@ -30,14 +30,14 @@ READY, GO, CLOSE, PAUSE, RESUME, DONE, FAILED = "ready", "go", "close", "pause",
 
 
 class Worker:
-    """One process of buyers."""
+    """One process of clients."""
 
     def __init__(self, parent: Connection[Any, Any]) -> None:
         self._parent = parent
         self._speaking = threading.Lock()
         self._go = threading.Event()
         self._resume = threading.Event()
-        self._till: Till | None = None
+        self._scene: Scene[Any] | None = None
 
     def listen(self) -> NoReturn:
         """Do what the parent says until it has gone."""
@@ -46,47 +46,39 @@ class Worker:
                 message = self._parent.recv()
             except (EOFError, OSError):
                 os._exit(0)
-            if isinstance(message, Sale):
+            if isinstance(message, Trial):
                 self._go.clear()
-                self._till = Till(message, self._suffer)
-                threading.Thread(target=self._run, args=[self._till], daemon=True).start()
+                self._scene = Scene(message, self._suffer)
+                threading.Thread(target=self._run, args=[self._scene], daemon=True).start()
             elif message == GO:
                 self._go.set()
             elif message == RESUME:
                 self._resume.set()
-            elif message == CLOSE and self._till is not None:
-                self._till.closed.set()
+            elif message == CLOSE and self._scene is not None:
+                self._scene.closed.set()
 
     def _say(self, word: str, value: object = None) -> None:
         with self._speaking:
             self._parent.send((word, value))
 
-    def _run(self, till: Till) -> None:
+    def _run(self, scene: Scene[Any]) -> None:
+        clients = scene.trial.clients
         try:
-            with contextlib.closing(till.locks), ThreadPoolExecutor(till.sale.buyers) as pool:
+            with contextlib.closing(scene.locks), ThreadPoolExecutor(clients) as pool:
                 self._say(READY)
                 self._go.wait()
-                for buyer in [pool.submit(self._shop, till) for _ in range(till.sale.buyers)]:
-                    buyer.result()
+                for client in [pool.submit(self._visit, scene) for _ in range(clients)]:
+                    client.result()
             self._say(DONE)
         except Exception as error:  # noqa: BLE001  # whatever it is, people should see it in the parent's one line
             self._say(FAILED, f"{type(error).__name__}: {error}")
 
-    def _shop(self, till: Till) -> None:
-        """Buy ticket after ticket until they are sold out."""
-        buy = RECIPES[till.sale.recipe].buy
-        with contextlib.closing(Wire(till.sale.url)) as wire:
-            more = True
-            while more:
-                buyer = Buyer(till, wire.ask)
-                try:
-                    more = buy(buyer)
-                except Declined:
-                    pass
-                except Closed:
-                    buyer.note("left")
-                    return
-                buyer.look_back()
+    def _visit(self, scene: Scene[Any]) -> None:
+        with contextlib.closing(Wire(scene.trial.url)) as wire:
+            try:
+                scene.trial.visit(scene, wire)
+            except Closed:
+                wire.ask("HINCRBY", scene.trial.notes, "left", 1)
 
     def _suffer(self, fault: Fault, seconds: float) -> None:
         if fault.kind == "crash":

@@ -139,7 +139,8 @@ if verb == 'acquire' then
   check()
   if why then return {BROKEN, why} end
   if arrived_in ~= '' then return {BROKEN, 'the server does not know any more that this party came'} end
-  if parties ~= wanted then return {LIMIT, parties} end
+  if parties ~= wanted and arrivals > passed then return {LIMIT, parties} end
+  parties = wanted  -- nobody waits, so nobody counts on another number
   forget()
   arrivals = arrivals + 1
   local index = arrivals - passed - 1

@@ -2,24 +2,25 @@
 
 Theory. What a lock promises, it promises for every order in which messages, timers, pauses, crashes and
 cancellations can come. Tests over real sockets see a few of these orders. Here nothing is real but the code under
-test: `Session`, `Core`, `Renewal`, `Waiters` and `Undo` run over a port whose clock, network and background work
-are events of a scheduler; `lock.lua` runs in a real Lua over a small Redis in memory. A second costs milliseconds,
-and a seed is one run, to the byte: what it found can be looked at again, and made small.
+test: asyncio's API, `Session`, `Core`, `Renewal`, `Waiters` and `Undo` run over a port whose clock, network and
+background work are events of a scheduler; the scripts run in a real Lua over a small Redis in memory. A second costs
+milliseconds, and a seed is one run, to the byte: what it found can be looked at again, and made small.
 
     chance      random numbers that stay put when something else is left out
     scheduler   time;  coroutines: what runs in it, and the places of an await at which something can strike
     server      the Lua;  commands: the small Redis around it
     network     delays, losses, copies;  port: what the core sees of it
     profiles    which faults, how often;  faults: what they do
-    clients     what workers do with locks
+    subjects    what is tested: lock, rlock, semaphore, ... each with what its workers do and what must hold for it
+    clients     processes;  workers: what they do with what they take;  terms: for how long, and how
     scenario    the course of a run: storm, calm, ashes;  simulation: one run, and its report
     invariants  what must hold at every instant
     plan        what a run decided, and what of it shall happen again
     shrinking   from a failing seed to its smallest story
     batch, cli  many seeds on all cores; the command line
 
-Rules. (1) Nothing is patched but chance: random numbers and tokens come from the seed. (2) The scenario calls only
-what the threads' and asyncio's APIs call. (3) A rule that a profile can't keep is relaxed by name, never by luck.
+Rules. (1) Nothing is patched but chance (random numbers and tokens come from the seed), and which task is the current
+one. (2) Workers use the public API. (3) A rule that a profile can't keep is relaxed by name, never by luck.
 
 Modelled: delay, loss, copies and late messages; refused and broken connections; a lost or doubled push; a broken
 subscription; cancellations, pauses, crashes and closings at every await (before it, in it, at its end, and in the
@@ -38,7 +39,9 @@ from .plan import Fault, Plan, Section
 from .profiles import PROFILES, RELAXED, Profile, natural
 from .shrinking import Shrunk, shrink
 from .simulation import Report, simulate
+from .subjects import SUBJECTS, Subject, subject_of
 
 __all__ = [
-    "PROFILES", "RELAXED", "Fault", "Plan", "Profile", "Report", "Section", "Shrunk", "natural", "shrink", "simulate",
+    "PROFILES", "RELAXED", "SUBJECTS", "Fault", "Plan", "Profile", "Report", "Section", "Shrunk", "Subject", "natural",
+    "shrink", "simulate", "subject_of",
 ]  # fmt: skip

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from .profiles import natural
 from .simulation import Report, simulate
+from .subjects import subject_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,6 +36,7 @@ class Failure(NamedTuple):
 
     seed: int
     profile: str
+    subject: str
     texts: list[str]
 
 
@@ -43,6 +45,8 @@ class Tally:
     """What some runs saw together."""
 
     runs: int = 0
+    subjects: Counter[str] = field(default_factory=Counter[str])
+    """How many of them were of which subject."""
     events: int = 0
     scripts: int = 0
     grants: int = 0
@@ -59,6 +63,7 @@ class Tally:
     def add(self, report: Report) -> None:
         """One more run."""
         self.runs += 1
+        self.subjects[report.subject] += 1
         self.events += report.events
         self.scripts += report.scripts
         self.grants += report.grants
@@ -67,7 +72,8 @@ class Tally:
         self.counts.update(report.counts)
         self.interleavings.add(int(report.interleaving, 16))
         if report.violations:
-            self.failed(Failure(report.seed, report.profile, [str(violation) for violation in report.violations[:5]]))
+            texts = [str(violation) for violation in report.violations[:5]]
+            self.failed(Failure(report.seed, report.profile, report.subject, texts))
 
     def failed(self, failure: Failure) -> None:
         """A run broke a rule."""
@@ -77,6 +83,7 @@ class Tally:
     def merge(self, other: Tally) -> None:
         """The runs of another tally, too."""
         self.runs += other.runs
+        self.subjects.update(other.subjects)
         self.events += other.events
         self.scripts += other.scripts
         self.grants += other.grants
@@ -88,20 +95,21 @@ class Tally:
         self.failures += other.failures[: max(0, MOST - len(self.failures))]
 
 
-def share(first: int, seeds: int, profile: str | None) -> Tally:
+def share(first: int, seeds: int, profile: str | None, subject: str | None) -> Tally:
     """These runs, here and now."""
     tally = Tally()
     for seed in range(first, first + seeds):
         try:
-            tally.add(simulate(seed, profile))
+            tally.add(simulate(seed, profile, subject=subject))
         except Exception:  # noqa: BLE001 (the simulator itself failed: that is told like any failure)
             tally.runs += 1
-            tally.failed(Failure(seed, profile or natural(seed).name, [traceback.format_exc().strip()]))
+            about = profile or natural(seed).name, subject or subject_of(seed)
+            tally.failed(Failure(seed, *about, [traceback.format_exc().strip()]))
     return tally
 
 
 def run(
-    first: int, seeds: int, profile: str | None, jobs: int, tell: Callable[[Tally], None]
+    first: int, seeds: int, profile: str | None, subject: str | None, jobs: int, tell: Callable[[Tally], None]
 ) -> tuple[Tally, str | None]:
     """All these runs; `tell` gets the tally of each share. Returns the sum, and why it ended early, if it did."""
     whole = Tally()
@@ -113,7 +121,7 @@ def run(
     end = first + seeds
     shares = deque((start, min(SHARE, end - start)) for start in range(first, end, SHARE))
     try:
-        for part in _here(shares, profile) if jobs == 1 else _spread(shares, profile, jobs):
+        for part in _here(shares, profile, subject) if jobs == 1 else _spread(shares, profile, subject, jobs):
             came(part)
     except KeyboardInterrupt:
         return whole, "interrupted"
@@ -124,19 +132,19 @@ def run(
     return whole, "interrupted" if shares else None
 
 
-def _here(shares: deque[tuple[int, int]], profile: str | None) -> Iterator[Tally]:
+def _here(shares: deque[tuple[int, int]], profile: str | None, subject: str | None) -> Iterator[Tally]:
     asked: list[int] = []  # Ctrl-C waits for the end of a share: in the middle of Lua it would be lost
     main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, lambda number, _: asked.append(number)) if main else None
     try:
         while shares and not asked:
-            yield share(*shares.popleft(), profile)
+            yield share(*shares.popleft(), profile, subject)
     finally:
         if main:
             signal.signal(signal.SIGINT, before)
 
 
-def _spread(shares: deque[tuple[int, int]], profile: str | None, jobs: int) -> Iterator[Tally]:
+def _spread(shares: deque[tuple[int, int]], profile: str | None, subject: str | None, jobs: int) -> Iterator[Tally]:
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_deaf)
     running: set[Future[Tally]] = set()
@@ -145,7 +153,7 @@ def _spread(shares: deque[tuple[int, int]], profile: str | None, jobs: int) -> I
         try:
             while shares or running:
                 while shares and len(running) < jobs + 2:
-                    running.add(pool.submit(share, *shares.popleft(), profile))
+                    running.add(pool.submit(share, *shares.popleft(), profile, subject))
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     yield future.result()

@@ -14,20 +14,24 @@ from . import batch
 from .profiles import PROFILES, RELAXED, natural
 from .shrinking import shrink
 from .simulation import simulate
+from .subjects import SUBJECTS, subject_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 LINES_EVERY: Final = 10.0  # seconds between two lines of progress, if this is no terminal
 EPILOG: Final = """\
+subjects:
+  {subjects}
 profiles:
   {profiles}
-  Without --profile they take turns by seed; flush and clock, which are outside the promise, only by name.
+  Without --subject and --profile they take turns by seed; flush and clock, which are outside the promise, only by name.
 
 examples:
   scripts/simulate                                        300 seeds
   scripts/simulate --seeds 100000                         a night's work, on all cores; Ctrl-C sums up
   scripts/simulate --seeds 2000 --profile chaos --jobs 1  one kind of weather, in one process
+  scripts/simulate --seeds 500 --subject semaphore        one kind of primitive
   scripts/simulate --seed 143 --trace                     all that happened in one run
   scripts/simulate --seed 143 --trace --match c1/w0       ... what has this text in it, and all faults
   scripts/simulate --seed 143 --shrink                    the smallest part of it that still breaks the rule
@@ -63,9 +67,9 @@ def _number(least: int) -> Callable[[str], int]:
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = _Parser(
         prog="scripts/simulate",
-        description="Run the real core and the real lock.lua against every kind of fault, on a virtual clock.\n"
+        description="Run the real core and the real Lua against every kind of fault, on a virtual clock.\n"
         "A seed is one run, always the same. Rules that must hold are watched at every instant.",
-        epilog=EPILOG.format(profiles=", ".join([*PROFILES, *RELAXED])),
+        epilog=EPILOG.format(subjects=", ".join(SUBJECTS), profiles=", ".join([*PROFILES, *RELAXED])),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -79,11 +83,14 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     one.add_argument("--trace", action="store_true", help="print all that happened in it")
     one.add_argument("--match", metavar="TEXT", help="only lines of the trace with this in it, faults and violations")
     one.add_argument("--shrink", action="store_true", help="find the smallest part of it that breaks the same rule")
+    parser.add_argument("--subject", metavar="NAME", help="which primitive (see below)")
     parser.add_argument("--profile", metavar="NAME", help="which faults (see below)")
     chosen = parser.parse_args(argv)
     if chosen.profile is not None and chosen.profile not in PROFILES | RELAXED:
         known = ", ".join(repr(name) if " " in name else name for name in [*PROFILES, *RELAXED])
         parser.error(f"there is no profile {chosen.profile!r}; there are {known}")
+    if chosen.subject is not None and chosen.subject not in SUBJECTS:
+        parser.error(f"there is no subject {chosen.subject!r}; there are {', '.join(SUBJECTS)}")
     single, several = ("trace", "match", "shrink"), ("seeds", "first", "jobs", "json")
     for name in several if chosen.seed is not None else single:
         if getattr(chosen, name) not in {None, False}:
@@ -109,14 +116,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _one(chosen: argparse.Namespace) -> int:
-    report = simulate(chosen.seed, chosen.profile)
+    report = simulate(chosen.seed, chosen.profile, subject=chosen.subject)
     tally = batch.Tally()
     tally.add(report)
     if chosen.shrink:
         if not report.violations:
-            say(f"seed {chosen.seed} ({report.profile}) breaks no rule: there is nothing to shrink")
+            say(f"seed {chosen.seed} ({report.subject}, {report.profile}) breaks no rule: there is nothing to shrink")
             return 0
-        shrunk = shrink(chosen.seed, chosen.profile)
+        shrunk = shrink(chosen.seed, chosen.profile, subject=chosen.subject)
         say(*shrunk.story, "", "all that happens in it:", *_matching(shrunk.report.trace, chosen.match))
         return 1
     if chosen.trace or chosen.match is not None:
@@ -148,7 +155,7 @@ def _many(chosen: argparse.Namespace) -> int:
                     _tell(part)
             progress.advance(part)
 
-        tally, cut_short = batch.run(first, seeds, chosen.profile, jobs, tell)
+        tally, cut_short = batch.run(first, seeds, chosen.profile, chosen.subject, jobs, tell)
     took = time.perf_counter() - started
     _summarize(tally, took)
     if cut_short:
@@ -161,9 +168,11 @@ def _many(chosen: argparse.Namespace) -> int:
 def _tell(tally: batch.Tally) -> None:
     """What was broken, and how to see it again."""
     for failure in tally.failures:
-        natural_one = failure.profile == natural(failure.seed).name
-        again = f"scripts/simulate --seed {failure.seed}" + ("" if natural_one else f' --profile "{failure.profile}"')
-        say(f"seed {failure.seed} ({failure.profile}):", *(f"  {text}" for text in failure.texts))
+        seed, profile, subject, _ = failure
+        again = f"scripts/simulate --seed {seed}"
+        again += "" if subject == subject_of(seed) else f" --subject {subject}"
+        again += "" if profile == natural(seed).name else f' --profile "{profile}"'
+        say(f"seed {seed} ({subject}, {profile}):", *(f"  {text}" for text in failure.texts))
         say(f"  all of it: {again} --trace", f"  the core of it: {again} --shrink")
 
 
@@ -173,8 +182,9 @@ def _summarize(tally: batch.Tally, took: float | None) -> None:
     say(
         f"{tally.runs} runs, {len(tally.interleavings)} distinct interleavings, {tally.virtual / 3600:.1f} virtual h, "
         f"{tally.events} events, {tally.scripts} scripts, {tally.grants} grants{speed}",
+        "subjects: " + ", ".join(f"{name} {tally.subjects[name]}" for name in SUBJECTS if tally.subjects[name]),
         "what happened: " + ", ".join(f"{name} {count}" for name, count in sorted(tally.counts.items())),
-        f"slowest grant of a free lock to a live waiter in calm: {tally.slowest:.3f} s",
+        f"slowest grant of what was free to a live waiter in calm: {tally.slowest:.3f} s",
         f"{tally.broken} runs broke a rule" if tally.broken else "no rule was broken",
     )
 

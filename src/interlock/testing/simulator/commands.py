@@ -1,4 +1,4 @@
-"""The commands that lock.lua and users' `execute` need, with Redis' own rules where those matter.
+"""The commands that the scripts and users' `execute` need, with Redis' own rules where those matter.
 
 Times are whole milliseconds and a key is gone when the clock is *past* its time, a TTL is at least 0 while the key is
 there, empty collections vanish, numbers that Lua passes become text as `%.17g` makes it. To add a command: write it
@@ -149,6 +149,16 @@ def _zrange(server: Server, key: bytes, first: bytes, last: bytes, *options: byt
     return [part for member in chosen for part in (member, _zscore(server, key, member))]
 
 
+def _zrangebyscore(server: Server, key: bytes, least: bytes, most: bytes, *options: bytes) -> Any:
+    low, high = _score(least), _score(most)
+    scores: dict[bytes, float] = server.find(key, ZSet) or {}
+    chosen = [member for member in server.ordered(key) if low <= scores[member] <= high]
+    if not options:
+        return chosen
+    _, first, count = options
+    return chosen[_integer(first) :][: _integer(count)]
+
+
 def _zremrangebyscore(server: Server, key: bytes, least: bytes, most: bytes) -> Any:
     low, high = _score(least), _score(most)
     scores: dict[bytes, float] = server.find(key, ZSet) or {}
@@ -165,6 +175,12 @@ def _hset(server: Server, key: bytes, field: bytes, value: bytes) -> Any:
     new = field not in fields
     fields[field] = value
     return int(new)
+
+
+def _hincrby(server: Server, key: bytes, field: bytes, number: bytes) -> Any:
+    fields = server.collection(key, Hash)
+    fields[field] = b"%d" % (_integer(fields.get(field, b"0")) + _integer(number))
+    return int(fields[field])
 
 
 def _publish(server: Server, channel: bytes, payload: bytes) -> Any:
@@ -188,8 +204,8 @@ def _command(_: Server, verb: bytes, name: bytes, *args: bytes) -> Any:
 COMMANDS: Final[dict[bytes, Callable[..., Any]]] = {
     b"GET": _get, b"SET": _set, b"DEL": _del, b"EXISTS": _exists, b"PTTL": _pttl, b"PEXPIRE": _pexpire,
     b"ZADD": _zadd, b"ZREM": _zrem, b"ZSCORE": _zscore, b"ZCARD": _zcard, b"ZRANGE": _zrange,
-    b"ZREMRANGEBYSCORE": _zremrangebyscore, b"HGET": _hget, b"HSET": _hset, b"HDEL": _hdel,
-    b"PUBLISH": _publish, b"PUBSUB": _pubsub, b"COMMAND": _command,
+    b"ZRANGEBYSCORE": _zrangebyscore, b"ZREMRANGEBYSCORE": _zremrangebyscore, b"HGET": _hget, b"HSET": _hset,
+    b"HDEL": _hdel, b"HINCRBY": _hincrby, b"PUBLISH": _publish, b"PUBSUB": _pubsub, b"COMMAND": _command,
 }  # fmt: skip
-HUNGRY: Final = frozenset((b"SET", b"ZADD", b"HSET"))  # refused when memory is out, unless the script has written
+HUNGRY: Final = frozenset((b"SET", b"ZADD", b"HSET", b"HINCRBY"))  # refused when memory is out, unless it has written
 WRITES: Final = HUNGRY | {b"DEL", b"PEXPIRE", b"ZREM", b"HDEL", b"ZREMRANGEBYSCORE"}

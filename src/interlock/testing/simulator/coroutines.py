@@ -113,7 +113,9 @@ class Trap(NamedTuple):
 class Task(Actor):
     """A coroutine at work in a process."""
 
-    __slots__ = ("doom", "ended", "label", "parked", "process", "sends", "subject", "traps", "work")
+    __slots__ = (
+        "__weakref__", "attempts", "doom", "ended", "label", "parked", "process", "sends", "traps", "work",
+    )  # fmt: skip
 
     def __init__(self, process: Process, work: Coroutine[Any, Any, Any], name: str) -> None:
         super().__init__(process.world, f"{process.name}/{name}")
@@ -125,7 +127,7 @@ class Task(Actor):
         self.traps: dict[str, Trap] = {}  # by place
         self.sends = False  # its await is a message's
         self.ended = False
-        self.subject: Any = None  # what its owner wants to remember of it
+        self.attempts: list[bytes] = []  # the tokens of those that its call has made
 
     def step(self) -> None:
         """Run until the next parking."""
@@ -177,4 +179,7 @@ class Task(Actor):
             await delayed
         elif self.doom is not None:
             doom, self.doom = self.doom, None
-            raise doom
+            try:
+                raise doom
+            finally:
+                del doom  # it would keep itself, and every lease in the frames that it came through

@@ -3,14 +3,13 @@
 Theory. All strikes of a run are known before it begins: when, what, and numbers that choose the victim when the
 time has come. So none of them depends on the others, and each can be left out. An *ambush* sets a trap: it springs
 at one of the next awaits of its victim, at the brink, when it has parked, when it is about to wake, or in the moment
-in which the server hands it the lock (see coroutines.py).
+in which the server hands it what it waits for (see coroutines.py).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from interlock import _base
 from interlock.errors import LockError
 
 from .chance import STRIKE
@@ -22,12 +21,11 @@ from .port import IO_TIMEOUT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from interlock._core import Primitive
-
     from .chance import Chance
     from .clients import Client
     from .profiles import Profile
     from .scenario import Run
+    from .subjects import Thing
 
 PLACES: Final = ("brink", "park", "park", "wake", "wake", "handed", "handed")
 
@@ -43,7 +41,7 @@ class Strike(NamedTuple):
     wire: bool  # only messages count, not mere waiting
     client: float  # which one: 0 to 1
     victim: float
-    lock: float
+    thing: float
     seconds: float
     spare: float
 
@@ -70,7 +68,7 @@ def strikes(chance: Chance, profile: Profile, until: float) -> list[Strike]:
                 wire=numbers.random() < 0.6,
                 client=numbers.random(),
                 victim=numbers.random(),
-                lock=numbers.random(),
+                thing=numbers.random(),
                 seconds=min(until - when, numbers.choice((numbers.expovariate(1 / 0.3), numbers.uniform(0.5, 8.0)))),
                 spare=numbers.random(),
             )
@@ -100,7 +98,7 @@ class Faults:
         client = run.clients[int(strike.client * len(run.clients))]
         worker = client.workers[int(strike.victim * len(client.workers))]
         kind = strike.kind.removeprefix("ambush ")
-        # The keeper is never cancelled, or handed a lock.
+        # The keeper is never cancelled, or handed anything.
         victim = worker if kind == "cancel" or strike.place == "handed" else self._anybody(client, strike)
         if not run.record.happens(run.world.now, strike.kind, strike.name, self._about(strike, client, worker, victim)):
             return
@@ -141,8 +139,8 @@ class Faults:
             "crash": client.name,
             "close": client.name,
             "deafen": client.name,
-            "revoke": f"{self._lock(strike).name} by {client.name}",
-            "force": f"{self._lock(strike).name} by {client.name}",
+            "revoke": f"{self._thing(strike).name} by {client.name}",
+            "force": f"{self._thing(strike).name} by {client.name}",
             "cut off": lasts.strip(),
             "out of memory": lasts.strip(),
         }
@@ -150,8 +148,9 @@ class Faults:
             return f"{victim.name} at its {strike.place}" + lasts * (strike.kind == "ambush pause")
         return whom.get(strike.kind, "")
 
-    def _lock(self, strike: Strike) -> Primitive:
-        return self.run.locks[int(strike.lock * len(self.run.locks))]
+    def _thing(self, strike: Strike) -> Thing:
+        things: list[Thing] = self.run.subject.things
+        return things[int(strike.thing * len(things))]
 
     @staticmethod
     def _cancel(worker: Task) -> None:
@@ -213,8 +212,9 @@ class Faults:
         self.run.server.full &= now < self._full_until
 
     async def _revoke(self, strike: Strike, client: Client) -> None:
+        lockable = self.run.subject.lockable(client.locks, self._thing(strike))
         try:
-            done = await _base.revoke(client.session, self._lock(strike), "by a person", force=strike.kind == "force")
+            done = await lockable.revoke("by a person", force=strike.kind == "force")
         except LockError:
             done = False
         self.run.record.counts[f"{strike.kind}: done" if done else f"{strike.kind}: nothing to do"] += 1

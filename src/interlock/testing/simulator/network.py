@@ -13,6 +13,7 @@ Rules.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -23,6 +24,8 @@ from .chance import ERA, MESSAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from interlock._core import Script
 
     from .chance import Actor
     from .coroutines import Future, Process
@@ -96,7 +99,7 @@ class Journey:
 class Network:
     """Messages on their way."""
 
-    def __init__(self, world: World, server: Server, record: Record) -> None:
+    def __init__(self, world: World, server: Server, record: Record, lua: Callable[[str], str] = str) -> None:
         self.world = world
         self.server = server
         self.record = record
@@ -105,6 +108,8 @@ class Network:
         self.executed: Callable[[str, Sequence[bytes], Sequence[bytes], Any], None] = _ignore
         self.cut_off = False  # nothing gets through in either direction
         self._carrier = Journey(world.outside)  # whose script runs
+        self._lua = lua
+        self._sent: dict[str, Script] = {}  # what is sent for a script, by its SHA
         server.publish = self._publish
         server.subscribers = lambda channel: int(channel in self.ears)
 
@@ -125,6 +130,14 @@ class Network:
         return weather.trip * (0.5 + number(*place, _TRIP, leg))
 
     # Requests
+
+    def script(self, script: Script) -> Script:
+        """What is sent in its place: another one, if a bug is planted in it."""
+        if script.sha not in self._sent:
+            source = self._lua(script.source)
+            sha = hashlib.sha1(source.encode()).hexdigest()  # noqa: S324 (Redis names them so)
+            self._sent[script.sha] = script._replace(source=source, sha=sha)
+        return self._sent[script.sha]
 
     def send(
         self, sender: Process, journey: Journey, raw: Sequence[Any], future: Future, *, by_text: bool, once: bool

@@ -92,9 +92,10 @@ class SimPort:
 
     async def _request(self, batch: Sequence[Message], until: float, *, by_text: bool) -> list[Any]:
         process, future = self.process, Future()
+        scripts = [self.network.script(script) for script, _, _ in batch]
         raw = [
             (script.source if by_text else script.sha, [*map(_encoded, keys)], [*map(_encoded, args)])
-            for script, keys, args in batch
+            for script, (_, keys, args) in zip(scripts, batch, strict=True)
         ]
         once = any(args[0] == "execute" for _, _, args in batch)
         journey = Journey(current(process.world), MESSAGE)

@@ -1,15 +1,13 @@
 """What happens in a run: faults while it storms, then calm, and the ashes.
 
-In the storm, workers take locks while the faults of the profile strike. In the calm that follows they go on for a
-while; now everything must come to its turn. Then all end, the longest TTL passes, and nothing may be left.
+In the storm, workers take turns with what is simulated while the faults of the profile strike. In the calm that follows
+they go on for a while; now everything must come to its turn. Then all end, the longest TTL passes, and nothing may be
+left.
 """
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING, Final
-
-from interlock.primitives.lock import lock
 
 from .chance import CLIENT
 from .clients import Client
@@ -23,10 +21,9 @@ from .server import Server
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from interlock._core import Primitive
-
     from .coroutines import Task
     from .profiles import Profile
+    from .subjects import Subject
 
 STORM: Final = 8.0  # seconds with faults
 CALM_WORK: Final = 3.0  # seconds for which workers go on in the calm
@@ -39,7 +36,13 @@ class Run:
     """One simulation."""
 
     def __init__(
-        self, seed: int, profile: Profile, lua: Callable[[str], str], plan: Plan | None, begin: Callable[[World], None]
+        self,
+        seed: int,
+        profile: Profile,
+        subject: type[Subject],
+        lua: Callable[[str], str],
+        plan: Plan | None,
+        begin: Callable[[World], None],
     ) -> None:
         self.profile = profile
         self.world = world = World(seed)
@@ -48,28 +51,21 @@ class Run:
         self.story.plan = plan
         self.record = Record(plan, self.story.note)
         self.server = Server(lambda: world.now)
-        self.network = Network(world, self.server, self.record)
+        self.network = Network(world, self.server, self.record, lua)
         self.network.weather = profile.weather
         self.monitor = Monitor(self.story, world, self.server, self.record.counts, profile)
-        self.monitor.locks.handed = lambda task: task.passes("handed")
-        self.network.executed = self.monitor.locks.executed
+        self.monitor.things.handed = lambda task: task.passes("handed")
+        self.network.executed = self.monitor.things.executed
         self.storm_ends = STORM
         self.over = False
         self.executes = 0
         world.failed = self._failed
         random = world.chance.stream(CLIENT)
-        self.locks = [self._lock(f"n{i}", lua) for i in range(random.choice((1, 1, 2)))]
+        self.subject = subject(random)
+        for thing in self.subject.things:
+            self.monitor.watch(thing)
         self.clients = [Client(self, f"c{i}") for i in range(random.choice((2, 3, 3, 4)))]
         self.graves: list[Client] = []
-
-    def _lock(self, name: str, lua: Callable[[str], str]) -> Primitive:
-        primitive = lock(name, "lock:")
-        source = lua(primitive.script.source)
-        if source != primitive.script.source:
-            sha = hashlib.sha1(source.encode()).hexdigest()  # noqa: S324 (Redis names them so)
-            primitive = primitive._replace(script=primitive.script._replace(source=source, sha=sha))
-        self.monitor.watch(primitive)
-        return primitive
 
     def _failed(self, task: Task, error: Exception) -> None:
         self.story.violated(10, f"{task.name} raised {error!r}")
@@ -91,7 +87,7 @@ class Run:
         storm.over()
         self.story.note("CALM")
         # What is late may still come, and what waits for it waits on; the promises count from then on.
-        self.monitor.locks.calm_since = world.now + self.profile.aftermath + 1.0
+        self.monitor.things.calm_since = world.now + self.profile.aftermath + 1.0
         world.run(STORM + self.profile.aftermath + CALM_WORK)
         self.over = True
         deadline = world.now + PATIENCE

@@ -59,9 +59,10 @@ class Shrunk:
             *((violation.when, f"rule {violation.rule}: {violation.text}") for violation in self.report.violations),
         ]
         before, clients = self.original, ", ".join(self.clients) or "nobody"
+        about = f"seed {before.seed} ({before.subject}, {before.profile})"
         workers = {section.worker for section in self.original.sections}
         return [
-            f"seed {before.seed} ({before.profile}) breaks rule {self.rule}, shrunk in {self.tries} runs:",
+            f"{about} breaks rule {self.rule}, shrunk in {self.tries} runs:",
             f"  before: {len(before.sections)} sections of {len(workers)} workers, {len(before.faults)} faults",
             f"  now: {len(self.sections)} sections of {clients}, {len(self.faults)} faults, {self.report.end:.3f} s",
             *(f"{when:12.6f}  {text}" for when, text in sorted(events, key=lambda event: event[0])),
@@ -72,6 +73,7 @@ def shrink(
     seed: int,
     profile: str | None = None,
     *,
+    subject: str | None = None,
     rule: int | None = None,
     lua: Callable[[str], str] = str,
     tries: int = TRIES,
@@ -80,10 +82,11 @@ def shrink(
 
     Raises ValueError if the run breaks no such rule.
     """
-    original = simulate(seed, profile, lua=lua)
+    original = simulate(seed, profile, subject=subject, lua=lua)
     broken = [violation for violation in original.violations if rule in {None, violation.rule}]
     if not broken:
-        raise ValueError(f"seed {seed} ({original.profile}) breaks no rule" + (f" {rule}" if rule else ""))
+        about = f"seed {seed} ({original.subject}, {original.profile})"
+        raise ValueError(f"{about} breaks no rule" + (f" {rule}" if rule else ""))
     search = _Search(original, broken[0].rule, lua, tries)
     sections = [section for section in original.sections if section.when <= broken[0].when]
     faults = [fault.name for fault in original.faults if fault.when <= broken[0].when]
@@ -144,7 +147,8 @@ class _Search:
                 return False
             self.tries += 1
             plan = Plan(tuple(sections), key[1], self.rule)
-            report = simulate(self.original.seed, self.original.profile, lua=self.lua, plan=plan)
+            first = self.original
+            report = simulate(first.seed, first.profile, subject=first.subject, lua=self.lua, plan=plan)
             self._known[key] = any(violation.rule == self.rule for violation in report.violations)
             if self._known[key]:
                 self.best = report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import hashlib
@@ -17,11 +18,13 @@ from unittest import mock
 from .chance import CoreChance
 from .profiles import PROFILES, RELAXED, natural
 from .scenario import Run
+from .subjects import SUBJECTS, subject_of
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable, Generator
 
+    from .coroutines import Task
     from .invariants import Story, Violation
     from .plan import Fault, Plan, Section
     from .scheduler import World
@@ -33,13 +36,14 @@ class Report:
 
     seed: int
     profile: str
+    subject: str
     end: float
     """The virtual second at which it ended."""
     events: int
     scripts: int
     grants: int
     slowest: float
-    """Seconds in which a free lock came to a live waiter in calm weather, at worst."""
+    """Seconds from when there was room for a live waiter to its grant, in calm weather, at worst."""
     interleaving: str
     """A hash of who did what in the server in which order, whenever it was."""
     counts: Counter[str]
@@ -61,44 +65,57 @@ class Report:
 
 
 def simulate(
-    seed: int, profile: str | None = None, *, lua: Callable[[str], str] = str, plan: Plan | None = None
+    seed: int,
+    profile: str | None = None,
+    *,
+    subject: str | None = None,
+    lua: Callable[[str], str] = str,
+    plan: Plan | None = None,
 ) -> Report:
     """Run one simulation.
 
-    The seed chooses the profile if none is given. `lua` makes another lock.lua of its text, to plant a bug. With a
-    plan, a run of this seed is repeated with only those of its sections and faults that the plan names.
+    The seed chooses the profile and the subject if none is given. `lua` makes another script of the text of each one
+    that is sent, to plant a bug. With a plan, a run of this seed is repeated with only those of its sections and
+    faults that the plan names.
     """
     chosen = (PROFILES | RELAXED)[profile] if profile else natural(seed)
+    kind = subject or subject_of(seed)
     with _apart() as begin, contextlib.ExitStack() as stack:
-        run = Run(seed, chosen, lua, plan, begin)
+        run = Run(seed, chosen, SUBJECTS[kind], lua, plan, begin)
         stack.enter_context(_listening(run.story))
         stack.callback(_burn, run)
         run.go()
-        record, locks = run.record, run.monitor.locks
+        record, things = run.record, run.monitor.things
         return Report(
-            seed, chosen.name, run.world.now, run.world.events, run.server.scripts, locks.grants, locks.slowest,
+            seed, chosen.name, kind, run.world.now, run.world.events, run.server.scripts, things.grants, things.slowest,
             run.story.interleaving(), record.counts, run.story.violations, record.faults, record.sections, run.story,
         )  # fmt: skip
 
 
 @contextlib.contextmanager
 def _apart() -> Generator[Callable[[World], None]]:
-    """No chance but the world's, and no garbage collection in the middle, which might drop leases at any time."""
-    worlds: list[CoreChance] = []
+    """No chance and no tasks but the world's; and no garbage collection in the middle, which might drop leases."""
+    worlds: list[World] = []
+    chances: list[CoreChance] = []
 
     def begin(world: World) -> None:
-        worlds.append(CoreChance(world))
+        worlds.append(world)
+        chances.append(CoreChance(world))
 
     def urandom(size: int) -> bytes:
-        return worlds[0].randbytes(size)
+        return chances[0].randbytes(size)
 
     def token_hex(size: int) -> str:
         return urandom(size).hex()
 
     def uniform(low: float, high: float) -> float:
-        return worlds[0].uniform(low, high)
+        return chances[0].uniform(low, high)
+
+    def current_task() -> Task | None:
+        return worlds[0].current
 
     replaced: dict[str, Any] = {
+        "asyncio": types.SimpleNamespace(**(vars(asyncio) | {"current_task": current_task})),
         "random": types.SimpleNamespace(uniform=uniform),
         "secrets": types.SimpleNamespace(token_hex=token_hex),
         "os": types.SimpleNamespace(**(vars(os) | {"urandom": urandom})),
@@ -107,7 +124,7 @@ def _apart() -> Generator[Callable[[World], None]]:
     gc.disable()
     with contextlib.ExitStack() as stack:
         for name, module in list(sys.modules.items()):
-            if name.startswith("interlock._"):
+            if name.startswith(("interlock._", "interlock.primitives.")) or name == "interlock.aio":
                 for attribute, substitute in replaced.items():
                     if hasattr(module, attribute):
                         stack.enter_context(mock.patch.object(module, attribute, substitute))
@@ -151,5 +168,5 @@ def _burn(run: Run) -> None:
             with contextlib.suppress(BaseException):
                 task.work.close()
     run.world.clear()
-    for thing in (run, run.network, run.monitor, run.monitor.leases, run.monitor.locks, run.monitor.attempts):
+    for thing in (run, run.network, run.monitor, run.monitor.leases, run.monitor.things, run.monitor.attempts):
         vars(thing).clear()  # so that its cycles end here, and not in the garbage collector

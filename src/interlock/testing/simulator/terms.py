@@ -1,42 +1,43 @@
-"""What a worker is about to do with a lock: all of it drawn at once, so that nothing that happens changes it."""
+"""How a worker takes something, holds it and lets it go: all drawn at once, so that nothing that happens changes it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from random import Random
 
-    from interlock._core import Primitive
+    from .subjects import Thing
 
 
 class Terms(NamedTuple):
     """What a worker is about to do."""
 
-    primitive: Primitive
+    thing: Thing
     ttl: float
     timeout: float | None
     renews: bool
     max_hold: float | None
     drops: bool
-    seconds: float  # for which it holds the lock
+    seconds: float  # for which it holds it
     leaves: bool  # as a `with` does; else release()
 
-    def __str__(self) -> str:
-        """As it would be written."""
+    def told(self, call: str, *more: str) -> str:
+        """As it would be written: `call` and its further arguments are the subject's."""
         timeout = "None" if self.timeout is None else f"{self.timeout:.3g}"
         renew = "" if self.renews else ", renew=False"
         hold = f", max_hold={self.max_hold:.3g}" if self.max_hold is not None else ""
         end = "drop it" if self.drops else "leave" if self.leaves else "release"
-        called = f"lock({self.primitive.name!r}, ttl={self.ttl:g}, timeout={timeout}{renew}{hold})"
-        return f"{called} for {self.seconds:.3g} s, then {end}"
+        arguments = ", ".join((repr(self.thing.name), *more, f"ttl={self.ttl:g}", f"timeout={timeout}{renew}{hold}"))
+        return f"{call}({arguments}) for {self.seconds:.3g} s, then {end}"
 
 
-def terms(random: Random, locks: list[Primitive]) -> Terms:
+def terms(random: Random, things: Sequence[Thing]) -> Terms:
     """Terms by chance."""
     ttl = random.choice((0.25, 0.5, 1.0, 2.0, 2.0, 5.0, 5.0))
     return Terms(
-        primitive=random.choice(locks),
+        thing=random.choice(things),
         ttl=ttl,
         timeout=random.choice((None, None, 0, random.uniform(0.01, 0.3), random.uniform(0.1, 3.0))),
         renews=random.random() < 0.7,

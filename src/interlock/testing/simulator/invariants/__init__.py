@@ -1,21 +1,25 @@
 """What must hold at every instant, watched from outside: in the server after each script, in clients after each event.
 
 Rules, by the numbers in violations.
- 1. At most one lease in the whole system for which `ensure()` would pass.
+ 1. At most one lease in the whole system for which `ensure()` would pass; of what several may have, no more of them
+    than may be (`Thing.apart`). The same in the server, by its own clock; and it has every lease that would pass.
  2. Fences grow strictly in the order of grants; what is written right after `ensure()` is never too old.
- 3. No key without a TTL, after any script.
- 4. A lock that is free is given to a live waiter in time; no acquire waits for ever; a timeout bounds the call.
+ 3. No key without a TTL, after any script. No grant is longer than was asked for, nor a handover that waits for its
+    confirmation longer than its life.
+ 4. If there is room for the first live waiter, it has it in time; no acquire waits for ever; a timeout bounds the call.
  5. Nothing is left: a token that was taken back never holds again; with clean weather an attempt that ended
-    without a lease has left lock and queue within a second; in the end server and clients are empty.
+    without a lease has left its thing and the queue within a second; in the end server and clients are empty.
  6. No live waiter is overtaken by one that came later, unless it lost its subscription and can't be woken.
  7. A lease that has ended is never renewed.
  8. A lost lease is told, soon and once; a released one never.
  9. A lease is alive when it is handed to the caller, and `ensure()` never passes again after it failed.
 10. No exception but those of `interlock.errors`, and no error in the log.
-11. An `execute` is sent once, runs once at the most and only while the lock's value is its token; and its caller is
-    never told otherwise.
+11. An `execute` is sent once, runs once at the most and only while its lease holds; and its caller is never told
+    otherwise.
+12. What a subject says of itself, where nobody else can.
 
-A lease that was revoked by force is outside rule 1 and the second half of 2: its holder hears of it later.
+A lease that was taken away at once, by force or (`rlock`) by the same owner elsewhere, is outside rule 1 and the second
+half of 2: its holder hears of it later.
 """
 
 from __future__ import annotations
@@ -24,16 +28,16 @@ from typing import TYPE_CHECKING, Final
 
 from .attempts import Attempts
 from .leases import Leases
-from .locks import Locks
 from .story import Story, Violation
+from .things import Things
 
 if TYPE_CHECKING:
     from collections import Counter
 
-    from interlock._core import Primitive
     from interlock.testing.simulator.profiles import Profile
     from interlock.testing.simulator.scheduler import World
     from interlock.testing.simulator.server import Server
+    from interlock.testing.simulator.subjects import Thing
 
 __all__ = ["Monitor", "Story", "Violation"]
 
@@ -49,20 +53,19 @@ class Monitor:
         self.attempts = Attempts(story, server, clean=profile.clean)
         self.leases = Leases(story, self.attempts, counts, trusted=profile.trusted)
         quiet = profile.clean and not profile.rates
-        self.locks = Locks(story, server, self.attempts, quiet=quiet, trusted=profile.trusted)
+        self.things = Things(story, server, self.attempts, quiet=quiet, trusted=profile.trusted)
         self.sweeping = True
         world.after_step = self.leases.after_step
 
-    def watch(self, primitive: Primitive) -> None:
-        """A lock that will be used."""
-        keys = tuple(key.encode() for key in primitive.keys)
-        self.locks.watch(keys)
-        self.attempts.watch(keys)
-        self.leases.watch(keys[0])
+    def watch(self, thing: Thing) -> None:
+        """Something that will be used."""
+        self.things.watch(thing)
+        self.attempts.watch(thing)
+        self.leases.watch(thing)
 
     def sweep(self) -> None:
         """What should have happened by now; and again in a while."""
         self.leases.sweep()
-        self.locks.sweep()
+        self.things.sweep()
         if self.sweeping:
             self.world.at(self.world.now + SWEEP, self.sweep)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from interlock.testing.simulator.commands import ZSet
-
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from interlock._core import Argument, Grant, Message
     from interlock.testing.simulator.coroutines import Process, Task
     from interlock.testing.simulator.server import Server
+    from interlock.testing.simulator.subjects import Thing
 
     from .story import Story
 
@@ -26,12 +25,18 @@ class Attempt:
 
     process: Process
     task: Task
-    key: bytes
+    thing: Thing
+    ttl_ms: int
+    life_ms: int  # how long a handover to it may wait for its confirmation
     queued_at: float | None = None
     ended: bool = False
     cleared: bool = False  # its release was run by the server
-    forced: bool = False  # it was taken away by force: its holder learns of it later
+    ousted: bool = False  # it was taken away at once, by force or by its own owner: its holder learns of it later
     grant: Grant | None = None
+
+    def certain(self) -> bool:
+        """Whether `ensure()` of its lease would pass now."""
+        return self.grant is not None and self.grant.lapsed(self.process.clock()) is None
 
 
 class Attempts:
@@ -42,15 +47,15 @@ class Attempts:
         self.server = server
         self.clean = clean  # every message arrives, once and soon
         self.known: dict[bytes, Attempt] = {}
-        self.queued: dict[bytes, dict[bytes, Attempt]] = {}  # those that were queued and have not ended, by lock
-        self.companions: dict[bytes, tuple[bytes, bytes]] = {}  # queue and waiters, by lock
+        self.things: dict[bytes, Thing] = {}  # by key
+        self.queued: dict[bytes, dict[bytes, Attempt]] = {}  # those that were queued and have not ended, by key
         self.operations: dict[str, int] = {}  # by what an `execute` writes: how often the server ran it
         self.outcomes: dict[str, bool] = {}  # whether its caller knows it to have been run
 
-    def watch(self, keys: Sequence[bytes]) -> None:
-        """A lock that will be used."""
-        self.queued[keys[0]] = {}
-        self.companions[keys[0]] = keys[2], keys[3]
+    def watch(self, thing: Thing) -> None:
+        """Something that will be used."""
+        self.things[thing.key] = thing
+        self.queued[thing.key] = {}
 
     def asked(self, batch: Sequence[Message]) -> None:
         """Rule 7: what the keeper is about to send. (Then it may be stopped, and much can happen before it is sent.)"""
@@ -72,8 +77,10 @@ class Attempts:
             token = str(rest[0]).encode()
             assert task is not None
             if token not in self.known:
-                self.known[token] = Attempt(process, task, key.encode())
-            task.subject = token
+                thing = self.things[key.encode()]
+                self.known[token] = Attempt(process, task, thing, int(rest[1]), int(rest[2]))
+                thing.asked(token, rest[6:])
+                task.attempts.append(token)
         elif verb == "execute":
             operation = str(rest[3])
             if operation in self.operations:
@@ -85,26 +92,23 @@ class Attempts:
         if attempt.queued_at is None:
             attempt.queued_at = self.story.world.now
             if not attempt.ended:
-                self.queued[attempt.key][token] = attempt
-
-    def since(self, key: bytes) -> float | None:
-        """Since when a live process waits for this lock."""
-        queued = self.queued[key]
-        return min((attempt.queued_at or 0.0 for attempt in queued.values() if attempt.process.awake), default=None)
+                self.queued[attempt.thing.key][token] = attempt
 
     # How they end
 
-    def ended(self, task: Task, *, with_lease: bool) -> None:
-        """The coroutine's acquire is over."""
-        token = task.subject
-        attempt = self.known.get(token)
-        if attempt is None or attempt.ended:
-            return
-        attempt.ended = True
-        self.queued[attempt.key].pop(token, None)
-        if not with_lease and self.clean:
-            world, since = self.story.world, self.story.world.now
-            world.at(since + UNDONE, lambda: self._undone(token, attempt, since))
+    def ended(self, task: Task, kept: Collection[bytes]) -> None:
+        """The coroutine's call is over, and of its attempts only these have become leases."""
+        world, since = self.story.world, self.story.world.now
+        for token in task.attempts:
+            attempt = self.known[token]
+            attempt.ended = True
+            self.queued[attempt.thing.key].pop(token, None)
+            if token not in kept and self.clean:
+                world.at(
+                    since + UNDONE,
+                    lambda token=token, attempt=attempt: self._undone(token, attempt, since),  # type: ignore[misc]
+                )
+        task.attempts = []
 
     def closed(self, process: Process) -> None:
         """A session has closed: with clean weather, what it held and queued is gone."""
@@ -117,23 +121,17 @@ class Attempts:
         if not attempt.process.alive or attempt.process.paused_until > since:
             return
         self.server.look()
-        queue, waiters = self.companions[attempt.key]
-        holder: bytes = self.server.find(attempt.key, bytes) or b""
-        for place, found in (
-            ("the lock", holder.removeprefix(b"!") == token),
-            ("the queue", token in (self.server.find(queue, ZSet) or ())),
-            ("the waiters", token in self.server.data.get(waiters, ())),
-        ):
-            if found:
+        for place, tokens in attempt.thing.places(self.server):
+            if token in tokens:
                 self.story.violated(5, f"{token!r} ended without a lease and is still in {place}")
 
     # What was executed under a lease
 
-    def ran(self, operation: str, holder: bytes | None, token: bytes) -> None:
-        """The server ran an `execute` and says that it was under the lease of this token."""
+    def ran(self, operation: str, *, holds: bool) -> None:
+        """The server ran an `execute`; `holds`: under a lease that it knows."""
         self.operations[operation] = self.operations.get(operation, 0) + 1
-        if holder != token:
-            self.story.violated(11, f"execute of {operation} ran though {holder!r} holds the lock")
+        if not holds:
+            self.story.violated(11, f"execute of {operation} ran without its lease")
         if self.operations[operation] > 1:
             self.story.violated(11, f"execute of {operation} ran {self.operations[operation]} times")
         if self.outcomes.get(operation) is False:

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._core import Grant
+from interlock.testing.simulator.subjects.subject import Share
 
 if TYPE_CHECKING:
     from collections import Counter
 
     from interlock.testing.simulator.coroutines import Process
+    from interlock.testing.simulator.subjects import Thing
 
     from .attempts import Attempt, Attempts
     from .story import Story
@@ -25,16 +27,13 @@ class Held:
     process: Process
     grant: Grant
     attempt: Attempt
+    share: Share
     lapsed_at: float | None = None
     told: int = 0
 
-    def certain(self) -> bool:
-        """Whether `ensure()` would pass now."""
-        return self.grant.lapsed(self.process.clock()) is None
-
 
 class Leases:
-    """All leases that clients have, by lock."""
+    """All leases that clients have, by the key of what they are on."""
 
     def __init__(self, story: Story, attempts: Attempts, counts: Counter[str], *, trusted: bool) -> None:
         self.story = story
@@ -43,23 +42,26 @@ class Leases:
         self.trusted = trusted  # the server loses no data and its clock is never set
         self.held: dict[bytes, list[Held]] = {}
         self._close = False  # whether somebody must be watched closely
-        self._written: dict[bytes, int] = {}  # the newest fence that the protected resource accepted
+        self._written: dict[bytes, tuple[int, bytes]] = {}  # the newest fence that the protected resource accepted
 
-    def watch(self, key: bytes) -> None:
-        """A lock that will be used."""
-        self.held[key] = []
-        self._written[key] = 0
+    def watch(self, thing: Thing) -> None:
+        """Something that will be used."""
+        self.held[thing.key] = []
+        self._written[thing.key] = 0, b""
 
     def leased(self, process: Process, grant: Grant) -> None:
-        """An acquire is about to return this."""
-        attempt = self.attempts.known[grant.token.encode()]
+        """An acquire returns this."""
+        token = grant.token.encode()
+        attempt = self.attempts.known[token]
+        if attempt.grant is grant:
+            return  # had once more
         attempt.grant = grant
-        held = Held(process, grant, attempt)
-        self.held[attempt.key].append(held)
-        self._close |= len(self.held[attempt.key]) > 1
+        held = Held(process, grant, attempt, Share(attempt.thing.wants(token), grant.fence))
+        self.held[attempt.thing.key].append(held)
+        self._close |= len(self.held[attempt.thing.key]) > 1
         until = process.when(grant.deadline)
         self.story.note("%s holds %s fence %d until %.6f", process.name, grant.token, grant.fence, until)
-        if not held.certain():
+        if not held.attempt.certain():
             self.story.violated(9, f"{grant.token} is returned though {grant.lapsed(process.clock())}")
 
     def told(self, lease: Any) -> None:
@@ -75,17 +77,24 @@ class Leases:
         """Rules 1 and 9, at every instant at which they can be broken."""
         if not self._close:
             return
-        for key, holds in self.held.items():
-            if len(holds) > 1:
-                certain = [held for held in holds if held.certain() and not held.attempt.forced]
-                if len(certain) > 1 and self.trusted:
-                    names = " and by ".join(held.grant.token for held in certain)
-                    self.story.violated(1, f"{key!r} is held by {names}")
+        self._close = False
+        for holds in self.held.values():
+            if not holds or (len(holds) == 1 and holds[0].lapsed_at is None):
+                continue
+            if self.trusted and self._together(holds):
+                certain = [held for held in holds if held.attempt.certain() and not held.attempt.ousted]
+                if why := self._together(certain):
+                    self.story.violated(1, f"{certain[0].attempt.thing.key!r} is {why}")
                     certain[0].grant.lose("the simulation has seen enough of it")
-                self._tidy(holds)
-            elif holds and holds[0].lapsed_at is not None:
-                self._tidy(holds)
-        self._close = any(len(holds) > 1 or (holds and holds[0].lapsed_at is not None) for holds in self.held.values())
+            self._tidy(holds)
+            self._close |= any(held.lapsed_at is not None for held in holds) or self._together(holds) is not None
+
+    @staticmethod
+    def _together(holds: list[Held]) -> str | None:
+        """Why these can't be had at once."""
+        if len(holds) < 2:
+            return None
+        return holds[0].attempt.thing.apart({held.grant.token.encode(): held.share for held in holds})
 
     def sweep(self) -> None:
         """What should have happened by now."""
@@ -96,7 +105,7 @@ class Leases:
 
     def _tidy(self, holds: list[Held]) -> None:
         for held in list(holds):
-            certain, now = held.certain(), self.story.world.now
+            certain, now = held.attempt.certain(), self.story.world.now
             if held.lapsed_at is None:
                 if not certain and held.process.awake:  # now its code could have seen it
                     held.lapsed_at = now
@@ -122,12 +131,16 @@ class Leases:
 
     def wrote(self, grant: Grant, *, sure: bool) -> None:
         """The protected resource gets a write with this fence; `sure`: ensure() passed in this instant."""
-        key = grant.primitive.keys[0].encode()
-        if grant.fence >= self._written[key]:
-            self._written[key] = grant.fence
+        token = grant.token.encode()
+        attempt = self.attempts.known[token]
+        thing = attempt.thing
+        newest, writer = self._written[thing.key]
+        if not thing.alone(token):
+            self.counts["write beside others"] += 1
+        elif grant.fence >= newest:
+            self._written[thing.key] = grant.fence, thing.owner(token)
             self.counts["write accepted"] += 1
         else:
             self.counts["write refused by its fence"] += 1
-            if sure and self.trusted and not self.attempts.known[grant.token.encode()].forced:
-                newest = self._written[key]
+            if sure and self.trusted and not attempt.ousted and thing.owner(token) != writer:
                 self.story.violated(2, f"a certain holder's write with {grant.fence} comes after {newest}")

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from interlock.testing.simulator.plan import Plan
     from interlock.testing.simulator.scheduler import World
 
-ENOUGH: Final = 20  # violations of one run
+ENOUGH: Final = 20  # violations after which a run ends
 
 
 class Violation(NamedTuple):
@@ -43,9 +43,8 @@ class Story:
         if self.over:
             return
         self.note("VIOLATION of rule %d: %s", rule, text)
-        if len(self.violations) < ENOUGH:
-            self.violations.append(Violation(self.world.now, rule, text))
-        if self.plan is not None and rule == self.plan.rule:
+        self.violations.append(Violation(self.world.now, rule, text))
+        if len(self.violations) == ENOUGH or (self.plan is not None and rule == self.plan.rule):
             self.world.stopped = self.over = True
 
     def served(self, *what: object) -> None:

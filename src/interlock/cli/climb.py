@@ -1,0 +1,140 @@
+"""Climbing a ladder: a trial under each of its recipes, on a real server, and the table of what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import secrets
+import signal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from interlock import embedded
+from interlock.cli.crew import Crew
+from interlock.cli.ladder import Recipe, why
+from interlock.cli.wire import Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from interlock.cli.ladder import Ladder
+    from interlock.cli.trial import Trial
+    from interlock.cli.wire import Ask
+
+__all__ = ["climb"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the table, and of `--json`."""
+
+    recipe: Recipe[Any]
+    numbers: dict[str, int]
+    seconds: float
+    why: str
+
+    def as_json(self) -> dict[str, str | float]:
+        """What `--json` prints of it."""
+        return {"name": self.recipe.name, **self.numbers, "seconds": self.seconds, "why": self.why}
+
+
+def climb(trial: Trial, title: str, *, processes: int, only: Sequence[str], url: str | None, as_json: bool) -> int:
+    """Hold the trial under each recipe of its ladder (or `only` some), and print what came of it.
+
+    Returns 0 if interlock did it right, 1 if not. Raises BadParameter, ConfigError, Unavailable.
+    """
+    recipes = _chosen(trial.ladder, only)
+    rows: list[Row] = []
+    status = 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does, and tidies up
+    with _server(url) as (where, ask, prefix), Crew(processes) as crew, _screen(trial, rows) as progress:
+        for number, recipe in enumerate(recipes, 1):
+            task = progress.add_task(f"{number}/{len(recipes)} {recipe.name:<12}", total=trial.goal)
+            one = replace(trial, recipe=recipe.name, url=where, prefix=f"{prefix}{recipe.name}:")
+            seconds = crew.run(one, ask, functools.partial(_advance, progress, task))
+            account = one.account(ask, seconds)
+            progress.remove_task(task)
+            rows.append(Row(recipe, account.numbers(), round(seconds, 2), why(recipe, account)))
+            status |= recipe.name == "interlock" and not account.good
+    if as_json:
+        print(json.dumps([row.as_json() for row in rows], indent=2, ensure_ascii=False))
+    else:
+        Console().print(_table(trial, rows, title))
+    return int(status)
+
+
+def _chosen(ladder: Ladder[Any], only: Sequence[str]) -> list[Recipe[Any]]:
+    names = [name.strip() for names in only for name in names.split(",")]
+    for name in names:
+        if name not in ladder:
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(ladder)}", param_hint="--only")
+    return [recipe for recipe in ladder.values() if not names or recipe.name in names]
+
+
+def _advance(progress: Progress, task: TaskID, done: int) -> None:
+    progress.update(task, completed=done)
+
+
+@contextlib.contextmanager
+def _server(url: str | None) -> Generator[tuple[str, Ask, str]]:
+    """The server to use, a connection to it, and a prefix for keys, of which none is left in the end."""
+    with contextlib.ExitStack() as stack:
+        if url is None:
+            url = stack.enter_context(embedded.Server()).url
+        wire = stack.enter_context(contextlib.closing(Wire(url)))
+        prefix = f"interlock-demo:{secrets.token_hex(4)}:"
+        try:
+            yield url, wire.ask, prefix
+        finally:
+            cursor = b"0"
+            while True:
+                cursor, keys = wire.ask("SCAN", cursor, "MATCH", f"*{prefix}*", "COUNT", 1000)
+                if keys:
+                    wire.ask("DEL", *keys)
+                if cursor == b"0":
+                    break
+
+
+@contextlib.contextmanager
+def _screen(trial: Trial, rows: Sequence[Row]) -> Generator[Progress]:
+    """A bar for the trial that is on, above the rows so far; nothing where there is no terminal."""
+    console = Console(stderr=True)
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn(trial.done),
+        console=console,
+        expand=True,
+    )
+    if not console.is_terminal:
+        yield progress
+        return
+    with Live(get_renderable=lambda: Group(progress, _table(trial, rows)), console=console, transient=True):
+        yield progress
+
+
+def _table(trial: Trial, rows: Sequence[Row], title: str | None = None) -> Table:
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0))
+    table.add_column("recipe", style="bold")
+    for heading in (*(column.heading for column in trial.columns), "seconds"):
+        table.add_column(heading, justify="right")
+    table.add_column("why")
+    for row in rows:
+        numbers = [(row.numbers[column.name], column.style) for column in trial.columns]
+        table.add_row(
+            row.recipe.name,
+            *[Text(str(number), style=style if number else "") for number, style in numbers],
+            f"{row.seconds:.1f}",
+            Text.assemble((row.recipe.title, "dim"), "\n", row.why),
+        )
+    return table

@@ -1,0 +1,228 @@
+"""The rush: an API that takes five calls at a time, its callers, their bad luck, and the API's own log.
+
+A call asks the API for a few pages, one after the other. The API notes each request in its log, a stream:
+
+    XADD api * <call> <how it got its permit>
+
+So the API itself tells how many it had to serve at once: a call is open from its first request to its last one that the
+log has, in the order of the log. No clock takes part, and whoever crashed asks for nothing any more. A call whose
+first request comes while five others are open is one too many.
+
+When all have left, newcomers ask for permits: what they do not get within two timeouts has leaked.
+
+What is numbered, for the faults (see `trial`), is calls, before they ask for a permit. A call that was lost or refused
+is made again, with a new number. Some processes' clocks are wrong, by less than the timeout. The rules of the plan:
+
+  1. The crash comes first, and nothing more until each caller has had a number: it takes calls along, and their faults.
+  2. What outlasts the timeout comes next, so that the others are still busy when it has passed.
+  3. Then come calls that are long, but within the timeout; and callers that are slow in the middle of taking a permit.
+     They come in pairs: if one does no harm, as its clock is ahead, or as there is room just then, the other does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from interlock.cli.semaphores import SEMAPHORES
+from interlock.cli.trial import LOOK_UP, Account, Client, Column, Fault, Scene, Trial, numbered
+from interlock.cli.wire import Wire
+from interlock.errors import LeaseLost
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from interlock.cli.semaphores import Permit
+    from interlock.cli.wire import Ask
+
+__all__ = ["CLOCKS", "Caller", "Log", "Rush", "plan"]
+
+CLOCKS = (0.0, -0.6, 0.6)  # of the first processes: TTLs that they are ahead; those of the others are right
+
+_PAGES = 3  # of a call
+_PAGE = (0.012, 0.02)  # seconds until the next one
+_NEWCOMERS = 2.0  # TTLs for which newcomers ask for permits when all have left
+
+
+def plan(calls: int, callers: int, seed: int) -> dict[int, Fault]:
+    """The faults of so many calls of so many callers, by number of call. See the rules above."""
+    dice = random.Random(seed)
+    outlasting = [
+        [Fault("slow", "holding", 1.7)],
+        [Fault("slow", "holding", 1.7)],
+        [Fault("pause", "taken", 1.7)],
+    ]
+    within = [
+        *[[Fault("slow", "holding", 0.85)] * 2 for _ in range(2)],
+        *[[Fault("slow", "taking", 0.4)] * 2 for _ in range(4)],
+    ]
+    dice.shuffle(outlasting)
+    dice.shuffle(within)
+    return numbered([[Fault("crash", "taken")], *outlasting, *within], dice, max(1, calls // 30), callers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rush(Trial):
+    """One rush under one recipe."""
+
+    ladder = SEMAPHORES
+    columns = (
+        Column("calls", "calls"),
+        Column("most", "at once"),
+        Column("over", "too many", "bold red"),
+        Column("leaked", "leaked", "yellow"),
+    )
+    done = "made"
+
+    limit: int  # calls that the API takes at a time
+
+    @property
+    def api(self) -> str:
+        """The API: its log."""
+        return f"{self.prefix}api"
+
+    @property
+    def todo(self) -> str:
+        """The list of calls that are to be made."""
+        return f"{self.prefix}todo"
+
+    @property
+    def doing(self) -> str:
+        """The list of those that this process makes now."""
+        return f"{self.prefix}doing:{self.place}"
+
+    def local(self) -> threading.Semaphore:
+        """What keeps the threads of one process apart."""
+        return threading.Semaphore(self.limit)
+
+    def open(self, ask: Ask) -> None:
+        """List the calls."""
+        ask("RPUSH", self.todo, *range(self.goal))
+
+    def visit(self, scene: Scene[Any], wire: Wire) -> None:
+        """Make call after call, until no more are to be made."""
+        while wire.ask("LMOVE", self.todo, self.doing, "LEFT", "RIGHT"):
+            while not Caller(scene, wire).call():
+                pass
+            # Together: what a crash leaves in the list was not made.
+            wire.together(("LPOP", self.doing), ("HINCRBY", self.notes, "made", 1))
+
+    def progress(self, ask: Ask) -> int:
+        """How many calls were made."""
+        return int(ask("HGET", self.notes, "made") or 0)
+
+    def crashed(self, ask: Ask) -> None:
+        """List again what this process was doing."""
+        while ask("LMOVE", self.doing, self.todo, "RIGHT", "LEFT"):
+            pass
+
+    def account(self, ask: Ask, seconds: float) -> Log:
+        """Read the API's log and the notes, and let newcomers ask for permits."""
+        lines = [(call, how) for _, (call, how) in ask("XRANGE", self.api, "-", "+")]
+        most, over = count(lines, self.limit)
+        seen = self.seen(ask) + over
+        seen["over"] = over.total()
+        seen["leaked"] = self.limit - self._spare()
+        return Log(calls=self.goal, made=seen["made"], most=most, seconds=seconds, seen=seen)
+
+    def _spare(self) -> int:
+        """How many permits newcomers get, up to the limit."""
+        scene: Scene[Rush] = Scene(self, lambda _fault, _seconds: None)
+        with contextlib.closing(scene.locks), contextlib.closing(Wire(self.url)) as wire:
+            end = time.monotonic() + _NEWCOMERS * self.ttl
+            while True:
+                tries = (Caller(scene, wire, patience=0.0).take() for _ in range(self.limit))
+                permits = [permit for permit in tries if permit]
+                for permit in permits:
+                    permit.give()
+                if len(permits) == self.limit or time.monotonic() > end:
+                    return len(permits)
+                time.sleep(self.ttl / 5)
+
+
+class Caller(Client[Rush]):
+    """One attempt to make a call."""
+
+    poll = (0.003, 0.006)
+
+    def __init__(self, scene: Scene[Rush], wire: Wire, patience: float = LOOK_UP) -> None:
+        super().__init__(scene, wire)
+        self.limit = self.trial.limit
+        self.patience = patience  # seconds to wait for a permit in the server, where that can be done
+
+    def take(self) -> Permit | None:
+        """Try to take a permit."""
+        return SEMAPHORES[self.trial.recipe].run(self)
+
+    def call(self) -> bool:
+        """Make the call: whether the API served all of it."""
+        self.take_number()
+        permit = self.wait(self.take)
+        try:
+            self.point("taken")
+            self.request(permit)
+            self.point("holding")
+            for _ in range(_PAGES - 1):
+                time.sleep(random.uniform(*_PAGE))
+                self.request(permit)
+        except LeaseLost:
+            self.note("refused")
+            return False
+        finally:
+            permit.give()
+        return True
+
+    def request(self, permit: Permit) -> None:
+        """Ask the API for a page. Raises LeaseLost if the permit is one that the server checks, and has ended."""
+        (permit.say or self.ask)("XADD", self.trial.api, "*", self.token, "cut" if permit.cut else "served")
+
+
+def count(log: Iterable[tuple[bytes, bytes]], limit: int) -> tuple[int, Counter[str]]:
+    """How many calls were open at the most, and how those got in that were too many."""
+    lines = list(log)
+    last = {call: number for number, (call, _) in enumerate(lines)}
+    open_calls = set[bytes]()
+    most, over = 0, Counter[str]()
+    for number, (call, how) in enumerate(lines):
+        if call not in open_calls:
+            over[how.decode()] += len(open_calls) >= limit
+            open_calls.add(call)
+            most = max(most, len(open_calls))
+        if last[call] == number:
+            open_calls.remove(call)
+    return most, over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log(Account):
+    """What the API's log says. `over`: calls too many; `cut`: those that a low rank let in; `leaked`: permits."""
+
+    virtues: ClassVar = {
+        "slow": "renewed for slow calls",
+        "refused": "a late request refused",
+        "crash": "a crash waited out",
+    }
+    calm = "never too many, in order"
+
+    calls: int
+    made: int
+    most: int
+
+    @property
+    def good(self) -> bool:
+        """Whether all calls were made, never too many at once, and all permits are there."""
+        return self.made == self.calls and not self.seen["over"] and not self.seen["leaked"]
+
+    @property
+    def otherwise(self) -> str:
+        """How callers fared."""
+        return f"calls too many: {self.seen['over']}, leaked: {self.seen['leaked']}, gave up: {self.seen['left']}"
+
+    def numbers(self) -> dict[str, int]:
+        """Calls made; the most that the API had at once; those that were too many; permits that are gone."""
+        return {"calls": self.made, "most": self.most, "over": self.seen["over"], "leaked": self.seen["leaked"]}

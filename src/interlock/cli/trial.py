@@ -1,0 +1,257 @@
+"""A trial of a recipe: processes with clients that all want the same thing, their bad luck, and the books.
+
+What is wanted, and what the books say, is another matter for each ladder: see `sale` and `rush`.
+
+Bad luck is planned. What the clients do is numbered by the server, so "number 12" is the same moment of the trial for
+every recipe, whichever process it falls to. The plan, made from a seed, says which number meets which fault, and where:
+in the middle of *taking* the lock or permit, for recipes that need more than one step; just after it is *taken*; while
+*holding* it; or while *releasing* it. A recipe breaks at its own weak point; the plan does not know recipes.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeAlias, TypeVar
+
+from interlock import Interlock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from interlock.cli.ladder import Ladder
+    from interlock.cli.wire import Ask, Wire
+
+__all__ = [
+    "LOOK_UP",
+    "Account",
+    "Client",
+    "Closed",
+    "Column",
+    "Declined",
+    "Fault",
+    "Local",
+    "Scene",
+    "Trial",
+    "numbered",
+]
+
+T = TypeVar("T")
+K = TypeVar("K", bound="Trial")
+Point = Literal["taking", "taken", "holding", "releasing"]
+Local: TypeAlias = "threading.Lock | threading.Semaphore"
+
+LOOK_UP = 1.0  # seconds after which a client that waits in the server looks up to see whether it is closed
+
+
+class Declined(Exception):  # noqa: N818  # it is an event of the trial, and no mistake
+    """The buyer's card was declined: an exception in the middle of a sale, as happens to all code."""
+
+
+class Closed(Exception):  # noqa: N818
+    """The trial was closed while the client waited."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What goes wrong, where, and for how many TTLs.
+
+    `crash`: the process is killed. `pause`: it is stopped (SIGSTOP), as by a long collection or a suspended machine.
+    `slow`: only this client takes long. `error`: an exception in the section.
+    """
+
+    kind: Literal["crash", "pause", "slow", "error"]
+    point: Point
+    ttls: float = 0.0
+
+
+def numbered(
+    episodes: Iterable[Sequence[Fault]], dice: random.Random, gap: int, after_first: int = 0
+) -> dict[int, Fault]:
+    """Give the faults of each episode numbers in a row, at most `gap` after the episode before.
+
+    After the first episode so many more numbers are left out.
+    """
+    faults: dict[int, Fault] = {}
+    number = 1
+    for episode in episodes:
+        number += dice.randint(1, gap)
+        if faults:
+            number, after_first = number + after_first, 0
+        for fault in episode:
+            faults[number] = fault
+            number += 1
+    return faults
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A number of the table: its name in `--json`, its heading, and how it looks when it is not 0."""
+
+    name: str
+    heading: str
+    style: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial(ABC):
+    """One trial of one recipe: all that a worker process must know."""
+
+    ladder: ClassVar[Ladder[Any]]
+    columns: ClassVar[tuple[Column, ...]]
+    done: ClassVar[str]  # what is said of the goal's units that were reached
+
+    recipe: str = ""
+    url: str = ""
+    prefix: str = ""  # of every key, this trial's own
+    goal: int  # tickets to sell, or calls to make
+    clients: int  # in each process
+    ttl: float  # of the lock or permit, seconds
+    patience: float  # how often all may stand still before the trial is closed
+    faults: dict[int, Fault] = field(default_factory=dict[int, Fault])
+    clocks: tuple[float, ...] = ()  # seconds that the clock of each process is ahead, as far as it is
+    place: int = 0  # which of the processes this one is
+
+    @property
+    def lock(self) -> str:
+        """The key that is the lock, or the counter or set, of all recipes that have one in the server."""
+        return f"{self.prefix}lock"
+
+    @property
+    def notes(self) -> str:
+        """The hash that counts what was seen to happen; kept in the server, for processes crash."""
+        return f"{self.prefix}notes"
+
+    @property
+    def numbers(self) -> str:
+        """The counter of what the clients do."""
+        return f"{self.prefix}numbers"
+
+    @property
+    def clock(self) -> float:
+        """Seconds that this process' clock is ahead."""
+        return self.clocks[self.place] if self.place < len(self.clocks) else 0.0
+
+    def at(self, place: int) -> Self:
+        """The same for the process at this place."""
+        return replace(self, place=place)
+
+    def local(self) -> Local:
+        """What keeps the threads of one process apart."""
+        return threading.Lock()
+
+    @abstractmethod
+    def open(self, ask: Ask) -> None:
+        """Lay out what there is at first."""
+
+    @abstractmethod
+    def visit(self, scene: Scene[Any], wire: Wire) -> None:
+        """Be one client, until nothing is wanted any more. Raises Closed."""
+
+    @abstractmethod
+    def progress(self, ask: Ask) -> int:
+        """How much of the goal is reached."""
+
+    def crashed(self, ask: Ask) -> None:  # noqa: B027  # most leave nothing
+        """Put right what the crash of this process left undone outside of the recipe."""
+
+    @abstractmethod
+    def account(self, ask: Ask, seconds: float) -> Account:
+        """Read the books when all is over."""
+
+    def seen(self, ask: Ask) -> Counter[str]:
+        """Read the notes."""
+        notes: dict[bytes, bytes] = ask("HGETALL", self.notes)
+        return Counter({name.decode(): int(count) for name, count in notes.items()})
+
+
+class Scene(Generic[K]):
+    """What the clients of one process share during one trial."""
+
+    def __init__(self, trial: K, suffer: Callable[[Fault, float], None]) -> None:
+        self.trial = trial
+        self.suffer = suffer  # makes a fault happen to this process, or thread, for so many seconds
+        self.local = trial.local()
+        self.locks = Interlock(trial.url, prefix=trial.prefix)
+        self.closed = threading.Event()
+
+
+class Client(Generic[K]):
+    """One attempt of a client; what a recipe has to work with."""
+
+    poll: ClassVar[tuple[float, float]]  # seconds between two tries of the recipes that have to poll
+
+    def __init__(self, scene: Scene[K], wire: Wire) -> None:
+        self.scene = scene
+        self.trial = scene.trial
+        self.wire = wire
+        self.ask = wire.ask
+        self.lock = self.trial.lock
+        self.ttl_ms = round(self.trial.ttl * 1000)
+        self.token = b"%032x" % random.getrandbits(128)
+        self.number = 0
+        self._fault: Fault | None = None
+
+    def now(self) -> float:
+        """The time of day, by the clock of this process: seconds."""
+        return time.time() + self.trial.clock
+
+    def note(self, what: str) -> None:
+        """Count something that was seen to happen."""
+        self.ask("HINCRBY", self.trial.notes, what, 1)
+
+    def take_number(self) -> None:
+        """Be the next one; from now on the fault of this number may happen."""
+        self.number = self.ask("INCR", self.trial.numbers)
+        self._fault = self.trial.faults.get(self.number)
+
+    def wait(self, take: Callable[[], T | None]) -> T:
+        """Try until `take()` gives the lock; raises Closed when the trial is closed first."""
+        while not (got := take()):
+            if self.scene.closed.wait(random.uniform(*self.poll)):
+                raise Closed
+        return got
+
+    def point(self, point: Point) -> None:
+        """Meet the fault that is planned for this number at this point, if there is one: once."""
+        fault = self._fault
+        if fault is None or fault.point != point:
+            return
+        self._fault = None
+        self.note(fault.kind)
+        if fault.kind == "error":
+            raise Declined
+        self.scene.suffer(fault, fault.ttls * self.trial.ttl)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account(ABC):
+    """What the books say after a trial."""
+
+    virtues: ClassVar[Mapping[str, str]]  # what interlock is praised for, by what was seen
+    calm: ClassVar[str]  # what is said of it when nothing happened
+
+    seconds: float
+    seen: Counter[str]  # the notes, and what the books tell besides
+
+    @property
+    @abstractmethod
+    def good(self) -> bool:
+        """Whether all came out as it should."""
+
+    @property
+    @abstractmethod
+    def otherwise(self) -> str:
+        """What is said of a bad result that has not shown the recipe's own flaw."""
+
+    @abstractmethod
+    def numbers(self) -> dict[str, int]:
+        """The numbers of the table, by column."""
+
+    def besides(self, sign: str) -> str:  # noqa: ARG002  # most have nothing to add
+        """What is to be added to the flaw with this sign."""
+        return ""

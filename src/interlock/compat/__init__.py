@@ -1,0 +1,1 @@
+"""For code that locks by another name already: the same calls, over interlock. `recipes` needs nothing installed."""

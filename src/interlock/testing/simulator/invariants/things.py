@@ -1,0 +1,246 @@
+"""Things in the server, seen after each script: who has them and who waits. Rules 2 to 6, 12, and half of 11."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from interlock._core import GRANTED, QUEUED, ServerError
+from interlock.testing.simulator.commands import Hash, ZSet
+from interlock.testing.simulator.subjects.subject import live
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from interlock.testing.simulator.coroutines import Task
+    from interlock.testing.simulator.server import Server
+    from interlock.testing.simulator.subjects import Reading, Share, Thing
+
+    from .attempts import Attempt, Attempts
+    from .story import Story
+
+FOLLOWED: Final = 1.3  # seconds after which what is free must have been given to a live waiter: a vouch and a trip
+WOKEN: Final = 0.05  # seconds after which who was handed something must know, if nothing at all goes wrong
+
+
+@dataclass
+class Seen:
+    """A thing in the server, as the last script left it."""
+
+    thing: Thing
+    holders: dict[bytes, Share] = field(default_factory=dict[bytes, "Share"])
+    fence: int = 0
+    arrivals: dict[bytes, tuple[int, float]] = field(default_factory=dict[bytes, tuple[int, float]])
+    head: bytes | None = None  # who is the next one, in calm weather
+    head_at: float = 0.0  # since when
+    could_at: float | None = None  # since when there has been room for it
+
+
+class Things:
+    """All of them."""
+
+    def __init__(self, story: Story, server: Server, attempts: Attempts, *, quiet: bool, trusted: bool) -> None:
+        self.story = story
+        self.server = server
+        self.attempts = attempts
+        self.quiet = quiet  # no fault of any kind
+        self.trusted = trusted  # the server loses no data and its clock is never set
+        self.calm_since = math.inf
+        self.seen: dict[bytes, Seen] = {}
+        self.handed: Callable[[Task], None] = lambda _task: None  # a waiter was handed something in this moment
+        self.grants = 0
+        self.slowest = 0.0  # seconds from when there was room for a live waiter to its grant, in calm weather
+        self._arrived = 0
+
+    def watch(self, thing: Thing) -> None:
+        """Something that will be used."""
+        self.seen[thing.key] = Seen(thing)
+
+    def executed(self, sender: str, keys: Sequence[bytes], args: Sequence[bytes], reply: Any) -> None:
+        """A script has run."""
+        story, server, verb, token = self.story, self.server, args[0], args[1]
+        code: object = reply
+        with contextlib.suppress(TypeError, IndexError):
+            code = reply[0]
+        story.note("server runs %s's %s %s -> %s", sender, verb.decode(), token.decode(), reply)
+        if isinstance(reply, ServerError):
+            if not str(reply).startswith("NOSCRIPT") and not (server.full and str(reply).startswith("OOM")):
+                story.violated(10, f"{verb.decode()} of {sender} failed: {reply}")
+            return
+        story.served(sender, verb, token.rpartition(b"/")[0], keys[0], code if isinstance(code, int) else 0)
+        if not server.data.keys() <= server.expires.keys():
+            story.violated(3, f"{server.data.keys() - server.expires.keys()} have no TTL after {verb!r}")
+        attempt = self.attempts.known.get(token.removeprefix(b"!"))
+        if attempt is not None:
+            if verb == b"release":
+                attempt.cleared = True
+            elif verb == b"acquire" and code == QUEUED:
+                self.attempts.queues(token, attempt)
+            elif verb == b"execute" and code == GRANTED:
+                holders = self.seen[keys[0]].thing.read(server).holders
+                self.attempts.ran(args[4].decode(), holds=token in holders and not holders[token].revoked)
+            elif verb == b"revoke" and code == 1 and args[2] == b"1":
+                attempt.ousted = True
+        seen = self.seen.get(keys[0])
+        if seen is not None and (wrong := seen.thing.misserved(server, args, reply, seen.holders)) and self.trusted:
+            story.violated(12, f"{verb.decode()} of {token!r} was answered with {reply}: {wrong}")
+        for key in keys:
+            if key in self.seen:
+                self._look(self.seen[key], verb, token)
+
+    def _look(self, seen: Seen, verb: bytes, by: bytes) -> None:
+        thing, server = seen.thing, self.server
+        reading = thing.read(server)
+        holders = reading.holders
+        present: dict[bytes, float] = server.find(thing.queue, ZSet) or {}
+        if verb != b"renew" and (present or seen.arrivals):
+            self._arrivals(seen, holders, present)
+        new = [
+            token
+            for token, share in holders.items()
+            if not share.revoked and (token not in seen.holders or seen.holders[token].fence != share.fence)
+        ]
+        if new:
+            new.sort(key=lambda token: holders[token].fence)
+            self._granted(seen, new, reading, present, by if verb == b"acquire" else b"")
+        for token in holders:
+            if token not in present:
+                seen.arrivals.pop(token, None)  # it has its turn: if it comes again, it comes anew
+            attempt = self.attempts.known.get(token)
+            if attempt is not None and attempt.cleared and self.trusted:
+                self.story.violated(5, f"{token!r} holds {thing.key!r} after its release was run")
+        if self.trusted:
+            for token in seen.holders.keys() - holders.keys():
+                attempt = self.attempts.known.get(token)
+                if attempt is not None and attempt.certain() and not attempt.ousted:
+                    self.story.violated(1, f"{token!r} is certain of {thing.key!r}, and the server gave it up")
+        self._follow(seen, reading, present)
+        seen.holders = holders
+
+    # The order of arrival
+
+    def _arrivals(self, seen: Seen, holders: dict[bytes, Share], present: dict[bytes, float]) -> None:
+        for token in [token for token in seen.arrivals if token not in present and token not in holders]:
+            del seen.arrivals[token]
+        for token in sorted(present, key=present.__getitem__) if len(present) > 1 else present:
+            if token not in seen.arrivals or seen.arrivals[token][1] != present[token]:  # perhaps once again
+                self._arrived += 1
+                seen.arrivals[token] = self._arrived, present[token]
+
+    def _in_order(self, seen: Seen, token: bytes, holders: dict[bytes, Share], present: dict[bytes, float]) -> None:
+        """Rule 6. Who was subscribed and is not any more can't be woken, and may be passed over meanwhile."""
+        server = self.server
+        waiters: dict[bytes, bytes] = server.find(seen.thing.waiters, Hash) or {}
+        owner = seen.thing.owner
+        same = (arrived for each, (arrived, _) in seen.arrivals.items() if owner(each) == owner(token))
+        mine = min(same, default=self._arrived + 1)
+        for other in present:
+            if other in waiters and other in seen.arrivals and seen.arrivals[other][0] < mine and other not in holders:
+                alive, _, heard, channel, *_ = waiters[other].split()
+                if int(alive) > server.now_ms and (heard != b"1" or server.subscribers(channel)):
+                    self.story.violated(6, f"{token!r} overtook {other!r}")
+
+    # Grants
+
+    def _granted(
+        self, seen: Seen, tokens: list[bytes], reading: Reading, present: dict[bytes, float], by: bytes
+    ) -> None:
+        thing, holders, before = seen.thing, reading.holders, live(seen.holders, self.server, surely=False)
+        for token in tokens:
+            self.grants += 1
+            fence = holders[token].fence
+            if fence <= seen.fence:
+                self.story.violated(2, f"{token!r} got the fence {fence} after {seen.fence}")
+            seen.fence = max(seen.fence, fence)
+            thing.granted(token, reading)
+            for other in thing.ousted(token, before):
+                self.attempts.known[other].ousted = True
+            if present and not thing.beside(token, before):
+                self._in_order(seen, token, holders, present)
+            if token == seen.head:
+                since = seen.could_at if seen.could_at is not None else self._freed(seen, reading)
+                self._waited(seen, max(since, seen.head_at))
+            attempt = self.attempts.known.get(token)
+            if attempt is None:
+                continue
+            lasts = holders[token].ends - self.server.micros / 1000
+            most = attempt.ttl_ms if token == by else attempt.life_ms
+            if lasts > most + 1 and not thing.beside(token, [*before, *present]):
+                self.story.violated(3, f"{token!r} was granted {lasts:.0f} ms: it asked for {most}")
+            if attempt.queued_at is not None:
+                if self.quiet:
+                    self.story.world.at(
+                        self.story.world.now + WOKEN,
+                        lambda token=token, attempt=attempt: self._woken(thing, token, attempt),  # type: ignore[misc]
+                    )
+                self.handed(attempt.task)
+        if len(holders) > 1 and self.trusted and (why := thing.apart(holders)):
+            self.story.violated(1, f"in the server {thing.key!r} is {why}")
+
+    def _woken(self, thing: Thing, token: bytes, waiter: Attempt) -> None:
+        self.server.look()
+        if not waiter.ended and token in thing.read(self.server).holders:
+            self.story.violated(4, f"{token!r} was handed {thing.name} {WOKEN} s ago and does not know")
+
+    # Rule 4: what is free is given to who is next
+
+    def _follow(self, seen: Seen, reading: Reading, present: dict[bytes, float]) -> None:
+        """In calm weather: who is next, and since when there has been room for it."""
+        now = self.story.world.now
+        if now <= self.calm_since or not self.trusted:
+            return
+        head = self._head(seen, reading, present)
+        if head != seen.head:
+            seen.head, seen.head_at, seen.could_at = head, now, None
+        if head is None:
+            return
+        wants = seen.thing.wants(head)
+        if reading.room < wants <= reading.limit:
+            seen.could_at = None
+        elif seen.could_at is None:
+            seen.could_at = max(seen.head_at, self._freed(seen, reading))
+
+    def _head(self, seen: Seen, reading: Reading, present: dict[bytes, float]) -> bytes | None:
+        """The first live waiter in the queue, or, if the server has forgotten them all, the oldest."""
+        queued = self.attempts.queued[seen.thing.key]
+        waiting = [token for token, attempt in queued.items() if attempt.process.awake and token not in reading.holders]
+        if not waiting:
+            return None
+        return min(waiting, key=lambda token: (present.get(token, math.inf), queued[token].queued_at or 0.0))
+
+    def _freed(self, seen: Seen, reading: Reading) -> float:
+        """When, since the last look, leases ran out that were in the way of the next one; else now."""
+        now, server = self.story.world.now, self.server
+        assert seen.head is not None
+        room = reading.limit - sum(share.permits for share in seen.holders.values())
+        for share in sorted(seen.holders.values(), key=lambda share: share.ends):
+            when = now + (share.ends - server.micros / 1000) / 1000
+            room += share.permits
+            if when >= now:
+                break
+            if room >= seen.thing.wants(seen.head):
+                return when
+        return now
+
+    def _waited(self, seen: Seen, since: float) -> None:
+        waited = self.story.world.now - since
+        self.slowest = max(self.slowest, waited)
+        if waited > FOLLOWED:
+            self.story.violated(4, f"{seen.head!r} was next and {seen.thing.key!r} was free for {waited:.3f} s")
+
+    def sweep(self) -> None:
+        """What should have happened by now."""
+        now = self.story.world.now
+        if now <= self.calm_since or not self.trusted:
+            return
+        self.server.look()
+        for seen in self.seen.values():
+            reading = seen.thing.read(self.server)
+            self._follow(seen, reading, self.server.find(seen.thing.queue, ZSet) or {})
+            if seen.could_at is not None and now - seen.could_at > FOLLOWED:
+                self.story.violated(
+                    4, f"{seen.head!r} is next, and {seen.thing.key!r} has had room for it since {seen.could_at:.3f}"
+                )
+                seen.could_at = now

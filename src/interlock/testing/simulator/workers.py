@@ -1,0 +1,198 @@
+"""Workers: coroutines that use things as a program does, and let them go in every way."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from interlock._core import COURTESY
+from interlock.errors import AcquireTimeout, ConfigError, LeaseLost, LockError, Unavailable
+
+from .chance import MESSAGE
+from .network import Journey
+from .port import IO_TIMEOUT, SimSignal
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from random import Random
+
+    from interlock import aio
+
+    from .clients import Client
+    from .coroutines import Task
+    from .terms import Terms
+
+T = TypeVar("T")
+SLACK: Final = 0.1  # seconds that code may take beyond its timeout
+
+
+class Worker:
+    """What a turn is played with. Everything that an API may raise is counted here; what it may not, passes."""
+
+    def __init__(self, client: Client, task: Task) -> None:
+        self.client = client
+        self.task = task
+        self.run = client.run
+        self.session = client.session
+        self.locks: aio.Interlock = client.locks
+        self.known = client.known
+        self.now = client.port.now
+        self.random: Random  # of the turn
+
+    def options(self, terms: Terms) -> dict[str, Any]:
+        """What the API is told of them."""
+        told = self.run.monitor.leases.told
+        return {
+            "ttl": terms.ttl, "timeout": terms.timeout, "renew": terms.renews, "max_hold": terms.max_hold,
+            "on_lost": told,
+        }  # fmt: skip
+
+    def count(self, what: str) -> None:
+        """This happened."""
+        self.run.record.counts[what] += 1
+
+    def violated(self, rule: int, text: str) -> None:
+        """A rule is broken."""
+        self.run.story.violated(rule, f"{self.task.name}: {text}")
+
+    async def sleep(self, until: float) -> None:
+        """Do nothing until then, by the process's own clock."""
+        await self.client.port.wait(SimSignal(), until)
+
+    async def take(self, acquire: Callable[[], Awaitable[T]], terms: Terms) -> T | None:
+        """A lease, if it can be had on these terms. ConfigErrors are the caller's."""
+        lease = await self.call(acquire, terms.timeout, self._tokens)
+        for grant in self.run.subject.grants(lease) if lease is not None else ():
+            self.run.monitor.leases.leased(self.client.process, grant)
+        return lease
+
+    def _tokens(self, lease: Any) -> list[str]:
+        return [grant.token for grant in self.run.subject.grants(lease)]
+
+    async def call(
+        self,
+        call: Callable[[], Awaitable[T]],
+        timeout: float | None,
+        tokens: Callable[[T], list[str]] = lambda _: [],
+        what: str = "acquire",
+    ) -> T | None:
+        """What a call that may wait for `timeout` seconds returns; None if it failed in a way that calls may.
+
+        `tokens` tells which attempts live on in its result; nothing may be left of any other.
+        """
+        task, pauses, started = self.task, self.client.process.pauses, self.now()
+        task.attempts, kept = [], list[bytes]()
+        try:
+            result = await call()
+            kept = [token.encode() for token in tokens(result)]
+        except AcquireTimeout:
+            self.count(f"{what} timed out")
+        except Unavailable:
+            self.count(f"{what} unavailable")
+        except LeaseLost:
+            self.count(f"{what} revoked")
+        except ConfigError:
+            if not self.session.core.closed:
+                raise
+        except LockError as error:
+            self.count(f"{what} failed: {type(error).__name__}")
+        else:
+            return result
+        finally:
+            self.run.monitor.attempts.ended(task, kept)
+            bound = (IO_TIMEOUT if timeout == 0 else timeout + COURTESY if timeout else math.inf) + SLACK
+            took = self.now() - started
+            if took > bound and pauses == self.client.process.pauses:
+                self.run.story.violated(4, f"{what}(timeout={timeout}) took {took:.3f} s")
+        return None
+
+    async def hold(self, lease: Any, terms: Terms, inside: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Hold it for a while, do this inside, and let it go."""
+        if terms.drops:
+            self.count("lease dropped")
+            return
+        error: BaseException | None = None
+        try:
+            await self._stay(lease, terms.seconds)
+            if inside is not None:
+                await inside()
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            try:
+                await self.end(lease, leaves=terms.leaves, error=error)
+            finally:
+                error = None  # its traceback refers to this frame, and that to the lease, which nobody shall keep
+
+    async def _stay(self, lease: Any, seconds: float) -> None:
+        random, until = self.random, self.now() + seconds
+        while self.now() < until:
+            try:
+                lease.ensure()
+            except LeaseLost:
+                self.count("ensure raised")
+                if random.random() < 0.5:
+                    return
+            else:
+                for grant in self.run.subject.grants(lease):
+                    self.run.monitor.leases.wrote(grant, sure=True)
+            does = random.random()
+            if does < 0.05:
+                await self._extend(lease, random.uniform(0.1, 6.0))
+            elif does < 0.15:
+                await self._execute(lease, given=does < 0.1)
+            elif does > 0.7:
+                self._write_late(lease)
+            await self.sleep(self.now() + min(random.expovariate(1 / 0.1), until - self.now() + 0.001))
+
+    def _write_late(self, lease: Any) -> None:
+        """To the resource that the lease protects: a write that comes when it comes."""
+        world, leases, grant = self.run.world, self.run.monitor.leases, self.run.subject.grants(lease)[0]
+        trip = self.run.network.trip(Journey(self.task, MESSAGE))
+        world.at(world.now + trip, lambda: leases.wrote(grant, sure=False))
+
+    async def _extend(self, lease: Any, seconds: float) -> None:
+        try:
+            await lease.extend(seconds)
+            self.count("extended")
+        except (LeaseLost, Unavailable):
+            self.count("extend failed")
+        except ConfigError:
+            if not self.session.core.closed:
+                raise
+
+    async def _execute(self, lease: Any, *, given: bool) -> None:
+        self.run.executes += 1
+        operation, key = f"{lease.token}:{self.run.executes}", f"data:{lease.name}"
+        answered = self.run.monitor.attempts.answered
+        try:
+            await lease.execute("SET", key, operation, "PX", 60000, keys=[key] if given else None)
+        except LeaseLost:
+            self.count("execute refused")
+            answered(operation, ran=False)
+        except Unavailable as error:
+            self.count("execute unavailable")
+            if "it may have run" not in str(error):
+                answered(operation, ran=False)
+        except ConfigError:
+            if not self.session.core.closed:
+                raise
+        else:
+            self.count("executed")
+            answered(operation, ran=True)
+
+    async def end(self, lease: Any, *, leaves: bool, error: BaseException | None = None) -> None:
+        """Let it go: as a `with` does, or by release()."""
+        try:
+            if error is not None or leaves:
+                await lease.__aexit__(type(error), error, None)
+            elif not await lease.release():
+                self.count("release came too late")
+        except LeaseLost:
+            self.count("leave raised LeaseLost")
+        except Unavailable:
+            self.count("release unavailable")
+        except ConfigError:
+            if not self.session.core.closed:
+                raise
