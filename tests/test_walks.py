@@ -1280,7 +1280,7 @@ class MultiWorld(Queued):
     def judge(self, verb, args, reply, before):
         after, now = self.see(), self.now
         for name, (held, queue, fences) in after.items():
-            was, waited, had = before[name]
+            _, waited, had = before[name]
             assert sum(held.values()) <= LIMITS.get(KINDS[name], 1), f"too many hold {name}"
             for token in held:
                 assert self.dead.get(token, 0) <= now, f"{token} is given up, and holds {name}"

@@ -166,7 +166,7 @@ class Walk:
         if self.world.clock - then < GONE_FOR and self.possible(verb, args):
             self.world.say(verb, *args, **where)
 
-    def possible(self, verb, args):
+    def possible(self, verb, args):  # noqa: ARG002
         """Whether a copy of this message may be on its way: only one in doubt has such."""
         return True
 
