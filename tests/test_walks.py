@@ -1420,3 +1420,47 @@ def test_no_rule_of_multi_is_broken(seed):
     world = MultiWalk(seed).run(3000)
     assert world.had > 100
     assert world.refused > 100
+
+
+# On real servers
+
+
+@pytest.mark.grounds("kinds")
+def test_out_of_memory_who_waits_at_a_latch_or_a_barrier_goes_on(clean):
+    """What the server has no memory for is refused, and leaves nothing; who is there already needs none."""
+
+    def say(script, count, *args):
+        keys = [KEY, RECORD, QUEUE, WAITERS, GONES, PRESENT][:count]
+        try:
+            return clean.eval(walk.load(script).source, count, *keys, *args)
+        except Exception as error:
+            return [str(error)]
+
+    def arrive(token, generation=""):
+        return say("barrier", 6, "acquire", token, 3000, 3000, 0, "c", 1, 3, generation)
+
+    def wait(token, generation=""):
+        return say("latch", 5, "acquire", token, 3000, 3000, 0, "c", 1, 2, 20_000, generation)
+
+    generation = arrive("a")[4]
+    arrive("b")
+    try:
+        clean.config_set("maxmemory", 1)
+        assert "maxmemory" in str(arrive("new")[0])
+        for _ in range(2):
+            assert arrive("a", generation)[0] == QUEUED
+            assert say("barrier", 6, "vouch", "c", 0, "a", 3000, "b", 3000)[2:] == [QUEUED, QUEUED]
+        clean.config_set("maxmemory", 0)
+        assert arrive("c") == [GRANTED, 2]
+        clean.config_set("maxmemory", 1)
+        assert arrive("a", generation) == [GRANTED, 0]
+        clean.config_set("maxmemory", 0)
+        clean.flushall()
+        generation = wait("a")[4]
+        clean.config_set("maxmemory", 1)
+        assert wait("a", generation)[0] == QUEUED
+        assert say("latch", 5, "vouch", "c", 0, "a", 3000)[2:] == [QUEUED]
+        assert say("latch", 5, "count", "op", 2, 2, 20_000) == [GRANTED, 0]
+        assert wait("a", generation) == [GRANTED]
+    finally:
+        clean.config_set("maxmemory", 0)

@@ -176,6 +176,7 @@ elseif verb == 'release' then
 
 elseif verb == 'vouch' then
   read()
+  if generation then keep() end  -- before the first write: who waits already needs no memory
   return vouch(
     function()
       if generation then

@@ -96,10 +96,10 @@ elseif verb == 'release' then
 
 elseif verb == 'vouch' then
   local ours = read()
+  if left then touch() end  -- before the first write: who waits already needs no memory
   return vouch(
     function()
       if ours then wake() end  -- else they are the waiters of something else that has the name now
-      if left then touch() end
       return 1000
     end,
     over
