@@ -158,8 +158,6 @@ class Things:
                 self.story.violated(2, f"{token!r} got the fence {fence} after {seen.fence}")
             seen.fence = max(seen.fence, fence)
             thing.granted(token, reading)
-            for other in thing.ousted(token, before):
-                self.attempts.known[other].ousted = True
             if present and not thing.beside(token, before):
                 self._in_order(seen, token, holders, present)
             if token == seen.head:
