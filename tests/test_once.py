@@ -149,6 +149,51 @@ async def test_one_that_takes_more_than_at_most_has_lost_it(kit):
     assert isinstance(await once.run(job(kit)), Ran)  # it has not succeeded
 
 
+@rule(6)
+async def test_one_that_lost_it_has_not_succeeded(kit):
+    """Though the server may have it still for a moment: whoever is told LeaseLost must find that it is run again."""
+    once = kit.interlock().once("a", at_most=60, key="v3")
+    result = await outcome(once.run(job(kit, lambda lease: setattr(lease._grant, "deadline", 0.0))))
+    assert isinstance(result, LeaseLost)
+    results = []
+
+    async def ran() -> bool:
+        results.append(await once.run(job(kit)))
+        return isinstance(results[-1], Ran)
+
+    await until(ran)
+
+
+@rule(5)
+async def test_at_least_holds_for_one_that_was_revoked_too(kit, clean):
+    once, others = kit.interlock().once("a", at_most=60, at_least=30), kit.interlock().once("a", at_most=60)
+    primitive = once._primitive
+
+    def work(lease):
+        message = ("revoke", lease.token, "0", "it eats the disk")
+        assert clean.eval(primitive.script.source, len(primitive.keys), *primitive.keys, *message)[0] == 1
+
+    result = await outcome(once.run(job(kit, work)))
+    assert isinstance(result, LeaseLost)
+    await until(lambda: not clean.exists("lock:a"))
+    assert isinstance(await others.run(job(kit)), Skipped)
+    assert await others.forget()
+    assert not await others.forget()
+    assert isinstance(await others.run(job(kit)), Ran)
+
+
+@rule(8)
+async def test_forgetting_that_comes_late_does_not_forget_another_run(kit, clean):
+    once = kit.interlock().once("a", at_most=60, at_least=30)
+    primitive = once._primitive
+    await once.run(job(kit))
+    message = (len(primitive.keys), *primitive.keys, "forget", clean.get("{lock:a}{done}"))
+    assert await once.forget()
+    await once.run(job(kit))
+    clean.eval(primitive.script.source, *message)
+    assert isinstance(await once.run(job(kit)), Skipped)
+
+
 @rule(8)
 async def test_a_lost_reply_to_its_end_does_not_lose_the_note(kit, clean, proxy):
     once = kit.interlock(f"{proxy.url}?socket_timeout=0.3").once("a", at_most=60, key="v3")

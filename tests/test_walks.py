@@ -8,6 +8,7 @@ Below each walk: what hostile minds suspected. $WALK makes the walks as many tim
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 
 import pytest
@@ -16,14 +17,15 @@ pytest.importorskip("lupa")
 
 import walk
 from interlock._core import (
+    AGAIN,
     BROKEN,
     BUSY,
     GONE,
-    GONE_FOR,
     GRANTED,
     LIMIT,
     MISUSED,
     QUEUED,
+    REVOKED,
     ServerError,
 )
 from walk import SOME
@@ -118,7 +120,7 @@ class LatchWorld(Queued):
     def judge(self, verb, args, reply, before):
         waited, told, image = before
         if isinstance(reply, ServerError):
-            assert verb in {"acquire", "count", "vouch", "revoke"}
+            assert verb in {"acquire", "count", "revoke"}, "who waits needs no memory"
             assert self.lasting() == image, "refused, and done"
             return
         fresh = self.model is None
@@ -252,10 +254,9 @@ class LatchWalk(walk.Walk):
         for channel in sorted({person.channel for person in people}):
             crowd = [person for person in people if person.channel == channel]
             reply = self.say("vouch", channel, 1, *(arg for person in crowd for arg in (person.token, 3000)))
-            if not isinstance(reply, ServerError):
-                for person, state in zip(crowd, reply[2:], strict=True):
-                    if state != QUEUED:
-                        self.ask(person)
+            for person, state in zip(crowd, reply[2:], strict=True):
+                if state != QUEUED:
+                    self.ask(person)
 
     def step(self):
         rnd, world = self.random, self.world
@@ -460,6 +461,7 @@ class BarrierWorld(Queued):
 
     def judge(self, verb, args, reply, before):
         if isinstance(reply, ServerError):
+            assert verb in {"acquire", "revoke", "inspect"}, "who waits needs no memory"
             assert self.lasting() == before, "refused, and done"
             return
         expected = getattr(self, "expect_" + verb)(*args)
@@ -525,8 +527,9 @@ class BarrierWorld(Queued):
         if model.why:
             return [BROKEN, model.why]
         assert not generation, "a party that nobody knows"
-        if int(parties) != model.parties:
+        if int(parties) != model.parties and model.came:
             return [LIMIT, model.parties]
+        model.parties = int(parties)
         self.keep()
         self.refresh(token)
         index = model.came
@@ -636,16 +639,12 @@ class BarrierWalk(walk.Walk):
         for channel in sorted({person.channel for person in people}):
             crowd = [person for person in people if person.channel == channel]
             reply = self.say("vouch", channel, 1, *(arg for person in crowd for arg in (person.token, 3000)))
-            if not isinstance(reply, ServerError):
-                for person, state in zip(crowd, reply[2:], strict=True):
-                    if state != QUEUED and person in self.people:
-                        self.ask(person)
+            for person, state in zip(crowd, reply[2:], strict=True):
+                if state != QUEUED and person in self.people:
+                    self.ask(person)
 
-    def late(self):
-        """Only of one that is in doubt a copy may be on its way."""
-        then, verb, args, keys = self.random.choice(self.sent[-300:] or [(-GONE_FOR, "", (), None)])
-        if (verb != "acquire" or args[0] in self.doubted) and self.world.clock - then < GONE_FOR:
-            self.world.say(verb, *args, keys=keys)
+    def possible(self, verb, args):
+        return verb != "acquire" or (args[0] in self.doubted and args[7] == self.parties)
 
     def step(self):
         rnd, world = self.random, self.world
@@ -688,7 +687,7 @@ class BarrierWalk(walk.Walk):
                     for person in [each for each in self.people if payload == b"granted " + each.token]:
                         if channel not in world.dumb and person in self.people:
                             self.ask(person)
-            case "wrong" if world.look(KEY):
+            case "wrong" if world.look(KEY) and world.model.came:
                 self.number += 1
                 self.people.append(Person(b"t%d" % self.number, b"c%d" % rnd.randint(0, 3), rnd))
                 self.ask(self.people[-1], parties=self.parties + 1)
@@ -810,6 +809,7 @@ def test_out_of_memory_those_who_wait_go_on():
     world.server.full = True
     for _ in range(5):
         world.clock += 1
+        assert world.vouch("p000")[2] == QUEUED
         for number in range(49):
             assert world.acquire(f"p{number:03}", generation, parties=50)[0] == QUEUED
     assert isinstance(world.acquire("last", parties=50), ServerError)
@@ -861,7 +861,8 @@ class ElectionWorld(Queued):
         assert term >= self.term or not self.look(RECORD)
         self.term = max(self.term, term)
         watchers = dict(self.look(WATCHERS) or {})
-        if isinstance(reply, ServerError) or verb == "renew":
+        failed = isinstance(reply, ServerError)
+        if verb == "renew" or (verb == "watch" and failed):
             assert watchers == was
             return
         if verb == "watch":
@@ -873,7 +874,7 @@ class ElectionWorld(Queued):
         pushed = [channel + payload.removeprefix(b"granted") for channel, payload in self.pushes[told:]]
         assert gone <= set(pushed), "dropped, and not told"
         assert all(watchers[each] == was[each] for each in was.keys() & watchers.keys())
-        if verb != "keys" and watchers:
+        if watchers and not failed:
             assert len(gone) == SOME or min(watchers.values()) >= known, "somebody knows less, and is not told"
             assert max(watchers.values()) <= known
 
@@ -992,3 +993,430 @@ def test_to_watch_what_another_version_made_is_refused():
     world.server.data[RECORD] = b"2 of the future"
     world.server.expires[RECORD] = world.server.now_ms + 60_000
     assert world.watch("w") == [MISUSED, b"2 of the future"]
+
+
+# Once
+
+DONE = b"done"
+
+
+@dataclass
+class Run:
+    """One run, as far as the server knows it."""
+
+    token: bytes
+    started: int  # µs
+    ends: float  # ms
+    why: bytes = b""  # it was revoked
+
+
+class OnceWorld(Queued):
+    """Work that runs once: who runs it, and the note of who has run it."""
+
+    def __init__(self):
+        super().__init__("once", (*FIVE, DONE))
+        self.run = None
+        self.note = None  # (token, started, ended, until)
+        self.not_before = 0.0  # ms: a promise of those who have run it
+        self.dead = {}
+        self.top = 0
+        self.began = 0
+
+    def acquire(self, token, ttl=3000):
+        return self.say("acquire", token, ttl, 3000, 0, "c", 0, "", "once")
+
+    def release(self, token, at_least=0, keep=0, gone=0):
+        return self.say("release", token, gone, at_least, keep)
+
+    def see(self):
+        if self.run and self.run.ends < self.now:
+            self.run = None
+        if self.note and self.note[3] < self.now:
+            self.note = None
+
+    def judge(self, verb, args, reply, before):
+        if isinstance(reply, ServerError):
+            return
+        expected = getattr(self, "expect_" + verb)(*args)
+        assert expected is None or reply == expected, f"not as the model says: {expected}"
+        value, run = self.look(KEY), self.run
+        assert value == (run and b"!" * bool(run.why) + run.token)
+        assert not run or self.pttl(KEY) == run.ends - self.now
+        note = self.note
+        assert self.look(DONE) == (note and b"%s %d %d" % note[:3])
+        assert not note or self.pttl(DONE) == note[3] - self.now
+
+    def expect_acquire(self, token, ttl, life, heard, channel, wait, owner, kind):
+        run, now = self.run, self.now
+        if self.note:
+            who, started, ended, until = self.note
+            return [BUSY, who, int(until - now), 0, b"%d" % started, b"%d" % ended]
+        if run and run.token == token and not run.why:
+            run.ends = max(run.ends, now + int(ttl))
+            return [GRANTED, run.started]
+        if self.dead.get(token, 0) >= now:
+            return [GONE]
+        if run and run.token == token:
+            return [REVOKED, run.why]
+        if run:
+            shown = b"!" * bool(run.why) + run.token
+            return [BUSY, shown, int(run.ends - now), 0, b"%d" % run.started, b"0"]
+        assert now >= self.not_before, "begun before it may"
+        started = max(self.top + 1, int(now * 1000))
+        self.top, self.run = started, Run(token, started, now + int(ttl))
+        self.began += 1
+        return [GRANTED, started]
+
+    def expect_release(self, token, gone, at_least, keep):
+        run, now = self.run, self.now
+        if run and run.token == token:
+            least = int(at_least) - max(0, now - run.started / 1000)
+            span = max(least, 0 if run.why else int(keep))
+            if span > 0:
+                span = int(-(-span // 1))
+                self.note = (token, run.started, int(now * 1000), now + span)
+                self.not_before = now + span
+            self.run = None
+        if gone != b"0":
+            self.dead[token] = max(self.dead.get(token, 0), now + int(gone))
+
+    def expect_renew(self, token, ttl):
+        run = self.run
+        if run and run.token == token and not run.why:
+            run.ends = max(run.ends, self.now + int(ttl))
+            return [GRANTED]
+        return [REVOKED if run and run.token == token else GONE]
+
+    def expect_revoke(self, token, force, why):
+        run = self.run
+        if not run or run.token != token or run.why:
+            return [0, self.pttl(KEY)] if run else None
+        if force == b"1":
+            self.run = None
+        else:
+            run.why = why
+        return None
+
+    def expect_forget(self, note):
+        if self.note and b"%s %d %d" % self.note[:3] == note:
+            self.note = None
+            self.not_before = 0
+            return [1]
+        return [0]
+
+    def expect_inspect(self, most):
+        return None
+
+
+class OnceWalk(walk.Walk):
+    """Those who run it, skip it, fail, are revoked, die, and come late."""
+
+    def __init__(self, seed):
+        super().__init__(OnceWorld(), "once", seed)
+        self.people = []  # those who run it, or believe so
+        self.doubted = set()
+        self.skipped = 0
+
+    def possible(self, verb, args):
+        return verb != "acquire" or args[0] in self.doubted
+
+    def step(self):
+        rnd, world = self.random, self.world
+        self.pass_time(*(0, 0, 0, 0.001, 0.1, 0.3, 0.3, 1), *((5, 30, 70, 400) if rnd.random() < 0.1 else ()))
+        if rnd.random() < 0.02:
+            world.server.full = not world.server.full and rnd.random() < 0.5
+        person = rnd.choice(self.people) if self.people else None
+        if world.run and world.run.token in self.people and rnd.random() < 0.7:
+            person = world.run.token
+        match rnd.choices(
+            ("begin", "end", "never", "die", "late", "renew", "revoke", "forget", "inspect"),
+            (30, 20, 2, 2, 15, 8, 4, 2, 1),
+        )[0]:
+            case "begin":
+                self.number += 1
+                token = b"t%d" % self.number
+                if rnd.random() < 0.2:
+                    self.doubted.add(token)
+                args = (token, rnd.choice((500, 3000, 30_000)), 3000, 0, "c", 0, "", "once")
+                reply = self.say("acquire", *args, again=0.5 * (token in self.doubted))
+                if not isinstance(reply, ServerError):
+                    self.skipped += reply[0] == BUSY
+                    if reply[0] == GRANTED:
+                        self.people.append(token)
+                        return
+                if token in self.doubted:
+                    self.say("release", token, 60_000, 0, 0)
+            case "end" if person:
+                gone = 60_000 if person in self.doubted else 0
+                at_least, keep = (
+                    rnd.choice((0, 0, 1000, 20_000)),
+                    rnd.choice((0, 0, 5000, 86_400_000 * (rnd.random() < 0.02))),
+                )
+                if not isinstance(self.say("release", person, gone, at_least, keep), ServerError):
+                    self.people.remove(person)
+            case "never" if person:  # its answer came too late, or the caller was gone
+                self.say("release", person, 60_000 if person in self.doubted else 0, 0, 0)
+                self.people.remove(person)
+            case "die" if person:
+                self.people.remove(person)
+            case "late":
+                self.late()
+            case "renew" if person:
+                self.say("renew", person, rnd.choice((1, 3000, 10_000)), keys=(KEY, RECORD))
+            case "revoke" if person:
+                self.say("revoke", person, int(rnd.random() < 0.3), "for no reason")
+            case "forget":
+                note = (world.look(DONE) or b"") if rnd.random() < 0.9 else b"t1 1 1"
+                self.say("forget", note)
+            case "inspect":
+                self.say("inspect", 1)
+
+
+@rule(1, 5, 8, 9)
+@pytest.mark.parametrize("seed", range(3))
+def test_no_rule_of_once_is_broken(seed):
+    walked = OnceWalk(seed)
+    world = walked.run(2500)
+    assert world.began > 100
+    assert walked.skipped > 100
+
+
+# Multi
+
+KINDS = {b"a": "lock", b"b": "lock", b"r": "rwlock", b"s": "semaphore", b"w": "lock"}  # all in this order; w is no lock
+ALL = 1_000_000_000  # permits of a writer
+LIMITS = {"semaphore": 2, "rwlock": ALL}
+
+
+class MultiWorld(Queued):
+    """Some locks, semaphores and read-write locks, which are wanted one by one, and together."""
+
+    def __init__(self):
+        super().__init__("multi", ())
+        self.top = dict.fromkeys(KINDS, 0)
+        self.fences = {}  # token -> its fence
+        self.dead = {}
+        self.had = self.refused = 0
+
+    @staticmethod
+    def names(name, lock=None):
+        """The keys of one of them."""
+        lock = KINDS[name] == "lock" if lock is None else lock
+        return tuple(
+            name + part for part in (b"", b"record", b"queue", b"waiters", b"gone", *(() if lock else (b"shares",)))
+        )
+
+    @staticmethod
+    def words(name, token, permits=1, ttl=3000, wait=0, channel="c", kind=None):
+        """What an acquire says: its script, and its words."""
+        kind = kind or KINDS[name]
+        terms = ("", "lock") if kind == "lock" else (kind, permits, LIMITS[kind], "")
+        words = ("acquire", token.decode(), ttl, min(ttl, 3000), 0, channel, wait, *terms)
+        return "lock" if kind == "lock" else "permits", tuple(map(str, words))
+
+    def together(self, *requests):
+        """All of these (name, token, permits, ...) or none."""
+        keys, said = [], []
+        for name, *rest in requests:
+            script, words = self.words(name, *rest)
+            names = self.names(name, script == "lock")
+            keys += names
+            said.append(json.dumps([script, len(names), *words]))
+        return self.say("acquire", *said, keys=tuple(keys))
+
+    def one(self, name, token, permits=1, ttl=3000, wait=1, channel="c"):
+        script, words = self.words(name, token, permits, ttl, wait, channel)
+        return self.say(*words, keys=self.names(name), script=script)
+
+    def release(self, name, token, gone=0):
+        script = "lock" if KINDS[name] == "lock" else "permits"
+        return self.say("release", token, gone, keys=self.names(name), script=script)
+
+    def vouch(self, name, *tokens, channel="c"):
+        script = "lock" if KINDS[name] == "lock" else "permits"
+        crowd = [arg for token in tokens for arg in (token, 3000)]
+        return self.say("vouch", channel, 0, *crowd, keys=self.names(name), script=script)
+
+    # What can be seen
+
+    def holders(self, name):
+        """Token -> permits of all who hold it now."""
+        value = self.look(name)
+        if isinstance(value, bytes):
+            return {value: 1}
+        shares = self.look(name + b"shares") or {}
+        if KINDS[name] == "lock" or not value:
+            return {}
+        return {token: int(shares[token].split(b" ")[0]) for token, ends in value.items() if ends > self.now}
+
+    def fence(self, name, token):
+        if KINDS[name] == "lock":
+            return int(self.look(name + b"record").split(b" ")[2])
+        return int(self.look(name + b"shares")[token].split(b" ")[1])
+
+    def queue(self, name):
+        """Who waits, in order: whether each lives."""
+        waiters = self.look(name + b"waiters") or {}
+        self.look(name + b"queue")
+        return {
+            each: float(waiters.get(each, b"0").split(b" ")[0]) > self.now
+            for each in self.server.ordered(name + b"queue")
+        }
+
+    def free(self, name, permits):
+        """Whether nobody keeps a newcomer from so many."""
+        limit = 1 if KINDS[name] == "lock" else LIMITS[KINDS[name]]
+        return not any(self.queue(name).values()) and permits <= limit - sum(self.holders(name).values())
+
+    def see(self):
+        return {
+            name: (self.holders(name), self.queue(name), {each: self.fence(name, each) for each in self.holders(name)})
+            for name in KINDS
+        }
+
+    # The rules
+
+    def excused(self, error):
+        return super().excused(error) or str(error).startswith("WRONGTYPE")
+
+    def judge(self, verb, args, reply, before):
+        after, now = self.see(), self.now
+        for name, (held, queue, fences) in after.items():
+            _, waited, had = before[name]
+            assert sum(held.values()) <= LIMITS.get(KINDS[name], 1), f"too many hold {name}"
+            for token in held:
+                assert self.dead.get(token, 0) <= now, f"{token} is given up, and holds {name}"
+                if had.get(token) != fences[token]:
+                    assert fences[token] > self.top[name], f"the fence of {name} does not grow"
+                    self.top[name] = fences[token]
+                    places = list(waited)
+                    for each in places[: places.index(token)] if token in waited else places:
+                        overtaken = waited[each] and each in queue and each not in held
+                        assert not overtaken, f"{token} overtook {each} on {name}"
+            staying = [each for each in waited if each in queue and (waited[each] or each != args[0])]
+            assert [each for each in queue if each in staying] == staying, f"the queue of {name} was shuffled"
+        if args and args[0].startswith(b"["):
+            self.judge_together([json.loads(arg) for arg in args], reply, before, after)
+        elif verb == "release" and args[1] != b"0":
+            self.dead[args[0]] = now + int(args[1])
+
+    def judge_together(self, requests, reply, before, after):
+        wanted = [(words[3][-1].encode(), words[3].encode()) for words in requests]  # a token ends with its name
+        others = {
+            (name, token) for name, (held, _, _) in before.items() for token in held if (name, token) not in wanted
+        }
+        lost = {(name, token) for name, token in others if token not in after[name][0]}
+        assert not lost, f"{lost} lost theirs"
+        if isinstance(reply, ServerError) or reply[0] != GRANTED:
+            self.refused += 1
+            first = len(wanted) if isinstance(reply, ServerError) else reply[1]
+            for i, (name, token) in enumerate(wanted):
+                held = token in after[name][0]
+                assert not held or (i > first and token in before[name][0]), f"{token} was refused, and holds {name}"
+            return
+        self.had += 1
+        for (name, token), answer in zip(wanted, reply[1:], strict=True):
+            assert token in after[name][0], f"granted, and {name} is not held"
+            assert answer == [GRANTED, after[name][2][token]]
+            assert before[name][2].get(token, answer[1]) == answer[1], "granted twice"
+
+
+class MultiWalk(walk.Walk):
+    """Those who want one, those who want some together; both repeat themselves, come late, and die."""
+
+    def __init__(self, seed):
+        super().__init__(MultiWorld(), "multi", seed)
+        self.ones = []  # (name, token, permits, ttl, channel)
+        self.groups = []  # of those that are held
+        self.doubted = set()
+
+    def possible(self, verb, args):
+        return verb != "acquire" or str(args[0]) in self.doubted
+
+    def together(self, requests, doubted):
+        world = self.world
+        keys, said = [], []
+        for name, *rest in requests:
+            script, words = world.words(name, *rest)
+            names = world.names(name, script == "lock")
+            keys += names
+            said.append(json.dumps([script, len(names), *words]))
+        if doubted:
+            self.doubted.add(said[0])
+        free = all(world.free(name, permits) for name, _, permits, *_ in requests) and not world.server.full
+        sane = all(name != b"w" and not rest[2:] for name, *rest in requests)
+        reply = self.say("acquire", *said, keys=tuple(keys), again=0.5 * doubted)
+        for _ in range(10):
+            if isinstance(reply, list) and reply[0] == AGAIN:
+                reply = self.say("acquire", *said, keys=tuple(keys), again=0)
+        good = isinstance(reply, list) and reply[0] == GRANTED
+        assert good or not (free and sane), f"all of {requests} are free, and were not granted: {reply}"
+        return good
+
+    def drop(self, requests, gone):
+        for name, token, *_ in requests:
+            self.world.release(name, token, gone) if name != b"w" else None
+
+    def step(self):
+        rnd, world = self.random, self.world
+        self.pass_time(*(0, 0, 0, 0, 0.001, 0.1, 0.3, 0.3), *((1, 4, 11, 70) if rnd.random() < 0.1 else ()))
+        if rnd.random() < 0.02:
+            world.server.full = not world.server.full and rnd.random() < 0.5
+        world.server.look()
+        world.server.data[b"w"] = walk.commands.Hash({b"x": b"y"})
+        world.server.expires[b"w"] = world.server.now_ms + 1_000_000
+        one = rnd.choice(self.ones) if self.ones else None
+        match rnd.choices(
+            ("one", "ask", "leave", "vouch", "die", "together", "part", "late"), (10, 10, 12, 10, 2, 25, 20, 8)
+        )[0]:
+            case "one" if len(self.ones) < 6:
+                self.number += 1
+                name = rnd.choice((b"a", b"b", b"r", b"s"))
+                permits = rnd.choice((1, ALL)) if name == b"r" else rnd.randint(1, 2) if name == b"s" else 1
+                self.ones.append(
+                    (name, b"t%d" % self.number, permits, rnd.choice((500, 3000)), b"c%d" % rnd.randint(0, 3))
+                )
+                self.ask(self.ones[-1])
+            case "ask" if one:
+                self.ask(one)
+            case "leave" if one:
+                self.ones.remove(one)
+                world.release(one[0], one[1])
+            case "vouch" if one:
+                world.vouch(one[0], *(each[1] for each in self.ones if each[0] == one[0]), channel=one[4])
+            case "die" if one:
+                self.ones.remove(one)
+            case "together":
+                self.number += 1
+                names = sorted(rnd.sample(sorted(KINDS), rnd.randint(2, 4)))
+                if rnd.random() < 0.8 and b"w" in names:
+                    names.remove(b"w")
+                requests = [
+                    [name, b"m%d%s" % (self.number, name), rnd.choice((1, ALL)) if name == b"r" else 1]
+                    for name in names
+                ]
+                if rnd.random() < 0.05 and b"s" in names:
+                    requests[names.index(b"s")] += [3000, 0, "c", "lock"]  # as something that it is not
+                doubted = rnd.random() < 0.2
+                if self.together(requests, doubted):
+                    if rnd.random() < 0.9:
+                        self.groups.append((requests, doubted))
+                elif doubted:
+                    self.drop(requests, 60_000)
+            case "part" if self.groups:
+                requests, doubted = self.groups.pop(rnd.randrange(len(self.groups)))
+                self.drop(requests, 60_000 if doubted else 0)
+            case "late":
+                self.late()
+
+    def ask(self, one):
+        name, token, permits, ttl, channel = one
+        self.world.one(name, token, permits, ttl, 1, channel.decode())
+
+
+@rule(1, 7, 8, 9)
+@pytest.mark.parametrize("seed", range(3))
+def test_no_rule_of_multi_is_broken(seed):
+    world = MultiWalk(seed).run(3000)
+    assert world.had > 100
+    assert world.refused > 100

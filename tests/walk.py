@@ -76,13 +76,14 @@ class World:
         self.log = []
         self.server._compile(b"local f = ... rawset(_G, 'cjson', {decode = f})")(self._decode)
 
-    def say(self, verb, *args, keys=None):
+    def say(self, verb, *args, keys=None, script=None):
         """Send it, and see that no rule is broken. Returns the reply, or a ServerError."""
         args = [arg if isinstance(arg, bytes) else str(arg).encode() for arg in args]
         self.server.look()
         before = self.see()
         self.log.append((round(self.clock, 4), verb, *args))
-        reply = self.server.eval(self.source, keys or self.keys, [verb.encode(), *args])
+        source = load(script).source if script else self.source
+        reply = self.server.eval(source, keys or self.keys, [verb.encode(), *args])
         try:
             assert not isinstance(reply, ServerError) or self.excused(reply), f"an error: {reply}"
             self.nothing_eternal()
@@ -151,19 +152,23 @@ class Walk:
         """Do something."""
         raise NotImplementedError
 
-    def say(self, verb, *args, keys=None, again=0.1):
+    def say(self, verb, *args, again=0.1, **where):
         """Say it, sometimes twice; and remember it."""
-        self.sent.append((self.world.clock, verb, args, keys))
-        reply = self.world.say(verb, *args, keys=keys)
+        self.sent.append((self.world.clock, verb, args, where))
+        reply = self.world.say(verb, *args, **where)
         if self.random.random() < again:
-            self.world.say(verb, *args, keys=keys)
+            self.world.say(verb, *args, **where)
         return reply
 
     def late(self, most=300):
         """Say again what was said before, if a copy may still be on its way."""
-        then, verb, args, keys = self.random.choice(self.sent[-most:] or [(-GONE_FOR, "", (), None)])
-        if self.world.clock - then < GONE_FOR:
-            self.world.say(verb, *args, keys=keys)
+        then, verb, args, where = self.random.choice(self.sent[-most:] or [(-GONE_FOR, "", (), {})])
+        if self.world.clock - then < GONE_FOR and self.possible(verb, args):
+            self.world.say(verb, *args, **where)
+
+    def possible(self, verb, args):  # noqa: ARG002
+        """Whether a copy of this message may be on its way: only one in doubt has such."""
+        return True
 
     def pass_time(self, *seconds):
         """One of these, or none."""

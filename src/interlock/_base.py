@@ -133,7 +133,7 @@ class Named:
         session: Session = self._interlock._session
         return session
 
-    def _ask(self, *args: str) -> Any:
+    def _ask(self, *args: str | bytes) -> Any:
         """A question to the server, to be awaited."""
         return self._session.core.query(self._primitive, *args)
 
@@ -408,13 +408,16 @@ class BaseOnce(BaseLock):
         return lease
 
     def _done(self, lease: Any, value: Any) -> once.Ran[Any]:
-        """The run has succeeded: its release will say so."""
-        lease._grant.attempt.parting = self._limits.parting(succeeded=True)
+        """The run has succeeded: its release will say so, unless it was lost meanwhile."""
+        if lease._grant.lapsed(self._session.port.now()) is None:
+            lease._grant.attempt.parting = self._limits.parting(succeeded=True)
         return once.ran(lease._grant, value)
 
     async def _forget(self) -> bool:
-        (was,) = await self._ask("forget", "-")
-        return bool(was)
+        _, note, _ = await self._ask("inspect", "1")
+        if note:
+            await self._ask("forget", note)
+        return bool(note)
 
     async def _state(self) -> once.OnceState:
         return once.state(self.name, await self._ask("inspect", "1"))

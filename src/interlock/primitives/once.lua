@@ -18,7 +18,7 @@
 --   revoke   token  force 0|1  why
 --   keys     command  argument...
 --   inspect  most waiters     RETURN {the reply of lock.lua, done | "", its pttl ms}
---   forget   -                RETURN {was there a note 0|1}
+--   forget   note             RETURN {done 0|1}   not done: that note is gone, or there is another one
 
 --function lock
 
@@ -42,11 +42,12 @@ if verb == 'acquire' then
   return reply
 
 elseif verb == 'release' then
-  if redis.call('GET', LOCK) == token then
+  local holder = redis.call('GET', LOCK)
+  if holder == token or holder == '!' .. token then  -- one that was revoked has run, too, though to no good end
     local t = redis.call('TIME')
     local now, start = t[1] * 1000000 + t[2], tonumber(started())
     local least = ARGV[4] - math.max(0, now - start) / 1000
-    local ms = math.ceil(math.max(least, tonumber(ARGV[5])))
+    local ms = math.ceil(math.max(least, holder == token and tonumber(ARGV[5]) or 0))
     -- The note first: if the server has no memory for it, then nothing is released, and who releases comes again.
     if ms > 0 then
       redis.call('SET', DONE, string.format('%s %.0f %.0f', token, start, now), 'PX', string.format('%.0f', ms))
@@ -58,6 +59,8 @@ elseif verb == 'inspect' then
   return {lock(KEYS, ARGV), redis.call('GET', DONE) or '', redis.call('PTTL', DONE)}
 
 elseif verb == 'forget' then
-  return {redis.call('DEL', DONE)}
+  local done = redis.call('GET', DONE) == ARGV[2]  -- a late copy must not forget the next run
+  if done then redis.call('DEL', DONE) end
+  return {done and 1 or 0}
 end
 return lock(KEYS, ARGV)

@@ -79,6 +79,8 @@ end
 local function vouch(settle, holds)
   local channel, heard, states = ARGV[2], ARGV[3], {}
   local alive = string.format('%.0f', micros() / 1000 + ALIVE_MS)
+  call('PEXPIRE', QUEUE, QUEUE_MS)  -- before the first write: who waits already needs no memory
+  call('PEXPIRE', WAITERS, QUEUE_MS)
   for i = 4, #ARGV, 2 do
     local queued = call('ZSCORE', QUEUE, ARGV[i])
     local said = queued and call('HGET', WAITERS, ARGV[i])
@@ -92,8 +94,6 @@ local function vouch(settle, holds)
     end
     states[#states + 1] = queued and QUEUED or GONE
   end
-  call('PEXPIRE', QUEUE, QUEUE_MS)
-  call('PEXPIRE', WAITERS, QUEUE_MS)
   local pttl = settle()
   for i = 4, #ARGV, 2 do
     if holds(ARGV[i]) then states[i / 2 - 1] = GRANTED end
