@@ -827,7 +827,8 @@ def test_the_same_id_acquires_again_and_has_it_for_longer(client, server):
     assert client.exists("stock")
     assert lock.acquire() is True
     assert lock.release() is True
-    assert not client.exists("stock")
+    assert client.get("stock") == b"!taken-over"  # nobody's, until those who were taken over from have run out
+    assert not GoZeroLock(client, "stock").acquire()
 
 
 def test_by_default_no_two_have_the_same_id(client):

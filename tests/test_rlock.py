@@ -13,7 +13,7 @@ import interlock
 import interlock.aio
 from actors import actors
 from interlock import ConfigError, LeaseLost, LeaseState
-from kit import outcome, until, waiting
+from kit import outcome, queued, until, waiting
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.grounds("servers")
@@ -153,7 +153,32 @@ async def test_the_same_owner_takes_over_with_a_new_fence(kit, clean):
     assert isinstance(await outcome(old.extend(5)), LeaseLost)
     new.ensure()
     assert await new.release()
-    assert not clean.exists("lock:a")
+
+
+@rule(1)
+async def test_another_one_gets_it_only_when_the_owner_taken_over_from_can_not_believe_any_more(kit):
+    """Two leases of one owner are one holder. What one of them gives back, the other may still be at work under."""
+    old = await kit.interlock().rlock("a", owner="shop 7", ttl=2, renew=False).acquire()
+    new = await kit.interlock().rlock("a", owner="shop 7", ttl=2).acquire(timeout=5)
+    waits = asyncio.ensure_future(kit.interlock().lock("a").acquire(timeout=30))
+    await until(lambda: queued(kit.interlock(), 1))
+    assert await new.release()
+    assert not await new.release()
+    assert await kit.interlock().lock("a").try_acquire() is None
+    lease = await waits
+    assert old.remaining() == 0
+    assert lease.fence > new.fence
+    assert await lease.release()
+
+
+@rule(6)
+async def test_one_that_was_taken_over_from_is_told_at_once(kit):
+    locks = kit.interlock()
+    old = await locks.rlock("a", owner="shop 7").acquire()
+    await until(lambda: kit.session(locks).waiters.heard == "1")  # it listens once it has held for a second
+    new = await kit.interlock().rlock("a", owner="shop 7").acquire(timeout=5)
+    await until(old.lost.is_set)
+    assert await new.release()
 
 
 async def test_another_owner_waits(kit):

@@ -7,6 +7,7 @@ import functools
 import inspect as _inspect
 import threading
 import weakref
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Generic, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
 
@@ -59,6 +60,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
 L = TypeVar("L")
+Running = Coroutine[object, object, R]  # what a decorated `async def` returns, as any other does
 MONTH = 30 * 86_400.0
 
 
@@ -239,14 +241,14 @@ class Interlock(BaseInterlock):
     @overload
     def synchronized(
         self, name: str, *, busy: Literal["wait", "raise"] = "wait", **options: Unpack[Options]
-    ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]: ...
+    ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Running[R]]]: ...
     @overload
     def synchronized(
         self, name: str, *, busy: Literal["skip"], **options: Unpack[Options]
-    ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R | Skipped]]]: ...
+    ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Running[R | Skipped]]]: ...
     def synchronized(
         self, name: str, *, busy: str = "wait", **options: Unpack[Options]
-    ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R | Skipped]]]:
+    ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Running[R | Skipped]]]:
         """Decorate an `async def`: each call runs under the rlock whose name is made of the call's arguments.
 
         `name` is a format, as in "report:{user_id}" or "shop:{self.id}"; options as for `lock()`. When it is busy:
@@ -256,7 +258,7 @@ class Interlock(BaseInterlock):
         skips, timeout = busy_skips(busy, name, options.get("timeout"))
         terms = self._terms(**options)
 
-        def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R | Skipped]]:
+        def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Running[R | Skipped]]:
             template = Template(name, function, for_asyncio=True)
 
             @functools.wraps(function)
@@ -461,7 +463,7 @@ class Lockable(BaseLock, Generic[S, L]):
     ) -> None:
         await self._leave(asyncio.current_task()).__aexit__(kind, error, trace)
 
-    def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+    def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Running[R]]:
         """Decorate an `async def`: each call of it is under this."""
         if not _inspect.iscoroutinefunction(function):
             raise ConfigError(f"{function!r} is not `async def`: use interlock (for threads) for it")
@@ -732,7 +734,7 @@ class Once(BaseOnce):
         async with lease:
             return self._done(lease, await work(lease))
 
-    def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[Ran[R] | Skipped]]:
+    def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Running[Ran[R] | Skipped]]:
         """Decorate an `async def`: each call of it runs it once, or is skipped; see run()."""
         if not _inspect.iscoroutinefunction(function):
             raise ConfigError(f"{function!r} is not `async def`: use interlock (for threads) for it")

@@ -166,6 +166,8 @@ class GoZeroLock:
         Raises ConfigError or Unavailable.
         """
         locks, name = self._at()
+        if self._token and _renewed(locks, lock(name, locks.prefix), self._token.encode(), self._expire) == GRANTED:
+            return True
         token = _value(locks.rlock(name, owner=self.id, ttl=self._expire, renew=False), 0)
         if token is not None:
             self._token = token

@@ -8,13 +8,15 @@
 --
 -- Rules. (1) Every verb may come twice or late and then changes nothing more. (2) Any request that finds the
 -- key absent hands over to the head. (3) State first, then PUBLISH, which may fail. (4) Nothing without a TTL.
--- (5) A TTL is only ever lengthened by who holds it. (6) Every decision is by the server's clock.
+-- (5) A TTL is only ever lengthened by who holds it. (6) Every decision is by the server's clock. (7) Who takes over
+-- from an owner of the same name may hold beside it, being the same; another one may not, until that lease has run out.
 --
--- KEYS   1 lock     string  <token>, or !<token> once revoked
+-- KEYS   1 lock     string  <token>, or !<token> once revoked, or !taken-over, by rule 7
 --        2 record   string  "1 <kind> <fence> <last released> <holder> <channel> [<why revoked>]"; "-" is none
 --        3 queue    zset    token of a waiter -> number of arrival
 --        4 waiters  hash    token of a waiter -> as in queue.lua; a waiter wants "<kind>"
---        5 gone     zset    token that left in doubt -> forget after, ms: a late acquire of it takes nothing
+--        5 gone     zset    token that left in doubt -> forget after, ms: a late acquire of it takes nothing;
+--                           "ousted" -> until when one that was taken over from may believe in its lease
 --        ... for `renew`: lock, record, lock, record, ... of many locks instead; for `execute`: its keys follow
 -- ARGV   1 verb, then
 --   acquire  token  ttl ms  life ms  heard 0|1  channel  wait 0|1  owner  kind
@@ -109,8 +111,12 @@ if verb == 'acquire' then
   end
   local owner = ARGV[8]
   if holder and owner ~= '' and string.sub(holder, 1, #owner) == owner then
-    ttl = math.max(ttl, call('PTTL', LOCK))
-    holder = nil  -- the same owner, in another process: its new token ends the old one
+    local pttl = call('PTTL', LOCK)  -- the same owner, in another process: its new token ends the old one
+    local old, at = holding()
+    ttl = math.max(ttl, pttl)
+    bury('ousted', string.format('%.0f', pttl))
+    if old == holder then redis.pcall('PUBLISH', at, 'revoked ' .. holder .. ' its owner is at work elsewhere') end
+    holder = nil
   end
   if not holder then
     grant(token, ttl, channel)
@@ -132,12 +138,19 @@ elseif verb == 'release' then
   local holder = call('GET', LOCK)
   read()
   local ours, again = holder == token or released == token, 0
-  local crowded = call('EXISTS', QUEUE) > 0
+  local crowded = call('EXISTS', QUEUE, GONES) > 0
   if crowded then leave(token) end
   if holder == token then released = token end
   if not holder or holder == token or holder == '!' .. token then
     local got
-    if crowded then got, again = hand_over() else call('DEL', LOCK) end
+    local ousted = holder and crowded and (call('ZSCORE', GONES, 'ousted') or 0) - micros() / 1000 or 0
+    if ousted >= 1 then
+      call('SET', LOCK, '!taken-over', 'PX', math.floor(ousted))  -- nobody's, until then
+    elseif crowded then
+      got, again = hand_over()
+    else
+      call('DEL', LOCK)
+    end
     -- Only the answer to a release that comes twice hangs on this, so out of memory it may fail.
     if not got and ours and text then redis.pcall('SET', RECORD, record('-', '-'), 'KEEPTTL') end
   end

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 from urllib.parse import quote
 
 from interlock._names import SHORTEST_TTL, seconds
@@ -58,7 +58,7 @@ class Ran(Generic[R]):
     started: datetime
     """When, by the server's clock."""
 
-    def __bool__(self) -> bool:
+    def __bool__(self) -> Literal[True]:
         return True
 
 
@@ -74,7 +74,7 @@ class Skipped:
     ended: datetime | None
     """When it ended; None while it runs."""
 
-    def __bool__(self) -> bool:
+    def __bool__(self) -> Literal[False]:
         return False
 
 

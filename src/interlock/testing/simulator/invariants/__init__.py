@@ -18,8 +18,7 @@ Rules, by the numbers in violations.
     otherwise.
 12. What a subject says of itself, where nobody else can.
 
-A lease that was taken away at once, by force or (`rlock`) by the same owner elsewhere, is outside rule 1 and the second
-half of 2: its holder hears of it later.
+A lease that was taken away at once, by force, is outside rule 1 and the second half of 2: its holder hears of it later.
 """
 
 from __future__ import annotations

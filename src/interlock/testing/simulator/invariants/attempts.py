@@ -31,7 +31,7 @@ class Attempt:
     queued_at: float | None = None
     ended: bool = False
     cleared: bool = False  # its release was run by the server
-    ousted: bool = False  # it was taken away at once, by force or by its own owner: its holder learns of it later
+    ousted: bool = False  # it was taken away at once, by force: its holder learns of it later
     grant: Grant | None = None
 
     def certain(self) -> bool:

@@ -112,9 +112,12 @@ class Things:
             if attempt is not None and attempt.cleared and self.trusted:
                 self.story.violated(5, f"{token!r} holds {thing.key!r} after its release was run")
         if self.trusted:
+            owners = {thing.owner(token) for token in holders}
             for token in seen.holders.keys() - holders.keys():
                 attempt = self.attempts.known.get(token)
-                if attempt is not None and attempt.certain() and not attempt.ousted:
+                if attempt is None or attempt.ousted or thing.owner(token) in owners:
+                    continue
+                if attempt.certain():
                     self.story.violated(1, f"{token!r} is certain of {thing.key!r}, and the server gave it up")
         self._follow(seen, reading, present)
         seen.holders = holders
@@ -155,8 +158,6 @@ class Things:
                 self.story.violated(2, f"{token!r} got the fence {fence} after {seen.fence}")
             seen.fence = max(seen.fence, fence)
             thing.granted(token, reading)
-            for other in thing.ousted(token, before):
-                self.attempts.known[other].ousted = True
             if present and not thing.beside(token, before):
                 self._in_order(seen, token, holders, present)
             if token == seen.head:

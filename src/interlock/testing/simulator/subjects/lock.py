@@ -49,10 +49,6 @@ class LockThing(Thing):
         """Whether it takes over from the same owner elsewhere."""
         return any(other != token and self.owner(other) == self.owner(token) for other in before)
 
-    def ousted(self, token: bytes, before: Iterable[bytes]) -> list[bytes]:
-        """The same owner elsewhere, who may believe in its lease even when the new one has been given back."""
-        return [other for other in before if self.beside(token, [other])]
-
     def apart(self, shares: Mapping[bytes, Share]) -> str | None:
         """One owner at a time."""
         return super().apart(shares) if len({self.owner(token) for token in shares}) > 1 else None

@@ -76,10 +76,6 @@ class Thing:
     def granted(self, token: bytes, reading: Reading) -> None:
         """The server gave it what it wants."""
 
-    def ousted(self, _token: bytes, _before: Iterable[bytes]) -> list[bytes]:
-        """Who lost it at once to this one, and learns of it later."""
-        return []
-
     def beside(self, _token: bytes, _before: Iterable[bytes]) -> bool:
         """Whether it need not queue, since one of those who had it before is its own."""
         return False
