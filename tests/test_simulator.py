@@ -20,6 +20,7 @@ pytest.importorskip("lupa")
 
 from headers import Header
 from interlock import _core, _owned, _renewal, _session, _undo, _waiters, aio
+from interlock.primitives import multi
 from interlock.primitives.lock import lock
 from interlock.primitives.permits import EVERYTHING, permits
 from interlock.testing import shrink, simulate
@@ -396,7 +397,18 @@ def a_part_that_is_kept(monkeypatch):
     monkeypatch.setattr(aio.Lease, "_abandon", kept.append)
 
 
+def a_multi_that_waits_for_a_silent_server(monkeypatch):
+    together = multi.together
+    monkeypatch.setattr(multi, "together", lambda core, requests, _: together(core, requests, None))
+
+
 IN_THE_API = {
+    "a multi that waits for a silent server": (
+        "multi",
+        a_multi_that_waits_for_a_silent_server,
+        4,
+        ["loss", "slow", "lossy cancel"],
+    ),
     "whoever is named first is waited for first": (
         "multi",
         whoever_is_named_first_is_waited_for_first,
