@@ -20,6 +20,7 @@ pytest.importorskip("lupa")
 
 from headers import Header
 from interlock import _core, _owned, _renewal, _session, _undo, _waiters, aio
+from interlock.primitives import multi
 from interlock.primitives.lock import lock
 from interlock.primitives.permits import EVERYTHING, permits
 from interlock.testing import shrink, simulate
@@ -88,6 +89,9 @@ def test_the_faults_really_happen():
         ("rlock", {"entered again", "acquire revoked"}),
         ("semaphore", {"limit set", "limit refused", "set_limit unavailable"}),
         ("rwlock", {"read beside its own", "downgraded", "upgrade refused", "write beside others"}),
+        ("multi", {"several had at once", "lost before it was entered"}),
+        ("election", {"led", "resigned", "a change was told", "observe failed: Unavailable"}),
+        ("once", {"ran", "skipped", "the work failed", "run revoked"}),
     ],
 )
 def test_each_subject_really_does_what_it_is_for(subject, wanted):
@@ -334,6 +338,44 @@ IN_PERMITS = {
 }  # fmt: skip
 
 
+def in_multi(old, new):
+    """Its locks are also taken one by one, with their own script."""
+    return lambda source: replaced(old, new)(source) if "cjson" in source else source
+
+
+IN_OTHERS = {
+    "what was had before is kept when one is busy": (
+        "multi", in_multi("before[1](before[2], {'release', before[3], '0'})", ""), 5, ["calm"],
+    ),
+    "only the first is asked for": (
+        "multi",
+        in_multi("local fine, reply = pcall(answer, script, keys, words)",
+                 "local fine, reply = true, {GRANTED, 1}\n"
+                 "    if i == 2 then fine, reply = pcall(answer, script, keys, words) end"),
+        1, ["calm"],
+    ),
+    "watchers that are not told that nobody leads": (
+        "election", replaced("term * 2 + (leader and 0 or 1)", "term * 2"), 4, ["calm"],
+    ),
+    "watchers that are told of their own term": (
+        "election", replaced("'-inf', '(' .. known", "'-inf', '(' .. (known - 2)"), 4, ["calm"],
+    ),
+    "a term that does not grow": ("election", replaced("math.max(fence + 1, now)", "now - now % 1e6"), 2, ["calm"]),
+    "no note": ("once", replaced("if ms > 0 then", "if false then"), 12, ["calm"]),
+    "a note of the end only": (
+        "once", replaced("math.max(least, tonumber(ARGV[5]))", "tonumber(ARGV[5])"), 12, ["calm"],
+    ),
+    "a note of half the time": (
+        "once", replaced("'PX', string.format('%.0f', ms)", "'PX', string.format('%.0f', math.ceil(ms / 2))"),
+        12, ["calm"],
+    ),
+    "a note of another time": (
+        "once", replaced("'PX', string.format('%.0f', ms)", "'PX', string.format('%.0f', ms + 5000)"), 12, ["calm"],
+    ),
+    "a note that nobody reads": ("once", replaced("  if done then\n", "  if false then\n"), 12, ["calm"]),
+}  # fmt: skip
+
+
 def every_entry_asks(monkeypatch):
     monkeypatch.setattr(_owned.Owned, "of", lambda *_: [])
 
@@ -346,7 +388,34 @@ def an_upgrade_that_waits(monkeypatch):
     monkeypatch.setattr("interlock.primitives.permits.beside", lambda primitive, _: primitive)
 
 
+def whoever_is_named_first_is_waited_for_first(monkeypatch):
+    monkeypatch.setattr("interlock._base.sorted", lambda members, **_: list(members), raising=False)
+
+
+def a_part_that_is_kept(monkeypatch):
+    kept = []
+    monkeypatch.setattr(aio.Lease, "_abandon", kept.append)
+
+
+def a_multi_that_waits_for_a_silent_server(monkeypatch):
+    together = multi.together
+    monkeypatch.setattr(multi, "together", lambda core, requests, _: together(core, requests, None))
+
+
 IN_THE_API = {
+    "a multi that waits for a silent server": (
+        "multi",
+        a_multi_that_waits_for_a_silent_server,
+        4,
+        ["loss", "slow", "lossy cancel"],
+    ),
+    "whoever is named first is waited for first": (
+        "multi",
+        whoever_is_named_first_is_waited_for_first,
+        4,
+        ["calm", "cancel", "crash", "pause"],
+    ),
+    "a part that is kept": ("multi", a_part_that_is_kept, 5, ["calm"]),
     "every entry asks": ("rlock", every_entry_asks, 12, ["calm"]),
     "an inner release gives it back": ("rlock", an_inner_release_gives_it_back, 12, ["calm"]),
     "an upgrade that waits": ("rwlock", an_upgrade_that_waits, 12, ["calm", "cancel", "crash"]),
@@ -369,6 +438,12 @@ def test_a_planted_bug_in_the_lua_is_caught_and_shrinks(bug):
 @pytest.mark.parametrize("bug", IN_PERMITS)
 def test_a_planted_bug_in_permits_is_caught_and_shrinks(bug):
     subject, planted, rule, profiles = IN_PERMITS[bug]
+    shrinks(catch(rule, profiles=profiles, lua=planted, subject=subject), rule, planted)
+
+
+@pytest.mark.parametrize("bug", IN_OTHERS)
+def test_a_planted_bug_in_what_is_built_over_the_lock_is_caught_and_shrinks(bug):
+    subject, planted, rule, profiles = IN_OTHERS[bug]
     shrinks(catch(rule, profiles=profiles, lua=planted, subject=subject), rule, planted)
 
 

@@ -310,7 +310,7 @@ class BaseMulti(BaseLock):
                 multi.Request(each._asked(), each._hold, each._terms.ttl, each._terms.renew, each._terms.max_hold)
                 for each in rest
             ]
-            got = await multi.together(core, requests) if rest else []
+            got = await multi.together(core, requests, timeout) if rest else []
             if isinstance(got, list):
                 for member, lease in zip(rest, got, strict=True):
                     leases[member.name] = lease
@@ -327,8 +327,9 @@ class BaseMulti(BaseLock):
         except BaseException as error:
             undone = [lease._abandon() for lease in reversed(leases.values())]
             if isinstance(error, LockError):
+                patience = min(until, core.port.now()) + COURTESY  # for all of them, in all
                 for signal in filter(None, undone):
-                    await core.port.wait(signal, core.port.now() + COURTESY)
+                    await core.port.wait(signal, patience)
             if isinstance(error, AcquireTimeout) and timeout:
                 raise AcquireTimeout(f"{self._primitive} was not acquired within {timeout:g} s: {error}") from error
             raise

@@ -50,7 +50,7 @@ class Client:
         self.known: dict[str, Any] = {}  # what its workers have learned of things, by name
         attempts = run.monitor.attempts
         self.port.asked = attempts.asked
-        self.port.sending = lambda key, args: attempts.sending(process, key, args)
+        self.port.sending = lambda keys, args: attempts.sending(process, keys, args)
         self.workers = [process.spawn(self._work(), f"w{i}") for i in range(random.choice((1, 2, 2, 3)))]
         self.closing: Task | None = None
 
@@ -81,6 +81,7 @@ class Client:
                 await turn.play(worker)
             except Cancelled:
                 run.record.counts["cancellation came through"] += 1
+            task.cancels = 0
             task.leave()
 
     def close(self) -> None:

@@ -149,10 +149,17 @@ def _zrange(server: Server, key: bytes, first: bytes, last: bytes, *options: byt
     return [part for member in chosen for part in (member, _zscore(server, key, member))]
 
 
+def _between(least: bytes, most: bytes) -> Callable[[float], bool]:
+    """Whether a score lies between these; `(` leaves the bound itself out."""
+    low, high = _score(least.removeprefix(b"(")), _score(most.removeprefix(b"("))
+    above, below = least[:1] == b"(", most[:1] == b"("
+    return lambda score: (low < score if above else low <= score) and (score < high if below else score <= high)
+
+
 def _zrangebyscore(server: Server, key: bytes, least: bytes, most: bytes, *options: bytes) -> Any:
-    low, high = _score(least), _score(most)
+    inside = _between(least, most)
     scores: dict[bytes, float] = server.find(key, ZSet) or {}
-    chosen = [member for member in server.ordered(key) if low <= scores[member] <= high]
+    chosen = [member for member in server.ordered(key) if inside(scores[member])]
     if not options:
         return chosen
     _, first, count = options
@@ -160,9 +167,9 @@ def _zrangebyscore(server: Server, key: bytes, least: bytes, most: bytes, *optio
 
 
 def _zremrangebyscore(server: Server, key: bytes, least: bytes, most: bytes) -> Any:
-    low, high = _score(least), _score(most)
+    inside = _between(least, most)
     scores: dict[bytes, float] = server.find(key, ZSet) or {}
-    return _dropped(server, key, ZSet, [member for member, score in scores.items() if low <= score <= high])
+    return _dropped(server, key, ZSet, [member for member, score in scores.items() if inside(score)])
 
 
 def _hget(server: Server, key: bytes, field: bytes) -> Any:
@@ -170,11 +177,16 @@ def _hget(server: Server, key: bytes, field: bytes) -> Any:
     return fields.get(field)
 
 
-def _hset(server: Server, key: bytes, field: bytes, value: bytes) -> Any:
+def _hmget(server: Server, key: bytes, *names: bytes) -> Any:
+    fields: dict[bytes, bytes] = server.find(key, Hash) or {}
+    return [fields.get(name, False) for name in names]  # as Lua has a reply that is nothing
+
+
+def _hset(server: Server, key: bytes, *pairs: bytes) -> Any:
     fields = server.collection(key, Hash)
-    new = field not in fields
-    fields[field] = value
-    return int(new)
+    before = len(fields)
+    fields.update(zip(pairs[::2], pairs[1::2], strict=True))
+    return len(fields) - before
 
 
 def _hincrby(server: Server, key: bytes, field: bytes, number: bytes) -> Any:
@@ -204,8 +216,9 @@ def _command(_: Server, verb: bytes, name: bytes, *args: bytes) -> Any:
 COMMANDS: Final[dict[bytes, Callable[..., Any]]] = {
     b"GET": _get, b"SET": _set, b"DEL": _del, b"EXISTS": _exists, b"PTTL": _pttl, b"PEXPIRE": _pexpire,
     b"ZADD": _zadd, b"ZREM": _zrem, b"ZSCORE": _zscore, b"ZCARD": _zcard, b"ZRANGE": _zrange,
-    b"ZRANGEBYSCORE": _zrangebyscore, b"ZREMRANGEBYSCORE": _zremrangebyscore, b"HGET": _hget, b"HSET": _hset,
-    b"HDEL": _hdel, b"HINCRBY": _hincrby, b"PUBLISH": _publish, b"PUBSUB": _pubsub, b"COMMAND": _command,
+    b"ZRANGEBYSCORE": _zrangebyscore, b"ZREMRANGEBYSCORE": _zremrangebyscore, b"HGET": _hget, b"HMGET": _hmget,
+    b"HSET": _hset, b"HDEL": _hdel, b"HINCRBY": _hincrby, b"PUBLISH": _publish, b"PUBSUB": _pubsub,
+    b"COMMAND": _command,
 }  # fmt: skip
 HUNGRY: Final = frozenset((b"SET", b"ZADD", b"HSET", b"HINCRBY"))  # refused when memory is out, unless it has written
 WRITES: Final = HUNGRY | {b"DEL", b"PEXPIRE", b"ZREM", b"HDEL", b"ZREMRANGEBYSCORE"}

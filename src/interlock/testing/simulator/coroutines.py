@@ -114,7 +114,7 @@ class Task(Actor):
     """A coroutine at work in a process."""
 
     __slots__ = (
-        "__weakref__", "attempts", "doom", "ended", "label", "parked", "process", "sends", "traps", "work",
+        "__weakref__", "attempts", "cancels", "doom", "ended", "label", "parked", "process", "sends", "traps", "work",
     )  # fmt: skip
 
     def __init__(self, process: Process, work: Coroutine[Any, Any, Any], name: str) -> None:
@@ -124,6 +124,7 @@ class Task(Actor):
         self.label = name
         self.parked: Future | None = None
         self.doom: BaseException | None = None
+        self.cancels = 0  # how often it was asked to end, as asyncio counts that
         self.traps: dict[str, Trap] = {}  # by place
         self.sends = False  # its await is a message's
         self.ended = False
@@ -138,6 +139,9 @@ class Task(Actor):
             self.parked = None
             future: Future = self.work.throw(doom) if doom is not None else self.work.send(None)
             future.task, self.parked = self, future
+            if self.doom is not None:  # it was cancelled while it ran
+                future.done = True
+                world.soon(self.step, self)
         except (StopIteration, Cancelled):
             self.ended = True
         except Exception as error:  # noqa: BLE001 (a bug of the code under test, or of the scenario)
@@ -163,12 +167,30 @@ class Task(Actor):
 
     def cancel(self) -> None:
         """Throw Cancelled in, where it is parked now, or will be next."""
-        if self.ended or self.doom is not None:
+        if self.ended:
+            return
+        self.cancels += 1
+        if self.doom is not None:
             return
         self.doom, future = Cancelled(), self.parked
         if future is not None and not future.done:  # else it runs, or its step is scheduled already
             future.done = True
             self.process.world.soon(self.step, self)
+
+    # As asyncio's tasks have it
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self.ended
+
+    def cancelling(self) -> int:
+        """How often it was asked to end."""
+        return self.cancels
+
+    def uncancel(self) -> int:
+        """One of those who asked takes it back: how many are left."""
+        self.cancels = max(0, self.cancels - 1)
+        return self.cancels
 
     async def brink(self) -> None:
         """The place before an await, where a process may stop, die, or get its Ctrl-C. Only with a trap set."""

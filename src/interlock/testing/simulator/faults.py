@@ -212,9 +212,9 @@ class Faults:
         self.run.server.full &= now < self._full_until
 
     async def _revoke(self, strike: Strike, client: Client) -> None:
-        lockable = self.run.subject.lockable(client.locks, self._thing(strike))
+        subject = self.run.subject
         try:
-            done = await lockable.revoke("by a person", force=strike.kind == "force")
+            done = await subject.revoke(client.locks, self._thing(strike), force=strike.kind == "force")
         except LockError:
             done = False
         self.run.record.counts[f"{strike.kind}: done" if done else f"{strike.kind}: nothing to do"] += 1

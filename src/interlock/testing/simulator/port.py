@@ -52,7 +52,7 @@ class SimPort:
         self.mutex = contextlib.nullcontext()
         self.now = process.clock
         self.asked: Callable[[Sequence[Message]], None] = lambda _batch: None  # before anything can happen
-        self.sending: Callable[[str, Sequence[Argument]], None] = lambda _key, _args: None
+        self.sending: Callable[[Sequence[str], Sequence[Argument]], None] = lambda _keys, _args: None
         self._channel: bytes | None = None
 
     async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
@@ -82,7 +82,7 @@ class SimPort:
                 await self.wait(SimSignal(), min(until, self.now() + network.trip(journey)))
                 raise Unavailable(f"{self.shown} is a read-only replica. Connect to its primary")
         for _, keys, args in batch:
-            self.sending(str(keys[0]), args)
+            self.sending([*map(str, keys)], args)
         replies = await self._request(batch, until, by_text=False)
         for i, reply in enumerate(replies):
             if isinstance(reply, ServerError) and str(reply).startswith("NOSCRIPT"):

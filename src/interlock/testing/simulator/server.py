@@ -11,6 +11,7 @@ times slower.)
 from __future__ import annotations
 
 import hashlib
+import json
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,10 +25,11 @@ if TYPE_CHECKING:
 EPOCH: Final = 1_700_000_000_000_000  # µs: the server's clock when the world begins
 
 _PRELUDE: Final = """
-local run = ...
+local run, decode = ...
 local pcall, type, tostring, error = pcall, type, tostring, error
 local seconds, micros  -- a script sees one time
 KEYS, ARGV = {}, {}
+cjson = {decode = decode}
 redis = {
   call = function(command, ...)
     if command == 'TIME' then return {seconds, micros} end
@@ -76,13 +78,14 @@ class Server:
         self._type: Any = lua.lua_type
         self._table: Any = runtime.table_from
         self._compile: Any = runtime.compile
-        self._run: Any = runtime.execute(_PRELUDE, self.command)
+        self._run: Any = runtime.execute(_PRELUDE, self.command, self._decoded)
         self._compiled: dict[str, Any] = {}
         self.known: set[str] = set()
         self.data: dict[bytes, Any] = {}
         self.expires: dict[bytes, int] = {}
         self.skew = 0.0  # seconds by which its clock was stepped
         self.full = False  # there is no memory left
+        self.refused = -1.0  # seconds: when something was refused for that, at last
         self.scripts = 0
         self.publish: Callable[[bytes, bytes], int] = lambda _channel, _payload: 0
         self.subscribers: Callable[[bytes], int] = lambda _channel: 0
@@ -137,6 +140,10 @@ class Server:
             return ServerError(error.decode(errors="replace"))
         return listed if value[b"ok"] is None else value[b"ok"]
 
+    def _decoded(self, words: bytes) -> Any:
+        """What cjson.decode makes of a list of words and numbers."""
+        return self._table([word.encode() if isinstance(word, str) else word for word in json.loads(words)])
+
     def command(self, command: bytes, *args: Any) -> Any:
         """What redis.call and redis.pcall stand on: a reply as Lua has it; {err=...} if it failed."""
         name = command if command in COMMANDS else command.upper()
@@ -144,6 +151,7 @@ class Server:
             if name not in COMMANDS:
                 raise ServerError(f"ERR the simulator has no command {name.decode()}: add it to commands.py")
             if self.full and name in HUNGRY and not self._written:
+                self.refused = self._now()
                 raise ServerError("OOM command not allowed when used memory > 'maxmemory'.")
             reply = COMMANDS[name](self, *[arg if type(arg) is bytes else text(arg) for arg in args])
         except ServerError as error:

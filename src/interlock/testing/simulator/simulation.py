@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import hashlib
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from .chance import CoreChance
+from .loop import asyncio_of
 from .profiles import PROFILES, RELAXED, natural
 from .scenario import Run
 from .subjects import SUBJECTS, subject_of
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable, Generator
 
-    from .coroutines import Task
     from .invariants import Story, Violation
     from .plan import Fault, Plan, Section
     from .scheduler import World
@@ -111,11 +110,8 @@ def _apart() -> Generator[Callable[[World], None]]:
     def uniform(low: float, high: float) -> float:
         return chances[0].uniform(low, high)
 
-    def current_task() -> Task | None:
-        return worlds[0].current
-
     replaced: dict[str, Any] = {
-        "asyncio": types.SimpleNamespace(**(vars(asyncio) | {"current_task": current_task})),
+        "asyncio": asyncio_of(lambda: worlds[0]),
         "random": types.SimpleNamespace(uniform=uniform),
         "secrets": types.SimpleNamespace(token_hex=token_hex),
         "os": types.SimpleNamespace(**(vars(os) | {"urandom": urandom})),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from interlock import aio
 from interlock._core import COURTESY
 from interlock.errors import AcquireTimeout, ConfigError, LeaseLost, LockError, Unavailable
 
@@ -15,8 +16,6 @@ from .port import IO_TIMEOUT, SimSignal
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from random import Random
-
-    from interlock import aio
 
     from .clients import Client
     from .coroutines import Task
@@ -113,7 +112,7 @@ class Worker:
             return
         error: BaseException | None = None
         try:
-            await self._stay(lease, terms.seconds)
+            await self.stay(lease, terms.seconds)
             if inside is not None:
                 await inside()
         except BaseException as raised:
@@ -125,7 +124,8 @@ class Worker:
             finally:
                 error = None  # its traceback refers to this frame, and that to the lease, which nobody shall keep
 
-    async def _stay(self, lease: Any, seconds: float) -> None:
+    async def stay(self, lease: Any, seconds: float) -> None:
+        """Be at work under it."""
         random, until = self.random, self.now() + seconds
         while self.now() < until:
             try:
@@ -164,6 +164,7 @@ class Worker:
 
     async def _execute(self, lease: Any, *, given: bool) -> None:
         self.run.executes += 1
+        lease = self.run.subject.leases(lease)[0]
         operation, key = f"{lease.token}:{self.run.executes}", f"data:{lease.name}"
         answered = self.run.monitor.attempts.answered
         try:
@@ -185,7 +186,7 @@ class Worker:
     async def end(self, lease: Any, *, leaves: bool, error: BaseException | None = None) -> None:
         """Let it go: as a `with` does, or by release()."""
         try:
-            if error is not None or leaves:
+            if (error is not None or leaves) and (not isinstance(lease, aio.MultiLease) or hasattr(lease, "_stack")):
                 await lease.__aexit__(type(error), error, None)
             elif not await lease.release():
                 self.count("release came too late")

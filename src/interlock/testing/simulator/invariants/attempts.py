@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from interlock.testing.simulator.messages import requests
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
@@ -29,6 +31,7 @@ class Attempt:
     ttl_ms: int
     life_ms: int  # how long a handover to it may wait for its confirmation
     queued_at: float | None = None
+    confirmed: bool = False  # it asked, and was told that it has it: it does not wait any more
     ended: bool = False
     cleared: bool = False  # its release was run by the server
     ousted: bool = False  # it was taken away at once, by force: its holder learns of it later
@@ -68,27 +71,31 @@ class Attempts:
                 if grant is not None and grant.ended is not None:
                     self.story.violated(7, f"{grant.token} is renewed though {grant.ended}")
 
-    def sending(self, process: Process, key: str, args: Sequence[Argument]) -> None:
+    def sending(self, process: Process, keys: Sequence[str], args: Sequence[Argument]) -> None:
         """A request leaves its process."""
         verb, *rest = args
         self.story.note("%s sends %s %s", process.name, verb, rest)
         task = self.story.world.current
         if verb == "acquire":
-            token = str(rest[0]).encode()
             assert task is not None
-            if token not in self.known:
-                thing = self.things[key.encode()]
-                self.known[token] = Attempt(process, task, thing, int(rest[1]), int(rest[2]))
-                thing.asked(token, rest[6:])
-                task.attempts.append(token)
+            for (key, *_), (_, *asked) in requests(keys, args):
+                self._begins(process, task, self.things[key.encode()], asked)
         elif verb == "execute":
             operation = str(rest[3])
             if operation in self.operations:
                 self.story.violated(11, f"execute of {operation} is sent twice")
             self.operations[operation] = 0
 
+    def _begins(self, process: Process, task: Task, thing: Thing, asked: Sequence[Argument]) -> None:
+        token = str(asked[0]).encode()
+        if token not in self.known:
+            self.known[token] = Attempt(process, task, thing, int(asked[1]), int(asked[2]))
+            thing.asked(token, asked[6:])
+            task.attempts.append(token)
+
     def queues(self, token: bytes, attempt: Attempt) -> None:
         """It was told to wait."""
+        attempt.confirmed = False
         if attempt.queued_at is None:
             attempt.queued_at = self.story.world.now
             if not attempt.ended:
@@ -98,16 +105,13 @@ class Attempts:
 
     def ended(self, task: Task, kept: Collection[bytes]) -> None:
         """The coroutine's call is over, and of its attempts only these have become leases."""
-        world, since = self.story.world, self.story.world.now
+        since = self.story.world.now
         for token in task.attempts:
             attempt = self.known[token]
             attempt.ended = True
             self.queued[attempt.thing.key].pop(token, None)
             if token not in kept and self.clean:
-                world.at(
-                    since + UNDONE,
-                    lambda token=token, attempt=attempt: self._undone(token, attempt, since),  # type: ignore[misc]
-                )
+                self._soon_undone(token, attempt, since)
         task.attempts = []
 
     def closed(self, process: Process) -> None:
@@ -117,8 +121,14 @@ class Attempts:
                 if attempt.process is process:
                     self._undone(token, attempt, self.story.world.now)
 
+    def _soon_undone(self, token: bytes, attempt: Attempt, since: float) -> None:
+        self.story.world.at(since + UNDONE, lambda: self._undone(token, attempt, since))
+
     def _undone(self, token: bytes, attempt: Attempt, since: float) -> None:
         if not attempt.process.alive or attempt.process.paused_until > since:
+            return
+        if attempt.thing.notes and self.server.refused > since:
+            self._soon_undone(token, attempt, self.story.world.now)
             return
         self.server.look()
         for place, tokens in attempt.thing.places(self.server):

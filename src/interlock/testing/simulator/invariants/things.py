@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from interlock._core import GRANTED, QUEUED, ServerError
 from interlock.testing.simulator.commands import Hash, ZSet
+from interlock.testing.simulator.messages import answers, requests
 from interlock.testing.simulator.subjects.subject import live
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Hashable, Sequence
 
     from interlock.testing.simulator.coroutines import Task
     from interlock.testing.simulator.server import Server
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from .story import Story
 
 FOLLOWED: Final = 1.3  # seconds after which what is free must have been given to a live waiter: a vouch and a trip
-WOKEN: Final = 0.05  # seconds after which who was handed something must know, if nothing at all goes wrong
+WOKEN: Final = 0.05  # seconds after which who was handed or owed something must know, if nothing at all goes wrong
 
 
 @dataclass
@@ -36,6 +37,7 @@ class Seen:
     head: bytes | None = None  # who is the next one, in calm weather
     head_at: float = 0.0  # since when
     could_at: float | None = None  # since when there has been room for it
+    owed: dict[Hashable, float] = field(default_factory=dict["Hashable", float])  # since when who should be told
 
 
 class Things:
@@ -60,7 +62,8 @@ class Things:
 
     def executed(self, sender: str, keys: Sequence[bytes], args: Sequence[bytes], reply: Any) -> None:
         """A script has run."""
-        story, server, verb, token = self.story, self.server, args[0], args[1]
+        story, server, asked = self.story, self.server, requests(keys, args)
+        verb, token = asked[0][1][:2]
         code: object = reply
         with contextlib.suppress(TypeError, IndexError):
             code = reply[0]
@@ -78,19 +81,23 @@ class Things:
                 attempt.cleared = True
             elif verb == b"acquire" and code == QUEUED:
                 self.attempts.queues(token, attempt)
+            elif verb == b"acquire" and code == GRANTED:
+                attempt.confirmed = True
             elif verb == b"execute" and code == GRANTED:
                 holders = self.seen[keys[0]].thing.read(server).holders
                 self.attempts.ran(args[4].decode(), holds=token in holders and not holders[token].revoked)
             elif verb == b"revoke" and code == 1 and args[2] == b"1":
                 attempt.ousted = True
-        seen = self.seen.get(keys[0])
-        if seen is not None and (wrong := seen.thing.misserved(server, args, reply, seen.holders)) and self.trusted:
-            story.violated(12, f"{verb.decode()} of {token!r} was answered with {reply}: {wrong}")
+        for (of, words), answer in zip(asked, answers(args, reply), strict=False):
+            seen = self.seen.get(of[0])
+            if seen and (wrong := seen.thing.misserved(server, words, answer, seen.holders)) and self.trusted:
+                story.violated(12, f"{verb.decode()} of {words[1]!r} was answered with {answer}: {wrong}")
+        by = {words[1] for _, words in asked}
         for key in keys:
             if key in self.seen:
-                self._look(self.seen[key], verb, token)
+                self._look(self.seen[key], verb, by)
 
-    def _look(self, seen: Seen, verb: bytes, by: bytes) -> None:
+    def _look(self, seen: Seen, verb: bytes, by: Collection[bytes]) -> None:
         thing, server = seen.thing, self.server
         reading = thing.read(server)
         holders = reading.holders
@@ -104,7 +111,7 @@ class Things:
         ]
         if new:
             new.sort(key=lambda token: holders[token].fence)
-            self._granted(seen, new, reading, present, by if verb == b"acquire" else b"")
+            self._granted(seen, new, reading, present, by if verb == b"acquire" else ())
         for token in holders:
             if token not in present:
                 seen.arrivals.pop(token, None)  # it has its turn: if it comes again, it comes anew
@@ -121,6 +128,7 @@ class Things:
                     self.story.violated(1, f"{token!r} is certain of {thing.key!r}, and the server gave it up")
         self._follow(seen, reading, present)
         seen.holders = holders
+        self._owe(seen)
 
     # The order of arrival
 
@@ -148,7 +156,7 @@ class Things:
     # Grants
 
     def _granted(
-        self, seen: Seen, tokens: list[bytes], reading: Reading, present: dict[bytes, float], by: bytes
+        self, seen: Seen, tokens: list[bytes], reading: Reading, present: dict[bytes, float], by: Collection[bytes]
     ) -> None:
         thing, holders, before = seen.thing, reading.holders, live(seen.holders, self.server, surely=False)
         for token in tokens:
@@ -167,7 +175,7 @@ class Things:
             if attempt is None:
                 continue
             lasts = holders[token].ends - self.server.micros / 1000
-            most = attempt.ttl_ms if token == by else attempt.life_ms
+            most = attempt.ttl_ms if token in by else attempt.life_ms
             if lasts > most + 1 and not thing.beside(token, [*before, *present]):
                 self.story.violated(3, f"{token!r} was granted {lasts:.0f} ms: it asked for {most}")
             if attempt.queued_at is not None:
@@ -182,7 +190,7 @@ class Things:
 
     def _woken(self, thing: Thing, token: bytes, waiter: Attempt) -> None:
         self.server.look()
-        if not waiter.ended and token in thing.read(self.server).holders:
+        if not waiter.ended and not waiter.confirmed and token in thing.read(self.server).holders:
             self.story.violated(4, f"{token!r} was handed {thing.name} {WOKEN} s ago and does not know")
 
     # Rule 4: what is free is given to who is next
@@ -206,7 +214,11 @@ class Things:
     def _head(self, seen: Seen, reading: Reading, present: dict[bytes, float]) -> bytes | None:
         """The first live waiter in the queue, or, if the server has forgotten them all, the oldest."""
         queued = self.attempts.queued[seen.thing.key]
-        waiting = [token for token, attempt in queued.items() if attempt.process.awake and token not in reading.holders]
+        waiting = [
+            token
+            for token, attempt in queued.items()
+            if attempt.process.awake and not attempt.confirmed and token not in reading.holders
+        ]
         if not waiting:
             return None
         return min(waiting, key=lambda token: (present.get(token, math.inf), queued[token].queued_at or 0.0))
@@ -231,6 +243,22 @@ class Things:
         if waited > FOLLOWED:
             self.story.violated(4, f"{seen.head!r} was next and {seen.thing.key!r} was free for {waited:.3f} s")
 
+    def _owe(self, seen: Seen) -> dict[Hashable, str]:
+        """Who should be told something, and since when."""
+        owed, now = seen.thing.owed(self.server, self.attempts.queued[seen.thing.key]), self.story.world.now
+        if owed or seen.owed:
+            new = owed.keys() - seen.owed.keys()
+            seen.owed = {who: seen.owed.get(who, now) for who in owed}
+            if new and self.quiet:
+                self.story.world.at(now + WOKEN, lambda: self._told(seen, now))
+        return owed
+
+    def _told(self, seen: Seen, since: float) -> None:
+        self.server.look()
+        for who, what in self._owe(seen).items():
+            if seen.owed[who] == since:
+                self.story.violated(4, f"{what}, and it was not told within {WOKEN} s")
+
     def sweep(self) -> None:
         """What should have happened by now."""
         now = self.story.world.now
@@ -245,3 +273,8 @@ class Things:
                     4, f"{seen.head!r} is next, and {seen.thing.key!r} has had room for it since {seen.could_at:.3f}"
                 )
                 seen.could_at = now
+            for who, what in self._owe(seen).items():
+                since = max(seen.owed[who], self.calm_since)
+                if now - since > FOLLOWED:
+                    self.story.violated(4, f"{what}, and it has not been told since {since:.3f}")
+                    seen.owed[who] = now

@@ -12,7 +12,10 @@ from typing import Final
 
 from interlock.testing.simulator.profiles import PROFILES
 
+from .election import Elections
 from .lock import Locks
+from .multi import Multis
+from .once import Onces
 from .rlock import RLocks
 from .rwlock import RWLocks
 from .semaphore import Semaphores
@@ -20,7 +23,9 @@ from .subject import Reading, Share, Subject, Thing, Turn
 
 __all__ = ["SUBJECTS", "Reading", "Share", "Subject", "Thing", "Turn", "subject_of"]
 
-SUBJECTS: Final[dict[str, type[Subject]]] = {subject.kind: subject for subject in (Locks, RLocks, Semaphores, RWLocks)}
+SUBJECTS: Final[dict[str, type[Subject]]] = {
+    subject.kind: subject for subject in (Locks, RLocks, Semaphores, RWLocks, Multis, Elections, Onces)
+}
 _OTHERS: Final = [kind for kind, subject in SUBJECTS.items() if kind != "lock" for _ in range(subject.share)]
 
 

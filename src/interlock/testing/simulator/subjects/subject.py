@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 from interlock.testing.simulator.commands import Hash, ZSet
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
     from random import Random
 
     from interlock import aio
     from interlock._core import Argument, Grant, Primitive
+    from interlock.testing.simulator.invariants.attempts import Attempt
     from interlock.testing.simulator.server import Server
     from interlock.testing.simulator.workers import Worker
 
@@ -49,6 +50,8 @@ class Thing:
 
     As it stands here it is of a kind that one has at a time. KEYS[3] and KEYS[4] are the queue of any kind.
     """
+
+    notes = False  # whether a release writes something: without memory it is refused, and comes again
 
     def __init__(self, primitive: Primitive) -> None:
         self.name = primitive.name
@@ -92,11 +95,23 @@ class Thing:
         """Whether who has this is alone with what he writes, so that fences tell who is too late."""
         return True
 
+    def owed(self, _server: Server, _queued: Mapping[bytes, Attempt]) -> dict[Hashable, str]:
+        """Rule 4, for who gets nothing but news: who of those awake should be told now, and what about it."""
+        return {}
+
     def misserved(
         self, _server: Server, _args: Sequence[bytes], _reply: Any, _before: Mapping[bytes, Share]
     ) -> str | None:
         """Rule 12: what is wrong with this answer of the server, when the last one left it to these."""
         return None
+
+
+class Revocable(Protocol):
+    """What people may take away."""
+
+    async def revoke(self, reason: str, force: bool = False) -> bool:
+        """Whether there was something to take away."""
+        ...
 
 
 class Turn(Protocol):
@@ -120,14 +135,22 @@ class Subject:
         """One of its names."""
         raise NotImplementedError
 
-    def lockable(self, locks: aio.Interlock, thing: Any) -> aio.Lockable[Any, aio.Lease]:
+    def lockable(self, locks: aio.Interlock, thing: Any) -> Revocable:
         """It, for people who revoke it."""
         raise NotImplementedError
+
+    async def revoke(self, locks: aio.Interlock, thing: Any, *, force: bool) -> bool:
+        """A person revokes it: whether there was something to revoke."""
+        return await self.lockable(locks, thing).revoke("by a person", force=force)
 
     def turn(self, random: Random) -> Turn:
         """What a worker does next."""
         raise NotImplementedError
 
+    def leases(self, lease: Any) -> list[aio.Lease]:
+        """What a lease is made of."""
+        return [lease]
+
     def grants(self, lease: Any) -> list[Grant]:
         """What a lease rests on."""
-        return [lease._grant]
+        return [each._grant for each in self.leases(lease)]
