@@ -266,6 +266,9 @@ async def test_no_key_without_a_ttl_and_no_other_kind(kit, clean):
     await lease.resign()
     held = await locks.lock("b").acquire()
     assert isinstance(await outcome(locks.election("b").campaign(timeout=0)), ConfigError)
+    assert isinstance(await outcome(locks.election("b").leader()), ConfigError)
+    clean.set("{lock:c}{record}", "2 of the future", px=60_000)
+    assert isinstance(await outcome(locks.election("c").leader()), ConfigError)
     await held.release()
     with pytest.raises(ConfigError):
         locks.election("")

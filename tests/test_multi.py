@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 
 import pytest
 
@@ -11,7 +12,7 @@ import interlock
 from actors import actors
 from interlock import AcquireTimeout, ConfigError, LeaseLost
 from interlock._lease import LeaseState
-from kit import outcome, queued, until, waiting
+from kit import outcome, queued, real, until, waiting
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.grounds("kinds")
@@ -194,7 +195,7 @@ async def test_cancelled_or_out_of_time_nothing_is_left(kit):
 @rule(8)
 async def test_the_reply_is_lost_and_it_is_asked_again(kit, proxy):
     locks = kit.interlock(f"{proxy.url}?socket_timeout=0.3")
-    await (await locks.lock("warm").acquire()).release()
+    await (await some(locks).acquire()).release()  # the server knows the script
     proxy.drop_replies = True
     task = asyncio.ensure_future(some(locks).acquire(timeout=30))
     looking = kit.interlock()
@@ -204,6 +205,81 @@ async def test_the_reply_is_lost_and_it_is_asked_again(kit, proxy):
     lease = await task
     assert await lease.release()
     assert await free(kit.interlock(), "ab")
+
+
+@rule(8)
+async def test_in_doubt_and_then_refused_nothing_is_left(kit, clean, proxy):
+    """The first request was run, its reply lost; when it is asked again, one of them is another's."""
+    locks = kit.interlock(f"{proxy.url}?socket_timeout=0.3")
+    await (await some(locks).acquire()).release()  # the server knows the script
+    proxy.drop_replies = True
+    task = asyncio.ensure_future(outcome(some(locks, "abc").acquire(timeout=0)))
+    looking = kit.interlock()
+    await until(lambda: held(looking, "abc"))
+    clean.set("lock:b", "another", px=60_000)
+    proxy.cut()
+    proxy.drop_replies = False
+    assert isinstance(await task, AcquireTimeout)
+    await until(lambda: free(looking, "ac"))
+
+
+@rule(8)
+async def test_closing_gives_back_what_was_being_acquired(kit, proxy):
+    """As for one lock: it may have been granted already, though nobody here knows."""
+    locks = kit.interlock(f"{proxy.url}?socket_timeout=2")
+    await (await some(locks).acquire()).release()  # the server knows the script
+    proxy.drop_replies = True
+    task = asyncio.ensure_future(outcome(some(locks).acquire()))
+    looking = kit.interlock()
+    await until(lambda: held(looking, "ab"))
+    proxy.drop_replies = kit.mode == "asyncio"  # for threads closing makes a connection of its own
+    await locks.close()
+    assert isinstance(await task, ConfigError)
+    await until(lambda: free(looking, "ab"))
+
+
+@rule(8)
+async def test_its_timeout_bounds_the_call_while_the_server_is_silent(kit, proxy):
+    locks = kit.interlock(proxy.url)
+    await (await some(locks).acquire()).release()  # the server knows the script
+    proxy.drop_replies = True
+    started = time.monotonic()
+    refused = await outcome(some(locks).acquire(timeout=0.5))
+    assert time.monotonic() - started < 3  # and not the 5 s that a server may stay away
+    assert isinstance(refused, AcquireTimeout)
+    proxy.drop_replies = False
+    proxy.cut()
+
+
+@rule(8)
+async def test_many_that_are_not_given_back_at_once_do_not_add_up(kit):
+    """The server is gone: the caller waits for all that is being undone together, not for each."""
+    locks, others = kit.interlock(), kit.interlock()
+    blocker = await others.lock("z").acquire()
+    undo = kit.session(locks).undo
+    add, port = undo.add, undo.port
+    undo.add = lambda attempt: (add(attempt), port.signal())[1]  # nobody hears when it is done
+    started = time.monotonic()
+    refused = await outcome(
+        locks.multi(*(locks.lock(f"a{i:02}") for i in range(40)), locks.lock("z")).acquire(timeout=1)
+    )
+    assert isinstance(refused, AcquireTimeout)
+    assert time.monotonic() - started < 5  # forty times 0.2 s are 8
+    await blocker.release()
+
+
+@rule(6)
+async def test_one_that_is_lost_before_the_whole_is_made_is_told(kit):
+    locks, told = kit.interlock(), []
+    leases = {name: await locks.lock(name).acquire() for name in "ab"}
+    assert await kit.interlock().lock("b").revoke("for the test")
+    await until(leases["b"].lost.is_set)
+    whole = real(some(locks))
+    lease = whole._kind(whole._session, told.append, "a, b", {name: real(each) for name, each in leases.items()})
+    await until(lambda: told)
+    assert told == [lease]
+    assert lease.lost.is_set()
+    await leases["a"].release()
 
 
 @rule(3, 4)

@@ -18,6 +18,7 @@ from interlock.testing.simulator import commands, server
 ROUNDED = 0.5  # ms by which the scripts round ends and now: less than a client's margin
 SOME = 32  # that are seen to in one step
 STEPS = float(os.environ.get("WALK", "1"))  # how much longer than usual each walk is
+SEED = os.environ.get("WALK_SEED", "")  # a word for other walks than usual
 
 
 def _hincrby(store, key, field, number):
@@ -137,7 +138,7 @@ class Walk:
     """Messages by chance."""
 
     def __init__(self, world, *seed):
-        self.random = random.Random(" ".join(map(str, seed)))
+        self.random = random.Random(" ".join(map(str, seed)) + SEED)
         self.world = world
         self.sent = []
         self.number = 0

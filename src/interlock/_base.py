@@ -11,7 +11,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ._core import COURTESY, FOREVER
+from ._core import COURTESY, FOREVER, LONGEST_PAUSE, RETRY_FOR, silent
 from ._names import SHORTEST_TTL, checked_name, seconds, tagged, whole
 from ._owned import Owned
 from .connect import address
@@ -299,7 +299,7 @@ class BaseMulti(BaseLock):
     async def _take(self, timeout: float | Unset | None, primitive: Primitive | None = None) -> Any:
         assert primitive is None
         core, timeout = self._session.core, self._timeout(timeout)
-        until = FOREVER if timeout is None else core.port.now() + timeout
+        until = FOREVER if timeout is None else core.port.now() + (timeout or RETRY_FOR)
         leases: dict[str, Any] = {}
         try:
             for member in self._members:
@@ -310,7 +310,11 @@ class BaseMulti(BaseLock):
                 multi.Request(each._asked(), each._hold, each._terms.ttl, each._terms.renew, each._terms.max_hold)
                 for each in rest
             ]
+<<<<<<< HEAD
             got = await multi.together(core, requests, timeout) if rest else []
+=======
+            got = await multi.together(core, requests, until) if rest else []
+>>>>>>> t-walk
             if isinstance(got, list):
                 for member, lease in zip(rest, got, strict=True):
                     leases[member.name] = lease
@@ -326,11 +330,17 @@ class BaseMulti(BaseLock):
             return self._kind(self._session, self._terms.on_lost, self._primitive.name, leases)
         except BaseException as error:
             undone = [lease._abandon() for lease in reversed(leases.values())]
+            now = core.port.now()
             if isinstance(error, LockError):
                 patience = min(until, core.port.now()) + COURTESY  # for all of them, in all
                 for signal in filter(None, undone):
+<<<<<<< HEAD
                     await core.port.wait(signal, patience)
             if isinstance(error, AcquireTimeout) and timeout:
+=======
+                    await core.port.wait(signal, now + COURTESY)
+            if timeout and (isinstance(error, AcquireTimeout) or (silent(error) and now >= until - LONGEST_PAUSE)):
+>>>>>>> t-walk
                 raise AcquireTimeout(f"{self._primitive} was not acquired within {timeout:g} s: {error}") from error
             raise
 

@@ -362,8 +362,7 @@ class Core:
                 undone = self.undo.add(attempt)
                 if isinstance(error, AcquireTimeout):
                     await port.wait(undone, port.now() + COURTESY)
-            cause = error.__cause__
-            if wait and isinstance(cause, Disconnected) and cause.timed_out and port.now() >= until - LONGEST_PAUSE:
+            if wait and silent(error) and port.now() >= until - LONGEST_PAUSE:
                 # the caller's time is over; the server's silence is only how it passed
                 raise AcquireTimeout(f"{primitive} was not acquired within {timeout:g} s: {error}") from error
             raise
@@ -541,6 +540,12 @@ class Core:
         """A question that belongs to no attempt: inspect, revoke."""
         reply, _ = await self.ask(Attempt(primitive, "-", 0, None), args, self.port.now() + RETRY_FOR)
         return reply
+
+
+def silent(error: BaseException) -> bool:
+    """Whether all that went wrong is that the server did not answer in time."""
+    cause = error.__cause__
+    return isinstance(cause, Disconnected) and cause.timed_out
 
 
 def gone_ms(attempt: Attempt) -> str:

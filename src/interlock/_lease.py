@@ -170,6 +170,8 @@ class BaseMultiLease(Generic[L]):
         self._told = False
         for lease in leases.values():
             lease._wholes = (*(each for each in lease._wholes if each()), weakref.ref(self))
+        if self.state is LeaseState.LOST:  # before it could be told here
+            self._on_lost()
 
     @property
     def name(self) -> str:

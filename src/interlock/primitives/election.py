@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from interlock._core import GRANT_LIFE, GRANTED, Primitive, unobtainable
+from interlock._core import GRANT_LIFE, GRANTED, MISUSED, Primitive, unobtainable
 
-from .lock import over_lock
+from .lock import WIRE, over_lock
 
 if TYPE_CHECKING:
     from interlock._core import Core
@@ -72,6 +72,8 @@ class Watch:
 async def leader(core: Core, primitive: Primitive) -> Leader | None:
     """See Election.leader."""
     value, pttl, record, *_ = await core.query(primitive, "inspect", "1")
+    if record and not record.startswith(f"{WIRE} election ".encode()):
+        raise unobtainable(primitive, MISUSED, (MISUSED, record))
     if not value:
         return None
     term = int(record.split(b" ")[2]) if record else 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from interlock._core import AGAIN, BUSY, GRANTED, RETRY_FOR, Attempt, Grant, Primitive, capped, unobtainable
+from interlock._core import AGAIN, BUSY, GRANTED, Attempt, Grant, Primitive, capped, unobtainable
 from interlock._scripts import load
 from interlock.errors import Unavailable
 
@@ -38,46 +38,63 @@ def multi(primitives: Sequence[Primitive]) -> Primitive:
     return Primitive("multi", names, load("multi"), tuple(key for each in primitives for key in each.keys), ())
 
 
+<<<<<<< HEAD
 async def together(core: Core, requests: Sequence[Request], timeout: float | None) -> list[Any] | Primitive:
     """The leases of all, or the first that is busy, and nothing is held. Raises what would keep one from being had.
 
     `timeout` is in seconds, and is for the server's silence: who is told at once that one is busy did not wait for it.
     """
     within = min(timeout or RETRY_FOR, RETRY_FOR)
+=======
+async def together(core: Core, requests: Sequence[Request], until: float) -> list[Any] | Primitive:
+    """The leases of all, or the first that is busy, and nothing is held. Raises what would keep one from being had."""
+>>>>>>> t-walk
     whole = multi([request.primitive for request in requests])
     ttls = [each.ttl if each.max_hold is None else capped(each.ttl, each.max_hold) for each in requests]
     attempts = [core.attempt(each.primitive, ttl, wait=False) for each, ttl in zip(requests, ttls, strict=True)]
     asked = Attempt(whole, "-", min(ttls), None)
     leases: list[Any] = []
-    granted = False
+    granted = kept = False
     try:
+        for attempt in attempts:
+            core.waiters.expect(attempt)  # so that closing gives back what may be on its way
         args = ("acquire", *(_acquire(core, attempt) for attempt in attempts))
+<<<<<<< HEAD
         until = core.port.now() + within
+=======
+>>>>>>> t-walk
         reply, sent = await core.ask(asked, args, until)
         for _ in range(TRIES):
             if reply[0] == AGAIN:
                 reply, sent = await core.ask(asked, args, until)
+<<<<<<< HEAD
         if reply[0] != GRANTED:
+=======
+        granted = reply[0] == GRANTED
+        if not granted:
+>>>>>>> t-walk
             first: Request = requests[int(reply[1])]
             if reply[0] in {BUSY, AGAIN}:
                 return first.primitive
             raise unobtainable(first.primitive, reply[0], reply[2])
-        granted = True
         for request, attempt, (_, fence) in zip(requests, attempts, reply[1:], strict=True):
             attempt.in_doubt = asked.in_doubt
             lease = core.hold(attempt, fence, sent, request.hold, renews=request.renews, max_hold=request.max_hold)
             if lease is None:
                 raise Unavailable(f"{whole}: {core.port.shown} answers too late for a lease of {attempt.ttl:g} s")
             leases.append(lease)
-    except BaseException:
-        for lease in leases:
-            core.give_up(lease._grant)
-        if granted or asked.in_doubt:
-            for attempt in attempts:
-                attempt.in_doubt = True
-                core.undo.add(attempt)
-        raise
-    return leases
+        kept = True
+        return leases
+    finally:
+        if not kept:
+            for lease in leases:
+                core.give_up(lease._grant)
+            if granted or asked.in_doubt:  # also if it was refused when it was asked again
+                for attempt in attempts:
+                    attempt.in_doubt = True
+                    core.undo.add(attempt)
+        for attempt in attempts:
+            core.waiters.leave(attempt)
 
 
 def _acquire(core: Core, attempt: Attempt) -> str:
