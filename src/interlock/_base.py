@@ -310,11 +310,7 @@ class BaseMulti(BaseLock):
                 multi.Request(each._asked(), each._hold, each._terms.ttl, each._terms.renew, each._terms.max_hold)
                 for each in rest
             ]
-<<<<<<< HEAD
-            got = await multi.together(core, requests, timeout) if rest else []
-=======
             got = await multi.together(core, requests, until) if rest else []
->>>>>>> t-walk
             if isinstance(got, list):
                 for member, lease in zip(rest, got, strict=True):
                     leases[member.name] = lease
@@ -332,15 +328,9 @@ class BaseMulti(BaseLock):
             undone = [lease._abandon() for lease in reversed(leases.values())]
             now = core.port.now()
             if isinstance(error, LockError):
-                patience = min(until, core.port.now()) + COURTESY  # for all of them, in all
                 for signal in filter(None, undone):
-<<<<<<< HEAD
-                    await core.port.wait(signal, patience)
-            if isinstance(error, AcquireTimeout) and timeout:
-=======
                     await core.port.wait(signal, now + COURTESY)
             if timeout and (isinstance(error, AcquireTimeout) or (silent(error) and now >= until - LONGEST_PAUSE)):
->>>>>>> t-walk
                 raise AcquireTimeout(f"{self._primitive} was not acquired within {timeout:g} s: {error}") from error
             raise
 

@@ -38,17 +38,8 @@ def multi(primitives: Sequence[Primitive]) -> Primitive:
     return Primitive("multi", names, load("multi"), tuple(key for each in primitives for key in each.keys), ())
 
 
-<<<<<<< HEAD
-async def together(core: Core, requests: Sequence[Request], timeout: float | None) -> list[Any] | Primitive:
-    """The leases of all, or the first that is busy, and nothing is held. Raises what would keep one from being had.
-
-    `timeout` is in seconds, and is for the server's silence: who is told at once that one is busy did not wait for it.
-    """
-    within = min(timeout or RETRY_FOR, RETRY_FOR)
-=======
 async def together(core: Core, requests: Sequence[Request], until: float) -> list[Any] | Primitive:
     """The leases of all, or the first that is busy, and nothing is held. Raises what would keep one from being had."""
->>>>>>> t-walk
     whole = multi([request.primitive for request in requests])
     ttls = [each.ttl if each.max_hold is None else capped(each.ttl, each.max_hold) for each in requests]
     attempts = [core.attempt(each.primitive, ttl, wait=False) for each, ttl in zip(requests, ttls, strict=True)]
@@ -59,20 +50,12 @@ async def together(core: Core, requests: Sequence[Request], until: float) -> lis
         for attempt in attempts:
             core.waiters.expect(attempt)  # so that closing gives back what may be on its way
         args = ("acquire", *(_acquire(core, attempt) for attempt in attempts))
-<<<<<<< HEAD
-        until = core.port.now() + within
-=======
->>>>>>> t-walk
         reply, sent = await core.ask(asked, args, until)
         for _ in range(TRIES):
             if reply[0] == AGAIN:
                 reply, sent = await core.ask(asked, args, until)
-<<<<<<< HEAD
-        if reply[0] != GRANTED:
-=======
         granted = reply[0] == GRANTED
         if not granted:
->>>>>>> t-walk
             first: Request = requests[int(reply[1])]
             if reply[0] in {BUSY, AGAIN}:
                 return first.primitive
