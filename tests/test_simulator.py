@@ -89,8 +89,10 @@ def test_the_faults_really_happen():
         ("rlock", {"entered again", "acquire revoked"}),
         ("semaphore", {"limit set", "limit refused", "set_limit unavailable"}),
         ("rwlock", {"read beside its own", "downgraded", "upgrade refused", "write beside others"}),
-        ("multi", {"several had at once", "lost before it was entered"}),
+        ("multi", {"several had at once"}),
         ("election", {"led", "resigned", "a change was told", "observe failed: Unavailable"}),
+        ("latch", {"opened", "counted", "went on", "told that it is broken", "wait timed out"}),
+        ("barrier", {"went on", "reset", "wait failed: BrokenBarrier"}),
         ("once", {"ran", "skipped", "the work failed", "run revoked"}),
     ],
 )
@@ -361,6 +363,37 @@ IN_OTHERS = {
         "election", replaced("'-inf', '(' .. known", "'-inf', '(' .. (known - 2)"), 4, ["calm"],
     ),
     "a term that does not grow": ("election", replaced("math.max(fence + 1, now)", "now - now % 1e6"), 2, ["calm"]),
+    "an open latch that tells nobody": (
+        "latch", replaced("    bury(token, tostring(DONE_MS))\n    wake()\n", "    bury(token, tostring(DONE_MS))\n"),
+        4, ["calm"],
+    ),
+    "a count that comes twice counts twice": ("latch", replaced("if not before then", "if true then"), 12, ["loss"]),
+    "a count that is not undercut": (
+        "latch", replaced("left = math.max(0, left - by)", "left = left - by"), 12, ["calm"],
+    ),
+    "a latch that opens too early": (
+        "latch", replaced("return not left or left == 0 or why", "return not left or left <= 1 or why"), 12, ["calm"],
+    ),
+    "a latch that shuts when it is used again": (
+        "latch", replaced("  if left then return end", "  if left and left > 0 then return end"), 12, ["calm"],
+    ),
+    "a retried arrival counts twice": (
+        "barrier", replaced("  if number then  -- the same", "  if number and number <= passed then  -- the same"),
+        12, ["loss", "lossy cancel", "chaos"],
+    ),
+    "the others are not told": ("barrier", replaced("  write()\n  wake()\n", "  write()\n"), 4, ["calm"]),
+    "one that leaves does not break it": (
+        "barrier", replaced("if not why then break_for('a party left, or its time was over: ' .. token) end", ""),
+        12, ["calm"],
+    ),
+    "the dead are waited for": ("barrier", replaced("local dead = call(", "local dead = nil and call("), 12, ANY),
+    "who went on is not known": (
+        "barrier", replaced("    if number <= passed then\n", "    if number <= passed and not why then\n"), 12, ANY,
+    ),
+    "a reset that lets go on": (
+        "barrier", replaced("passed, told, why = arrivals, arrivals, nil", "passed, told, why = passed, told, nil"),
+        12, ANY,
+    ),
     "no note": ("once", replaced("if ms > 0 then", "if false then"), 12, ["calm"]),
     "a note of the end only": (
         "once", replaced("math.max(least, tonumber(ARGV[5]))", "tonumber(ARGV[5])"), 12, ["calm"],

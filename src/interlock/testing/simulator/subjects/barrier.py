@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from interlock.testing.simulator.server import Server
     from interlock.testing.simulator.workers import Worker
 
+ALIVE_MS: Final = 3000  # after which who is not heard of is dead
 PATIENCE: Final = 20.0  # seconds that who waits long waits, for in the end there are too few
 
 
@@ -30,6 +31,7 @@ class BarrierThing(Thing):
         super().__init__(barrier(name, "lock:", parties))
         self.parties = parties
         self.indices: dict[bytes, int] = {}  # of those who went on
+        self._heard: dict[bytes, float] = {}  # of those who wait: when the server heard of them last, in ms
         self._generation = b""
         self._passed = 0  # the number of the last arrival that went on, or was sent away by a reset
 
@@ -70,10 +72,24 @@ class BarrierThing(Thing):
     ) -> str | None:
         """As many go on together as there are parties, each with an index of its own, and once."""
         verb, token = args[:2]
+        now = server.micros / 1000
+        if verb == b"vouch":
+            self._heard |= dict.fromkeys(self._heard.keys() & set(args[3::2]), now)
+        elif verb == b"acquire" and (reply[0] == QUEUED or token in self._heard):
+            self._heard[token] = now
         if wrong := self._moved(server, verb):
             return wrong
-        if verb != b"acquire":
-            return None
+        if verb == b"acquire":
+            return self._mistold(server, token, reply)
+        if verb == b"release" and self._heard.pop(token, None) and not self._why(server):
+            return "it left, and the others wait on"
+        fields: dict[bytes, bytes] = server.find(self.key, Hash) or {}
+        if verb == b"reset" and reply[0] == 1 and (b"why" in fields or fields[b"arrivals"] != fields[b"passed"]):
+            return "it is not as if nobody had come"
+        return None
+
+    def _mistold(self, server: Server, token: bytes, reply: Any) -> str | None:
+        """One that comes is told what is not so."""
         index, code = self.indices.get(token), reply[0]
         if code == GRANTED and reply[1] != index:
             return f"its index is {index}"
@@ -88,12 +104,16 @@ class BarrierThing(Thing):
         generation: bytes = server.find(self.keys[1], bytes) or b""
         fields: dict[bytes, bytes] = server.find(self.key, Hash) or {}
         if generation != self._generation:
+            self._heard = {}
             self._generation, self._passed = generation, int(fields.get(b"passed", 0)) if verb == b"reset" else 0
         passed = int(fields.get(b"passed", 0))
         if passed == self._passed:
             return None
         before, numbers = self._passed, self._arrivals(server)
-        self._passed = passed
+        dead = [token for token, heard in self._heard.items() if heard + ALIVE_MS < server.micros / 1000 - 1]
+        self._passed, self._heard = passed, {}
+        if dead:
+            return f"the others went on with {dead}, who are dead"
         went = {token: int(number) - before - 1 for token, number in numbers.items() if number <= passed}
         again = went.keys() & self.indices.keys()
         self.indices |= went
@@ -181,4 +201,4 @@ class Barriers(Subject):
         if random.random() < 0.03:
             return Resetting(thing)
         timeout = random.choice((random.uniform(0.01, 0.3), random.uniform(0.1, 3.0), PATIENCE, PATIENCE, PATIENCE))
-        return Meeting(thing, 0 if random.random() < 0.05 else timeout, random.random() < 0.7)
+        return Meeting(thing, 0 if random.random() < 0.1 else timeout, random.random() < 0.6)

@@ -35,6 +35,7 @@ class LatchThing(Thing):
         self._generation = b""
         self._left = count
         self._why = b""
+        self._until = 0  # ms: when the server may forget it
         self._done: set[bytes] = set()  # operations
 
     def read(self, _server: Server) -> Reading:
@@ -45,11 +46,14 @@ class LatchThing(Thing):
         record: bytes = server.find(self.keys[1], bytes) or b""
         return record.removeprefix(b"1 latch ") if server.find(self.key, Hash) else b""
 
-    def _learn(self, server: Server) -> None:
-        """There may be another one now."""
-        generation = self._now(server)
-        if generation != self._generation:
-            self._generation, self._left, self._why = generation, self.count, b""
+    def _learn(self, server: Server) -> str | None:
+        """There may be another one now: what is wrong with that."""
+        generation, known, until = self._now(server), self._generation, self._until
+        self._until = server.expires.get(self.key, 0)
+        if generation == known:
+            return None
+        self._generation, self._left, self._why = generation, self.count, b""
+        return "it is another one before its ttl has passed" if known and server.now_ms < until else None
 
     def owed(self, server: Server, queued: Mapping[bytes, Attempt]) -> dict[Hashable, str]:
         """Who waits for one that is open, revoked, or gone."""
@@ -67,7 +71,8 @@ class LatchThing(Thing):
     ) -> str | None:
         """Each count counts once, and nobody passes before there was nothing left."""
         verb, token, *rest = args
-        self._learn(server)
+        if wrong := self._learn(server):
+            return wrong
         if verb == b"count":
             if token not in self._done and reply[0] == GRANTED:
                 self._done.add(token)
@@ -82,7 +87,7 @@ class LatchThing(Thing):
                 return f"{self._left} are left {self._why!r}"
             if reply[0] == QUEUED and (reply[1] != self._left or not self._left or self._why):
                 return f"{self._left} are left {self._why!r}"
-            if reply[0] == BROKEN and not self._why and rest[8] == self._generation:
+            if reply[0] == BROKEN and not self._why and rest[7] == self._generation:
                 return "it is whole"
         return None
 
