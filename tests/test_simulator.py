@@ -435,7 +435,18 @@ def a_multi_that_waits_for_a_silent_server(monkeypatch):
     monkeypatch.setattr(multi, "together", lambda core, requests, _: together(core, requests, None))
 
 
+def one_that_cannot_wait_stays(monkeypatch):
+    obtain = _core.Core.obtain
+
+    async def staying(self, primitive, accept, ttl, timeout, busy, attempt):
+        attempt.entered = False
+        return await obtain(self, primitive, accept, ttl, timeout, busy, attempt)
+
+    monkeypatch.setattr(_core.Core, "obtain", staying)
+
+
 IN_THE_API = {
+    "one that can't wait stays": ("barrier", one_that_cannot_wait_stays, 5, ["calm", "cancel", "crash", "pause"]),
     "a multi that waits for a silent server": (
         "multi",
         a_multi_that_waits_for_a_silent_server,
