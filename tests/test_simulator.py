@@ -21,7 +21,11 @@ pytest.importorskip("lupa")
 from headers import Header
 from interlock import _core, _owned, _renewal, _session, _undo, _waiters, aio
 from interlock.primitives import multi
+from interlock.primitives.barrier import barrier
+from interlock.primitives.election import election
+from interlock.primitives.latch import latch
 from interlock.primitives.lock import lock
+from interlock.primitives.once import once
 from interlock.primitives.permits import EVERYTHING, permits
 from interlock.testing import shrink, simulate
 from interlock.testing.simulator import PROFILES, RELAXED, SUBJECTS, Plan, cli, natural, subject_of
@@ -611,6 +615,9 @@ if __name__ == "__main__":
 # The small Redis
 
 
+NO_LEASES = ("renew", "execute", "revoke")  # who waits there is not revoked by its token
+
+
 def of_locks(dice):
     """KEYS and ARGV of a message as lock.lua's header has them."""
     locks = [lock(name, "lock:") for name in ("a", "b")]
@@ -626,13 +633,57 @@ def of_permits(dice):
     return message(dice, kinds, asks, [("limit", f"op{dice.randrange(9)}", "semaphore", dice.randrange(1, 4))])
 
 
-def message(dice, primitives, asks, more):
+def of_multi(dice):
+    """Some of three locks and a semaphore; and each by itself, in the words of its own script."""
+    alone = [lock(name, "lock:") for name in ("a", "b", "c")]
+    members = dice.sample([*alone, permits("semaphore", "s", "lock:", 2)], dice.randrange(1, 5))
+    said = "2000", "2000", "0", "ch0", "0"
+    words = [
+        json.dumps([each.script.name, len(each.keys), "acquire", f"t{dice.randrange(6)}", *said, *each.terms])
+        for each in members
+    ]
+    return [key for each in members for key in each.keys], ("acquire", *words)
+
+
+def of_elections(dice):
+    """The same for election.lua."""
+    primitive = election("a", "lock:")
+    watching = "watch", f"w{dice.randrange(40)}", f"ch{dice.randrange(2)}"
+    return message(dice, [primitive], [(1, "", "election")], [watching, watching])
+
+
+def of_onces(dice):
+    """The same for once.lua."""
+    primitive = once("a", "lock:", None)
+    ends = "release", f"t{dice.randrange(6)}", "0", dice.choice((0, 500, 3000)), dice.choice((0, 0, 2000))
+    return message(
+        dice, [primitive], [(0, "", "once"), (1, "", "once")], [ends, ends, ends, ("forget", "-")], ["release"]
+    )
+
+
+def of_latches(dice):
+    """The same for latch.lua."""
+    count, operation = dice.choice((1, 2, 40)), f"op{dice.randrange(99)}"
+    counting = "count", operation, dice.choice((1, 1, 2, 50)), count, 10000
+    more = [counting, counting, ("revoke", operation, "a good reason")]
+    asks = [(1, count, 10000, "")] * 3 + [(0, count, 10000, "")]
+    return message(dice, [latch("a", "lock:", count, 10)], asks, more, NO_LEASES)
+
+
+def of_barriers(dice):
+    """The same for barrier.lua."""
+    operation = f"op{dice.randrange(99)}"
+    more = [("reset", operation), ("reset", operation), ("revoke", operation, "a good reason")]
+    return message(dice, [barrier("a", "lock:", 3)], [(1, 3, "")] * 5 + [(0, 3, "")], more, NO_LEASES)
+
+
+def message(dice, primitives, asks, more, without=()):
     primitive, token, channel = dice.choice(primitives), f"t{dice.randrange(6)}", f"ch{dice.randrange(2)}"
     keys = primitive.keys
     ttl, life, heard = dice.choice((300, 2000, 5000)), dice.choice((300, 2000)), dice.choice((0, 0, 1))
     pairs = [word for _ in range(dice.randrange(1, 4)) for word in (f"t{dice.randrange(6)}", dice.choice((300, 2000)))]
     renewed = tuple(key for _ in pairs[::2] for key in dice.choice(primitives).renewed)
-    return dice.choice((
+    common = [
         *[(keys, ("acquire", token, ttl, life, heard, channel, *ask)) for ask in asks],
         *[(keys, ("release", token, gone)) for gone in (0, 500, 60000)],
         (keys, ("vouch", channel, heard, *pairs)),
@@ -640,16 +691,26 @@ def message(dice, primitives, asks, more):
         ((*keys, "data"), ("execute", token, "SET", "data", token, "PX", ttl)),
         (keys, ("revoke", dice.choice((token, f"!{token}")), dice.randrange(2), "a good reason")),
         (keys, ("inspect", dice.choice((1, 10)))),
-        *[(keys, each) for each in more],
-    ))  # fmt: skip
+    ]
+    return dice.choice([each for each in common if each[1][0] not in without] + [(keys, each) for each in more])
 
 
-@pytest.mark.parametrize("says", [of_locks, of_permits])
+TOLD = {
+    of_locks: lock("a", "lock:"),
+    of_permits: permits("semaphore", "a", "lock:", 3),
+    of_multi: multi.multi([lock("a", "lock:")]),
+    of_elections: election("a", "lock:"),
+    of_onces: once("a", "lock:", None),
+    of_latches: latch("a", "lock:", 1, 10),
+    of_barriers: barrier("a", "lock:", 3),
+}
+
+
+@pytest.mark.parametrize("says", TOLD)
 def test_the_simulated_server_answers_as_fakeredis_does(says, monkeypatch):
     """Messages exactly as the header of the script has them: all verbs but `keys`, which fakeredis can't."""
     fakeredis = pytest.importorskip("fakeredis")
-    primitive = lock("a", "lock:") if says is of_locks else permits("semaphore", "a", "lock:", 3)
-    source = primitive.script.source
+    source = TOLD[says].script.source
     header = Header(source)
     verbs = Counter()
     for clock_starts, steps in (
@@ -661,7 +722,7 @@ def test_the_simulated_server_answers_as_fakeredis_does(says, monkeypatch):
         monkeypatch.setattr("time.time", lambda: 1_700_000_000 + clock[0])
         theirs, ours = fakeredis.FakeRedis(), Server(lambda: clock[0])
         dice = random.Random(str(steps))
-        for step in range(800):
+        for step in range(800 if says in {of_locks, of_permits} else 300):
             clock[0] = round(clock[0] + dice.choice(steps), 6)
             keys, args = says(dice)
             header.check(keys, args)
