@@ -189,7 +189,7 @@ class Worker:
         """Let it go: as a `with` does, or by release()."""
         try:
             if (error is not None or leaves) and (not isinstance(lease, aio.MultiLease) or hasattr(lease, "_stack")):
-                await lease.__aexit__(type(error), error, None)
+                await lease.__aexit__(type(error) if error else None, error, None)
             elif not await lease.release():
                 self.count("release came too late")
         except LeaseLost:

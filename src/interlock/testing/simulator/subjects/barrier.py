@@ -32,11 +32,12 @@ class BarrierThing(Thing):
         self.parties = parties
         self.indices: dict[bytes, int] = {}  # of those who went on
         self._heard: dict[bytes, float] = {}  # of those who wait: when the server heard of them last, in ms
-        self._generation = b""
+        self._generation: bytes = b""
         self._passed = 0  # the number of the last arrival that went on, or was sent away by a reset
 
-    def read(self, _server: Server) -> Reading:
+    def read(self, server: Server) -> Reading:
         """Nobody holds it, and there is never room for one alone."""
+        del server
         return Reading({}, 1, 0)
 
     def _arrivals(self, server: Server) -> dict[bytes, float]:
@@ -81,7 +82,7 @@ class BarrierThing(Thing):
             return wrong
         if verb == b"acquire":
             return self._mistold(server, token, reply)
-        if verb == b"release" and self._heard.pop(token, None) and not self._why(server):
+        if verb == b"release" and self._heard.pop(token, 0.0) and not self._why(server):
             return "it left, and the others wait on"
         fields: dict[bytes, bytes] = server.find(self.key, Hash) or {}
         if verb == b"reset" and reply[0] == 1 and (b"why" in fields or fields[b"arrivals"] != fields[b"passed"]):
@@ -101,7 +102,8 @@ class BarrierThing(Thing):
 
     def _moved(self, server: Server, verb: bytes) -> str | None:
         """Some may have gone on."""
-        generation: bytes = server.find(self.keys[1], bytes) or b""
+        found: bytes | None = server.find(self.keys[1], bytes)
+        generation = found or b""
         fields: dict[bytes, bytes] = server.find(self.key, Hash) or {}
         if generation != self._generation:
             self._heard = {}
