@@ -312,7 +312,8 @@ IN_PERMITS = {
         3, ["calm"],
     ),
     "a confirmation that does not lengthen": (
-        "rwlock", replaced("if tonumber(call('ZSCORE', HOLDERS, token)) < ends then", "if false then"), 1, ANY,
+        "rwlock", replaced("if tonumber(call('ZSCORE', HOLDERS, token)) < ends then", "if false then"),
+        1, ["pause", "crash", "cancel", "chaos"],
     ),
     "a renewal that shortens": (
         "semaphore", replaced("        if tonumber(ends) < now() + ttl then", "        if true then"),

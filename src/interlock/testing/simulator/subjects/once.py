@@ -44,7 +44,7 @@ class OnceThing(LockThing):
         """Nobody begins before the time that the last run has set."""
         verb, token, *rest = args
         now, (last, began) = server.micros / 1000, self._last
-        if verb == b"acquire" and reply[0] == GRANTED and token != last:
+        if verb == b"acquire" and reply[0] == GRANTED and (token, reply[1]) != self._last:
             self._last = token, reply[1]
             if now < self._next - 1:
                 return f"the next run may begin {self._next - now:.0f} ms later"
