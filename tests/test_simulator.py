@@ -21,7 +21,11 @@ pytest.importorskip("lupa")
 from headers import Header
 from interlock import _core, _owned, _renewal, _session, _undo, _waiters, aio
 from interlock.primitives import multi
+from interlock.primitives.barrier import barrier
+from interlock.primitives.election import election
+from interlock.primitives.latch import latch
 from interlock.primitives.lock import lock
+from interlock.primitives.once import once
 from interlock.primitives.permits import EVERYTHING, permits
 from interlock.testing import shrink, simulate
 from interlock.testing.simulator import PROFILES, RELAXED, SUBJECTS, Plan, cli, natural, subject_of
@@ -89,8 +93,10 @@ def test_the_faults_really_happen():
         ("rlock", {"entered again", "acquire revoked"}),
         ("semaphore", {"limit set", "limit refused", "set_limit unavailable"}),
         ("rwlock", {"read beside its own", "downgraded", "upgrade refused", "write beside others"}),
-        ("multi", {"several had at once", "lost before it was entered"}),
+        ("multi", {"several had at once"}),
         ("election", {"led", "resigned", "a change was told", "observe failed: Unavailable"}),
+        ("latch", {"opened", "counted", "went on", "told that it is broken", "wait timed out"}),
+        ("barrier", {"went on", "reset", "wait failed: BrokenBarrier"}),
         ("once", {"ran", "skipped", "the work failed", "run revoked"}),
     ],
 )
@@ -306,7 +312,8 @@ IN_PERMITS = {
         3, ["calm"],
     ),
     "a confirmation that does not lengthen": (
-        "rwlock", replaced("if tonumber(call('ZSCORE', HOLDERS, token)) < ends then", "if false then"), 1, ANY,
+        "rwlock", replaced("if tonumber(call('ZSCORE', HOLDERS, token)) < ends then", "if false then"),
+        1, ["pause", "crash", "cancel", "chaos"],
     ),
     "a renewal that shortens": (
         "semaphore", replaced("        if tonumber(ends) < now() + ttl then", "        if true then"),
@@ -361,6 +368,37 @@ IN_OTHERS = {
         "election", replaced("'-inf', '(' .. known", "'-inf', '(' .. (known - 2)"), 4, ["calm"],
     ),
     "a term that does not grow": ("election", replaced("math.max(fence + 1, now)", "now - now % 1e6"), 2, ["calm"]),
+    "an open latch that tells nobody": (
+        "latch", replaced("    bury(token, tostring(DONE_MS))\n    wake()\n", "    bury(token, tostring(DONE_MS))\n"),
+        4, ["calm"],
+    ),
+    "a count that comes twice counts twice": ("latch", replaced("if not before then", "if true then"), 12, ["loss"]),
+    "a count that is not undercut": (
+        "latch", replaced("left = math.max(0, left - by)", "left = left - by"), 12, ["calm"],
+    ),
+    "a latch that opens too early": (
+        "latch", replaced("return not left or left == 0 or why", "return not left or left <= 1 or why"), 12, ["calm"],
+    ),
+    "a latch that shuts when it is used again": (
+        "latch", replaced("  if left then return end", "  if left and left > 0 then return end"), 12, ["calm"],
+    ),
+    "a retried arrival counts twice": (
+        "barrier", replaced("  if number then  -- the same", "  if number and number <= passed then  -- the same"),
+        12, ["loss", "lossy cancel", "chaos"],
+    ),
+    "the others are not told": ("barrier", replaced("  write()\n  wake()\n", "  write()\n"), 4, ["calm"]),
+    "one that leaves does not break it": (
+        "barrier", replaced("if not why then break_for('a party left, or its time was over: ' .. token) end", ""),
+        12, ["calm"],
+    ),
+    "the dead are waited for": ("barrier", replaced("local dead = call(", "local dead = nil and call("), 12, ANY),
+    "who went on is not known": (
+        "barrier", replaced("    if number <= passed then\n", "    if number <= passed and not why then\n"), 12, ANY,
+    ),
+    "a reset that lets go on": (
+        "barrier", replaced("passed, told, why = arrivals, arrivals, nil", "passed, told, why = passed, told, nil"),
+        12, ANY,
+    ),
     "no note": ("once", replaced("if ms > 0 then", "if false then"), 12, ["calm"]),
     "a note of the end only": (
         "once", replaced("math.max(least, tonumber(ARGV[5]))", "tonumber(ARGV[5])"), 12, ["calm"],
@@ -402,7 +440,18 @@ def a_multi_that_waits_for_a_silent_server(monkeypatch):
     monkeypatch.setattr(multi, "together", lambda core, requests, _: together(core, requests, None))
 
 
+def one_that_cannot_wait_stays(monkeypatch):
+    obtain = _core.Core.obtain
+
+    async def staying(self, primitive, accept, ttl, timeout, busy, attempt):
+        attempt.entered = False
+        return await obtain(self, primitive, accept, ttl, timeout, busy, attempt)
+
+    monkeypatch.setattr(_core.Core, "obtain", staying)
+
+
 IN_THE_API = {
+    "one that can't wait stays": ("barrier", one_that_cannot_wait_stays, 5, ["calm", "cancel", "crash", "pause"]),
     "a multi that waits for a silent server": (
         "multi",
         a_multi_that_waits_for_a_silent_server,
@@ -567,6 +616,9 @@ if __name__ == "__main__":
 # The small Redis
 
 
+NO_LEASES = ("renew", "execute", "revoke")  # who waits there is not revoked by its token
+
+
 def of_locks(dice):
     """KEYS and ARGV of a message as lock.lua's header has them."""
     locks = [lock(name, "lock:") for name in ("a", "b")]
@@ -582,13 +634,57 @@ def of_permits(dice):
     return message(dice, kinds, asks, [("limit", f"op{dice.randrange(9)}", "semaphore", dice.randrange(1, 4))])
 
 
-def message(dice, primitives, asks, more):
+def of_multi(dice):
+    """Some of three locks and a semaphore; and each by itself, in the words of its own script."""
+    alone = [lock(name, "lock:") for name in ("a", "b", "c")]
+    members = dice.sample([*alone, permits("semaphore", "s", "lock:", 2)], dice.randrange(1, 5))
+    said = "2000", "2000", "0", "ch0", "0"
+    words = [
+        json.dumps([each.script.name, len(each.keys), "acquire", f"t{dice.randrange(6)}", *said, *each.terms])
+        for each in members
+    ]
+    return [key for each in members for key in each.keys], ("acquire", *words)
+
+
+def of_elections(dice):
+    """The same for election.lua."""
+    primitive = election("a", "lock:")
+    watching = "watch", f"w{dice.randrange(40)}", f"ch{dice.randrange(2)}"
+    return message(dice, [primitive], [(1, "", "election")], [watching, watching])
+
+
+def of_onces(dice):
+    """The same for once.lua."""
+    primitive = once("a", "lock:", None)
+    ends = "release", f"t{dice.randrange(6)}", "0", dice.choice((0, 500, 3000)), dice.choice((0, 0, 2000))
+    return message(
+        dice, [primitive], [(0, "", "once"), (1, "", "once")], [ends, ends, ends, ("forget", "-")], ["release"]
+    )
+
+
+def of_latches(dice):
+    """The same for latch.lua."""
+    count, operation = dice.choice((1, 2, 40)), f"op{dice.randrange(99)}"
+    counting = "count", operation, dice.choice((1, 1, 2, 50)), count, 10000
+    more = [counting, counting, ("revoke", operation, "a good reason")]
+    asks = [(1, count, 10000, "")] * 3 + [(0, count, 10000, "")]
+    return message(dice, [latch("a", "lock:", count, 10)], asks, more, NO_LEASES)
+
+
+def of_barriers(dice):
+    """The same for barrier.lua."""
+    operation = f"op{dice.randrange(99)}"
+    more = [("reset", operation), ("reset", operation), ("revoke", operation, "a good reason")]
+    return message(dice, [barrier("a", "lock:", 3)], [(1, 3, "")] * 5 + [(0, 3, "")], more, NO_LEASES)
+
+
+def message(dice, primitives, asks, more, without=()):
     primitive, token, channel = dice.choice(primitives), f"t{dice.randrange(6)}", f"ch{dice.randrange(2)}"
     keys = primitive.keys
     ttl, life, heard = dice.choice((300, 2000, 5000)), dice.choice((300, 2000)), dice.choice((0, 0, 1))
     pairs = [word for _ in range(dice.randrange(1, 4)) for word in (f"t{dice.randrange(6)}", dice.choice((300, 2000)))]
     renewed = tuple(key for _ in pairs[::2] for key in dice.choice(primitives).renewed)
-    return dice.choice((
+    common = [
         *[(keys, ("acquire", token, ttl, life, heard, channel, *ask)) for ask in asks],
         *[(keys, ("release", token, gone)) for gone in (0, 500, 60000)],
         (keys, ("vouch", channel, heard, *pairs)),
@@ -596,16 +692,26 @@ def message(dice, primitives, asks, more):
         ((*keys, "data"), ("execute", token, "SET", "data", token, "PX", ttl)),
         (keys, ("revoke", dice.choice((token, f"!{token}")), dice.randrange(2), "a good reason")),
         (keys, ("inspect", dice.choice((1, 10)))),
-        *[(keys, each) for each in more],
-    ))  # fmt: skip
+    ]
+    return dice.choice([each for each in common if each[1][0] not in without] + [(keys, each) for each in more])
 
 
-@pytest.mark.parametrize("says", [of_locks, of_permits])
+TOLD = {
+    of_locks: lock("a", "lock:"),
+    of_permits: permits("semaphore", "a", "lock:", 3),
+    of_multi: multi.multi([lock("a", "lock:")]),
+    of_elections: election("a", "lock:"),
+    of_onces: once("a", "lock:", None),
+    of_latches: latch("a", "lock:", 1, 10),
+    of_barriers: barrier("a", "lock:", 3),
+}
+
+
+@pytest.mark.parametrize("says", TOLD)
 def test_the_simulated_server_answers_as_fakeredis_does(says, monkeypatch):
     """Messages exactly as the header of the script has them: all verbs but `keys`, which fakeredis can't."""
     fakeredis = pytest.importorskip("fakeredis")
-    primitive = lock("a", "lock:") if says is of_locks else permits("semaphore", "a", "lock:", 3)
-    source = primitive.script.source
+    source = TOLD[says].script.source
     header = Header(source)
     verbs = Counter()
     for clock_starts, steps in (
@@ -617,7 +723,7 @@ def test_the_simulated_server_answers_as_fakeredis_does(says, monkeypatch):
         monkeypatch.setattr("time.time", lambda: 1_700_000_000 + clock[0])
         theirs, ours = fakeredis.FakeRedis(), Server(lambda: clock[0])
         dice = random.Random(str(steps))
-        for step in range(800):
+        for step in range(800 if says in {of_locks, of_permits} else 300):
             clock[0] = round(clock[0] + dice.choice(steps), 6)
             keys, args = says(dice)
             header.check(keys, args)

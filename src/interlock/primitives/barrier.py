@@ -30,6 +30,7 @@ def barrier(name: object, prefix: str, parties: object) -> Primitive:
 async def wait(core: Core, primitive: Primitive, timeout: float | None) -> int:
     """See Barrier.wait."""
     attempt = core.attempt(primitive, GRANT_LIFE, wait=timeout is None or timeout > 0)
+    attempt.entered = attempt.signal is None  # it arrives even if it can't wait, and then has to leave
 
     def index(_attempt: Attempt, reply: Any, _sent: float) -> int:
         return int(reply[1])

@@ -74,10 +74,12 @@ class Worker:
         timeout: float | None,
         tokens: Callable[[T], list[str]] = lambda _: [],
         what: str = "acquire",
+        courtesies: int = 1,
     ) -> T | None:
         """What a call that may wait for `timeout` seconds returns; None if it failed in a way that calls may.
 
-        `tokens` tells which attempts live on in its result; nothing may be left of any other.
+        `tokens` tells which attempts live on in its result; nothing may be left of any other. When its time is over, it
+        may wait for the server for as many `courtesies`.
         """
         task, pauses, started = self.task, self.client.process.pauses, self.now()
         task.attempts, kept = [], list[bytes]()
@@ -99,7 +101,7 @@ class Worker:
             return result
         finally:
             self.run.monitor.attempts.ended(task, kept)
-            bound = (IO_TIMEOUT if timeout == 0 else timeout + COURTESY if timeout else math.inf) + SLACK
+            bound = (IO_TIMEOUT if timeout == 0 else timeout + courtesies * COURTESY if timeout else math.inf) + SLACK
             took = self.now() - started
             if took > bound and pauses == self.client.process.pauses:
                 self.run.story.violated(4, f"{what}(timeout={timeout}) took {took:.3f} s")

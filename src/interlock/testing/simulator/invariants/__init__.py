@@ -7,6 +7,7 @@ Rules, by the numbers in violations.
  3. No key without a TTL, after any script. No grant is longer than was asked for, nor a handover that waits for its
     confirmation longer than its life.
  4. If there is room for the first live waiter, it has it in time; no acquire waits for ever; a timeout bounds the call.
+    Who holds nothing and waits for news (of a latch, a barrier, an election) has it in time.
  5. Nothing is left: a token that was taken back never holds again; with clean weather an attempt that ended
     without a lease has left its thing and the queue within a second; in the end server and clients are empty.
  6. No live waiter is overtaken by one that came later, unless it lost its subscription and can't be woken.

@@ -12,7 +12,9 @@ from typing import Final
 
 from interlock.testing.simulator.profiles import PROFILES
 
+from .barrier import Barriers
 from .election import Elections
+from .latch import Latches
 from .lock import Locks
 from .multi import Multis
 from .once import Onces
@@ -24,7 +26,8 @@ from .subject import Reading, Share, Subject, Thing, Turn
 __all__ = ["SUBJECTS", "Reading", "Share", "Subject", "Thing", "Turn", "subject_of"]
 
 SUBJECTS: Final[dict[str, type[Subject]]] = {
-    subject.kind: subject for subject in (Locks, RLocks, Semaphores, RWLocks, Multis, Elections, Onces)
+    subject.kind: subject
+    for subject in (Locks, RLocks, Semaphores, RWLocks, Multis, Elections, Onces, Latches, Barriers)
 }
 _OTHERS: Final = [kind for kind, subject in SUBJECTS.items() if kind != "lock" for _ in range(subject.share)]
 

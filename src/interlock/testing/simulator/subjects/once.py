@@ -44,7 +44,7 @@ class OnceThing(LockThing):
         """Nobody begins before the time that the last run has set."""
         verb, token, *rest = args
         now, (last, began) = server.micros / 1000, self._last
-        if verb == b"acquire" and reply[0] == GRANTED and token != last:
+        if verb == b"acquire" and reply[0] == GRANTED and (token, reply[1]) != self._last:
             self._last = token, reply[1]
             if now < self._next - 1:
                 return f"the next run may begin {self._next - now:.0f} ms later"
@@ -109,7 +109,8 @@ class Running(NamedTuple):
             worker.count("skipped")
             if begun or result:
                 worker.violated(12, f"{result} was begun")
-            if result.started is not None and result.ended is not None and result.ended < result.started:
+            trusted, ended = worker.run.profile.trusted, result.ended
+            if trusted and result.started is not None and ended is not None and ended < result.started:
                 worker.violated(12, f"{result} ended before it began")
             if worker.now() - started > AT_ONCE and monitor.things.quiet:
                 worker.violated(4, f"{result} took {worker.now() - started:.3f} s")
