@@ -193,6 +193,18 @@ async def test_cancelled_or_out_of_time_nothing_is_left(kit):
 
 
 @rule(8)
+@pytest.mark.asyncio_only
+async def test_a_release_that_is_cancelled_before_it_began_goes_on(kit):
+    locks = kit.interlock()
+    lease = await some(locks).acquire()
+    releasing = asyncio.ensure_future(lease.release())
+    await asyncio.sleep(0)  # it has asked for both, and neither has begun
+    releasing.cancel()
+    await asyncio.wait([releasing])
+    await until(lambda: free(locks, "ab"))
+
+
+@rule(8)
 async def test_the_reply_is_lost_and_it_is_asked_again(kit, proxy):
     locks = kit.interlock(f"{proxy.url}?socket_timeout=0.3")
     await (await some(locks).acquire()).release()  # the server knows the script

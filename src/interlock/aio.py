@@ -402,7 +402,13 @@ class MultiLease(BaseMultiLease[Lease]):
 
     async def release(self) -> bool:
         """Give all back: whether all were still ours. Safe to repeat. Raises Unavailable if nobody can tell."""
-        ours = await asyncio.gather(*(lease.release() for lease in self._leases.values()), return_exceptions=True)
+        try:
+            ours = await asyncio.gather(*(lease.release() for lease in self._leases.values()), return_exceptions=True)
+        except asyncio.CancelledError:  # it may have come before they began
+            for lease in self._leases.values():
+                if not lease._ended:
+                    lease._abandon()
+            raise
         for each in ours:
             if isinstance(each, BaseException):
                 raise each
