@@ -402,11 +402,12 @@ class MultiLease(BaseMultiLease[Lease]):
 
     async def release(self) -> bool:
         """Give all back: whether all were still ours. Safe to repeat. Raises Unavailable if nobody can tell."""
+        depths = [(lease, lease._depth) for lease in self._leases.values()]
         try:
             ours = await asyncio.gather(*(lease.release() for lease in self._leases.values()), return_exceptions=True)
-        except asyncio.CancelledError:  # it may have come before they began
-            for lease in self._leases.values():
-                if not lease._ended:
+        except asyncio.CancelledError:
+            for lease, depth in depths:
+                if not lease._ended and lease._depth == depth:  # cancelled before it began
                     lease._abandon()
             raise
         for each in ours:
