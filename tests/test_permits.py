@@ -133,7 +133,8 @@ class World(walk.World):
             assert self.tombs.get(each, 0) <= now, f"{each} is dead, and got something"
         if not failed:
             getattr(self, "after_" + verb, lambda *_: None)(token, args, reply, before, after, now)
-        if not failed and not self.server.full and self.settled(verb, reply):
+        heard = queue.get(token, DEAD).mute == left.get(token, DEAD).mute  # else the next message sees to it
+        if not failed and not self.server.full and heard and self.settled(verb, reply):
             newcomer = token if verb == "acquire" and reply[0] == QUEUED and not queue.get(token, DEAD).live else None
             self.progress(queue, left, after, newcomer)
 
