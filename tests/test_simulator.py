@@ -401,7 +401,8 @@ IN_OTHERS = {
     ),
     "no note": ("once", replaced("if ms > 0 then", "if false then"), 12, ["calm"]),
     "a note of the end only": (
-        "once", replaced("math.max(least, tonumber(ARGV[5]))", "tonumber(ARGV[5])"), 12, ["calm"],
+        "once", replaced("math.max(least, holder == token and tonumber(ARGV[5]) or 0)", "tonumber(ARGV[5])"),
+        12, ["calm"],
     ),
     "a note of half the time": (
         "once", replaced("'PX', string.format('%.0f', ms)", "'PX', string.format('%.0f', math.ceil(ms / 2))"),
@@ -437,7 +438,7 @@ def a_part_that_is_kept(monkeypatch):
 
 def a_multi_that_waits_for_a_silent_server(monkeypatch):
     together = multi.together
-    monkeypatch.setattr(multi, "together", lambda core, requests, _: together(core, requests, None))
+    monkeypatch.setattr(multi, "together", lambda core, requests, _: together(core, requests, _core.FOREVER))
 
 
 def one_that_cannot_wait_stays(monkeypatch):

@@ -328,8 +328,8 @@ class BaseMulti(BaseLock):
             undone = [lease._abandon() for lease in reversed(leases.values())]
             now = core.port.now()
             if isinstance(error, LockError):
-                for signal in filter(None, undone):
-                    await core.port.wait(signal, now + COURTESY)
+                for signal in filter(None, undone):  # the one that was waited for had its courtesy already
+                    await core.port.wait(signal, min(until, now) + COURTESY)
             if timeout and (isinstance(error, AcquireTimeout) or (silent(error) and now >= until - LONGEST_PAUSE)):
                 raise AcquireTimeout(f"{self._primitive} was not acquired within {timeout:g} s: {error}") from error
             raise

@@ -87,7 +87,9 @@ class Things:
                 holders = self.seen[keys[0]].thing.read(server).holders
                 self.attempts.ran(args[4].decode(), holds=token in holders and not holders[token].revoked)
             elif verb == b"revoke" and code == 1 and args[2] == b"1":
-                attempt.ousted = True
+                owner = self.seen[keys[0]].thing.owner  # of the same owner others may believe in theirs, too
+                for other, each in self.attempts.known.items():
+                    each.ousted |= owner(other) == owner(token.removeprefix(b"!"))
         for (of, words), answer in zip(asked, answers(args, reply), strict=False):
             seen = self.seen.get(of[0])
             if seen and (wrong := seen.thing.misserved(server, words, answer, seen.holders)) and self.trusted:

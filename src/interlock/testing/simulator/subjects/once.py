@@ -50,9 +50,12 @@ class OnceThing(LockThing):
                 return f"the next run may begin {self._next - now:.0f} ms later"
         elif verb == b"acquire" and reply[0] == BUSY and reply[5] != b"0" and now > self._next + 2:
             return "it is skipped for a run after which the next one might begin"
-        elif verb == b"release" and reply[0] and token == last and token in before and not before[token].revoked:
+        elif verb == b"release" and token == last and token in before:
             at_least, keep = map(float, rest[1:])
-            self._next = max(self._next, now + keep, began / 1000 + at_least)
+            revoked = before[token].revoked  # it has run, too, though to no good end
+            if not (reply[0] or revoked):
+                return None
+            self._next = max(self._next, began / 1000 + at_least, 0 if revoked else now + keep)
         return None
 
 
