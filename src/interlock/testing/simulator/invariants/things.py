@@ -60,6 +60,12 @@ class Things:
         """Something that will be used."""
         self.seen[thing.key] = Seen(thing)
 
+    def _forced(self, thing: Thing, token: bytes) -> None:
+        """It was taken away at once: also from others of the same owner, who may believe in theirs."""
+        for other, each in self.attempts.known.items():
+            if each.thing is thing:
+                each.ousted |= token == b"taken-over" or thing.owner(other) == thing.owner(token)
+
     def executed(self, sender: str, keys: Sequence[bytes], args: Sequence[bytes], reply: Any) -> None:
         """A script has run."""
         story, server, asked = self.story, self.server, requests(keys, args)
@@ -86,10 +92,8 @@ class Things:
             elif verb == b"execute" and code == GRANTED:
                 holders = self.seen[keys[0]].thing.read(server).holders
                 self.attempts.ran(args[4].decode(), holds=token in holders and not holders[token].revoked)
-            elif verb == b"revoke" and code == 1 and args[2] == b"1":
-                owner = self.seen[keys[0]].thing.owner  # of the same owner others may believe in theirs, too
-                for other, each in self.attempts.known.items():
-                    each.ousted |= owner(other) == owner(token.removeprefix(b"!"))
+        if verb == b"revoke" and code == 1 and args[2] == b"1":
+            self._forced(self.seen[keys[0]].thing, token.removeprefix(b"!"))
         for (of, words), answer in zip(asked, answers(args, reply), strict=False):
             seen = self.seen.get(of[0])
             if seen and (wrong := seen.thing.misserved(server, words, answer, seen.holders)) and self.trusted:
