@@ -72,14 +72,14 @@ def every_message_is_as_the_lua_header_says(monkeypatch):
     """Holds the header of each script against what Python really sends, in every test."""
     real, wrong = _wire.by_sha, []
 
-    def checked(script, keys, args):
+    def checked(script, keys, args, epoch):
         header = HEADERS.setdefault(script.name, Header(script.source))
         try:
             header.check(keys, args)
         except AssertionError as error:
             wrong.append(error)  # a background task would take it for one more failure of the network
             raise
-        return real(script, keys, args)
+        return real(script, keys, args, epoch)
 
     monkeypatch.setattr(_wire, "by_sha", checked)
     yield

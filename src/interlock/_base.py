@@ -11,11 +11,12 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ._core import COURTESY, FOREVER, LONGEST_PAUSE, RETRY_FOR, silent
+from ._core import COURTESY, FOREVER, LONGEST_PAUSE, QUARANTINE, RETRY_FOR, silent
 from ._names import SHORTEST_TTL, checked_name, seconds, tagged, whole
 from ._owned import Owned
 from .connect import address
 from .errors import AcquireTimeout, ConfigError, LockError
+from .ports._memory import Memory
 from .primitives import barrier, latch, multi, once, permits
 from .primitives.lock import state as lock_state
 
@@ -72,7 +73,9 @@ class BaseInterlock:
         """The thread or the task that runs now."""
         raise NotImplementedError
 
-    def __init__(self, target: object, *, prefix: str, max_ttl: float, label: str | None, for_asyncio: bool) -> None:
+    def __init__(
+        self, target: object, *, prefix: str, max_ttl: float, quarantine: bool, label: str | None, for_asyncio: bool
+    ) -> None:
         if prefix:
             checked_name(prefix)
             tagged(re.sub(r"\{[^{}]*$", "", prefix))  # a tag may end in the name, but not be broken already
@@ -82,6 +85,7 @@ class BaseInterlock:
             raise ConfigError(f"label must be some words for people, not {label!r}")
         self.label = label
         self._address = address(target, for_asyncio=for_asyncio)
+        self._memory = Memory(self.max_ttl if quarantine else None)
         self._closed = False
         self._owned = Owned()
 
@@ -250,9 +254,11 @@ class BasePermits(BaseLock):
 
     async def _revoke(self, reason: str, *, force: bool) -> bool:
         why = self._why(reason)
-        *_, holders, _ = await self._ask("inspect", "1000000")
+        *_, holders, _, quarantine_ms = await self._ask("inspect", "1000000")
+        if quarantine_ms and force:
+            await self._ask("revoke", QUARANTINE, "1", why)
         done = [await self._ask("revoke", who, "1" if force else "0", why) for who in holders[::3]]
-        return any(each[0] for each in done)
+        return any(each[0] for each in done) or bool(quarantine_ms and force)
 
 
 class BaseRWSide(BasePermits):

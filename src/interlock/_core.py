@@ -46,8 +46,11 @@ GRANT_LIFE: Final = 3.0  # seconds that a handover waits for its confirmation, a
 GONE_FOR: Final = 60.0  # seconds after which a late copy of a request is no longer expected
 TOO_LATE: Final = 8  # answers in a row that come after the lease they grant has lapsed
 LONGEST_PAUSE: Final = 0.6  # seconds between two tries of one request
+DRIFT: Final = 0.001  # of a ttl: see margin()
+PROOF: Final = 3.0  # seconds that a caller in a quarantine waits for the proof that nothing was lost
 COURTESY: Final = 0.2  # seconds that a caller whose time is over waits for its undo, so that it finds nothing left
 FOREVER: Final = math.inf
+QUARANTINE: Final = b"!quarantine:"  # what holds a lock whose server may have lost a lease; its identity follows
 
 generation = 0  # of this process: a child of a fork is another one, in which no grant of its parent counts
 
@@ -86,6 +89,13 @@ class ServerError(Exception):
     """The server answered with an error: it ran nothing, or only a part of nothing that matters."""
 
 
+class Place(NamedTuple):
+    """Where a key is: keys of one slot may stand in one message; a node that is silent is so for all of its slots."""
+
+    node: object
+    slot: int
+
+
 class Signal(Protocol):
     """A flag that one waits for; waiting takes it down. Setting it twice is setting it once."""
 
@@ -99,6 +109,13 @@ class Port(Protocol):
     """
 
     shown: str
+    patience: float
+    """Seconds that it may be away before a call says Unavailable."""
+    several: bool
+    """Whether a refusal may leave something behind, since several servers are asked."""
+
+    drift: float
+    """By how much of a ttl we stop believing before the server does: clocks run at different speeds."""
 
     @property
     def mutex(self) -> AbstractContextManager[object]:
@@ -114,7 +131,14 @@ class Port(Protocol):
         ...
 
     async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
-        """Send many at once; a ServerError stands in the place of its reply. Raises Disconnected."""
+        """Send many at once. An error stands in the place of its reply: nothing is raised for one of many."""
+        ...
+
+    async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:
+        """Whether nothing was lost since the server of that identity granted these; if so, messages say it from now on.
+
+        Looks again until then, if it may turn out yet.
+        """
         ...
 
     def signal(self) -> Signal: ...
@@ -123,8 +147,16 @@ class Port(Protocol):
         """Whether the signal was set before `until`."""
         ...
 
-    def listen(self, channel: str) -> None:
-        """Subscribe in the background, and again after every reconnection."""
+    def place(self, key: str) -> Place:
+        """Where this key is: messages about keys of one place may be one message."""
+        ...
+
+    def ear(self, key: str) -> tuple[str, str]:
+        """Whether pushes about this key are heard now, "0" or "1"; and the channel where they would be."""
+        ...
+
+    def listen(self, key: str) -> None:
+        """Subscribe to that channel in the background, and again after every reconnection."""
         ...
 
     def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, over: Callable[[], None]) -> None:
@@ -165,7 +197,9 @@ class Primitive(NamedTuple):
 class Attempt:
     """One try to get a primitive, from its first request until it is granted or undone."""
 
-    __slots__ = ("entered", "in_doubt", "life_ms", "over", "parting", "phase", "primitive", "signal", "token", "ttl")
+    __slots__ = (
+        "drift", "entered", "in_doubt", "life_ms", "over", "parting", "phase", "primitive", "signal", "token", "ttl",
+    )  # fmt: skip
 
     def __init__(self, primitive: Primitive, token: str, ttl: float, signal: Signal | None) -> None:
         self.primitive = primitive
@@ -178,6 +212,7 @@ class Attempt:
         self.entered = False  # it stands in the queue
         self.phase = ""  # the generation in which it waits, if its primitive has such
         self.parting = primitive.parting
+        self.drift = DRIFT
 
 
 class Grant:
@@ -213,7 +248,7 @@ class Grant:
         """The server granted or lengthened it, in answer to a request sent at `sent`. Never shortens."""
         self.failing = False
         self.overdue = sent + self.attempt.ttl / 2  # due at ttl/3, and ttl/6 of grace
-        deadline = sent + ttl - margin(ttl)
+        deadline = sent + ttl - margin(ttl, self.attempt.drift)
         if deadline > self.deadline:
             self.deadline = min(self.ends, deadline)
 
@@ -254,9 +289,9 @@ def capped(ttl: float, max_hold: float) -> float:
     return min(ttl, max_hold + 2 * margin(ttl))
 
 
-def margin(ttl: float) -> float:
+def margin(ttl: float, drift: float = DRIFT) -> float:
     """Seconds by which we stop believing before the server does: clocks run at different speeds."""
-    return ttl / 1000 if ttl > 1 else 0.001
+    return max(drift * ttl, 0.001)
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -272,14 +307,11 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 class Core:
     """One client of the protocol: it asks for locks, holds, renews and gives back."""
 
-    def __init__(
-        self, port: Port, waiters: Waiters, renewal: Renewal, undo: Undo, channel: str, who: Callable[[], str]
-    ) -> None:
+    def __init__(self, port: Port, waiters: Waiters, renewal: Renewal, undo: Undo, who: Callable[[], str]) -> None:
         self.port = port
         self.waiters = waiters
         self.renewal = renewal
         self.undo = undo
-        self.channel = channel
         self.who = who
         self.releasing: dict[str, Attempt] = {}  # what is being given back now
         self.closed = False
@@ -307,7 +339,9 @@ class Core:
     def attempt(self, primitive: Primitive, ttl: float, *, wait: bool) -> Attempt:
         """A new one, with a token that nobody ever had."""
         token = f"{primitive.owner}{self.who()}/{os.urandom(16).hex()}"
-        return Attempt(primitive, token, ttl, self.port.signal() if wait else None)
+        attempt = Attempt(primitive, token, ttl, self.port.signal() if wait else None)
+        attempt.drift = self.port.drift
+        return attempt
 
     async def obtain(
         self,
@@ -328,12 +362,12 @@ class Core:
         until = FOREVER if timeout is None else started + (timeout or RETRY_FOR)
         attempt = attempt or self.attempt(primitive, ttl, wait=wait)
         token, ttl_ms, waits = attempt.token, str(int(ttl * 1000)), "1" if wait else "0"
-        late = 0
+        late, doubted = 0, True
         try:
             self.waiters.expect(attempt)
             while True:
-                heard = self.waiters.heard
-                args = ("acquire", token, ttl_ms, attempt.life_ms, heard, self.channel, waits, *primitive.terms)
+                heard, channel = port.ear(primitive.keys[0])
+                args = ("acquire", token, ttl_ms, attempt.life_ms, heard, channel, waits, *primitive.terms)
                 reply, sent = await self.ask(attempt, (*args, attempt.phase) if primitive.phased else args, until)
                 code = reply[0]
                 if code == GRANTED:
@@ -345,8 +379,11 @@ class Core:
                     if late == TOO_LATE:
                         raise Unavailable(f"{primitive}: {port.shown} answers too late for a lease of {ttl:g} s")
                     continue
+                attempt.entered |= code == QUEUED
+                if doubted and (evidence := quarantined(reply)):
+                    doubted = await port.proven(primitive.keys, evidence, min(until, port.now() + PROOF * wait))
+                    continue
                 if code == QUEUED:
-                    attempt.entered = True
                     if primitive.phased:
                         attempt.phase = reply[4].decode()
                     if not await self.waiters.wait(attempt, reply[2], bool(reply[3]), until):
@@ -358,7 +395,7 @@ class Core:
         except BaseException as error:
             attempt.over = True  # before any call: an interrupt here must not leave a waiter that nobody is
             self.waiters.leave(attempt)
-            if attempt.entered or attempt.in_doubt or late or not isinstance(error, LockError):
+            if attempt.entered or attempt.in_doubt or late or port.several or not isinstance(error, LockError):
                 undone = self.undo.add(attempt)
                 if isinstance(error, AcquireTimeout):
                     await port.wait(undone, port.now() + COURTESY)
@@ -419,7 +456,7 @@ class Core:
             except BaseException:
                 attempt.in_doubt = True  # cancelled or interrupted while the request was on its way
                 raise
-            give_up = min(give_up, sent + RETRY_FOR)
+            give_up = min(give_up, sent + port.patience)
             if not stale:
                 pause = min(LONGEST_PAUSE, (pause * 2 or 0.02) * random.uniform(0.75, 1.25))
             if port.now() + pause >= give_up:
@@ -560,12 +597,26 @@ def renewal_verdict(state: Any) -> str | None:
     return "it was revoked" if state == REVOKED else "the server has no such lease any more"
 
 
+def quarantined(reply: Any) -> str | None:
+    """The evidence, if a refusal is for a quarantine: the identity of the server that granted last."""
+    holder = reply[1] if reply[0] in {QUEUED, BUSY} else None
+    if isinstance(holder, bytes) and holder.startswith(QUARANTINE):
+        return holder.removeprefix(QUARANTINE).decode(errors="replace")
+    return None
+
+
 def held_by_another(primitive: Primitive, timeout: float, reply: Any) -> AcquireTimeout:
     """What is said to one that did not get it."""
     holder = reply[1].decode(errors="replace")
     if not holder:
         return AcquireTimeout(f"{primitive} was not acquired within {timeout:g} s: others are before us in the queue")
     tried = f"was not acquired within {timeout:g} s" if timeout else "is not free"
+    if quarantined(reply):
+        return AcquireTimeout(
+            f"{primitive} {tried}: it is in quarantine for {max(0, reply[2]) / 1000:.3g} s more, since its server was "
+            "restarted or replaced, and may have lost a lease that is alive. Wait; or, if nothing is at work there, "
+            'end it: .revoke("I know", force=True)'
+        )
     revoked = ", whose lease is revoked and" if holder.startswith("!") else ", which"
     holder = holder.removeprefix("!")
     error = AcquireTimeout(

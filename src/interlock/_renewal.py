@@ -20,7 +20,7 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from ._core import FOREVER, Argument, Disconnected, Grant, Port, Script, log, margin, renewal_verdict
+from ._core import FOREVER, Disconnected, Grant, Message, Place, Port, Script, ServerError, log, margin, renewal_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,9 +42,8 @@ class Slot(dict[str, Grant]):
 class Renewal:
     """The leases of one client, by when each is due."""
 
-    def __init__(self, port: Port, nudge: Callable[[float], None], channel: str) -> None:
+    def __init__(self, port: Port, nudge: Callable[[float], None]) -> None:
         self.port = port
-        self.channel = channel
         self.nudge = nudge  # tells the keeper of a time before which it must not sleep on
         self.slots: dict[float, Slot] = {}
         self.asking: dict[str, Grant] = {}  # those who are being seen to; each is here or in a slot, always
@@ -146,7 +145,7 @@ class Renewal:
         now = self.port.now()
         oldest = next(self._all(), None)
         if oldest is not None and now > oldest.overdue - oldest.attempt.ttl / 2 + LONG:
-            self.port.listen(self.channel)
+            self.port.listen(oldest.primitive.keys[0])
         with self.port.mutex:
             for due in sorted(due for due in self.slots if due <= now):
                 self.asking.update(self.slots[due])  # first in the one place, then out of the other
@@ -158,46 +157,48 @@ class Renewal:
                 self._put(grant, now + AGAIN_IN)
 
     async def _settle(self, now: float) -> None:
-        batches: dict[Script, list[Grant]] = {}
+        due: list[Grant] = []
         for grant in list(self.asking.values()):
             if grant.ended is not None:
                 self.forget(grant)
             elif why := grant.lapsed(now):
                 self.lose(grant, why)
             elif grant.renews and grant.deadline < grant.ends:
-                batches.setdefault(grant.primitive.script, []).append(grant)
+                due.append(grant)
             else:
                 self._put_end(grant)
-        silence: bytes | None = None
-        for script, batch in batches.items():
-            for i in range(0, len(batch), BATCH):
-                if silence is None:
-                    silence = await self._renew(script, batch[i : i + BATCH])
-                else:  # to ask for each would tell their ends late
-                    self._answered(batch[i : i + BATCH], [silence] * BATCH, now)
+        silent: dict[object, bytes] = {}
+        for i in range(0, len(due), BATCH):
+            await self._renew(due[i : i + BATCH], silent)
 
-    async def _renew(self, script: Script, grants: list[Grant]) -> bytes | None:
-        """Renew these in one call. Returns why there was no answer, if there was none."""
-        grants = [grant for grant in grants if grant.ended is None]
-        if not grants:
-            return None
-        sent = self.port.now()
-        patience = min(PATIENCE, max(0.05, min(grant.attempt.ttl for grant in grants) / 3))
-        keys: list[str] = []
-        args: list[Argument] = ["renew"]
+    async def _renew(self, grants: list[Grant], silent: dict[object, bytes]) -> None:
+        """Renew these at once. `silent` has the nodes that did not answer: to ask for more would tell ends late."""
+        sent, batches = self.port.now(), dict[tuple[Script, Place], list[Grant]]()
         for grant in grants:
-            keys += grant.primitive.renewed
-            args += (grant.token, str(_px(grant, sent)))
-        silence = None
-        try:
-            states: list[Any] = await self.port.call(script, keys, args, sent + patience)
-        except Exception as error:  # noqa: BLE001 (whatever it is, it is no answer: a credential provider's, too)
-            if isinstance(error, Disconnected) and error.stale:
-                return await self._renew(script, grants)  # it had died while idle: that says nothing of the server
-            silence = (str(error) or type(error).__name__).encode()
-            states = [silence] * len(grants)
-        self._answered(grants, states, sent)
-        return silence
+            if grant.ended is None:
+                place = self.port.place(grant.primitive.keys[0])
+                batches.setdefault((grant.primitive.script, place), []).append(grant)
+        asked = [(place, batch) for (_, place), batch in batches.items() if place.node not in silent]
+        replies: list[Any] = []
+        if asked:
+            shortest = min(grant.attempt.ttl for _, batch in asked for grant in batch)
+            patience = min(PATIENCE, max(0.05, shortest / 3))
+            replies = await self.port.calls([_message(batch, sent) for _, batch in asked], sent + patience)
+        stale: list[Grant] = []
+        for (place, batch), reply in zip(asked, replies, strict=True):
+            if isinstance(reply, Disconnected) and reply.stale:
+                stale += batch  # it had died while idle: that says nothing of the server
+            elif isinstance(reply, Exception):
+                if not isinstance(reply, ServerError):
+                    silent[place.node] = _said(reply)
+                self._answered(batch, [_said(reply)] * len(batch), sent)
+            else:
+                self._answered(batch, reply, sent)
+        for (_, place), batch in batches.items():
+            if (place, batch) not in asked:
+                self._answered(batch, [silent[place.node]] * len(batch), sent)
+        if stale:
+            await self._renew(stale, silent)
 
     def _answered(self, grants: list[Grant], states: list[Any], sent: float) -> None:
         now = self.port.now()
@@ -224,6 +225,17 @@ class Renewal:
 def _nap(ttl: float) -> float:
     """How long the keeper may sleep while such a lease is held: timers stand still when the machine sleeps."""
     return min(1.0, ttl / 10)
+
+
+def _message(grants: list[Grant], sent: float) -> Message:
+    """The renewal of leases that are in one place."""
+    keys = [key for grant in grants for key in grant.primitive.renewed]
+    args = [word for grant in grants for word in (grant.token, str(_px(grant, sent)))]
+    return grants[0].primitive.script, keys, ["renew", *args]
+
+
+def _said(error: Exception) -> bytes:
+    return (str(error) or type(error).__name__).encode()
 
 
 def _px(grant: Grant, now: float) -> int:

@@ -16,12 +16,12 @@ import sys
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from . import _core
-from ._core import FOREVER, Attempt, Core, Disconnected, Grant, Port, Signal, run
+from ._core import FOREVER, Attempt, Core, Grant, Port, Signal, run
 from ._names import SHORTEST_TTL, seconds, word
 from ._renewal import Renewal
 from ._undo import Undo, message
 from ._waiters import Waiters
-from .errors import ConfigError, LockError
+from .errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,15 +61,15 @@ class Session:
         port = self.port
         host = word(socket.gethostname())
         self.me = f"{word(self.label)}@{host}/{os.getpid()}" if self.label else f"{host}/{os.getpid()}"
-        channel = f"interlock:{secrets.token_hex(8)}"
+        self.channel = f"interlock:{secrets.token_hex(8)}"
         self.alarm: Signal = port.signal()
         self.asleep_until = FOREVER
         self.started = False
-        self.waiters = Waiters(port, self.nudge, channel)
-        self.renewal = Renewal(port, self.nudge, channel)
+        self.waiters = Waiters(port, self.nudge)
+        self.renewal = Renewal(port, self.nudge)
         self.undo = Undo(port, self.nudge)
         self.chores: tuple[Chore, ...] = (self.renewal, self.waiters, self.undo)
-        self.core = Core(port, self.waiters, self.renewal, self.undo, channel, self.who)
+        self.core = Core(port, self.waiters, self.renewal, self.undo, self.who)
 
     def who(self) -> str:
         return f"{self.me}/{self.where()}"
@@ -78,12 +78,7 @@ class Session:
 
     def subscribed(self) -> None:
         """The channel is heard, from now on: what came before may have been missed."""
-        self.waiters.heard = "1"
         self.waiters.wake_all()
-
-    def unsubscribed(self) -> None:
-        """The channel is not heard for now: the server must not take our silence for death."""
-        self.waiters.heard = "0"
 
     def pushed(self, payload: bytes) -> None:
         """A message for us."""
@@ -157,9 +152,10 @@ class Session:
         releasing = list(self.core.releasing.values())
         attempts = [*(grant.attempt for grant in held), *dropped, *releasing, *waiting, *undone]
         until = port.now() + PARTING
-        with contextlib.suppress(Disconnected, LockError):
-            for i in range(0, len(attempts), BATCH):
-                await port.calls([message(attempt) for attempt in attempts[i : i + BATCH]], until)
+        for i in range(0, len(attempts), BATCH):
+            replies = await port.calls([message(attempt) for attempt in attempts[i : i + BATCH]], until)
+            if all(isinstance(reply, Exception) for reply in replies):
+                break
 
     async def close(self) -> None:
         """The same, and end the waiting and the keeper."""

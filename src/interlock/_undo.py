@@ -10,9 +10,9 @@ repeated until it is answered, or until nothing of it can be left: the ttl of th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from ._core import FOREVER, GRANT_LIFE, Attempt, Message, Port, ServerError, Signal, gone_ms
+from ._core import FOREVER, GRANT_LIFE, Attempt, Message, Port, Signal, gone_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,12 +48,9 @@ class Undo:
             return
         jobs, now = list(self.jobs.values()), self.port.now()
         self.next = now + PAUSE
-        try:
-            replies: list[Any] = await self.port.calls([message(attempt) for attempt, _, _ in jobs], now + PATIENCE)
-        except Exception as error:  # noqa: BLE001 (whatever it is, it is no answer)
-            replies = [ServerError(str(error))] * len(jobs)
+        replies = await self.port.calls([message(attempt) for attempt, _, _ in jobs], now + PATIENCE)
         for (attempt, until, done), reply in zip(jobs, replies, strict=True):
-            answered = not isinstance(reply, ServerError) and not reply[1]
+            answered = not isinstance(reply, Exception) and not reply[1]
             if answered or now > until:
                 self.jobs.pop(attempt.token, None)
                 done.set()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any, Final
 
-from ._core import FOREVER, QUEUED, Attempt, Message, Port, Primitive, ServerError, log
+from ._core import FOREVER, QUEUED, Attempt, Message, Port, Primitive, log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,11 +44,9 @@ class Room:
 class Waiters:
     """Everybody who waits in this client."""
 
-    def __init__(self, port: Port, nudge: Callable[[float], None], channel: str) -> None:
+    def __init__(self, port: Port, nudge: Callable[[float], None]) -> None:
         self.port = port
         self.nudge = nudge
-        self.channel = channel
-        self.heard = "0"  # "1" while we are subscribed: then a server without a subscriber knows that we are dead
         self.expected: dict[str, Attempt] = {}  # by token: whom a push may concern
         self.rooms: dict[str, Room] = {}  # by the lock's key
 
@@ -75,7 +73,7 @@ class Waiters:
             if room is None:
                 room = self.rooms[key] = Room(attempt.primitive)
             room.attempts[attempt.token] = attempt
-        self.port.listen(self.channel)
+        self.port.listen(key)
         due = self.port.now() + (min(VOUCH, pttl_ms / 1000 + EPSILON) if head and pttl_ms > 0 else _jittered())
         if due < room.due:
             room.due = due
@@ -112,13 +110,10 @@ class Waiters:
                 crowds += [(room, attempts[i : i + CROWD]) for i in range(0, len(attempts), CROWD)]
         if not crowds:
             return
-        try:
-            replies: list[Any] = await self.port.calls(list(self._vouches(crowds)), now + PATIENCE)
-        except Exception as error:  # noqa: BLE001 (whatever it is, it is no answer)
-            replies = [ServerError(str(error))] * len(crowds)
+        replies = await self.port.calls(list(self._vouches(crowds)), now + PATIENCE)
         asking: set[Room] = set()
         for (room, crowd), reply in zip(crowds, replies, strict=True):
-            if isinstance(reply, ServerError):
+            if isinstance(reply, Exception):  # whatever it is, it is no answer
                 log.debug("%s: no vouch got through: %s", room.primitive, reply)
                 room.silent = min(room.silent, now)
                 if now - room.silent >= room.patience:  # let them ask by themselves: they retry, and know what to say
@@ -138,7 +133,8 @@ class Waiters:
 
     def _vouches(self, crowds: list[tuple[Room, list[Attempt]]]) -> Iterator[Message]:
         for room, crowd in crowds:
-            args: list[Any] = ["vouch", self.channel, self.heard]
+            heard, channel = self.port.ear(room.primitive.keys[0])
+            args: list[Any] = ["vouch", channel, heard]
             for attempt in crowd:
                 args += (attempt.token, attempt.life_ms)
             yield room.primitive.script, room.primitive.keys, args

@@ -81,10 +81,13 @@ class Interlock(BaseInterlock):
     `target` is a URL (`redis://`, `rediss://`, `valkey://`, `valkeys://`, `unix://`, `embedded://`), a client of
     redis.asyncio or valkey.asyncio whose parameters are taken over, or nothing: then $INTERLOCK_URL.
 
-    `prefix` goes before every name; `max_ttl` (seconds) is the longest ttl that any lock may have; `label` tells
-    people who we are. Raises ConfigError. May be made outside of any loop and used in several, one after another
-    or in several threads; it connects at the first use in each. Close it in each loop, or use it in an
-    `async with`: that gives back all that is held there.
+    `prefix` goes before every name; `max_ttl` (seconds) is the longest ttl that any lock may have, and so
+    how long nothing is granted after a restart or failover that may have lost leases: `quarantine=False` turns that
+    off. `label` tells people who we are.
+
+    Raises ConfigError. May be made outside of any loop and used in several, one after another or in several threads;
+    it connects at the first use in each. Close it in each loop, or use it in an `async with`: that gives back all that
+    is held there.
     """
 
     @staticmethod
@@ -97,9 +100,10 @@ class Interlock(BaseInterlock):
         *,
         prefix: str = "lock:",
         max_ttl: float = 60.0,
+        quarantine: bool = True,
         label: str | None = None,
     ) -> None:
-        super().__init__(target, prefix=prefix, max_ttl=max_ttl, label=label, for_asyncio=True)
+        super().__init__(target, prefix=prefix, max_ttl=max_ttl, quarantine=quarantine, label=label, for_asyncio=True)
         self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Session] = weakref.WeakKeyDictionary()
         self._guard = threading.Lock()
         self._latest: tuple[asyncio.AbstractEventLoop | None, Session | None] = (None, None)
@@ -114,14 +118,18 @@ class Interlock(BaseInterlock):
         if session is None or session.core.closed:
             self._open()
             left = self._prune()
-            port = AsyncioPort(self._address)
-            session = port.sink = Session(port, self.label, _task, self.max_ttl, lambda: ThreadPort(self._address))
+            port = AsyncioPort(self._address, self._memory)
+            session = port.sink = Session(port, self.label, _task, self.max_ttl, self._farewell)
             with self._guard:
                 self._sessions[loop] = session
             for attempt in left:
                 session.undo.add(attempt)
         self._latest = (loop, session)
         return session
+
+    def _farewell(self) -> ThreadPort:
+        """A port that needs no loop."""
+        return ThreadPort(self._address, self._memory)
 
     def _prune(self) -> list[Attempt]:
         """Forget the loops that are over: what they left to be taken back. What is held there waits for the exit."""

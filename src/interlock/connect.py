@@ -57,14 +57,19 @@ class Address:
         return min(self.parameters.get("socket_timeout") or IO_TIMEOUT, IO_TIMEOUT)
 
     @property
-    def greeting(self) -> list[tuple[str, ...]]:
+    def settings(self) -> list[tuple[str, ...]]:
         """The first commands on a connection, in one write: what redis-py would say in a round trip each."""
         said: list[tuple[str, ...]] = []
         if self.parameters.get("db"):
             said.append(("SELECT", str(self.parameters["db"])))
         if self.parameters.get("client_name"):
             said.append(("CLIENT", "SETNAME", self.parameters["client_name"]))
-        return [*said, ("HELLO",), ("INFO", "memory")]
+        return said
+
+    def at(self, host: str, port: int) -> Address:
+        """Another server, reached with the same credentials."""
+        kind = "tls" if self.kind == "tls" or any(key.startswith("ssl_") for key in self.parameters) else "tcp"
+        return _address(kind, {**self.parameters, "host": host, "port": port})
 
     def connection(self, within: float) -> Any:  # redis.Connection, of which only the wire is used
         """An unconnected redis-py connection for threads; connecting takes at most `within` seconds."""

@@ -76,9 +76,12 @@ class Interlock(BaseInterlock):
     `target` is a URL (`redis://`, `rediss://`, `valkey://`, `valkeys://`, `unix://`, `embedded://`), a client of
     redis-py or valkey-py whose parameters are taken over, or nothing: then $INTERLOCK_URL.
 
-    `prefix` goes before every name; `max_ttl` (seconds) is the longest ttl that any lock may have; `label` tells
-    people who we are. Raises ConfigError. Connects at the first use. Close it, or use it in a `with`: that gives
-    back all that is held. Safe to share between threads; a child made by fork holds nothing and connects anew.
+    `prefix` goes before every name; `max_ttl` (seconds) is the longest ttl that any lock may have, and so
+    how long nothing is granted after a restart or failover that may have lost leases: `quarantine=False` turns that
+    off. `label` tells people who we are.
+
+    Raises ConfigError. Connects at the first use. Close it, or use it in a `with`: that gives back all that is held.
+    Safe to share between threads; a child made by fork holds nothing and connects anew.
     """
 
     @staticmethod
@@ -91,10 +94,11 @@ class Interlock(BaseInterlock):
         *,
         prefix: str = "lock:",
         max_ttl: float = 60.0,
+        quarantine: bool = True,
         label: str | None = None,
     ) -> None:
-        super().__init__(target, prefix=prefix, max_ttl=max_ttl, label=label, for_asyncio=False)
-        port = self._port = ThreadPort(self._address)
+        super().__init__(target, prefix=prefix, max_ttl=max_ttl, quarantine=quarantine, label=label, for_asyncio=False)
+        port = self._port = ThreadPort(self._address, self._memory)
         self._session = port.sink = Session(port, label, _thread, self.max_ttl, lambda: port)
 
     def lock(

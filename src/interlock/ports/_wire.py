@@ -14,11 +14,15 @@ from interlock._core import Disconnected, ServerError, log, passing
 from interlock.connect import check_server, too_old
 from interlock.errors import ConfigError
 
+from ._memory import ASKED, facts
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from interlock._core import Argument, Script
     from interlock.connect import Address
+
+    from ._memory import Facts
 
 _hiredis: Any = hiredis
 # It must get nothing but str and bytes: to turn a number into text it calls back into Python, where a signal handler
@@ -34,9 +38,10 @@ PING: Final = pack(("PING",))
 class Sink(Protocol):
     """Whom a port tells what it hears."""
 
+    channel: str
+
     def pushed(self, payload: bytes) -> None: ...
     def subscribed(self) -> None: ...
-    def unsubscribed(self) -> None: ...
 
 
 def now() -> float:
@@ -52,14 +57,14 @@ def reader() -> Any:
     return hiredis.Reader(notEnoughData=WAITING)
 
 
-def by_sha(script: Script, keys: Sequence[str | bytes], args: Sequence[Argument]) -> bytes:
+def by_sha(script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], epoch: str) -> bytes:
     """A script call, for a server that knows the script."""
-    return pack(("EVALSHA", script.sha, str(len(keys)), *keys, *args))
+    return pack(("EVALSHA", script.sha, str(len(keys)), *keys, *args, epoch))
 
 
-def by_text(script: Script, keys: Sequence[str | bytes], args: Sequence[Argument]) -> bytes:
+def by_text(script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], epoch: str) -> bytes:
     """The same for a server that does not (after a restart, a failover, an eviction): it learns it."""
-    return pack(("EVAL", script.source, str(len(keys)), *keys, *args))
+    return pack(("EVAL", script.source, str(len(keys)), *keys, *args, epoch))
 
 
 def unknown(reply: Any) -> bool:
@@ -74,13 +79,19 @@ def checked(reply: Any) -> Any:
     return reply
 
 
-def accepted(replies: list[Any], address: Address) -> None:
-    """Whether a connection is what it should be, by the replies to `Address.greeting`. Raises LockError."""
-    *settings, hello, memory = replies
+def greeting(address: Address) -> list[tuple[str, ...]]:
+    """What is said first on a connection."""
+    return [*address.settings, ("HELLO",), ("INFO", "memory"), *ASKED]
+
+
+def accepted(replies: list[Any], address: Address) -> Facts | None:
+    """Who the server is, by the replies to the greeting. Raises LockError if it is not what it should be."""
+    *settings, hello, memory, server, replication, time = replies
     for reply in (*settings, hello):
         if type(reply) is ReplyError:
             raise refused(ResponseError(str(reply)), address)
     check_server(hello, memory, address.shown)
+    return facts(server, replication, time)
 
 
 def subscription(channel: str) -> tuple[bytes, bytes]:
@@ -101,12 +112,14 @@ def demoted(reply: Any) -> bool:
     return type(reply) is ReplyError and "READONLY" in str(reply)
 
 
-def hear(push: Any, sink: Sink) -> None:
-    """A message of the subscription."""
+def hear(push: Any, sink: Sink) -> str | None:
+    """A message of the subscription. "1" if it says that the channel is heard from now on."""
     if push[0] == b"message":
         sink.pushed(push[2])
     elif push[0] == b"subscribe":
         sink.subscribed()
+        return "1"
+    return None
 
 
 def refused(error: Exception, address: Address) -> Exception:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from interlock._core import FOREVER, Disconnected, ServerError, log
+from interlock._core import DRIFT, FOREVER, RETRY_FOR, Disconnected, Place, ServerError, log
 from interlock.errors import LockError
 
 from . import _wire
+from ._memory import lossless
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -23,10 +24,14 @@ if TYPE_CHECKING:
     from interlock._core import Argument, Message, Script
     from interlock.connect import Address
 
+    from ._memory import Epoch, Memory
+
 T = TypeVar("T")
 BATCH: Final = 16  # commands after which a write does not wait for the end of the turn: the server begins meanwhile
 SILENCE: Final = 0.9  # seconds without a word to those who wait, after which one whose time is over ends the connection
 STEADY: Final = 1.0  # seconds that a connection must last, so that the next one is made without a pause
+HERE: Final = Place(0, 0)  # there is but one
+PROOF_EACH: Final = 0.2  # seconds between two looks whether a demoted primary has come back as a replica
 QUIET: Final = 5.0  # seconds without a message after which the connection is tested
 
 
@@ -87,6 +92,8 @@ class Wire(asyncio.Protocol):
     def __init__(self, loop: asyncio.AbstractEventLoop, sink: _wire.Sink, timeout: float) -> None:
         self.loop = loop
         self.sink = sink
+        self.epoch: Epoch
+        self.subscribed = "0"  # "1" while the channel is heard
         self.timeout = timeout
         self.reader = _wire.reader()
         self.transport: asyncio.Transport
@@ -127,7 +134,7 @@ class Wire(asyncio.Protocol):
             if type(reply) is _wire.Push:
                 if reply[0] == b"subscribe":
                     row.popleft().set_result(None)  # the reply to SUBSCRIBE is a push, in its place in the row
-                _wire.hear(reply, self.sink)
+                self.subscribed = _wire.hear(reply, self.sink) or self.subscribed
             else:
                 future = row.popleft()
                 if not future.done():
@@ -142,7 +149,7 @@ class Wire(asyncio.Protocol):
         if self.broken is None:
             self.broken = why
             self.watch.cancel()
-            self.sink.unsubscribed()
+            self.subscribed = "0"
             self.transport.abort()
             for future in self.row:
                 if not future.done():
@@ -171,11 +178,26 @@ class Wire(asyncio.Protocol):
         self.watch = self.loop.call_later(self.timeout / 4, self._watch)
 
 
+class Sent(NamedTuple):
+    """What is on its way: a future for each reply, unless there was an error."""
+
+    messages: Sequence[Message]
+    until: float
+    wire: Wire | None
+    futures: list[asyncio.Future[Any]]
+    error: Exception | None
+
+
 class AsyncioPort:
     """The connection of one loop to one server."""
 
-    def __init__(self, address: Address) -> None:
+    patience = RETRY_FOR
+    several = False
+    drift = DRIFT
+
+    def __init__(self, address: Address, memory: Memory) -> None:
         self.address = address
+        self.memory = memory
         self.shown = address.shown
         self.sink: _wire.Sink
         self.loop = asyncio.get_running_loop()
@@ -194,25 +216,53 @@ class AsyncioPort:
         wire = self._wire
         if wire is None or wire.broken is not None:
             wire = await self._connected(until)
-        future = wire.send(_wire.by_sha(script, keys, args))
+        future = wire.send(_wire.by_sha(script, keys, args, wire.epoch.text))
         reply = await (future if until == FOREVER else self._reply(wire, future, until))
         if type(reply) is _wire.ReplyError:
             if _wire.unknown(reply):
-                reply = await self._reply(wire, wire.send(_wire.by_text(script, keys, args)), until)
+                reply = await self._reply(wire, wire.send(_wire.by_text(script, keys, args, wire.epoch.text)), until)
             self._leave_replica(wire, reply)
             _wire.checked(reply)
         return reply
 
     async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
         """See Port."""
-        wire = await self._connected(until)
-        sent = [wire.send(_wire.by_sha(*message)) for message in messages]
-        replies = [await self._reply(wire, future, until) for future in sent]
-        for i, message in enumerate(messages):
-            if _wire.unknown(replies[i]):
-                replies[i] = await self._reply(wire, wire.send(_wire.by_text(*message)), until)
-            self._leave_replica(wire, replies[i])
+        return await self.finish(await self.begin(messages, until))
+
+    async def begin(self, messages: Sequence[Message], until: float) -> Sent:
+        """The first half of `calls`: send, and wait for nothing."""
+        try:
+            wire = await self._connected(until)
+            epoch = wire.epoch.text
+            futures = [wire.send(_wire.by_sha(*message, epoch)) for message in messages]
+        except Exception as error:  # noqa: BLE001 (one of many: see Port)
+            return Sent(messages, until, None, [], error)
+        return Sent(messages, until, wire, futures, None)
+
+    async def finish(self, sent: Sent) -> list[Any]:
+        """The second half: the replies."""
+        wire, until, messages = sent.wire, sent.until, sent.messages
+        if wire is None:
+            return [sent.error] * len(messages)
+        try:
+            replies = [await self._reply(wire, future, until) for future in sent.futures]
+            for i, message in enumerate(messages):
+                if _wire.unknown(replies[i]):
+                    replies[i] = await self._reply(wire, wire.send(_wire.by_text(*message, wire.epoch.text)), until)
+                self._leave_replica(wire, replies[i])
+        except Disconnected as error:
+            return [error] * len(messages)
         return [ServerError(str(r)) if type(r) is _wire.ReplyError else r for r in replies]
+
+    async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
+        """See Port."""
+        while (verdict := await asyncio.to_thread(lossless, self.address, evidence)) is None:
+            if self.now() + PROOF_EACH >= until:
+                break
+            await asyncio.sleep(PROOF_EACH)
+        if verdict:
+            self.memory.latest.prove(evidence)
+        return bool(verdict)
 
     @staticmethod
     def _leave_replica(wire: Wire, reply: Any) -> None:
@@ -263,8 +313,9 @@ class AsyncioPort:
         wire.keeper, wire.transport = writer, writer.transport
         writer.transport.set_protocol(wire)
         try:
-            greeting = [wire.send(_wire.pack(command)) for command in self.address.greeting]
-            _wire.accepted([await reply for reply in greeting], self.address)
+            greeting = [wire.send(_wire.pack(command)) for command in _wire.greeting(self.address)]
+            found = _wire.accepted([await reply for reply in greeting], self.address)
+            wire.epoch = self.memory.meet(found, self.address)
         except BaseException:
             wire.fail(Disconnected("refused", sent=False))
             raise
@@ -272,6 +323,14 @@ class AsyncioPort:
         if self._channel:
             self._subscribe(wire)
         return wire
+
+    def ear(self, key: str) -> tuple[str, str]:  # noqa: ARG002 (see Port)
+        """See Port."""
+        return self._wire.subscribed if self._wire is not None else "0", self.sink.channel
+
+    def place(self, key: str) -> Place:  # noqa: ARG002 (see Port)
+        """See Port."""
+        return HERE
 
     def _subscribe(self, wire: Wire) -> None:
         def answered(reply: asyncio.Future[Any]) -> None:
@@ -284,10 +343,10 @@ class AsyncioPort:
         for packed in _wire.subscription(self._channel or ""):
             wire.send(packed).add_done_callback(answered)
 
-    def listen(self, channel: str) -> None:
+    def listen(self, key: str) -> None:  # noqa: ARG002 (see Port)
         """See Port."""
         if self._channel is None:
-            self._channel = channel
+            self._channel = self.sink.channel
             if self._wire is not None and self._wire.broken is None:
                 self._subscribe(self._wire)
         if self._listener is None or self._listener.done():  # somebody may have cancelled it with all others

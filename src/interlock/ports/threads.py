@@ -13,11 +13,12 @@ import socket
 import struct
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from interlock._core import FOREVER, Disconnected, ServerError, log, run
+from interlock._core import DRIFT, FOREVER, RETRY_FOR, Disconnected, Place, ServerError, log, run
 
 from . import _wire
+from ._memory import lossless
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -25,11 +26,15 @@ if TYPE_CHECKING:
     from interlock._core import Argument, Message, Script
     from interlock.connect import Address
 
+    from ._memory import Memory
+
 T = TypeVar("T")
 QUIET: Final = 5.0  # seconds without a message after which the subscription is tested
 # The kernel keeps the timeout of a plain socket. Not that of TLS, nor of gevent's, which never blocks: they do.
 _SOCKET: Final = socket.socket if socket.socket.__module__ == "socket" else None
 STEADY: Final = 1.0  # seconds that a subscription must last, so that the next one is made without a pause
+HERE: Final = Place(0, 0)  # there is but one
+PROOF_EACH: Final = 0.2  # seconds between two looks whether a demoted primary has come back as a replica
 LONGEST: Final = 3600.0  # seconds of one wait: locks take no infinite timeout
 
 
@@ -55,9 +60,9 @@ class Signal:
 class Wire:
     """One open connection, and its parser."""
 
-    __slots__ = ("fresh", "keeper", "limit", "reader", "sock", "timeout")
+    __slots__ = ("epoch", "fresh", "keeper", "limit", "reader", "sock", "timeout")
 
-    def __init__(self, address: Address, until: float) -> None:
+    def __init__(self, address: Address, memory: Memory, until: float) -> None:
         within = max(0.001, until - _wire.now())
         self.keeper: Any = address.connection(within)  # it would close the socket when collected
         try:
@@ -72,9 +77,10 @@ class Wire:
         self.timeout = address.timeout
         self.fresh = True
         try:
-            greeting = address.greeting
+            greeting = _wire.greeting(address)
             self.send(b"".join(map(_wire.pack, greeting)), until)
-            _wire.accepted([self.receive(until) for _ in greeting], address)
+            found = _wire.accepted([self.receive(until) for _ in greeting], address)
+            self.epoch = memory.meet(found, address)
         except BaseException:
             self.close()
             raise
@@ -140,11 +146,25 @@ class Wire:
             self.sock.close()
 
 
+class Sent(NamedTuple):
+    """What is on its way: its replies come over this connection, unless there was an error."""
+
+    messages: Sequence[Message]
+    until: float
+    wire: Wire | None
+    error: Exception | None
+
+
 class ThreadPort:
     """Connections to one server, for any number of threads."""
 
-    def __init__(self, address: Address) -> None:
+    patience = RETRY_FOR
+    several = False
+    drift = DRIFT
+
+    def __init__(self, address: Address, memory: Memory) -> None:
         self.address = address
+        self.memory = memory
         self.shown = address.shown
         self.sink: _wire.Sink
         self.now = _wire.now
@@ -159,14 +179,15 @@ class ThreadPort:
         self._ears: Wire | None = None  # the connection that hears the subscription
         self._listening = False
         self._rest = Signal()
+        self._heard = "0"  # "1" while we are subscribed: then a server without a subscriber knows that we are dead
 
     async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
         """See Port."""
         wire = self._take(until)
         try:
-            reply = wire.exchange(_wire.by_sha(script, keys, args), until)
+            reply = wire.exchange(_wire.by_sha(script, keys, args, wire.epoch.text), until)
             if type(reply) is _wire.ReplyError and _wire.unknown(reply):
-                reply = wire.exchange(_wire.by_text(script, keys, args), until)
+                reply = wire.exchange(_wire.by_text(script, keys, args, wire.epoch.text), until)
         except BaseException as error:
             self._broken(wire, error)
             raise
@@ -177,14 +198,38 @@ class ThreadPort:
 
     async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
         """See Port."""
-        wire = self._take(until)
-        replies: list[Any] = []
+        return await self.finish(await self.begin(messages, until))
+
+    async def begin(self, messages: Sequence[Message], until: float) -> Sent:
+        """The first half of `calls`: send, and wait for nothing."""
         try:
-            wire.send(b"".join(_wire.by_sha(*message) for message in messages), until)
+            wire = self._take(until)
+        except Exception as error:  # noqa: BLE001 (one of many: see Port)
+            return Sent(messages, until, None, error)
+        try:
+            epoch = wire.epoch.text
+            wire.send(b"".join(_wire.by_sha(*message, epoch) for message in messages), until)
+        except Disconnected as error:
+            self._broken(wire, error)
+            return Sent(messages, until, None, error)
+        except BaseException as error:
+            self._broken(wire, error)
+            raise
+        return Sent(messages, until, wire, None)
+
+    async def finish(self, sent: Sent) -> list[Any]:
+        """The second half: the replies."""
+        wire, until, messages = sent.wire, sent.until, sent.messages
+        if wire is None:
+            return [sent.error] * len(messages)
+        try:
             replies = [wire.receive(until) for _ in messages]
             for i, message in enumerate(messages):
                 if _wire.unknown(replies[i]):
-                    replies[i] = wire.exchange(_wire.by_text(*message), until)
+                    replies[i] = wire.exchange(_wire.by_text(*message, wire.epoch.text), until)
+        except Disconnected as error:
+            self._broken(wire, error)
+            return [error] * len(messages)
         except BaseException as error:
             self._broken(wire, error)
             raise
@@ -193,11 +238,19 @@ class ThreadPort:
             self._leave()
         return [ServerError(str(r)) if type(r) is _wire.ReplyError else r for r in replies]
 
+    async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
+        """See Port."""
+        while (verdict := lossless(self.address, evidence)) is None and self.now() + PROOF_EACH < until:
+            self._rest.wait(PROOF_EACH)
+        if verdict:
+            self.memory.latest.prove(evidence)
+        return bool(verdict)
+
     def _take(self, until: float) -> Wire:
         try:
             wire = self._idle.pop()
         except IndexError:
-            return Wire(self.address, until)
+            return Wire(self.address, self.memory, until)
         wire.fresh = False
         return wire
 
@@ -261,11 +314,20 @@ class ThreadPort:
 
     # The subscription
 
-    def listen(self, channel: str) -> None:
+    def ear(self, key: str) -> tuple[str, str]:  # noqa: ARG002 (see Port)
+        """See Port."""
+        return self._heard, self.sink.channel
+
+    def place(self, key: str) -> Place:  # noqa: ARG002 (see Port)
+        """See Port."""
+        return HERE
+
+    def listen(self, key: str) -> None:  # noqa: ARG002 (see Port)
         """See Port."""
         if not self._listening:
             with self.mutex:
                 if not self._listening:
+                    channel = self.sink.channel
                     self._thread(lambda: self._hear(channel), "interlock-listener")
                     self._listening = True
 
@@ -274,11 +336,11 @@ class ThreadPort:
         while not self._closed:
             started = self.now()
             try:
-                wire = self._ears = Wire(self.address, FOREVER)
+                wire = self._ears = Wire(self.address, self.memory, FOREVER)
                 try:
                     self._subscription(wire, channel)
                 finally:
-                    self.sink.unsubscribed()
+                    self._heard = "0"  # the server must not take our silence for death
                     wire.close()
             except Disconnected:  # at once, unless it did not last
                 pause = 0.0 if self.now() - started > STEADY else min(1.0, pause * 2 or 0.02)
@@ -302,7 +364,7 @@ class ThreadPort:
                 continue
             tested = 0
             if type(reply) is _wire.Push:
-                _wire.hear(reply, self.sink)
+                self._heard = _wire.hear(reply, self.sink) or self._heard
             elif answers < 2:  # to SUBSCRIBE, if it was refused, and to PUBLISH; then only those to PING
                 answers += 1
                 _wire.heed(reply)

@@ -63,7 +63,7 @@ end
 
 local function tell(who)
   local channel = string.match(call('HGET', WAITERS, who) or '', '^%d+ %d+ %d (%S+)')
-  if channel then redis.pcall('PUBLISH', channel, 'granted ' .. who) end
+  if channel then tell(channel, 'granted ' .. who) end
 end
 
 -- Go on with telling those who passed, or everybody if it is broken.

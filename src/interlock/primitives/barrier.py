@@ -47,7 +47,8 @@ async def wait(core: Core, primitive: Primitive, timeout: float | None) -> int:
 async def _passed(core: Core, attempt: Attempt) -> int | None:
     """The index of one that has passed though its time is over: the others had gone on with it, unheard. Else None."""
     primitive, phase = attempt.primitive, attempt.phase or "-"  # not an arrival in any case
-    args = ("acquire", attempt.token, "0", attempt.life_ms, "0", core.channel, "0", *primitive.terms, phase)
+    _, channel = core.port.ear(primitive.keys[0])
+    args = ("acquire", attempt.token, "0", attempt.life_ms, "0", channel, "0", *primitive.terms, phase)
     with contextlib.suppress(LockError):
         reply, _ = await core.ask(Attempt(primitive, "-", 0, None), args, core.port.now() + COURTESY)
         if reply[0] == GRANTED:

@@ -46,6 +46,6 @@ end
 for _, other in ipairs(redis.call('ZRANGEBYSCORE', WATCHERS, '-inf', '(' .. known, 'LIMIT', 0, SOME)) do
   local channel, token = string.match(other, '^(%S+) (%S+)')
   redis.call('ZREM', WATCHERS, other)
-  redis.pcall('PUBLISH', channel, 'granted ' .. token)
+  redis.pcall(string.find(channel, '{', 1, true) and 'SPUBLISH' or 'PUBLISH', channel, 'granted ' .. token)
 end
 return reply

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from interlock._core import GRANT_LIFE, GRANTED, MISUSED, Primitive, unobtainable
+from interlock._core import GRANT_LIFE, GRANTED, MISUSED, QUARANTINE, Primitive, unobtainable
 
 from .lock import WIRE, over_lock
 
@@ -40,17 +40,20 @@ class Watch:
         self.core = core
         self.attempt = core.attempt(primitive, GRANT_LIFE, wait=True)
         core.waiters.expect(self.attempt)
-        core.port.listen(core.channel)
+        core.port.listen(primitive.keys[0])
         self.seen: object = self  # nothing yet
 
     async def look(self) -> Leader | None:
         """Who leads now. When that changes, the server tells."""
         attempt, core = self.attempt, self.core
-        reply = await core.query(attempt.primitive, "watch", attempt.token, core.channel)
+        _, channel = core.port.ear(attempt.primitive.keys[0])
+        reply = await core.query(attempt.primitive, "watch", attempt.token, channel)
         if reply[0] != GRANTED:
             raise unobtainable(attempt.primitive, reply[0], reply)
         _, token, pttl, term = reply
-        return Leader(token.decode(errors="replace").removeprefix("!"), term, max(0, pttl) / 1000) if token else None
+        return (
+            Leader(token.decode(errors="replace").removeprefix("!"), term, max(0, pttl) / 1000) if led(token) else None
+        )
 
     async def change(self) -> Leader | None:
         """Wait until it is another one than was told last: who leads then, or None if nobody does."""
@@ -69,12 +72,17 @@ class Watch:
         self.core.waiters.leave(self.attempt)
 
 
+def led(token: bytes) -> bool:
+    """Whether somebody leads: a quarantine is nobody."""
+    return bool(token) and not token.startswith(QUARANTINE)
+
+
 async def leader(core: Core, primitive: Primitive) -> Leader | None:
     """See Election.leader."""
     value, pttl, record, *_ = await core.query(primitive, "inspect", "1")
     if record and not record.startswith(f"{WIRE} election ".encode()):
         raise unobtainable(primitive, MISUSED, (MISUSED, record))
-    if not value:
+    if not led(value):
         return None
     term = int(record.split(b" ")[2]) if record else 0
     return Leader(value.decode(errors="replace").removeprefix("!"), term, max(0, pttl) / 1000)

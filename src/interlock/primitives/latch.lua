@@ -66,7 +66,7 @@ local function wake()
   for _, who in ipairs(call('ZRANGE', QUEUE, 0, SKIP - 1)) do
     local channel = string.match(call('HGET', WAITERS, who) or '', '^%d+ %d+ %d (%S+)')
     leave(who)
-    if channel then redis.pcall('PUBLISH', channel, 'granted ' .. who) end
+    if channel then tell(channel, 'granted ' .. who) end
   end
 end
 

@@ -10,9 +10,11 @@
 -- key absent hands over to the head. (3) State first, then PUBLISH, which may fail. (4) Nothing without a TTL.
 -- (5) A TTL is only ever lengthened by who holds it. (6) Every decision is by the server's clock. (7) Who takes over
 -- from an owner of the same name may hold beside it, being the same; another one may not, until that lease has run out.
+-- (8) While leases may be alive that this server has lost, nobody is granted anything: a marker holds the lock.
 --
--- KEYS   1 lock     string  <token>, or !<token> once revoked, or !taken-over, by rule 7
---        2 record   string  "1 <kind> <fence> <last released> <holder> <channel> [<why revoked>]"; "-" is none
+-- KEYS   1 lock     string  <token>, or !<token> once revoked, or !taken-over, by rule 7, or !quarantine:<identity>, by 8
+--        2 record   string  "1 <kind> <fence> <identity> <ttl ms> <last released> <holder> <channel> [<why revoked>]";
+--                           "-" is none; identity and ttl are those of the last grant, see barred() in queue.lua
 --        3 queue    zset    token of a waiter -> number of arrival
 --        4 waiters  hash    token of a waiter -> as in queue.lua; a waiter wants "<kind>"
 --        5 gone     zset    token that left in doubt -> forget after, ms: a late acquire of it takes nothing;
@@ -29,6 +31,7 @@
 --                             RETURN {pttl ms, head's token | "", state...}   state: GRANTED | QUEUED | GONE
 --   renew    (token  ttl ms)...     RETURN {state...}   state: GRANTED | GONE | REVOKED | error text
 --   execute  token  command  argument...    RETURN {GRANTED, reply} | {GONE}
+--   fence    token  fence     RETURN {GRANTED | GONE}   in a quorum: on this fence they have agreed
 --   revoke   token  force 0|1  why          RETURN {done 0|1, pttl ms}   not done: another holder, or no TTL
 --   keys     command  argument...           RETURN {key...}   which of the arguments are keys
 --   inspect  most waiters     RETURN {value | "", pttl ms, record | "", number of waiters, token...}
@@ -36,39 +39,57 @@
 --include queue
 
 local LOCK = KEYS[1]
-local kind, fence, released, text = nil, 0, '-', nil  -- what the record says, once read() was called
+local kind, fence, under, lasts, released, text = nil, 0, '-', '0', '-', nil  -- what the record says, after read()
 
 -- Whether the record is missing or ours to read: of this version, and of a lock or what is built over it.
 local function read()
   text = call('GET', RECORD)
   if not text then return true end
-  local k, f, r = string.match(text, '^1 (%a+) (%d+) (%S+) %S+ %S+')
+  local k, f, i, t, r = string.match(text, '^1 (%a+) (%d+) (%S+) (%d+) (%S+) %S+ %S+')
   if not k then return false end
-  kind, fence, released = k, tonumber(f), r
+  kind, fence, under, lasts, released = k, tonumber(f), i, t, r
   return true
 end
 
 -- The rest of it: holder, channel, why revoked. Only rare verbs need these.
 local function holding()
-  return string.match(text or '', '^1 %a+ %d+ %S+ (%S+) (%S+) ?(.*)')
+  return string.match(text or '', '^1 %a+ %d+ %S+ %d+ %S+ (%S+) (%S+) ?(.*)')
 end
 
 local function record(holder, channel, why)
-  return string.format('1 %s %.0f %s %s %s%s', kind, fence, released, holder, channel, why or '')
+  return string.format('1 %s %.0f %s %s %s %s %s%s', kind, fence, under, lasts, released, holder, channel, why or '')
 end
 
 -- The record outlives the hold by far, and its fence even if the clock is set back. The lock's own key is set
 -- last: if the server has no memory left for either, nothing is granted.
 local function grant(to, ttl, channel)
-  local now = micros()
-  fence = math.max(fence + 1, now)
-  call('SET', RECORD, record(to, channel), 'PX', RECORD_MS + ttl + math.ceil((fence - now) / 1000))
+  fence, under, lasts = next_fence(fence, under), identity(), ttl
+  call('SET', RECORD, record(to, channel), 'PX', RECORD_MS + ttl + math.max(0, math.ceil(fence / 1000 - micros() / 1000)))
   call('SET', LOCK, to, 'PX', ttl)
+end
+
+-- Of what a marker is the evidence; nil if it is none.
+local function marks(holder)
+  return holder and string.match(holder, '^!quarantine:(.*)')
+end
+
+-- The marker, if nothing may be granted now: it holds the lock, if nobody else does. The record keeps the evidence,
+-- which others may not have.
+local function quarantined(holder)
+  local ms, evidence = barred(under, lasts)
+  if ms == 0 then return end
+  if kind and under ~= evidence then
+    under = evidence
+    call('SET', RECORD, record('-', '-'), 'PX', RECORD_MS)
+  end
+  if not holder then call('SET', LOCK, '!quarantine:' .. evidence, 'PX', ms) end
+  return '!quarantine:' .. evidence
 end
 
 -- Nobody holds the lock now: hand it to the head of the queue, or free it. The head stays in the queue
 -- until it confirms. Returns who got it, whether to come again, and why the head could not be granted it.
 local function hand_over()
+  if quarantined() then return nil, 0 end
   local first, again = turn(0)
   local fine, why = false, nil
   if first then
@@ -89,12 +110,19 @@ if verb == 'acquire' then
   local holder = call('GET', LOCK)
   if not read() or kind and kind ~= ARGV[9] then return {MISUSED, text} end
   kind = ARGV[9]
+  local evidence = marks(holder)
+  if evidence and #EPOCH >= IDENTITY then  -- this client may know more, and so that it is over
+    if under == '-' then under = evidence end
+    holder = nil
+  end
+  local bar = holder ~= token and quarantined(holder)
+  holder = holder or bar
   local crowded = call('EXISTS', QUEUE, GONES) > 0
   if holder == token then  -- the same request again, or the confirmation of a handover
     if crowded then leave(token) end
     local pttl = call('PTTL', LOCK)
     if holding() ~= token then grant(token, math.max(pttl, ttl), channel) end  -- the record was evicted
-    if pttl < tonumber(ttl) then call('PEXPIRE', LOCK, ttl) end
+    if pttl <= tonumber(ttl) then call('PEXPIRE', LOCK, ttl) end  -- always a write, for replicas to acknowledge
     return {GRANTED, fence}
   end
   if crowded then
@@ -110,12 +138,12 @@ if verb == 'acquire' then
     end
   end
   local owner = ARGV[8]
-  if holder and owner ~= '' and string.sub(holder, 1, #owner) == owner then
+  if holder and not bar and owner ~= '' and string.sub(holder, 1, #owner) == owner then
     local pttl = call('PTTL', LOCK)  -- the same owner, in another process: its new token ends the old one
     local old, at = holding()
     ttl = math.max(ttl, pttl)
     bury('ousted', string.format('%.0f', pttl))
-    if old == holder then redis.pcall('PUBLISH', at, 'revoked ' .. holder .. ' its owner is at work elsewhere') end
+    if old == holder then tell(at, 'revoked ' .. holder .. ' its owner is at work elsewhere') end
     holder = nil
   end
   if not holder then
@@ -180,10 +208,23 @@ elseif verb == 'renew' then
       if call('PTTL', KEYS[i + 1]) < RECORD_MS then call('PEXPIRE', KEYS[i + 1], RECORD_MS + ttl) end
       states[#states + 1] = GRANTED
     else
+      if not holder and call('EXISTS', KEYS[i + 1]) == 0 then  -- who knows that it was held is a witness, too
+        local ms, evidence = barred()
+        if ms > 0 then call('SET', KEYS[i], '!quarantine:' .. evidence, 'PX', ms) end
+      end
       states[#states + 1] = holder == '!' .. mine and REVOKED or GONE
     end
   end
   return states
+
+elseif verb == 'fence' then
+  if call('GET', LOCK) ~= token then return {GONE} end
+  read()
+  local who, channel, why = holding()
+  fence = math.max(fence, ARGV[3])
+  local ms = math.max(call('PTTL', RECORD), RECORD_MS + math.max(0, math.ceil((fence - micros()) / 1000)))
+  call('SET', RECORD, record(who or token, channel or '-', (why or '') ~= '' and ' ' .. why), 'PX', string.format('%.0f', ms))
+  return {GRANTED}
 
 elseif verb == 'execute' then
   return execute(call('GET', LOCK) == token)
@@ -193,6 +234,10 @@ elseif verb == 'revoke' then
   local pttl = call('PTTL', LOCK)
   if call('GET', LOCK) ~= token or force ~= '1' and pttl < 0 then return {0, pttl} end
   read()
+  if marks(token) then  -- somebody knows that nothing is at work: from here on it is as if granted here
+    kind, under = kind or 'lock', identity()
+    call('SET', RECORD, record('-', '-'), 'PX', RECORD_MS)
+  end
   local owner, channel = holding()
   if force ~= '1' then
     call('SET', LOCK, '!' .. token, 'PX', math.max(1, pttl))
@@ -201,7 +246,7 @@ elseif verb == 'revoke' then
     leave(token)  -- it may not have confirmed yet, and would be the next one
     hand_over()
   end
-  if channel then redis.pcall('PUBLISH', channel, 'revoked ' .. token .. ' ' .. why) end
+  if channel then tell(channel, 'revoked ' .. token .. ' ' .. why) end
   return {1, pttl}
 
 elseif verb == 'keys' then

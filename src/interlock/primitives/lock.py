@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from interlock._core import Primitive
+from interlock._core import QUARANTINE, Primitive
 from interlock._names import keys_of, word
 from interlock._scripts import load
 from interlock.errors import ConfigError
@@ -46,13 +46,16 @@ class State:
     fence: int | None
     """The newest fence that was given; None if the server remembers none."""
     remaining: float | None
-    """Seconds until the holder's lease ends by itself; None if it is free, or held for ever by a foreigner."""
+    """Seconds until the holder's lease, or the quarantine, ends by itself; None if it is free, or held for ever by a
+    foreigner."""
     waiters: tuple[str, ...]
     """The tokens of those who wait, in order: the first hundred."""
     waiting: int
     """How many wait."""
     revoked: str | None
     """Why the holder's lease was revoked, if it was and has not ended yet."""
+    quarantined: bool = False
+    """Whether nobody gets it for `remaining` seconds, since the server may have lost a lease that is alive."""
 
     @property
     def held(self) -> bool:
@@ -64,14 +67,16 @@ def state(name: str, reply: list[Any]) -> State:
     """The reply of `inspect`, for people."""
     value, pttl, record, waiting, *waiters = reply
     holder = value.decode(errors="replace")
-    fields = record.decode(errors="replace").split(" ", 6)
-    known = fields[0] == WIRE and len(fields) > 5
+    fields = record.decode(errors="replace").split(" ", 8)
+    quarantined = holder.startswith(QUARANTINE.decode())
+    known = fields[0] == WIRE and len(fields) > 7
     return State(
         name=name,
-        holder=holder.removeprefix("!") or None,
+        holder=None if quarantined else holder.removeprefix("!") or None,
         fence=int(fields[2]) if known else None,
         remaining=pttl / 1000 if pttl >= 0 else None,
         waiters=tuple(waiter.decode(errors="replace") for waiter in waiters),
         waiting=waiting,
-        revoked=(fields[6] if len(fields) > 6 else "") if holder.startswith("!") else None,
+        revoked=(fields[8] if len(fields) > 8 else "") if holder.startswith("!") and not quarantined else None,
+        quarantined=quarantined,
     )

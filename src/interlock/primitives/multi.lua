@@ -13,6 +13,7 @@
 --function permits
 
 local GRANTED = 1
+local EPOCH = table.remove(ARGV)  -- see queue.lua: each of the scripts has it at its end
 
 local function answer(script, keys, words)
   local reply = script(keys, words)
@@ -24,13 +25,14 @@ if ARGV[1] == 'acquire' then
   local scripts, granted, replies, at = {lock = lock, permits = permits}, {}, {GRANTED}, 1
   for i = 2, #ARGV do
     local words = cjson.decode(ARGV[i])
+    words[#words + 1] = EPOCH
     local script, keys = scripts[table.remove(words, 1)], {}
     for k = 1, table.remove(words, 1) do keys[k], at = KEYS[at], at + 1 end
     local fine, reply = pcall(answer, script, keys, words)
     if not fine or reply[1] ~= GRANTED then
       for k = #granted, 1, -1 do
         local before = granted[k]
-        before[1](before[2], {'release', before[3], '0'})
+        before[1](before[2], {'release', before[3], '0', EPOCH})
       end
       if fine then return {reply[1], i - 2, reply} end
       return type(reply) == 'table' and reply or redis.error_reply(reply)

@@ -84,5 +84,6 @@ def _acquire(core: Core, attempt: Attempt) -> str:
     """The request of one, as its own script knows it."""
     primitive = attempt.primitive
     ttl_ms = str(int(attempt.ttl * 1000))
-    words = ("acquire", attempt.token, ttl_ms, attempt.life_ms, core.waiters.heard, core.channel, "0", *primitive.terms)
+    ear = core.port.ear(primitive.keys[0])
+    words = ("acquire", attempt.token, ttl_ms, attempt.life_ms, *ear, "0", *primitive.terms)
     return json.dumps([primitive.script.name, len(primitive.keys), *words])

@@ -11,15 +11,15 @@
 -- limit is what the record says; a client with another is told so.
 --
 -- KEYS   1 holders  zset    token of a holder -> end of its lease, ms
---        2 record   string  "1 <kind> <fence> <last released> <limit>"
+--        2 record   string  "1 <kind> <fence> <identity> <ttl ms> <last released> <limit>"
 --        3 queue    zset    as in queue.lua; a waiter wants "<permits>"
 --        4 waiters  hash
 --        5 gone     zset
 --        6 shares   hash    token of a holder -> "<permits> <fence> <channel>[ !<why revoked>]"; "sum" -> their sum
 --        ... for `renew`: holders, record, shares, ... of many instead; for `execute`: its keys follow
 -- ARGV   1 verb, then
---   acquire  token  ttl ms  life ms  heard 0|1  channel  wait 0|1  kind  permits  limit  under
---                             `under`: a lease of the same reader or writer, beside which it may read; or ""
+--   acquire  token  ttl ms  life ms  heard 0|1  channel  wait 0|1  kind  permits  limit  own
+--                             `own`: a lease of the same reader or writer, beside which it may read; or ""
 --                             RETURN {GRANTED, fence} | {QUEUED | BUSY, a holder, pttl of the next end, head 0|1}
 --                                  | {AGAIN} | {GONE} | {REVOKED, why} | {MISUSED, record} | {LIMIT, limit}
 --   release  token  gone ms   RETURN {was it ours 0|1, again 0|1}     also takes a waiter out of the queue
@@ -31,12 +31,13 @@
 --   limit    operation  kind  limit         RETURN {GRANTED, limit} | {MISUSED, record}   once for each operation
 --   keys     command  argument...           RETURN {key...}   which of the arguments are keys
 --   inspect  most             RETURN {record | "", sum, number of holders, number of waiters,
---                                     {holder, ms left, its share, ...}, {waiter, what it wants, ...}}
+--                                     {holder, ms left, its share, ...}, {waiter, what it wants, ...},
+--                                     ms of quarantine left}
 
 --include queue
 
 local HOLDERS, SHARES = KEYS[1], KEYS[6]
-local fence, released, limit, kind, text = 0, '-', nil, nil, nil  -- what the record says, once read() was called
+local fence, under, lasts, released, limit, kind, text = 0, '-', '0', '-', nil, nil, nil  -- what the record says, once read() was called
 local now_ms
 
 local function now()
@@ -47,15 +48,15 @@ end
 local function read()
   text = call('GET', RECORD)
   if not text then return true end
-  local k, f, r, l = string.match(text, '^1 (%S+) (%d+) (%S+) (%d+)$')
+  local k, f, i, t, r, l = string.match(text, '^1 (%S+) (%d+) (%S+) (%d+) (%S+) (%d+)$')
   if not k then return false end
-  kind, fence, released, limit = k, tonumber(f), r, tonumber(l)
+  kind, fence, under, lasts, released, limit = k, tonumber(f), i, t, r, tonumber(l)
   return true
 end
 
 local function write(ttl)
   local ms = math.max(RECORD_MS + ttl + math.max(0, math.ceil(fence / 1000 - now())), call('PTTL', RECORD))
-  call('SET', RECORD, string.format('1 %s %.0f %s %d', kind, fence, released, limit), 'PX', string.format('%.0f', ms))
+  call('SET', RECORD, string.format('1 %s %.0f %s %s %s %d', kind, fence, under, lasts, released, limit), 'PX', string.format('%.0f', ms))
 end
 
 local function share(who)
@@ -92,7 +93,7 @@ end
 
 -- The record is written first: if there is no memory, this is what fails, and nothing else was done.
 local function grant(who, permits, ttl, channel)
-  fence = math.max(fence + 1, math.floor(now() * 1000))
+  fence, under, lasts = next_fence(fence, under), identity(), ttl
   write(ttl)
   call('HINCRBY', SHARES, 'sum', permits)
   call('HSET', SHARES, who, string.format('%d %.0f %s', permits, fence, channel))
@@ -108,10 +109,21 @@ local function expire()
   return #over == SKIP and 1 or 0
 end
 
+-- For how many ms nothing may be granted, see barred(); the record keeps the evidence, which others may not have.
+local function quarantined()
+  local ms, evidence = barred(under, lasts)
+  if ms > 0 and under ~= evidence and limit then
+    under = evidence
+    write(0)
+  end
+  return ms, evidence
+end
+
 -- Hand what is free to the queue, in order. Returns whether to come again, and who does not fit.
 local function hand_out()
   local again = expire()
   if again == 1 or not limit then return again end
+  if quarantined() > 0 then return again, '!' end
   local free, place = limit - sum(), 0
   for _ = 1, SKIP do
     local first, more = turn(place)
@@ -123,7 +135,7 @@ local function hand_out()
       local permits = tonumber(wants)
       if permits > limit then  -- the limit was lowered: it is woken to hear that
         leave(who)
-        redis.pcall('PUBLISH', channel, 'granted ' .. who)
+        tell(channel, 'granted ' .. who)
         place = at
       else
         if permits > free or not pcall(grant, who, permits, life, channel) then return again, who end
@@ -136,15 +148,17 @@ local function hand_out()
   return again, ''
 end
 
--- When the next lease ends, in ms from now; -2: there is none.
+-- When the next lease or the quarantine ends, in ms from now, and whose that is; -2: there is none.
 local function next_end()
+  local ms, evidence = quarantined()
+  if ms > 0 then return ms, '!quarantine:' .. evidence end
   local first = call('ZRANGE', HOLDERS, 0, 0, 'WITHSCORES')
   return first[1] and math.max(1, math.ceil(first[2] - now())) or -2, first[1]
 end
 
 if verb == 'acquire' then
   local ttl, life, heard, channel, wait = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
-  local what, permits, most, under = ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10]), ARGV[11]
+  local what, permits, most, own = ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10]), ARGV[11]
   if not read() or kind and kind ~= what then return {MISUSED, text} end
   kind = what
   local again = expire()
@@ -157,7 +171,7 @@ if verb == 'acquire' then
     end
     if why ~= '' then return {REVOKED, why} end
     local ends = now() + ttl
-    if tonumber(call('ZSCORE', HOLDERS, token)) < ends then
+    if tonumber(call('ZSCORE', HOLDERS, token)) <= ends then
       call('ZADD', HOLDERS, string.format('%.0f', ends), token)
       keep(ends)
     end
@@ -165,7 +179,7 @@ if verb == 'acquire' then
     return {GRANTED, tonumber(f)}
   end
   if call('ZSCORE', GONES, token) then return {GONE} end
-  if not limit then limit = most end
+  limit = limit or most
   if limit ~= most then
     leave(token)
     hand_out()
@@ -175,7 +189,7 @@ if verb == 'acquire' then
   if math.max(again, more) == 1 then return {AGAIN} end
   if not holds(token) then
     -- Beside its own lease a reader never waits: a writer that stands in between would wait for it, and it for him.
-    local beside = what == 'rwlock' and under ~= '' and permits == 1 and holds(under)
+    local beside = what == 'rwlock' and own ~= '' and permits == 1 and before ~= '!' and holds(own)
     if beside or permits <= limit - sum() and (not before or before == token) then
       grant(token, permits, ttl, channel)
     else
@@ -250,6 +264,12 @@ elseif verb == 'execute' then
 
 elseif verb == 'revoke' then
   local force, why = ARGV[3], ARGV[4]
+  if force == '1' and string.find(token, '^!quarantine') and read() and limit then
+    under = identity()  -- somebody knows that nothing is at work: from here on it is as if granted here
+    write(0)
+    hand_out()
+    return {1, 0}
+  end
   local permits, f, channel = share(token)
   if not permits or not holds(token) then return {0, 0} end
   read()
@@ -261,7 +281,7 @@ elseif verb == 'revoke' then
   else
     call('HSET', SHARES, token, string.format('%d %s %s !%s', permits, f, channel, why))
   end
-  redis.pcall('PUBLISH', channel, 'revoked ' .. token .. ' ' .. why)
+  tell(channel, 'revoked ' .. token .. ' ' .. why)
   return {1, left}
 
 elseif verb == 'limit' then
@@ -295,6 +315,7 @@ elseif verb == 'inspect' then
     waiters[#waiters + 1] = each
     waiters[#waiters + 1] = string.match(call('HGET', WAITERS, each) or '', '^%d+ %d+ %d %S+ (.*)') or ''
   end
-  return {call('GET', RECORD) or '', sum(), call('ZCARD', HOLDERS), call('ZCARD', QUEUE), holders, waiters}
+  return {call('GET', RECORD) or '', sum(), call('ZCARD', HOLDERS), call('ZCARD', QUEUE), holders, waiters,
+    quarantined()}
 end
 return redis.error_reply('ERR interlock: unknown verb ' .. tostring(verb))

@@ -120,6 +120,8 @@ class PermitState:
     """How many wait."""
     fence: int | None
     """The newest fence that was given."""
+    quarantine: float = 0.0
+    """Seconds for which nobody gets any, since the server may have lost leases that are alive."""
 
     @property
     def held(self) -> bool:
@@ -129,12 +131,12 @@ class PermitState:
 
 def state(name: str, reply: list[Any]) -> PermitState:
     """The reply of `inspect`, for people."""
-    record, used, holding, waiting, holders, waiters = reply
+    record, used, holding, waiting, holders, waiters, quarantine_ms = reply
     fields = record.decode(errors="replace").split(" ")
-    known = fields[0] == WIRE and len(fields) == 5
+    known = fields[0] == WIRE and len(fields) == 7
     return PermitState(
         name=name,
-        limit=int(fields[4]) if known else None,
+        limit=int(fields[6]) if known else None,
         used=used,
         holders=tuple(_holder(*holders[i : i + 3]) for i in range(0, len(holders), 3)),
         waiters=tuple(
@@ -143,6 +145,7 @@ def state(name: str, reply: list[Any]) -> PermitState:
         holding=holding,
         waiting=waiting,
         fence=(int(fields[2]) or None) if known else None,
+        quarantine=quarantine_ms / 1000,
     )
 
 

@@ -7,7 +7,12 @@
 --
 -- A script that includes this decides who may hold: it asks turn() whose turn it is, grants, and wakes with push().
 
+--   ARGV[#ARGV] epoch  "" | "<identity> <since> <wait> <former> [<fine>...]", see barred(). With "+" for the first
+--                      space, or alone, this is one server of a quorum. The connection adds it to every message, so
+--                      no header names it.
+
 local GRANTED, QUEUED, BUSY, AGAIN, GONE, REVOKED, FOREIGN, MISUSED, LIMIT = 1, 2, 3, 4, 5, 6, 7, 8, 9
+local EPOCH, IDENTITY = table.remove(ARGV), 25
 local RECORD_MS, QUEUE_MS, ALIVE_MS, SKIP = 300000, 10000, 3000, 32
 local RECORD, QUEUE, WAITERS, GONES = KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local call, verb, token = redis.call, ARGV[1], ARGV[2]
@@ -15,6 +20,34 @@ local call, verb, token = redis.call, ARGV[1], ARGV[2]
 local function micros()
   local t = call('TIME')
   return t[1] * 1000000 + t[2]
+end
+
+-- For how many ms nothing may be granted here, since leases that this server does not know may be alive; and the
+-- identity that is the evidence. A record says under which identity of the server was granted last; another one is here
+-- since a restart or a failover, which may have lost what was granted in between. `since` (ms) on this server's clock is
+-- when that was at the latest, `wait` (ms) the longest that a lease of before may last; `former` is the identity that
+-- the client knew before, or "-": evidence for what has no record. Records of `fine` identities came without loss.
+local function barred(recorded, ttl)
+  if #EPOCH < IDENTITY or recorded == string.sub(EPOCH, 1, IDENTITY) then return 0 end
+  local since, wait, former, fine = string.match(EPOCH, '(%d+) (%d+) (%S+) ?(.*)', IDENTITY + 2)
+  if not recorded or recorded == '-' then recorded = former end
+  if recorded == '-' then return 0 end
+  for each in string.gmatch(fine, '%S+') do
+    if string.sub(recorded, 1, #each) == each then return 0 end
+  end
+  return math.max(0, math.ceil(since + math.max(wait, ttl or 0) - micros() / 1000)), recorded
+end
+
+-- Under which identity is granted now.
+local function identity()
+  return #EPOCH < IDENTITY and '-' or string.sub(EPOCH, 1, IDENTITY)
+end
+
+-- The next fence after this one. The clock makes good for grants that the server has lost. In a quorum they are agreed on
+-- by counting, so that servers answer alike; unless this one may have lost some.
+local function next_fence(fence, recorded)
+  if fence > 0 and recorded == identity() and string.find(EPOCH, '^[^ ]*%+') then return fence + 1 end
+  return math.max(fence + 1, micros())
 end
 
 local function leave(who)
@@ -36,11 +69,16 @@ local function enqueue(who, life, heard, channel, wants)
 end
 
 -- Whether a waiter can be woken: one that was subscribed and is not any more has died, or lost its connection.
--- Where the server may not be asked, we believe so.
+-- Where the server may not be asked, we believe so. A channel with a hash tag is a sharded one.
 local function reachable(heard, channel)
   if heard ~= '1' then return true end
-  local subscribers = redis.pcall('PUBSUB', 'NUMSUB', channel)
+  local sharded = string.find(channel, '{', 1, true)
+  local subscribers = redis.pcall('PUBSUB', sharded and 'SHARDNUMSUB' or 'NUMSUB', channel)
   return subscribers.err or subscribers[2] > 0
+end
+
+local function tell(channel, message)
+  redis.pcall(string.find(channel, '{', 1, true) and 'SPUBLISH' or 'PUBLISH', channel, message)
 end
 
 -- The waiter whose turn it is, from this place in the queue on: {token, life, channel, wants, place}, or nil. That
@@ -71,7 +109,7 @@ end
 local function push(who, life, channel, wants)
   local space = wants ~= '' and ' ' or ''
   call('HSET', WAITERS, who, string.format('%.0f %s 0 %s%s%s', micros() / 1000 + life, life, channel, space, wants))
-  redis.pcall('PUBLISH', channel, 'granted ' .. who)
+  tell(channel, 'granted ' .. who)
 end
 
 -- The verb vouch: everybody named is alive. `settle` hands out what is free and returns a pttl; `holds` tells whether

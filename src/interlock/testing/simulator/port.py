@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
-from interlock._core import FOREVER, Disconnected, ServerError
-from interlock.errors import Unavailable
+from interlock._core import DRIFT, FOREVER, RETRY_FOR, Disconnected, Place, ServerError
+from interlock.errors import LockError, Unavailable
 
 from .chance import MESSAGE, TRAFFIC
 from .coroutines import Future, Process, Task, Timer
@@ -44,6 +44,9 @@ class SimPort:
     """See `interlock._core.Port`. Every await passes a brink first."""
 
     shown = "sim://"
+    patience = RETRY_FOR
+    several = False
+    drift = DRIFT
 
     def __init__(self, process: Process, network: Network) -> None:
         self.process = process
@@ -54,6 +57,8 @@ class SimPort:
         self.asked: Callable[[Sequence[Message]], None] = lambda _batch: None  # before anything can happen
         self.sending: Callable[[Sequence[str], Sequence[Argument]], None] = lambda _keys, _args: None
         self._channel: bytes | None = None
+        self._heard = "0"
+        self.epoch = ""  # what goes out with every message, see queue.lua
 
     async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
         """See Port."""
@@ -64,7 +69,10 @@ class SimPort:
 
     async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
         """See Port."""
-        return await self._exchange(messages, until)
+        try:
+            return await self._exchange(messages, until)
+        except (Disconnected, LockError) as error:
+            return [error] * len(messages)
 
     async def _exchange(self, batch: Sequence[Message], until: float) -> list[Any]:
         network, task = self.network, current(self.process.world)
@@ -94,7 +102,11 @@ class SimPort:
         process, future = self.process, Future()
         scripts = [self.network.script(script) for script, _, _ in batch]
         raw = [
-            (script.source if by_text else script.sha, [*map(_encoded, keys)], [*map(_encoded, args)])
+            (
+                script.source if by_text else script.sha,
+                [*map(_encoded, keys)],
+                [*map(_encoded, args), _encoded(self.epoch)],
+            )
             for script, (_, keys, args) in zip(scripts, batch, strict=True)
         ]
         once = any(args[0] == "execute" for _, _, args in batch)
@@ -152,10 +164,22 @@ class SimPort:
 
     # The subscription
 
-    def listen(self, channel: str) -> None:
+    def ear(self, key: str) -> tuple[str, str]:  # noqa: ARG002 (see Port)
+        """See Port."""
+        return self._heard, self.sink.channel
+
+    def place(self, key: str) -> Place:  # noqa: ARG002 (see Port)
+        """See Port."""
+        return Place(0, 0)
+
+    async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
+        """See Port."""
+        return False
+
+    def listen(self, key: str) -> None:  # noqa: ARG002 (see Port)
         """See Port."""
         if self._channel is None:
-            self._channel = channel.encode()
+            self._channel = self.sink.channel.encode()
             self._subscribe()
 
     def hear(self, payload: bytes) -> None:
@@ -174,8 +198,12 @@ class SimPort:
             self.network.ears.pop(self._channel, self)
 
     def _noticed(self) -> None:
-        self.sink.unsubscribed()
+        self._heard = "0"
         self._subscribe()
+
+    def _acknowledged(self) -> None:
+        self._heard = "1"
+        self.sink.subscribed()
 
     def _subscribe(self) -> None:
         world, channel, journey = self.process.world, self._channel, Journey(self.process, TRAFFIC)
@@ -185,7 +213,7 @@ class SimPort:
             if self.process.alive:
                 self.network.ears[channel] = self
                 back = world.now + self.network.trip(journey, 1)
-                world.at(back, lambda: self.sink.subscribed(), self.process)  # noqa: PLW0108 (set later)
+                world.at(back, self._acknowledged, self.process)
 
         world.at(world.now + self.network.trip(journey), heard)
 

@@ -1,0 +1,203 @@
+"""What a client remembers of a server: under which identity it met it, and so whether leases may have been lost.
+
+Theory. A server that restarted, or a replica that took over, may have lost the last grants. Its identity tells: the
+process (run_id) and its history of writes (master_replid). We read it once, with the greeting of each connection, which
+ends with the server's process; and send it with every message as the *epoch* (see barred() in queue.lua). The scripts
+write it beside each lock, so another one there starts the quarantine of that lock. What no record tells, the client's
+own memory does: the identity that it met before.
+
+Rules.
+ 1. How long: from when this identity began at the latest. A process that never was a replica began with its start;
+    for one that was promoted we only know since when we have known it.
+ 2. The same process without a second replid has lost nothing: the first replica that attaches changes its replid.
+ 3. Who has proof that nothing was lost (`lossless`) says so in its epoch, and its next grant renews the record.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from interlock._core import log
+
+if TYPE_CHECKING:
+    from interlock.connect import Address
+
+SHORT: Final = 12  # characters of run_id and replid: enough to tell servers apart
+NO_REPLID: Final = "0" * 40
+GRACE: Final = 1.0  # seconds that an isolated primary may go on longer than it promises
+PATIENCE: Final = 2.0  # seconds that one step of a proof may take
+ASKED: Final = (("INFO", "server"), ("INFO", "replication"), ("TIME",))
+
+
+class Facts(NamedTuple):
+    """Who a server is."""
+
+    run_id: str
+    replid: str
+    replid2: str
+    uptime: float
+    """Seconds, rounded down."""
+    now_ms: int
+    """Its clock."""
+    replicas: int
+    """How many are connected to it."""
+
+    @property
+    def identity(self) -> str:
+        """The process, and its history of writes."""
+        return f"{self.run_id[:SHORT]}:{self.replid[:SHORT]}"
+
+    @property
+    def promoted(self) -> bool:
+        """Whether it was a replica once."""
+        return self.replid2 not in ("", NO_REPLID)
+
+
+def fields(info: Any) -> dict[str, str]:
+    """The reply to INFO."""
+    text: str = info.decode(errors="replace") if isinstance(info, bytes) else ""
+    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+
+
+def facts(server: Any, replication: Any, time: Any) -> Facts | None:
+    """What the replies to `ASKED` tell; None if one was refused."""
+    if not (isinstance(server, bytes) and isinstance(replication, bytes) and isinstance(time, list)):
+        return None
+    info = fields(server) | fields(replication)
+    return Facts(
+        info.get("run_id", ""),
+        info.get("master_replid", ""),
+        info.get("master_replid2", ""),
+        float(info.get("uptime_in_seconds", 0)),
+        int(time[0]) * 1000 + int(time[1]) // 1000,
+        int(info.get("connected_slaves", 0)),
+    )
+
+
+class Epoch:
+    """What goes out with every message to a server under one identity."""
+
+    __slots__ = ("facts", "fine", "former", "mark", "since", "text", "wait")
+
+    def __init__(self, facts: Facts | None, wait: float | None, former: str, mark: str) -> None:
+        self.facts = facts
+        self.wait = wait  # seconds of quarantine; None: there is none
+        self.former = former
+        self.mark = mark
+        self.fine: list[str] = []
+        self.since = 0
+        if facts is not None:
+            self.since = facts.now_ms - (0 if facts.promoted else int(facts.uptime * 1000))
+            if not facts.promoted:
+                self.fine.append(facts.run_id[:SHORT] + ":")
+        self.text = ""
+        self.write()
+
+    @property
+    def identity(self) -> str:
+        """Of the server; "" if nobody may know."""
+        return self.facts.identity if self.facts else ""
+
+    def history(self) -> str:
+        """What was before: the identity that the client knew, and those that are fine."""
+        return " ".join([self.former, *self.fine])
+
+    def write(self) -> None:
+        """Make the text anew."""
+        if self.facts is None or self.wait is None:
+            self.text = self.mark.strip()
+        else:
+            self.text = f"{self.identity}{self.mark}{self.since} {int(self.wait * 1000)} {self.history()}"
+
+    def prove(self, identity: str) -> None:
+        """Nothing was lost between that one and this."""
+        self.fine.append(identity)
+        if self.former == identity:
+            self.former = "-"
+        self.write()
+
+
+class Memory:
+    """The identities of the servers that one client met at one place: an address, or whom Sentinel names."""
+
+    def __init__(self, wait: float | None, *, former: str = "-", mark: str = " ") -> None:
+        self.wait = wait  # seconds that the longest lease lasts; None: no quarantine
+        self.mark = mark  # "+" for one server of a quorum
+        self.epochs: dict[str, Epoch] = {}
+        self.latest = Epoch(None, wait, former, mark)
+        self.before = former
+        self._warned = False
+
+    def meet(self, found: Facts | None, address: Address, longer: float = 0.0) -> Epoch:
+        """A new connection leads to this server; an isolated primary there may be believed for so much longer."""
+        if found is None:
+            if self.wait is not None and not self._warned:
+                self._warned = True
+                log.warning(
+                    "%s: INFO is refused, so a restart or failover that loses leases can't be noticed: there is no "
+                    "quarantine. Give this user +info (docs/acl.md), or say quarantine=False",
+                    address.shown,
+                )
+            return Epoch(None, self.wait, "-", self.mark)
+        epoch = self.epochs.get(found.identity)
+        if epoch is None:
+            epoch = Epoch(found, self.wait and self.wait + longer, self.before, self.mark)
+            if any(self.before.startswith(each) for each in epoch.fine):
+                epoch.former = "-"
+            epoch.write()
+            self.epochs[found.identity] = epoch
+        self.latest, self.before = epoch, epoch.identity
+        return epoch
+
+
+def lossless(address: Address, evidence: str) -> bool | None:
+    """Whether nothing was lost between the server of that identity and the one that is there now; None: not yet.
+
+    A handover loses nothing if the demoted primary went on with the history of the new one; a restart, if every
+    write was on the disk before it was answered. Blocks, for seconds at the most. Only asked in a quarantine.
+    """
+    now = _ask(address, *ASKED[:2], ("INFO", "persistence"), ("CONFIG", "GET", "appendfsync"))
+    if now is None:
+        return None
+    here = fields(now[0]) | fields(now[1]) | fields(now[2])
+    second = here.get("master_replid2", NO_REPLID)
+    if second == NO_REPLID:
+        return here.get("aof_enabled") == "1" and isinstance(now[3], list) and b"always" in now[3]
+    process, _, history = evidence.partition(":")
+    if second[:SHORT] != history:
+        return False
+    for key, value in here.items():
+        if key.startswith("slave") and "ip=" in value:
+            replica = dict(part.split("=", 1) for part in value.split(",") if "=" in part)
+            there = _ask(address.at(replica["ip"], int(replica["port"])), *ASKED[:2])
+            info = fields(there[0]) | fields(there[1]) if there else {}
+            if info.get("run_id", "")[:SHORT] == process:
+                return True if info.get("role") == "slave" and info.get("master_replid2") == second else None
+    return None
+
+
+def _ask(address: Address, *commands: tuple[str, ...]) -> list[Any] | None:
+    """The replies of a server, over a connection of redis-py; None if it can't be reached."""
+    from redis.exceptions import RedisError, ResponseError  # noqa: PLC0415 (rarely needed)
+
+    try:
+        connection = address.connection(PATIENCE)
+    except Exception:  # noqa: BLE001 (who asks for a proof has none, then)
+        return None
+    replies: list[Any] = []
+    try:
+        connection.connect()
+        for command in commands:
+            connection.send_command(*command)
+            try:
+                reply: Any = connection.read_response()
+            except ResponseError as error:
+                reply = error
+            if isinstance(reply, dict):  # RESP3
+                reply = [part for pair in reply.items() for part in pair]
+            replies.append(reply)
+    except (RedisError, OSError):
+        return None
+    finally:
+        connection.disconnect()
+    return replies
