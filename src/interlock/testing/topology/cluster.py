@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
-import redis
 from redis.crc import key_slot
 
 from interlock.testing.servers import Node
 
-from .group import PATIENCE, Group, ask, ask_all, fields, wait
+from .group import PATIENCE, Group, ask, fields, wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -160,9 +159,7 @@ class Cluster(Group):
                 return f"{lack} slots are not served by a node that runs"
             if fields(ask(node, "CLUSTER", "INFO"))["cluster_state"] != "ok":
                 return f"the node at port {node.port} says that the cluster is down"
-            if behind := self._behind(node):
-                return behind
-        return ""
+        return self._behind(*running)
 
     def failover(
         self, replica: Node, *, force: bool = False, takeover: bool = False, timeout: float = PATIENCE
@@ -173,9 +170,7 @@ class Cluster(Group):
         self._when_primary(replica, timeout)
 
     def _when_primary(self, node: Node, timeout: float) -> None:
-        wait(
-            lambda: "" if "master" in self._selves()[node].flags else f"port {node.port} has not taken over", timeout
-        )
+        wait(lambda: "" if "master" in self._selves()[node].flags else f"port {node.port} has not taken over", timeout)
         self.wait_ok(timeout=timeout)
 
     def migrate(self, slot: int, *, to: Node, between: Callable[[str], None] | None = None) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 PATIENCE: Final = 20.0  # seconds; what is waited for takes a few
 SILENCE: Final = 5.0  # seconds without an answer after which a server is given up
+_CONNECTION: Final[Any] = UnixDomainSocketConnection
 GONE: Final = (redis.ConnectionError, redis.TimeoutError)
 
 
@@ -35,7 +36,7 @@ def ask(node: Node, *command: str | int | bytes, within: float = SILENCE) -> Any
 
 def ask_all(node: Node, commands: Sequence[Sequence[str | int | bytes]], *, within: float = SILENCE) -> list[Any]:
     """What the server answers to commands that reach it in one write. Raises the first error, after the last."""
-    connection: Any = UnixDomainSocketConnection(
+    connection: Any = _CONNECTION(
         path=str(node.socket), protocol=2, decode_responses=True, socket_timeout=within, retry=Retry(NoBackoff(), 0)
     )
     try:
@@ -99,7 +100,8 @@ class Group:
         """Start all servers at once and wait until they are of one mind."""
         try:
             with ThreadPoolExecutor(len(self._all)) as pool:
-                list(pool.map(lambda node: node.start(), self._all))
+                for started in [pool.submit(node.start) for node in self._all]:
+                    started.result()
             self._form()
         except BaseException:
             self.stop()
@@ -129,7 +131,9 @@ class Group:
         users = [("ACL", "SETUSER", name, "on", "nopass", "~*", "&*", "+@all") for name in self._names.values()]
         for node in self._all:
             if node in self.sentinels:
-                own = [("SENTINEL", "CONFIG", "SET", f"sentinel-{what}", self._names[node]) for what in ("user", "pass")]
+                own = [
+                    ("SENTINEL", "CONFIG", "SET", f"sentinel-{what}", self._names[node]) for what in ("user", "pass")
+                ]
                 ask_all(node, [*users, *own, ("SENTINEL", "FLUSHCONFIG")])
             else:
                 own = [("CONFIG", "SET", what, self._names[node]) for what in ("masteruser", "masterauth")]
@@ -157,14 +161,16 @@ class Group:
         for replica in replicas:
             for node in self._others(replica):
                 self._mend(node, [replica])
-        for replica in replicas:
-            wait(lambda replica=replica: self._behind(replica))
+        wait(lambda: self._behind(*replicas))
 
     def _others(self, node: Node) -> list[Node]:
         return [each for each in self.nodes if each is not node and each.running]
 
-    def _behind(self, replica: Node) -> str:
-        """What this replica lacks of its primary."""
+    def _behind(self, *replicas: Node) -> str:
+        """What the first of these replicas that is not up to date lacks."""
+        return next((lack for replica in replicas if (lack := self._lack(replica))), "")
+
+    def _lack(self, replica: Node) -> str:
         said = info(replica)
         if said["role"] == "master":
             return ""
@@ -182,14 +188,12 @@ class Group:
 class Independents(Group):
     """Servers that know nothing of each other, for a quorum.
 
-        with Independents(number=5) as servers:
-            servers.nodes[0].kill()
-            Interlock.quorum(servers.urls)
+    with Independents(number=5) as servers:
+        servers.nodes[0].kill()
+        Interlock.quorum(servers.urls)
     """
 
-    def __init__(
-        self, kind: str = "valkey-9.1", *, number: int = 5, config: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, kind: str = "valkey-9.1", *, number: int = 5, config: Mapping[str, str] | None = None) -> None:
         super().__init__(Node(kind, config=config) for _ in range(number))
 
     @property

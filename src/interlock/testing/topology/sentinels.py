@@ -68,31 +68,34 @@ class Sentinels(Group):
         primary, *replicas = self.nodes
         for replica in replicas:
             ask_all(replica, [("REPLICAOF", "127.0.0.1", primary.port), ("CONFIG", "REWRITE")])
-        for replica in replicas:
-            wait(lambda replica=replica: self._behind(replica))
+        wait(lambda: self._behind(*replicas))  # first: sentinels learn who is there at their first look
         address = ("127.0.0.1", primary.port)
         for sentinel in self.sentinels:
             for name, period in PERIODS.items():
                 with contextlib.suppress(redis.ResponseError):  # 6.2 has its own pace
                     ask(sentinel, "SENTINEL", "DEBUG", name, period)
-            settings = {
+            settings: dict[str, str | int] = {
                 "auth-user": self._names[sentinel], "auth-pass": self._names[sentinel],
-                "down-after-milliseconds": round(self.down_after * 1000), "failover-timeout": 3000,
+                "down-after-milliseconds": round(self.down_after * 1000), "failover-timeout": 2000,
             }  # fmt: skip
-            ask_all(sentinel, [
-                ("SENTINEL", "MONITOR", SERVICE, *address, self.quorum),
-                *(("SENTINEL", "SET", SERVICE, name, value) for name, value in settings.items()),
-            ])  # fmt: skip
+            monitor = ("SENTINEL", "MONITOR", SERVICE, *address, self.quorum)
+            ask_all(sentinel, [monitor, *(("SENTINEL", "SET", SERVICE, *setting) for setting in settings.items())])
         for sentinel in self.sentinels:  # what they would hear from each other through the primary, in a while
             hello = ("127.0.0.1", sentinel.port, ask(sentinel, "SENTINEL", "MYID"), 0, SERVICE, *address, 0)
             for other in self.sentinels:
                 if other is not sentinel:
                     ask(other, "PUBLISH", "__sentinel__:hello", ",".join(map(str, hello)))
-        wait(self._unwatched)
+        self.wait_ok()
 
-    def _unwatched(self) -> str:
-        """What the sentinels do not know yet."""
-        for sentinel in self.sentinels:
+    def wait_ok(self, *, timeout: float = PATIENCE) -> None:
+        """Until the sentinels that run agree, and all others that run follow the primary and have all its writes."""
+        wait(self._wrong, timeout)
+
+    def _wrong(self) -> str:
+        running = [node for node in self._all if node.running]
+        for sentinel in (node for node in self.sentinels if node in running):
+            if (flags := _told([ask(sentinel, "SENTINEL", "MASTER", SERVICE)])[0]["flags"]) != "master":
+                return f"the sentinel at port {sentinel.port} says of the primary: {flags}"
             known = [
                 *_told(ask(sentinel, "SENTINEL", "REPLICAS", SERVICE)),
                 *_told(ask(sentinel, "SENTINEL", "SENTINELS", SERVICE)),
@@ -101,9 +104,14 @@ class Sentinels(Group):
                 each for each in known
                 if each["flags"] in {"slave", "sentinel"} and each.get("master-link-status", "ok") == "ok"
             ]  # fmt: skip
-            if lack := len(self._all) - 2 - len(sound):
+            if (lack := len(running) - 2 - len(sound)) > 0:
                 return f"the sentinel at port {sentinel.port} lacks {lack} of its replicas and other sentinels"
-        return ""
+        if len(named := {self.primary} if not self.sentinels else set(self._named())) != 1:
+            return f"the sentinels name {len(named)} primaries"
+        followers = [node for node in self.nodes if node.running and node not in named]
+        if stray := next((node for node in followers if info(node)["role"] != "slave"), None):
+            return f"the server at port {stray.port} is no replica"
+        return self._behind(*followers)
 
     @property
     def url(self) -> str:
@@ -184,6 +192,7 @@ class Sentinels(Group):
             return f"{named[old]} sentinels still name the old primary" if named[old] or not named else ""
 
         wait(missing, timeout)
+        self.wait_ok(timeout=timeout)  # the one that leads is still busy with the replicas, and has no vote for others
         return self.wait_for_primary(old, timeout=timeout)
 
     def promote(self, replica: Node) -> None:
@@ -203,7 +212,8 @@ class Sentinels(Group):
                     self._cut(each, theirs)
 
     def heal(self) -> None:
-        """Nobody is cut off any more, replicas that lag neither. (What was restarted is not cut off any more.)"""
+        """Nobody is cut off any more, replicas that lag neither; `wait_ok()` waits until all follow. (A restart heals
+        what was cut off at that server.)"""
         for node in self._all:
             if node.running:
                 self._mend(node, (each for each in self._all if each is not node))
