@@ -13,14 +13,13 @@ from redis.crc import key_slot
 
 from interlock.testing.servers import Node
 
-from .group import PATIENCE, Group, ask, fields, wait
+from .group import PATIENCE, QUICK, Group, ask, fields, wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 SLOTS: Final = 16384
 BUS: Final = 10_000  # between a node's port and the one at which it hears other nodes
-QUICK: Final = {"repl-diskless-sync": "yes", "repl-diskless-sync-delay": "0", "repl-ping-replica-period": "1"}
 
 
 class _Member(Node):

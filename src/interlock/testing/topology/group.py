@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 PATIENCE: Final = 20.0  # seconds; what is waited for takes a few
 SILENCE: Final = 5.0  # seconds without an answer after which a server is given up
+QUICK: Final = {
+    "repl-diskless-sync": "yes", "repl-diskless-sync-delay": "0", "repl-diskless-load": "swapdb",
+    "repl-ping-replica-period": "1",
+}  # fmt: skip
 _CONNECTION: Final[Any] = UnixDomainSocketConnection
 GONE: Final = (redis.ConnectionError, redis.TimeoutError)
 
@@ -129,15 +133,14 @@ class Group:
     def _introduce(self) -> None:
         """Let every server know the users of all, and be one itself; a restart keeps that."""
         users = [("ACL", "SETUSER", name, "on", "nopass", "~*", "&*", "+@all") for name in self._names.values()]
-        for node in self._all:
-            if node in self.sentinels:
-                own = [
-                    ("SENTINEL", "CONFIG", "SET", f"sentinel-{what}", self._names[node]) for what in ("user", "pass")
-                ]
-                ask_all(node, [*users, *own, ("SENTINEL", "FLUSHCONFIG")])
-            else:
-                own = [("CONFIG", "SET", what, self._names[node]) for what in ("masteruser", "masterauth")]
-                ask_all(node, [*users, *own, ("CONFIG", "REWRITE")])
+        for node, name in self._names.items():
+            own: list[tuple[str, ...]] = [
+                ("CONFIG", "SET", "masteruser", name), ("CONFIG", "SET", "masterauth", name), ("CONFIG", "REWRITE"),
+            ] if node in self.nodes else [
+                ("SENTINEL", "CONFIG", "SET", "sentinel-user", name),
+                ("SENTINEL", "CONFIG", "SET", "sentinel-pass", name), ("SENTINEL", "FLUSHCONFIG"),
+            ]  # fmt: skip
+            ask_all(node, [*users, *own])
 
     def _cut(self, at: Node, whom: Iterable[Node]) -> None:
         for each in whom:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
@@ -10,14 +11,13 @@ import redis
 
 from interlock.testing.servers import Node
 
-from .group import GONE, PATIENCE, Group, ask, ask_all, info, wait
+from .group import GONE, PATIENCE, QUICK, Group, ask, ask_all, info, wait
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 SERVICE: Final = "mymaster"
-QUICK: Final = {"repl-diskless-sync": "yes", "repl-diskless-sync-delay": "0", "repl-ping-replica-period": "1"}
 # Since 7.0 a sentinel can be made to look more often. A busy machine must not make it take a rest (tilt).
 PERIODS: Final = {"info-period": 500, "ping-period": 200, "ask-period": 200, "publish-period": 300,
                   "tilt-trigger": 10_000, "tilt-period": 1_000}  # fmt: skip
@@ -102,7 +102,8 @@ class Sentinels(Group):
             ]
             sound = [
                 each for each in known
-                if each["flags"] in {"slave", "sentinel"} and each.get("master-link-status", "ok") == "ok"
+                if not re.search("down|disconnected", each["flags"].replace("master_down", ""))  # what it was told, once
+                and each.get("master-link-status", "ok") == "ok"
             ]  # fmt: skip
             if (lack := len(running) - 2 - len(sound)) > 0:
                 return f"the sentinel at port {sentinel.port} lacks {lack} of its replicas and other sentinels"
@@ -213,7 +214,8 @@ class Sentinels(Group):
 
     def heal(self) -> None:
         """Nobody is cut off any more, replicas that lag neither; `wait_ok()` waits until all follow. (A restart heals
-        what was cut off at that server.)"""
+        what was cut off at that server.)
+        """
         for node in self._all:
             if node.running:
                 self._mend(node, (each for each in self._all if each is not node))
