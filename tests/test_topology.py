@@ -42,9 +42,11 @@ def client(node, **options):
         made.close()
 
 
-def put(node, key, value):
-    with client(node) as plain:
+def put(node, key, value, *, replicas=0):
+    """Write, and wait until so many replicas have it (WAIT knows of the writes of its own connection only)."""
+    with client(node, single_connection_client=True) as plain:
         plain.set(key, value)
+        assert plain.wait(replicas, 5000) >= replicas
 
 
 def get(node, key):
@@ -66,9 +68,7 @@ def test_sentinels_promote_a_replica_when_the_primary_dies(kind):
         )
         old, first = group.primary, group.nodes[1]
         assert group.replicas == group.nodes[1:]
-        put(old, "a", "kept")
-        with client(old) as plain:
-            assert plain.wait(2, 5000) == 2
+        put(old, "a", "kept", replicas=2)
         old.kill()
         assert group.wait_for_primary(old) is first, "the order of promotion is that of the replicas"
         assert get(first, "a") == "kept"
@@ -132,7 +132,7 @@ def test_an_isolated_primary_still_answers_its_clients_while_another_is_promoted
     with running(Sentinels) as group:
         old = group.primary
         with client(old) as plain:
-            plain.set("a", 1)
+            put(old, "a", 1, replicas=2)
             group.isolate(old)
             assert plain.info("replication")["connected_slaves"] == 0
             new = group.wait_for_primary(old)
@@ -162,9 +162,7 @@ def test_a_sentinel_on_the_side_of_an_isolated_primary_names_it_still():
 def test_a_replica_that_lags_is_promoted_without_the_last_writes():
     with running(Sentinels) as group:
         old = group.primary
-        put(old, "before", 1)
-        with client(old) as plain:
-            assert plain.wait(2, 5000) == 2
+        put(old, "before", 1, replicas=2)
         group.lag(*group.replicas)
         put(old, "after", 1)
         old.kill()
@@ -177,24 +175,20 @@ def test_without_sentinels_replicas_are_promoted_by_hand():
         old, one, other = group.nodes
         assert group.url == old.tcp_url
         group.lag(one)
-        put(old, "a", 1)
-        with client(old) as plain:
-            assert plain.wait(2, 200) == 1, "only one has it"
-            group.catch_up(one)
-            assert get(one, "a") == "1"
-            group.lag(one, other)
-            plain.set("b", 1)
+        put(old, "a", 1, replicas=1)
+        assert (get(one, "a"), get(other, "a")) == (None, "1")
+        group.catch_up(one)
+        assert get(one, "a") == "1"
+        group.lag(one, other)
+        put(old, "b", 1)
         old.kill()
         group.promote(one)
         assert group.primary is one
+        assert get(one, "b") is None
         group.heal()
-        old_data = get(one, "b")
         group.wait_ok()
-        put(one, "c", 1)
-        with client(one) as plain:
-            plain.set("c", 1)
-            assert plain.wait(1, 5000) == 1, "the other one follows it"
-        assert old_data is None
+        put(one, "c", 1, replicas=1)
+        assert get(other, "c") == "1", "it follows the new one"
 
 
 def test_a_server_or_a_sentinel_that_is_restarted_takes_its_place_again():

@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 
 PATIENCE: Final = 20.0  # seconds; what is waited for takes a few
 SILENCE: Final = 5.0  # seconds without an answer after which a server is given up
-QUICK: Final = {
-    "repl-diskless-sync": "yes", "repl-diskless-sync-delay": "0", "repl-diskless-load": "swapdb",
-    "repl-ping-replica-period": "1",
-}  # fmt: skip
+QUICK: Final = {"repl-diskless-sync": "yes", "repl-diskless-sync-delay": "0", "repl-ping-replica-period": "1"}
 _CONNECTION: Final[Any] = UnixDomainSocketConnection
 GONE: Final = (redis.ConnectionError, redis.TimeoutError)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +20,7 @@ SERVICE: Final = "mymaster"
 # Since 7.0 a sentinel can be made to look more often. A busy machine must not make it take a rest (tilt).
 PERIODS: Final = {"info-period": 500, "ping-period": 200, "ask-period": 200, "publish-period": 300,
                   "tilt-trigger": 10_000, "tilt-period": 1_000}  # fmt: skip
+DOWN: Final = {"s_down", "o_down", "disconnected"}  # not "master_down": that is what another one said once
 
 
 class _Sentinel(Node):
@@ -102,8 +102,7 @@ class Sentinels(Group):
             ]
             sound = [
                 each for each in known
-                if not re.search("down|disconnected", each["flags"].replace("master_down", ""))  # what it was told, once
-                and each.get("master-link-status", "ok") == "ok"
+                if not DOWN & set(each["flags"].split(",")) and each.get("master-link-status", "ok") == "ok"
             ]  # fmt: skip
             if (lack := len(running) - 2 - len(sound)) > 0:
                 return f"the sentinel at port {sentinel.port} lacks {lack} of its replicas and other sentinels"
