@@ -106,7 +106,7 @@ class Sentinels(Group):
             ]  # fmt: skip
             if (lack := len(running) - 2 - len(sound)) > 0:
                 return f"the sentinel at port {sentinel.port} lacks {lack} of its replicas and other sentinels"
-        if len(named := {self.primary} if not self.sentinels else set(self._named())) != 1:
+        if len(named := self._named()) != 1:
             return f"the sentinels name {len(named)} primaries"
         followers = [node for node in self.nodes if node.running and node not in named]
         if stray := next((node for node in followers if info(node)["role"] != "slave"), None):
@@ -124,8 +124,6 @@ class Sentinels(Group):
     @property
     def primary(self) -> Node:
         """The server that most sentinels name now, dead or alive; without sentinels, the one promoted last."""
-        if not self.sentinels:
-            return self._promoted
         named = self._named()
         if not named:
             raise TimeoutError("no sentinel answers")
@@ -137,7 +135,7 @@ class Sentinels(Group):
         return [node for node in self.nodes if node.running and info(node)["role"] == "slave"]
 
     def _named(self) -> Counter[Node]:
-        named: Counter[Node] = Counter()
+        named = Counter([] if self.sentinels else [self._promoted])
         for sentinel in self.sentinels:
             if sentinel.running:
                 with contextlib.suppress(*GONE):
@@ -152,10 +150,12 @@ class Sentinels(Group):
         """The primary, once a quorum of sentinels names it, it is not `other_than`, and it takes writes."""
 
         def missing() -> str:
-            node, votes = next(iter(self._named().most_common(1)), (None, 0))
-            if node is None or node is other_than or votes < self.quorum:
-                return f"only {votes} sentinels name a primary{' other than the old one' if other_than else ''}"
-            return "" if node.running and info(node)["role"] == "master" else f"port {node.port} is no primary yet"
+            for node, votes in self._named().items():
+                if node is not other_than and votes >= self.quorum:
+                    primary = node.running and info(node)["role"] == "master"
+                    return "" if primary else f"the server at port {node.port} is not the primary yet"
+            old = f" other than the one at port {other_than.port}" if other_than else ""
+            return f"fewer than {self.quorum} sentinels name a primary{old}"
 
         wait(missing, timeout)
         return self.primary
