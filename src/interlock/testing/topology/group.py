@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-PATIENCE: Final = 20.0  # seconds; what is waited for takes a few
+PATIENCE: Final = 30.0  # seconds; what is waited for takes a few, or more than 10 where a 6.2 looks but so often
 SILENCE: Final = 5.0  # seconds without an answer after which a server is given up
 QUICK: Final = {"repl-diskless-sync": "yes", "repl-diskless-sync-delay": "0", "repl-ping-replica-period": "1"}
 _CONNECTION: Final[Any] = UnixDomainSocketConnection
