@@ -178,12 +178,23 @@ class Sentinels(Group):
         """Let the primary hand over with all its writes (FAILOVER): the new primary, once the sentinels know."""
         old = self.primary
         new = min(self.replicas, key=lambda node: int(ask(node, "CONFIG", "GET", "replica-priority")[1]))
-        ask(old, "FAILOVER", "TO", "127.0.0.1", new.port)
-        wait(lambda: "" if info(new)["role"] == "master" else f"port {new.port} has not taken over", timeout)
-        wait(lambda: self._behind(old), timeout)
+        # FAILOVER holds up all who publish, sentinels too: one that takes that for death would promote meanwhile, and
+        # the old primary would wait for ever.
+        self._set("down-after-milliseconds", 60_000)
+        try:
+            ask(old, "FAILOVER", "TO", "127.0.0.1", new.port, "TIMEOUT", round(timeout * 1000))
+            wait(lambda: "" if info(new)["role"] == "master" else f"port {new.port} has not taken over", timeout)
+            wait(lambda: self._behind(old), timeout)
+        finally:
+            self._set("down-after-milliseconds", round(self.down_after * 1000))
         self._promoted = new
         # Left to themselves they would notice in a while, and might promote another one over its head.
         return self.failover(timeout=timeout) if self.sentinels else new
+
+    def _set(self, name: str, value: int) -> None:
+        for sentinel in self.sentinels:
+            if sentinel.running:
+                ask(sentinel, "SENTINEL", "SET", SERVICE, name, value)
 
     def _agreed(self, old: Node, timeout: float) -> Node:
         def missing() -> str:
