@@ -129,6 +129,11 @@ class Node(Server):
         assert self._tls is not None
         return f"rediss://127.0.0.1:{self.tls_port}/0?ssl_ca_certs={self._tls[2]}"
 
+    @property
+    def running(self) -> bool:
+        """Started, and neither killed nor stopped since. A paused one runs."""
+        return self in _processes and _processes[self][-1].poll() is None
+
     def start(self, *, timeout: float = START) -> None:
         """Start it and wait until it answers."""
         for left in (2, 1, 0):
@@ -140,7 +145,7 @@ class Node(Server):
         return None
 
     def _launch(self, home: Path, binary: Path, deadline: float) -> None:
-        self.port, self.tls_port = _free_ports()
+        self.port, self.tls_port = self._ports()
         self._config |= {"bind": "127.0.0.1", "port": str(self.port)}
         if self._tls is not None:
             certificate, key, authority = self._tls
@@ -155,6 +160,9 @@ class Node(Server):
                 "FAKETIME_NO_CACHE": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             }  # fmt: skip
         super()._launch(home, binary, deadline)
+
+    def _ports(self) -> tuple[int, int]:
+        return _free_ports()
 
     def _run(self, home: Path, command: Sequence[str | Path], group: int, deadline: float) -> None:
         self._command = command
