@@ -16,7 +16,7 @@ from ._names import SHORTEST_TTL, checked_name, seconds, tagged, whole
 from ._owned import Owned
 from .connect import address
 from .errors import AcquireTimeout, ConfigError, LockError
-from .ports._memory import Memory
+from .ports._memory import Memories
 from .primitives import barrier, latch, multi, once, permits
 from .primitives.lock import state as lock_state
 
@@ -85,7 +85,7 @@ class BaseInterlock:
             raise ConfigError(f"label must be some words for people, not {label!r}")
         self.label = label
         self._address = address(target, for_asyncio=for_asyncio)
-        self._memory = Memory(self.max_ttl if quarantine else None)
+        self._memories = Memories(self.max_ttl if quarantine else None)
         self._closed = False
         self._owned = Owned()
 

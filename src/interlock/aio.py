@@ -33,6 +33,7 @@ from ._session import Session
 from ._template import Template, busy_skips
 from .errors import AcquireTimeout, ConfigError, LeaseLost
 from .ports.asyncio import AsyncioPort
+from .ports.opening import opened
 from .ports.threads import ThreadPort
 from .primitives import barrier, latch, permits
 from .primitives.barrier import BarrierState
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
     import redis.asyncio
 
-    from ._core import Attempt, Grant
+    from ._core import Attempt, Grant, Port
 
 __all__ = [
     "Barrier", "BarrierState", "Election", "Holder", "Interlock", "Latch", "LatchState", "Leader", "Leadership",
@@ -118,7 +119,7 @@ class Interlock(BaseInterlock):
         if session is None or session.core.closed:
             self._open()
             left = self._prune()
-            port = AsyncioPort(self._address, self._memory)
+            port = opened(self._address, AsyncioPort, self._memories)
             session = port.sink = Session(port, self.label, _task, self.max_ttl, self._farewell)
             with self._guard:
                 self._sessions[loop] = session
@@ -127,9 +128,10 @@ class Interlock(BaseInterlock):
         self._latest = (loop, session)
         return session
 
-    def _farewell(self) -> ThreadPort:
-        """A port that needs no loop."""
-        return ThreadPort(self._address, self._memory)
+    def _farewell(self) -> Port:
+        """One that needs no loop."""
+        port: Port = opened(self._address, ThreadPort, self._memories)
+        return port
 
     def _prune(self) -> list[Attempt]:
         """Forget the loops that are over: what they left to be taken back. What is held there waits for the exit."""

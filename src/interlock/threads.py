@@ -30,6 +30,7 @@ from ._names import checked_name, word
 from ._session import Session
 from ._template import Template, busy_skips
 from .errors import AcquireTimeout, ConfigError, LeaseLost
+from .ports.opening import opened
 from .ports.threads import ThreadPort
 from .primitives import barrier, latch, permits
 from .primitives.barrier import BarrierState
@@ -98,7 +99,7 @@ class Interlock(BaseInterlock):
         label: str | None = None,
     ) -> None:
         super().__init__(target, prefix=prefix, max_ttl=max_ttl, quarantine=quarantine, label=label, for_asyncio=False)
-        port = self._port = ThreadPort(self._address, self._memory)
+        port = self._port = opened(self._address, ThreadPort, self._memories)
         self._session = port.sink = Session(port, label, _thread, self.max_ttl, lambda: port)
 
     def lock(

@@ -150,6 +150,18 @@ class Memory:
         return epoch
 
 
+class Memories:
+    """Those of one Interlock: of each address that it met, in all of its loops."""
+
+    def __init__(self, wait: float | None) -> None:
+        self.wait = wait
+        self._by: dict[str, Memory] = {}
+
+    def of(self, address: Address, mark: str = " ") -> Memory:
+        """That of this address."""
+        return self._by.setdefault(address.shown, Memory(self.wait, mark=mark))
+
+
 def lossless(address: Address, evidence: str) -> bool | None:
     """Whether nothing was lost between the server of that identity and the one that is there now; None: not yet.
 

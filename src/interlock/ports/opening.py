@@ -1,0 +1,17 @@
+"""From what a user named to the port that leads there: one server, or several as one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from interlock.connect import Address
+
+    from ._memory import Memories, Memory
+
+
+def opened(target: Address, make: Callable[[Address, Memory], Any], memories: Memories) -> Any:
+    """The port for this target; `make` makes one for a single server, of threads or of asyncio."""
+    return make(target, memories.of(target))
