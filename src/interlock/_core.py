@@ -60,7 +60,7 @@ _PASSING = ("LOADING", "BUSY ", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "NOREPL
 
 def passing(text: str) -> bool:
     """Whether a server that says this may serve in a moment."""
-    return text.startswith(_PASSING) or "READONLY" in text
+    return text.startswith(_PASSING) or "READONLY" in text or "-NOREPLICAS" in text  # the last: from within a script
 
 
 class Script(NamedTuple):

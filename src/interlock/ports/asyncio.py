@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from interlock._core import DRIFT, FOREVER, RETRY_FOR, Disconnected, Place, ServerError, log
+from interlock._core import DRIFT, FOREVER, Disconnected, Place, ServerError, log
 from interlock.errors import LockError
 
 from . import _wire
@@ -191,7 +191,6 @@ class Sent(NamedTuple):
 class AsyncioPort:
     """The connection of one loop to one server."""
 
-    patience = RETRY_FOR
     several = False
     drift = DRIFT
 
@@ -199,6 +198,7 @@ class AsyncioPort:
         self.address = address
         self.memory = memory
         self.shown = address.shown
+        self.patience = address.patience
         self.sink: _wire.Sink
         self.loop = asyncio.get_running_loop()
         self.now = _wire.now
@@ -298,7 +298,7 @@ class AsyncioPort:
     async def _connect(self) -> Wire:
         # Making the connection object may start the embedded server, which takes its time.
         make: Any = self.address.async_connection
-        if self.address.kind == "embedded":
+        if self.address.kind == "embedded" or self.address.sentinels:
             connection = await asyncio.to_thread(make, FOREVER)
         else:
             connection = make(FOREVER)
@@ -314,8 +314,7 @@ class AsyncioPort:
         writer.transport.set_protocol(wire)
         try:
             greeting = [wire.send(_wire.pack(command)) for command in _wire.greeting(self.address)]
-            found = _wire.accepted([await reply for reply in greeting], self.address)
-            wire.epoch = self.memory.meet(found, self.address)
+            wire.epoch = _wire.accepted([await reply for reply in greeting], self.address, self.memory)
         except BaseException:
             wire.fail(Disconnected("refused", sent=False))
             raise

@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from interlock._core import DRIFT, FOREVER, RETRY_FOR, Disconnected, Place, ServerError, log, run
+from interlock._core import DRIFT, FOREVER, Disconnected, Place, ServerError, log, run
 
 from . import _wire
 from ._memory import lossless
@@ -79,8 +79,7 @@ class Wire:
         try:
             greeting = _wire.greeting(address)
             self.send(b"".join(map(_wire.pack, greeting)), until)
-            found = _wire.accepted([self.receive(until) for _ in greeting], address)
-            self.epoch = memory.meet(found, address)
+            self.epoch = _wire.accepted([self.receive(until) for _ in greeting], address, memory)
         except BaseException:
             self.close()
             raise
@@ -158,7 +157,6 @@ class Sent(NamedTuple):
 class ThreadPort:
     """Connections to one server, for any number of threads."""
 
-    patience = RETRY_FOR
     several = False
     drift = DRIFT
 
@@ -166,6 +164,7 @@ class ThreadPort:
         self.address = address
         self.memory = memory
         self.shown = address.shown
+        self.patience = address.patience
         self.sink: _wire.Sink
         self.now = _wire.now
         self.signal = Signal
@@ -179,6 +178,7 @@ class ThreadPort:
         self._ears: Wire | None = None  # the connection that hears the subscription
         self._listening = False
         self._rest = Signal()
+        self._met = ""  # the identity of the server at the newest connection
         self._heard = "0"  # "1" while we are subscribed: then a server without a subscriber knows that we are dead
 
     async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
@@ -250,8 +250,16 @@ class ThreadPort:
         try:
             wire = self._idle.pop()
         except IndexError:
-            return Wire(self.address, self.memory, until)
+            return self._open(until)
         wire.fresh = False
+        return wire
+
+    def _open(self, until: float) -> Wire:
+        wire = Wire(self.address, self.memory, until)
+        if wire.epoch.identity != self._met:
+            if self._met:
+                self._leave()  # what is still open leads to another server, or to none
+            self._met = wire.epoch.identity
         return wire
 
     def _give(self, wire: Wire) -> None:
@@ -336,7 +344,7 @@ class ThreadPort:
         while not self._closed:
             started = self.now()
             try:
-                wire = self._ears = Wire(self.address, self.memory, FOREVER)
+                wire = self._ears = self._open(FOREVER)
                 try:
                     self._subscription(wire, channel)
                 finally:
