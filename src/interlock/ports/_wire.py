@@ -12,7 +12,7 @@ from redis.exceptions import TimeoutError as Silence
 
 from interlock._core import Disconnected, ServerError, log, passing
 from interlock.connect import check_server, too_old
-from interlock.errors import ConfigError
+from interlock.errors import ConfigError, LockError
 
 from ._memory import ASKED, facts
 
@@ -33,6 +33,7 @@ Push: Final = hiredis.PushNotification
 WAITING: Final = object()  # what a reader gives while a reply is not complete
 
 PING: Final = pack(("PING",))
+REPLICATION: Final = pack(("INFO", "replication"))
 
 
 class Sink(Protocol):
@@ -125,6 +126,8 @@ def hear(push: Any, sink: Sink) -> str | None:
 
 def refused(error: Exception, address: Address) -> Exception:
     """Why there is no connection."""
+    if isinstance(error, LockError | Disconnected):  # from who looked for the address
+        return error
     text, shown = str(error), address.shown
     if isinstance(error, AuthenticationError) or text.startswith(("WRONGPASS", "NOAUTH", "invalid username")):
         return ConfigError(f"{shown}: the user name or password is wrong or missing [{text}]")

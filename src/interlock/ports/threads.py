@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from interlock._core import DRIFT, FOREVER, Disconnected, Place, ServerError, log, run
+from interlock._core import DRIFT, FOREVER, GRANTED, Disconnected, Place, ServerError, log, run
 
 from . import _wire
 from ._memory import lossless
@@ -23,6 +23,7 @@ from ._memory import lossless
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
+    from interlock._acks import Acks
     from interlock._core import Argument, Message, Script
     from interlock.connect import Address
 
@@ -64,11 +65,13 @@ class Wire:
 
     def __init__(self, address: Address, memory: Memory, until: float) -> None:
         within = max(0.001, until - _wire.now())
-        self.keeper: Any = address.connection(within)  # it would close the socket when collected
+        self.keeper: Any = None  # it would close the socket when collected
         try:
+            self.keeper = address.connection(within)
             self.keeper.connect()
         except Exception as error:  # noqa: BLE001 (also that of a user's credential provider)
-            self.keeper.disconnect()
+            if self.keeper is not None:
+                self.keeper.disconnect()
             raise _wire.refused(error, address) from None
         sock: Any = self.keeper._sock
         self.sock: socket.socket = sock  # redis-py's part ends here
@@ -195,6 +198,33 @@ class ThreadPort:
         if type(reply) is _wire.ReplyError and _wire.demoted(reply):
             self._leave()
         return _wire.checked(reply)
+
+    async def assured(
+        self,
+        script: Script,
+        keys: Sequence[str | bytes],
+        args: Sequence[Argument],
+        until: float,
+        acks: Acks,
+        patience: float,
+    ) -> tuple[Any, int, Any]:
+        """See Port."""
+        wire = self._take(until)
+        try:
+            reply = wire.exchange(_wire.by_sha(script, keys, args, wire.epoch.text), until)
+            if _wire.unknown(reply):
+                reply = wire.exchange(_wire.by_text(script, keys, args, wire.epoch.text), until)
+            known, got = 0, None
+            if type(reply) is list and reply[0] == GRANTED:
+                known = self.memory.count(wire.exchange(_wire.REPLICATION, until))
+                got = wire.exchange(_wire.pack(acks.command(known, patience)), self.now() + patience + wire.timeout)
+        except BaseException as error:
+            self._broken(wire, error)
+            raise
+        self._give(wire)
+        if _wire.demoted(reply):
+            self._leave()
+        return _wire.checked(reply), known, _wire.checked(got)
 
     async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
         """See Port."""
