@@ -342,3 +342,15 @@ async def test_the_embedded_server_by_url(kit, server, tmp_path, monkeypatch):
     finally:
         await kit.close()
         await asyncio.to_thread(embedded.stop_shared)
+
+
+async def test_a_ttl_that_was_not_said_is_no_longer_than_it_may_be(kit):
+    locks = kit.interlock(max_ttl=5)
+    lease = await locks.lock("a").acquire()
+    assert 3 < lease.remaining() <= 5
+    await lease.release()
+    lease = await locks.multi(locks.lock("a"), locks.rlock("b")).acquire()
+    assert 3 < lease.remaining() <= 5
+    await lease.release()
+    with pytest.raises(ConfigError, match="max_ttl"):
+        locks.lock("a", ttl=30.0)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ._core import Primitive
     from ._session import Session
 
+TTL: Final = 30.0  # seconds that a lease lasts, unless somebody says otherwise
 MOST: Final = 1000  # things that a multi takes
 
 
@@ -107,7 +108,7 @@ class BaseInterlock:
     def _terms(
         self,
         *,
-        ttl: float = 30.0,
+        ttl: float = TTL,
         timeout: float | None = None,
         renew: bool = True,
         max_hold: float | None = None,
@@ -117,7 +118,8 @@ class BaseInterlock:
         fsync: bool = False,
     ) -> Terms:
         self._open()
-        return Terms(self._checked_ttl(ttl), timeout, renew, max_hold, fair, on_lost, acks_of(acks, fsync))
+        ttl = self._checked_ttl(min(TTL, self.max_ttl) if ttl is TTL else ttl)  # not said: no more than there may be
+        return Terms(ttl, timeout, renew, max_hold, fair, on_lost, acks_of(acks, fsync))
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.Interlock {self._address.shown}{' closed' if self._closed else ''}>"

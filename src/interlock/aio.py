@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Generic, Literal, ParamSpec, Self, TypedDict, 
 
 from ._acks import Assurance
 from ._base import (
+    TTL,
     UNSET,
     BaseBarrier,
     BaseElection,
@@ -53,9 +54,9 @@ if TYPE_CHECKING:
     from ._core import Attempt, Grant, Port
 
 __all__ = [
-    "Assurance", "Barrier", "BarrierState", "Election", "Holder", "Interlock", "Latch", "LatchState", "Leader", "Leadership",
-    "Lease", "LeaseState", "Lock", "Multi", "MultiLease", "Once", "OnceState", "Options", "PermitState", "RLock",
-    "RWLock", "RWSide", "Ran", "Semaphore", "Skipped", "State",
+    "Assurance", "Barrier", "BarrierState", "Election", "Holder", "Interlock", "Latch", "LatchState", "Leader",
+    "Leadership", "Lease", "LeaseState", "Lock", "Multi", "MultiLease", "Once", "OnceState", "Options", "PermitState",
+    "RLock", "RWLock", "RWSide", "Ran", "Semaphore", "Skipped", "State",
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -150,7 +151,7 @@ class Interlock(BaseInterlock):
         self,
         name: str,
         *,
-        ttl: float = 30.0,
+        ttl: float = TTL,
         timeout: float | None = None,
         renew: bool = True,
         max_hold: float | None = None,
@@ -163,7 +164,8 @@ class Interlock(BaseInterlock):
 
         Args:
             name: 1 to 512 bytes, without control characters.
-            ttl: seconds after which a dead holder's lock is free. A living one is renewed every ttl/3.
+            ttl: seconds after which a dead holder's lock is free: 30, or max_ttl if that is less. A living holder's is
+                renewed every ttl/3.
             timeout: seconds to wait for it; None waits for ever, 0 not at all.
             renew: False makes a lease that ends after ttl, come what may.
             max_hold: seconds after which a holder is told that it has lost the lock, however alive it is.
