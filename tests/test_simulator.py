@@ -337,7 +337,8 @@ IN_PERMITS = {
         1, ["cancel", "crash"],
     ),
     "a reader beside anybody": (
-        "rwlock", replaced("and own ~= '' and permits == 1 and before ~= '!' and holds(own)", "and permits == 1"), 1, ["cancel"],
+        "rwlock", replaced("and own ~= '' and permits == 1 and before ~= '!' and holds(own)", "and permits == 1"),
+        1, ["cancel"],
     ),
     "a writer that waits for its own reading": (
         "rwlock", replaced("if beside or permits <=", "if permits <="), 12, ["calm"],
@@ -367,7 +368,9 @@ IN_OTHERS = {
     "watchers that are told of their own term": (
         "election", replaced("'-inf', '(' .. known", "'-inf', '(' .. (known - 2)"), 4, ["calm"],
     ),
-    "a term that does not grow": ("election", replaced("math.max(fence + 1, micros())", "micros() - micros() % 1e6"), 2, ["calm"]),
+    "a term that does not grow": (
+        "election", replaced("math.max(fence + 1, micros())", "micros() - micros() % 1e6"), 2, ["calm"],
+    ),
     "an open latch that tells nobody": (
         "latch", replaced("    bury(token, tostring(DONE_MS))\n    wake()\n", "    bury(token, tostring(DONE_MS))\n"),
         4, ["calm"],
@@ -399,17 +402,20 @@ IN_OTHERS = {
         "barrier", replaced("passed, told, why = arrivals, arrivals, nil", "passed, told, why = passed, told, nil"),
         12, ANY,
     ),
-    "no note": ("once", replaced("if ms > 0 then", "if false then"), 12, ["calm"]),
+    "no note": ("once", replaced("    if ms > 0 then\n", "    if false then\n"), 12, ["calm"]),
     "a note of the end only": (
         "once", replaced("math.max(least, holder == token and tonumber(ARGV[5]) or 0)", "tonumber(ARGV[5])"),
         12, ["calm"],
     ),
     "a note of half the time": (
-        "once", replaced("'PX', string.format('%.0f', ms)", "'PX', string.format('%.0f', math.ceil(ms / 2))"),
+        "once",
+        replaced("start, now), 'PX', string.format('%.0f', ms)", "start, now), 'PX', string.format('%.0f', ms / 2)"),
         12, ["calm"],
     ),
     "a note of another time": (
-        "once", replaced("'PX', string.format('%.0f', ms)", "'PX', string.format('%.0f', ms + 5000)"), 12, ["calm"],
+        "once",
+        replaced("start, now), 'PX', string.format('%.0f', ms)", "start, now), 'PX', string.format('%.0f', ms + 5000)"),
+        12, ["calm"],
     ),
     "a note that nobody reads": ("once", replaced("  if done then\n", "  if false then\n"), 12, ["calm"]),
 }  # fmt: skip
@@ -624,7 +630,8 @@ def of_locks(dice):
     """KEYS and ARGV of a message as lock.lua's header has them."""
     locks = [lock(name, "lock:") for name in ("a", "b")]
     said = dice.choice(("", "", "t1")), dice.choice(("lock", "lock", "lock", "once"))
-    return message(dice, locks, [(0, *said), (1, *said), (1, *said)], [])
+    fence = "fence", f"t{dice.randrange(6)}", dice.choice((1, 1_700_000_060_000_000))
+    return message(dice, locks, [(0, *said), (1, *said), (1, *said)], [fence])
 
 
 def of_permits(dice):
