@@ -174,6 +174,11 @@ class Residue:
         assert not tasks
 
 
+def hears(session) -> bool:
+    """Whether it is subscribed, and has been told so."""
+    return session.port.ear("")[0] == "1"
+
+
 async def outcome(coroutine):
     """The result, or the LockError it raised."""
     try:

@@ -179,8 +179,8 @@ async def test_a_key_of_a_wrong_type_is_named_and_left_alone(kit, clean):
 
 
 async def test_a_name_in_use_as_something_else_is_named(kit, clean):
-    clean.set("{lock:a}{record}", "1 semaphore 5 - - -", px=60_000)
-    clean.set("{lock:b}{record}", "2 lock 5 - - - -", px=60_000)
+    clean.set("{lock:a}{record}", "1 semaphore 5 - 0 - 3", px=60_000)
+    clean.set("{lock:b}{record}", "2 lock 5 - 0 - - -", px=60_000)
     for name in "ab":
         error = await outcome(kit.interlock().lock(name).acquire())
         assert isinstance(error, ConfigError)
@@ -215,7 +215,7 @@ async def test_the_least_rights_that_the_docs_name_are_enough(kit, server, clean
     lease = await locks.lock("a", ttl=0.9).acquire()
     waiting = asyncio.ensure_future(locks.lock("a").acquire(timeout=20))
     await until(lambda: queued(locks, 1))
-    await until(lambda: clean.pubsub_numsub(kit.session(locks).core.channel)[0][1] == 1)
+    await until(lambda: clean.pubsub_numsub(kit.session(locks).channel)[0][1] == 1)
     assert isinstance(await outcome(locks.lock("a").acquire(timeout=0.05)), AcquireTimeout)
     assert await locks.lock("a").revoke("test")
     await until(lease.lost.is_set)
