@@ -22,8 +22,8 @@ import redis.retry
 from redis.backoff import NoBackoff
 
 from ._core import RETRY_FOR, Disconnected, log
-from ._sentinels import Sentinels
 from .errors import ConfigError, Unavailable
+from .ports.sentinel import Sentinels
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
