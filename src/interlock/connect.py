@@ -79,6 +79,15 @@ class Address:
         return said
 
     @property
+    def former(self) -> str:
+        """The identity of a server that is known to have been here before, or "-"."""
+        if self.kind == "embedded":
+            from . import embedded  # noqa: PLC0415 (an extra)
+
+            return "crashed" if embedded.shared_has_forgotten() else "-"
+        return "-"
+
+    @property
     def asks(self) -> tuple[tuple[str, ...], ...]:
         """What is asked of a server beside who it is: how long an isolated primary may go on."""
         settings = ("min-replicas-to-write", "min-replicas-max-lag") if self.sentinels else ()

@@ -147,7 +147,8 @@ class Memory:
             return Epoch(None, self.wait, "-", self.mark)
         epoch = self.epochs.get(found.identity)
         if epoch is None:
-            epoch = Epoch(found, self.wait and self.wait + longer, self.before, self.mark)
+            before = address.former if self.before == "-" else self.before
+            epoch = Epoch(found, self.wait and self.wait + longer, before, self.mark)
             if any(self.before.startswith(each) for each in epoch.fine):
                 epoch.former = "-"
             epoch.write()
