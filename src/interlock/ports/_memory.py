@@ -36,7 +36,7 @@ class Facts(NamedTuple):
     replid: str
     replid2: str
     uptime: float
-    """Seconds, rounded down."""
+    """Whole seconds, and up to one more than it is: the difference of two rounded times."""
     now_ms: int
     """Its clock."""
     replicas: int
@@ -87,7 +87,7 @@ class Epoch:
         self.fine: list[str] = []
         self.since = 0
         if facts is not None:
-            self.since = facts.now_ms - (0 if facts.promoted else int(facts.uptime * 1000))
+            self.since = facts.now_ms - (0 if facts.promoted else int(max(0, facts.uptime - 1) * 1000))
             if not facts.promoted:
                 self.fine.append(facts.run_id[:SHORT] + ":")
         self.text = ""
