@@ -316,16 +316,17 @@ class BaseMulti(BaseLock):
                 multi.Request(each._asked(), each._hold, each._terms.ttl, each._terms.renew, each._terms.max_hold)
                 for each in rest
             ]
-            got = await multi.together(core, requests, until) if rest else []
+            apart = multi.apart(core, requests)
+            got = rest[0]._primitive if apart else await multi.together(core, requests, until) if rest else []
             if isinstance(got, list):
                 for member, lease in zip(rest, got, strict=True):
                     leases[member.name] = lease
                     member._taken(lease)
-            elif timeout == 0:
+            elif timeout == 0 and not apart:
                 raise AcquireTimeout(f"{self._primitive} is not free, since {got} is not")
             else:
                 for member in rest:
-                    left = None if timeout is None else max(0.0, until - core.port.now())
+                    left = max(0.0, until - core.port.now()) if timeout else timeout
                     leases[member.name] = await member._take(left)
                     for lease in leases.values():  # what was had first may have been lost since
                         lease.ensure()

@@ -292,8 +292,7 @@ class Interlock(BaseInterlock):
         self._closed = True
         session = self._sessions.pop(asyncio.get_running_loop(), None)
         if session is not None:
-            port = session.port
-            assert isinstance(port, AsyncioPort)
+            port: Any = session.port
             try:
                 await session.close()
             finally:

@@ -27,6 +27,8 @@ from .errors import ConfigError, Unavailable
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ._clusters import Cluster
+
 IO_TIMEOUT: Final = 5.0  # seconds without an answer after which a connection is given up
 OLDEST: Final = (6, 2)
 _SYNC: Final[Any] = redis.connection
@@ -50,6 +52,7 @@ class Address:
     kind: str  # tcp, tls, unix, or embedded (found anew for each connection)
     shown: str
     parameters: Mapping[str, Any] = field(repr=False)
+    clustered: bool = False  # a node of a cluster
 
     @property
     def timeout(self) -> float:
@@ -114,8 +117,10 @@ def _class(module: Any, kind: str) -> Any:
     return getattr(module, names[kind])
 
 
-def address(target: object, *, for_asyncio: bool) -> Address:
-    """The server that a URL, a client, or (with None) $INTERLOCK_URL means. Raises ConfigError."""
+def address(target: object, *, for_asyncio: bool) -> Address | Cluster:
+    """The server or cluster that a URL, a client, or (with None) $INTERLOCK_URL means. Raises ConfigError."""
+    from . import _clusters  # noqa: PLC0415 (it makes addresses as we do)
+
     if target is None:
         target = os.environ.get("INTERLOCK_URL")
         if not target:
@@ -123,6 +128,8 @@ def address(target: object, *, for_asyncio: bool) -> Address:
                 'no server is named: call Interlock("redis://host:6379/0"), or set INTERLOCK_URL. '
                 'Interlock("embedded://") starts one for this user on this machine'
             )
+    if (cluster := _clusters.cluster(target, for_asyncio=for_asyncio)) is not None:
+        return cluster
     return _of_url(target) if isinstance(target, str) else _of_client(target, for_asyncio=for_asyncio)
 
 
@@ -162,8 +169,6 @@ def _of_url(url: str) -> Address:
 
 def _of_client(client: Any, *, for_asyncio: bool) -> Address:
     name = f"{type(client).__module__}.{type(client).__qualname__}"
-    if "cluster" in name.lower():
-        raise ConfigError(f"a cluster client ({name}) is not supported yet. Give a client of one server")
     pool: Any = getattr(client, "connection_pool", None)
     parameters: dict[str, Any] | None = getattr(pool, "connection_kwargs", None)
     if parameters is None:
@@ -171,15 +176,19 @@ def _of_client(client: Any, *, for_asyncio: bool) -> Address:
     if hasattr(pool, "sentinel_manager"):
         raise ConfigError(f"a Sentinel client ({name}) is not supported yet. Give a client of one server")
     kinds = [cls.__name__ for cls in pool.connection_class.__mro__]
-    asynchronous = ".asyncio." in pool.connection_class.__module__
+    check_mode(name, asynchronous=".asyncio." in pool.connection_class.__module__, for_asyncio=for_asyncio)
+    kind = "tls" if "SSLConnection" in kinds else "unix" if "UnixDomainSocketConnection" in kinds else "tcp"
+    return _address(kind, parameters)
+
+
+def check_mode(name: str, *, asynchronous: bool, for_asyncio: bool) -> None:
+    """Refuse a client of the other mode."""
     if asynchronous != for_asyncio:
         here, there = ("interlock.aio", "interlock") if for_asyncio else ("interlock", "interlock.aio")
         raise ConfigError(
             f"{name} is for {'asyncio' if asynchronous else 'threads'}: "
             f"use it with `from {there} import Interlock`, or give {here} its own URL"
         )
-    kind = "tls" if "SSLConnection" in kinds else "unix" if "UnixDomainSocketConnection" in kinds else "tcp"
-    return _address(kind, parameters)
 
 
 def _address(kind: str, given: Mapping[str, Any]) -> Address:
@@ -204,7 +213,7 @@ def _without_password(url: str) -> str:
     return f"{scheme}{mark}{rest.rpartition('@')[2].partition('?')[0]}"
 
 
-def check_server(hello: Any, memory: Any, shown: str) -> None:
+def check_server(hello: Any, memory: Any, shown: str, *, clustered: bool = False) -> None:
     """Refuse what can't keep the promise: a server that is too old, or a replica. Warn of one that may evict locks.
 
     `hello` is the reply to HELLO, `memory` that to INFO memory, which may be an error: then nothing is known.
@@ -217,6 +226,11 @@ def check_server(hello: Any, memory: Any, shown: str) -> None:
     numbers = version.split(".")[:2]
     if all(number.isdecimal() for number in numbers) and tuple(map(int, numbers)) < OLDEST:
         raise too_old(shown, version)
+    mode = facts.get(b"mode")
+    if mode == b"cluster" and not clustered:
+        raise ConfigError(f"{shown} is one node of a cluster. Use a URL redis+cluster://, or a cluster client")
+    if mode == b"standalone" and clustered:
+        raise ConfigError(f"{shown} is no node of a cluster. Use a URL redis://, or a client of one server")
     if facts.get(b"role") in (b"replica", b"slave"):
         raise Unavailable(f"{shown} is a read-only replica. Connect to its primary")
     if isinstance(memory, bytes):

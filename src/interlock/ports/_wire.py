@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import hiredis
@@ -12,9 +11,10 @@ from redis.exceptions import TimeoutError as Silence
 
 from interlock._core import Disconnected, ServerError, log, passing
 from interlock.connect import check_server, too_old
-from interlock.errors import ConfigError
+from interlock.errors import ConfigError, Unavailable
 
-from ._memory import ASKED, facts
+from ._memory import ASKED, GRACE, facts
+from ._memory import now as now  # the ports' clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,6 +33,9 @@ Push: Final = hiredis.PushNotification
 WAITING: Final = object()  # what a reader gives while a reply is not complete
 
 PING: Final = pack(("PING",))
+ASKING: Final = pack(("ASKING",))
+NODE_TIMEOUT: Final = ("CONFIG", "GET", "cluster-node-timeout")
+USUAL_TIMEOUT: Final = 15.0  # seconds; what it is where it may not be asked for
 
 
 class Sink(Protocol):
@@ -41,15 +44,7 @@ class Sink(Protocol):
     channel: str
 
     def pushed(self, payload: bytes) -> None: ...
-    def subscribed(self) -> None: ...
-
-
-def now() -> float:
-    """Seconds on the clock that nobody sets and that runs on while the machine sleeps."""
-    return time.clock_gettime(_CLOCK)
-
-
-_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    def subscribed(self, channel: str | None = None) -> None: ...
 
 
 def reader() -> Any:
@@ -81,27 +76,52 @@ def checked(reply: Any) -> Any:
 
 def greeting(address: Address) -> list[tuple[str, ...]]:
     """What is said first on a connection."""
-    return [*address.settings, ("HELLO",), ("INFO", "memory"), *ASKED]
+    more = (NODE_TIMEOUT,) if address.clustered else ()
+    return [*address.settings, *more, ("HELLO",), ("INFO", "memory"), *ASKED]
 
 
 def accepted(replies: list[Any], address: Address) -> Facts | None:
     """Who the server is, by the replies to the greeting. Raises LockError if it is not what it should be."""
     *settings, hello, memory, server, replication, time = replies
+    node_timeout = settings.pop() if address.clustered else None
     for reply in (*settings, hello):
         if type(reply) is ReplyError:
             raise refused(ResponseError(str(reply)), address)
-    check_server(hello, memory, address.shown)
-    return facts(server, replication, time)
+    try:
+        check_server(hello, memory, address.shown, clustered=address.clustered)
+    except Unavailable as replica:
+        if address.clustered:  # the slots have moved to another one
+            raise Disconnected(str(replica), sent=False) from None
+        raise
+    found = facts(server, replication, time)
+    if found is None or not address.clustered:
+        return found
+    return found._replace(longer=_milliseconds(node_timeout) + GRACE)
+
+
+def _milliseconds(reply: Any) -> float:
+    """The reply to NODE_TIMEOUT, in seconds."""
+    values = list(reply.values()) if isinstance(reply, dict) else reply[1::2] if isinstance(reply, list) else []
+    return int(values[0]) / 1000 if values else USUAL_TIMEOUT
+
+
+def sharded(channel: str) -> bool:
+    """Whether it belongs to a slot, and so to a node of a cluster."""
+    return "{" in channel
 
 
 def subscription(channel: str) -> tuple[bytes, bytes]:
     """SUBSCRIBE, and an empty message to ourselves: whether this user may publish is best known before it matters."""
-    return pack(("SUBSCRIBE", channel)), pack(("PUBLISH", channel, ""))
+    s = "S" if sharded(channel) else ""
+    return pack((f"{s}SUBSCRIBE", channel)), pack((f"{s}PUBLISH", channel, ""))
 
 
-def heed(reply: Any) -> None:
+def heed(reply: Any, channel: str, wanted: dict[str, None]) -> None:
     """Tell the user of a refused SUBSCRIBE or PUBLISH. Raises Disconnected if it is worth to try again."""
     if type(reply) is ReplyError:
+        if sharded(channel) and (passing(str(reply)) or str(reply).startswith("MOVED")):
+            wanted.pop(channel, None)  # who wants it looks where its slot is
+            return
         if passing(str(reply)):
             raise Disconnected(str(reply), sent=True)
         log.warning("interlock: waiters are woken by polling only, since %s. See docs/acl.md", reply)
@@ -112,14 +132,25 @@ def demoted(reply: Any) -> bool:
     return type(reply) is ReplyError and "READONLY" in str(reply)
 
 
-def hear(push: Any, sink: Sink) -> str | None:
-    """A message of the subscription. "1" if it says that the channel is heard from now on."""
-    if push[0] == b"message":
+def hear(push: Any, sink: Sink, wanted: dict[str, None], heard: set[str]) -> bool:
+    """A push: a message, or which channel is heard from now on, or not any more. Whether it answers a command."""
+    kind = push[0]
+    if kind in (b"message", b"smessage"):
         sink.pushed(push[2])
-    elif push[0] == b"subscribe":
+    elif kind == b"subscribe":
+        heard.add(push[1].decode())
         sink.subscribed()
-        return "1"
-    return None
+        return True
+    elif kind in (b"ssubscribe", b"sunsubscribe"):
+        channel = push[1].decode()
+        if kind == b"ssubscribe":
+            heard.add(channel)
+        else:  # its slot has gone to another node
+            heard.discard(channel)
+            wanted.pop(channel, None)
+        sink.subscribed(channel)
+        return kind == b"ssubscribe"
+    return False
 
 
 def refused(error: Exception, address: Address) -> Exception:
