@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from . import connect
-from .connect import Address
 from .errors import ConfigError
+
+if TYPE_CHECKING:
+    from .connect import Address
 
 _SCHEMES: Final = {f"{scheme}+cluster": scheme for scheme in ("redis", "rediss", "valkey", "valkeys")}
 _LIKE: Final = "it is redis+cluster://user:password@host1:7000,host2:7001"

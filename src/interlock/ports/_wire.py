@@ -13,8 +13,8 @@ from interlock._core import Disconnected, ServerError, log, passing
 from interlock.connect import check_server, too_old
 from interlock.errors import ConfigError, Unavailable
 
+from . import _memory
 from ._memory import ASKED, GRACE, facts
-from ._memory import now as now  # the ports' clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,6 +31,8 @@ pack: Callable[[tuple[str | bytes, ...]], bytes] = _hiredis.pack_command
 ReplyError: Final = hiredis.ReplyError
 Push: Final = hiredis.PushNotification
 WAITING: Final = object()  # what a reader gives while a reply is not complete
+
+now: Final = _memory.now
 
 PING: Final = pack(("PING",))
 ASKING: Final = pack(("ASKING",))
@@ -149,7 +151,7 @@ def hear(push: Any, sink: Sink, wanted: dict[str, None], heard: set[str]) -> boo
             heard.discard(channel)
             wanted.pop(channel, None)
         sink.subscribed(channel)
-        return kind == b"ssubscribe"
+        return bool(kind == b"ssubscribe")
     return False
 
 

@@ -113,7 +113,13 @@ class ClusterPort:
         self.make = make
         self.memories = memories
         home = self._home = make(cluster.seeds[0], memories.of(cluster.seeds[0]))
-        self.now, self.signal, self.wait, self.spawn, self.tell = home.now, home.signal, home.wait, home.spawn, home.tell
+        self.now, self.signal, self.wait, self.spawn, self.tell = (
+            home.now,
+            home.signal,
+            home.wait,
+            home.spawn,
+            home.tell,
+        )
         self._sink: _wire.Sink | None = None
         self._members: dict[str, Member] = {}
         self._map: list[Member | None] = [None] * SLOTS
@@ -491,7 +497,9 @@ def _unmapped(text: str, address: Address) -> Exception:
         return ConfigError(f"{address.shown} is no node of a cluster. Use a URL redis://, or a client of one server")
     if passing(text):
         return Disconnected(text, sent=False)
-    return ConfigError(f"{address.shown} does not tell its slots [{text}]. Give this user the rights in docs/cluster.md")
+    return ConfigError(
+        f"{address.shown} does not tell its slots [{text}]. Give this user the rights in docs/cluster.md"
+    )
 
 
 def _primary(address: Address, within: float, identity: str) -> bool:
