@@ -116,7 +116,7 @@ def server(park, ground):
 def redis_client(server):
     """A plain client, for looking behind the curtain."""
     if isinstance(server, Cluster):
-        client = redis.RedisCluster(port=server.nodes[0].port)
+        client = redis.RedisCluster("127.0.0.1", server.nodes[0].port)
     else:
         client = redis.Redis.from_url(server.url)
     yield client

@@ -317,7 +317,9 @@ class BaseMulti(BaseLock):
                 for each in rest
             ]
             apart = multi.apart(core, requests)
-            got = rest[0]._primitive if apart else await multi.together(core, requests, until) if rest else []
+            got: list[Any] | Primitive = []
+            if rest:
+                got = requests[0].primitive if apart else await multi.together(core, requests, until)
             if isinstance(got, list):
                 for member, lease in zip(rest, got, strict=True):
                     leases[member.name] = lease

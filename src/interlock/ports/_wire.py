@@ -103,8 +103,9 @@ def accepted(replies: list[Any], address: Address) -> Facts | None:
 
 def _milliseconds(reply: Any) -> float:
     """The reply to NODE_TIMEOUT, in seconds."""
-    values = list(reply.values()) if isinstance(reply, dict) else reply[1::2] if isinstance(reply, list) else []
-    return int(values[0]) / 1000 if values else USUAL_TIMEOUT
+    if type(reply) is ReplyError or not reply:
+        return USUAL_TIMEOUT
+    return int(next(iter(reply.values())) if hasattr(reply, "values") else reply[1]) / 1000
 
 
 def sharded(channel: str) -> bool:

@@ -113,13 +113,8 @@ class ClusterPort:
         self.make = make
         self.memories = memories
         home = self._home = make(cluster.seeds[0], memories.of(cluster.seeds[0]))
-        self.now, self.signal, self.wait, self.spawn, self.tell = (
-            home.now,
-            home.signal,
-            home.wait,
-            home.spawn,
-            home.tell,
-        )
+        self.now, self.signal, self.wait = home.now, home.signal, home.wait
+        self.spawn, self.tell = home.spawn, home.tell
         self._sink: _wire.Sink | None = None
         self._members: dict[str, Member] = {}
         self._map: list[Member | None] = [None] * SLOTS
@@ -313,11 +308,11 @@ class ClusterPort:
         with self.mutex:
             if self._loaded and self._loading is None and self.now() < self._next:
                 return
-            mine = None if self._loading is None else self.signal()
-            if mine is None:
+            mine = None
+            if self._loading is None:
                 self._loading = []
             else:
-                self._loading.append(mine)
+                self._loading.append(mine := self.signal())
         if mine is not None:
             await self.wait(mine, until)
             if not self._loaded:
@@ -349,6 +344,8 @@ class ClusterPort:
                 break
             try:
                 hello, slots, info = await self._home.aside(partial(ask, address, within, *MAP))
+                if isinstance(hello, ResponseError):
+                    raise hello  # noqa: TRY301 (as if it had not let us in)
             except Exception as error:  # noqa: BLE001 (told below, if nobody else answers)
                 errors.append(_wire.refused(error, address))
                 continue
@@ -487,8 +484,8 @@ async def _all(ends: list[Any]) -> None:
 
 def _version(hello: Any) -> int:
     """The first number of a server's version, by its reply to HELLO. Valkey began with 7.2."""
-    said = dict(zip(hello[::2], hello[1::2], strict=False)) if isinstance(hello, list) else {}
-    return int((said.get(b"version") or b"0").split(b".")[0])
+    said: dict[bytes, bytes] = dict(zip(hello[::2], hello[1::2], strict=False))
+    return int(said.get(b"version", b"0").split(b".")[0])
 
 
 def _unmapped(text: str, address: Address) -> Exception:
@@ -497,9 +494,7 @@ def _unmapped(text: str, address: Address) -> Exception:
         return ConfigError(f"{address.shown} is no node of a cluster. Use a URL redis://, or a client of one server")
     if passing(text):
         return Disconnected(text, sent=False)
-    return ConfigError(
-        f"{address.shown} does not tell its slots [{text}]. Give this user the rights in docs/cluster.md"
-    )
+    return ConfigError(f"{address.shown} tells no slots [{text}]. Give this user the rights in docs/cluster.md")
 
 
 def _primary(address: Address, within: float, identity: str) -> bool:
