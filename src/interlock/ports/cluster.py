@@ -345,7 +345,7 @@ class ClusterPort:
             try:
                 hello, slots, info = await self._home.aside(partial(ask, address, within, *MAP))
                 if isinstance(hello, ResponseError):
-                    raise hello  # noqa: TRY301 (as if it had not let us in)
+                    raise hello
             except Exception as error:  # noqa: BLE001 (told below, if nobody else answers)
                 errors.append(_wire.refused(error, address))
                 continue
