@@ -12,6 +12,7 @@ import weakref
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from ._acks import Assurance
 from ._core import Grant
 
 if TYPE_CHECKING:
@@ -66,6 +67,11 @@ class BaseLease:
     def fence(self) -> int:
         """A number that only grows from grant to grant: send it with your writes, and refuse lower ones."""
         return self._grant.fence
+
+    @property
+    def assurance(self) -> Assurance:
+        """What it rested on when it was granted: how many servers, replicas, disks; see `acks`."""
+        return self._grant.attempt.assurance or Assurance()
 
     @property
     def state(self) -> LeaseState:

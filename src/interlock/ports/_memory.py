@@ -43,13 +43,11 @@ class Facts(NamedTuple):
     replid: str
     replid2: str
     uptime: float
-    """Seconds, rounded down."""
+    """Whole seconds, and up to one more than it is: the difference of two rounded times."""
     now_ms: int
     """Its clock."""
     replicas: int
     """How many are connected to it."""
-    longer: float = 0.0
-    """Seconds that it may be believed for after the others have given it up."""
 
     @property
     def identity(self) -> str:
@@ -110,7 +108,7 @@ class Epoch:
         self._texts: dict[int, str] = {}
         self.since = 0
         if facts is not None:
-            self.since = facts.now_ms - (0 if facts.promoted else int(facts.uptime * 1000))
+            self.since = facts.now_ms - (0 if facts.promoted else int(max(0, facts.uptime - 1) * 1000))
             if not facts.promoted:
                 self.fine.append(facts.run_id[:SHORT] + ":")
         self.text = ""
@@ -176,6 +174,12 @@ class Memory:
         self.latest = Epoch(None, wait, former, mark)
         self.before = former
         self._warned = False
+        self.replicas = 0  # the most that a server had here: one that is missing is missing
+
+    def count(self, replication: Any) -> int:
+        """How many replicas there are, by the newest INFO and those before."""
+        self.replicas = max(self.replicas, int(fields(replication).get("connected_slaves", 0)))
+        return self.replicas
 
     def meet(self, found: Facts | None, address: Address, longer: float = 0.0) -> Epoch:
         """A new connection leads to this server; an isolated primary there may be believed for so much longer."""
@@ -190,12 +194,14 @@ class Memory:
             return Epoch(None, self.wait, "-", self.mark)
         epoch = self.epochs.get(found.identity)
         if epoch is None:
-            epoch = Epoch(found, self.wait and self.wait + longer + found.longer, self.before, self.mark)
+            before = address.former if self.before == "-" else self.before
+            epoch = Epoch(found, self.wait and self.wait + longer, before, self.mark)
             if any(self.before.startswith(each) for each in epoch.fine):
                 epoch.former = "-"
             epoch.write()
             self.epochs[found.identity] = epoch
         self.latest, self.before = epoch, epoch.identity
+        self.replicas = max(self.replicas, found.replicas)
         return epoch
 
 

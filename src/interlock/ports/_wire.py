@@ -11,10 +11,10 @@ from redis.exceptions import TimeoutError as Silence
 
 from interlock._core import Disconnected, ServerError, log, passing
 from interlock.connect import check_server, too_old
-from interlock.errors import ConfigError, Unavailable
+from interlock.errors import ConfigError, LockError
 
 from . import _memory
-from ._memory import ASKED, GRACE, facts
+from ._memory import ASKED, facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from interlock._core import Argument, Script
     from interlock.connect import Address
 
-    from ._memory import Facts
+    from ._memory import Epoch, Memory
 
 _hiredis: Any = hiredis
 # It must get nothing but str and bytes: to turn a number into text it calls back into Python, where a signal handler
@@ -36,8 +36,7 @@ now: Final = _memory.now
 
 PING: Final = pack(("PING",))
 ASKING: Final = pack(("ASKING",))
-NODE_TIMEOUT: Final = ("CONFIG", "GET", "cluster-node-timeout")
-USUAL_TIMEOUT: Final = 15.0  # seconds; what it is where it may not be asked for
+REPLICATION: Final = pack(("INFO", "replication"))
 
 
 class Sink(Protocol):
@@ -78,34 +77,18 @@ def checked(reply: Any) -> Any:
 
 def greeting(address: Address) -> list[tuple[str, ...]]:
     """What is said first on a connection."""
-    more = (NODE_TIMEOUT,) if address.clustered else ()
-    return [*address.settings, *more, ("HELLO",), ("INFO", "memory"), *ASKED]
+    return [*address.settings, ("HELLO",), ("INFO", "memory"), *ASKED, *address.asks]
 
 
-def accepted(replies: list[Any], address: Address) -> Facts | None:
+def accepted(replies: list[Any], address: Address, memory: Memory) -> Epoch:
     """Who the server is, by the replies to the greeting. Raises LockError if it is not what it should be."""
-    *settings, hello, memory, server, replication, time = replies
-    node_timeout = settings.pop() if address.clustered else None
+    replies, more = replies[: len(replies) - len(address.asks)], replies[len(replies) - len(address.asks) :]
+    *settings, hello, limits, server, replication, time = replies
     for reply in (*settings, hello):
         if type(reply) is ReplyError:
             raise refused(ResponseError(str(reply)), address)
-    try:
-        check_server(hello, memory, address.shown, clustered=address.clustered)
-    except Unavailable as replica:
-        if address.clustered:  # the slots have moved to another one
-            raise Disconnected(str(replica), sent=False) from None
-        raise
-    found = facts(server, replication, time)
-    if found is None or not address.clustered:
-        return found
-    return found._replace(longer=_milliseconds(node_timeout) + GRACE)
-
-
-def _milliseconds(reply: Any) -> float:
-    """The reply to NODE_TIMEOUT, in seconds."""
-    if type(reply) is ReplyError or not reply:
-        return USUAL_TIMEOUT
-    return int(next(iter(reply.values())) if hasattr(reply, "values") else reply[1]) / 1000
+    check_server(hello, limits, address)
+    return memory.meet(facts(server, replication, time), address, address.longer(more))
 
 
 def sharded(channel: str) -> bool:
@@ -131,8 +114,8 @@ def heed(reply: Any, channel: str, wanted: dict[str, None]) -> None:
 
 
 def demoted(reply: Any) -> bool:
-    """Whether the server is a replica by now. A new connection may lead to the primary."""
-    return type(reply) is ReplyError and "READONLY" in str(reply)
+    """Whether the server is a replica by now, or was left by its replicas. A new connection may lead to the primary."""
+    return type(reply) is ReplyError and ("READONLY" in str(reply) or "NOREPLICAS" in str(reply))
 
 
 def hear(push: Any, sink: Sink, wanted: dict[str, None], heard: set[str]) -> bool:
@@ -158,6 +141,8 @@ def hear(push: Any, sink: Sink, wanted: dict[str, None], heard: set[str]) -> boo
 
 def refused(error: Exception, address: Address) -> Exception:
     """Why there is no connection."""
+    if isinstance(error, LockError | Disconnected):  # from who looked for the address
+        return error
     text, shown = str(error), address.shown
     if isinstance(error, AuthenticationError) or text.startswith(("WRONGPASS", "NOAUTH", "invalid username")):
         return ConfigError(f"{shown}: the user name or password is wrong or missing [{text}]")

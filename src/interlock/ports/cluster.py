@@ -35,6 +35,7 @@ from ._memory import Story, ask, facts, fields
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from interlock._acks import Acks
     from interlock._clusters import Cluster
     from interlock._core import Argument, Message, Script
     from interlock.connect import Address
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 SLOTS: Final = 16384
 HOPS: Final = 5  # redirections of one message
-PATIENCE: Final = 30.0  # seconds that holders and waiters outlast: a failover takes the node timeout and some more
 RELOAD: Final = 0.25  # seconds between two maps
 LOOK: Final = 1.0  # seconds that one node may take to tell the map, or who it is
 MAP: Final = (("HELLO",), ("CLUSTER", "SLOTS"), ("CLUSTER", "INFO"))
@@ -139,7 +139,7 @@ class ClusterPort:
     @property
     def patience(self) -> float:
         """See Port: who has seen the cluster believes that it comes back."""
-        return PATIENCE if self._loaded else RETRY_FOR
+        return self.cluster.seeds[0].patience if self._loaded else RETRY_FOR
 
     @property
     def sink(self) -> _wire.Sink:
@@ -168,6 +168,38 @@ class ClusterPort:
             raise
         except ServerError as error:
             return await self._followed(str(error), (script, keys, args), slot, member, until)
+
+    async def assured(
+        self,
+        script: Script,
+        keys: Sequence[str | bytes],
+        args: Sequence[Argument],
+        until: float,
+        acks: Acks,
+        patience: float,
+    ) -> tuple[Any, int, Any]:
+        """See Port. A slot that is on its way must arrive first."""
+        slot, text = slot_of(keys[0]), ""
+        for _ in range(HOPS):
+            member = await self._serving(slot, until)
+            try:
+                reply: tuple[Any, int, Any] = await member.port.assured(script, keys, args, until, acks, patience, slot)
+            except Disconnected as error:
+                self._lost(member, error)
+                raise
+            except ServerError as error:
+                text = str(error)
+            else:
+                member.failed = 0.0
+                return reply
+            if text.startswith("ASK "):
+                break
+            if not text.startswith("MOVED "):
+                if passing(text):
+                    self._failed(member, text)
+                raise ServerError(text)
+            await self._mover(text, slot, member, until)
+        raise ServerError(f"TRYAGAIN [{text}]")
 
     async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
         """See Port."""
