@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 SLOTS: Final = 16384
 HOPS: Final = 5  # redirections of one message
-PATIENCE: Final = 30.0  # seconds that holders and waiters outlast: a failover takes the node timeout and some more
 RELOAD: Final = 0.25  # seconds between two maps
 LOOK: Final = 1.0  # seconds that one node may take to tell the map, or who it is
 MAP: Final = (("HELLO",), ("CLUSTER", "SLOTS"), ("CLUSTER", "INFO"))
@@ -140,7 +139,7 @@ class ClusterPort:
     @property
     def patience(self) -> float:
         """See Port: who has seen the cluster believes that it comes back."""
-        return PATIENCE if self._loaded else RETRY_FOR
+        return self.cluster.seeds[0].patience if self._loaded else RETRY_FOR
 
     @property
     def sink(self) -> _wire.Sink:

@@ -453,7 +453,6 @@ class ThreadPort:
                     self._subscription(wire)
                 finally:
                     self.heard.clear()  # the server must not take our silence for death
-                    self._ears = None
                     wire.close()
             except Disconnected:  # at once, unless it did not last
                 pause = 0.0 if self.now() - started > STEADY else min(1.0, pause * 2 or 0.02)
