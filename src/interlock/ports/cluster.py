@@ -178,21 +178,28 @@ class ClusterPort:
         acks: Acks,
         patience: float,
     ) -> tuple[Any, int, Any]:
-        """See Port."""
-        slot = slot_of(keys[0])
+        """See Port. A slot that is on its way must arrive first."""
+        slot, text = slot_of(keys[0]), ""
         for _ in range(HOPS):
             member = await self._serving(slot, until)
             try:
-                found: tuple[Any, int, Any] = await member.port.assured(script, keys, args, until, acks, patience, slot)
-                return found  # noqa: TRY300 (as in call)
+                reply: tuple[Any, int, Any] = await member.port.assured(script, keys, args, until, acks, patience, slot)
             except Disconnected as error:
                 self._lost(member, error)
                 raise
             except ServerError as error:
-                if not str(error).startswith("MOVED "):  # what is on its way comes again
-                    raise
-                await self._mover(str(error), slot, member, until)
-        raise ServerError("TRYAGAIN one node sends us to the next")
+                text = str(error)
+            else:
+                member.failed = 0.0
+                return reply
+            if text.startswith("ASK "):
+                break
+            if not text.startswith("MOVED "):
+                if passing(text):
+                    self._failed(member, text)
+                raise ServerError(text)
+            await self._mover(text, slot, member, until)
+        raise ServerError(f"TRYAGAIN [{text}]")
 
     async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
         """See Port."""
