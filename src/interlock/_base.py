@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ._core import COURTESY, FOREVER, LONGEST_PAUSE, QUARANTINE, RETRY_FOR, silent
 from ._names import SHORTEST_TTL, checked_name, seconds, tagged, whole
 from ._owned import Owned
-from .connect import address
+from .connect import Quorum, address
 from .errors import AcquireTimeout, ConfigError, LockError
 from .ports._memory import Memories
 from .primitives import barrier, latch, multi, once, permits
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ._session import Session
 
 MOST: Final = 1000  # things that a multi takes
+AGREED: Final = ("lock", "rlock", "multi", "election", "once")  # what servers that know nothing of each other can keep
 
 
 class Unset:
@@ -84,7 +85,7 @@ class BaseInterlock:
         if label is not None and not re.search(r"\w", label):
             raise ConfigError(f"label must be some words for people, not {label!r}")
         self.label = label
-        self._address = address(target, for_asyncio=for_asyncio)
+        self._address = target if isinstance(target, Quorum) else address(target, for_asyncio=for_asyncio)
         self._memories = Memories(self.max_ttl if quarantine else None)
         self._closed = False
         self._owned = Owned()
@@ -92,6 +93,14 @@ class BaseInterlock:
     def _open(self) -> None:
         if self._closed:
             raise ConfigError("this Interlock is closed. Make a new one")
+
+    def _can(self, kind: str) -> None:
+        """Raises ConfigError for what there is not, where this one is connected."""
+        if isinstance(self._address, Quorum) and kind not in AGREED:
+            raise ConfigError(
+                f"a quorum has no {kind}: its servers agree on one holder, not on a count. It has {', '.join(AGREED)} and "
+                f"synchronized; for a {kind} use one server, Sentinel, or a cluster"
+            )
 
     def _checked_ttl(self, ttl: float) -> float:
         if not seconds(ttl, "ttl", least=SHORTEST_TTL) <= self.max_ttl:
@@ -124,6 +133,7 @@ class Named:
     __slots__ = ("__weakref__", "_interlock", "_primitive")
 
     def __init__(self, interlock: Any, primitive: Primitive) -> None:
+        interlock._can(primitive.kind)
         self._interlock = interlock
         self._primitive = primitive
 
@@ -316,16 +326,18 @@ class BaseMulti(BaseLock):
                 multi.Request(each._asked(), each._hold, each._terms.ttl, each._terms.renew, each._terms.max_hold)
                 for each in rest
             ]
-            got = await multi.together(core, requests, until) if rest else []
+            got: list[Any] | Primitive = []
+            if rest:  # several servers have no one step: there it is one after another, always
+                got = requests[0].primitive if core.port.several else await multi.together(core, requests, until)
             if isinstance(got, list):
                 for member, lease in zip(rest, got, strict=True):
                     leases[member.name] = lease
                     member._taken(lease)
-            elif timeout == 0:
+            elif timeout == 0 and not core.port.several:
                 raise AcquireTimeout(f"{self._primitive} is not free, since {got} is not")
             else:
                 for member in rest:
-                    left = None if timeout is None else max(0.0, until - core.port.now())
+                    left = timeout and max(0.0, until - core.port.now())
                     leases[member.name] = await member._take(left)
                     for lease in leases.values():  # what was had first may have been lost since
                         lease.ensure()

@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Generic, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
 
 from ._base import (
     UNSET,
@@ -31,6 +31,7 @@ from ._lease import BaseLease, BaseMultiLease, BaseReentrantLease, LeaseState, R
 from ._names import checked_name, word
 from ._session import Session
 from ._template import Template, busy_skips
+from .connect import quorum
 from .errors import AcquireTimeout, ConfigError, LeaseLost
 from .ports.asyncio import AsyncioPort
 from .ports.opening import opened
@@ -143,6 +144,25 @@ class Interlock(BaseInterlock):
                     left += session.abandon()
         return left
 
+    @classmethod
+    def quorum(
+        cls,
+        servers: Sequence[str | redis.asyncio.Redis | object],
+        *,
+        prefix: str = "lock:",
+        max_ttl: float = 60.0,
+        quarantine: bool = True,
+        label: str | None = None,
+    ) -> Self:
+        """Locks on several servers that know nothing of each other: held is what a majority grants (Redlock).
+
+        `servers` are URLs or clients of 3 or 5 single servers; the options are those of Interlock. It has lock, rlock,
+        multi, election, once and synchronized; see docs/quorum.md. Raises ConfigError; at the first use also if a
+        server is there twice.
+        """
+        members = quorum(servers, for_asyncio=True)
+        return cls(members, prefix=prefix, max_ttl=max_ttl, quarantine=quarantine, label=label)
+
     def lock(
         self,
         name: str,
@@ -185,6 +205,7 @@ class Interlock(BaseInterlock):
 
         Options as for `lock()`; each reader has a lease of its own. Raises ConfigError.
         """
+        self._can("rwlock")
         return RWLock(self, checked_name(name), self._terms(**options))
 
     def semaphore(self, name: str, limit: int, **options: Unpack[Options]) -> Semaphore:
@@ -292,8 +313,7 @@ class Interlock(BaseInterlock):
         self._closed = True
         session = self._sessions.pop(asyncio.get_running_loop(), None)
         if session is not None:
-            port = session.port
-            assert isinstance(port, AsyncioPort)
+            port: Any = session.port
             try:
                 await session.close()
             finally:

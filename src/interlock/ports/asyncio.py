@@ -210,6 +210,7 @@ class AsyncioPort:
         self._channel: str | None = None
         self._listener: asyncio.Task[None] | None = None
         self._closed = False
+        self._teach = False  # the next message goes with the text of its script, for the server did not know one
 
     async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
         """See Port."""
@@ -233,14 +234,15 @@ class AsyncioPort:
         """The first half of `calls`: send, and wait for nothing."""
         try:
             wire = await self._connected(until)
-            epoch = wire.epoch.text
-            futures = [wire.send(_wire.by_sha(*message, epoch)) for message in messages]
+            epoch, said = wire.epoch.text, _wire.by_text if self._teach else _wire.by_sha
+            self._teach = False
+            futures = [wire.send(said(*message, epoch)) for message in messages]
         except Exception as error:  # noqa: BLE001 (one of many: see Port)
             return Sent(messages, until, None, [], error)
         return Sent(messages, until, wire, futures, None)
 
-    async def finish(self, sent: Sent) -> list[Any]:
-        """The second half: the replies."""
+    async def finish(self, sent: Sent, *, late: bool = False) -> list[Any]:
+        """The second half: the replies. If it is late by now, a script that was unknown is not sent after all."""
         wire, until, messages = sent.wire, sent.until, sent.messages
         if wire is None:
             return [sent.error] * len(messages)
@@ -248,11 +250,50 @@ class AsyncioPort:
             replies = [await self._reply(wire, future, until) for future in sent.futures]
             for i, message in enumerate(messages):
                 if _wire.unknown(replies[i]):
-                    replies[i] = await self._reply(wire, wire.send(_wire.by_text(*message, wire.epoch.text)), until)
+                    self._teach |= late
+                    if not late:
+                        replies[i] = await self._reply(wire, wire.send(_wire.by_text(*message, wire.epoch.text)), until)
                 self._leave_replica(wire, replies[i])
         except Disconnected as error:
             return [error] * len(messages)
         return [ServerError(str(r)) if type(r) is _wire.ReplyError else r for r in replies]
+
+    @property
+    def ready(self) -> bool:
+        """Whether something can be sent without connecting first."""
+        return self._wire is not None and self._wire.broken is None
+
+    async def greet(self, until: float) -> None:
+        """Connect if need be, and see that it answers. Raises what keeps it from that."""
+        wire = await self._connected(until)
+        await self._reply(wire, wire.send(_wire.PING), until)
+
+    @staticmethod
+    async def answered(sents: Sequence[Sent], number: int, until: float) -> list[int]:
+        """Which of these have their replies, as soon as so many have, or the time is over."""
+        loop = asyncio.get_running_loop()
+        waiting = [sent.futures[-1] for sent in sents if sent.futures and not sent.futures[-1].done()]
+        missing = number - (len(sents) - len(waiting))
+        left = until - _wire.now()
+        if missing > 0 and waiting and left > 0:
+            enough = loop.create_future()
+
+            def came(_: object) -> None:
+                nonlocal missing
+                missing -= 1
+                if missing == 0:
+                    _expire(enough)
+
+            timer = loop.call_later(left, _expire, enough)
+            for each in waiting:
+                each.add_done_callback(came)
+            try:
+                await enough
+            finally:
+                timer.cancel()
+                for each in waiting:
+                    each.remove_done_callback(came)
+        return [i for i, sent in enumerate(sents) if not sent.futures or sent.futures[-1].done()]
 
     async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
         """See Port."""
@@ -271,7 +312,7 @@ class AsyncioPort:
 
     async def _reply(self, wire: Wire, reply: asyncio.Future[Any], until: float) -> Any:
         left = until - _wire.now()
-        if left >= self.address.timeout:  # the connection itself is given up before
+        if left >= self.address.timeout or reply.done():  # the connection itself is given up before
             return await reply
         timer = self.loop.call_later(max(0.0, left), wire.give_up, reply)
         try:

@@ -9,6 +9,8 @@ which saves a poll before every send and receive.
 from __future__ import annotations
 
 import contextlib
+import math
+import select
 import socket
 import struct
 import threading
@@ -176,6 +178,7 @@ class ThreadPort:
         self._idle: deque[Wire] = deque()
         self._threads: list[threading.Thread] = []
         self._closed = False
+        self._teach = False  # the next message goes with the text of its script, for the server did not know one
         self._ears: Wire | None = None  # the connection that hears the subscription
         self._listening = False
         self._rest = Signal()
@@ -207,8 +210,9 @@ class ThreadPort:
         except Exception as error:  # noqa: BLE001 (one of many: see Port)
             return Sent(messages, until, None, error)
         try:
-            epoch = wire.epoch.text
-            wire.send(b"".join(_wire.by_sha(*message, epoch) for message in messages), until)
+            epoch, said = wire.epoch.text, _wire.by_text if self._teach else _wire.by_sha
+            self._teach = False
+            wire.send(b"".join(said(*message, epoch) for message in messages), until)
         except Disconnected as error:
             self._broken(wire, error)
             return Sent(messages, until, None, error)
@@ -217,8 +221,8 @@ class ThreadPort:
             raise
         return Sent(messages, until, wire, None)
 
-    async def finish(self, sent: Sent) -> list[Any]:
-        """The second half: the replies."""
+    async def finish(self, sent: Sent, *, late: bool = False) -> list[Any]:
+        """The second half: the replies. If it is late by now, a script that was unknown is not sent after all."""
         wire, until, messages = sent.wire, sent.until, sent.messages
         if wire is None:
             return [sent.error] * len(messages)
@@ -226,7 +230,9 @@ class ThreadPort:
             replies = [wire.receive(until) for _ in messages]
             for i, message in enumerate(messages):
                 if _wire.unknown(replies[i]):
-                    replies[i] = wire.exchange(_wire.by_text(*message, wire.epoch.text), until)
+                    self._teach |= late
+                    if not late:
+                        replies[i] = wire.exchange(_wire.by_text(*message, wire.epoch.text), until)
         except Disconnected as error:
             self._broken(wire, error)
             return [error] * len(messages)
@@ -237,6 +243,38 @@ class ThreadPort:
         if any(map(_wire.demoted, replies)):
             self._leave()
         return [ServerError(str(r)) if type(r) is _wire.ReplyError else r for r in replies]
+
+    @property
+    def ready(self) -> bool:
+        """Whether something can be sent without connecting first."""
+        return bool(self._idle)
+
+    async def greet(self, until: float) -> None:
+        """Connect if need be, and see that it answers. Raises what keeps it from that."""
+        wire = self._take(until)
+        try:
+            wire.exchange(_wire.PING, until)
+        except BaseException as error:
+            self._broken(wire, error)
+            raise
+        self._give(wire)
+
+    @staticmethod
+    async def answered(sents: Sequence[Sent], number: int, until: float) -> list[int]:
+        """Which of these have their replies, as soon as so many have, or the time is over."""
+        ready = [i for i, sent in enumerate(sents) if sent.wire is None]
+        waiting = {sent.wire.sock.fileno(): i for i, sent in enumerate(sents) if sent.wire is not None}
+        poll = select.poll()
+        for each in waiting:
+            poll.register(each, select.POLLIN)
+        while waiting and len(ready) < number:
+            found = poll.poll(math.ceil(max(0.0, until - _wire.now()) * 1000))
+            if not found:
+                break
+            for each, _ in found:
+                poll.unregister(each)
+                ready.append(waiting.pop(each))
+        return ready
 
     async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
         """See Port."""
@@ -310,7 +348,7 @@ class ThreadPort:
     def _thread(self, work: Callable[[], None], name: str) -> None:
         thread = threading.Thread(target=work, name=name, daemon=True)
         thread.start()
-        self._threads.append(thread)
+        self._threads = [*(each for each in self._threads if each.is_alive()), thread]
 
     # The subscription
 
