@@ -98,8 +98,8 @@ class BaseInterlock:
         """Raises ConfigError for what there is not, where this one is connected."""
         if isinstance(self._address, Quorum) and kind not in AGREED:
             raise ConfigError(
-                f"a quorum has no {kind}: its servers agree on one holder, not on a count. It has {', '.join(AGREED)} and "
-                f"synchronized; for a {kind} use one server, Sentinel, or a cluster"
+                f"a quorum has no {kind}: its servers agree on one holder, not on a count. It has {', '.join(AGREED)} "
+                f"and synchronized; for a {kind} use one server, Sentinel, or a cluster"
             )
 
     def _checked_ttl(self, ttl: float) -> float:

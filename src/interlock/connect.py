@@ -143,7 +143,7 @@ def quorum(servers: object, *, for_asyncio: bool) -> Quorum:
         raise ConfigError("a quorum needs servers: 3 or 5 that know nothing of each other")
     if len(members) % 2 == 0:
         log.warning(
-            "interlock: a quorum of %d servers bears the loss of no more of them than one of %d. Take one off or add one",
+            "interlock: a quorum of %d servers bears the loss of no more than one of %d does. Take one off or add one",
             len(members),
             len(members) - 1,
         )

@@ -50,7 +50,7 @@ class Said(NamedTuple):
         return bounded[min(self.majority, len(bounded)) - 1] if bounded else -1
 
 
-def _acquire(said: Said) -> list[Any] | None:
+def _acquire(said: Said) -> Any:  # noqa: PLR0911 (it is a table of cases)
     majority, votes = said.majority, said.votes
     noted = [vote for vote in votes if vote[0] == BUSY and len(vote) > 5 and vote[5] != b"0"]
     if noted:  # once: it has been run, whatever the others say
@@ -107,7 +107,7 @@ def _release(said: Said) -> list[Any] | None:
     spare = said.total - said.majority
     if said.pending and ours < said.majority and len(said.votes) - ours <= spare:
         return None
-    return [int(0 < ours and len(said.votes) - ours <= spare), int(any(vote[1] for vote in said.votes))]
+    return [int(ours > 0 and len(said.votes) - ours <= spare), int(any(vote[1] for vote in said.votes))]
 
 
 def _renew(said: Said) -> list[Any] | None:
@@ -142,15 +142,14 @@ def _inspect(said: Said) -> list[Any] | None:
     if isinstance(said.votes[0][0], list):  # once: the lock's, and the note of the last run
         inner = _inspect(said._replace(votes=[vote[0] for vote in said.votes]))
         return [inner, *max((vote[1:] for vote in said.votes), key=lambda note: note[1])]
-    value, number = Counter(_plain(vote[0]) for vote in said.votes if vote[0]).most_common(1)[0] if any(
-        vote[0] for vote in said.votes
-    ) else (b"", 0)
-    holding = [vote for vote in said.votes if _plain(vote[0]) == value] if number >= said.majority else []
+    value, number = Counter(_plain(vote[0]) for vote in said.votes).most_common(1)[0]
+    holding = [vote for vote in said.votes if _plain(vote[0]) == value] if value and number >= said.majority else []
     record = max((vote[2] for vote in holding or said.votes), key=_fence_of)
     longest = max(said.votes, key=lambda vote: vote[3])
     if not holding:
         return [b"", -2, record, *longest[3:]]
-    return [holding[0][0], said.times([vote[1] for vote in holding]), record, *longest[3:]]
+    shown = Counter(vote[0] for vote in holding).most_common(1)[0][0]
+    return [shown, said.times([vote[1] for vote in holding]), record, *longest[3:]]
 
 
 def _plain(value: bytes) -> bytes:
@@ -167,8 +166,7 @@ def _revoke(said: Said) -> list[Any] | None:
     if said.pending:
         return None
     done = sum(vote[0] for vote in said.votes)
-    enough = 1 if str(said.args[1]).startswith(QUARANTINE.decode()) else said.majority
-    return [int(done >= enough), said.times([vote[1] for vote in said.votes])]
+    return [int(done >= said.majority), said.times([vote[1] for vote in said.votes])]
 
 
 def _watch(said: Said) -> list[Any] | None:
@@ -189,7 +187,7 @@ def _forget(said: Said) -> list[Any] | None:
     return None if said.pending else [int(any(vote[0] for vote in said.votes))]
 
 
-MERGED: Final[dict[str, Callable[[Said], list[Any] | None]]] = {
+MERGED: Final[dict[str, Callable[[Said], Any]]] = {
     "acquire": _acquire,
     "fence": _fence,
     "release": _release,

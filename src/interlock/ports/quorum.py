@@ -164,7 +164,7 @@ class QuorumPort:
         message = (script, keys, args)
         if args[0] == "acquire":
             return await self._acquire(message, until)
-        if args[0] == "revoke" and str(args[1]).startswith(QUARANTINE.decode()) or args[1:2] == [QUARANTINE]:
+        if args[0] == "revoke" and isinstance(args[1], bytes) and args[1].startswith(QUARANTINE):
             return await self._revoke_quarantine(message, until)
         return await self._one(message, until)
 
@@ -261,7 +261,7 @@ class QuorumPort:
     async def _poll(
         self, messages: Sequence[Message], until: float, within: float = SILENCE
     ) -> tuple[list[Any], dict[Node, list[Any]]]:
-        """Send these to all that are there, and wait until each is decided: what the core is told, and who said what."""
+        """Send these to all that are there, and wait until each is decided: the replies, and who said what."""
         await self._ready(until)
         await self._sweep()
         started = self.now()
