@@ -183,10 +183,6 @@ def _watch(said: Said) -> list[Any] | None:
     return [GRANTED, leading[0][1], said.times([vote[2] for vote in leading]), term]
 
 
-def _forget(said: Said) -> list[Any] | None:
-    return None if said.pending else [int(any(vote[0] for vote in said.votes))]
-
-
 MERGED: Final[dict[str, Callable[[Said], Any]]] = {
     "acquire": _acquire,
     "fence": _fence,
@@ -196,5 +192,4 @@ MERGED: Final[dict[str, Callable[[Said], Any]]] = {
     "inspect": _inspect,
     "revoke": _revoke,
     "watch": _watch,
-    "forget": _forget,
 }

@@ -55,7 +55,7 @@ LOOK: Final = (0.05, 1.0)  # seconds between two looks whether one that is away 
 PAUSE: Final = (0.005, 0.5)  # seconds that one who gave back waits before it asks again: the first, the longest
 SOON: Final = 50  # ms after which the one who goes on looks whether the others have given back
 INSISTS: Final = 20  # times that one who does not wait, and goes on, asks again
-MOST: Final = 1000  # tokens that are remembered of a server
+MOST: Final = 100_000  # tokens that are remembered of a server
 DRIFT: Final = 0.01  # of a ttl, as Redlock's authors have it
 HERE: Final = Place(0, 0)
 TOMBSTONE: Final = str(int(GONE_FOR * 1000))
@@ -64,7 +64,7 @@ TOMBSTONE: Final = str(int(GONE_FOR * 1000))
 class Node:
     """One server of the quorum, as this client knows it."""
 
-    __slots__ = ("barred", "cause", "debts", "doubts", "known", "port", "up")
+    __slots__ = ("barred", "cause", "debts", "known", "port", "tokens", "up")
 
     def __init__(self, port: Any) -> None:
         self.port = port  # of threads or of asyncio
@@ -72,19 +72,20 @@ class Node:
         self.known = False  # it has answered once
         self.cause = "not asked yet"  # why it is away
         self.barred = ""  # of what its last quarantine was the evidence
-        self.doubts: dict[str, None] = {}  # tokens whose acquire it may still run
+        self.tokens: dict[str, bool] = {}  # those that asked it: whether it has not answered, and may still do so
         self.debts: dict[str, tuple[Message, float]] = {}  # releases that it has not got, by token, and until when
 
     def worded(self, message: Message) -> Message:
         """The message as this one gets it: whether it is heard is told for each, and so is what is in doubt."""
         script, keys, args = message
         if args[0] == "acquire":
+            self.tokens[str(args[1])] = True
+            _bound(self.tokens)
             return script, keys, (*args[:4], *self.port.ear(keys[0]), *args[6:])
         if args[0] == "vouch":
             heard, channel = self.port.ear(keys[0])
             return script, keys, ("vouch", channel, heard, *args[3:])
-        if args[0] == "release" and args[1] in self.doubts:
-            self.doubts.pop(str(args[1]), None)
+        if args[0] == "release" and self.tokens.pop(str(args[1]), False):
             return script, keys, (*args[:2], TOMBSTONE, *args[3:])
         return message
 
@@ -92,18 +93,16 @@ class Node:
         """What its replies tell of it."""
         for (_, _, args), reply in zip(messages, replies, strict=True):
             if args[0] == "acquire" and not isinstance(reply, Disconnected):
-                self.doubts.pop(str(args[1]), None)
+                if args[1] in self.tokens:
+                    self.tokens[str(args[1])] = False
                 if isinstance(reply, list) and reply[0] in {QUEUED, BUSY} and reply[1].startswith(QUARANTINE):
                     self.barred = reply[1].removeprefix(QUARANTINE).decode(errors="replace")
 
-    def left(self, messages: Sequence[Message], now: float, *, lost: bool) -> None:
-        """It has not answered these yet, or they are lost."""
+    def missed(self, messages: Sequence[Message], now: float) -> None:
+        """It has not got these, or they are lost."""
         for script, keys, args in messages:
             token = str(args[1])
-            if args[0] == "acquire":
-                self.doubts[token] = None
-                _bound(self.doubts)
-            elif args[0] == "release" and lost:
+            if args[0] == "release":
                 self.debts[token] = (script, keys, (*args[:2], TOMBSTONE, *args[3:])), now + GONE_FOR
                 _bound(self.debts)
 
@@ -112,6 +111,19 @@ def _bound(remembered: dict[str, Any]) -> None:
     with contextlib.suppress(StopIteration, KeyError, RuntimeError):  # another thread was at it
         if len(remembered) > MOST:
             del remembered[next(iter(remembered))]
+
+
+def _marks(value: bytes) -> bool:
+    return value.startswith(QUARANTINE)
+
+
+def _word(args: Sequence[Any], seen: Any) -> bytes:
+    """What a server that says this when inspected calls the quarantine, or the note of a run; nothing if it has none."""
+    if args[0] == "forget":
+        note: bytes = seen[1]
+        return note if note.split(b" ")[0] == args[1].split(b" ")[0] else b""
+    value: bytes = seen[0][0] if isinstance(seen[0], list) else seen[0]
+    return value if _marks(value) else b""
 
 
 class QuorumPort:
@@ -164,13 +176,16 @@ class QuorumPort:
         message = (script, keys, args)
         if args[0] == "acquire":
             return await self._acquire(message, until)
-        if args[0] == "revoke" and isinstance(args[1], bytes) and args[1].startswith(QUARANTINE):
-            return await self._revoke_quarantine(message, until)
+        if args[0] == "forget" or (args[0] == "revoke" and isinstance(args[1], bytes) and _marks(args[1])):
+            return await self._own(message, until)
         return await self._one(message, until)
 
     async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
         """See Port."""
-        replies, _ = await self._poll(messages, until)
+        try:
+            replies, _ = await self._poll(messages, until)
+        except LockError as error:
+            return [error] * len(messages)
         return replies
 
     async def _one(self, message: Message, until: float) -> Any:
@@ -219,15 +234,15 @@ class QuorumPort:
         await self._sleep(random.uniform(0.2, 1.0) * min(most, least * 2 ** min(times, 10)), until)
         return [AGAIN] if self.now() < until else reply
 
-    async def _revoke_quarantine(self, message: Message, until: float) -> Any:
-        """Each server has a marker of its own."""
+    async def _own(self, message: Message, until: float) -> Any:
+        """The same of each, but that each has its own word for it: a marker or a note, with its clock or identity."""
         script, keys, args = message
         _, said = await self._poll([(script, keys, ("inspect", "1"))], until)
         done = 0
         for node, (vote,) in said.items():
-            value = vote[0][0] if isinstance(vote, list) and isinstance(vote[0], list) else vote[0]
-            if isinstance(value, bytes) and value.startswith(QUARANTINE):
-                (reply,) = await node.port.calls([(script, keys, ("revoke", value, *args[2:]))], self.now() + SILENCE)
+            own = b"" if isinstance(vote, Exception) else _word(args, vote)
+            if own:
+                (reply,) = await node.port.calls([(script, keys, (args[0], own, *args[2:]))], self.now() + SILENCE)
                 done |= not isinstance(reply, Exception) and reply[0]
         return [done, -2]
 
@@ -271,7 +286,10 @@ class QuorumPort:
         again: set[Node] = set()
         try:
             for node in sorted(self.nodes, key=lambda node: not node.port.ready):
-                if node.up:
+                if not node.up:
+                    if node.tokens:
+                        node.missed([each for each in messages if each[2][1] in node.tokens], started)
+                else:
                     own = [node.worded(message) for message in messages]
                     asked.append((node, own, await node.port.begin(own, end)))
             number = self.majority
@@ -294,8 +312,7 @@ class QuorumPort:
                 if None not in replies:
                     return replies, said
         finally:
-            for node, own, sent in asked:
-                node.left(own, self.now(), lost=False)
+            for node, _, sent in asked:
                 self._late.append((node, sent))
         return [self._merged(i, message, said, 0, len(asked)) for i, message in enumerate(messages)], said
 
@@ -331,7 +348,8 @@ class QuorumPort:
         node.answered(messages, replies)
         error = replies[0]
         if isinstance(error, Exception) and not isinstance(error, ServerError):
-            node.left(messages, self.now(), lost=owes)
+            if owes:
+                node.missed(messages, self.now())
             if not (isinstance(error, Disconnected) and error.stale):
                 self._away(node, str(error))
         return replies
