@@ -111,12 +111,12 @@ class Kit:
         """An Interlock of this mode: another client, as another process would be."""
         if target is None:
             target = self.way(self.server, self.mode)
-            if not isinstance(target, str):
+            if not isinstance(target, str | list):
                 self.clients.append(target)
+        made = interlock.Interlock if self.mode == "threads" else interlock.aio.Interlock
+        made = (made.quorum if isinstance(target, list) else made)(target, **options)
         if self.mode == "threads":
-            made = Stand(interlock.Interlock(target, **options), self)
-        else:
-            made = interlock.aio.Interlock(target, **options)
+            made = Stand(made, self)
         self.made.append(made)
         return made
 

@@ -14,7 +14,7 @@ from interlock._lease import LeaseState
 from kit import hears, outcome, until, waiting
 
 rule = pytest.mark.rule
-pytestmark = pytest.mark.grounds("kinds")
+pytestmark = [pytest.mark.grounds("kinds"), pytest.mark.quorum]
 
 
 class Watcher:

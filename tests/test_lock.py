@@ -13,7 +13,7 @@ from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState
 from kit import hears, outcome, queued, until
 
 rule = pytest.mark.rule
-pytestmark = pytest.mark.grounds("ways")
+pytestmark = [pytest.mark.grounds("ways"), pytest.mark.quorum]
 
 
 async def held_by(lock, lease) -> bool:

@@ -15,7 +15,7 @@ from interlock._lease import LeaseState
 from kit import outcome, queued, real, until, waiting
 
 rule = pytest.mark.rule
-pytestmark = pytest.mark.grounds("kinds")
+pytestmark = [pytest.mark.grounds("kinds"), pytest.mark.quorum]
 
 
 def some(locks, names: str = "ab", **options):

@@ -16,7 +16,7 @@ from interlock import ConfigError, LeaseLost, LeaseState
 from kit import hears, outcome, queued, until, waiting
 
 rule = pytest.mark.rule
-pytestmark = pytest.mark.grounds("servers")
+pytestmark = [pytest.mark.grounds("servers"), pytest.mark.quorum]
 
 
 @pytest.fixture
