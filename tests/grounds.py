@@ -104,7 +104,12 @@ class Ground:
 BASE = "valkey-9.1"
 HOME = [Ground(BASE, "unix", mode) for mode in MODES]
 EVERYWHERE = [
-    ground for server in KINDS for way in WAYS if way != "quorum" for mode in MODES if (ground := Ground(server, way, mode)).possible
+    ground
+    for server in KINDS
+    for way in WAYS
+    if way != "quorum"
+    for mode in MODES
+    if (ground := Ground(server, way, mode)).possible
 ]
 SAMPLE = [
     *HOME,
@@ -125,7 +130,7 @@ SERVERS = [Ground(server, "unix", mode) for server in KINDS for mode in MODES]
 
 VERSIONS = [*HOME, *(Ground(server, "unix", MODES[i % 2]) for i, server in enumerate(sorted({*KINDS} - {BASE})))]
 
-# What is said of one server's keys, of its network, or of what a quorum has not: tests with `one_server` are not run there.
+# For modules marked `quorum`, but for those of their tests that look at one server (see conftest) or say `one_server`.
 QUORUM = [Ground(BASE, "quorum", mode) for mode in MODES]
 
 # What a test module asks for by `pytestmark = pytest.mark.grounds(...)`: by default, and with --full.

@@ -260,7 +260,7 @@ async def test_a_lease_is_lost_with_the_majority_and_that_is_told_in_time(kit, s
     servers.nodes[1].pause()
     await until(lambda: lease.state == LeaseState.JEOPARDY)
     deadline = lease._grant.deadline
-    await until(lambda: lease.lost.is_set())
+    await until(lease.lost.is_set)
     assert lease._session.port.now() < deadline + 0.5
     with pytest.raises(LeaseLost):
         lease.ensure()
@@ -323,7 +323,7 @@ async def test_fences_grow_whatever_majority_grants_and_though_servers_forget(ki
 
 @rule(10)
 async def test_a_server_that_forgot_does_not_vote(kit, servers):
-    """Two of three are restarted empty under a lease: who has met them before is granted nothing until it has run out."""
+    """Two of three are restarted empty under a lease: who met them before is granted nothing until it has run out."""
     ttl = 3.0
     options = {"quarantine": True, "max_ttl": ttl}
     holder, other = quorum(kit, servers, **options), quorum(kit, servers, **options)
@@ -428,7 +428,7 @@ async def test_revoked_by_a_majority(kit, servers):
     locks, others = quorum(kit, servers), quorum(kit, servers)
     lease = await locks.lock("a", ttl=2).acquire()
     assert await others.lock("a").revoke("enough")
-    await until(lambda: lease.lost.is_set())
+    await until(lease.lost.is_set)
     assert not await lease.release()
     async with await others.lock("a").acquire(timeout=10):
         pass
