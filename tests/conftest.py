@@ -16,6 +16,8 @@ from interlock.testing.topology.group import ask
 from kit import Kit, Residue
 from proxy import Proxy
 
+BEHIND = {"clean", "redis_client", "server", "proxy", "node", "client"}  # who asks for these looks at one server
+
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="every server, every way to it, both modes")
@@ -29,7 +31,9 @@ def pytest_generate_tests(metafunc):
     mark = metafunc.definition.get_closest_marker("grounds")
     some, every = WIDTHS[mark.args[0] if mark else None]
     grounds = every if metafunc.config.getoption("full") else some
-    if metafunc.definition.get_closest_marker("quorum") and not metafunc.definition.get_closest_marker("one_server"):
+    if metafunc.definition.get_closest_marker("quorum") and not (
+        metafunc.definition.get_closest_marker("one_server") or BEHIND & {*metafunc.definition._fixtureinfo.argnames}
+    ):
         grounds = [*grounds, *QUORUM]
     if metafunc.definition.get_closest_marker("asyncio_only"):
         grounds = [ground for ground in grounds if ground.mode == "asyncio"]

@@ -131,7 +131,7 @@ SERVERS = [Ground(server, "unix", mode) for server in KINDS for mode in MODES]
 
 VERSIONS = [*HOME, *(Ground(server, "unix", MODES[i % 2]) for i, server in enumerate(sorted({*KINDS} - {BASE})))]
 
-# Tests with `one_server` are not run there: what is said of one server's keys or network, or of what a quorum has not.
+# For modules marked `quorum`, but for those of their tests that look at one server (see conftest) or say `one_server`.
 QUORUM = [Ground(BASE, "quorum", mode) for mode in MODES]
 
 # What a test module asks for by `pytestmark = pytest.mark.grounds(...)`: by default, and with --full.

@@ -14,6 +14,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import pytest
+
 import interlock
 import interlock.aio
 from grounds import WAYS
@@ -104,6 +106,8 @@ class Kit:
         target = self.way(self.server, self.mode)
         if isinstance(target, str):
             return target
+        if isinstance(target, list):
+            pytest.skip("a quorum has no URL")
         self.clients.append(target)
         return self.server.url
 

@@ -323,7 +323,7 @@ async def test_fences_grow_whatever_majority_grants_and_though_servers_forget(ki
 
 @rule(10)
 async def test_a_server_that_forgot_does_not_vote(kit, servers):
-    """Two of three are restarted empty: who has met them before is granted nothing until all leases have run out."""
+    """Two of three are restarted empty under a lease: who met them before is granted nothing until it has run out."""
     ttl = 3.0
     options = {"quarantine": True, "max_ttl": ttl}
     holder, other = quorum(kit, servers, **options), quorum(kit, servers, **options)

@@ -311,6 +311,9 @@ class AsyncioPort:
             return [error] * len(messages)
         return [ServerError(str(r)) if type(r) is _wire.ReplyError else r for r in replies]
 
+    def drop(self, sent: Sent) -> None:
+        """Nobody will ask for these replies. They keep their places in the row."""
+
     @property
     def ready(self) -> bool:
         """Whether something can be sent without connecting first."""

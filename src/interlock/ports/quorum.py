@@ -20,6 +20,7 @@ Rules.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import random
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
@@ -37,6 +38,7 @@ from interlock._core import (
     Place,
     ServerError,
     log,
+    run,
 )
 from interlock.errors import ConfigError, LockError
 
@@ -118,7 +120,7 @@ def _marks(value: bytes) -> bool:
 
 
 def _word(args: Sequence[Any], seen: Any) -> bytes:
-    """How a server, when inspected, calls its quarantine, or the note of a run; nothing if it has none."""
+    """What a server that says this when inspected calls its quarantine, or the note of a run; b"" if it has none."""
     if args[0] == "forget":
         note: bytes = seen[1]
         return note if note.split(b" ")[0] == args[1].split(b" ")[0] else b""
@@ -354,7 +356,7 @@ class QuorumPort:
                 self._away(node, str(error))
         return replies
 
-    async def _sweep(self) -> None:
+    async def _sweep(self, patience: float = 0.0) -> None:
         """Read what has come late, so that its connection is free, and no doubt is left."""
         if not self._late:
             return
@@ -363,7 +365,7 @@ class QuorumPort:
             while True:
                 late.append(self._late.popleft())
         now = self.now()
-        came = await self.nodes[0].port.answered([sent for _, sent in late], len(late), now)
+        came = await self.nodes[0].port.answered([sent for _, sent in late], len(late), now + patience)
         for i, (node, sent) in enumerate(late):
             if i in came or sent.until < now:
                 await self._read(node, sent, sent.messages, late=True)
@@ -471,19 +473,29 @@ class QuorumPort:
 
     def close(self) -> Any:
         """End all of them. With asyncio, this is to be awaited."""
+        ending = self._end()
+        return ending if inspect.iscoroutinefunction(self.nodes[0].port.close) else run(ending)
+
+    async def _end(self) -> None:
         self._closed = True
         self._rest.set()
-        ended = [node.port.close() for node in self.nodes]
-        return _all(ended) if ended[0] is not None else None
+        await self._sweep(SILENCE)  # what is given back should arrive
+        self._drop()
+        for node in self.nodes:
+            ended = node.port.close()
+            if ended is not None:
+                await ended
+
+    def _drop(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                node, sent = self._late.popleft()
+                node.port.drop(sent)
 
     def forget(self) -> None:
         """See Port."""
+        self._drop()
         for node in self.nodes:
             node.port.forget()
         self.nodes = [Node(node.port) for node in self.nodes]
         self._begin()
-
-
-async def _all(works: list[Awaitable[None]]) -> None:
-    for work in works:
-        await work

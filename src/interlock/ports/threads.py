@@ -305,6 +305,11 @@ class ThreadPort:
             self._leave()
         return [ServerError(str(r)) if type(r) is _wire.ReplyError else r for r in replies]
 
+    def drop(self, sent: Sent) -> None:
+        """Nobody will ask for these replies."""
+        if sent.wire is not None:
+            sent.wire.close()
+
     @property
     def ready(self) -> bool:
         """Whether something can be sent without connecting first."""
