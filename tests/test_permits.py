@@ -116,7 +116,7 @@ class World(walk.World):
 
     def known_limit(self):
         record = self.look(RECORD)
-        return int(record.split(b" ")[4]) if record else None
+        return int(record.split(b" ")[6]) if record else None
 
     # The rules
 
@@ -632,7 +632,7 @@ def test_one_key_of_a_wrong_type_does_not_stop_the_other_renewals():
     world.server.data[b"other"] = commands.ZSet({b"x": 9e15})
     world.server.data[b"other shares"] = b"a string"
     reply = world.server.eval(
-        world.source, (b"other", b"r", b"other shares", *RENEWED), [b"renew", b"x", b"1", b"a", b"1"]
+        world.source, (b"other", b"r", b"other shares", *RENEWED), [b"renew", b"x", b"1", b"a", b"1", walk.EPOCH]
     )
     assert reply[1] == GRANTED
 
@@ -644,7 +644,7 @@ def test_out_of_memory_nothing_is_half_done(clean):
 
     def say(*args):
         try:
-            return clean.eval(source, count, *NAMES, *args)
+            return clean.eval(source, count, *NAMES, *args, walk.EPOCH)
         except Exception as error:
             return str(error)
 

@@ -376,7 +376,7 @@ def test_a_waiter_whose_latch_is_gone_leaves_a_lock_of_that_name_alone():
     phase = world.acquire("w", keep=10_000)[4]
     world.clock += 15
     world.blind()
-    world.server.data[RECORD] = b"1 lock 1700000000000000 - h c"
+    world.server.data[RECORD] = b"1 lock 1700000000000000 - 3000 - h c"
     world.server.data[KEY] = b"h"
     world.server.data[QUEUE] = walk.commands.ZSet({b"next": 1.0})
     world.server.data[WAITERS] = walk.commands.Hash({b"next": b"1800000000000 3000 0 c lock"})
@@ -1432,7 +1432,7 @@ def test_out_of_memory_who_waits_at_a_latch_or_a_barrier_goes_on(clean):
     def say(script, count, *args):
         keys = [KEY, RECORD, QUEUE, WAITERS, GONES, PRESENT][:count]
         try:
-            return clean.eval(walk.load(script).source, count, *keys, *args)
+            return clean.eval(walk.load(script).source, count, *keys, *args, walk.EPOCH)
         except Exception as error:
             return [str(error)]
 

@@ -17,6 +17,7 @@ from interlock.testing.simulator import commands, server
 
 ROUNDED = 0.5  # ms by which the scripts round ends and now: less than a client's margin
 SOME = 32  # that are seen to in one step
+EPOCH = b""  # of a server that has always been itself, see queue.lua
 STEPS = float(os.environ.get("WALK", "1"))  # how much longer than usual each walk is
 SEED = os.environ.get("WALK_SEED", "")  # a word for other walks than usual
 
@@ -84,7 +85,7 @@ class World:
         before = self.see()
         self.log.append((round(self.clock, 4), verb, *args))
         source = load(script).source if script else self.source
-        reply = self.server.eval(source, keys or self.keys, [verb.encode(), *args])
+        reply = self.server.eval(source, keys or self.keys, [verb.encode(), *args, EPOCH])
         try:
             assert not isinstance(reply, ServerError) or self.excused(reply), f"an error: {reply}"
             self.nothing_eternal()

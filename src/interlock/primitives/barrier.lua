@@ -61,7 +61,7 @@ local function some(from, to)
   return call('ZRANGEBYSCORE', QUEUE, '(' .. from, to, 'LIMIT', 0, SKIP)
 end
 
-local function tell(who)
+local function rouse(who)
   local channel = string.match(call('HGET', WAITERS, who) or '', '^%d+ %d+ %d (%S+)')
   if channel then tell(channel, 'granted ' .. who) end
 end
@@ -71,7 +71,7 @@ local function wake()
   local last = why and arrivals or passed
   if told >= last then return end
   local found = some(told, last)
-  for _, who in ipairs(found) do tell(who) end
+  for _, who in ipairs(found) do rouse(who) end
   told = #found == SKIP and tonumber(call('ZSCORE', QUEUE, found[SKIP])) or last
   call('HSET', BARRIER, 'told', told)
 end
@@ -195,7 +195,7 @@ elseif verb == 'vouch' then
 elseif verb == 'reset' then
   if not read() then return {MISUSED, text} end
   if not generation or call('ZSCORE', GONES, token) then return {0} end
-  for _, who in ipairs(some(passed, arrivals)) do tell(who) end
+  for _, who in ipairs(some(passed, arrivals)) do rouse(who) end
   for _, who in ipairs(call('ZRANGEBYSCORE', QUEUE, '(' .. passed, '+inf')) do
     leave(who)
     redis.pcall('ZADD', GONES, string.format('%.0f', micros() / 1000 + KNOWN_MS), who)  -- a late copy is no arrival

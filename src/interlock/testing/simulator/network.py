@@ -176,7 +176,7 @@ class Network:
         replies: list[Any] = []
         for script, keys, args in raw[:some]:
             replies.append(run(script, keys, args))
-            self.executed(sender.name, keys, args, replies[-1])
+            self.executed(sender.name, keys, args[:-1], replies[-1])  # the epoch is for the script alone
         if some < len(raw) or self.cut_off or self.strikes(journey, "reply lost", weather.unanswered, copy):
             self._reset(sender, journey, future)
             return

@@ -28,7 +28,7 @@ class PermitThing(Thing):
         ends: dict[bytes, float] = server.find(self.key, ZSet) or {}
         shares: dict[bytes, bytes] = server.find(self.keys[5], Hash) or {}
         record: bytes | None = server.find(self.keys[1], bytes)
-        limit = int(record.split()[4]) if record else self.limit
+        limit = int(record.split()[6]) if record else self.limit
         now, holders = server.micros / 1000, dict[bytes, Share]()
         for token, end in ends.items():
             if end > now and token in shares:
