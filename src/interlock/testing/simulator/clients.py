@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from interlock import _session, aio
 from interlock._session import Session
+from interlock.ports._memory import Memory
 
 from .chance import CLIENT, GAP, SECTION
 from .coroutines import Cancelled, Process, Task
@@ -41,9 +42,11 @@ class Client:
         self.process = process = Process(run.world, name)
         random = run.world.chance.stream(CLIENT, process.number)
         process.offset, process.rate = random.uniform(0, 1e6), 1 + random.uniform(-1e-4, 1e-4)
-        self.port = SimPort(process, run.network)
+        longest = run.profile.max_ttl
+        self.port = SimPort(process, run.network, Memory(longest), run.profile.longer)
+        run.monitor.things.ports[process] = self.port
         run.world.acting = process
-        self.session = self.port.sink = Session(self.port, None, self._where, 60.0, lambda: self.port)
+        self.session = self.port.sink = Session(self.port, None, self._where, longest, lambda: self.port)
         self.session.me = name
         _session._sessions.discard(self.session)  # it never was a part of this real process
         self.locks = Locks(self.session)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from .network import CALM, LATEST, Weather
+from .outages import KINDS, LONGER, SETTLED
 from .port import IO_TIMEOUT
 
 
@@ -16,18 +17,31 @@ class Profile:
     name: str
     weather: Weather = CALM
     rates: dict[str, float] = field(default_factory=dict[str, float])
-    trusted: bool = True  # the server loses no data, and its clock is not set
+    trusted: bool = True  # the server loses no data, or says that it may have; and its clock is not set
+    max_ttl: float = 60.0  # seconds that the longest lease lasts, and so a quarantine
+    durable: bool = False  # every write is on the server's disk before it is answered
+
+    @property
+    def changes(self) -> bool:
+        """Whether one process after the other serves."""
+        return not self.rates.keys().isdisjoint(KINDS)
+
+    @property
+    def longer(self) -> float:
+        """Seconds that clients believe an isolated primary to go on for."""
+        return LONGER if "isolated" in self.rates else 0.0
 
     @property
     def clean(self) -> bool:
         """Whether whatever ended must be gone within a second."""
-        return self.weather.clean and self.trusted and "cut off" not in self.rates
+        return self.weather.clean and self.trusted and not self.changes and self.rates.keys().isdisjoint({"cut off", "one way"})
 
     @property
     def aftermath(self) -> float:
         """Seconds for which the storm has consequences when it is over."""
         silent = not self.clean or "deafen" in self.rates
-        return (LATEST if self.weather.late else 0.0) + (IO_TIMEOUT if silent else 0.0)
+        late, changes = LATEST if self.weather.late else 0.0, SETTLED if self.changes else 0.0
+        return late + changes + (IO_TIMEOUT if silent else 0.0)
 
 
 _ROUGH: Final = Weather(
@@ -54,6 +68,24 @@ PROFILES: Final = {
         Profile("chaos", weather=_ROUGH, rates=_CANCEL | _PAUSE | _CRASH | _SERVER | _MEMORY | {"cut off": 0.1}),
     )
 }
+# Servers that restart and fail over. A quarantine lasts as long as the longest ttl, so that is short here.
+_SHORT: Final = 2.0
+SERVERS: Final = {
+    profile.name: profile
+    for profile in (
+        Profile("durable", rates=_CANCEL | _CRASH | {"restart": 0.4, "first replica": 0.2}, max_ttl=_SHORT, durable=True),
+        Profile("snapshot", rates=_CANCEL | _CRASH | {"restart late": 0.3}, max_ttl=_SHORT),
+        Profile("empty", rates=_CANCEL | _CRASH | {"restart empty": 0.3}, max_ttl=_SHORT),
+        Profile("failover", rates=_CRASH | {"failover": 0.3, "handover": 0.2, "first replica": 0.1}, max_ttl=_SHORT),
+        Profile("isolated", rates=_CANCEL | {"isolated": 0.4}, max_ttl=_SHORT),
+        Profile("one way", rates=_CANCEL | {"one way": 1.0, "failover": 0.2, "restart late": 0.1}, max_ttl=_SHORT),
+        Profile(
+            "ruin", weather=_ROUGH, max_ttl=_SHORT, durable=True,
+            rates=_CANCEL | _PAUSE | _CRASH | _SERVER
+            | {"restart": 0.2, "failover": 0.2, "handover": 0.2, "isolated": 0.2, "first replica": 0.1, "one way": 0.2},
+        ),
+    )
+}  # fmt: skip
 # Faults outside the promise. Fences (unless both strike), TTLs, telling and renewal hold; exclusion may not.
 RELAXED: Final = {
     profile.name: profile

@@ -16,13 +16,14 @@ from .invariants import Monitor, Story
 from .network import CALM, Network
 from .plan import Plan, Record
 from .scheduler import World
-from .server import Server
+from .site import Site
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .coroutines import Task
     from .profiles import Profile
+    from .server import Server
     from .subjects import Subject
 
 STORM: Final = 8.0  # seconds with faults
@@ -50,10 +51,11 @@ class Run:
         self.story = Story(world)
         self.story.plan = plan
         self.record = Record(plan, self.story.note)
-        self.server = Server(lambda: world.now)
-        self.network = Network(world, self.server, self.record, lua)
+        self.site = Site(world)
+        self.site.durable = profile.durable
+        self.network = Network(world, self.site, self.record, lua)
         self.network.weather = profile.weather
-        self.monitor = Monitor(self.story, world, self.server, self.record.counts, profile)
+        self.monitor = Monitor(self.story, world, self.site, self.record.counts, profile)
         self.monitor.things.handed = lambda task: task.passes("handed")
         self.network.executed = self.monitor.things.executed
         self.storm_ends = STORM
@@ -63,9 +65,15 @@ class Run:
         random = world.chance.stream(CLIENT)
         self.subject = subject(random)
         for thing in self.subject.things:
+            thing.longest = min(thing.longest, profile.max_ttl)
             self.monitor.watch(thing)
         self.clients = [Client(self, f"c{i}") for i in range(random.choice((2, 3, 3, 4)))]
         self.graves: list[Client] = []
+
+    @property
+    def server(self) -> Server:
+        """That of the primary."""
+        return self.site.primary.server
 
     def _failed(self, task: Task, error: Exception) -> None:
         self.story.violated(10, f"{task.name} raised {error!r}")

@@ -16,7 +16,7 @@ from unittest import mock
 
 from .chance import CoreChance
 from .loop import asyncio_of
-from .profiles import PROFILES, RELAXED, natural
+from .profiles import PROFILES, RELAXED, SERVERS, natural
 from .scenario import Run
 from .subjects import SUBJECTS, subject_of
 
@@ -77,7 +77,7 @@ def simulate(
     that is sent, to plant a bug. With a plan, a run of this seed is repeated with only those of its sections and
     faults that the plan names.
     """
-    chosen = (PROFILES | RELAXED)[profile] if profile else natural(seed)
+    chosen = (PROFILES | SERVERS | RELAXED)[profile] if profile else natural(seed)
     kind = subject or subject_of(seed)
     with _apart() as begin, contextlib.ExitStack() as stack:
         run = Run(seed, chosen, SUBJECTS[kind], lua, plan, begin)
@@ -86,7 +86,7 @@ def simulate(
         run.go()
         record, things = run.record, run.monitor.things
         return Report(
-            seed, chosen.name, kind, run.world.now, run.world.events, run.server.scripts, things.grants, things.slowest,
+            seed, chosen.name, kind, run.world.now, run.world.events, run.site.scripts, things.grants, things.slowest,
             run.story.interleaving(), record.counts, run.story.violations, record.faults, record.sections, run.story,
         )  # fmt: skip
 

@@ -20,7 +20,7 @@ from interlock.ports._memory import ASKED, NO_REPLID, Facts, facts
 from .server import Server
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
     from typing import Self
 
     from .coroutines import Process
@@ -117,6 +117,8 @@ class Site:
         self.offset, self.rate = offset, rate  # of its clock
         self.durable = False  # every write is on the disk before it is answered
         self.reachable = True  # a process is listening
+        self.resets = True  # whoever sends to a process that has ended is told so, since its machine lives on
+        self.opened: Callable[[Host], None] = lambda _host: None
         self.hosts: list[Host] = []
         self._names = 0
         self.primary = self.another(up=AGE)
@@ -137,6 +139,7 @@ class Site:
     def another(self, *, up: float = 0.0, skew: float = 0.0) -> Host:
         """A process that comes up."""
         self.hosts.append(Host(self, len(self.hosts), self.history(), up=up, skew=skew))
+        self.opened(self.hosts[-1])
         return self.hosts[-1]
 
     def route(self, process: Process) -> Host | None:
