@@ -316,6 +316,6 @@ elseif verb == 'inspect' then
     waiters[#waiters + 1] = string.match(call('HGET', WAITERS, each) or '', '^%d+ %d+ %d %S+ (.*)') or ''
   end
   return {call('GET', RECORD) or '', sum(), call('ZCARD', HOLDERS), call('ZCARD', QUEUE), holders, waiters,
-    quarantined()}
+    (quarantined())}
 end
 return redis.error_reply('ERR interlock: unknown verb ' .. tostring(verb))
