@@ -42,7 +42,7 @@ class Seen:
     could_at: float | None = None  # since when there has been room for it
     owed: dict[Hashable, float] = field(default_factory=dict["Hashable", float])  # since when who should be told
     barred_until: float = 0.0  # leases that were lost may last until then
-    known: bool = True  # there is a record: it tells who comes that there may be such
+    known: bool = True  # the record tells who comes that there may be such
 
 
 class Things:
@@ -73,8 +73,11 @@ class Things:
         """Something that will be used."""
         self.seen[thing.key] = Seen(thing)
 
-    def _forced(self, thing: Thing, token: bytes) -> None:
+    def _forced(self, seen: Seen, token: bytes) -> None:
         """It was taken away at once: also from others of the same owner, who may believe in theirs."""
+        thing = seen.thing
+        if token.startswith(b"quarantine:"):
+            seen.barred_until = 0.0
         for other, each in self.attempts.known.items():
             if each.thing is thing:
                 all_of_them = token == b"taken-over" or token.startswith(b"quarantine:")
@@ -91,7 +94,7 @@ class Things:
             seen.head, seen.could_at, seen.owed = None, None, {}
             if lossy:
                 seen.barred_until = max(seen.barred_until, self.story.world.now + lasts)
-                seen.known = server.find(thing.keys[1], bytes) is not None
+                seen.known = self._tells(thing)
                 thing.forgot(server)
         for attempt in self.attempts.known.values():
             attempt.cleared = False
@@ -124,7 +127,7 @@ class Things:
         attempt = self.attempts.known.get(token.removeprefix(b"!"))
         if attempt is not None:
             if verb == b"release":
-                attempt.cleared = True
+                attempt.cleared = host is self.site.primary
             elif verb == b"acquire" and code == QUEUED:
                 self.attempts.queues(token, attempt)
             elif verb == b"acquire" and code == GRANTED:
@@ -132,14 +135,18 @@ class Things:
             elif verb == b"execute" and code == GRANTED:
                 holders = self.seen[keys[0]].thing.read(server).holders
                 self.attempts.ran(args[4].decode(), holds=token in holders and not holders[token].revoked)
-        if host is not self.site.primary:
-            return  # an isolated one: what counts is what clients believe
+        if host is not self.site.primary:  # an isolated one: what counts is what clients believe
+            for (of, words), answer in zip(asked, answers(args, reply), strict=False):
+                if verb == b"acquire" and answer[0] == GRANTED:
+                    self.seen[of[0]].thing.granted(words[1], self.seen[of[0]].thing.read(server))
+            return
         if verb == b"revoke" and code == 1 and args[2] == b"1":
-            self._forced(self.seen[keys[0]].thing, token.removeprefix(b"!"))
+            self._forced(self.seen[keys[0]], token.removeprefix(b"!"))
         for (of, words), answer in zip(asked, answers(args, reply), strict=False):
             seen = self.seen.get(of[0])
-            barred = seen and seen.barred_until > story.world.now
-            if seen and (wrong := seen.thing.misserved(server, words, answer, seen.holders)) and self.trusted and not barred:
+            if not seen or not self.trusted or (len(answer) > 1 and str(answer[1]).startswith("b'!quarantine:")):
+                continue
+            if wrong := seen.thing.misserved(server, words, answer, seen.holders):
                 story.violated(12, f"{verb.decode()} of {words[1]!r} was answered with {answer}: {wrong}")
         by = {words[1] for _, words in asked}
         for key in keys:
@@ -158,13 +165,8 @@ class Things:
             for token, share in holders.items()
             if not share.revoked and (token not in seen.holders or seen.holders[token].fence != share.fence)
         ]
-        if new and seen.barred_until > self.story.world.now:
-            if not seen.known and fresh:
-                self._anew(seen)
-            else:
-                left = seen.barred_until - self.story.world.now
-                self.story.violated(13, f"{new} granted {left:.3f} s before the leases that were lost are over")
-        seen.known = seen.known or server.find(thing.keys[1], bytes) is not None
+        if seen.barred_until > self.story.world.now:
+            self._barred(seen, new, fresh=fresh)
         if new:
             new.sort(key=lambda token: holders[token].fence)
             self._granted(seen, new, reading, present, by if verb == b"acquire" else ())
@@ -174,7 +176,7 @@ class Things:
             attempt = self.attempts.known.get(token)
             if attempt is not None and attempt.cleared and self.trusted:
                 self.story.violated(5, f"{token!r} holds {thing.key!r} after its release was run")
-        if self.trusted:
+        if self.trusted and seen.barred_until <= self.story.world.now:  # another machine's clock may end it earlier
             owners = {thing.owner(token) for token in holders}
             for token in seen.holders.keys() - holders.keys():
                 attempt = self.attempts.known.get(token)
@@ -185,6 +187,30 @@ class Things:
         self._follow(seen, reading, present)
         seen.holders = holders
         self._owe(seen)
+
+    # Rule 13
+
+    def _tells(self, thing: Thing) -> bool:
+        """Whether the record tells that something may have been lost: of a grant, or of what a client remembered."""
+        record: bytes | None = self.server.find(thing.keys[1], bytes)
+        if record is None:
+            return False
+        _, _, fence, under, *_ = record.split()
+        return int(fence) > 0 or under not in {b"-", self._identity()}
+
+    def _identity(self) -> bytes:
+        return self.site.primary.facts().identity.encode()
+
+    def _barred(self, seen: Seen, new: list[bytes], *, fresh: bool) -> None:
+        """A script ran while lost leases may last. `fresh`: its sender remembers no other server."""
+        if not seen.known and self._tells(seen.thing):
+            record: bytes = self.server.find(seen.thing.keys[1], bytes)
+            seen.known = True
+            if fresh and record.split()[3] == self._identity():
+                self._anew(seen)
+        if new and seen.barred_until:
+            left = seen.barred_until - self.story.world.now
+            self.story.violated(13, f"{new} granted {left:.3f} s before the leases that were lost are over")
 
     # The order of arrival
 

@@ -41,7 +41,7 @@ class OnceThing(LockThing):
         self._next = 0.0  # ms on the server's clock
         self._last: tuple[bytes, int] = b"", 0  # the newest run, and when it began, in µs
 
-    def forgot(self, server: Server) -> None:
+    def forgot(self, _server: Server) -> None:
         """See Thing. A note may be lost with what else was: only leases are waited for."""
         self._lossy = True
 

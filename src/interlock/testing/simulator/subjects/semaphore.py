@@ -35,7 +35,7 @@ class SemaphoreThing(PermitThing):
         """See Thing."""
         self._limits[token] = reading.limit
 
-    def forgot(self, server: Server) -> None:
+    def forgot(self, _server: Server) -> None:
         """See Thing. A set_limit that was lost and comes again may set it, or have been the last."""
         self._latest = None
 

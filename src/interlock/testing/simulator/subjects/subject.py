@@ -73,7 +73,7 @@ class Thing:
     def asked(self, token: bytes, terms: Sequence[Argument]) -> None:
         """An attempt begins; `terms` are those of its primitive."""
 
-    def forgot(self, server: Server) -> None:
+    def forgot(self, _server: Server) -> None:
         """The server has lost something: what it knows now is what counts."""
 
     def wants(self, _token: bytes) -> int:
