@@ -91,6 +91,7 @@ class Kit:
         self.way = WAYS[ground.way]
         self.made: list = []
         self.clients: list = []
+        self.kept: list = []
         self.pool = ThreadPoolExecutor(200, "kit")
 
     async def in_thread(self, call, *args, **kwargs):
@@ -119,6 +120,11 @@ class Kit:
         self.made.append(made)
         return made
 
+    async def keep(self, acquiring):
+        """A lease that lasts as long as the test: its Interlock gives it back."""
+        self.kept.append(await acquiring)
+        return self.kept[-1]
+
     @staticmethod
     def session(made):
         """The inside of an Interlock."""
@@ -128,6 +134,7 @@ class Kit:
         for made in self.made:
             await made.close()
         self.made.clear()
+        self.kept.clear()
         for client in self.clients:
             if self.mode == "threads":
                 client.close()
@@ -165,6 +172,11 @@ class Residue:
         gc.collect()
         tasks = [t for t in asyncio.all_tasks() if t is not asyncio.current_task() and "interlock" in t.get_name()]
         assert not tasks
+
+
+def hears(session) -> bool:
+    """Whether it is subscribed, and has been told so."""
+    return session.port.ear("")[0] == "1"
 
 
 async def outcome(coroutine):

@@ -203,7 +203,7 @@ async def test_a_reset_that_comes_late_resets_nothing(kit, clean):
     first = arrive(kit, 2)
     await until(lambda: waiting(barrier, 1))
     primitive = barrier._primitive
-    message = (len(primitive.keys), *primitive.keys, "reset", "reset/1")
+    message = (len(primitive.keys), *primitive.keys, "reset", "reset/1", "")
     assert clean.eval(primitive.script.source, *message) == [1]
     assert isinstance(await first, BrokenBarrier)
     second = arrive(kit, 2)

@@ -412,7 +412,7 @@ def test_a_lost_reply_is_not_a_lost_lock_and_its_copy_takes_nothing(client, clea
     assert RedisLock(client).del_lock("stock", value) is True  # also where nobody knows of the first one
     with interlock.Interlock(client, prefix="") as locks:
         primitive = locks.lock("stock")._primitive
-    args = ("acquire", first, 30000, 3000, 0, "nowhere", 1, *primitive.terms)
+    args = ("acquire", first, 30000, 3000, 0, "nowhere", 1, *primitive.terms, "")
     late = clean.eval(primitive.script.source, 5, *primitive.keys, *args)
     assert late == [5]  # GONE
     assert not clean.exists("stock")

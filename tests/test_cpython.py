@@ -45,7 +45,7 @@ class OnAServer:
         self.name = lambda: f"a{next(numbers)}"
         with Interlock(server.url) as self.locks:
             with self.locks.lock("a"):  # its threads are there before the test counts threads: the keeper,
-                self.locks._port.listen(self.locks._session.waiters.channel)  # and who hears of handovers
+                self.locks._port.listen("a")  # and who hears of handovers
             yield
         held = [key for key in clean.keys("lock:*") if clean.type(key) != b"hash"]  # a barrier's numbers stay a while
         assert not held

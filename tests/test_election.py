@@ -11,7 +11,7 @@ import pytest
 from actors import actors
 from interlock import AcquireTimeout, ConfigError, LeaseLost
 from interlock._lease import LeaseState
-from kit import outcome, until, waiting
+from kit import hears, outcome, until, waiting
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.grounds("kinds")
@@ -112,7 +112,7 @@ async def test_observers_are_pushed_the_news(kit):
     watching, mine = kit.interlock(), kit.interlock().election("a")
     watcher = Watcher(kit, watching)
     await until(lambda: watcher.told)
-    await until(lambda: kit.session(watching).waiters.heard == "1")
+    await until(lambda: hears(kit.session(watching)))
     started = time.monotonic()
     for _ in range(10):
         lease = await mine.campaign()

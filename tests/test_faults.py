@@ -61,7 +61,7 @@ async def test_a_late_copy_of_an_acquire_takes_nothing(kit, clean, proxy):
     await until(lambda: not clean.exists("lock:a"))
     lock = locks.lock("a")
     primitive = (lock._real if kit.mode == "threads" else lock)._primitive
-    args = ("acquire", token, 30000, 3000, 0, "nowhere", 1, *primitive.terms)
+    args = ("acquire", token, 30000, 3000, 0, "nowhere", 1, *primitive.terms, "")
     late = clean.eval(primitive.script.source, 5, *primitive.keys, *args)
     assert late == [5]  # GONE
     assert not clean.exists("lock:a")
@@ -161,7 +161,7 @@ async def test_a_cut_connection_in_the_queue_keeps_the_place(kit, clean, proxy):
     await until(lambda: queued(locks, 1))
     token = (await locks.lock("a").inspect()).waiters[0]
     proxy.cut()
-    await until(lambda: clean.pubsub_numsub(kit.session(others).core.channel)[0][1] == 1)
+    await until(lambda: clean.pubsub_numsub(kit.session(others).channel)[0][1] == 1)
     assert (await locks.lock("a").inspect()).waiters == (token,)
     await lease.release()
     mine = await waiting

@@ -295,7 +295,7 @@ async def test_a_release_that_comes_again_for_dead_waiters_is_no_loss_if_others_
         answer = await ask(attempt, args, until)
         if args[0] == "release":
             answers.append(answer[0])
-            clean.set("{lock:a}{record}", "1 lock 9 somebody - -", px=60_000)  # who has had it meanwhile
+            clean.set("{lock:a}{record}", "1 lock 9 - 0 somebody - -", px=60_000)  # who has had it meanwhile
         return answer
 
     core.ask = slow
@@ -328,7 +328,7 @@ class SilentPort:
 def test_a_crowd_whose_vouches_are_lost_does_not_ask_all_at_once_again_and_again():
     """One lost round woke more than a thousand, and their questions kept the next round from an answer."""
     port, many = SilentPort(), 2001
-    waiters = Waiters(port, lambda _due: None, "channel")
+    waiters = Waiters(port, lambda _due: None)
     room = waiters.rooms["a"] = Room(lock("a", ""))
     for number in range(many):
         room.attempts[str(number)] = Attempt(room.primitive, str(number), 30, port)

@@ -15,7 +15,7 @@ import redis.asyncio
 import interlock
 import interlock.aio
 from interlock import AcquireTimeout, ConfigError, LeaseState, LockError, Unavailable
-from kit import outcome, queued, until
+from kit import hears, outcome, queued, until
 from proxy import Proxy
 
 rule = pytest.mark.rule
@@ -68,7 +68,7 @@ def test_nothing_but_text_is_given_to_the_packer(kit_less_interlock, monkeypatch
         locks.lock("a").inspect()
         locks.lock("a").revoke("test")
         lease.release()
-        locks._session.core.port.listen("interlock:x")
+        locks._session.core.port.listen("a")
     assert seen
     assert all(type(word) in {str, bytes} for word in seen)
 
@@ -139,13 +139,13 @@ async def test_a_subscription_that_was_refused_for_a_moment_is_asked_for_again(k
     session = kit.session(others)
     busy = asyncio.ensure_future(asyncio.to_thread(_busy, node))
     await until(lambda: _is_busy(client))
-    session.port.listen(session.core.channel)
+    session.port.listen("a")
     await asyncio.sleep(0.3)
     with contextlib.suppress(redis.ResponseError):
         client.script_kill()
     await busy
-    await until(lambda: client.pubsub_numsub(session.core.channel)[0][1] == 1)
-    await until(lambda: session.waiters.heard == "1")
+    await until(lambda: client.pubsub_numsub(session.channel)[0][1] == 1)
+    await until(lambda: hears(session))
     assert "acl" not in caplog.text
     assert await lease.release()
 

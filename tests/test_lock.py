@@ -10,7 +10,7 @@ import warnings
 import pytest
 
 from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState
-from kit import outcome, queued, until
+from kit import hears, outcome, queued, until
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.grounds("ways")
@@ -80,7 +80,7 @@ async def test_acquire_sent_twice_is_the_same_grant(kit, clean):
     lease = await locks.lock("a").acquire()
     script = lease._grant.primitive.script
     keys = lease._grant.primitive.keys
-    args = ("acquire", lease.token, 30000, 3000, 0, "nowhere", 1, *lease._grant.primitive.terms)
+    args = ("acquire", lease.token, 30000, 3000, 0, "nowhere", 1, *lease._grant.primitive.terms, "")
     assert clean.eval(script.source, len(keys), *keys, *args) == [1, lease.fence]
     assert not clean.exists(keys[2])
     await lease.release()
@@ -233,7 +233,7 @@ async def test_a_new_subscription_makes_every_waiter_ask_again(kit, clean):
     lease = await locks.lock("a").acquire()
     waiting = asyncio.ensure_future(others.lock("a").acquire())
     await until(lambda: queued(locks, 1))
-    await until(lambda: clean.pubsub_numsub(kit.session(others).core.channel)[0][1] == 1)
+    await until(lambda: clean.pubsub_numsub(kit.session(others).channel)[0][1] == 1)
     heard = []
     session = kit.session(others)
     subscribed = session.subscribed
@@ -267,7 +267,7 @@ async def test_a_lock_handed_to_a_dead_waiter_is_free_again_in_seconds(kit, clea
     session.waiters.tick = _nothing  # it vouches no more
     waiting = asyncio.ensure_future(outcome(dying.lock("a").acquire(timeout=20)))
     await until(lambda: queued(locks, 1))
-    await until(lambda: session.waiters.heard == "1")  # or it would ask once more, when it is
+    await until(lambda: hears(session))  # or it would ask once more, when it is
     after = asyncio.ensure_future(kit.interlock().lock("a").acquire())
     await until(lambda: queued(locks, 2))
     started = time.monotonic()
@@ -462,7 +462,7 @@ async def test_a_fence_is_more_than_the_last_even_if_the_clock_was_set_back(kit,
     record = lease._grant.primitive.keys[1]
     await lease.release()
     ahead = int((time.time() + 600) * 1e6)
-    clean.set(record, f"1 lock {ahead} - - -", px=900_000)
+    clean.set(record, f"1 lock {ahead} - 0 - - -", px=900_000)
     lease = await locks.lock("a").acquire()
     assert lease.fence == ahead + 1
     assert clean.pttl(record) > 600_000  # it outlives its own fence
@@ -617,7 +617,7 @@ async def test_revoke_tells_the_holder_and_the_next_gets_it_when_it_let_go(kit, 
 async def test_a_revocation_is_pushed_to_a_holder_that_listens(kit, clean):
     locks, others = kit.interlock(), kit.interlock()
     lease = await locks.lock("a").acquire()
-    await until(lambda: clean.pubsub_numsub(kit.session(locks).core.channel)[0][1] == 1)
+    await until(lambda: clean.pubsub_numsub(kit.session(locks).channel)[0][1] == 1)
     started = time.monotonic()
     assert await others.lock("a").revoke("disk full")
     await until(lease.lost.is_set)

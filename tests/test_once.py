@@ -170,7 +170,7 @@ async def test_at_least_holds_for_one_that_was_revoked_too(kit, clean):
     primitive = once._primitive
 
     def work(lease):
-        message = ("revoke", lease.token, "0", "it eats the disk")
+        message = ("revoke", lease.token, "0", "it eats the disk", "")
         assert clean.eval(primitive.script.source, len(primitive.keys), *primitive.keys, *message)[0] == 1
 
     result = await outcome(once.run(job(kit, work)))
@@ -187,7 +187,7 @@ async def test_forgetting_that_comes_late_does_not_forget_another_run(kit, clean
     once = kit.interlock().once("a", at_most=60, at_least=30)
     primitive = once._primitive
     await once.run(job(kit))
-    message = (len(primitive.keys), *primitive.keys, "forget", clean.get("{lock:a}{done}"))
+    message = (len(primitive.keys), *primitive.keys, "forget", clean.get("{lock:a}{done}"), "")
     assert await once.forget()
     await once.run(job(kit))
     clean.eval(primitive.script.source, *message)

@@ -100,7 +100,7 @@ async def test_a_server_that_comes_back_from_its_aof_keeps_holder_waiters_and_th
         order = (await holder.lock("a").inspect()).waiters
         node.kill()
         node.restart()
-        channels = [kit.session(other).core.channel for other in others]
+        channels = [kit.session(other).channel for other in others]
         await until(lambda: _heard(client, channels))  # one that can't be woken yet would be passed over
         state = await holder.lock("a").inspect()
         assert state.holder == lease.token
@@ -138,14 +138,14 @@ async def test_a_waiter_that_lost_its_connection_is_passed_over_and_keeps_its_pl
         await until(lambda: queued(locks, 2))
         proxy.refuse = True
         proxy.cut()
-        await until(lambda: not client.pubsub_numsub(kit.session(cut).core.channel)[0][1])
+        await until(lambda: not client.pubsub_numsub(kit.session(cut).channel)[0][1])
         await lease.release()
         mine = await second
         third = asyncio.ensure_future(kit.interlock(node.url).lock("a").acquire(timeout=30))
         await until(lambda: queued(locks, 2))
         assert (await locks.lock("a").inspect()).waiters[0] == token
         proxy.refuse = False
-        await until(lambda: client.pubsub_numsub(kit.session(cut).core.channel)[0][1])
+        await until(lambda: client.pubsub_numsub(kit.session(cut).channel)[0][1])
         await mine.release()
         turn = await first
         assert turn.token == token

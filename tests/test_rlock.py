@@ -13,7 +13,7 @@ import interlock
 import interlock.aio
 from actors import actors
 from interlock import ConfigError, LeaseLost, LeaseState
-from kit import outcome, queued, until, waiting
+from kit import hears, outcome, queued, until, waiting
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.grounds("servers")
@@ -175,7 +175,7 @@ async def test_another_one_gets_it_only_when_the_owner_taken_over_from_can_not_b
 async def test_one_that_was_taken_over_from_is_told_at_once(kit):
     locks = kit.interlock()
     old = await locks.rlock("a", owner="shop 7").acquire()
-    await until(lambda: kit.session(locks).waiters.heard == "1")  # it listens once it has held for a second
+    await until(lambda: hears(kit.session(locks)))  # it listens once it has held for a second
     new = await kit.interlock().rlock("a", owner="shop 7").acquire(timeout=5)
     await until(old.lost.is_set)
     assert await new.release()

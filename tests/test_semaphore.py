@@ -84,7 +84,7 @@ async def test_giving_back_twice_gives_back_once(kit):
 async def test_acquire_sent_twice_is_the_same_grant(kit, clean):
     lease = await kit.interlock().semaphore("a", 2).acquire()
     primitive = lease._grant.primitive
-    args = ("acquire", lease.token, 30000, 3000, 0, "nowhere", 1, *primitive.terms)
+    args = ("acquire", lease.token, 30000, 3000, 0, "nowhere", 1, *primitive.terms, "")
     assert clean.eval(primitive.script.source, len(primitive.keys), *primitive.keys, *args) == [1, lease.fence]
     assert (await kit.interlock().semaphore("a", 2).inspect()).used == 1
     await lease.release()

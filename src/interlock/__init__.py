@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .errors import AcquireTimeout, BrokenBarrier, ConfigError, LeaseLost, LockError, Unavailable
 from .threads import (
+    Assurance,
     Barrier,
     BarrierState,
     Election,
@@ -32,9 +33,9 @@ from .threads import (
 )
 
 __all__ = [
-    "AcquireTimeout", "Barrier", "BarrierState", "BrokenBarrier", "ConfigError", "Election", "Holder", "Interlock",
-    "Latch", "LatchState", "Leader", "Leadership", "Lease", "LeaseLost", "LeaseState", "Lock", "LockError", "Multi",
-    "MultiLease", "Once", "OnceState", "Options", "PermitState", "RLock", "RWLock", "RWSide", "Ran", "Semaphore",
-    "Skipped", "State", "Unavailable",
+    "AcquireTimeout", "Assurance", "Barrier", "BarrierState", "BrokenBarrier", "ConfigError", "Election", "Holder",
+    "Interlock", "Latch", "LatchState", "Leader", "Leadership", "Lease", "LeaseLost", "LeaseState", "Lock",
+    "LockError", "Multi", "MultiLease", "Once", "OnceState", "Options", "PermitState", "RLock", "RWLock", "RWSide",
+    "Ran", "Semaphore", "Skipped", "State", "Unavailable",
 ]  # fmt: skip
 __version__ = "0.1.0"

@@ -11,6 +11,8 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from ._acks import Acks
+from ._acks import acks as acks_of
 from ._core import COURTESY, FOREVER, LONGEST_PAUSE, QUARANTINE, RETRY_FOR, silent
 from ._names import SHORTEST_TTL, checked_name, seconds, tagged, whole
 from ._owned import Owned
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from ._core import Primitive
     from ._session import Session
 
+TTL: Final = 30.0  # seconds that a lease lasts, unless somebody says otherwise
 MOST: Final = 1000  # things that a multi takes
 
 
@@ -49,6 +52,7 @@ class Terms:
     max_hold: float | None
     fair: bool
     on_lost: Callable[[Any], object] | None
+    acks: Acks | None = None
 
     def __post_init__(self) -> None:
         timeout_of(self.timeout)
@@ -104,15 +108,18 @@ class BaseInterlock:
     def _terms(
         self,
         *,
-        ttl: float = 30.0,
+        ttl: float = TTL,
         timeout: float | None = None,
         renew: bool = True,
         max_hold: float | None = None,
         fair: bool = False,
         on_lost: Callable[[Any], object] | None = None,
+        acks: int | str | None = None,
+        fsync: bool = False,
     ) -> Terms:
         self._open()
-        return Terms(self._checked_ttl(ttl), timeout, renew, max_hold, fair, on_lost)
+        ttl = self._checked_ttl(min(TTL, self.max_ttl) if ttl is TTL else ttl)  # not said: no more than there may be
+        return Terms(ttl, timeout, renew, max_hold, fair, on_lost, acks_of(acks, fsync))
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.Interlock {self._address.shown}{' closed' if self._closed else ''}>"
@@ -171,7 +178,13 @@ class BaseLock(Named):
             return lease
         terms = self._terms
         lease = await self._session.core.acquire(
-            primitive or self._asked(), self._hold, terms.ttl, self._timeout(timeout), terms.renew, terms.max_hold
+            primitive or self._asked(),
+            self._hold,
+            terms.ttl,
+            self._timeout(timeout),
+            terms.renew,
+            terms.max_hold,
+            acks=terms.acks,
         )
         self._taken(lease)
         return lease
@@ -316,16 +329,17 @@ class BaseMulti(BaseLock):
                 multi.Request(each._asked(), each._hold, each._terms.ttl, each._terms.renew, each._terms.max_hold)
                 for each in rest
             ]
-            got = await multi.together(core, requests, until) if rest else []
+            one_step = not any(each._terms.acks for each in rest)  # else each is acknowledged by itself
+            got = (await multi.together(core, requests, until) if one_step else rest[0]._primitive) if rest else []
             if isinstance(got, list):
                 for member, lease in zip(rest, got, strict=True):
                     leases[member.name] = lease
                     member._taken(lease)
-            elif timeout == 0:
+            elif timeout == 0 and one_step:
                 raise AcquireTimeout(f"{self._primitive} is not free, since {got} is not")
             else:
                 for member in rest:
-                    left = None if timeout is None else max(0.0, until - core.port.now())
+                    left = None if timeout is None else max(0.0, until - core.port.now()) if timeout else 0
                     leases[member.name] = await member._take(left)
                     for lease in leases.values():  # what was had first may have been lost since
                         lease.ensure()

@@ -23,6 +23,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
+from ._acks import PATIENCE, Assurance
 from .errors import AcquireTimeout, BrokenBarrier, ConfigError, LeaseLost, LockError, Unavailable
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
     from contextlib import AbstractContextManager
 
+    from ._acks import Acks
     from ._renewal import Renewal
     from ._undo import Undo
     from ._waiters import Waiters
@@ -60,7 +62,7 @@ _PASSING = ("LOADING", "BUSY ", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "NOREPL
 
 def passing(text: str) -> bool:
     """Whether a server that says this may serve in a moment."""
-    return text.startswith(_PASSING) or "READONLY" in text
+    return text.startswith(_PASSING) or "READONLY" in text or "-NOREPLICAS" in text  # the last: from within a script
 
 
 class Script(NamedTuple):
@@ -128,6 +130,21 @@ class Port(Protocol):
 
     async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
         """Send one script call, once, and return its reply. Raises Disconnected or ServerError."""
+        ...
+
+    async def assured(
+        self,
+        script: Script,
+        keys: Sequence[str | bytes],
+        args: Sequence[Argument],
+        until: float,
+        acks: Acks,
+        patience: float,
+    ) -> tuple[Any, int, Any]:
+        """As `call`; and if it granted, how many replicas are known, and the reply to what waits for them.
+
+        Raises Disconnected or ServerError.
+        """
         ...
 
     async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
@@ -198,7 +215,8 @@ class Attempt:
     """One try to get a primitive, from its first request until it is granted or undone."""
 
     __slots__ = (
-        "drift", "entered", "in_doubt", "life_ms", "over", "parting", "phase", "primitive", "signal", "token", "ttl",
+        "acks", "assurance", "drift", "entered", "in_doubt", "life_ms", "over", "parting", "phase", "primitive",
+        "signal", "token", "ttl",
     )  # fmt: skip
 
     def __init__(self, primitive: Primitive, token: str, ttl: float, signal: Signal | None) -> None:
@@ -213,6 +231,8 @@ class Attempt:
         self.phase = ""  # the generation in which it waits, if its primitive has such
         self.parting = primitive.parting
         self.drift = DRIFT
+        self.acks: Acks | None = None  # what must have the grant, so that it counts
+        self.assurance = Assurance()  # what had it
 
 
 class Grant:
@@ -325,6 +345,7 @@ class Core:
         renews: bool = True,
         max_hold: float | None = None,
         busy: Busy | None = None,
+        acks: Acks | None = None,
     ) -> L:
         """A lease, made by `hold`. Raises AcquireTimeout if it can't be had in time.
 
@@ -334,7 +355,10 @@ class Core:
         def held(attempt: Attempt, reply: Any, sent: float) -> L | None:
             return self.hold(attempt, reply[1], sent, hold, renews=renews, max_hold=max_hold)
 
-        return await self.obtain(primitive, held, ttl if max_hold is None else capped(ttl, max_hold), timeout, busy)
+        ttl = ttl if max_hold is None else capped(ttl, max_hold)
+        attempt = self.attempt(primitive, ttl, wait=timeout is None or timeout > 0)
+        attempt.acks = acks
+        return await self.obtain(primitive, held, ttl, timeout, busy, attempt)
 
     def attempt(self, primitive: Primitive, ttl: float, *, wait: bool) -> Attempt:
         """A new one, with a token that nobody ever had."""
@@ -445,11 +469,14 @@ class Core:
                 raise self._closed(primitive)
             sent = port.now()
             try:
-                return await port.call(primitive.script, primitive.keys, args, give_up), sent
+                if attempt.acks is None or args[0] != "acquire":
+                    return await port.call(primitive.script, primitive.keys, args, give_up), sent
+                return await self._assured(attempt, args, give_up), sent
             except Disconnected as error:
                 attempt.in_doubt |= error.sent
                 cause, stale = error, error.stale
             except ServerError as error:
+                attempt.in_doubt |= attempt.acks is not None  # it may be what waits for replicas that was refused
                 if not passing(str(error)):
                     raise refusal(primitive, port.shown, str(error)) from None
                 cause, stale = error, False
@@ -464,6 +491,17 @@ class Core:
                     f"{primitive}: no answer from {port.shown} ({cause}). Is the server up and reachable from here?"
                 ) from cause
             await port.wait(port.signal(), port.now() + pause)
+
+    async def _assured(self, attempt: Attempt, args: Sequence[Argument], until: float) -> Any:
+        """The reply, of a grant once enough have it. Raises Unavailable if they don't in time."""
+        primitive, acks = attempt.primitive, attempt.acks
+        assert acks is not None
+        patience = min(PATIENCE, attempt.ttl / 3)
+        reply, known, got = await self.port.assured(primitive.script, primitive.keys, args, until, acks, patience)
+        if reply[0] == GRANTED:
+            attempt.in_doubt = True  # until it is clear that it counts: what ends here is undone
+            attempt.assurance = acks.assured(primitive, known, got)
+        return reply
 
     @staticmethod
     def _closed(primitive: Primitive) -> ConfigError:
@@ -667,6 +705,7 @@ def refusal(subject: object, shown: str, text: str) -> LockError:
         ("OOM", Unavailable, "the server has no memory left. Raise maxmemory or remove data"),
         ("MISCONF", Unavailable, "the server can't write to its disk"),
         ("MOVED", ConfigError, "that is one node of a cluster. Use a URL redis+cluster://"),
+        ("WAITAOF", ConfigError, "fsync=True needs appendonly yes there, and Redis 7.2 or Valkey"),
         ("CROSSSLOT", ConfigError, "the keys are in different slots. Give them the same hash tag"),
         *((passing, Unavailable, "the server is not ready. Try again") for passing in _PASSING),
     ):

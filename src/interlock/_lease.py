@@ -17,6 +17,7 @@ from ._core import Grant
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from ._acks import Assurance
     from ._core import Signal
     from ._session import Session
 
@@ -66,6 +67,11 @@ class BaseLease:
     def fence(self) -> int:
         """A number that only grows from grant to grant: send it with your writes, and refuse lower ones."""
         return self._grant.fence
+
+    @property
+    def assurance(self) -> Assurance:
+        """What it rested on when it was granted: how many servers, replicas, disks; see `acks`."""
+        return self._grant.attempt.assurance
 
     @property
     def state(self) -> LeaseState:

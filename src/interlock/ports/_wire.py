@@ -12,7 +12,7 @@ from redis.exceptions import TimeoutError as Silence
 
 from interlock._core import Disconnected, ServerError, log, passing
 from interlock.connect import check_server, too_old
-from interlock.errors import ConfigError
+from interlock.errors import ConfigError, LockError
 
 from ._memory import ASKED, facts
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from interlock._core import Argument, Script
     from interlock.connect import Address
 
-    from ._memory import Facts
+    from ._memory import Epoch, Memory
 
 _hiredis: Any = hiredis
 # It must get nothing but str and bytes: to turn a number into text it calls back into Python, where a signal handler
@@ -33,6 +33,7 @@ Push: Final = hiredis.PushNotification
 WAITING: Final = object()  # what a reader gives while a reply is not complete
 
 PING: Final = pack(("PING",))
+REPLICATION: Final = pack(("INFO", "replication"))
 
 
 class Sink(Protocol):
@@ -81,17 +82,18 @@ def checked(reply: Any) -> Any:
 
 def greeting(address: Address) -> list[tuple[str, ...]]:
     """What is said first on a connection."""
-    return [*address.settings, ("HELLO",), ("INFO", "memory"), *ASKED]
+    return [*address.settings, ("HELLO",), ("INFO", "memory"), *ASKED, *address.asks]
 
 
-def accepted(replies: list[Any], address: Address) -> Facts | None:
+def accepted(replies: list[Any], address: Address, memory: Memory) -> Epoch:
     """Who the server is, by the replies to the greeting. Raises LockError if it is not what it should be."""
-    *settings, hello, memory, server, replication, time = replies
+    replies, more = replies[: len(replies) - len(address.asks)], replies[len(replies) - len(address.asks) :]
+    *settings, hello, limits, server, replication, time = replies
     for reply in (*settings, hello):
         if type(reply) is ReplyError:
             raise refused(ResponseError(str(reply)), address)
-    check_server(hello, memory, address.shown)
-    return facts(server, replication, time)
+    check_server(hello, limits, address)
+    return memory.meet(facts(server, replication, time), address, address.longer(more))
 
 
 def subscription(channel: str) -> tuple[bytes, bytes]:
@@ -108,8 +110,8 @@ def heed(reply: Any) -> None:
 
 
 def demoted(reply: Any) -> bool:
-    """Whether the server is a replica by now. A new connection may lead to the primary."""
-    return type(reply) is ReplyError and "READONLY" in str(reply)
+    """Whether the server is a replica by now, or was left by its replicas. A new connection may lead to the primary."""
+    return type(reply) is ReplyError and ("READONLY" in str(reply) or "NOREPLICAS" in str(reply))
 
 
 def hear(push: Any, sink: Sink) -> str | None:
@@ -124,6 +126,8 @@ def hear(push: Any, sink: Sink) -> str | None:
 
 def refused(error: Exception, address: Address) -> Exception:
     """Why there is no connection."""
+    if isinstance(error, LockError | Disconnected):  # from who looked for the address
+        return error
     text, shown = str(error), address.shown
     if isinstance(error, AuthenticationError) or text.startswith(("WRONGPASS", "NOAUTH", "invalid username")):
         return ConfigError(f"{shown}: the user name or password is wrong or missing [{text}]")

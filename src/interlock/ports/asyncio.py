@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from interlock._core import DRIFT, FOREVER, RETRY_FOR, Disconnected, Place, ServerError, log
+from interlock._core import DRIFT, FOREVER, GRANTED, Disconnected, Place, ServerError, log
 from interlock.errors import LockError
 
 from . import _wire
@@ -21,6 +21,7 @@ from ._memory import lossless
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
+    from interlock._acks import Acks
     from interlock._core import Argument, Message, Script
     from interlock.connect import Address
 
@@ -191,7 +192,6 @@ class Sent(NamedTuple):
 class AsyncioPort:
     """The connection of one loop to one server."""
 
-    patience = RETRY_FOR
     several = False
     drift = DRIFT
 
@@ -199,6 +199,7 @@ class AsyncioPort:
         self.address = address
         self.memory = memory
         self.shown = address.shown
+        self.patience = address.patience
         self.sink: _wire.Sink
         self.loop = asyncio.get_running_loop()
         self.now = _wire.now
@@ -210,6 +211,7 @@ class AsyncioPort:
         self._channel: str | None = None
         self._listener: asyncio.Task[None] | None = None
         self._closed = False
+        self._waiting: list[Wire] = []  # idle connections on which grants wait for replicas
 
     async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
         """See Port."""
@@ -224,6 +226,34 @@ class AsyncioPort:
             self._leave_replica(wire, reply)
             _wire.checked(reply)
         return reply
+
+    async def assured(
+        self,
+        script: Script,
+        keys: Sequence[str | bytes],
+        args: Sequence[Argument],
+        until: float,
+        acks: Acks,
+        patience: float,
+    ) -> tuple[Any, int, Any]:
+        """See Port. On connections of their own: what waits there would hold up all others."""
+        wire = self._waiting.pop() if self._waiting else await self._open()
+        try:
+            reply = await self._reply(wire, wire.send(_wire.by_sha(script, keys, args, wire.epoch.text)), until)
+            if _wire.unknown(reply):
+                reply = await self._reply(wire, wire.send(_wire.by_text(script, keys, args, wire.epoch.text)), until)
+            known, got = 0, None
+            if type(reply) is list and reply[0] == GRANTED:
+                known = self.memory.count(await self._reply(wire, wire.send(_wire.REPLICATION), until))
+                got = await wire.send(_wire.pack(acks.command(known, patience)))
+        except BaseException:
+            wire.fail(Disconnected("given up", sent=True))  # what it waits for would hold up the next one
+            raise
+        if self._closed or _wire.demoted(reply):
+            wire.fail(Disconnected("closed", sent=False))
+        else:
+            self._waiting.append(wire)
+        return _wire.checked(reply), known, _wire.checked(got)
 
     async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
         """See Port."""
@@ -296,16 +326,23 @@ class AsyncioPort:
         return connecting.result()
 
     async def _connect(self) -> Wire:
-        # Making the connection object may start the embedded server, which takes its time.
+        wire = self._wire = await self._open()
+        if self._channel:
+            self._subscribe(wire)
+        return wire
+
+    async def _open(self) -> Wire:
         make: Any = self.address.async_connection
-        if self.address.kind == "embedded":
-            connection = await asyncio.to_thread(make, FOREVER)
-        else:
-            connection = make(FOREVER)
+        connection: Any = None
         try:
+            if self.address.kind == "embedded" or self.address.sentinels:  # to find where it is may block
+                connection = await asyncio.to_thread(make, FOREVER)
+            else:
+                connection = make(FOREVER)
             await connection.connect()
         except Exception as error:  # noqa: BLE001 (also that of a user's credential provider)
-            await connection.disconnect(nowait=True)
+            if connection is not None:
+                await connection.disconnect(nowait=True)
             raise _wire.refused(error, self.address) from None
         wire = Wire(self.loop, self.sink, self.address.timeout)
         writer: Any = connection._writer
@@ -314,14 +351,10 @@ class AsyncioPort:
         writer.transport.set_protocol(wire)
         try:
             greeting = [wire.send(_wire.pack(command)) for command in _wire.greeting(self.address)]
-            found = _wire.accepted([await reply for reply in greeting], self.address)
-            wire.epoch = self.memory.meet(found, self.address)
+            wire.epoch = _wire.accepted([await reply for reply in greeting], self.address, self.memory)
         except BaseException:
             wire.fail(Disconnected("refused", sent=False))
             raise
-        self._wire = wire
-        if self._channel:
-            self._subscribe(wire)
         return wire
 
     def ear(self, key: str) -> tuple[str, str]:  # noqa: ARG002 (see Port)
@@ -413,8 +446,10 @@ class AsyncioPort:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._wire is not None:
-            self._wire.fail(Disconnected("closed", sent=False))
+        open_ = [*self._waiting, *([self._wire] if self._wire is not None else [])]
+        for wire in open_:
+            wire.fail(Disconnected("closed", sent=False))
+        if open_:
             await asyncio.sleep(0)  # the transport says goodbye in the next turn
 
     def forget(self) -> None:
@@ -422,7 +457,7 @@ class AsyncioPort:
 
         To close them in the ordinary way would take them out of the parent's poll, so they are only kept.
         """
-        _parents.append((self._wire, self._tasks, self.loop))
+        _parents.append((self._wire, self._waiting, self._tasks, self.loop))
 
 
 _parents: list[object] = []

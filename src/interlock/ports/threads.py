@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from interlock._core import DRIFT, FOREVER, RETRY_FOR, Disconnected, Place, ServerError, log, run
+from interlock._core import DRIFT, FOREVER, GRANTED, Disconnected, Place, ServerError, log, run
 
 from . import _wire
 from ._memory import lossless
@@ -23,6 +23,7 @@ from ._memory import lossless
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
+    from interlock._acks import Acks
     from interlock._core import Argument, Message, Script
     from interlock.connect import Address
 
@@ -64,11 +65,13 @@ class Wire:
 
     def __init__(self, address: Address, memory: Memory, until: float) -> None:
         within = max(0.001, until - _wire.now())
-        self.keeper: Any = address.connection(within)  # it would close the socket when collected
+        self.keeper: Any = None  # it would close the socket when collected
         try:
+            self.keeper = address.connection(within)
             self.keeper.connect()
         except Exception as error:  # noqa: BLE001 (also that of a user's credential provider)
-            self.keeper.disconnect()
+            if self.keeper is not None:
+                self.keeper.disconnect()
             raise _wire.refused(error, address) from None
         sock: Any = self.keeper._sock
         self.sock: socket.socket = sock  # redis-py's part ends here
@@ -79,8 +82,7 @@ class Wire:
         try:
             greeting = _wire.greeting(address)
             self.send(b"".join(map(_wire.pack, greeting)), until)
-            found = _wire.accepted([self.receive(until) for _ in greeting], address)
-            self.epoch = memory.meet(found, address)
+            self.epoch = _wire.accepted([self.receive(until) for _ in greeting], address, memory)
         except BaseException:
             self.close()
             raise
@@ -158,7 +160,6 @@ class Sent(NamedTuple):
 class ThreadPort:
     """Connections to one server, for any number of threads."""
 
-    patience = RETRY_FOR
     several = False
     drift = DRIFT
 
@@ -166,6 +167,7 @@ class ThreadPort:
         self.address = address
         self.memory = memory
         self.shown = address.shown
+        self.patience = address.patience
         self.sink: _wire.Sink
         self.now = _wire.now
         self.signal = Signal
@@ -179,6 +181,7 @@ class ThreadPort:
         self._ears: Wire | None = None  # the connection that hears the subscription
         self._listening = False
         self._rest = Signal()
+        self._met = ""  # the identity of the server at the newest connection
         self._heard = "0"  # "1" while we are subscribed: then a server without a subscriber knows that we are dead
 
     async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
@@ -195,6 +198,33 @@ class ThreadPort:
         if type(reply) is _wire.ReplyError and _wire.demoted(reply):
             self._leave()
         return _wire.checked(reply)
+
+    async def assured(
+        self,
+        script: Script,
+        keys: Sequence[str | bytes],
+        args: Sequence[Argument],
+        until: float,
+        acks: Acks,
+        patience: float,
+    ) -> tuple[Any, int, Any]:
+        """See Port."""
+        wire = self._take(until)
+        try:
+            reply = wire.exchange(_wire.by_sha(script, keys, args, wire.epoch.text), until)
+            if _wire.unknown(reply):
+                reply = wire.exchange(_wire.by_text(script, keys, args, wire.epoch.text), until)
+            known, got = 0, None
+            if type(reply) is list and reply[0] == GRANTED:
+                known = self.memory.count(wire.exchange(_wire.REPLICATION, until))
+                got = wire.exchange(_wire.pack(acks.command(known, patience)), self.now() + patience + wire.timeout)
+        except BaseException as error:
+            self._broken(wire, error)
+            raise
+        self._give(wire)
+        if _wire.demoted(reply):
+            self._leave()
+        return _wire.checked(reply), known, _wire.checked(got)
 
     async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
         """See Port."""
@@ -250,8 +280,16 @@ class ThreadPort:
         try:
             wire = self._idle.pop()
         except IndexError:
-            return Wire(self.address, self.memory, until)
+            return self._open(until)
         wire.fresh = False
+        return wire
+
+    def _open(self, until: float) -> Wire:
+        wire = Wire(self.address, self.memory, until)
+        if wire.epoch.identity != self._met:
+            if self._met:
+                self._leave()  # what is still open leads to another server, or to none
+            self._met = wire.epoch.identity
         return wire
 
     def _give(self, wire: Wire) -> None:
@@ -336,7 +374,7 @@ class ThreadPort:
         while not self._closed:
             started = self.now()
             try:
-                wire = self._ears = Wire(self.address, self.memory, FOREVER)
+                wire = self._ears = self._open(FOREVER)
                 try:
                     self._subscription(wire, channel)
                 finally:

@@ -253,8 +253,12 @@ elseif verb == 'keys' then
   return keys()
 
 elseif verb == 'inspect' then
-  local most = ARGV[2]
-  return {call('GET', LOCK) or '', call('PTTL', LOCK), call('GET', RECORD) or '', call('ZCARD', QUEUE),
+  local most, holder, pttl = ARGV[2], call('GET', LOCK), call('PTTL', LOCK)
+  if not holder and read() then
+    local ms, evidence = barred(under, lasts)
+    if ms > 0 then holder, pttl = '!quarantine:' .. evidence, ms end
+  end
+  return {holder or '', pttl, call('GET', RECORD) or '', call('ZCARD', QUEUE),
     unpack(call('ZRANGE', QUEUE, 0, most - 1))}
 end
 return redis.error_reply('ERR interlock: unknown verb ' .. tostring(verb))

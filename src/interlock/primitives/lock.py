@@ -73,7 +73,7 @@ def state(name: str, reply: list[Any]) -> State:
     return State(
         name=name,
         holder=None if quarantined else holder.removeprefix("!") or None,
-        fence=int(fields[2]) if known else None,
+        fence=(int(fields[2]) or None) if known else None,
         remaining=pttl / 1000 if pttl >= 0 else None,
         waiters=tuple(waiter.decode(errors="replace") for waiter in waiters),
         waiting=waiting,

@@ -18,6 +18,7 @@ from .site import Site
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
+    from interlock._acks import Acks
     from interlock._core import Argument, Message, Script
     from interlock._session import Session
     from interlock.connect import Address as RealAddress
@@ -93,6 +94,18 @@ class SimPort:
         if isinstance(reply, ServerError):
             raise reply
         return reply
+
+    async def assured(
+        self,
+        script: Script,
+        keys: Sequence[str | bytes],
+        args: Sequence[Argument],
+        until: float,
+        acks: Acks,  # noqa: ARG002
+        patience: float,  # noqa: ARG002 (replicas are not modelled)
+    ) -> tuple[Any, int, Any]:
+        """See Port."""
+        return await self.call(script, keys, args, until), 0, 0
 
     async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
         """See Port."""

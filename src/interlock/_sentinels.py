@@ -1,0 +1,77 @@
+"""Who is the primary now: what most of the sentinels say that answer.
+
+They are asked anew for each connection, so after a failover every connection that breaks leads to the new primary.
+Asking more than one costs a millisecond, and keeps one sentinel that was cut off, together with an old primary, from
+sending us there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from redis.exceptions import RedisError
+
+from ._core import Disconnected
+from .errors import ConfigError
+
+if TYPE_CHECKING:
+    from .connect import Address
+
+EACH: Final = 0.5  # seconds that one sentinel may take
+
+
+@dataclass(frozen=True)
+class Sentinels:
+    """Those who watch a service."""
+
+    each: tuple[Address, ...]
+    service: str
+
+    def primary(self, within: float) -> tuple[str, int]:
+        """Host and port. Raises ConfigError if they don't know the service, Disconnected if none answers."""
+        named: Counter[tuple[str, int]] = Counter()
+        strangers, cause = 0, "they are silent"
+        for sentinel in self.each:
+            try:
+                reply = self._ask(sentinel, min(EACH, within), "GET-MASTER-ADDR-BY-NAME", self.service)
+            except (RedisError, OSError) as error:
+                cause = str(error)
+                continue
+            if reply is None:
+                strangers += 1
+                continue
+            host, port = (part.decode() if isinstance(part, bytes) else str(part) for part in reply)
+            named[host, int(port)] += 1
+            if named[host, int(port)] * 2 > len(self.each):
+                break
+        if named:
+            return named.most_common(1)[0][0]
+        if strangers:
+            raise ConfigError(
+                f"no sentinel of {self._shown} knows the service {self.service!r}. They watch: {self._services()}"
+            )
+        raise Disconnected(f"none of the sentinels at {self._shown} answers: {cause}", sent=False)
+
+    @property
+    def _shown(self) -> str:
+        return ", ".join(each.shown.partition("://")[2].partition("/")[0] for each in self.each)
+
+    def _services(self) -> str:
+        for sentinel in self.each:
+            with contextlib.suppress(RedisError, OSError):
+                masters = self._ask(sentinel, EACH, "MASTERS")
+                return ", ".join(sorted(one[b"name"].decode() for one in masters)) or "nothing"
+        return "nobody knows what"
+
+    @staticmethod
+    def _ask(sentinel: Address, within: float, *words: str) -> Any:
+        connection = sentinel.connection(2 * within)
+        try:
+            connection.connect()
+            connection.send_command("SENTINEL", *words)
+            return connection.read_response()
+        finally:
+            connection.disconnect()
