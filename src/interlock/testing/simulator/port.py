@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from interlock._core import DRIFT, FOREVER, RETRY_FOR, Disconnected, Place, ServerError
 from interlock.errors import LockError, Unavailable
-from interlock.ports._memory import PATIENCE, lossless
+from interlock.ports._memory import HASTE, PATIENCE, STEPS, lossless
 from interlock.ports.asyncio import PROOF_EACH, SILENCE
 
 from .chance import MESSAGE, TRAFFIC
@@ -296,7 +296,7 @@ class SimPort:
 
     async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
         """See Port."""
-        while (verdict := await self._verdict(evidence)) is None:
+        while (verdict := await self._verdict(evidence, until - self.now())) is None:
             if self.now() + PROOF_EACH >= until:
                 break
             await self.wait(SimSignal(), self.now() + PROOF_EACH)
@@ -305,7 +305,7 @@ class SimPort:
             self.memory.latest.prove(evidence)
         return bool(verdict)
 
-    async def _verdict(self, evidence: str) -> bool | None:
+    async def _verdict(self, evidence: str, left: float) -> bool | None:
         """What `lossless` says, which asks over connections of its own: there, and back."""
         network, found = self.network, Future()
         process, journey = self.process, Journey(current(self.process.world), TRAFFIC)
@@ -317,7 +317,8 @@ class SimPort:
 
         if not network.blocked(process, there=True):
             process.world.at(process.world.now + network.trip(journey), asked)
-        process.world.at(process.world.now + PATIENCE, Timer(found, None), process)
+        patience = min(PATIENCE, max(HASTE, left) / STEPS)
+        process.world.at(process.world.now + patience, Timer(found, None), process)
         verdict: bool | None = await found
         return verdict
 
