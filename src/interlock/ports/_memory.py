@@ -175,7 +175,8 @@ def lossless(address: Address, evidence: str, left: float = PATIENCE * STEPS) ->
     """Whether nothing was lost between the server of that identity and the one that is there now; None: not yet.
 
     A handover loses nothing if the demoted primary went on with the history of the new one; a restart, if every
-    write was on the disk before it was answered. Blocks, for about the seconds that are left to who asks. Only asked
+    write was on the disk before it was answered, and nobody promotes replicas there: a restart hides that this was one,
+    which had lost something. Blocks, for about the seconds that are left to who asks. Only asked
     in a quarantine.
     """
     patience = min(PATIENCE, max(HASTE, left) / STEPS)
@@ -185,7 +186,8 @@ def lossless(address: Address, evidence: str, left: float = PATIENCE * STEPS) ->
     here = fields(now[0]) | fields(now[1]) | fields(now[2])
     second = here.get("master_replid2", NO_REPLID)
     if second == NO_REPLID:
-        return here.get("aof_enabled") == "1" and isinstance(now[3], list) and b"always" in now[3]
+        promotes = address.sentinels is not None or here.get("redis_mode") == "cluster"
+        return not promotes and here.get("aof_enabled") == "1" and isinstance(now[3], list) and b"always" in now[3]
     process, _, history = evidence.partition(":")
     if second[:SHORT] != history:
         return False
