@@ -27,6 +27,11 @@ class Profile:
         return not self.rates.keys().isdisjoint(KINDS)
 
     @property
+    def promotes(self) -> bool:
+        """Whether replicas take over."""
+        return not self.rates.keys().isdisjoint({"failover", "isolated", "handover"})
+
+    @property
     def longer(self) -> float:
         """Seconds that clients believe an isolated primary to go on for."""
         return LONGER if "isolated" in self.rates else 0.0

@@ -53,6 +53,7 @@ class Run:
         self.record = Record(plan, self.story.note)
         self.site = Site(world)
         self.site.durable = profile.durable
+        self.site.sentinels = profile.promotes or None
         self.network = Network(world, self.site, self.record, lua)
         self.network.weather = profile.weather
         self.monitor = Monitor(self.story, world, self.site, self.record.counts, profile)

@@ -116,6 +116,7 @@ class Site:
         self.name = name
         self.offset, self.rate = offset, rate  # of its clock
         self.durable = False  # every write is on the disk before it is answered
+        self.sentinels: object = None  # who promote replicas, if anybody does
         self.reachable = True  # a process is listening
         self.resets = True  # whoever sends to a process that has ended is told so, since its machine lives on
         self.opened: Callable[[Host], None] = lambda _host: None
@@ -168,6 +169,7 @@ class Address:
 
     def __init__(self, site: Site, process: Process, host: Host | None) -> None:
         self.site, self.process, self._host = site, process, host
+        self.sentinels = site.sentinels
         self._replies: list[Any] = []
 
     def at(self, _host: str, port: int) -> Address:
