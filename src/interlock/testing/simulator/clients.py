@@ -67,8 +67,7 @@ class Client:
         while not self.session.core.closed:
             if planned is None:
                 number += 1
-                gap = 0.1 if world.now < run.storm_ends else 0.3
-                clock = self.port.now() - gap * math.log(1 - world.chance.number(task.number, GAP, number))
+                clock = self.port.now() - run.gap * math.log(1 - world.chance.number(task.number, GAP, number))
             elif section := next(planned, None):
                 number, clock = section.number, section.clock
             else:

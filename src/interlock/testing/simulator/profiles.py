@@ -20,6 +20,8 @@ class Profile:
     trusted: bool = True  # the server loses no data, or says that it may have; and its clock is not set
     max_ttl: float = 60.0  # seconds that the longest lease lasts, and so a quarantine
     durable: bool = False  # every write is on the server's disk before it is answered
+    storm: float = 8.0  # seconds with faults
+    crowd: tuple[int, ...] = (2, 3, 3, 4)  # how many clients
 
     @property
     def changes(self) -> bool:
@@ -73,21 +75,24 @@ PROFILES: Final = {
         Profile("chaos", weather=_ROUGH, rates=_CANCEL | _PAUSE | _CRASH | _SERVER | _MEMORY | {"cut off": 0.1}),
     )
 }
-# Servers that restart and fail over. A quarantine lasts as long as the longest ttl, so that is short here.
-_SHORT: Final = 2.0
+# Servers that restart and fail over. A quarantine lasts as long as the longest ttl, so that is short here, as all is.
+def _servers(name: str, rates: dict[str, float], *, weather: Weather = CALM, durable: bool = False) -> Profile:
+    return Profile(name, weather, rates, max_ttl=2.0, durable=durable, storm=5.0, crowd=(2, 2, 3))
+
+
 SERVERS: Final = {
     profile.name: profile
     for profile in (
-        Profile("durable", rates=_CANCEL | _CRASH | {"restart": 0.4, "first replica": 0.2}, max_ttl=_SHORT, durable=True),
-        Profile("snapshot", rates=_CANCEL | _CRASH | {"restart late": 0.3}, max_ttl=_SHORT),
-        Profile("empty", rates=_CANCEL | _CRASH | {"restart empty": 0.3}, max_ttl=_SHORT),
-        Profile("failover", rates=_CRASH | {"failover": 0.3, "handover": 0.2, "first replica": 0.1}, max_ttl=_SHORT),
-        Profile("isolated", rates=_CANCEL | {"isolated": 0.4}, max_ttl=_SHORT),
-        Profile("one way", rates=_CANCEL | {"one way": 1.0, "failover": 0.2, "restart late": 0.1}, max_ttl=_SHORT),
-        Profile(
-            "ruin", weather=_ROUGH, max_ttl=_SHORT, durable=True,
-            rates=_CANCEL | _PAUSE | _CRASH | _SERVER
-            | {"restart": 0.2, "failover": 0.2, "handover": 0.2, "isolated": 0.2, "first replica": 0.1, "one way": 0.2},
+        _servers("durable", _CANCEL | _CRASH | {"restart": 0.5, "first replica": 0.2}, durable=True),
+        _servers("snapshot", _CANCEL | _CRASH | {"restart late": 0.5}),
+        _servers("empty", _CANCEL | _CRASH | {"restart empty": 0.5}),
+        _servers("failover", _CRASH | {"failover": 0.5, "handover": 0.3, "first replica": 0.1}),
+        _servers("isolated", _CANCEL | {"isolated": 0.5}),
+        _servers("one way", _CANCEL | {"one way": 1.0, "failover": 0.3, "restart late": 0.2}),
+        _servers(
+            "ruin", _CANCEL | _PAUSE | _CRASH | _SERVER
+            | {"restart": 0.3, "failover": 0.3, "handover": 0.3, "isolated": 0.3, "first replica": 0.1, "one way": 0.2},
+            weather=_ROUGH, durable=True,
         ),
     )
 }  # fmt: skip
