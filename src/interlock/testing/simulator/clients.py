@@ -54,7 +54,7 @@ class Client:
         attempts = run.monitor.attempts
         self.port.asked = attempts.asked
         self.port.sending = lambda keys, args: attempts.sending(process, keys, args)
-        self.workers = [process.spawn(self._work(), f"w{i}") for i in range(random.choice((1, 2, 2, 3)))]
+        self.workers = [process.spawn(self._work(), f"w{i}") for i in range(random.choice(run.profile.workers))]
         self.closing: Task | None = None
 
     def _where(self) -> str:

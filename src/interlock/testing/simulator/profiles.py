@@ -21,7 +21,9 @@ class Profile:
     max_ttl: float = 60.0  # seconds that the longest lease lasts, and so a quarantine
     durable: bool = False  # every write is on the server's disk before it is answered
     storm: float = 8.0  # seconds with faults
+    calm: float = 3.0  # seconds for which workers go on when it is calm
     crowd: tuple[int, ...] = (2, 3, 3, 4)  # how many clients
+    workers: tuple[int, ...] = (1, 2, 2, 3)  # how many each of them has
 
     @property
     def changes(self) -> bool:
@@ -77,7 +79,9 @@ PROFILES: Final = {
 }
 # Servers that restart and fail over. A quarantine lasts as long as the longest ttl, so that is short here, as all is.
 def _servers(name: str, rates: dict[str, float], *, weather: Weather = CALM, durable: bool = False) -> Profile:
-    return Profile(name, weather, rates, max_ttl=2.0, durable=durable, storm=5.0, crowd=(2, 2, 3))
+    return Profile(
+        name, weather, rates, max_ttl=2.0, durable=durable, storm=4.0, calm=1.0, crowd=(2, 2, 3), workers=(1, 1, 2)
+    )
 
 
 SERVERS: Final = {

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from .server import Server
     from .subjects import Subject
 
-CALM_WORK: Final = 3.0  # seconds for which workers go on in the calm
 PATIENCE: Final = 180.0  # seconds until everybody must have ended
 EMBERS: Final = 10.0  # seconds for which it is watched then that what has ended is told
 ASHES: Final = 400.0  # seconds after which no TTL is left
@@ -82,7 +81,7 @@ class Run:
         """Seconds between two sections of a worker, on average."""
         if self.world.now < self.storm_ends:
             return 0.1
-        return 1.0 if self.profile.changes and self.world.now < self.calm_from else 0.3
+        return 2.0 if self.profile.changes and self.world.now < self.calm_from else 0.3
 
     def _failed(self, task: Task, error: Exception) -> None:
         self.story.violated(10, f"{task.name} raised {error!r}")
@@ -107,7 +106,7 @@ class Run:
         # What is late may still come, and what waits for it waits on; the promises count from then on.
         self.calm_from = world.now + self.profile.aftermath
         self.monitor.things.calm_since = self.calm_from + 1.0
-        world.run(ends + self.profile.aftermath + CALM_WORK)
+        world.run(ends + self.profile.aftermath + self.profile.calm)
         self.over = True
         deadline = world.now + PATIENCE
         while world.now < deadline and not self._ended() and not world.stopped:

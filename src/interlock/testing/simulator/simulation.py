@@ -84,6 +84,8 @@ def simulate(
         stack.enter_context(_listening(run.story))
         stack.callback(_burn, run)
         run.go()
+        run.record.counts["began anew for one who remembers nothing"] += run.monitor.things.excused
+        run.record.counts["let go on beside an isolated primary"] += run.monitor.things.beyond
         record, things = run.record, run.monitor.things
         return Report(
             seed, chosen.name, kind, run.world.now, run.world.events, run.site.scripts, things.grants, things.slowest,

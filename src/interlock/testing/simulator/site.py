@@ -151,6 +151,11 @@ class Site:
         return self.primary if self.reachable else None
 
     @property
+    def isolated(self) -> bool:
+        """Whether an old primary serves beside the new one."""
+        return any(host.answers is not None and not host.refuses for host in self.hosts[-3:])
+
+    @property
     def scripts(self) -> int:
         """How many were run."""
         return sum(host.server.scripts for host in self.hosts)

@@ -59,6 +59,7 @@ class Things:
         self.handed: Callable[[Task], None] = lambda _task: None  # a waiter was handed something in this moment
         self.grants = 0
         self.slowest = 0.0  # seconds from when there was room for a live waiter to its grant, in calm weather
+        self.beyond = 0  # how often an isolated primary granted what the new one had let go on
         self.excused = 0  # how often a client that remembered nothing began anew on a server that had lost all
         self.struck: Callable[[], None] = lambda: None  # something was granted in this moment
         self.ports: dict[Process, SimPort] = {}
@@ -138,8 +139,10 @@ class Things:
         if host is not self.site.primary:  # an isolated one: what counts is what clients believe
             for (of, words), answer in zip(asked, answers(args, reply), strict=False):
                 if verb == b"acquire" and answer[0] == GRANTED:
-                    self.seen[of[0]].thing.granted(words[1], self.seen[of[0]].thing.read(server))
+                    self._aside(self.seen[of[0]].thing, words[1], server)
             return
+        if self.site.isolated:
+            self._beyond(verb, asked, args, reply)
         if verb == b"revoke" and code == 1 and args[2] == b"1":
             self._forced(self.seen[keys[0]], token.removeprefix(b"!"))
         for (of, words), answer in zip(asked, answers(args, reply), strict=False):
@@ -187,6 +190,29 @@ class Things:
         self._follow(seen, reading, present)
         seen.holders = holders
         self._owe(seen)
+
+    # An isolated primary
+
+    def _aside(self, thing: Thing, token: bytes, server: Server) -> None:
+        """It granted this, and knows nothing of what the new one has let go on."""
+        thing.granted(token, thing.read(server))
+        for other, attempt in self.attempts.known.items():
+            if other != token and attempt.thing is thing and attempt.beyond and attempt.certain():
+                attempt.ousted = True
+                self.beyond += 1
+
+    def _beyond(
+        self, verb: bytes, asked: Sequence[tuple[Sequence[bytes], Sequence[bytes]]], args: Sequence[bytes], reply: Any
+    ) -> None:
+        """The new primary confirms or renews what it has heard of."""
+        going_on: list[bytes] = []
+        if verb == b"renew":
+            going_on = [token for token, state in zip(args[1::2], reply, strict=False) if state == GRANTED]
+        elif verb == b"acquire":
+            replies = answers(args, reply)
+            going_on = [words[1] for (_, words), each in zip(asked, replies, strict=False) if each[0] == GRANTED]
+        for token in going_on:
+            self.attempts.known[token].beyond = True
 
     # Rule 13
 
