@@ -110,6 +110,12 @@ RELAXED: Final = {
 }
 
 
-def natural(seed: int) -> Profile:
+# What there is: one server that stays; one place where servers change.
+WORLDS: Final = {"one": PROFILES, "servers": SERVERS}
+ALL: Final = {name: profile for profiles in (*WORLDS.values(), RELAXED) for name, profile in profiles.items()}
+
+
+def natural(seed: int, world: str = "one") -> Profile:
     """The profile that a seed chooses by itself."""
-    return list(PROFILES.values())[seed % len(PROFILES)]
+    profiles = WORLDS[world]
+    return list(profiles.values())[seed % len(profiles)]
