@@ -8,7 +8,7 @@ pytest.importorskip("lupa")
 
 from interlock.ports import _memory
 from interlock.testing import shrink, simulate
-from interlock.testing.simulator import SERVERS, natural, outages, port, subject_of
+from interlock.testing.simulator import SERVERS, natural, outages, port, profiles, subject_of
 
 SEEDS = 2000
 SHARE = 50
@@ -67,9 +67,10 @@ IN_LUA = {
         "lock", 13, "snapshot", replaced("fence, under, lasts = next_fence(fence, under), identity(), ttl",
                                          "fence, under, lasts = next_fence(fence, under), '-', ttl"),
     ),
-    "a marker that nobody heeds": (
+    "a memory that nobody asks": (
         "lock", 13, "empty", replaced("if not recorded or recorded == '-' then recorded = former end", ""),
     ),
+    "a marker that nobody heeds": ("rlock", 13, "empty", replaced("    if under == '-' then under = evidence end\n", "")),
     "a confirmation that takes the record over": (
         "semaphore", 13, "failover", replaced("    if why ~= '' then return {REVOKED, why} end\n",
                                               "    if why ~= '' then return {REVOKED, why} end\n"
@@ -82,14 +83,11 @@ IN_LUA = {
     "a quarantine without an end": (
         "lock", 4, "snapshot", replaced("since + math.max(wait, ttl or 0) - micros() / 1000", "30000"),
     ),
-    "a quarantine after nothing was lost": (
-        "lock", 4, "durable", replaced("if string.sub(recorded, 1, #each) == each then return 0 end", ""),
-    ),
 }  # fmt: skip
 
 
 def an_isolated_primary_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(outages, "LONGER", 0.0)
+    monkeypatch.setattr(profiles, "LONGER", 0.0)
 
 
 def every_restart_is_clean(monkeypatch):
@@ -111,6 +109,8 @@ def who_connects_again_remembers_nothing(monkeypatch):
 
 
 IN_PYTHON = {
+    "an isolated primary is not waited for": ("lock", 13, "isolated", an_isolated_primary_is_not_waited_for),
+    "who connects again remembers nothing": ("lock", 13, "empty", who_connects_again_remembers_nothing),
     "every restart is clean": ("lock", 13, "snapshot", every_restart_is_clean),
     "a promotion is as old as its process": ("lock", 13, "failover", a_promotion_is_as_old_as_its_process),
 }
@@ -121,3 +121,24 @@ def catch(rule, subject, profile, lua=str):
         if any(violation.rule == rule for violation in simulate(seed, profile, subject=subject, lua=lua).violations):
             return seed
     return pytest.fail(f"no seed below 200 breaks rule {rule}")
+
+
+@pytest.mark.parametrize("bug", IN_LUA)
+def test_a_planted_bug_in_the_lua_is_caught(bug):
+    subject, rule, profile, planted = IN_LUA[bug]
+    catch(rule, subject, profile, planted)
+
+
+@pytest.mark.parametrize("bug", IN_PYTHON)
+def test_a_planted_bug_in_a_client_is_caught(bug, monkeypatch):
+    subject, rule, profile, plant = IN_PYTHON[bug]
+    plant(monkeypatch)
+    catch(rule, subject, profile)
+
+
+def test_a_lost_lease_makes_a_short_story():
+    planted = IN_LUA["no quarantine"][-1]
+    seed = catch(1, "lock", "snapshot", planted)
+    shrunk = shrink(seed, "snapshot", subject="lock", rule=1, lua=planted)
+    assert len(shrunk.faults) <= 3, shrunk.story
+    assert len(shrunk.sections) <= 4, shrunk.story

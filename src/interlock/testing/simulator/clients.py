@@ -44,7 +44,7 @@ class Client:
         process.offset, process.rate = random.uniform(0, 1e6), 1 + random.uniform(-1e-4, 1e-4)
         longest = run.profile.max_ttl
         self.port = SimPort(process, run.network, Memory(longest), run.profile.longer)
-        run.monitor.things.ports[process] = self.port
+        run.monitor.things.ports[name] = self.port
         run.world.acting = process
         self.session = self.port.sink = Session(self.port, None, self._where, longest, lambda: self.port)
         self.session.me = name

@@ -81,6 +81,7 @@ class SimPort:
         self.asked: Callable[[Sequence[Message]], None] = lambda _batch: None  # before anything can happen
         self.sending: Callable[[Sequence[str], Sequence[Argument]], None] = lambda _keys, _args: None
         self.link: Link | None = None
+        self.met: set[Host] = set()
         self._expect: list[Callable[[Link | Disconnected], None]] = []  # who waits for the connection being made
         self._connecting = 0  # which one that is; 0: none
         self._connected = 0  # how many there were
@@ -204,6 +205,7 @@ class SimPort:
                 return
             link = self.link = Link(self, host, self.memory.meet(found, _ADDRESS, self.longer))
             host.links.add(link)
+            self.met.add(host)
             if self._channel is not None:
                 self._subscribe(link)
             ended(link)

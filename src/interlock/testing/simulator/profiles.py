@@ -89,7 +89,7 @@ SERVERS: Final = {
     for profile in (
         _servers("durable", _CANCEL | _CRASH | {"restart": 0.5, "first replica": 0.2}, durable=True),
         _servers("snapshot", _CANCEL | _CRASH | {"restart late": 0.5}),
-        _servers("empty", _CANCEL | _CRASH | {"restart empty": 0.5}),
+        _servers("empty", _CANCEL | _CRASH | {"restart empty": 0.5, "crash": 0.4}),
         _servers("failover", _CRASH | {"failover": 0.5, "handover": 0.3, "first replica": 0.1}),
         _servers("isolated", _CANCEL | {"isolated": 0.5}),
         _servers("one way", _CANCEL | {"one way": 1.0, "failover": 0.3, "restart late": 0.2}),

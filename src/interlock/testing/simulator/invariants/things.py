@@ -15,7 +15,7 @@ from interlock.testing.simulator.subjects.subject import live
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Sequence
 
-    from interlock.testing.simulator.coroutines import Process, Task
+    from interlock.testing.simulator.coroutines import Task
     from interlock.testing.simulator.port import SimPort
     from interlock.testing.simulator.server import Server
     from interlock.testing.simulator.site import Host, Site
@@ -62,7 +62,7 @@ class Things:
         self.beyond = 0  # how often an isolated primary granted what the new one had let go on
         self.excused = 0  # how often a client that remembered nothing began anew on a server that had lost all
         self.struck: Callable[[], None] = lambda: None  # something was granted in this moment
-        self.ports: dict[Process, SimPort] = {}
+        self.ports: dict[str, SimPort] = {}  # by process
         self._arrived = 0
 
     @property
@@ -110,7 +110,7 @@ class Things:
 
     def executed(self, host: Host, sender: str, keys: Sequence[bytes], args: Sequence[bytes], reply: Any) -> None:
         """A script has run."""
-        *args, epoch = args
+        args = args[:-1]  # without the epoch
         story, server, asked = self.story, host.server, requests(keys, args)
         verb, token = asked[0][1][:2]
         code: object = reply
@@ -154,7 +154,7 @@ class Things:
         by = {words[1] for _, words in asked}
         for key in keys:
             if key in self.seen:
-                self._look(self.seen[key], verb, by, fresh=epoch.split()[3:4] == [b"-"])
+                self._look(self.seen[key], verb, by, fresh=len(self.ports[sender].met) == 1)
 
     def _look(self, seen: Seen, verb: bytes, by: Collection[bytes], *, fresh: bool) -> None:
         thing, server = seen.thing, self.server
@@ -228,7 +228,8 @@ class Things:
         return self.site.primary.facts().identity.encode()
 
     def _barred(self, seen: Seen, new: list[bytes], *, fresh: bool) -> None:
-        """A script ran while lost leases may last. `fresh`: its sender remembers no other server."""
+        """A script ran while lost leases may last. `fresh`: its sender has met no other server."""
+        seen.known |= any(token.startswith(b"quarantine:") for token in live(seen.holders, self.server, surely=True))
         if not seen.known and self._tells(seen.thing):
             record: bytes = self.server.find(seen.thing.keys[1], bytes)
             seen.known = True
@@ -317,7 +318,7 @@ class Things:
         thing, room = seen.thing, reading.room
         wants = thing.wants(head)
         marker = next((token for token in reading.holders if token.startswith(b"quarantine:")), None)
-        link = self.ports[self.attempts.known[head].process].link
+        link = self.ports[self.attempts.known[head].process.name].link
         if link is None or link.host is not self.site.primary or bars(link.epoch.text, self.server, thing, marker):
             room = 0
         elif marker:
