@@ -11,12 +11,16 @@ import redis
 from grounds import HOME, MODES, WIDTHS, Ground, Park
 from headers import Header
 from interlock.ports import _wire
+from interlock.testing.topology import Cluster
 from kit import Kit, Residue
 from proxy import Proxy
 
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="every server, every way to it, both modes")
+
+
+HARMFUL = {"node", "client", "proxy"}  # fixtures about one server
 
 
 def pytest_generate_tests(metafunc):
@@ -26,6 +30,8 @@ def pytest_generate_tests(metafunc):
     grounds = every if metafunc.config.getoption("full") else some
     if metafunc.definition.get_closest_marker("asyncio_only"):
         grounds = [ground for ground in grounds if ground.mode == "asyncio"]
+    if HARMFUL & {*metafunc.fixturenames}:
+        grounds = [ground for ground in grounds if ground.way != "cluster"]
     if "kit" in metafunc.fixturenames:
         metafunc.parametrize("ground", grounds, indirect=True, ids=str)
     elif mark and "server" in metafunc.fixturenames:
@@ -103,13 +109,16 @@ def ground(request) -> Ground:
 @pytest.fixture
 def server(park, ground):
     """The server of this ground."""
-    return park.node(ground.server)
+    return park.at(ground)
 
 
 @pytest.fixture
 def redis_client(server):
     """A plain client, for looking behind the curtain."""
-    client = redis.Redis.from_url(server.url)
+    if isinstance(server, Cluster):
+        client = redis.RedisCluster("127.0.0.1", server.nodes[0].port)
+    else:
+        client = redis.Redis.from_url(server.url)
     yield client
     client.close()
 

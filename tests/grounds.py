@@ -20,6 +20,7 @@ import redis.asyncio
 import trustme
 
 from interlock.testing.servers import KINDS, Missing, Node
+from interlock.testing.topology import Cluster
 
 USER, PASSWORD = "locks", "password"  # as in docs/acl.md
 MODES = ("threads", "asyncio")
@@ -77,6 +78,7 @@ WAYS = {
     "resp3": client_of(protocol=3, decode_responses=True),
     "valkey-py": valkey_client,
     "uvloop": lambda node, _mode: node.url,
+    "cluster": lambda cluster, _mode: cluster.url,  # of three shards
 }
 TLS = {"redis-7.0"}  # the only binary that was built with it
 
@@ -113,7 +115,7 @@ SAMPLE = [
             # the rest is the same in both modes but for the bytes on the wire, and those two parsers are tested above
             ("valkey-8.1", "tcp", MODES[:1]), ("redis-8.2", "resp3", MODES[1:]), ("redis-6.2", "acl", MODES[:1]),
             ("valkey-8.1", "acl", MODES[1:]), ("redis-6.2", "resp2", MODES[1:]), ("redis-7.0", "decoding", MODES[:1]),
-            (BASE, "uvloop", MODES[1:]),
+            (BASE, "uvloop", MODES[1:]), (BASE, "cluster", MODES),
         )
         for mode in modes
         if (ground := Ground(server, way, mode)).possible
@@ -139,6 +141,28 @@ class Park:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.nodes: dict[str, Node] = {}
+        self.clusters: dict[str, Cluster] = {}
+
+    def at(self, ground: Ground) -> Node | Cluster:
+        """Where a test stands."""
+        return self.cluster(ground.server) if ground.way == "cluster" else self.node(ground.server)
+
+    def cluster(self, kind: str) -> Cluster:
+        """The running cluster of this kind, for all tests."""
+        if kind not in self.clusters:
+            cluster = self.shards(kind, replicas=0)
+            cluster.start()
+            self.clusters[kind] = cluster
+        return self.clusters[kind]
+
+    @staticmethod
+    def shards(kind: str, **options) -> Cluster:
+        """A cluster of this kind that is not started yet."""
+        try:
+            return Cluster(kind, **options)
+        except Missing as missing:
+            required(f"no {kind} here: {missing}")
+            raise
 
     def node(self, kind: str) -> Node:
         """The running server of this kind, for all tests."""
@@ -171,5 +195,5 @@ class Park:
         return paths[0], paths[1], paths[2]
 
     def stop(self) -> None:
-        for node in self.nodes.values():
-            node.stop()
+        for each in (*self.nodes.values(), *self.clusters.values()):
+            each.stop()

@@ -23,7 +23,7 @@ RULES = {
     10: "Quarantine after a failover or a restart.",
     11: "Fork, threads, tasks: a child holds nothing; ownership is the lease.",
 }
-LATER = {2: "comes with the speed work", 10: "comes with Sentinel and Cluster"}
+LATER = {2: "comes with the speed work"}
 
 
 def marked() -> dict[int, list[tuple[str, str]]]:

@@ -97,7 +97,7 @@ async def test_bad_timeouts_of_a_call(kit):
         "redis://localhost:6379/-1", "unix://", "", "redis://:secret@localhost:port", "embedded://elsewhere",
         "ftp://user:secret@host/", "redis://:secret/x@host", "redis://user:1234/secret@host:6379/0",
         "redis://h/x?password=secret", "http://host/0?password=secret", "redis://h:6379/0?db=x&password=secret",
-        "redis+sentinel://a:26379/0?service=m", "redis+cluster://a:7000",
+        "redis+sentinel://a:26379/0", "redis+sentinel://a:x/0?service=m",
     ],
 )  # fmt: skip
 def test_bad_urls_name_what_is_right_and_no_password(make, url, monkeypatch):

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 import pytest
 import redis
 
-from interlock import embedded
+from interlock import AcquireTimeout, Interlock, embedded
 from interlock.embedded import Server, shared_status, shared_url, stop_shared
 from interlock.errors import ConfigError, Unavailable
 
@@ -307,6 +307,23 @@ def test_shared_is_started_again_after_a_crash(home):
     assert shared_status().pid != first.pid
 
 
+@pytest.mark.rule(10)
+def test_shared_that_crashed_quarantines_what_it_may_have_forgotten(home):
+    """A fresh client has no memory: the one that started the server tells."""
+    with Interlock("embedded://", max_ttl=2) as locks:
+        locks.lock("a").acquire().release()  # no wait for the first user
+    with connected(shared_url()) as connection:
+        os.kill(shared_status().pid, signal.SIGKILL)
+        wait_for_the_end_of(connection)
+    with Interlock("embedded://", max_ttl=2) as locks:
+        with pytest.raises(AcquireTimeout, match="quarantine"):
+            locks.lock("a").acquire(timeout=0)
+        locks.lock("a").acquire(timeout=30).release()
+    stop_shared()
+    with Interlock("embedded://", max_ttl=2) as locks:
+        locks.lock("a").acquire(timeout=0).release()  # it was stopped by hand
+
+
 def test_shared_spares_the_process_that_got_its_pid(home):
     home.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as stale:
@@ -355,7 +372,7 @@ def test_shared_that_is_paused_gets_no_second_beside_it(home):
 
 def test_shared_lock_is_not_kept_by_a_forked_child(home):
     code = f"""
-from interlock import embedded
+from interlock import AcquireTimeout, Interlock, embedded
 lock = embedded._try_lock(embedded._runtime_dir())
 if not os.fork():
     {WAIT}

@@ -8,6 +8,7 @@ import pytest
 import redis
 
 from interlock import AcquireTimeout
+from interlock.ports._memory import NO_REPLID, Epoch, Facts
 from interlock.testing.servers import Node
 from kit import outcome, until
 
@@ -119,6 +120,13 @@ async def test_it_is_ended_by_hand_for_all(kit, node, kind):
     assert await KINDS[kind](other, "a").revoke("all have been stopped", force=True)
     await (await KINDS[kind](other, "a").acquire(timeout=0)).release()
     await (await KINDS[kind](one, "a").acquire(timeout=0)).release()
+
+
+@rule(10)
+def test_a_server_that_says_a_second_too_much_shortens_nothing():
+    """Its uptime is the difference of two times that are rounded down."""
+    facts = Facts("r" * 40, "p" * 40, NO_REPLID, uptime=5, now_ms=100_000, replicas=0)  # it started at 95.0 to 96.0
+    assert Epoch(facts, 60, "-", " ").since >= 96_000
 
 
 @rule(10)

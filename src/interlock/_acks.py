@@ -40,6 +40,11 @@ class Acks(NamedTuple):
             return max(1, (known + 1) // 2)
         return int(self.number)
 
+    @staticmethod
+    def patience(ttl: float) -> float:
+        """Seconds that replicas may take for a lease of so many."""
+        return min(PATIENCE, ttl / 3)
+
     def command(self, known: int, timeout: float) -> tuple[str, ...]:
         """What waits for them, on the connection of the grant, for so many seconds."""
         needed, ms = str(self.needed(known)), str(max(1, int(timeout * 1000)))

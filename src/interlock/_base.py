@@ -329,8 +329,11 @@ class BaseMulti(BaseLock):
                 multi.Request(each._asked(), each._hold, each._terms.ttl, each._terms.renew, each._terms.max_hold)
                 for each in rest
             ]
-            one_step = not any(each._terms.acks for each in rest)  # else each is acknowledged by itself
-            got = (await multi.together(core, requests, until) if one_step else rest[0]._primitive) if rest else []
+            # Otherwise each is had by itself: in different slots, or acknowledged by replicas.
+            one_step = not any(each._terms.acks for each in rest) and not multi.apart(core, requests)
+            got: list[Any] | Primitive = []
+            if rest:
+                got = await multi.together(core, requests, until) if one_step else requests[0].primitive
             if isinstance(got, list):
                 for member, lease in zip(rest, got, strict=True):
                     leases[member.name] = lease
@@ -339,7 +342,7 @@ class BaseMulti(BaseLock):
                 raise AcquireTimeout(f"{self._primitive} is not free, since {got} is not")
             else:
                 for member in rest:
-                    left = None if timeout is None else max(0.0, until - core.port.now()) if timeout else 0
+                    left = max(0.0, until - core.port.now()) if timeout else timeout
                     leases[member.name] = await member._take(left)
                     for lease in leases.values():  # what was had first may have been lost since
                         lease.ensure()

@@ -23,7 +23,6 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
-from ._acks import PATIENCE, Assurance
 from .errors import AcquireTimeout, BrokenBarrier, ConfigError, LeaseLost, LockError, Unavailable
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
     from contextlib import AbstractContextManager
 
-    from ._acks import Acks
+    from ._acks import Acks, Assurance
     from ._renewal import Renewal
     from ._undo import Undo
     from ._waiters import Waiters
@@ -232,7 +231,7 @@ class Attempt:
         self.parting = primitive.parting
         self.drift = DRIFT
         self.acks: Acks | None = None  # what must have the grant, so that it counts
-        self.assurance = Assurance()  # what had it
+        self.assurance: Assurance | None = None  # what had it, if more than its server
 
 
 class Grant:
@@ -496,8 +495,9 @@ class Core:
         """The reply, of a grant once enough have it. Raises Unavailable if they don't in time."""
         primitive, acks = attempt.primitive, attempt.acks
         assert acks is not None
-        patience = min(PATIENCE, attempt.ttl / 3)
-        reply, known, got = await self.port.assured(primitive.script, primitive.keys, args, until, acks, patience)
+        reply, known, got = await self.port.assured(
+            primitive.script, primitive.keys, args, until, acks, acks.patience(attempt.ttl)
+        )
         if reply[0] == GRANTED:
             attempt.in_doubt = True  # until it is clear that it counts: what ends here is undone
             attempt.assurance = acks.assured(primitive, known, got)

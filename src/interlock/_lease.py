@@ -12,12 +12,12 @@ import weakref
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from ._acks import Assurance
 from ._core import Grant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ._acks import Assurance
     from ._core import Signal
     from ._session import Session
 
@@ -71,7 +71,7 @@ class BaseLease:
     @property
     def assurance(self) -> Assurance:
         """What it rested on when it was granted: how many servers, replicas, disks; see `acks`."""
-        return self._grant.attempt.assurance
+        return self._grant.attempt.assurance or Assurance()
 
     @property
     def state(self) -> LeaseState:

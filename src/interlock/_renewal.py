@@ -178,6 +178,8 @@ class Renewal:
             if grant.ended is None:
                 place = self.port.place(grant.primitive.keys[0])
                 batches.setdefault((grant.primitive.script, place), []).append(grant)
+                if grant.overdue - grant.attempt.ttl / 2 + LONG < sent:
+                    self.port.listen(grant.primitive.keys[0])
         asked = [(place, batch) for (_, place), batch in batches.items() if place.node not in silent]
         replies: list[Any] = []
         if asked:
@@ -185,9 +187,12 @@ class Renewal:
             patience = min(PATIENCE, max(0.05, shortest / 3))
             replies = await self.port.calls([_message(batch, sent) for _, batch in asked], sent + patience)
         stale: list[Grant] = []
+        apart: list[Grant] = []
         for (place, batch), reply in zip(asked, replies, strict=True):
             if isinstance(reply, Disconnected) and reply.stale:
                 stale += batch  # it had died while idle: that says nothing of the server
+            elif len(batch) > 1 and isinstance(reply, ServerError) and str(reply).startswith("TRYAGAIN"):
+                apart += batch  # their slot is on its way to another node, and some of them have arrived
             elif isinstance(reply, Exception):
                 if not isinstance(reply, ServerError):
                     silent[place.node] = _said(reply)
@@ -199,6 +204,8 @@ class Renewal:
                 self._answered(batch, [silent[place.node]] * len(batch), sent)
         if stale:
             await self._renew(stale, silent)
+        for grant in apart:
+            await self._renew([grant], silent)
 
     def _answered(self, grants: list[Grant], states: list[Any], sent: float) -> None:
         now = self.port.now()

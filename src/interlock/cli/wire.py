@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
-from interlock.connect import address
-from interlock.errors import Unavailable
+from interlock.connect import Address, address
+from interlock.errors import ConfigError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -26,7 +26,10 @@ class Wire:
 
     def __init__(self, url: str) -> None:
         """Raises ConfigError for a bad URL, Unavailable where nobody answers."""
-        self._address = address(url, for_asyncio=False)
+        found = address(url, for_asyncio=False)
+        if not isinstance(found, Address):
+            raise ConfigError(f"{found.shown}: one server is needed here, not a cluster")
+        self._address = found
         with self._told():
             self._connection = self._address.connection(_ANSWER)  # its methods have no types
             self._connection.connect()

@@ -15,6 +15,7 @@ Rules.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from interlock._core import log
@@ -24,11 +25,16 @@ if TYPE_CHECKING:
 
 SHORT: Final = 12  # characters of run_id and replid: enough to tell servers apart
 NO_REPLID: Final = "0" * 40
-GRACE: Final = 1.0  # seconds that an isolated primary may go on longer than it promises
 PATIENCE: Final = 2.0  # seconds that one step of a proof may take
 HASTE: Final = 0.2  # and when its caller's time is over
 STEPS: Final = 3  # that it has, at most, of about so long
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 ASKED: Final = (("INFO", "server"), ("INFO", "replication"), ("TIME",))
+
+
+def now() -> float:
+    """Seconds on the clock that nobody sets and that runs on while the machine sleeps."""
+    return time.clock_gettime(_CLOCK)
 
 
 class Facts(NamedTuple):
@@ -38,7 +44,7 @@ class Facts(NamedTuple):
     replid: str
     replid2: str
     uptime: float
-    """Seconds, rounded down."""
+    """Whole seconds, and up to one more than it is: the difference of two rounded times."""
     now_ms: int
     """Its clock."""
     replicas: int
@@ -76,10 +82,21 @@ def facts(server: Any, replication: Any, time: Any) -> Facts | None:
     )
 
 
+class Story(NamedTuple):
+    """How a slot of a cluster came to the node that serves it now."""
+
+    former: str
+    """The identity under which it was served, if something may have been lost since then; else "-"."""
+    at: float
+    """When, by our clock: no lease of before is younger."""
+    fine: tuple[str, ...]
+    """The identities of those from whom it came without loss."""
+
+
 class Epoch:
     """What goes out with every message to a server under one identity."""
 
-    __slots__ = ("facts", "fine", "former", "mark", "since", "text", "wait")
+    __slots__ = ("_texts", "facts", "fine", "former", "mark", "met", "since", "stories", "text", "wait")
 
     def __init__(self, facts: Facts | None, wait: float | None, former: str, mark: str) -> None:
         self.facts = facts
@@ -87,9 +104,12 @@ class Epoch:
         self.former = former
         self.mark = mark
         self.fine: list[str] = []
+        self.met = now()
+        self.stories: dict[int, Story] = {}  # of slots that were elsewhere before
+        self._texts: dict[int, str] = {}
         self.since = 0
         if facts is not None:
-            self.since = facts.now_ms - (0 if facts.promoted else int(facts.uptime * 1000))
+            self.since = facts.now_ms - (0 if facts.promoted else int(max(0, facts.uptime - 1) * 1000))
             if not facts.promoted:
                 self.fine.append(facts.run_id[:SHORT] + ":")
         self.text = ""
@@ -104,8 +124,34 @@ class Epoch:
         """What was before: the identity that the client knew, and those that are fine."""
         return " ".join([self.former, *self.fine])
 
+    def story(self, slot: int) -> Story:
+        """What is known of a slot here."""
+        assert self.facts is not None
+        began = self.met - (self.facts.now_ms - self.since) / 1000
+        former, at, fine = self.stories.get(slot) or Story(self.former, began, ())
+        fine = (*self.fine, *fine)
+        return Story("-" if any(former.startswith(each) for each in fine) else former, at, fine)
+
+    def tell(self, slot: int, story: Story) -> None:
+        """How this slot came here."""
+        self.stories[slot] = story
+        self._texts.pop(slot, None)
+
+    def of(self, slot: int) -> str:
+        """The text for messages about a slot."""
+        if slot not in self.stories or self.facts is None or self.wait is None:
+            return self.text
+        text = self._texts.get(slot)
+        if text is None:
+            former, at, fine = self.story(slot)
+            since = self.facts.now_ms + int((at - self.met) * 1000)
+            history = " ".join([former, *dict.fromkeys(fine)])
+            text = self._texts[slot] = f"{self.identity}{self.mark}{since} {int(self.wait * 1000)} {history}"
+        return text
+
     def write(self) -> None:
         """Make the text anew."""
+        self._texts.clear()
         if self.facts is None or self.wait is None:
             self.text = self.mark.strip()
         else:
@@ -149,7 +195,8 @@ class Memory:
             return Epoch(None, self.wait, "-", self.mark)
         epoch = self.epochs.get(found.identity)
         if epoch is None:
-            epoch = Epoch(found, self.wait and self.wait + longer, self.before, self.mark)
+            before = address.former if self.before == "-" else self.before
+            epoch = Epoch(found, self.wait and self.wait + longer, before, self.mark)
             if any(self.before.startswith(each) for each in epoch.fine):
                 epoch.former = "-"
             epoch.write()
@@ -176,8 +223,7 @@ def lossless(address: Address, evidence: str, left: float = PATIENCE * STEPS) ->
 
     A handover loses nothing if the demoted primary went on with the history of the new one; a restart, if every
     write was on the disk before it was answered, and nobody promotes replicas there: a restart hides that this was one,
-    which had lost something. Blocks, for about the seconds that are left to who asks. Only asked
-    in a quarantine.
+    which had lost something. Blocks, for about the seconds that are left to who asks. Only asked in a quarantine.
     """
     patience = min(PATIENCE, max(HASTE, left) / STEPS)
     now = _ask(address, patience, *ASKED[:2], ("INFO", "persistence"), ("CONFIG", "GET", "appendfsync"))
@@ -202,13 +248,18 @@ def lossless(address: Address, evidence: str, left: float = PATIENCE * STEPS) ->
 
 
 def _ask(address: Address, patience: float, *commands: tuple[str, ...]) -> list[Any] | None:
-    """The replies of a server, over a connection of redis-py; None if it can't be reached."""
-    from redis.exceptions import RedisError, ResponseError  # noqa: PLC0415 (rarely needed)
-
+    """The replies of a server; None if it can't be reached."""
     try:
-        connection = address.connection(patience)
+        return ask(address, patience, *commands)
     except Exception:  # noqa: BLE001 (who asks for a proof has none, then)
         return None
+
+
+def ask(address: Address, within: float, *commands: tuple[str, ...]) -> list[Any]:
+    """The replies of a server, be it a replica, over a connection of redis-py. Raises what that raises; blocks."""
+    from redis.exceptions import ResponseError  # noqa: PLC0415 (rarely needed)
+
+    connection = address.connection(within)
     replies: list[Any] = []
     try:
         connection.connect()
@@ -221,8 +272,6 @@ def _ask(address: Address, patience: float, *commands: tuple[str, ...]) -> list[
             if isinstance(reply, dict):  # RESP3
                 reply = [part for pair in reply.items() for part in pair]
             replies.append(reply)
-    except (RedisError, OSError):
-        return None
     finally:
         connection.disconnect()
     return replies

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import hiredis
@@ -14,6 +13,7 @@ from interlock._core import Disconnected, ServerError, log, passing
 from interlock.connect import check_server, too_old
 from interlock.errors import ConfigError, LockError
 
+from . import _memory
 from ._memory import ASKED, facts
 
 if TYPE_CHECKING:
@@ -32,8 +32,11 @@ ReplyError: Final = hiredis.ReplyError
 Push: Final = hiredis.PushNotification
 WAITING: Final = object()  # what a reader gives while a reply is not complete
 
+now: Final = _memory.now
+
 PING: Final = pack(("PING",))
 REPLICATION: Final = pack(("INFO", "replication"))
+ASKING: Final = pack(("ASKING",))
 
 
 class Sink(Protocol):
@@ -42,15 +45,7 @@ class Sink(Protocol):
     channel: str
 
     def pushed(self, payload: bytes) -> None: ...
-    def subscribed(self) -> None: ...
-
-
-def now() -> float:
-    """Seconds on the clock that nobody sets and that runs on while the machine sleeps."""
-    return time.clock_gettime(_CLOCK)
-
-
-_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    def subscribed(self, channel: str | None = None) -> None: ...
 
 
 def reader() -> Any:
@@ -96,14 +91,23 @@ def accepted(replies: list[Any], address: Address, memory: Memory) -> Epoch:
     return memory.meet(facts(server, replication, time), address, address.longer(more))
 
 
+def sharded(channel: str) -> bool:
+    """Whether it belongs to a slot, and so to a node of a cluster."""
+    return "{" in channel
+
+
 def subscription(channel: str) -> tuple[bytes, bytes]:
     """SUBSCRIBE, and an empty message to ourselves: whether this user may publish is best known before it matters."""
-    return pack(("SUBSCRIBE", channel)), pack(("PUBLISH", channel, ""))
+    s = "S" if sharded(channel) else ""
+    return pack((f"{s}SUBSCRIBE", channel)), pack((f"{s}PUBLISH", channel, ""))
 
 
-def heed(reply: Any) -> None:
+def heed(reply: Any, channel: str, wanted: dict[str, None]) -> None:
     """Tell the user of a refused SUBSCRIBE or PUBLISH. Raises Disconnected if it is worth to try again."""
     if type(reply) is ReplyError:
+        if sharded(channel) and (passing(str(reply)) or str(reply).startswith("MOVED")):
+            wanted.pop(channel, None)  # who wants it looks where its slot is
+            return
         if passing(str(reply)):
             raise Disconnected(str(reply), sent=True)
         log.warning("interlock: waiters are woken by polling only, since %s. See docs/acl.md", reply)
@@ -114,14 +118,25 @@ def demoted(reply: Any) -> bool:
     return type(reply) is ReplyError and ("READONLY" in str(reply) or "NOREPLICAS" in str(reply))
 
 
-def hear(push: Any, sink: Sink) -> str | None:
-    """A message of the subscription. "1" if it says that the channel is heard from now on."""
-    if push[0] == b"message":
+def hear(push: Any, sink: Sink, wanted: dict[str, None], heard: set[str]) -> bool:
+    """A push: a message, or which channel is heard from now on, or not any more. Whether it answers a command."""
+    kind = push[0]
+    if kind in (b"message", b"smessage"):
         sink.pushed(push[2])
-    elif push[0] == b"subscribe":
+    elif kind == b"subscribe":
+        heard.add(push[1].decode())
         sink.subscribed()
-        return "1"
-    return None
+        return True
+    elif kind in (b"ssubscribe", b"sunsubscribe"):
+        channel = push[1].decode()
+        if kind == b"ssubscribe":
+            heard.add(channel)
+        else:  # its slot has gone to another node
+            heard.discard(channel)
+            wanted.pop(channel, None)
+        sink.subscribed(channel)
+        return bool(kind == b"ssubscribe")
+    return False
 
 
 def refused(error: Exception, address: Address) -> Exception:

@@ -94,7 +94,8 @@ class Wire(asyncio.Protocol):
         self.loop = loop
         self.sink = sink
         self.epoch: Epoch
-        self.subscribed = "0"  # "1" while the channel is heard
+        self.wanted: dict[str, None] = {}  # the port's channels
+        self.ears: set[str] = set()  # those of them that are heard
         self.timeout = timeout
         self.reader = _wire.reader()
         self.transport: asyncio.Transport
@@ -133,9 +134,8 @@ class Wire(asyncio.Protocol):
         reader.feed(data)
         while (reply := reader.gets()) is not _wire.WAITING:
             if type(reply) is _wire.Push:
-                if reply[0] == b"subscribe":
+                if _wire.hear(reply, self.sink, self.wanted, self.ears):
                     row.popleft().set_result(None)  # the reply to SUBSCRIBE is a push, in its place in the row
-                self.subscribed = _wire.hear(reply, self.sink) or self.subscribed
             else:
                 future = row.popleft()
                 if not future.done():
@@ -150,7 +150,7 @@ class Wire(asyncio.Protocol):
         if self.broken is None:
             self.broken = why
             self.watch.cancel()
-            self.subscribed = "0"
+            self.ears.clear()
             self.transport.abort()
             for future in self.row:
                 if not future.done():
@@ -187,6 +187,7 @@ class Sent(NamedTuple):
     wire: Wire | None
     futures: list[asyncio.Future[Any]]
     error: Exception | None
+    epochs: list[str]
 
 
 class AsyncioPort:
@@ -208,21 +209,29 @@ class AsyncioPort:
         self._wire: Wire | None = None
         self._connecting: asyncio.Task[Wire] | None = None
         self._tasks: set[asyncio.Future[Any]] = set()
-        self._channel: str | None = None
+        self._wanted: dict[str, None] = {}  # channels
         self._listener: asyncio.Task[None] | None = None
         self._closed = False
         self._waiting: list[Wire] = []  # idle connections on which grants wait for replicas
 
-    async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
-        """See Port."""
+    async def call(
+        self,
+        script: Script,
+        keys: Sequence[str | bytes],
+        args: Sequence[Argument],
+        until: float,
+        slot: int | None = None,
+    ) -> Any:
+        """See Port. `slot`, if this is a node of a cluster: what its epoch is depends on it."""
         wire = self._wire
         if wire is None or wire.broken is not None:
             wire = await self._connected(until)
-        future = wire.send(_wire.by_sha(script, keys, args, wire.epoch.text))
+        epoch = wire.epoch.text if slot is None else wire.epoch.of(slot)
+        future = wire.send(_wire.by_sha(script, keys, args, epoch))
         reply = await (future if until == FOREVER else self._reply(wire, future, until))
         if type(reply) is _wire.ReplyError:
             if _wire.unknown(reply):
-                reply = await self._reply(wire, wire.send(_wire.by_text(script, keys, args, wire.epoch.text)), until)
+                reply = await self._reply(wire, wire.send(_wire.by_text(script, keys, args, epoch)), until)
             self._leave_replica(wire, reply)
             _wire.checked(reply)
         return reply
@@ -235,13 +244,15 @@ class AsyncioPort:
         until: float,
         acks: Acks,
         patience: float,
+        slot: int | None = None,
     ) -> tuple[Any, int, Any]:
         """See Port. On connections of their own: what waits there would hold up all others."""
         wire = self._waiting.pop() if self._waiting else await self._open()
         try:
-            reply = await self._reply(wire, wire.send(_wire.by_sha(script, keys, args, wire.epoch.text)), until)
+            epoch = wire.epoch.text if slot is None else wire.epoch.of(slot)
+            reply = await self._reply(wire, wire.send(_wire.by_sha(script, keys, args, epoch)), until)
             if _wire.unknown(reply):
-                reply = await self._reply(wire, wire.send(_wire.by_text(script, keys, args, wire.epoch.text)), until)
+                reply = await self._reply(wire, wire.send(_wire.by_text(script, keys, args, epoch)), until)
             known, got = 0, None
             if type(reply) is list and reply[0] == GRANTED:
                 known = self.memory.count(await self._reply(wire, wire.send(_wire.REPLICATION), until))
@@ -255,19 +266,30 @@ class AsyncioPort:
             self._waiting.append(wire)
         return _wire.checked(reply), known, _wire.checked(got)
 
+    async def asked(self, message: Message, until: float, slot: int) -> Any:
+        """A call about a slot that is on its way here, after a redirection by ASK."""
+        wire = await self._connected(until)
+        reply: Any = None
+        for packed in (_wire.by_sha, _wire.by_text):
+            wire.send(_wire.ASKING)  # nothing comes between this and the next
+            reply = await self._reply(wire, wire.send(packed(*message, wire.epoch.of(slot))), until)
+            if not _wire.unknown(reply):
+                break
+        return _wire.checked(reply)
+
     async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
         """See Port."""
         return await self.finish(await self.begin(messages, until))
 
-    async def begin(self, messages: Sequence[Message], until: float) -> Sent:
+    async def begin(self, messages: Sequence[Message], until: float, slots: Sequence[int] = ()) -> Sent:
         """The first half of `calls`: send, and wait for nothing."""
         try:
             wire = await self._connected(until)
-            epoch = wire.epoch.text
-            futures = [wire.send(_wire.by_sha(*message, epoch)) for message in messages]
+            epochs = [wire.epoch.of(slot) for slot in slots] if slots else [wire.epoch.text] * len(messages)
+            futures = [wire.send(_wire.by_sha(*each, epoch)) for each, epoch in zip(messages, epochs, strict=True)]
         except Exception as error:  # noqa: BLE001 (one of many: see Port)
-            return Sent(messages, until, None, [], error)
-        return Sent(messages, until, wire, futures, None)
+            return Sent(messages, until, None, [], error, [])
+        return Sent(messages, until, wire, futures, None, epochs)
 
     async def finish(self, sent: Sent) -> list[Any]:
         """The second half: the replies."""
@@ -278,7 +300,7 @@ class AsyncioPort:
             replies = [await self._reply(wire, future, until) for future in sent.futures]
             for i, message in enumerate(messages):
                 if _wire.unknown(replies[i]):
-                    replies[i] = await self._reply(wire, wire.send(_wire.by_text(*message, wire.epoch.text)), until)
+                    replies[i] = await self._reply(wire, wire.send(_wire.by_text(*message, sent.epochs[i])), until)
                 self._leave_replica(wire, replies[i])
         except Disconnected as error:
             return [error] * len(messages)
@@ -293,6 +315,24 @@ class AsyncioPort:
         if verdict:
             self.memory.latest.prove(evidence)
         return bool(verdict)
+
+    async def met(self, until: float) -> Epoch:
+        """Under which epoch it is reached now. Raises Disconnected."""
+        return (await self._connected(until)).epoch
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """Do what blocks."""
+        return await asyncio.to_thread(work)
+
+    @property
+    def connected(self) -> bool:
+        """Whether a message can be sent at once."""
+        return self._wire is not None and self._wire.broken is None
+
+    @property
+    def heard(self) -> set[str]:
+        """The channels that are heard now."""
+        return self._wire.ears if self._wire is not None else set()
 
     @staticmethod
     def _leave_replica(wire: Wire, reply: Any) -> None:
@@ -327,8 +367,9 @@ class AsyncioPort:
 
     async def _connect(self) -> Wire:
         wire = self._wire = await self._open()
-        if self._channel:
-            self._subscribe(wire)
+        wire.wanted = self._wanted
+        for channel in list(self._wanted):
+            self._subscribe(wire, channel)
         return wire
 
     async def _open(self) -> Wire:
@@ -359,36 +400,47 @@ class AsyncioPort:
 
     def ear(self, key: str) -> tuple[str, str]:  # noqa: ARG002 (see Port)
         """See Port."""
-        return self._wire.subscribed if self._wire is not None else "0", self.sink.channel
+        channel = self.sink.channel
+        return "1" if self._wire is not None and channel in self._wire.ears else "0", channel
 
     def place(self, key: str) -> Place:  # noqa: ARG002 (see Port)
         """See Port."""
         return HERE
 
-    def _subscribe(self, wire: Wire) -> None:
+    def _subscribe(self, wire: Wire, channel: str) -> None:
         def answered(reply: asyncio.Future[Any]) -> None:
             if not reply.exception():
                 try:
-                    _wire.heed(reply.result())
+                    _wire.heed(reply.result(), channel, self._wanted)
                 except Disconnected as again:
                     wire.fail(again)
 
-        for packed in _wire.subscription(self._channel or ""):
+        for packed in _wire.subscription(channel):
             wire.send(packed).add_done_callback(answered)
 
     def listen(self, key: str) -> None:  # noqa: ARG002 (see Port)
         """See Port."""
-        if self._channel is None:
-            self._channel = self.sink.channel
+        self.subscribe(self.sink.channel)
+
+    def subscribe(self, channel: str) -> None:
+        """Hear this channel, too, from now on."""
+        if channel not in self._wanted:
+            self._wanted[channel] = None
             if self._wire is not None and self._wire.broken is None:
-                self._subscribe(self._wire)
+                self._subscribe(self._wire, channel)
         if self._listener is None or self._listener.done():  # somebody may have cancelled it with all others
             self._listener = self._task(self._stay(), "interlock-listener")
+
+    def quiet(self) -> None:
+        """Hear nothing any more: it is no primary, and its identity as one is over."""
+        self._wanted.clear()
+        if self._wire is not None:
+            self._wire.fail(Disconnected("it is no primary any more", sent=True))
 
     async def _stay(self) -> None:
         """A lost connection is made again at once, so that no push is missed for long."""
         pause = 0.0
-        while not self._closed:
+        while self._wanted and not self._closed:
             started = self.now()
             try:
                 wire = await self._connected(FOREVER)

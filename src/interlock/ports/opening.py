@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from interlock._clusters import Cluster
+
+from .cluster import ClusterPort
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -12,6 +16,8 @@ if TYPE_CHECKING:
     from ._memory import Memories, Memory
 
 
-def opened(target: Address, make: Callable[[Address, Memory], Any], memories: Memories) -> Any:
+def opened(target: Address | Cluster, make: Callable[[Address, Memory], Any], memories: Memories) -> Any:
     """The port for this target; `make` makes one for a single server, of threads or of asyncio."""
+    if isinstance(target, Cluster):
+        return ClusterPort(target, make, memories)
     return make(target, memories.of(target))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from interlock._core import Argument, Message, Script
     from interlock.connect import Address
 
-    from ._memory import Memory
+    from ._memory import Epoch, Memory
 
 T = TypeVar("T")
 QUIET: Final = 5.0  # seconds without a message after which the subscription is tested
@@ -61,7 +61,7 @@ class Signal:
 class Wire:
     """One open connection, and its parser."""
 
-    __slots__ = ("epoch", "fresh", "keeper", "limit", "reader", "sock", "timeout")
+    __slots__ = ("epoch", "fresh", "keeper", "limit", "reader", "said", "sock", "timeout")
 
     def __init__(self, address: Address, memory: Memory, until: float) -> None:
         within = max(0.001, until - _wire.now())
@@ -76,6 +76,7 @@ class Wire:
         sock: Any = self.keeper._sock
         self.sock: socket.socket = sock  # redis-py's part ends here
         self.reader = _wire.reader()
+        self.said: deque[str] = deque()  # the channels of what was said and not answered yet
         self.limit = 0.0
         self.timeout = address.timeout
         self.fresh = True
@@ -148,6 +149,10 @@ class Wire:
             self.sock.close()
 
 
+def _packed(message: Message, epoch: str) -> bytes:
+    return _wire.by_sha(*message, epoch)
+
+
 class Sent(NamedTuple):
     """What is on its way: its replies come over this connection, unless there was an error."""
 
@@ -155,6 +160,7 @@ class Sent(NamedTuple):
     until: float
     wire: Wire | None
     error: Exception | None
+    epochs: list[str]
 
 
 class ThreadPort:
@@ -182,15 +188,25 @@ class ThreadPort:
         self._listening = False
         self._rest = Signal()
         self._met = ""  # the identity of the server at the newest connection
-        self._heard = "0"  # "1" while we are subscribed: then a server without a subscriber knows that we are dead
+        self._voice = threading.Lock()  # several may subscribe
+        self._wanted: dict[str, None] = {}  # channels
+        self.heard: set[str] = set()  # of them; a server without a subscriber to one of these knows that we are dead
 
-    async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
-        """See Port."""
+    async def call(
+        self,
+        script: Script,
+        keys: Sequence[str | bytes],
+        args: Sequence[Argument],
+        until: float,
+        slot: int | None = None,
+    ) -> Any:
+        """See Port. `slot`, if this is a node of a cluster: what its epoch is depends on it."""
         wire = self._take(until)
         try:
-            reply = wire.exchange(_wire.by_sha(script, keys, args, wire.epoch.text), until)
+            epoch = wire.epoch.text if slot is None else wire.epoch.of(slot)
+            reply = wire.exchange(_wire.by_sha(script, keys, args, epoch), until)
             if type(reply) is _wire.ReplyError and _wire.unknown(reply):
-                reply = wire.exchange(_wire.by_text(script, keys, args, wire.epoch.text), until)
+                reply = wire.exchange(_wire.by_text(script, keys, args, epoch), until)
         except BaseException as error:
             self._broken(wire, error)
             raise
@@ -207,13 +223,15 @@ class ThreadPort:
         until: float,
         acks: Acks,
         patience: float,
+        slot: int | None = None,
     ) -> tuple[Any, int, Any]:
         """See Port."""
         wire = self._take(until)
         try:
-            reply = wire.exchange(_wire.by_sha(script, keys, args, wire.epoch.text), until)
+            epoch = wire.epoch.text if slot is None else wire.epoch.of(slot)
+            reply = wire.exchange(_wire.by_sha(script, keys, args, epoch), until)
             if _wire.unknown(reply):
-                reply = wire.exchange(_wire.by_text(script, keys, args, wire.epoch.text), until)
+                reply = wire.exchange(_wire.by_text(script, keys, args, epoch), until)
             known, got = 0, None
             if type(reply) is list and reply[0] == GRANTED:
                 known = self.memory.count(wire.exchange(_wire.REPLICATION, until))
@@ -226,26 +244,43 @@ class ThreadPort:
             self._leave()
         return _wire.checked(reply), known, _wire.checked(got)
 
+    async def asked(self, message: Message, until: float, slot: int) -> Any:
+        """A call about a slot that is on its way here, after a redirection by ASK."""
+        wire = self._take(until)
+        try:
+            reply: Any = None
+            for packed in (_wire.by_sha, _wire.by_text):
+                wire.send(_wire.ASKING + packed(*message, wire.epoch.of(slot)), until)
+                wire.receive(until)
+                reply = wire.receive(until)
+                if not _wire.unknown(reply):
+                    break
+        except BaseException as error:
+            self._broken(wire, error)
+            raise
+        self._give(wire)
+        return _wire.checked(reply)
+
     async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
         """See Port."""
         return await self.finish(await self.begin(messages, until))
 
-    async def begin(self, messages: Sequence[Message], until: float) -> Sent:
+    async def begin(self, messages: Sequence[Message], until: float, slots: Sequence[int] = ()) -> Sent:
         """The first half of `calls`: send, and wait for nothing."""
         try:
             wire = self._take(until)
         except Exception as error:  # noqa: BLE001 (one of many: see Port)
-            return Sent(messages, until, None, error)
+            return Sent(messages, until, None, error, [])
         try:
-            epoch = wire.epoch.text
-            wire.send(b"".join(_wire.by_sha(*message, epoch) for message in messages), until)
+            epochs = [wire.epoch.of(slot) for slot in slots] if slots else [wire.epoch.text] * len(messages)
+            wire.send(b"".join(map(_packed, messages, epochs)), until)
         except Disconnected as error:
             self._broken(wire, error)
-            return Sent(messages, until, None, error)
+            return Sent(messages, until, None, error, [])
         except BaseException as error:
             self._broken(wire, error)
             raise
-        return Sent(messages, until, wire, None)
+        return Sent(messages, until, wire, None, epochs)
 
     async def finish(self, sent: Sent) -> list[Any]:
         """The second half: the replies."""
@@ -256,7 +291,7 @@ class ThreadPort:
             replies = [wire.receive(until) for _ in messages]
             for i, message in enumerate(messages):
                 if _wire.unknown(replies[i]):
-                    replies[i] = wire.exchange(_wire.by_text(*message, wire.epoch.text), until)
+                    replies[i] = wire.exchange(_wire.by_text(*message, sent.epochs[i]), until)
         except Disconnected as error:
             self._broken(wire, error)
             return [error] * len(messages)
@@ -277,6 +312,21 @@ class ThreadPort:
         if verdict:
             self.memory.latest.prove(evidence)
         return bool(verdict)
+
+    async def met(self, until: float) -> Epoch:
+        """Under which epoch it is reached now. Raises Disconnected."""
+        wire = self._take(until)
+        self._give(wire)
+        return wire.epoch
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """Do what blocks."""
+        return work()
+
+    @property
+    def connected(self) -> bool:
+        """Whether a message can be sent at once."""
+        return bool(self._idle)
 
     def _take(self, until: float) -> Wire:
         try:
@@ -356,7 +406,8 @@ class ThreadPort:
 
     def ear(self, key: str) -> tuple[str, str]:  # noqa: ARG002 (see Port)
         """See Port."""
-        return self._heard, self.sink.channel
+        channel = self.sink.channel
+        return "1" if channel in self.heard else "0", channel
 
     def place(self, key: str) -> Place:  # noqa: ARG002 (see Port)
         """See Port."""
@@ -364,23 +415,46 @@ class ThreadPort:
 
     def listen(self, key: str) -> None:  # noqa: ARG002 (see Port)
         """See Port."""
-        if not self._listening:
-            with self.mutex:
-                if not self._listening:
-                    channel = self.sink.channel
-                    self._thread(lambda: self._hear(channel), "interlock-listener")
-                    self._listening = True
+        self.subscribe(self.sink.channel)
 
-    def _hear(self, channel: str) -> None:
+    def subscribe(self, channel: str) -> None:
+        """Hear this channel, too, from now on."""
+        if channel in self._wanted:
+            return
+        with self.mutex:
+            self._wanted[channel] = None
+            if not self._listening:
+                self._listening = True
+                self._thread(self._hear, "interlock-listener")
+                return
+        if (wire := self._ears) is not None:
+            with contextlib.suppress(Disconnected):  # it is made anew, for all channels
+                self._subscribe(wire, channel)
+
+    def quiet(self) -> None:
+        """Hear nothing any more: it is no primary. What is idle was connected to one."""
+        self._wanted.clear()
+        self._leave()
+
+    def _subscribe(self, wire: Wire, channel: str) -> None:
+        with self._voice:
+            wire.said += (channel, channel)  # SUBSCRIBE and PUBLISH
+            wire.send(b"".join(_wire.subscription(channel)))
+
+    def _hear(self) -> None:
         pause = 0.0
         while not self._closed:
+            with self.mutex:
+                if not self._wanted:
+                    self._listening = False
+                    return
             started = self.now()
             try:
                 wire = self._ears = self._open(FOREVER)
                 try:
-                    self._subscription(wire, channel)
+                    self._subscription(wire)
                 finally:
-                    self._heard = "0"  # the server must not take our silence for death
+                    self.heard.clear()  # the server must not take our silence for death
                     wire.close()
             except Disconnected:  # at once, unless it did not last
                 pause = 0.0 if self.now() - started > STEADY else min(1.0, pause * 2 or 0.02)
@@ -389,10 +463,11 @@ class ThreadPort:
                 log.warning("interlock: waiters are woken by polling only, since %s", error)
             self._rest.wait(pause)
 
-    def _subscription(self, wire: Wire, channel: str) -> None:
+    def _subscription(self, wire: Wire) -> None:
         wire.timeout = QUIET
-        wire.send(b"".join(_wire.subscription(channel)))
-        answers = tested = 0
+        for channel in list(self._wanted):
+            self._subscribe(wire, channel)
+        tested = 0
         while not self._closed:
             try:
                 reply = wire.receive()
@@ -400,14 +475,16 @@ class ThreadPort:
                 if tested or not silence.timed_out:
                     raise
                 tested = 1
-                wire.send(_wire.PING)
+                with self._voice:
+                    wire.said.append("")
+                    wire.send(_wire.PING)
                 continue
             tested = 0
-            if type(reply) is _wire.Push:
-                self._heard = _wire.hear(reply, self.sink) or self._heard
-            elif answers < 2:  # to SUBSCRIBE, if it was refused, and to PUBLISH; then only those to PING
-                answers += 1
-                _wire.heed(reply)
+            if type(reply) is not _wire.Push:
+                if channel := wire.said.popleft():  # not of PING
+                    _wire.heed(reply, channel, self._wanted)
+            elif _wire.hear(reply, self.sink, self._wanted, self.heard):
+                wire.said.popleft()
 
     # Its end
 

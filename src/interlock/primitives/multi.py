@@ -38,6 +38,11 @@ def multi(primitives: Sequence[Primitive]) -> Primitive:
     return Primitive("multi", names, load("multi"), tuple(key for each in primitives for key in each.keys), ())
 
 
+def apart(core: Core, requests: Sequence[Request]) -> bool:
+    """Whether they are in several places, so that no script sees all of them."""
+    return len({core.port.place(request.primitive.keys[0]) for request in requests}) > 1
+
+
 async def together(core: Core, requests: Sequence[Request], until: float) -> list[Any] | Primitive:
     """The leases of all, or the first that is busy, and nothing is held. Raises what would keep one from being had."""
     whole = multi([request.primitive for request in requests])

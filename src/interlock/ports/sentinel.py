@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redis.exceptions import RedisError
 
-from ._core import Disconnected
-from .errors import ConfigError
+from interlock._core import Disconnected
+from interlock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from .connect import Address
+    from interlock.connect import Address
 
 EACH: Final = 0.5  # seconds that one sentinel may take
 

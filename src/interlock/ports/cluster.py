@@ -1,0 +1,539 @@
+"""The port for a cluster: a port for each node, and a map that says which node serves which of the 16,384 slots.
+
+Theory. All keys of a lock are in one slot, so each message belongs to one node at a time. The map is a hint: a node
+that is asked for what it does not serve says who does (MOVED, or ASK while the slot is on its way), and a node that
+is lost makes us ask another one for the whole map. Written once for both modes: what talks to a node is a port of
+threads or of asyncio, and what has nothing to do with any node is left to one more of them, which never connects.
+
+Rules.
+ 1. Nobody waits for a node that is not his: many messages are sent to all nodes before any reply is read, and to a
+    node that is not connected, or failed lately, after all others.
+ 2. Pushes: from 7.0 on a lock's channel is in the lock's slot (SPUBLISH), so it costs its own shard only. Before, it
+    is the session's channel on the node that serves the lock, which alone knows whether somebody listens there.
+ 3. Quarantine: an identity belongs to a node, but a slot may move. It moved without loss if the node that had it is
+    still there, as the primary that it was, and the node that has it now is one that we knew before; then records
+    of the one are fine at the other. In any other case what was granted under the former may be lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from binascii import crc_hqx
+from dataclasses import replace
+from functools import lru_cache, partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+from redis.exceptions import ResponseError
+
+from interlock._core import DRIFT, RETRY_FOR, Disconnected, Place, ServerError, passing
+from interlock.errors import ConfigError, LockError
+
+from . import _wire
+from ._memory import Story, ask, facts, fields
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from interlock._acks import Acks
+    from interlock._clusters import Cluster
+    from interlock._core import Argument, Message, Script
+    from interlock.connect import Address
+
+    from ._memory import Memories, Memory
+
+SLOTS: Final = 16384
+HOPS: Final = 5  # redirections of one message
+RELOAD: Final = 0.25  # seconds between two maps
+LOOK: Final = 1.0  # seconds that one node may take to tell the map, or who it is
+MAP: Final = (("HELLO",), ("CLUSTER", "SLOTS"), ("CLUSTER", "INFO"))
+IDENTITY: Final = (("INFO", "server"), ("INFO", "replication"))
+SHARDED: Final = 7  # the first version with sharded channels
+
+
+@lru_cache(maxsize=1 << 16)
+def slot_of(key: str | bytes) -> int:
+    """The slot of a key: that of its hash tag, if it has one."""
+    text = key.encode() if isinstance(key, str) else key
+    start = text.find(b"{")
+    if start >= 0 and (end := text.find(b"}", start + 1)) > start + 1:
+        text = text[start + 1 : end]
+    return crc_hqx(text, 0) % SLOTS
+
+
+_tags: dict[int, str] = {}  # a hash tag for each slot, as far as they were needed
+_numbers = count()
+
+
+def tag_of(slot: int) -> str:
+    """A hash tag that belongs to this slot."""
+    while slot not in _tags:
+        number = str(next(_numbers))
+        _tags.setdefault(slot_of.__wrapped__(number), number)
+    return _tags[slot]
+
+
+class Member:
+    """A node, as one client knows it."""
+
+    __slots__ = ("address", "failed", "known", "memory", "met", "port")
+
+    def __init__(self, address: Address, memory: Memory, port: Any) -> None:
+        self.address = address
+        self.memory = memory
+        self.port = port
+        self.failed = 0.0  # when, if it has not answered since
+        self.met = False
+        self.known = ""  # its identity when the map was read last
+
+
+class Move:
+    """Slots have gone from one node to another."""
+
+    __slots__ = ("alive", "at", "before", "here", "known", "left")
+
+    def __init__(self, left: Member, here: Member, at: float) -> None:
+        self.left = left
+        self.here = here
+        self.before = left.memory.latest  # the epoch under which they were served
+        self.known = here.known
+        self.at = at
+        self.alive: bool | None = None  # whether the one that they left is still the primary that it was
+
+
+class ClusterPort:
+    """All nodes of a cluster, as one."""
+
+    several = False
+    drift = DRIFT
+
+    def __init__(self, cluster: Cluster, make: Callable[[Address, Memory], Any], memories: Memories) -> None:
+        self.cluster = cluster
+        self.shown = cluster.shown
+        self.make = make
+        self.memories = memories
+        home = self._home = make(cluster.seeds[0], memories.of(cluster.seeds[0]))
+        self.now, self.signal, self.wait = home.now, home.signal, home.wait
+        self.spawn, self.tell = home.spawn, home.tell
+        self._sink: _wire.Sink | None = None
+        self._members: dict[str, Member] = {}
+        self._map: list[Member | None] = [None] * SLOTS
+        self._loaded = False
+        self._sharded = True
+        self._closed = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._next = 0.0  # before then no new map is asked for
+        self._loading: list[Any] | None = None  # the signals of those who wait for the map
+        self._witnessing = False
+        self._channels: dict[int, str] = {}
+        self._moves: dict[int, list[Move]] = {}  # slots that have moved, and were not asked for since
+        self._importing: dict[int, Member] = {}  # slots that are on their way, and where to
+
+    @property
+    def mutex(self) -> Any:
+        """See Port."""
+        return self._home.mutex
+
+    @property
+    def patience(self) -> float:
+        """See Port: who has seen the cluster believes that it comes back."""
+        return self.cluster.seeds[0].patience if self._loaded else RETRY_FOR
+
+    @property
+    def sink(self) -> _wire.Sink:
+        """Whom the nodes tell what they hear."""
+        assert self._sink is not None
+        return self._sink
+
+    @sink.setter
+    def sink(self, sink: _wire.Sink) -> None:
+        self._sink = self._home.sink = sink
+
+    # Asking
+
+    async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
+        """See Port."""
+        slot = slot_of(keys[0])
+        member = self._map[slot]
+        if member is None or member.failed or slot in self._moves:
+            member = await self._serving(slot, until)
+        try:
+            reply = await member.port.call(script, keys, args, until, slot)
+            member.failed = 0.0
+            return reply  # noqa: TRY300 (the shortest way is for the usual case)
+        except Disconnected as error:
+            self._lost(member, error)
+            raise
+        except ServerError as error:
+            return await self._followed(str(error), (script, keys, args), slot, member, until)
+
+    async def assured(
+        self,
+        script: Script,
+        keys: Sequence[str | bytes],
+        args: Sequence[Argument],
+        until: float,
+        acks: Acks,
+        patience: float,
+    ) -> tuple[Any, int, Any]:
+        """See Port. A slot that is on its way must arrive first."""
+        slot, text = slot_of(keys[0]), ""
+        for _ in range(HOPS):
+            member = await self._serving(slot, until)
+            try:
+                reply: tuple[Any, int, Any] = await member.port.assured(script, keys, args, until, acks, patience, slot)
+            except Disconnected as error:
+                self._lost(member, error)
+                raise
+            except ServerError as error:
+                text = str(error)
+            else:
+                member.failed = 0.0
+                return reply
+            if text.startswith("ASK "):
+                break
+            if not text.startswith("MOVED "):
+                if passing(text):
+                    self._failed(member, text)
+                raise ServerError(text)
+            await self._mover(text, slot, member, until)
+        raise ServerError(f"TRYAGAIN [{text}]")
+
+    async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
+        """See Port."""
+        replies: list[Any] = [None] * len(messages)
+        slots = [slot_of(keys[0]) for _, keys, _ in messages]
+        groups: dict[Member, list[int]] = {}
+        single: list[int] = []
+        for i, slot in enumerate(slots):
+            member = self._map[slot]
+            if member is None or slot in self._moves:
+                single.append(i)
+            else:
+                groups.setdefault(member, []).append(i)
+        sent: list[tuple[Member, list[int], Any]] = []
+        order = sorted(groups, key=lambda member: (not member.port.connected, member.failed))
+        for left, member in zip(range(len(order), 0, -1), order, strict=True):
+            limit = until if member.port.connected else self.now() + (until - self.now()) / left
+            mine = groups[member]
+            begun = await member.port.begin([messages[i] for i in mine], limit, [slots[i] for i in mine])
+            sent.append((member, mine, begun))
+        for member, mine, begun in sent:
+            for i, reply in zip(mine, await member.port.finish(begun), strict=True):
+                replies[i] = reply
+                if isinstance(reply, Disconnected):
+                    self._lost(member, reply)
+                elif isinstance(reply, ServerError):
+                    if str(reply).startswith(("MOVED", "ASK")):
+                        single.append(i)
+                    elif passing(str(reply)):
+                        self._failed(member, str(reply))
+                else:
+                    member.failed = 0.0
+        for i in single:
+            try:
+                replies[i] = await self.call(*messages[i], until)
+            except Exception as error:  # noqa: BLE001 (one of many: see Port)
+                replies[i] = error
+        return replies
+
+    async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:
+        """See Port."""
+        with contextlib.suppress(Disconnected, ServerError, LockError):  # then nothing is proven
+            member = await self._serving(slot_of(keys[0]), until)
+            return bool(await member.port.proven(keys, evidence, until))
+        return False
+
+    def place(self, key: str) -> Place:
+        """See Port."""
+        slot = slot_of(key)
+        member = self._map[slot]
+        return Place(member and member.address.shown, slot)
+
+    async def _followed(self, text: str, message: Message, slot: int, member: Member, until: float) -> Any:
+        """The reply of the node to which a refusal sends us. Raises the refusal if it sends us nowhere."""
+        for _ in range(HOPS):
+            asking = text.startswith("ASK ")
+            if not asking and not text.startswith("MOVED "):
+                if passing(text):
+                    self._failed(member, text)
+                break
+            member = await (self._importer if asking else self._mover)(text, slot, member, until)
+            try:
+                if asking:
+                    return await member.port.asked(message, until, slot)
+                return await member.port.call(*message, until, slot)
+            except Disconnected as error:
+                self._lost(member, error)
+                raise
+            except ServerError as error:
+                text = str(error)
+        else:
+            text = f"TRYAGAIN one node sends us to the next [{text}]"
+        raise ServerError(text)
+
+    async def _mover(self, text: str, slot: int, member: Member, until: float) -> Member:
+        """The node that has this slot now."""
+        here = self._named(text, member)
+        if self.now() >= self._next:
+            await self._load(until, here)
+        with self.mutex:
+            old = self._map[slot]
+            if old is not here:
+                if old is not None:
+                    self._moved(slot, Move(old, here, self.now()))
+                self._map[slot] = here
+        if slot in self._moves:
+            await self._settle(slot, here, until)
+        return here
+
+    async def _importer(self, text: str, slot: int, member: Member, until: float) -> Member:
+        """The node to which this slot is on its way."""
+        here = self._named(text, member)
+        if self._importing.get(slot) is not here:
+            await self._come(slot, here, [Move(member, here, self.now())], until)
+            self._importing[slot] = here
+        return here
+
+    def _named(self, text: str, by: Member) -> Member:
+        """The node that a redirection names: MOVED 3999 127.0.0.1:6381."""
+        host, _, port = text.split(" ")[2].rpartition(":")
+        return self._member(by.address, host, int(port))
+
+    def _member(self, by: Address, host: str, port: int) -> Member:
+        address = replace(by.at(host if host not in ("", "?") else by.parameters["host"], port), clustered=True)
+        with self.mutex:
+            member = self._members.get(address.shown)
+            if member is None:
+                memory = self.memories.of(address)
+                member = self._members[address.shown] = Member(address, memory, self.make(address, memory))
+                if self._sink is not None:
+                    member.port.sink = self._sink
+        return member
+
+    def _lost(self, member: Member, error: Disconnected) -> None:
+        if not error.stale:
+            member.failed = self.now()
+
+    def _failed(self, member: Member, text: str) -> None:
+        if not text.startswith("TRYAGAIN"):  # the slot is between two nodes: that passes
+            member.failed = self.now()
+
+    # The map
+
+    async def _serving(self, slot: int, until: float) -> Member:
+        """The node that serves this slot. Raises Disconnected if no node answers, ServerError if none serves it."""
+        member = self._map[slot]
+        if member is None or member.failed:
+            await self._load(until)
+            member = self._map[slot]
+            if member is None:
+                raise ServerError(f"CLUSTERDOWN no node serves slot {slot}")
+        if slot in self._moves:
+            await self._settle(slot, member, until)
+        return member
+
+    async def _load(self, until: float, told: Member | None = None) -> None:
+        """A new map, unless there was one just now. One asks, and all who come meanwhile wait for it."""
+        with self.mutex:
+            if self._loaded and self._loading is None and self.now() < self._next:
+                return
+            mine = None
+            if self._loading is None:
+                self._loading = []
+            else:
+                self._loading.append(mine := self.signal())
+        if mine is not None:
+            await self.wait(mine, until)
+            if not self._loaded:
+                raise Disconnected("no map of the cluster yet", sent=False)
+            return
+        try:
+            seed, slots = await self._look(until, told)
+            self._apply(seed, slots)
+        except Disconnected:
+            if not self._loaded:
+                raise
+        finally:
+            with self.mutex:
+                self._next = self.now() + RELOAD
+                waiting, self._loading = self._loading or (), None
+            for signal in waiting:
+                signal.set()
+
+    async def _look(self, until: float, told: Member | None) -> tuple[Address, list[Any]]:
+        """What the first node says that is of one mind with the others; else what any says."""
+        members = sorted({*self._map} - {None}, key=lambda member: member.failed)  # type: ignore[union-attr]
+        nodes = [told, *members] if told else members
+        addresses = {each.shown: each for each in (*(node.address for node in nodes if node), *self.cluster.seeds)}
+        second: tuple[Address, list[Any]] | None = None
+        errors: list[Exception] = []
+        for address in addresses.values():
+            within = min(LOOK, until - self.now())
+            if within <= 0:
+                break
+            try:
+                hello, slots, info = await self._home.aside(partial(ask, address, within, *MAP))
+                if isinstance(hello, ResponseError):
+                    raise hello
+            except Exception as error:  # noqa: BLE001 (told below, if nobody else answers)
+                errors.append(_wire.refused(error, address))
+                continue
+            if isinstance(slots, ResponseError):
+                errors.append(_unmapped(str(slots), address))
+                continue
+            self._sharded = _version(hello) >= SHARDED
+            if "ok" in fields(info).get("cluster_state", "ok"):
+                return address, slots
+            second = second or (address, slots)
+        if second is not None:
+            return second
+        told_plainly = [error for error in errors if isinstance(error, LockError)]
+        silent = Disconnected("no time", sent=False, timed_out=True)
+        raise (*told_plainly, *errors, silent)[0]
+
+    def _apply(self, seed: Address, slots: list[Any]) -> None:
+        fresh: list[Member | None] = [None] * SLOTS
+        for first, last, (host, port, *_), *_ in slots:
+            fresh[first : last + 1] = [self._member(seed, (host or b"").decode(), port)] * (last - first + 1)
+        moves: dict[tuple[Member, Member], Move] = {}
+        with self.mutex:
+            for slot, old in enumerate(self._map):
+                new = fresh[slot]
+                if new is None:
+                    fresh[slot] = old  # it will say itself what became of it
+                elif old is not None and old is not new:
+                    move = moves.get((old, new)) or moves.setdefault((old, new), Move(old, new, self.now()))
+                    self._moved(slot, move)
+            self._map, self._loaded = fresh, True
+            primaries = {*fresh}
+            for member in list(self._members.values()):
+                member.known = member.memory.latest.identity
+                if member not in primaries:
+                    member.port.quiet()
+        if self._sink is not None and self.memories.wait is not None and not self._witnessing:
+            unmet = [member for member in primaries if member is not None and not member.met]
+            if unmet:
+                self._witnessing = True
+                self.spawn(lambda: self._witness(unmet), "interlock-witness", self._witnessed)
+
+    # Quarantine
+
+    async def _witness(self, members: Iterable[Member]) -> None:
+        """Meet them now: who knew a node before a slot went there can tell later that nothing was lost."""
+        for member in members:
+            with contextlib.suppress(Disconnected, LockError):
+                epoch = await member.port.met(self.now() + LOOK)
+                member.known, member.met = epoch.identity, True
+
+    def _witnessed(self) -> None:
+        self._witnessing = False
+
+    def _moved(self, slot: int, move: Move) -> None:
+        self._importing.pop(slot, None)
+        if move.before.identity and self.memories.wait is not None:
+            self._moves.setdefault(slot, []).append(move)
+
+    async def _settle(self, slot: int, here: Member, until: float) -> None:
+        """Before the first message about a slot that has moved: how it came there."""
+        while moves := self._moves.get(slot):
+            number = len(moves)
+            await self._come(slot, here, list(moves), until)
+            if len(moves) == number:
+                self._moves.pop(slot, None)
+
+    async def _come(self, slot: int, here: Member, moves: list[Move], until: float) -> None:
+        try:
+            epoch = await here.port.met(until)
+        except Disconnected as error:
+            self._lost(here, error)
+            raise
+        story: Story | None = None
+        for move in moves:
+            story = await self._told(move, slot, story, until)
+        if story is not None and epoch.facts is not None and epoch.wait is not None:
+            epoch.tell(slot, story)
+
+    async def _told(self, move: Move, slot: int, story: Story | None, until: float) -> Story | None:
+        under, here = move.before.identity, move.here.memory.latest
+        if not under:
+            return None
+        if move.alive is None:
+            within = min(LOOK, max(0.05, until - self.now()))
+            move.alive = await self._home.aside(partial(_primary, move.left.address, within, under))
+        if move.alive and move.known and move.known == here.identity:
+            former, at, fine = story or move.before.story(slot)
+            return Story(former, at, (*fine, under))
+        if move.alive and here.facts is not None and not here.facts.promoted:  # new: nothing is older than itself
+            return Story(under, here.met - (here.facts.now_ms - here.since) / 1000, ())
+        return Story(under, move.at, ())
+
+    # Pushes
+
+    def _channel(self, slot: int) -> str:
+        if not self._sharded:
+            return self.sink.channel
+        channel = self._channels.get(slot)
+        if channel is None:
+            channel = self._channels[slot] = f"{self.sink.channel}{{{tag_of(slot)}}}"
+        return channel
+
+    def ear(self, key: str) -> tuple[str, str]:
+        """See Port."""
+        slot = slot_of(key)
+        channel, member = self._channel(slot), self._map[slot]
+        return "1" if member is not None and channel in member.port.heard else "0", channel
+
+    def listen(self, key: str) -> None:
+        """See Port."""
+        slot = slot_of(key)
+        member = self._map[slot]
+        if member is not None and not self._closed:
+            member.port.subscribe(self._channel(slot))
+
+    # Its end
+
+    def close(self) -> Any:
+        """End the connections and what runs in the background. To be awaited where the nodes' own is."""
+        self._closed = True
+        ends = [port.close() for port in (self._home, *(member.port for member in self._members.values()))]
+        return _all(ends) if ends[0] is not None else None
+
+    def forget(self) -> None:
+        """In a child after fork: what was open belongs to the parent."""
+        self._home.forget()
+        for member in self._members.values():
+            member.port.forget()
+        self._begin()
+
+
+async def _all(ends: list[Any]) -> None:
+    for end in ends:
+        await end
+
+
+def _version(hello: Any) -> int:
+    """The first number of a server's version, by its reply to HELLO. Valkey began with 7.2."""
+    said: dict[bytes, bytes] = dict(zip(hello[::2], hello[1::2], strict=False))
+    return int(said.get(b"version", b"0").split(b".")[0])
+
+
+def _unmapped(text: str, address: Address) -> Exception:
+    """Why a node tells no map."""
+    if "cluster support disabled" in text:
+        return ConfigError(f"{address.shown} is no node of a cluster. Use a URL redis://, or a client of one server")
+    if passing(text):
+        return Disconnected(text, sent=False)
+    return ConfigError(f"{address.shown} tells no slots [{text}]. Give this user the rights in docs/cluster.md")
+
+
+def _primary(address: Address, within: float, identity: str) -> bool:
+    """Whether a node is still the primary that it was. Blocks."""
+    try:
+        server, replication = ask(address, within, *IDENTITY)
+    except Exception:  # noqa: BLE001 (gone is gone)
+        return False
+    found = facts(server, replication, [b"0", b"0"])
+    return found is not None and found.identity == identity and fields(replication).get("role") == "master"
