@@ -195,7 +195,9 @@ class Faults:
                 self.outages.strike(strike)
             case "one way":
                 way = client.process.base, strike.wire
-                run.network.one_way[way] = max(run.network.one_way.get(way, 0.0), world.now + min(strike.seconds, 2 * MOST_LAG))
+                run.network.one_way[way] = max(
+                    run.network.one_way.get(way, 0.0), world.now + min(strike.seconds, 2 * MOST_LAG)
+                )
             case "script flush":
                 server.known.clear()
             case "deafen":

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from interlock.ports._memory import GRACE
+from interlock.connect import GRACE
 
 from .site import ALONE, EMPTY, OVER, Host
 
@@ -184,4 +184,3 @@ class Outages:
             self._busy = False
 
         run.world.at(run.world.now + lag, promoted)
-

@@ -43,7 +43,12 @@ class Profile:
     @property
     def clean(self) -> bool:
         """Whether whatever ended must be gone within a second."""
-        return self.weather.clean and self.trusted and not self.changes and self.rates.keys().isdisjoint({"cut off", "one way"})
+        return (
+            self.weather.clean
+            and self.trusted
+            and not self.changes
+            and self.rates.keys().isdisjoint({"cut off", "one way"})
+        )
 
     @property
     def aftermath(self) -> float:
@@ -77,6 +82,8 @@ PROFILES: Final = {
         Profile("chaos", weather=_ROUGH, rates=_CANCEL | _PAUSE | _CRASH | _SERVER | _MEMORY | {"cut off": 0.1}),
     )
 }
+
+
 # Servers that restart and fail over. A quarantine lasts as long as the longest ttl, so that is short here, as all is.
 def _servers(name: str, rates: dict[str, float], *, weather: Weather = CALM, durable: bool = False) -> Profile:
     return Profile(

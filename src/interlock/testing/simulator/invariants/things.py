@@ -119,7 +119,11 @@ class Things:
         where = "" if host is self.site.primary else f" {host.number}"
         story.note("server%s runs %s's %s %s -> %s", where, sender, verb.decode(), token.decode(), reply)
         if isinstance(reply, ServerError):
-            if not host.refuses and not str(reply).startswith("NOSCRIPT") and not (server.full and str(reply).startswith("OOM")):
+            if (
+                not host.refuses
+                and not str(reply).startswith("NOSCRIPT")
+                and not (server.full and str(reply).startswith("OOM"))
+            ):
                 story.violated(10, f"{verb.decode()} of {sender} failed: {reply}")
             return
         story.served(sender, verb, token.rpartition(b"/")[0], keys[0], code if isinstance(code, int) else 0)
