@@ -387,6 +387,7 @@ class _Name:
     """As `Memory` knows an address."""
 
     shown = Site.shown
+    former = "-"
 
 
 def _as_address(address: Any) -> RealAddress:
