@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from interlock.connect import GRACE
-
 from .site import ALONE, EMPTY, OVER, Host
 
 if TYPE_CHECKING:
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     from .site import Image, Site
 
 MOST_LAG: Final = 1.0  # seconds by which a replica, a disk, or the last look for replicas may lag
-LONGER: Final = MOST_LAG + GRACE  # seconds that an isolated primary is believed to go on for
+LONGER: Final = MOST_LAG + 1.0  # seconds that an isolated primary is believed to go on for
 DOWN: Final = 1.0  # seconds without a server, at most
 SKEW: Final = 0.8  # seconds by which two machines' clocks differ, at most
 SETTLED: Final = 2 * MOST_LAG + DOWN  # seconds after which a fault has had its effect

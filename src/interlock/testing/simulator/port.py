@@ -377,6 +377,7 @@ class _Name:
     """As `Memory` knows an address."""
 
     shown = Site.shown
+    former = "-"
 
 
 def _as_address(address: Any) -> RealAddress:

@@ -12,6 +12,7 @@ that it has no replicas; then it refuses, and in the end it follows the new one.
 from __future__ import annotations
 
 import hashlib
+from math import floor
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._core import ServerError
@@ -44,7 +45,7 @@ class Host:
         self.run_id = site.name_of(f"process {number}")
         self.replid = replid
         self.replid2 = NO_REPLID
-        self.began = site.world.now - up
+        self.began = site.clock() - up
         self.server = Server(site.clock)
         self.server.skew = skew
         self.alive = True
@@ -74,7 +75,8 @@ class Host:
         """Its reply to what a connection or a proof asks."""
         match command:
             case ("INFO", "server"):
-                up = int(self.site.world.now - self.began)
+                skew = self.server.skew
+                up = floor(self.site.clock() + skew) - floor(self.began + skew)  # as servers count
                 return f"# Server\r\nrun_id:{self.run_id}\r\nuptime_in_seconds:{up}\r\n".encode()
             case ("INFO", "replication"):
                 return "\r\n".join(self._replication()).encode()
