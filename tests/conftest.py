@@ -34,7 +34,7 @@ def pytest_generate_tests(metafunc):
     if metafunc.definition.get_closest_marker("quorum") and not (
         metafunc.definition.get_closest_marker("one_server") or BEHIND & {*metafunc.definition._fixtureinfo.argnames}
     ):
-        grounds = [*grounds, *QUORUM]
+        grounds = [*grounds, *(QUORUM if metafunc.config.getoption("full") else QUORUM[1:])]
     if metafunc.definition.get_closest_marker("asyncio_only"):
         grounds = [ground for ground in grounds if ground.mode == "asyncio"]
     if HARMFUL & {*metafunc.fixturenames}:

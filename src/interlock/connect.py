@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 import hiredis
@@ -182,7 +182,7 @@ def quorum(servers: object, *, for_asyncio: bool) -> Quorum:
     if isinstance(servers, str | bytes) or not isinstance(servers, Iterable):
         raise ConfigError("a quorum is a list of servers: Interlock.quorum([url, url, url])")
     members: list[Address] = []
-    for server in servers:
+    for server in cast("Iterable[object]", servers):
         found = None if server is None else address(server, for_asyncio=for_asyncio)
         if not isinstance(found, Address):
             raise ConfigError(f"a quorum is of single servers, each named by a URL or a client, not of {server!r}")

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 SHORT: Final = 12  # characters of run_id and replid: enough to tell servers apart
 NO_REPLID: Final = "0" * 40
 PATIENCE: Final = 2.0  # seconds that one step of a proof may take
+HASTE: Final = 0.2  # and when its caller's time is over
+STEPS: Final = 3  # that it has, at most, of about so long
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 ASKED: Final = (("INFO", "server"), ("INFO", "replication"), ("TIME",))
 
@@ -222,36 +224,39 @@ class Memories:
         return self._by.setdefault(address.shown, Memory(self.wait, mark=mark))
 
 
-def lossless(address: Address, evidence: str) -> bool | None:
+def lossless(address: Address, evidence: str, left: float = PATIENCE * STEPS) -> bool | None:
     """Whether nothing was lost between the server of that identity and the one that is there now; None: not yet.
 
     A handover loses nothing if the demoted primary went on with the history of the new one; a restart, if every
-    write was on the disk before it was answered. Blocks, for seconds at the most. Only asked in a quarantine.
+    write was on the disk before it was answered, and nobody promotes replicas there: a restart hides that this was one,
+    which had lost something. Blocks, for about the seconds that are left to who asks. Only asked in a quarantine.
     """
-    now = _ask(address, *ASKED[:2], ("INFO", "persistence"), ("CONFIG", "GET", "appendfsync"))
+    patience = min(PATIENCE, max(HASTE, left) / STEPS)
+    now = _ask(address, patience, *ASKED[:2], ("INFO", "persistence"), ("CONFIG", "GET", "appendfsync"))
     if now is None:
         return None
     here = fields(now[0]) | fields(now[1]) | fields(now[2])
     second = here.get("master_replid2", NO_REPLID)
     if second == NO_REPLID:
-        return here.get("aof_enabled") == "1" and isinstance(now[3], list) and b"always" in now[3]
+        promotes = address.sentinels is not None or here.get("redis_mode") == "cluster"
+        return not promotes and here.get("aof_enabled") == "1" and isinstance(now[3], list) and b"always" in now[3]
     process, _, history = evidence.partition(":")
     if second[:SHORT] != history:
         return False
     for key, value in here.items():
         if key.startswith("slave") and "ip=" in value:
             replica = dict(part.split("=", 1) for part in value.split(",") if "=" in part)
-            there = _ask(address.at(replica["ip"], int(replica["port"])), *ASKED[:2])
+            there = _ask(address.at(replica["ip"], int(replica["port"])), patience, *ASKED[:2])
             info = fields(there[0]) | fields(there[1]) if there else {}
             if info.get("run_id", "")[:SHORT] == process:
                 return True if info.get("role") == "slave" and info.get("master_replid2") == second else None
     return None
 
 
-def _ask(address: Address, *commands: tuple[str, ...]) -> list[Any] | None:
+def _ask(address: Address, patience: float, *commands: tuple[str, ...]) -> list[Any] | None:
     """The replies of a server; None if it can't be reached."""
     try:
-        return ask(address, PATIENCE, *commands)
+        return ask(address, patience, *commands)
     except Exception:  # noqa: BLE001 (who asks for a proof has none, then)
         return None
 

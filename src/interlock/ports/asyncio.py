@@ -353,7 +353,7 @@ class AsyncioPort:
 
     async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
         """See Port."""
-        while (verdict := await asyncio.to_thread(lossless, self.address, evidence)) is None:
+        while (verdict := await asyncio.to_thread(lossless, self.address, evidence, until - self.now())) is None:
             if self.now() + PROOF_EACH >= until:
                 break
             await asyncio.sleep(PROOF_EACH)

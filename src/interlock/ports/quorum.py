@@ -97,7 +97,7 @@ class Node:
             if args[0] == "acquire" and not isinstance(reply, Disconnected):
                 if args[1] in self.tokens:
                     self.tokens[str(args[1])] = False
-                if isinstance(reply, list) and reply[0] in {QUEUED, BUSY} and reply[1].startswith(QUARANTINE):
+                if not isinstance(reply, Exception) and reply[0] in {QUEUED, BUSY} and reply[1].startswith(QUARANTINE):
                     self.barred = reply[1].removeprefix(QUARANTINE).decode(errors="replace")
 
     def missed(self, messages: Sequence[Message], now: float) -> None:
@@ -200,7 +200,9 @@ class QuorumPort:
         script, keys, args = message
         token, waits = str(args[1]), args[6] == "1"
         within = min(SILENCE, max(HASTE, int(args[2]) / 1000 * SHARE))
-        for insisted in range(1, INSISTS + 1):
+        insisted = 0
+        reply: Any
+        while True:
             (reply,), said = await self._poll([message], until, within)
             if isinstance(reply, Exception):
                 raise reply
@@ -216,17 +218,17 @@ class QuorumPort:
             _, reply, first = reply
             if waits:
                 return await self._shared(message, reply, said, until) if not first else [QUEUED, reply[1], SOON, 1]
-            if not first or self.now() >= until:
+            insisted += 1
+            if not first or self.now() >= until or insisted == INSISTS:
                 return reply  # the core gives all back
             await self._sleep(random.uniform(0.5, 1.0) * PAUSE[0] * insisted, until)
-        return reply
 
     async def _shared(self, message: Message, reply: Any, said: dict[Node, list[Any]], until: float) -> Any:
         """Another one goes first: give back what we have of it, and ask again later. Where we wait, we still do."""
         script, keys, args = message
         token = str(args[1])
         release: Message = (script, keys, ("release", token, "0", *(() if script.name != "once" else ("0", "0"))))
-        having = [node for node, (vote,) in said.items() if isinstance(vote, list) and vote[0] == GRANTED]
+        having = [node for node, (vote,) in said.items() if not isinstance(vote, Exception) and vote[0] == GRANTED]
         sent = [(node, await node.port.begin([release], self.now() + SILENCE)) for node in having]
         for node, each in sent:
             await self._read(node, each, [release], late=False, owes=False)

@@ -344,7 +344,9 @@ class ThreadPort:
 
     async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
         """See Port."""
-        while (verdict := lossless(self.address, evidence)) is None and self.now() + PROOF_EACH < until:
+        while (verdict := lossless(self.address, evidence, until - self.now())) is None:
+            if self.now() + PROOF_EACH >= until:
+                break
             self._rest.wait(PROOF_EACH)
         if verdict:
             self.memory.latest.prove(evidence)

@@ -36,12 +36,12 @@ coroutine is atomic, as under asyncio); the ports, the client libraries and RESP
 from __future__ import annotations
 
 from .plan import Fault, Plan, Section
-from .profiles import PROFILES, RELAXED, Profile, natural
+from .profiles import PROFILES, RELAXED, SERVERS, WORLDS, Profile, natural
 from .shrinking import Shrunk, shrink
 from .simulation import Report, simulate
 from .subjects import SUBJECTS, Subject, subject_of
 
 __all__ = [
-    "PROFILES", "RELAXED", "SUBJECTS", "Fault", "Plan", "Profile", "Report", "Section", "Shrunk", "Subject", "natural",
-    "shrink", "simulate", "subject_of",
+    "PROFILES", "RELAXED", "SERVERS", "SUBJECTS", "WORLDS", "Fault", "Plan", "Profile", "Report", "Section", "Shrunk",
+    "Subject", "natural", "shrink", "simulate", "subject_of",
 ]  # fmt: skip

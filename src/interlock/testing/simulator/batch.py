@@ -95,23 +95,27 @@ class Tally:
         self.failures += other.failures[: max(0, MOST - len(self.failures))]
 
 
-def share(first: int, seeds: int, profile: str | None, subject: str | None) -> Tally:
+def share(first: int, seeds: int, world: str, profile: str | None, subject: str | None) -> Tally:
     """These runs, here and now."""
     tally = Tally()
     for seed in range(first, first + seeds):
         try:
-            tally.add(simulate(seed, profile, subject=subject))
+            tally.add(simulate(seed, profile, subject=subject, world=world))
         except Exception:  # noqa: BLE001 (the simulator itself failed: that is told like any failure)
             tally.runs += 1
-            about = profile or natural(seed).name, subject or subject_of(seed)
+            about = profile or natural(seed, world).name, subject or subject_of(seed, world)
             tally.failed(Failure(seed, *about, [traceback.format_exc().strip()]))
     return tally
 
 
 def run(
-    first: int, seeds: int, profile: str | None, subject: str | None, jobs: int, tell: Callable[[Tally], None]
+    first: int,
+    seeds: int,
+    what: tuple[str, str | None, str | None],
+    jobs: int,
+    tell: Callable[[Tally], None],
 ) -> tuple[Tally, str | None]:
-    """All these runs; `tell` gets the tally of each share. Returns the sum, and why it ended early, if it did."""
+    """All these runs, of a world, profile and subject; `tell` gets the tally of each share. Returns the sum, and why it ended early, if it did."""
     whole = Tally()
 
     def came(part: Tally) -> None:
@@ -121,7 +125,7 @@ def run(
     end = first + seeds
     shares = deque((start, min(SHARE, end - start)) for start in range(first, end, SHARE))
     try:
-        for part in _here(shares, profile, subject) if jobs == 1 else _spread(shares, profile, subject, jobs):
+        for part in _here(shares, what) if jobs == 1 else _spread(shares, what, jobs):
             came(part)
     except KeyboardInterrupt:
         return whole, "interrupted"
@@ -132,19 +136,19 @@ def run(
     return whole, "interrupted" if shares else None
 
 
-def _here(shares: deque[tuple[int, int]], profile: str | None, subject: str | None) -> Iterator[Tally]:
+def _here(shares: deque[tuple[int, int]], what: tuple[str, str | None, str | None]) -> Iterator[Tally]:
     asked: list[int] = []  # Ctrl-C waits for the end of a share: in the middle of Lua it would be lost
     main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, lambda number, _: asked.append(number)) if main else None
     try:
         while shares and not asked:
-            yield share(*shares.popleft(), profile, subject)
+            yield share(*shares.popleft(), *what)
     finally:
         if main:
             signal.signal(signal.SIGINT, before)
 
 
-def _spread(shares: deque[tuple[int, int]], profile: str | None, subject: str | None, jobs: int) -> Iterator[Tally]:
+def _spread(shares: deque[tuple[int, int]], what: tuple[str, str | None, str | None], jobs: int) -> Iterator[Tally]:
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_deaf)
     running: set[Future[Tally]] = set()
@@ -153,7 +157,7 @@ def _spread(shares: deque[tuple[int, int]], profile: str | None, subject: str | 
         try:
             while shares or running:
                 while shares and len(running) < jobs + 2:
-                    running.add(pool.submit(share, *shares.popleft(), profile, subject))
+                    running.add(pool.submit(share, *shares.popleft(), *what))
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     yield future.result()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from . import batch
-from .profiles import PROFILES, RELAXED, natural
+from .profiles import ALL, RELAXED, WORLDS, natural
 from .shrinking import shrink
 from .simulation import simulate
 from .subjects import SUBJECTS, subject_of
@@ -24,7 +24,7 @@ EPILOG: Final = """\
 subjects:
   {subjects}
 profiles:
-  {profiles}
+{profiles}
   Without --subject and --profile they take turns by seed; flush and clock, which are outside the promise, only by name.
 
 examples:
@@ -32,6 +32,7 @@ examples:
   scripts/simulate --seeds 100000                         a night's work, on all cores; Ctrl-C sums up
   scripts/simulate --seeds 2000 --profile chaos --jobs 1  one kind of weather, in one process
   scripts/simulate --seeds 500 --subject semaphore        one kind of primitive
+  scripts/simulate --seeds 2000 --world servers           servers that restart and fail over
   scripts/simulate --seed 143 --trace                     all that happened in one run
   scripts/simulate --seed 143 --trace --match c1/w0       ... what has this text in it, and all faults
   scripts/simulate --seed 143 --shrink                    the smallest part of it that still breaks the rule
@@ -44,6 +45,11 @@ def say(*lines: str) -> None:
     """Print lines."""
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
+
+
+def _profiles() -> str:
+    """Those of each world."""
+    return "\n".join(f"  {world}: {', '.join(profiles)}" for world, profiles in (WORLDS | {"relaxed": RELAXED}).items())
 
 
 class _Parser(argparse.ArgumentParser):
@@ -69,7 +75,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         prog="scripts/simulate",
         description="Run the real core and the real Lua against every kind of fault, on a virtual clock.\n"
         "A seed is one run, always the same. Rules that must hold are watched at every instant.",
-        epilog=EPILOG.format(subjects=", ".join(SUBJECTS), profiles=", ".join([*PROFILES, *RELAXED])),
+        epilog=EPILOG.format(subjects=", ".join(SUBJECTS), profiles=_profiles()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -83,12 +89,15 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     one.add_argument("--trace", action="store_true", help="print all that happened in it")
     one.add_argument("--match", metavar="TEXT", help="only lines of the trace with this in it, faults and violations")
     one.add_argument("--shrink", action="store_true", help="find the smallest part of it that breaks the same rule")
+    parser.add_argument("--world", metavar="NAME", default="one", help="of which kind the profiles are (see below)")
     parser.add_argument("--subject", metavar="NAME", help="which primitive (see below)")
     parser.add_argument("--profile", metavar="NAME", help="which faults (see below)")
     chosen = parser.parse_args(argv)
-    if chosen.profile is not None and chosen.profile not in PROFILES | RELAXED:
-        known = ", ".join(repr(name) if " " in name else name for name in [*PROFILES, *RELAXED])
+    if chosen.profile is not None and chosen.profile not in ALL:
+        known = ", ".join(repr(name) if " " in name else name for name in ALL)
         parser.error(f"there is no profile {chosen.profile!r}; there are {known}")
+    if chosen.world not in WORLDS:
+        parser.error(f"there is no world {chosen.world!r}; there are {', '.join(WORLDS)}")
     if chosen.subject is not None and chosen.subject not in SUBJECTS:
         parser.error(f"there is no subject {chosen.subject!r}; there are {', '.join(SUBJECTS)}")
     single, several = ("trace", "match", "shrink"), ("seeds", "first", "jobs", "json")
@@ -116,14 +125,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _one(chosen: argparse.Namespace) -> int:
-    report = simulate(chosen.seed, chosen.profile, subject=chosen.subject)
+    report = simulate(chosen.seed, chosen.profile, subject=chosen.subject, world=chosen.world)
     tally = batch.Tally()
     tally.add(report)
     if chosen.shrink:
         if not report.violations:
             say(f"seed {chosen.seed} ({report.subject}, {report.profile}) breaks no rule: there is nothing to shrink")
             return 0
-        shrunk = shrink(chosen.seed, chosen.profile, subject=chosen.subject)
+        shrunk = shrink(chosen.seed, report.profile, subject=report.subject)
         say(*shrunk.story, "", "all that happens in it:", *_matching(shrunk.report.trace, chosen.match))
         return 1
     if chosen.trace or chosen.match is not None:
@@ -155,7 +164,7 @@ def _many(chosen: argparse.Namespace) -> int:
                     _tell(part)
             progress.advance(part)
 
-        tally, cut_short = batch.run(first, seeds, chosen.profile, chosen.subject, jobs, tell)
+        tally, cut_short = batch.run(first, seeds, (chosen.world, chosen.profile, chosen.subject), jobs, tell)
     took = time.perf_counter() - started
     _summarize(tally, took)
     if cut_short:

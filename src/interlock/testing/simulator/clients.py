@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from interlock import _session, aio
 from interlock._session import Session
+from interlock.ports._memory import Memory
 
 from .chance import CLIENT, GAP, SECTION
 from .coroutines import Cancelled, Process, Task
@@ -41,9 +42,11 @@ class Client:
         self.process = process = Process(run.world, name)
         random = run.world.chance.stream(CLIENT, process.number)
         process.offset, process.rate = random.uniform(0, 1e6), 1 + random.uniform(-1e-4, 1e-4)
-        self.port = SimPort(process, run.network)
+        longest = run.profile.max_ttl
+        self.port = SimPort(process, run.network, Memory(longest), run.profile.longer)
+        run.monitor.things.ports[name] = self.port
         run.world.acting = process
-        self.session = self.port.sink = Session(self.port, None, self._where, 60.0, lambda: self.port)
+        self.session = self.port.sink = Session(self.port, None, self._where, longest, lambda: self.port)
         self.session.me = name
         _session._sessions.discard(self.session)  # it never was a part of this real process
         self.locks = Locks(self.session)
@@ -51,7 +54,7 @@ class Client:
         attempts = run.monitor.attempts
         self.port.asked = attempts.asked
         self.port.sending = lambda keys, args: attempts.sending(process, keys, args)
-        self.workers = [process.spawn(self._work(), f"w{i}") for i in range(random.choice((1, 2, 2, 3)))]
+        self.workers = [process.spawn(self._work(), f"w{i}") for i in range(random.choice(run.profile.workers))]
         self.closing: Task | None = None
 
     def _where(self) -> str:
@@ -64,8 +67,7 @@ class Client:
         while not self.session.core.closed:
             if planned is None:
                 number += 1
-                gap = 0.1 if world.now < run.storm_ends else 0.3
-                clock = self.port.now() - gap * math.log(1 - world.chance.number(task.number, GAP, number))
+                clock = self.port.now() - run.gap * math.log(1 - world.chance.number(task.number, GAP, number))
             elif section := next(planned, None):
                 number, clock = section.number, section.clock
             else:

@@ -28,6 +28,7 @@ class Process(Actor):
 
     def __init__(self, world: World, name: str, *, offset: float = 0.0, rate: float = 1.0) -> None:
         super().__init__(world, name)
+        self.base = name.partition("~")[0]  # also that of who comes in its place
         self.offset = offset
         self.rate = rate
         self.alive = True

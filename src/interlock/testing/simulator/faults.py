@@ -16,6 +16,7 @@ from .chance import STRIKE
 from .clients import CLOSER
 from .coroutines import Task, Trap
 from .invariants.attempts import KEEPER
+from .outages import KINDS, MOST_LAG, Outages
 from .port import IO_TIMEOUT
 
 if TYPE_CHECKING:
@@ -83,12 +84,15 @@ class Faults:
         self.run = run
         self._until = until
         self._cut_until = self._full_until = 0.0
+        self.outages = Outages(run, run.network)
+        run.monitor.things.struck = self.outages.granted
         for strike in strikes(run.world.chance, run.profile, until):
             run.world.at(strike.when, lambda strike=strike: self._strike(strike))  # type: ignore[misc]
 
     def over(self) -> None:
         """It is calm now."""
         self.run.network.cut_off = self.run.server.full = False
+        self.run.network.one_way.clear()
         for client in self.run.clients:
             for task in client.process.tasks:
                 task.traps.clear()
@@ -143,6 +147,7 @@ class Faults:
             "force": f"{self._thing(strike).name} by {client.name}",
             "cut off": lasts.strip(),
             "out of memory": lasts.strip(),
+            "one way": f"{client.name} {'sends' if strike.wire else 'hears'} nothing" + lasts,
         }
         if strike.kind.startswith("ambush"):
             return f"{victim.name} at its {strike.place}" + lasts * (strike.kind == "ambush pause")
@@ -186,6 +191,13 @@ class Faults:
         run, world = self.run, self.run.world
         server = run.server
         match strike.kind:
+            case kind if kind in KINDS:
+                self.outages.strike(strike)
+            case "one way":
+                way = client.process.base, strike.wire
+                run.network.one_way[way] = max(
+                    run.network.one_way.get(way, 0.0), world.now + min(strike.seconds, 2 * MOST_LAG)
+                )
             case "script flush":
                 server.known.clear()
             case "deafen":

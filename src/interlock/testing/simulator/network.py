@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -23,15 +24,15 @@ from interlock._core import Disconnected
 from .chance import ERA, MESSAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from interlock._core import Script
+    from interlock.ports._memory import Facts
 
     from .chance import Actor
     from .coroutines import Future, Process
     from .plan import Record
+    from .port import Link
     from .scheduler import World
-    from .server import Server
+    from .site import Host, Site
 
 LATEST: Final = 10.0  # seconds that a message may take at the most: longer than any patience and any ttl here
 _KINDS: Final = {
@@ -70,6 +71,7 @@ class Weather:
 
 
 CALM: Final = Weather()
+Executed = Callable[["Host", str, Sequence[bytes], Sequence[bytes], Any], None]  # sender, KEYS, ARGV, reply
 
 
 class Ear(Protocol):
@@ -97,21 +99,31 @@ class Journey:
 
 
 class Network:
-    """Messages on their way."""
+    """Messages on their way between clients and one site."""
 
-    def __init__(self, world: World, server: Server, record: Record, lua: Callable[[str], str] = str) -> None:
+    def __init__(self, world: World, site: Site, record: Record, lua: Callable[[str], str] = str) -> None:
         self.world = world
-        self.server = server
+        self.site = site
         self.record = record
         self.weather = CALM
-        self.ears: dict[bytes, Ear] = {}  # who is subscribed to which channel
-        self.executed: Callable[[str, Sequence[bytes], Sequence[bytes], Any], None] = _ignore
+        self.executed: Executed = _ignore
         self.cut_off = False  # nothing gets through in either direction
+        self.one_way: dict[tuple[str, bool], float] = {}  # until when: requests of a client (True), or what comes back
         self._carrier = Journey(world.outside)  # whose script runs
         self._lua = lua
         self._sent: dict[str, Script] = {}  # what is sent for a script, by its SHA
-        server.publish = self._publish
-        server.subscribers = lambda channel: int(channel in self.ears)
+        for host in site.hosts:
+            self.adopt(host)
+        site.opened = self.adopt
+
+    def adopt(self, host: Host) -> None:
+        """A host that comes up: what its scripts publish goes this way."""
+        host.server.publish = lambda channel, payload: self._publish(host, channel, payload)
+        host.server.subscribers = lambda channel: int(channel in host.ears)
+
+    def blocked(self, process: Process, *, there: bool) -> bool:
+        """Whether nothing of this client gets there now, or back."""
+        return self.cut_off or self.one_way.get((process.base, there), 0.0) > self.world.now
 
     def strikes(self, journey: Journey, kind: str, likelihood: float, leg: int = 0) -> bool:
         """Whether this fault happens to this message."""
@@ -140,64 +152,110 @@ class Network:
         return self._sent[script.sha]
 
     def send(
-        self, sender: Process, journey: Journey, raw: Sequence[Any], future: Future, *, by_text: bool, once: bool
+        self, link: Link, journey: Journey, raw: Sequence[Any], future: Future, *, by_text: bool, once: bool
     ) -> None:
         """One message with script calls on its way; the future gets the replies. `once`: it has no copies."""
         weather, copies = self.weather, 1
-        if self.cut_off or self.strikes(journey, "request lost", weather.lost):
+        if self.blocked(link.process, there=True) or self.strikes(journey, "request lost", weather.lost):
             copies = 0
-            self._reset(sender, journey, future)
+            self._reset(link, journey, future)
         elif not once and self.strikes(journey, "request doubled", weather.doubled):
             copies = 2
         for copy in range(copies):
             self.world.at(
                 self.world.now + self.trip(journey, copy),
-                lambda copy=copy: self._arrive(sender, journey, raw, future, by_text, copy),  # type: ignore[misc]
+                lambda copy=copy: self._arrive(link, journey, raw, future, by_text, copy),  # type: ignore[misc]
             )
 
-    def _reset(self, sender: Process, journey: Journey, future: Future) -> None:
+    def _reset(self, link: Link, journey: Journey, future: Future) -> None:
         if self.strikes(journey, "connection reset", self.weather.reset):
             stale = self.world.chance.number(*journey.place, _STALE) < 0.3
             error = Disconnected("it closed the connection", sent=True, stale=stale)
-            self.world.at(self.world.now + self.trip(journey, _NEWS), lambda: future.resolve(error), sender)
+            self.world.at(self.world.now + self.trip(journey, _NEWS), lambda: future.resolve(error), link.process)
 
     def _arrive(
-        self, sender: Process, journey: Journey, raw: Sequence[Any], future: Future, by_text: bool, copy: int
+        self, link: Link, journey: Journey, raw: Sequence[Any], future: Future, by_text: bool, copy: int
     ) -> None:
+        host, process = link.host, link.process
         if future.done and isinstance(future.value, list):
             return  # a second copy, and the reply was read: TCP would not deliver this any more
+        if not host.reached_by(process):
+            self.ended(link, self.trip(journey, _NEWS))
+            return
         if future.done:
             self.record.counts["executed after its caller had given up"] += 1
         some, weather = len(raw), self.weather
         if some > 1 and self.strikes(journey, "batch cut short", 5 * weather.unanswered, copy):  # there are few
             some = int(self.world.chance.number(*journey.place, _CUT, copy) * some)
-        run = self.server.eval if by_text else self.server.evalsha
         self._carrier = journey
         replies: list[Any] = []
         for script, keys, args in raw[:some]:
-            replies.append(run(script, keys, args))
-            self.executed(sender.name, keys, args[:-1], replies[-1])  # the epoch is for the script alone
-        if some < len(raw) or self.cut_off or self.strikes(journey, "reply lost", weather.unanswered, copy):
-            self._reset(sender, journey, future)
+            replies.append(host.run(by_text, script, keys, args))
+            self.executed(host, process.name, keys, args, replies[-1])
+            if not host.alive:
+                return  # that was the last thing that it did
+        if (
+            some < len(raw)
+            or self.blocked(process, there=False)
+            or self.strikes(journey, "reply lost", weather.unanswered, copy)
+        ):
+            self._reset(link, journey, future)
             return
-        self.world.at(self.world.now + self.trip(journey, _REPLY + copy), lambda: future.resolve(replies), sender)
+        self.world.at(self.world.now + self.trip(journey, _REPLY + copy), lambda: future.resolve(replies), process)
+
+    # Connections
+
+    def greet(self, process: Process, journey: Journey, met: Callable[[Host | None, Facts | None], None]) -> None:
+        """A new connection, and its greeting: `met` hears who is there; (None, None) if it was refused."""
+
+        def arrived() -> None:
+            host = self.site.route(process)
+            if host is not None and self.blocked(process, there=False):
+                return
+            found = host.facts() if host is not None and not host.follows else None
+            self.world.at(self.world.now + self.trip(journey, _REPLY), lambda: met(host, found), process)
+
+        if not self.blocked(process, there=True):
+            self.world.at(self.world.now + self.trip(journey), arrived)
+
+    def ended(self, link: Link, after: float) -> None:
+        """The host of this connection has ended. Its client is told, if there is a machine that can tell it."""
+        if self.site.resets and not self.blocked(link.process, there=False):
+            self.world.at(
+                self.world.now + after, lambda: link.port.lost(link, "it closed the connection"), link.process
+            )
+
+    def deliver(self, link: Link, journey: Journey, arrived: Callable[[], None], back: Callable[[], None]) -> None:
+        """A message that runs no script."""
+        process = link.process
+
+        def at_the_host() -> None:
+            if not link.host.reached_by(process):
+                self.ended(link, self.trip(journey, _NEWS))
+            elif process.alive:
+                arrived()
+                if not self.blocked(process, there=False):
+                    self.world.at(self.world.now + self.trip(journey, 1), back, process)
+
+        if not self.blocked(process, there=True):
+            self.world.at(self.world.now + self.trip(journey), at_the_host)
 
     # Pushes
 
-    def _publish(self, channel: bytes, payload: bytes) -> int:
-        """Called by the server in the middle of a script."""
-        ear, journey = self.ears.get(channel), self._carrier
+    def _publish(self, host: Host, channel: bytes, payload: bytes) -> int:
+        """Called by a server in the middle of a script."""
+        ear, journey = host.ears.get(channel), self._carrier
         journey.pushes += 1
         if ear is None:
             self.record.counts["push to nobody"] += 1
             return 0
         leg = _PUSHES + 2 * journey.pushes
-        if self.cut_off or self.strikes(journey, "push lost", self.weather.push_lost, leg):
+        if self.blocked(ear.process, there=False) or self.strikes(journey, "push lost", self.weather.push_lost, leg):
             return 1
         for copy in range(1 + self.strikes(journey, "push doubled", self.weather.push_doubled, leg)):
             self.world.at(self.world.now + self.trip(journey, leg + copy), lambda: ear.hear(payload), ear.process)
         return 1
 
 
-def _ignore(_sender: str, _keys: Sequence[bytes], _args: Sequence[bytes], _reply: Any) -> None:
+def _ignore(_host: Host, _sender: str, _keys: Sequence[bytes], _args: Sequence[bytes], _reply: Any) -> None:
     pass

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from interlock._core import DRIFT, FOREVER, RETRY_FOR, Disconnected, Place, ServerError
 from interlock.errors import LockError, Unavailable
+from interlock.ports._memory import HASTE, PATIENCE, STEPS, lossless
+from interlock.ports.asyncio import PROOF_EACH, SILENCE
 
 from .chance import MESSAGE, TRAFFIC
 from .coroutines import Future, Process, Task, Timer
 from .network import Journey, Network
+from .site import Site
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -18,8 +21,11 @@ if TYPE_CHECKING:
     from interlock._acks import Acks
     from interlock._core import Argument, Message, Script
     from interlock._session import Session
+    from interlock.connect import Address as RealAddress
+    from interlock.ports._memory import Epoch, Facts, Memory
 
     from .scheduler import World
+    from .site import Host
 
 IO_TIMEOUT: Final = 5.0  # seconds without an answer, as in interlock.connect
 
@@ -41,25 +47,47 @@ class SimSignal:
             self.up = True
 
 
+class Link:
+    """A connection to one process of a server, under whose identity everything is said that goes over it."""
+
+    __slots__ = ("broken", "epoch", "heard", "host", "port", "process", "row")
+
+    def __init__(self, port: SimPort, host: Host, epoch: Epoch) -> None:
+        self.port = port
+        self.process = port.process
+        self.host = host
+        self.epoch = epoch
+        self.broken = False  # and the client knows
+        self.row: set[Future] = set()  # those who wait for a reply
+        self.heard = port.process.world.now  # when the last word came, or the wait for one began
+
+
 class SimPort:
     """See `interlock._core.Port`. Every await passes a brink first."""
 
-    shown = "sim://"
+    shown = Site.shown
     patience = RETRY_FOR
     several = False
     drift = DRIFT
 
-    def __init__(self, process: Process, network: Network) -> None:
+    def __init__(self, process: Process, network: Network, memory: Memory, longer: float = 0.0) -> None:
         self.process = process
         self.network = network
+        self.memory = memory
+        self.longer = longer  # seconds that an isolated primary may be believed for
         self.sink: Session
         self.mutex = contextlib.nullcontext()
         self.now = process.clock
         self.asked: Callable[[Sequence[Message]], None] = lambda _batch: None  # before anything can happen
         self.sending: Callable[[Sequence[str], Sequence[Argument]], None] = lambda _keys, _args: None
+        self.link: Link | None = None
+        self.met: set[Host] = set()
+        self._expect: list[Callable[[Link | Disconnected], None]] = []  # who waits for the connection being made
+        self._connecting = 0  # which one that is; 0: none
+        self._connected = 0  # how many there were
         self._channel: bytes | None = None
         self._heard = "0"
-        self.epoch = ""  # what goes out with every message, see queue.lua
+        self._pause = 0.0  # before the listener connects again
 
     async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
         """See Port."""
@@ -113,23 +141,106 @@ class SimPort:
 
     async def _request(self, batch: Sequence[Message], until: float, *, by_text: bool) -> list[Any]:
         process, future = self.process, Future()
+        limit = max(min(until, self.now() + IO_TIMEOUT), self.now() + 0.001)
+        link = await self._linked(limit)
         scripts = [self.network.script(script) for script, _, _ in batch]
+        epoch = _encoded(link.epoch.text)
         raw = [
-            (
-                script.source if by_text else script.sha,
-                [*map(_encoded, keys)],
-                [*map(_encoded, args), _encoded(self.epoch)],
-            )
+            (script.source if by_text else script.sha, [*map(_encoded, keys)], [*map(_encoded, args), epoch])
             for script, (_, keys, args) in zip(scripts, batch, strict=True)
         ]
         once = any(args[0] == "execute" for _, _, args in batch)
-        journey = Journey(current(process.world), MESSAGE)
-        self.network.send(process, journey, raw, future, by_text=by_text, once=once)
-        limit = max(min(until, self.now() + IO_TIMEOUT), self.now() + 0.001)
+        if not link.row:
+            link.heard = process.world.now
+        link.row.add(future)
+        self.network.send(link, Journey(current(process.world), MESSAGE), raw, future, by_text=by_text, once=once)
         silence = Disconnected("no answer in time", sent=True, timed_out=True)
         process.world.at(process.when(limit), Timer(future, silence), process)
-        replies: list[Any] = await future
+        try:
+            replies: list[Any] = await future
+        except Disconnected as error:
+            if error is silence and process.world.now - link.heard >= SILENCE:
+                self.lost(link, "no answer in time")
+            raise
+        finally:
+            link.row.discard(future)
+        link.heard = process.world.now
+        if any(isinstance(reply, ServerError) and "READONLY" in str(reply) for reply in replies):
+            self.lost(link, "it is a replica by now")
         return replies
+
+    # The connection
+
+    async def _linked(self, limit: float) -> Link:
+        if self.link is not None:
+            return self.link
+        future = Future()
+        self.expect(future.resolve)
+        late = Disconnected("no connection in time", sent=False, timed_out=True)
+        self.process.world.at(self.process.when(limit), Timer(future, late), self.process)
+        link: Link = await future
+        return link
+
+    def expect(self, then: Callable[[Link | Disconnected], None]) -> None:
+        """Connect, if nobody does, and tell this one how that ended."""
+        self._expect.append(then)
+        if self._connecting:
+            return
+        self._connected += 1
+        number = self._connecting = self._connected
+        world, journey = self.process.world, Journey(self.process, TRAFFIC)
+
+        def ended(result: Link | Disconnected) -> None:
+            if self._connecting == number:
+                self._connecting = 0
+                expected, self._expect = self._expect, []
+                for each in expected:
+                    each(result)
+
+        def met(host: Host | None, found: Facts | None) -> None:
+            if self._connecting != number:
+                return
+            if host is None or found is None:
+                ended(Disconnected("connection refused", sent=False))
+                return
+            link = self.link = Link(self, host, self.memory.meet(found, _ADDRESS, self.longer))
+            host.links.add(link)
+            self.met.add(host)
+            if self._channel is not None:
+                self._subscribe(link)
+            ended(link)
+
+        self.network.greet(self.process, journey, met)
+        silent = Disconnected("no answer in time", sent=False, timed_out=True)
+        world.at(world.now + IO_TIMEOUT, lambda: ended(silent), self.process)
+
+    def lost(self, link: Link, why: str) -> None:
+        """This connection is no use any more, and the client learns of it now."""
+        if link.broken:
+            return
+        link.broken = True
+        link.host.links.discard(link)
+        if self._channel is not None and link.host.ears.get(self._channel) is self:
+            del link.host.ears[self._channel]
+        for future in list(link.row):
+            future.resolve(Disconnected(why, sent=True))
+        if self.link is link:
+            self.link, self._heard = None, "0"
+            if self._channel is not None:
+                self._stay()
+
+    def _stay(self) -> None:
+        """Who listens connects again by himself, so that no push is missed for long."""
+
+        def connected(result: Link | Disconnected) -> None:
+            if isinstance(result, Disconnected):
+                self._pause = min(1.0, self._pause * 2 or 0.02)
+                self.process.world.at(self.process.world.now + self._pause, self._stay, self.process)
+            else:
+                self._pause = 0.0
+
+        if self.link is None and self.process.alive:
+            self.expect(connected)
 
     def signal(self) -> SimSignal:
         """See Port."""
@@ -175,6 +286,34 @@ class SimPort:
     def forget(self) -> None:
         """See Port. Nothing forks here."""
 
+    async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
+        """See Port."""
+        while (verdict := await self._verdict(evidence, until - self.now())) is None:
+            if self.now() + PROOF_EACH >= until:
+                break
+            await self.wait(SimSignal(), self.now() + PROOF_EACH)
+        if verdict:
+            self.network.record.counts["proven lossless"] += 1
+            self.memory.latest.prove(evidence)
+        return bool(verdict)
+
+    async def _verdict(self, evidence: str, left: float) -> bool | None:
+        """What `lossless` says, which asks over connections of its own: there, and back."""
+        network, found = self.network, Future()
+        process, journey = self.process, Journey(current(self.process.world), TRAFFIC)
+
+        def asked() -> None:
+            if not network.blocked(process, there=False):
+                verdict = lossless(_as_address(network.site.seen_by(process)), evidence)
+                process.world.at(process.world.now + network.trip(journey, 1), lambda: found.resolve(verdict), process)
+
+        if not network.blocked(process, there=True):
+            process.world.at(process.world.now + network.trip(journey), asked)
+        patience = min(PATIENCE, max(HASTE, left) / STEPS)
+        process.world.at(process.world.now + patience, Timer(found, None), process)
+        verdict: bool | None = await found
+        return verdict
+
     # The subscription
 
     def ear(self, key: str) -> tuple[str, str]:  # noqa: ARG002 (see Port)
@@ -185,15 +324,14 @@ class SimPort:
         """See Port."""
         return Place(0, 0)
 
-    async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
-        """See Port."""
-        return False
-
     def listen(self, key: str) -> None:  # noqa: ARG002 (see Port)
         """See Port."""
         if self._channel is None:
             self._channel = self.sink.channel.encode()
-            self._subscribe()
+            if self.link is not None:
+                self._subscribe(self.link)
+            else:
+                self._stay()
 
     def hear(self, payload: bytes) -> None:
         """A push has come."""
@@ -201,34 +339,53 @@ class SimPort:
 
     def deafen(self, noticed: float) -> None:
         """A fault: the connection that hears breaks, which is noticed this many seconds later."""
-        if self._channel is not None and self.network.ears.pop(self._channel, None) is not None:
+        link = self.link
+        if link is not None and self._channel is not None and link.host.ears.pop(self._channel, None) is not None:
             self.network.record.counts["subscription broken"] += 1
-            self.process.world.at(self.process.world.now + noticed, self._noticed, self.process)
+            self.process.world.at(
+                self.process.world.now + noticed, lambda: self.lost(link, "it closed the connection"), self.process
+            )
 
     def buried(self) -> None:
         """The process has crashed, and the server has noticed."""
-        if self._channel is not None:
-            self.network.ears.pop(self._channel, self)
+        if self.link is not None and self._channel is not None:
+            self.link.host.ears.pop(self._channel, None)
 
-    def _noticed(self) -> None:
-        self._heard = "0"
-        self._subscribe()
-
-    def _acknowledged(self) -> None:
-        self._heard = "1"
-        self.sink.subscribed()
-
-    def _subscribe(self) -> None:
+    def _subscribe(self, link: Link) -> None:
         world, channel, journey = self.process.world, self._channel, Journey(self.process, TRAFFIC)
         assert channel is not None
 
         def heard() -> None:
-            if self.process.alive:
-                self.network.ears[channel] = self
-                back = world.now + self.network.trip(journey, 1)
-                world.at(back, self._acknowledged, self.process)
+            if not link.broken:
+                link.host.ears[channel] = self
 
-        world.at(world.now + self.network.trip(journey), heard)
+        def acknowledged() -> None:
+            if self.link is link:
+                self._heard, answered[:] = "1", [True]
+                self.sink.subscribed()
+
+        def in_vain() -> None:
+            if not answered:
+                self.lost(link, "no answer in time")
+
+        answered: list[bool] = []
+        self.network.deliver(link, journey, heard, acknowledged)
+        world.at(world.now + IO_TIMEOUT, in_vain, self.process)
+
+
+class _Name:
+    """As `Memory` knows an address."""
+
+    shown = Site.shown
+    former = "-"
+
+
+def _as_address(address: Any) -> RealAddress:
+    found: RealAddress = address
+    return found
+
+
+_ADDRESS: Final = _as_address(_Name)
 
 
 def _encoded(value: Argument) -> bytes:

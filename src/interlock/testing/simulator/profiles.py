@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from .network import CALM, LATEST, Weather
+from .outages import KINDS, LONGER, SETTLED
 from .port import IO_TIMEOUT
 
 
@@ -16,18 +17,45 @@ class Profile:
     name: str
     weather: Weather = CALM
     rates: dict[str, float] = field(default_factory=dict[str, float])
-    trusted: bool = True  # the server loses no data, and its clock is not set
+    trusted: bool = True  # the server loses no data, or says that it may have; and its clock is not set
+    max_ttl: float = 60.0  # seconds that the longest lease lasts, and so a quarantine
+    durable: bool = False  # every write is on the server's disk before it is answered
+    storm: float = 8.0  # seconds with faults
+    calm: float = 3.0  # seconds for which workers go on when it is calm
+    crowd: tuple[int, ...] = (2, 3, 3, 4)  # how many clients
+    workers: tuple[int, ...] = (1, 2, 2, 3)  # how many each of them has
+
+    @property
+    def changes(self) -> bool:
+        """Whether one process after the other serves."""
+        return not self.rates.keys().isdisjoint(KINDS)
+
+    @property
+    def promotes(self) -> bool:
+        """Whether replicas take over."""
+        return not self.rates.keys().isdisjoint({"failover", "isolated", "handover"})
+
+    @property
+    def longer(self) -> float:
+        """Seconds that clients believe an isolated primary to go on for."""
+        return LONGER if "isolated" in self.rates else 0.0
 
     @property
     def clean(self) -> bool:
         """Whether whatever ended must be gone within a second."""
-        return self.weather.clean and self.trusted and "cut off" not in self.rates
+        return (
+            self.weather.clean
+            and self.trusted
+            and not self.changes
+            and self.rates.keys().isdisjoint({"cut off", "one way"})
+        )
 
     @property
     def aftermath(self) -> float:
         """Seconds for which the storm has consequences when it is over."""
         silent = not self.clean or "deafen" in self.rates
-        return (LATEST if self.weather.late else 0.0) + (IO_TIMEOUT if silent else 0.0)
+        late, changes = LATEST if self.weather.late else 0.0, SETTLED if self.changes else 0.0
+        return late + changes + (IO_TIMEOUT if silent else 0.0)
 
 
 _ROUGH: Final = Weather(
@@ -54,6 +82,31 @@ PROFILES: Final = {
         Profile("chaos", weather=_ROUGH, rates=_CANCEL | _PAUSE | _CRASH | _SERVER | _MEMORY | {"cut off": 0.1}),
     )
 }
+
+
+# Servers that restart and fail over. A quarantine lasts as long as the longest ttl, so that is short here, as all is.
+def _servers(name: str, rates: dict[str, float], *, weather: Weather = CALM, durable: bool = False) -> Profile:
+    return Profile(
+        name, weather, rates, max_ttl=2.0, durable=durable, storm=4.0, calm=1.0, crowd=(2, 2, 3), workers=(1, 1, 2)
+    )
+
+
+SERVERS: Final = {
+    profile.name: profile
+    for profile in (
+        _servers("durable", _CANCEL | _CRASH | {"restart": 0.5, "first replica": 0.2}, durable=True),
+        _servers("snapshot", _CANCEL | _CRASH | {"restart late": 0.5}),
+        _servers("empty", _CANCEL | _CRASH | {"restart empty": 0.5, "crash": 0.4}),
+        _servers("failover", _CRASH | {"failover": 0.5, "handover": 0.3, "first replica": 0.1}),
+        _servers("isolated", _CANCEL | {"isolated": 0.5}),
+        _servers("one way", _CANCEL | {"one way": 1.0, "failover": 0.3, "restart late": 0.2}),
+        _servers(
+            "ruin", _CANCEL | _PAUSE | _CRASH | _SERVER
+            | {"restart": 0.3, "failover": 0.3, "handover": 0.3, "isolated": 0.3, "first replica": 0.1, "one way": 0.2},
+            weather=_ROUGH, durable=True,
+        ),
+    )
+}  # fmt: skip
 # Faults outside the promise. Fences (unless both strike), TTLs, telling and renewal hold; exclusion may not.
 RELAXED: Final = {
     profile.name: profile
@@ -64,6 +117,12 @@ RELAXED: Final = {
 }
 
 
-def natural(seed: int) -> Profile:
+# What there is: one server that stays; one place where servers change.
+WORLDS: Final = {"one": PROFILES, "servers": SERVERS}
+ALL: Final = {name: profile for profiles in (*WORLDS.values(), RELAXED) for name, profile in profiles.items()}
+
+
+def natural(seed: int, world: str = "one") -> Profile:
     """The profile that a seed chooses by itself."""
-    return list(PROFILES.values())[seed % len(PROFILES)]
+    profiles = WORLDS[world]
+    return list(profiles.values())[seed % len(profiles)]

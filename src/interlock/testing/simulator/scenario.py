@@ -7,6 +7,7 @@ left.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 from .chance import CLIENT
@@ -16,17 +17,16 @@ from .invariants import Monitor, Story
 from .network import CALM, Network
 from .plan import Plan, Record
 from .scheduler import World
-from .server import Server
+from .site import Site
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .coroutines import Task
     from .profiles import Profile
+    from .server import Server
     from .subjects import Subject
 
-STORM: Final = 8.0  # seconds with faults
-CALM_WORK: Final = 3.0  # seconds for which workers go on in the calm
 PATIENCE: Final = 180.0  # seconds until everybody must have ended
 EMBERS: Final = 10.0  # seconds for which it is watched then that what has ended is told
 ASHES: Final = 400.0  # seconds after which no TTL is left
@@ -50,22 +50,38 @@ class Run:
         self.story = Story(world)
         self.story.plan = plan
         self.record = Record(plan, self.story.note)
-        self.server = Server(lambda: world.now)
-        self.network = Network(world, self.server, self.record, lua)
+        self.site = Site(world)
+        self.site.durable = profile.durable
+        self.site.sentinels = profile.promotes or None
+        self.network = Network(world, self.site, self.record, lua)
         self.network.weather = profile.weather
-        self.monitor = Monitor(self.story, world, self.server, self.record.counts, profile)
+        self.monitor = Monitor(self.story, world, self.site, self.record.counts, profile)
         self.monitor.things.handed = lambda task: task.passes("handed")
         self.network.executed = self.monitor.things.executed
-        self.storm_ends = STORM
+        self.storm_ends = profile.storm
+        self.calm_from = math.inf
         self.over = False
         self.executes = 0
         world.failed = self._failed
         random = world.chance.stream(CLIENT)
         self.subject = subject(random)
         for thing in self.subject.things:
+            thing.longest = min(thing.longest, profile.max_ttl)
             self.monitor.watch(thing)
-        self.clients = [Client(self, f"c{i}") for i in range(random.choice((2, 3, 3, 4)))]
+        self.clients = [Client(self, f"c{i}") for i in range(random.choice(profile.crowd))]
         self.graves: list[Client] = []
+
+    @property
+    def server(self) -> Server:
+        """That of the primary."""
+        return self.site.primary.server
+
+    @property
+    def gap(self) -> float:
+        """Seconds between two sections of a worker, on average."""
+        if self.world.now < self.storm_ends:
+            return 0.1
+        return 2.0 if self.profile.changes and self.world.now < self.calm_from else 0.3
 
     def _failed(self, task: Task, error: Exception) -> None:
         self.story.violated(10, f"{task.name} raised {error!r}")
@@ -78,17 +94,19 @@ class Run:
 
     def go(self) -> None:
         """From the storm to the ashes, or until the rule is broken that the plan looks for."""
-        world, storm = self.world, Faults(self, STORM)
+        world, ends = self.world, self.storm_ends
+        storm = Faults(self, ends)
         world.at(0.0, self.monitor.sweep)
-        world.run(STORM)
+        world.run(ends)
         if world.stopped:
             return
         self.network.weather = CALM
         storm.over()
         self.story.note("CALM")
         # What is late may still come, and what waits for it waits on; the promises count from then on.
-        self.monitor.things.calm_since = world.now + self.profile.aftermath + 1.0
-        world.run(STORM + self.profile.aftermath + CALM_WORK)
+        self.calm_from = world.now + self.profile.aftermath
+        self.monitor.things.calm_since = self.calm_from + 1.0
+        world.run(ends + self.profile.aftermath + self.profile.calm)
         self.over = True
         deadline = world.now + PATIENCE
         while world.now < deadline and not self._ended() and not world.stopped:

@@ -68,18 +68,45 @@ def _sha(source: str) -> str:
     return hashlib.sha1(source.encode()).hexdigest()  # noqa: S324 (Redis names scripts so)
 
 
+class Interpreter:
+    """One Lua for all servers of this process, which take turns: a script ends before the next one begins."""
+
+    def __init__(self) -> None:
+        lua = _lua()
+        runtime = lua.LuaRuntime(encoding=None, unpack_returned_tuples=True, register_eval=False)
+        self.kind: Any = lua.lua_type
+        self.table: Any = runtime.table_from
+        self.run: Any = runtime.execute(_PRELUDE, self._command, self._decoded)
+        self._runtime: Any = runtime
+        self._compiled: dict[str, Any] = {}
+        self.server: Server  # whose script runs
+
+    def script(self, sha: str, source: str = "") -> Any:
+        """The function that a script is."""
+        if sha not in self._compiled:
+            self._compiled[sha] = self._runtime.compile(source.encode())
+        return self._compiled[sha]
+
+    def _command(self, command: bytes, *args: Any) -> Any:
+        return self.server.command(command, *args)
+
+    def _decoded(self, words: bytes) -> Any:
+        """What cjson.decode makes of a list of words and numbers."""
+        return self.table([word.encode() if isinstance(word, str) else word for word in json.loads(words)])
+
+
+@cache
+def _interpreter() -> Interpreter:
+    return Interpreter()
+
+
 class Server:
     """Keys, their times, the scripts it knows, and its clock."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        lua = _lua()
-        runtime = lua.LuaRuntime(encoding=None, unpack_returned_tuples=True, register_eval=False)
-        self._type: Any = lua.lua_type
-        self._table: Any = runtime.table_from
-        self._compile: Any = runtime.compile
-        self._run: Any = runtime.execute(_PRELUDE, self.command, self._decoded)
-        self._compiled: dict[str, Any] = {}
+        self._lua = _interpreter()
+        self._table: Any = self._lua.table
         self.known: set[str] = set()
         self.data: dict[bytes, Any] = {}
         self.expires: dict[bytes, int] = {}
@@ -111,15 +138,15 @@ class Server:
         self.look()
         self._written = False
         seconds, micros = divmod(self.micros, 1_000_000)
-        table = self._table
-        reply = self._run(self._compiled[sha], b"%d" % seconds, b"%d" % micros, table(keys), table(args))
+        lua, table = self._lua, self._table
+        lua.server = self
+        reply = lua.run(lua.script(sha), b"%d" % seconds, b"%d" % micros, table(keys), table(args))
         return self._python(reply)
 
     def eval(self, source: str, keys: Sequence[bytes], args: Sequence[bytes]) -> Any:
         """The same for a script that it may not know yet."""
         sha = _sha(source)
-        if sha not in self._compiled:
-            self._compiled[sha] = self._compile(source.encode())
+        self._lua.script(sha, source)
         self.known.add(sha)
         return self.evalsha(sha, keys, args)
 
@@ -129,7 +156,7 @@ class Server:
             return value
         if isinstance(value, int | float):
             return None if value is False else int(value)
-        if value is None or self._type(value) != "table":
+        if value is None or self._lua.kind(value) != "table":
             return None
         listed: list[Any] = []
         while (item := value[len(listed) + 1]) is not None:
@@ -139,10 +166,6 @@ class Server:
         if (error := value[b"err"]) is not None:
             return ServerError(error.decode(errors="replace"))
         return listed if value[b"ok"] is None else value[b"ok"]
-
-    def _decoded(self, words: bytes) -> Any:
-        """What cjson.decode makes of a list of words and numbers."""
-        return self._table([word.encode() if isinstance(word, str) else word for word in json.loads(words)])
 
     def command(self, command: bytes, *args: Any) -> Any:
         """What redis.call and redis.pcall stand on: a reply as Lua has it; {err=...} if it failed."""
@@ -163,6 +186,11 @@ class Server:
         return self._table(reply) if type(reply) is list else reply
 
     # Keys
+
+    def image(self) -> tuple[dict[bytes, Any], dict[bytes, int]]:
+        """All keys as they are now, and their times: what is on a disk, or has reached a replica."""
+        data = {key: value if type(value) is bytes else type(value)(value) for key, value in self.data.items()}
+        return data, dict(self.expires)
 
     def find(self, key: bytes, kind: type[Any]) -> Any:
         """The value of a key that is alive, or None. Raises WRONGTYPE."""

@@ -74,6 +74,7 @@ def shrink(
     profile: str | None = None,
     *,
     subject: str | None = None,
+    world: str = "one",
     rule: int | None = None,
     lua: Callable[[str], str] = str,
     tries: int = TRIES,
@@ -82,7 +83,7 @@ def shrink(
 
     Raises ValueError if the run breaks no such rule.
     """
-    original = simulate(seed, profile, subject=subject, lua=lua)
+    original = simulate(seed, profile, subject=subject, world=world, lua=lua)
     broken = [violation for violation in original.violations if rule in {None, violation.rule}]
     if not broken:
         about = f"seed {seed} ({original.subject}, {original.profile})"

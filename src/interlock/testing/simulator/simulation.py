@@ -16,7 +16,7 @@ from unittest import mock
 
 from .chance import CoreChance
 from .loop import asyncio_of
-from .profiles import PROFILES, RELAXED, natural
+from .profiles import ALL, natural
 from .scenario import Run
 from .subjects import SUBJECTS, subject_of
 
@@ -68,25 +68,28 @@ def simulate(
     profile: str | None = None,
     *,
     subject: str | None = None,
+    world: str = "one",
     lua: Callable[[str], str] = str,
     plan: Plan | None = None,
 ) -> Report:
     """Run one simulation.
 
-    The seed chooses the profile and the subject if none is given. `lua` makes another script of the text of each one
+    The seed chooses the profile and the subject if none is given: those of the `world`. `lua` makes another script of the text of each one
     that is sent, to plant a bug. With a plan, a run of this seed is repeated with only those of its sections and
     faults that the plan names.
     """
-    chosen = (PROFILES | RELAXED)[profile] if profile else natural(seed)
-    kind = subject or subject_of(seed)
+    chosen = ALL[profile] if profile else natural(seed, world)
+    kind = subject or subject_of(seed, world)
     with _apart() as begin, contextlib.ExitStack() as stack:
         run = Run(seed, chosen, SUBJECTS[kind], lua, plan, begin)
         stack.enter_context(_listening(run.story))
         stack.callback(_burn, run)
         run.go()
+        run.record.counts["began anew for one who remembers nothing"] += run.monitor.things.excused
+        run.record.counts["let go on beside an isolated primary"] += run.monitor.things.beyond
         record, things = run.record, run.monitor.things
         return Report(
-            seed, chosen.name, kind, run.world.now, run.world.events, run.server.scripts, things.grants, things.slowest,
+            seed, chosen.name, kind, run.world.now, run.world.events, run.site.scripts, things.grants, things.slowest,
             run.story.interleaving(), record.counts, run.story.violations, record.faults, record.sections, run.story,
         )  # fmt: skip
 

@@ -35,7 +35,7 @@ class Terms(NamedTuple):
 
 def terms(random: Random, things: Sequence[Thing]) -> Terms:
     """Terms by chance."""
-    ttl = random.choice((0.25, 0.5, 1.0, 2.0, 2.0, 5.0, 5.0))
+    ttl = min(random.choice((0.25, 0.5, 1.0, 2.0, 2.0, 5.0, 5.0)), *(thing.longest for thing in things))
     return Terms(
         thing=random.choice(things),
         ttl=ttl,

@@ -141,7 +141,7 @@ class Worker:
                     self.run.monitor.leases.wrote(grant, sure=True)
             does = random.random()
             if does < 0.05:
-                await self._extend(lease, random.uniform(0.1, 6.0))
+                await self._extend(lease, min(random.uniform(0.1, 6.0), self.session.max_ttl))
             elif does < 0.15:
                 await self._execute(lease, given=does < 0.1)
             elif does > 0.7:

@@ -18,8 +18,11 @@ Rules, by the numbers in violations.
 11. An `execute` is sent once, runs once at the most and only while its lease holds; and its caller is never told
     otherwise.
 12. What a subject says of itself, where nobody else can.
+13. While leases may last that a server has lost, nobody is granted anything; who has one may have it confirmed.
 
 A lease that was taken away at once, by force, is outside rule 1 and the second half of 2: its holder hears of it later.
+The same goes for leases that nobody there knows of: the server has lost all of that name, even its record, and the first
+who asks is a client that never met the server before (or whom such a one let in). Then rule 13 ends, too.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
 
     from interlock.testing.simulator.profiles import Profile
     from interlock.testing.simulator.scheduler import World
-    from interlock.testing.simulator.server import Server
+    from interlock.testing.simulator.site import Site
     from interlock.testing.simulator.subjects import Thing
 
 __all__ = ["Monitor", "Story", "Violation"]
@@ -47,13 +50,13 @@ SWEEP: Final = 0.25  # seconds between two looks at what should have happened
 class Monitor:
     """It sees everything and changes nothing."""
 
-    def __init__(self, story: Story, world: World, server: Server, counts: Counter[str], profile: Profile) -> None:
+    def __init__(self, story: Story, world: World, site: Site, counts: Counter[str], profile: Profile) -> None:
         self.story = story
         self.world = world
-        self.attempts = Attempts(story, server, clean=profile.clean)
+        self.attempts = Attempts(story, site, clean=profile.clean)
         self.leases = Leases(story, self.attempts, counts, trusted=profile.trusted)
         quiet = profile.clean and not profile.rates
-        self.things = Things(story, server, self.attempts, quiet=quiet, trusted=profile.trusted)
+        self.things = Things(story, site, self.attempts, quiet=quiet, trusted=profile.trusted)
         self.sweeping = True
         world.after_step = self.leases.after_step
 
@@ -62,6 +65,10 @@ class Monitor:
         self.things.watch(thing)
         self.attempts.watch(thing)
         self.leases.watch(thing)
+
+    def lost(self, *, lossy: bool, lasts: float) -> None:
+        """Another process serves now; what it has lost may last for so many seconds."""
+        self.things.lost(lossy=lossy, lasts=lasts)
 
     def sweep(self) -> None:
         """What should have happened by now; and again in a while."""

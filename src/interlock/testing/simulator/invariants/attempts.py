@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from interlock._core import Argument, Grant, Message
     from interlock.testing.simulator.coroutines import Process, Task
-    from interlock.testing.simulator.server import Server
+    from interlock.testing.simulator.site import Site
     from interlock.testing.simulator.subjects import Thing
 
     from .story import Story
@@ -34,7 +34,8 @@ class Attempt:
     confirmed: bool = False  # it asked, and was told that it has it: it does not wait any more
     ended: bool = False
     cleared: bool = False  # its release was run by the server
-    ousted: bool = False  # it was taken away at once, by force: its holder learns of it later
+    ousted: bool = False  # it was taken away at once, by force, or forgotten by all: its holder learns of it later
+    beyond: bool = False  # a new primary let it go on while the old one, isolated, still served others
     grant: Grant | None = None
 
     def certain(self) -> bool:
@@ -45,9 +46,9 @@ class Attempt:
 class Attempts:
     """All attempts of a run, by token."""
 
-    def __init__(self, story: Story, server: Server, *, clean: bool) -> None:
+    def __init__(self, story: Story, site: Site, *, clean: bool) -> None:
         self.story = story
-        self.server = server
+        self.site = site
         self.clean = clean  # every message arrives, once and soon
         self.known: dict[bytes, Attempt] = {}
         self.things: dict[bytes, Thing] = {}  # by key
@@ -127,11 +128,12 @@ class Attempts:
     def _undone(self, token: bytes, attempt: Attempt, since: float) -> None:
         if not attempt.process.alive or attempt.process.paused_until > since:
             return
-        if attempt.thing.notes and self.server.refused > since:
+        server = self.site.primary.server
+        if attempt.thing.notes and server.refused > since:
             self._soon_undone(token, attempt, self.story.world.now)
             return
-        self.server.look()
-        for place, tokens in attempt.thing.places(self.server):
+        server.look()
+        for place, tokens in attempt.thing.places(server):
             if token in tokens:
                 self.story.violated(5, f"{token!r} ended without a lease and is still in {place}")
 

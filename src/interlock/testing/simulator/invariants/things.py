@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Sequence
 
     from interlock.testing.simulator.coroutines import Task
+    from interlock.testing.simulator.port import SimPort
     from interlock.testing.simulator.server import Server
+    from interlock.testing.simulator.site import Host, Site
     from interlock.testing.simulator.subjects import Reading, Share, Thing
 
     from .attempts import Attempt, Attempts
     from .story import Story
 
+IDENTITY: Final = 25  # characters
 FOLLOWED: Final = 1.3  # seconds after which what is free must have been given to a live waiter: a vouch and a trip
 WOKEN: Final = 0.05  # seconds after which who was handed or owed something must know, if nothing at all goes wrong
 
@@ -38,14 +41,16 @@ class Seen:
     head_at: float = 0.0  # since when
     could_at: float | None = None  # since when there has been room for it
     owed: dict[Hashable, float] = field(default_factory=dict["Hashable", float])  # since when who should be told
+    barred_until: float = 0.0  # leases that were lost may last until then
+    known: bool = True  # the record tells who comes that there may be such
 
 
 class Things:
     """All of them."""
 
-    def __init__(self, story: Story, server: Server, attempts: Attempts, *, quiet: bool, trusted: bool) -> None:
+    def __init__(self, story: Story, site: Site, attempts: Attempts, *, quiet: bool, trusted: bool) -> None:
         self.story = story
-        self.server = server
+        self.site = site
         self.attempts = attempts
         self.quiet = quiet  # no fault of any kind
         self.trusted = trusted  # the server loses no data and its clock is never set
@@ -54,28 +59,71 @@ class Things:
         self.handed: Callable[[Task], None] = lambda _task: None  # a waiter was handed something in this moment
         self.grants = 0
         self.slowest = 0.0  # seconds from when there was room for a live waiter to its grant, in calm weather
+        self.beyond = 0  # how often an isolated primary granted what the new one had let go on
+        self.excused = 0  # how often a client that remembered nothing began anew on a server that had lost all
+        self.struck: Callable[[], None] = lambda: None  # something was granted in this moment
+        self.ports: dict[str, SimPort] = {}  # by process
         self._arrived = 0
+
+    @property
+    def server(self) -> Server:
+        """That of the primary."""
+        return self.site.primary.server
 
     def watch(self, thing: Thing) -> None:
         """Something that will be used."""
         self.seen[thing.key] = Seen(thing)
 
-    def _forced(self, thing: Thing, token: bytes) -> None:
+    def _forced(self, seen: Seen, token: bytes) -> None:
         """It was taken away at once: also from others of the same owner, who may believe in theirs."""
+        thing = seen.thing
+        if token.startswith(b"quarantine:"):
+            seen.barred_until = 0.0
         for other, each in self.attempts.known.items():
             if each.thing is thing:
-                each.ousted |= token == b"taken-over" or thing.owner(other) == thing.owner(token)
+                all_of_them = token == b"taken-over" or token.startswith(b"quarantine:")
+                each.ousted |= all_of_them or thing.owner(other) == thing.owner(token)
 
-    def executed(self, sender: str, keys: Sequence[bytes], args: Sequence[bytes], reply: Any) -> None:
+    def lost(self, *, lossy: bool, lasts: float) -> None:
+        """Another process serves now. If something was lost, nobody may be granted anything for so many seconds."""
+        server = self.server
+        server.look()
+        for seen in self.seen.values():
+            thing = seen.thing
+            seen.holders = thing.read(server).holders
+            seen.arrivals.clear()
+            seen.head, seen.could_at, seen.owed = None, None, {}
+            if lossy:
+                seen.barred_until = max(seen.barred_until, self.story.world.now + lasts)
+                seen.known = self._tells(thing)
+                thing.forgot(server)
+        for attempt in self.attempts.known.values():
+            attempt.cleared = False
+
+    def _anew(self, seen: Seen) -> None:
+        """Nothing is promised against these leases: nobody who knew of them was there, and no record tells."""
+        self.excused += 1
+        self.story.note("%s begins anew for a client that remembers nothing", seen.thing.name)
+        seen.barred_until, seen.fence = 0.0, 0
+        for attempt in self.attempts.known.values():
+            attempt.ousted |= attempt.thing is seen.thing
+
+    def executed(self, host: Host, sender: str, keys: Sequence[bytes], args: Sequence[bytes], reply: Any) -> None:
         """A script has run."""
-        story, server, asked = self.story, self.server, requests(keys, args)
+        args = args[:-1]  # without the epoch
+        story, server, asked = self.story, host.server, requests(keys, args)
         verb, token = asked[0][1][:2]
         code: object = reply
         with contextlib.suppress(TypeError, IndexError):
             code = reply[0]
-        story.note("server runs %s's %s %s -> %s", sender, verb.decode(), token.decode(), reply)
+        where = "" if host is self.site.primary else f" {host.number}"
+        story.note("server%s runs %s's %s %s -> %s", where, sender, verb.decode(), token.decode(), reply)
         if isinstance(reply, ServerError):
-            if not str(reply).startswith("NOSCRIPT") and not (server.full and str(reply).startswith("OOM")):
+            if (
+                not host.refuses
+                and not str(reply).startswith("NOSCRIPT")
+                and not (server.full and str(reply).startswith("OOM"))
+            ):
                 story.violated(10, f"{verb.decode()} of {sender} failed: {reply}")
             return
         story.served(sender, verb, token.rpartition(b"/")[0], keys[0], code if isinstance(code, int) else 0)
@@ -84,7 +132,7 @@ class Things:
         attempt = self.attempts.known.get(token.removeprefix(b"!"))
         if attempt is not None:
             if verb == b"release":
-                attempt.cleared = True
+                attempt.cleared = host is self.site.primary
             elif verb == b"acquire" and code == QUEUED:
                 self.attempts.queues(token, attempt)
             elif verb == b"acquire" and code == GRANTED:
@@ -92,18 +140,27 @@ class Things:
             elif verb == b"execute" and code == GRANTED:
                 holders = self.seen[keys[0]].thing.read(server).holders
                 self.attempts.ran(args[4].decode(), holds=token in holders and not holders[token].revoked)
+        if host is not self.site.primary:  # an isolated one: what counts is what clients believe
+            for (of, words), answer in zip(asked, answers(args, reply), strict=False):
+                if verb == b"acquire" and answer[0] == GRANTED:
+                    self._aside(self.seen[of[0]].thing, words[1], server)
+            return
+        if self.site.isolated:
+            self._beyond(verb, asked, args, reply)
         if verb == b"revoke" and code == 1 and args[2] == b"1":
-            self._forced(self.seen[keys[0]].thing, token.removeprefix(b"!"))
+            self._forced(self.seen[keys[0]], token.removeprefix(b"!"))
         for (of, words), answer in zip(asked, answers(args, reply), strict=False):
             seen = self.seen.get(of[0])
-            if seen and (wrong := seen.thing.misserved(server, words, answer, seen.holders)) and self.trusted:
+            if not seen or not self.trusted or (len(answer) > 1 and str(answer[1]).startswith("b'!quarantine:")):
+                continue
+            if wrong := seen.thing.misserved(server, words, answer, seen.holders):
                 story.violated(12, f"{verb.decode()} of {words[1]!r} was answered with {answer}: {wrong}")
         by = {words[1] for _, words in asked}
         for key in keys:
             if key in self.seen:
-                self._look(self.seen[key], verb, by)
+                self._look(self.seen[key], verb, by, fresh=len(self.ports[sender].met) == 1)
 
-    def _look(self, seen: Seen, verb: bytes, by: Collection[bytes]) -> None:
+    def _look(self, seen: Seen, verb: bytes, by: Collection[bytes], *, fresh: bool) -> None:
         thing, server = seen.thing, self.server
         reading = thing.read(server)
         holders = reading.holders
@@ -115,6 +172,8 @@ class Things:
             for token, share in holders.items()
             if not share.revoked and (token not in seen.holders or seen.holders[token].fence != share.fence)
         ]
+        if seen.barred_until > self.story.world.now:
+            self._barred(seen, new, fresh=fresh)
         if new:
             new.sort(key=lambda token: holders[token].fence)
             self._granted(seen, new, reading, present, by if verb == b"acquire" else ())
@@ -124,7 +183,7 @@ class Things:
             attempt = self.attempts.known.get(token)
             if attempt is not None and attempt.cleared and self.trusted:
                 self.story.violated(5, f"{token!r} holds {thing.key!r} after its release was run")
-        if self.trusted:
+        if self.trusted and seen.barred_until <= self.story.world.now:  # another machine's clock may end it earlier
             owners = {thing.owner(token) for token in holders}
             for token in seen.holders.keys() - holders.keys():
                 attempt = self.attempts.known.get(token)
@@ -135,6 +194,54 @@ class Things:
         self._follow(seen, reading, present)
         seen.holders = holders
         self._owe(seen)
+
+    # An isolated primary
+
+    def _aside(self, thing: Thing, token: bytes, server: Server) -> None:
+        """It granted this, and knows nothing of what the new one has let go on."""
+        thing.granted(token, thing.read(server))
+        for other, attempt in self.attempts.known.items():
+            if other != token and attempt.thing is thing and attempt.beyond and attempt.certain():
+                attempt.ousted = True
+                self.beyond += 1
+
+    def _beyond(
+        self, verb: bytes, asked: Sequence[tuple[Sequence[bytes], Sequence[bytes]]], args: Sequence[bytes], reply: Any
+    ) -> None:
+        """The new primary confirms or renews what it has heard of."""
+        going_on: list[bytes] = []
+        if verb == b"renew":
+            going_on = [token for token, state in zip(args[1::2], reply, strict=False) if state == GRANTED]
+        elif verb == b"acquire":
+            replies = answers(args, reply)
+            going_on = [words[1] for (_, words), each in zip(asked, replies, strict=False) if each[0] == GRANTED]
+        for token in going_on:
+            self.attempts.known[token].beyond = True
+
+    # Rule 13
+
+    def _tells(self, thing: Thing) -> bool:
+        """Whether the record tells that something may have been lost: of a grant, or of what a client remembered."""
+        record: bytes | None = self.server.find(thing.keys[1], bytes)
+        if record is None:
+            return False
+        _, _, fence, under, *_ = record.split()
+        return int(fence) > 0 or under not in {b"-", self._identity()}
+
+    def _identity(self) -> bytes:
+        return self.site.primary.facts().identity.encode()
+
+    def _barred(self, seen: Seen, new: list[bytes], *, fresh: bool) -> None:
+        """A script ran while lost leases may last. `fresh`: its sender has met no other server."""
+        seen.known |= any(token.startswith(b"quarantine:") for token in live(seen.holders, self.server, surely=True))
+        if not seen.known and self._tells(seen.thing):
+            record: bytes = self.server.find(seen.thing.keys[1], bytes)
+            seen.known = True
+            if fresh and record.split()[3] == self._identity():
+                self._anew(seen)
+        if new and seen.barred_until:
+            left = seen.barred_until - self.story.world.now
+            self.story.violated(13, f"{new} granted {left:.3f} s before the leases that were lost are over")
 
     # The order of arrival
 
@@ -165,6 +272,7 @@ class Things:
         self, seen: Seen, tokens: list[bytes], reading: Reading, present: dict[bytes, float], by: Collection[bytes]
     ) -> None:
         thing, holders, before = seen.thing, reading.holders, live(seen.holders, self.server, surely=False)
+        self.struck()
         for token in tokens:
             self.grants += 1
             fence = holders[token].fence
@@ -211,8 +319,15 @@ class Things:
             seen.head, seen.head_at, seen.could_at = head, now, None
         if head is None:
             return
-        wants = seen.thing.wants(head)
-        if reading.room < wants <= reading.limit:
+        thing, room = seen.thing, reading.room
+        wants = thing.wants(head)
+        marker = next((token for token in reading.holders if token.startswith(b"quarantine:")), None)
+        link = self.ports[self.attempts.known[head].process.name].link
+        if link is None or link.host is not self.site.primary or bars(link.epoch.text, self.server, thing, marker):
+            room = 0
+        elif marker:
+            room = reading.limit  # the head knows that it is over
+        if room < wants <= reading.limit:
             seen.could_at = None
         elif seen.could_at is None:
             seen.could_at = max(seen.head_at, self._freed(seen, reading))
@@ -284,3 +399,18 @@ class Things:
                 if now - since > FOLLOWED:
                     self.story.violated(4, f"{what}, and it has not been told since {since:.3f}")
                     seen.owed[who] = now
+
+
+def bars(epoch: str, server: Server, thing: Thing, marker: bytes | None) -> bool:
+    """Whether who says this may still not be granted anything here: as queue.lua has it, for what must come in time."""
+    record: bytes = server.find(thing.keys[1], bytes) or b"1 - 0 - 0"
+    _, _, _, under, lasts, *_ = record.decode().split()
+    if marker is not None and under == "-":
+        under = marker.decode().partition(":")[2]
+    if len(epoch) < IDENTITY or under == epoch[:IDENTITY]:
+        return False
+    _, since, wait, former, *fine = epoch.split()
+    under = former if under == "-" else under
+    if under == "-" or any(under.startswith(each) for each in fine):
+        return False
+    return int(since) + max(int(wait), int(lasts)) > server.micros / 1000

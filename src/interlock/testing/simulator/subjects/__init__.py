@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from interlock.testing.simulator.profiles import PROFILES
+from interlock.testing.simulator.profiles import PROFILES, WORLDS
 
 from .barrier import Barriers
 from .election import Elections
@@ -32,7 +32,13 @@ SUBJECTS: Final[dict[str, type[Subject]]] = {
 _OTHERS: Final = [kind for kind, subject in SUBJECTS.items() if kind != "lock" for _ in range(subject.share)]
 
 
-def subject_of(seed: int) -> str:
+# Latches and barriers have no leases that a server could lose.
+_IN: Final = {"servers": ("lock", "rlock", "rwlock", "semaphore", "election", "once", "multi")}
+
+
+def subject_of(seed: int, world: str = "one") -> str:
     """The subject that a seed chooses by itself: of five rounds of all profiles two are the lock's, whatever joins."""
+    if world in _IN:
+        return _IN[world][seed // len(WORLDS[world]) % len(_IN[world])]
     fives, place = divmod(seed // len(PROFILES), 5)
     return "lock" if place % 2 else _OTHERS[(3 * fives + place // 2) % len(_OTHERS)]

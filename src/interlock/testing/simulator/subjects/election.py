@@ -38,6 +38,11 @@ class ElectionThing(LockThing):
         super().__init__(election(name, "lock:"))
         self.observers: dict[int, Observer] = {}  # those that go on, by number
         self.observed = 0
+        self.lossy = False  # terms may have been lost, and who led before may lead for those who ask
+
+    def forgot(self, _server: Server) -> None:
+        """See Thing."""
+        self.lossy = True
 
     def owed(self, server: Server, _queued: Mapping[bytes, Attempt]) -> dict[Hashable, str]:
         """Whose last word is not the truth."""
@@ -101,6 +106,7 @@ class Observing(NamedTuple):
             thing.observers.pop(number, None)
 
     async def _watch(self, worker: Worker, election: aio.Election, number: int, observer: Observer) -> None:
+        thing = self.thing
         try:
             async for leader in election.observe():
                 worker.count("a change was told")
@@ -108,13 +114,13 @@ class Observing(NamedTuple):
                 worker.run.story.note("%s is told that %s leads", worker.task.name, word)
                 if word == observer.word:
                     worker.violated(12, f"it was told twice that {word} leads")
-                if leader and leader.term < observer.term and worker.run.profile.trusted:
+                if leader and leader.term < observer.term and worker.run.profile.trusted and not thing.lossy:
                     worker.violated(2, f"it was told the term {leader.term} after {observer.term}")
                 observer.word, observer.term = word, leader.term if leader else observer.term
         except LockError as error:
             worker.count(f"observe failed: {type(error).__name__}")
         finally:
-            self.thing.observers.pop(number, None)
+            thing.observers.pop(number, None)
 
 
 class Elections(Subject):

@@ -37,11 +37,18 @@ class OnceThing(LockThing):
         super().__init__(once(of, "lock:", key))
         self.of, self.key_of, self.at_least, self.keep = of, key, at_least, keep
         self.succeeded = False  # and its caller knows, in weather in which the server does, too
+        self._lossy = False  # it has lost something
         self._next = 0.0  # ms on the server's clock
         self._last: tuple[bytes, int] = b"", 0  # the newest run, and when it began, in µs
 
+    def forgot(self, _server: Server) -> None:
+        """See Thing. A note may be lost with what else was: only leases are waited for."""
+        self._lossy = True
+
     def misserved(self, server: Server, args: Sequence[bytes], reply: Any, before: Mapping[bytes, Share]) -> str | None:
         """Nobody begins before the time that the last run has set."""
+        if self._lossy:
+            return None
         verb, token, *rest = args
         now, (last, began) = server.micros / 1000, self._last
         if verb == b"acquire" and reply[0] == GRANTED and (token, reply[1]) != self._last:
@@ -143,7 +150,7 @@ class Onces(Subject):
 
     def turn(self, random: Random) -> Running:
         """See Subject."""
-        at_most = random.choice((0.3, 1.0, 2.0, 5.0))
+        at_most = min(random.choice((0.3, 1.0, 2.0, 5.0)), self.things[0].longest)
         long = random.random() < 0.1
         return Running(
             random.choice(self.things), at_most, at_most * 1.2 if long else random.expovariate(1 / 0.15),

@@ -28,12 +28,16 @@ class SemaphoreThing(PermitThing):
     def __init__(self, name: str, limit: int) -> None:
         super().__init__(semaphore(name, "lock:", limit))
         self._limits: dict[bytes, int] = {}  # by token: when it was granted
-        self._latest = limit
+        self._latest: int | None = limit  # None: perhaps another one
         self._set: dict[bytes, int] = {}  # by operation: what set_limit set, once
 
     def granted(self, token: bytes, reading: Reading) -> None:
         """See Thing."""
         self._limits[token] = reading.limit
+
+    def forgot(self, _server: Server) -> None:
+        """See Thing. A set_limit that was lost and comes again may set it, or have been the last."""
+        self._latest = None
 
     def apart(self, shares: Mapping[bytes, Share]) -> str | None:
         """See Thing."""
@@ -51,9 +55,10 @@ class SemaphoreThing(PermitThing):
             return None
         operation, wanted = args[1], int(args[3])
         if operation not in self._set:
-            self._set[operation] = self._latest = wanted
+            self._set[operation] = wanted
+            self._latest = wanted if self._latest is not None else None
         limit = self.read(server).limit
-        return None if limit == self._latest else f"the limit is {limit}, and {self._latest} was set last"
+        return None if self._latest in {None, limit} else f"the limit is {limit}, and {self._latest} was set last"
 
     def alone(self, _token: bytes) -> bool:
         """See Thing."""

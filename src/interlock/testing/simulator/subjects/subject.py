@@ -51,6 +51,7 @@ class Thing:
     As it stands here it is of a kind that one has at a time. KEYS[3] and KEYS[4] are the queue of any kind.
     """
 
+    longest = 5.0  # seconds that a ttl may have
     notes = False  # whether a release writes something: without memory it is refused, and comes again
 
     def __init__(self, primitive: Primitive) -> None:
@@ -71,6 +72,9 @@ class Thing:
 
     def asked(self, token: bytes, terms: Sequence[Argument]) -> None:
         """An attempt begins; `terms` are those of its primitive."""
+
+    def forgot(self, _server: Server) -> None:
+        """The server has lost something: what it knows now is what counts."""
 
     def wants(self, _token: bytes) -> int:
         """How many permits it asks for."""

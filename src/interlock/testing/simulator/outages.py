@@ -1,0 +1,184 @@
+"""What befalls the process that serves a site: it restarts, or another one takes over, with or without the last writes.
+
+Theory. What is lost is what was written after an *image* of the keys: a snapshot, a disk that lags, a replica that lags.
+It is taken when the fault strikes; the process ends a little later, or in the moment of one of the next grants, which
+nobody but its client then knows of. A while after that the next process comes up with the image.
+
+Rule. One at a time: a fault that strikes while another one is at work does nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from .site import ALONE, EMPTY, OVER, Host
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .faults import Strike
+    from .network import Network
+    from .scenario import Run
+    from .site import Image, Site
+
+MOST_LAG: Final = 1.0  # seconds by which a replica, a disk, or the last look for replicas may lag
+LONGER: Final = MOST_LAG + 1.0  # seconds that an isolated primary is believed to go on for
+DOWN: Final = 1.0  # seconds without a server, at most
+SKEW: Final = 0.8  # seconds by which two machines' clocks differ, at most
+SETTLED: Final = 2 * MOST_LAG + DOWN  # seconds after which a fault has had its effect
+KINDS: Final = ("restart", "restart late", "restart empty", "failover", "handover", "isolated", "first replica")
+
+
+class Outages:
+    """Those of one site."""
+
+    def __init__(self, run: Run, network: Network) -> None:
+        self.run = run
+        self.network = network
+        self.site: Site = network.site
+        self._busy = False
+        self._at_grant: Callable[[], None] | None = None
+        self._grants = 0
+
+    def strike(self, strike: Strike) -> None:
+        """One of `KINDS`."""
+        site = self.site
+        if self._busy:
+            return
+        match strike.kind:
+            case "restart":
+                self._soon(strike, lambda: self._restart(strike, None))
+            case "restart late":
+                image = site.primary.server.image()
+                self._soon(strike, lambda: self._restart(strike, image))
+            case "restart empty":
+                self._soon(strike, lambda: self._restart(strike, EMPTY))
+            case "failover":
+                image = site.primary.server.image()
+                self._soon(strike, lambda: self._failover(strike, image))
+            case "handover":
+                self._handover(strike)
+            case "isolated":
+                self._isolated(strike)
+            case "first replica":
+                if not site.primary.facts().promoted:
+                    site.primary.replid = site.history()
+
+    def _soon(self, strike: Strike, action: Callable[[], None]) -> None:
+        """When the lag is over; or before, with one of the next grants."""
+        world, site, before = self.run.world, self.site, self.site.primary
+        self._busy = True
+
+        def act() -> None:
+            if site.primary is before and before.alive:
+                self._at_grant = None
+                action()
+
+        if strike.wire:
+            self._at_grant, self._grants = act, strike.others // 2
+        world.at(world.now + min(strike.seconds, MOST_LAG), act)
+
+    def granted(self) -> None:
+        """Somebody was granted something in this moment."""
+        if self._at_grant is not None:
+            self._grants -= 1
+            if self._grants < 0:
+                self._at_grant()
+
+    def _end(self, host: Host, *, told: bool) -> None:
+        self.run.story.note("server %d is dead", host.number)
+        host.alive = False
+        host.ears.clear()
+        self.site.resets = told
+        for link in sorted(host.links, key=lambda link: link.process.name):
+            self.network.ended(link, 0.001)
+
+    def _later(self, strike: Strike, action: Callable[[], None]) -> None:
+        world = self.run.world
+        world.at(world.now + 0.01 + strike.spare * (DOWN - 0.01), action)
+
+    def _serves(self, host: Host, *, lossy: bool, longer: float = 0.0) -> None:
+        """This one is the primary from now on."""
+        self.site.primary, self.site.reachable = host, True
+        run = self.run
+        run.story.note("server %d serves now, %s%s", host.number, host.facts().identity, ": something is lost" * lossy)
+        run.monitor.lost(lossy=lossy, lasts=run.profile.max_ttl + longer)
+        self._busy = False
+
+    def _restart(self, strike: Strike, image: Image | None) -> None:
+        site, old = self.site, self.site.primary
+        self._end(old, told=strike.victim < 0.7)
+        site.reachable = False
+
+        def up() -> None:
+            site.resets = True
+            host = site.another(skew=old.server.skew)
+            if image is not None and image is not EMPTY and strike.thing < 0.5:
+                host.replid2 = old.replid  # newer servers take their history from a snapshot
+            host.load(old.server.image() if image is None else image)
+            self._serves(host, lossy=image is not None)
+
+        self._later(strike, up)
+
+    def _failover(self, strike: Strike, image: Image) -> None:
+        site, old = self.site, self.site.primary
+        self._end(old, told=strike.victim < 0.5)
+        site.reachable = False
+
+        def promoted() -> None:
+            host = self._promoted(strike, old, image, old.server.skew + (strike.thing - 0.5) * 2 * SKEW)
+            self._serves(host, lossy=True)
+            if strike.victim < 0.3:  # its machine comes back, and it gets a copy of all
+                follower = site.another()
+                follower.replid, follower.follows, follower.refuses = host.replid, host, OVER
+
+        self._later(strike, promoted)
+
+    def _promoted(self, strike: Strike, old: Host, image: Image, skew: float) -> Host:
+        host = self.site.another(up=1e5 * strike.spare, skew=max(-SKEW, min(SKEW, skew)))
+        host.replid2 = old.replid
+        host.load(image)
+        return host
+
+    def _handover(self, strike: Strike) -> None:
+        """FAILOVER: writes stop until the replica has them all. The clocks agree, else what expires there differs."""
+        self._busy = True
+        old = self.site.primary
+        host = self._promoted(strike, old, old.server.image(), old.server.skew)
+        old.refuses = OVER
+
+        def follows() -> None:
+            old.follows, old.replid, old.replid2 = host, host.replid, host.replid2
+
+        self.run.world.at(self.run.world.now + strike.victim * strike.spare, follows)
+        self._serves(host, lossy=False)
+
+    def _isolated(self, strike: Strike) -> None:
+        """The primary loses its replicas, one of which is promoted; some clients still reach the old one only."""
+        run, old = self.run, self.site.primary
+        self._busy = True
+        bases = [client.process.base for client in run.clients]
+        first = int(strike.client * len(bases))
+        image, lag = old.server.image(), min(strike.seconds, MOST_LAG)
+
+        def promoted() -> None:
+            old.answers = {bases[first], bases[int(strike.victim * len(bases))]}
+            for link in sorted(old.links, key=lambda link: link.process.name):
+                if not old.reached_by(link.process):
+                    self.network.ended(link, 0.001)
+            host = self._promoted(strike, old, image, old.server.skew + (strike.thing - 0.5) * 2 * SKEW)
+            self._serves(host, lossy=True, longer=MOST_LAG)
+            self._busy = True
+            world = run.world
+            world.at(world.now + MOST_LAG * (0.5 + strike.spare / 2), lambda: refuse(ALONE))
+            world.at(world.now + MOST_LAG * (1 + strike.spare), healed)
+
+        def refuse(text: str) -> None:
+            old.refuses = text
+
+        def healed() -> None:
+            refuse(OVER)
+            old.follows, old.answers, old.replid = self.site.primary, None, self.site.primary.replid
+            self._busy = False
+
+        run.world.at(run.world.now + lag, promoted)

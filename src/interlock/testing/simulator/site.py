@@ -1,0 +1,206 @@
+"""A site: what one address leads to. One process serves there at a time; others served before, or follow it.
+
+Theory. A process is a `Host`: it has keys, a clock, and a name that ends with it (run_id), and it counts its writes under
+another one (replid). What clients learn of it is what the real ports ask, word for word: `INFO`, `TIME`, `CONFIG`.
+A host that comes instead of another starts with an *image* of the keys: all of them, those of some moments ago (a
+snapshot, a disk that lags, a replica that lags), or none.
+
+Rules. (1) A connection ends with its host's process. (2) An isolated primary still answers some clients, until it finds
+that it has no replicas; then it refuses, and in the end it follows the new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from math import floor
+from typing import TYPE_CHECKING, Any, Final
+
+from interlock._core import ServerError
+from interlock.ports._memory import ASKED, NO_REPLID, Facts, facts
+
+from .server import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from typing import Self
+
+    from .coroutines import Process
+    from .network import Ear
+    from .port import Link
+    from .scheduler import World
+
+Image = tuple[dict[bytes, Any], dict[bytes, int]]
+EMPTY: Final[Image] = ({}, {})
+AGE: Final = 1e5  # seconds for which a replica is up when it is promoted
+OVER: Final = "READONLY You can't write against a read only replica."
+ALONE: Final = "NOREPLICAS Not enough good replicas to write."
+
+
+class Host:
+    """One process of a server."""
+
+    def __init__(self, site: Site, number: int, replid: str, *, up: float = 0.0, skew: float = 0.0) -> None:
+        self.site = site
+        self.number = number
+        self.run_id = site.name_of(f"process {number}")
+        self.replid = replid
+        self.replid2 = NO_REPLID
+        self.began = site.clock() - up
+        self.server = Server(site.clock)
+        self.server.skew = skew
+        self.alive = True
+        self.refuses = ""  # the error that it answers everything with
+        self.follows: Host | None = None  # its primary, if it is a replica
+        self.answers: Collection[str] | None = None  # the only clients that reach it; None: all
+        self.links: set[Link] = set()
+        self.ears: dict[bytes, Ear] = {}  # who hears a channel here
+
+    def reached_by(self, process: Process) -> bool:
+        """Whether what this process says arrives here."""
+        return self.alive and (self.answers is None or process.base in self.answers)
+
+    def load(self, image: Image) -> None:
+        """Begin with these keys."""
+        self.server.data, self.server.expires = image
+
+    def run(self, by_text: bool, script: str, keys: list[bytes], args: list[bytes]) -> Any:
+        """A script call."""
+        if self.refuses:
+            return ServerError(self.refuses)
+        return (self.server.eval if by_text else self.server.evalsha)(script, keys, args)
+
+    # What it says of itself
+
+    def asked(self, *command: str) -> Any:
+        """Its reply to what a connection or a proof asks."""
+        match command:
+            case ("INFO", "server"):
+                skew = self.server.skew
+                up = floor(self.site.clock() + skew) - floor(self.began + skew)  # as servers count
+                return f"# Server\r\nrun_id:{self.run_id}\r\nuptime_in_seconds:{up}\r\n".encode()
+            case ("INFO", "replication"):
+                return "\r\n".join(self._replication()).encode()
+            case ("INFO", "persistence"):
+                return f"aof_enabled:{int(self.site.durable)}\r\n".encode()
+            case ("CONFIG", "GET", "appendfsync"):
+                return [b"appendfsync", b"always" if self.site.durable else b"everysec"]
+            case ("TIME",):
+                self.server.look()
+                seconds, micros = divmod(self.server.micros, 1_000_000)
+                return [b"%d" % seconds, b"%d" % micros]
+            case _:
+                raise AssertionError(command)
+
+    def _replication(self) -> list[str]:
+        followers = [host for host in self.site.hosts if host.follows is self and host.alive]
+        return [
+            f"role:{'slave' if self.follows else 'master'}",
+            f"connected_slaves:{len(followers)}",
+            *(f"slave{i}:ip=sim,port={host.number},state=online" for i, host in enumerate(followers)),
+            f"master_replid:{self.replid}",
+            f"master_replid2:{self.replid2}",
+        ]
+
+    def facts(self) -> Facts:
+        """What a connection learns with its greeting."""
+        found = facts(*(self.asked(*command) for command in ASKED))
+        assert found is not None
+        return found
+
+
+class Site:
+    """One address, and the hosts behind it."""
+
+    shown = "sim://"
+
+    def __init__(self, world: World, name: str = "", *, offset: float = 0.0, rate: float = 1.0) -> None:
+        self.world = world
+        self.name = name
+        self.offset, self.rate = offset, rate  # of its clock
+        self.durable = False  # every write is on the disk before it is answered
+        self.sentinels: object = None  # who promote replicas, if anybody does
+        self.reachable = True  # a process is listening
+        self.resets = True  # whoever sends to a process that has ended is told so, since its machine lives on
+        self.opened: Callable[[Host], None] = lambda _host: None
+        self.hosts: list[Host] = []
+        self._names = 0
+        self.primary = self.another(up=AGE)
+
+    def clock(self) -> float:
+        """Seconds on its clock since the world began."""
+        return self.offset + self.world.now * self.rate
+
+    def name_of(self, what: str) -> str:
+        """40 characters that nobody else has."""
+        return hashlib.sha1(f"{self.name} {what}".encode()).hexdigest()  # noqa: S324 (no secret)
+
+    def history(self) -> str:
+        """A new name for what is written from now on."""
+        self._names += 1
+        return self.name_of(f"history {self._names}")
+
+    def another(self, *, up: float = 0.0, skew: float = 0.0) -> Host:
+        """A process that comes up."""
+        self.hosts.append(Host(self, len(self.hosts), self.history(), up=up, skew=skew))
+        self.opened(self.hosts[-1])
+        return self.hosts[-1]
+
+    def route(self, process: Process) -> Host | None:
+        """Whom a new connection of this process meets; None: nobody listens."""
+        for host in reversed(self.hosts[-3:-1]):
+            if host.answers is not None and not host.follows and host.reached_by(process):
+                return host
+        return self.primary if self.reachable else None
+
+    @property
+    def isolated(self) -> bool:
+        """Whether an old primary serves beside the new one."""
+        return any(host.answers is not None and not host.refuses for host in self.hosts[-3:])
+
+    @property
+    def scripts(self) -> int:
+        """How many were run."""
+        return sum(host.server.scripts for host in self.hosts)
+
+    # As ports know an address: what `lossless` needs of it
+
+    def seen_by(self, process: Process) -> Address:
+        """The address, as this process reaches it."""
+        return Address(self, process, None)
+
+
+class Address:
+    """See `interlock.connect.Address`: what a proof needs of it."""
+
+    shown = Site.shown
+
+    def __init__(self, site: Site, process: Process, host: Host | None) -> None:
+        self.site, self.process, self._host = site, process, host
+        self.sentinels = site.sentinels
+        self._replies: list[Any] = []
+
+    def at(self, _host: str, port: int) -> Address:
+        """A replica."""
+        return Address(self.site, self.process, self.site.hosts[port])
+
+    def connection(self, _within: float) -> Self:
+        """A connection of redis-py, which is this, too."""
+        return self
+
+    def connect(self) -> None:
+        """It answers all at once."""
+        self._host = self._host or self.site.route(self.process)
+        if self._host is None or not self._host.alive:
+            raise ConnectionError
+
+    def send_command(self, *command: str) -> None:
+        """A command, and its reply."""
+        assert self._host is not None
+        self._replies.append(self._host.asked(*command))
+
+    def read_response(self) -> Any:
+        """The next reply."""
+        return self._replies.pop(0)
+
+    def disconnect(self) -> None:
+        """It ends."""

@@ -1,0 +1,144 @@
+"""The real core and the real Lua while servers restart and fail over. See docs/simulator.md."""
+
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("lupa")
+
+from interlock.ports import _memory
+from interlock.testing import shrink, simulate
+from interlock.testing.simulator import SERVERS, natural, outages, port, profiles, subject_of
+
+SEEDS = 2000
+SHARE = 50
+SUBJECTS = ("lock", "rlock", "rwlock", "semaphore", "election", "once", "multi")
+
+
+@pytest.mark.rule(1, 3, 4, 6, 7, 8, 9, 10)
+@pytest.mark.parametrize("first", range(0, SEEDS, SHARE))
+def test_no_rule_is_broken(first):
+    for seed in range(first, first + SHARE):
+        report = simulate(seed, world="servers")
+        again = f"scripts/simulate --world servers --seed {seed} --shrink"
+        assert not report.violations, f"{again}: {report.violations[:3]}"
+
+
+def test_the_seeds_are_dealt_out_to_all_subjects_and_profiles():
+    runs = Counter((subject_of(seed, "servers"), natural(seed, "servers").name) for seed in range(SEEDS))
+    assert runs.keys() == {(subject, profile) for subject in SUBJECTS for profile in SERVERS}
+    assert min(runs.values()) >= 40
+
+
+def test_the_faults_really_happen():
+    counts = Counter()
+    for seed in range(140):
+        counts += simulate(seed, world="servers").counts
+    wanted = {fault for profile in SERVERS.values() for fault in profile.rates}
+    assert {*outages.KINDS, "one way"} <= wanted
+    wanted |= {"proven lossless", "began anew for one who remembers nothing", "push to nobody", "script unknown"}
+    assert {fault for fault in wanted if not counts[fault]} == set()
+
+
+@pytest.mark.parametrize("profile", SERVERS)
+def test_a_seed_is_one_run(profile):
+    first, again = (simulate(3, profile, subject="lock") for _ in range(2))
+    assert first == again
+    assert first.fingerprint == again.fingerprint
+
+
+# Planted bugs
+
+
+def replaced(old, new):
+    def planted(source):
+        return source.replace(old, new)
+
+    planted.old = old
+    return planted
+
+
+IN_LUA = {
+    "no quarantine": ("lock", 1, "snapshot", replaced("if #EPOCH < IDENTITY or recorded ==", "if true or recorded ==")),
+    "no quarantine of permits": (
+        "semaphore", 13, "failover", replaced("if #EPOCH < IDENTITY or recorded ==", "if true or recorded =="),
+    ),
+    "an identity that is not written": (
+        "lock", 13, "snapshot", replaced("fence, under, lasts = next_fence(fence, under), identity(), ttl",
+                                         "fence, under, lasts = next_fence(fence, under), '-', ttl"),
+    ),
+    "a memory that nobody asks": (
+        "lock", 13, "empty", replaced("if not recorded or recorded == '-' then recorded = former end", ""),
+    ),
+    "a marker that nobody heeds": ("rlock", 13, "empty", replaced("    if under == '-' then under = evidence end\n", "")),
+    "a confirmation that takes the record over": (
+        "semaphore", 13, "failover", replaced("    if why ~= '' then return {REVOKED, why} end\n",
+                                              "    if why ~= '' then return {REVOKED, why} end\n"
+                                              "    under = identity() write(0)\n"),
+    ),
+    "a quarantine that hands over": (
+        "lock", 13, "snapshot", replaced("if quarantined() then return nil, 0 end", ""),
+    ),
+    "half a quarantine": ("rwlock", 13, "empty", replaced("since + math.max(wait, ttl or 0)", "since + wait / 2")),
+    "a quarantine without an end": (
+        "lock", 4, "snapshot", replaced("since + math.max(wait, ttl or 0) - micros() / 1000", "30000"),
+    ),
+}  # fmt: skip
+
+
+def an_isolated_primary_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(profiles, "LONGER", 0.0)
+
+
+def every_restart_is_clean(monkeypatch):
+    monkeypatch.setattr(port, "lossless", lambda *_: True)
+
+
+def a_promotion_is_as_old_as_its_process(monkeypatch):
+    monkeypatch.setattr(_memory.Facts, "promoted", property(lambda _: False))
+
+
+def who_connects_again_remembers_nothing(monkeypatch):
+    meet = _memory.Memory.meet
+
+    def forgetful(self, *args):
+        self.before = "-"
+        return meet(self, *args)
+
+    monkeypatch.setattr(_memory.Memory, "meet", forgetful)
+
+
+IN_PYTHON = {
+    "an isolated primary is not waited for": ("lock", 13, "isolated", an_isolated_primary_is_not_waited_for),
+    "who connects again remembers nothing": ("lock", 13, "empty", who_connects_again_remembers_nothing),
+    "every restart is clean": ("lock", 13, "snapshot", every_restart_is_clean),
+    "a promotion is as old as its process": ("lock", 13, "failover", a_promotion_is_as_old_as_its_process),
+}
+
+
+def catch(rule, subject, profile, lua=str):
+    for seed in range(200):
+        if any(violation.rule == rule for violation in simulate(seed, profile, subject=subject, lua=lua).violations):
+            return seed
+    return pytest.fail(f"no seed below 200 breaks rule {rule}")
+
+
+@pytest.mark.parametrize("bug", IN_LUA)
+def test_a_planted_bug_in_the_lua_is_caught(bug):
+    subject, rule, profile, planted = IN_LUA[bug]
+    catch(rule, subject, profile, planted)
+
+
+@pytest.mark.parametrize("bug", IN_PYTHON)
+def test_a_planted_bug_in_a_client_is_caught(bug, monkeypatch):
+    subject, rule, profile, plant = IN_PYTHON[bug]
+    plant(monkeypatch)
+    catch(rule, subject, profile)
+
+
+def test_a_lost_lease_makes_a_short_story():
+    planted = IN_LUA["no quarantine"][-1]
+    seed = catch(1, "lock", "snapshot", planted)
+    shrunk = shrink(seed, "snapshot", subject="lock", rule=1, lua=planted)
+    assert len(shrunk.faults) <= 3, shrunk.story
+    assert len(shrunk.sections) <= 4, shrunk.story
