@@ -37,7 +37,7 @@ def pytest_generate_tests(metafunc):
         grounds = [*grounds, *(QUORUM if metafunc.config.getoption("full") else QUORUM[1:])]
     if metafunc.definition.get_closest_marker("asyncio_only"):
         grounds = [ground for ground in grounds if ground.mode == "asyncio"]
-    if HARMFUL & {*metafunc.fixturenames}:
+    if HARMFUL & {*metafunc.fixturenames} or metafunc.definition.get_closest_marker("single"):
         grounds = [ground for ground in grounds if ground.way != "cluster"]
     if "kit" in metafunc.fixturenames:
         metafunc.parametrize("ground", grounds, indirect=True, ids=str)

@@ -178,9 +178,9 @@ class Residue:
         assert not tasks
 
 
-def hears(session) -> bool:
-    """Whether it is subscribed, and has been told so."""
-    return session.port.ear("")[0] == "1"
+def hears(session, name: str = "a") -> bool:
+    """Whether it is subscribed to what concerns this lock, and has been told so."""
+    return session.port.ear(f"lock:{name}")[0] == "1"
 
 
 async def outcome(coroutine):

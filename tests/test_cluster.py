@@ -48,7 +48,7 @@ def harmed(clean, cluster):
         if not node.running:
             node.restart()
         node.resume()
-    cluster.heal()
+    cluster.catch_up(*cluster.nodes)
     cluster.wait_ok()
 
 
@@ -197,6 +197,10 @@ async def test_a_node_that_is_silent_delays_no_renewal_of_others(kit, clean, har
     while min(grant.deadline for grant in grants) < began + 6:  # each was renewed twice, at least
         assert not any(lease.state is LeaseState.LOST for lease in others)
         await asyncio.sleep(0.02)
+    paused.resume()
+    for lease in leases.values():
+        await outcome(lease.release())
+    assert len(others) < len(leases)
 
 
 # Slots that move
@@ -399,9 +403,7 @@ async def test_a_failover_that_lost_a_grant_begins_a_quarantine(kit, clean, harm
     assert "quarantine" in str(refused)
     assert (await fearless.lock(name).inspect()).quarantined
     got = await others.lock(name, ttl=4).acquire()
-    with pytest.raises(LookupError):
-        lost.ensure()
-        raise LookupError("two believe in it")
+    assert lost.state is LeaseState.LOST
     await got.release()
 
 
@@ -450,7 +452,7 @@ async def test_what_is_given_wrongly_gets_one_clear_error(kit, clean, cluster, p
     single = park.node(BASE)
     for target, error, said in (
         (f"redis+cluster://127.0.0.1:{single.port}", ConfigError, "is no node of a cluster. Use a URL redis://"),
-        (f"redis://127.0.0.1:{cluster.nodes[0].port}", ConfigError, "Use a URL redis+cluster://"),
+        (f"redis://127.0.0.1:{cluster.nodes[0].port}", ConfigError, r"Use a URL redis\+cluster://"),
         ("redis+cluster://127.0.0.1:1,127.0.0.1:2", Unavailable, "Is the server up"),
     ):
         locks = kit.interlock(target)
