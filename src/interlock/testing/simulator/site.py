@@ -46,6 +46,8 @@ class Host:
         self.replid = replid
         self.replid2 = NO_REPLID
         self.began = site.clock() - up
+        self.since = site.world.now
+        self.forgot = False  # it came up without all that was written before
         self.server = Server(site.clock)
         self.server.skew = skew
         self.alive = True
@@ -61,7 +63,7 @@ class Host:
 
     def load(self, image: Image) -> None:
         """Begin with these keys."""
-        self.server.data, self.server.expires = image
+        self.server.data, self.server.expires = map(dict, image)
 
     def run(self, by_text: bool, script: str, keys: list[bytes], args: list[bytes]) -> Any:
         """A script call."""
