@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import crowds
+import engines
 import rows
 from interlock.embedded import Server
 from measure import Bench, Outcome
@@ -39,10 +40,14 @@ ROWS: dict[int, Callable[[Bench], Iterator[Outcome]]] = {
     11: crowds.waiting_elsewhere,
     12: crowds.beside,
     13: crowds.arriving,
+    14: engines.cluster,
+    15: engines.scaling,
+    16: engines.quorums,
+    17: engines.failover,
 }
 USUAL = [number for number in ROWS if number != 7]  # that one takes longer than all the others
 EX_USAGE = 64
-PEERS = ("redis", "hiredis", "python-redis-lock", "redis-fifo-lock")
+PEERS = ("redis", "hiredis", "python-redis-lock", "redis-fifo-lock", "pottery")
 
 ABOUT = """\
 Measures interlock against the floor (the same messages, packed before, over
@@ -64,6 +69,10 @@ rows:
  11  10,000 waiters on a semaphore, a read-write lock, and in an election
  12  10,000 holders of a semaphore, and of a read-write lock
  13  10,000 who wait at a latch, and at a barrier
+ 14  a cluster against one server
+ 15  one, two and three shards
+ 16  quorums of 3 and 5 against one server, and pottery's Redlock
+ 17  a failover of Sentinel
 
 In each round every contender has a short slice, in alternating order. Shown is
 the median over the rounds; a ratio compares what ran in the same round: it is

@@ -8,12 +8,15 @@ import inspect
 import pytest
 import redis
 
-from grounds import HOME, MODES, WIDTHS, Ground, Park
+from grounds import HOME, MODES, QUORUM, WIDTHS, Ground, Park
 from headers import Header
 from interlock.ports import _wire
 from interlock.testing.topology import Cluster
+from interlock.testing.topology.group import ask
 from kit import Kit, Residue
 from proxy import Proxy
+
+BEHIND = {"clean", "redis_client", "server", "proxy", "node", "client"}  # who asks for these looks at one server
 
 
 def pytest_addoption(parser):
@@ -28,9 +31,13 @@ def pytest_generate_tests(metafunc):
     mark = metafunc.definition.get_closest_marker("grounds")
     some, every = WIDTHS[mark.args[0] if mark else None]
     grounds = every if metafunc.config.getoption("full") else some
+    if metafunc.definition.get_closest_marker("quorum") and not (
+        metafunc.definition.get_closest_marker("one_server") or BEHIND & {*metafunc.definition._fixtureinfo.argnames}
+    ):
+        grounds = [*grounds, *(QUORUM if metafunc.config.getoption("full") else QUORUM[1:])]
     if metafunc.definition.get_closest_marker("asyncio_only"):
         grounds = [ground for ground in grounds if ground.mode == "asyncio"]
-    if HARMFUL & {*metafunc.fixturenames}:
+    if HARMFUL & {*metafunc.fixturenames} or metafunc.definition.get_closest_marker("single"):
         grounds = [ground for ground in grounds if ground.way != "cluster"]
     if "kit" in metafunc.fixturenames:
         metafunc.parametrize("ground", grounds, indirect=True, ids=str)
@@ -124,8 +131,10 @@ def redis_client(server):
 
 
 @pytest.fixture
-def clean(redis_client):
+def clean(redis_client, server):
     """An empty server before, and nothing without a TTL after."""
+    for node in getattr(server, "together", [])[1:]:
+        ask(node, "FLUSHALL")
     redis_client.flushall()
     yield redis_client
     eternal = [key for key in redis_client.scan_iter() if redis_client.ttl(key) == -1 and not key.startswith(b"users:")]

@@ -20,7 +20,7 @@ import redis.asyncio
 import trustme
 
 from interlock.testing.servers import KINDS, Missing, Node
-from interlock.testing.topology import Cluster
+from interlock.testing.topology import Cluster, Independents
 
 USER, PASSWORD = "locks", "password"  # as in docs/acl.md
 MODES = ("threads", "asyncio")
@@ -79,6 +79,7 @@ WAYS = {
     "valkey-py": valkey_client,
     "uvloop": lambda node, _mode: node.url,
     "cluster": lambda cluster, _mode: cluster.url,  # of three shards
+    "quorum": lambda node, _mode: [each.url for each in node.together],
 }
 TLS = {"redis-7.0"}  # the only binary that was built with it
 
@@ -104,7 +105,12 @@ class Ground:
 BASE = "valkey-9.1"
 HOME = [Ground(BASE, "unix", mode) for mode in MODES]
 EVERYWHERE = [
-    ground for server in KINDS for way in WAYS for mode in MODES if (ground := Ground(server, way, mode)).possible
+    ground
+    for server in KINDS
+    for way in WAYS
+    if way != "quorum"
+    for mode in MODES
+    if (ground := Ground(server, way, mode)).possible
 ]
 SAMPLE = [
     *HOME,
@@ -125,6 +131,9 @@ SERVERS = [Ground(server, "unix", mode) for server in KINDS for mode in MODES]
 
 VERSIONS = [*HOME, *(Ground(server, "unix", MODES[i % 2]) for i, server in enumerate(sorted({*KINDS} - {BASE})))]
 
+# For modules marked `quorum`, but for those of their tests that look at one server (see conftest) or say `one_server`.
+QUORUM = [Ground(BASE, "quorum", mode) for mode in MODES]
+
 # What a test module asks for by `pytestmark = pytest.mark.grounds(...)`: by default, and with --full.
 WIDTHS = {
     None: (HOME, HOME),
@@ -142,10 +151,12 @@ class Park:
         self.directory = directory
         self.nodes: dict[str, Node] = {}
         self.clusters: dict[str, Cluster] = {}
+        self.quorums: dict[str, Independents] = {}
 
     def at(self, ground: Ground) -> Node | Cluster:
         """Where a test stands."""
-        return self.cluster(ground.server) if ground.way == "cluster" else self.node(ground.server)
+        place = {"cluster": self.cluster, "quorum": self.quorum}.get(ground.way, self.node)
+        return place(ground.server)
 
     def cluster(self, kind: str) -> Cluster:
         """The running cluster of this kind, for all tests."""
@@ -163,6 +174,20 @@ class Park:
         except Missing as missing:
             required(f"no {kind} here: {missing}")
             raise
+
+    def quorum(self, kind: str) -> Node:
+        """The first of three that run for all tests; it knows the others."""
+        if kind not in self.quorums:
+            try:
+                three = Independents(kind, number=3)
+            except Missing as missing:
+                required(f"no {kind} here: {missing}")
+                raise
+            three.start()
+            self.quorums[kind] = three
+            for node in three.nodes:
+                node.together = three.nodes
+        return self.quorums[kind].nodes[0]
 
     def node(self, kind: str) -> Node:
         """The running server of this kind, for all tests."""
@@ -195,5 +220,5 @@ class Park:
         return paths[0], paths[1], paths[2]
 
     def stop(self) -> None:
-        for each in (*self.nodes.values(), *self.clusters.values()):
+        for each in (*self.nodes.values(), *self.clusters.values(), *self.quorums.values()):
             each.stop()

@@ -14,7 +14,7 @@ from interlock._lease import LeaseState
 from kit import hears, outcome, until, waiting
 
 rule = pytest.mark.rule
-pytestmark = pytest.mark.grounds("kinds")
+pytestmark = [pytest.mark.grounds("kinds"), pytest.mark.quorum]
 
 
 class Watcher:
@@ -107,6 +107,7 @@ async def test_observers_are_told_each_change(kit):
 
 
 @rule(3)
+@pytest.mark.one_server
 async def test_observers_are_pushed_the_news(kit):
     """Not only by looking again: that would take most of a second each time."""
     watching, mine = kit.interlock(), kit.interlock().election("a")

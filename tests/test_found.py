@@ -41,14 +41,14 @@ async def test_leases_that_are_being_renewed_are_seen_by_fork_close_and_revoke(k
     locks = kit.interlock()
     leases = await asyncio.gather(*(locks.lock(f"a{i}", ttl=1).acquire() for i in range(40)))
     session = kit.session(locks)
-    real, seen = session.port.call, []
+    real, seen = session.port.calls, []
 
-    async def watching(script, keys, args, until):
-        if args[0] == "renew":
+    async def watching(messages, until):
+        if any(args[0] == "renew" for _, _, args in messages):
             seen.append(len(session.renewal.held()))
-        return await real(script, keys, args, until)
+        return await real(messages, until)
 
-    with patched(session.port, call=watching):
+    with patched(session.port, calls=watching):
         await until(lambda: seen)
     assert set(seen) == {40}
     await asyncio.gather(*(lease.release() for lease in leases))
@@ -61,11 +61,11 @@ async def test_an_error_of_any_kind_is_no_answer_to_a_renewal(kit):
     lease = await locks.lock("a", ttl=3).acquire()
     failed = []
 
-    async def failing(*_args):
+    def failing(_until):
         failed.append(1)
         raise ZeroDivisionError("not ours")
 
-    with patched(kit.session(locks).port, call=failing):
+    with patched(kit.session(locks).port, **{"_take" if kit.mode == "threads" else "_connected": failing}):
         await until(lambda: lease.state is LeaseState.JEOPARDY)
     await until(lambda: lease.state is LeaseState.HELD)
     assert failed
@@ -320,8 +320,11 @@ class SilentPort:
     def set(self) -> None:
         self.woken += 1
 
-    async def calls(self, _messages, _until):
-        raise Disconnected("silence", sent=True)
+    def ear(self, _key):
+        return "0", "channel"
+
+    async def calls(self, messages, _until):
+        return [Disconnected("silence", sent=True)] * len(messages)
 
 
 @rule(1, 3)

@@ -113,7 +113,7 @@ async def test_a_clients_long_socket_timeout_makes_no_call_longer(kit, proxy):
 async def test_a_server_that_became_a_replica_is_left_for_the_new_primary(kit, node, park, ground):
     """The address (of a service, a name, a proxy) leads to the new primary; open connections still to the old one."""
     with park.spare(ground.server) as other, Proxy(node.socket) as proxy:
-        locks = kit.interlock(proxy.url)
+        locks = kit.interlock(proxy.url, max_ttl=3)  # for so long nobody gets it then
         lease = await locks.lock("a", ttl=2).acquire()
         waiting = asyncio.ensure_future(locks.lock("a").acquire(timeout=30))
         await until(lambda: queued(locks, 1))

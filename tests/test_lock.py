@@ -13,7 +13,7 @@ from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState
 from kit import hears, outcome, queued, until
 
 rule = pytest.mark.rule
-pytestmark = pytest.mark.grounds("ways")
+pytestmark = [pytest.mark.grounds("ways"), pytest.mark.quorum]
 
 
 async def held_by(lock, lease) -> bool:
@@ -228,6 +228,7 @@ async def test_a_message_that_comes_twice_or_late_grants_nothing(kit):
 
 
 @rule(3)
+@pytest.mark.single
 async def test_a_new_subscription_makes_every_waiter_ask_again(kit, clean):
     locks, others = kit.interlock(), kit.interlock()
     lease = await locks.lock("a").acquire()
@@ -318,6 +319,7 @@ async def test_a_lease_is_renewed_as_long_as_it_is_held(kit):
 
 
 @rule(6)
+@pytest.mark.single
 async def test_many_leases_are_renewed_in_one_call(kit, clean):
     locks = kit.interlock()
     leases = await asyncio.gather(*(locks.lock(f"many:{i}", ttl=2).acquire() for i in range(200)))
@@ -489,15 +491,15 @@ async def test_every_key_has_a_ttl_and_shares_the_slot(kit, clean):
 
 async def test_execute_runs_only_under_the_lease(kit, clean):
     lease = await kit.interlock().lock("a").acquire()
-    assert await lease.execute("SET", "users:1", "ann") == b"OK"
-    assert await lease.execute("GET", "users:1", keys=["users:1"]) == b"ann"
-    assert await lease.execute("INCRBY", "users:n", 2) == 2
-    assert await lease.execute("MGET", "users:1", "users:none") == [b"ann", None]
+    assert await lease.execute("SET", "users:{lock:a}1", "ann") == b"OK"
+    assert await lease.execute("GET", "users:{lock:a}1", keys=["users:{lock:a}1"]) == b"ann"
+    assert await lease.execute("INCRBY", "users:{lock:a}n", 2) == 2
+    assert await lease.execute("MGET", "users:{lock:a}1", "users:{lock:a}none") == [b"ann", None]
     clean.delete("lock:a")
-    assert isinstance(await outcome(lease.execute("SET", "users:1", "late")), LeaseLost)
-    assert clean.get("users:1") == b"ann"
+    assert isinstance(await outcome(lease.execute("SET", "users:{lock:a}1", "late")), LeaseLost)
+    assert clean.get("users:{lock:a}1") == b"ann"
     assert lease.lost.is_set()
-    clean.delete("users:1", "users:n")
+    clean.delete("users:{lock:a}1", "users:{lock:a}n")
 
 
 async def test_execute_says_what_is_wrong_with_a_command(kit, clean):
@@ -617,7 +619,7 @@ async def test_revoke_tells_the_holder_and_the_next_gets_it_when_it_let_go(kit, 
 async def test_a_revocation_is_pushed_to_a_holder_that_listens(kit, clean):
     locks, others = kit.interlock(), kit.interlock()
     lease = await locks.lock("a").acquire()
-    await until(lambda: clean.pubsub_numsub(kit.session(locks).channel)[0][1] == 1)
+    await until(lambda: hears(kit.session(locks)))
     started = time.monotonic()
     assert await others.lock("a").revoke("disk full")
     await until(lease.lost.is_set)

@@ -15,7 +15,7 @@ from interlock._lease import LeaseState
 from kit import outcome, queued, real, until, waiting
 
 rule = pytest.mark.rule
-pytestmark = pytest.mark.grounds("kinds")
+pytestmark = [pytest.mark.grounds("kinds"), pytest.mark.quorum]
 
 
 def some(locks, names: str = "ab", **options):
@@ -101,6 +101,7 @@ async def test_two_that_name_them_in_another_order_never_wait_for_each_other(kit
 
 
 @rule(1)
+@pytest.mark.one_server
 async def test_locks_permits_and_readers_go_together(kit):
     locks, others = kit.interlock(), kit.interlock()
     mixed = locks.multi(locks.semaphore("s", 2), locks.rwlock("rw").read(), locks.lock("a"), locks.rlock("r"))

@@ -15,7 +15,7 @@ from interlock._lease import LeaseState
 from kit import outcome, until
 
 rule = pytest.mark.rule
-pytestmark = pytest.mark.grounds("kinds")
+pytestmark = [pytest.mark.grounds("kinds"), pytest.mark.quorum]
 
 
 def job(kit, body=lambda _lease: 42):

@@ -16,7 +16,7 @@ from interlock import ConfigError, LeaseLost, LeaseState
 from kit import hears, outcome, queued, until, waiting
 
 rule = pytest.mark.rule
-pytestmark = pytest.mark.grounds("servers")
+pytestmark = [pytest.mark.grounds("servers"), pytest.mark.quorum]
 
 
 @pytest.fixture
@@ -172,6 +172,7 @@ async def test_another_one_gets_it_only_when_the_owner_taken_over_from_can_not_b
 
 
 @rule(6)
+@pytest.mark.one_server
 async def test_one_that_was_taken_over_from_is_told_at_once(kit):
     locks = kit.interlock()
     old = await locks.rlock("a", owner="shop 7").acquire()

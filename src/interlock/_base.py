@@ -16,7 +16,7 @@ from ._acks import acks as acks_of
 from ._core import COURTESY, FOREVER, LONGEST_PAUSE, QUARANTINE, RETRY_FOR, silent
 from ._names import SHORTEST_TTL, checked_name, seconds, tagged, whole
 from ._owned import Owned
-from .connect import address
+from .connect import Quorum, address
 from .errors import AcquireTimeout, ConfigError, LockError
 from .ports._memory import Memories
 from .primitives import barrier, latch, multi, once, permits
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 TTL: Final = 30.0  # seconds that a lease lasts, unless somebody says otherwise
 MOST: Final = 1000  # things that a multi takes
+AGREED: Final = ("lock", "rlock", "multi", "election", "once")  # what servers that know nothing of each other can keep
 
 
 class Unset:
@@ -88,7 +89,7 @@ class BaseInterlock:
         if label is not None and not re.search(r"\w", label):
             raise ConfigError(f"label must be some words for people, not {label!r}")
         self.label = label
-        self._address = address(target, for_asyncio=for_asyncio)
+        self._address = target if isinstance(target, Quorum) else address(target, for_asyncio=for_asyncio)
         self._memories = Memories(self.max_ttl if quarantine else None)
         self._closed = False
         self._owned = Owned()
@@ -96,6 +97,14 @@ class BaseInterlock:
     def _open(self) -> None:
         if self._closed:
             raise ConfigError("this Interlock is closed. Make a new one")
+
+    def _can(self, kind: str) -> None:
+        """Raises ConfigError for what there is not, where this one is connected."""
+        if isinstance(self._address, Quorum) and kind not in AGREED:
+            raise ConfigError(
+                f"a quorum has no {kind}: its servers agree on one holder, not on a count. It has {', '.join(AGREED)} "
+                f"and synchronized; for a {kind} use one server, Sentinel, or a cluster"
+            )
 
     def _checked_ttl(self, ttl: float) -> float:
         if not seconds(ttl, "ttl", least=SHORTEST_TTL) <= self.max_ttl:
@@ -131,6 +140,7 @@ class Named:
     __slots__ = ("__weakref__", "_interlock", "_primitive")
 
     def __init__(self, interlock: Any, primitive: Primitive) -> None:
+        interlock._can(primitive.kind)
         self._interlock = interlock
         self._primitive = primitive
 
@@ -329,8 +339,9 @@ class BaseMulti(BaseLock):
                 multi.Request(each._asked(), each._hold, each._terms.ttl, each._terms.renew, each._terms.max_hold)
                 for each in rest
             ]
-            # Otherwise each is had by itself: in different slots, or acknowledged by replicas.
-            one_step = not any(each._terms.acks for each in rest) and not multi.apart(core, requests)
+            # Otherwise each is had by itself: in different slots, on several servers, or acknowledged by replicas.
+            apart = core.port.several or multi.apart(core, requests)
+            one_step = not apart and not any(each._terms.acks for each in rest)
             got: list[Any] | Primitive = []
             if rest:
                 got = await multi.together(core, requests, until) if one_step else requests[0].primitive

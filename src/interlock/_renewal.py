@@ -248,4 +248,4 @@ def _said(error: Exception) -> bytes:
 def _px(grant: Grant, now: float) -> int:
     """The ttl to ask for, in ms: not beyond max_hold."""
     ttl = grant.attempt.ttl
-    return max(1, int(min(ttl, grant.ends - now + 2 * margin(ttl)) * 1000))
+    return max(1, int(min(ttl, grant.ends - now + 2 * margin(ttl, grant.attempt.drift)) * 1000))

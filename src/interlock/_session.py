@@ -128,6 +128,11 @@ class Session:
         self, grant: Grant, command: str, words: Sequence[str | bytes | float], keys: Sequence[str | bytes] | None
     ) -> Any:
         """See Lease.execute."""
+        if self.port.several:
+            raise ConfigError(
+                f"{grant.primitive}: execute() needs one server that decides and does it in one step, and a quorum has "
+                "none. Send the fence with what you write, or lock at that one server"
+            )
         args = [word if isinstance(word, str | bytes) else repr(word) for word in words]
         if keys is None:
             asked: list[bytes] = await self.core.query(grant.primitive, "keys", command, *args)

@@ -33,10 +33,12 @@ from ._lease import BaseLease, BaseMultiLease, BaseReentrantLease, LeaseState, R
 from ._names import checked_name, word
 from ._session import Session
 from ._template import Template, busy_skips
+from .connect import quorum
 from .errors import AcquireTimeout, ConfigError, LeaseLost
 from .ports.asyncio import AsyncioPort
 from .ports.cluster import ClusterPort
 from .ports.opening import opened
+from .ports.quorum import QuorumPort
 from .ports.threads import ThreadPort
 from .primitives import barrier, latch, permits
 from .primitives.barrier import BarrierState
@@ -148,6 +150,25 @@ class Interlock(BaseInterlock):
                     left += session.abandon()
         return left
 
+    @classmethod
+    def quorum(
+        cls,
+        servers: Sequence[str | redis.asyncio.Redis | object],
+        *,
+        prefix: str = "lock:",
+        max_ttl: float = 60.0,
+        quarantine: bool = True,
+        label: str | None = None,
+    ) -> Self:
+        """Locks on several servers that know nothing of each other: held is what a majority grants (Redlock).
+
+        `servers` are URLs or clients of 3 or 5 single servers; the options are those of Interlock. It has lock, rlock,
+        multi, election, once and synchronized; see docs/quorum.md. Raises ConfigError; at the first use also if a
+        server is there twice.
+        """
+        members = quorum(servers, for_asyncio=True)
+        return cls(members, prefix=prefix, max_ttl=max_ttl, quarantine=quarantine, label=label)
+
     def lock(
         self,
         name: str,
@@ -198,6 +219,7 @@ class Interlock(BaseInterlock):
 
         Options as for `lock()`; each reader has a lease of its own. Raises ConfigError.
         """
+        self._can("rwlock")
         return RWLock(self, checked_name(name), self._terms(**options))
 
     def semaphore(self, name: str, limit: int, **options: Unpack[Options]) -> Semaphore:
@@ -305,7 +327,7 @@ class Interlock(BaseInterlock):
         self._closed = True
         session = self._sessions.pop(asyncio.get_running_loop(), None)
         if session is not None:
-            assert isinstance(session.port, AsyncioPort | ClusterPort)
+            assert isinstance(session.port, AsyncioPort | ClusterPort | QuorumPort)
             try:
                 await session.close()
             finally:

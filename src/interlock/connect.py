@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 import hiredis
@@ -148,6 +149,18 @@ class Address:
         return connection
 
 
+@dataclass(frozen=True)
+class Quorum:
+    """Several servers that know nothing of each other."""
+
+    members: tuple[Address, ...]
+
+    @property
+    def shown(self) -> str:
+        """To people."""
+        return f"the quorum of {', '.join(member.shown for member in self.members)}"
+
+
 class _Packer:
     """What redis-py packs its handshake with: text only, see `ports._wire.pack`."""
 
@@ -162,6 +175,29 @@ class _Packer:
 def _class(module: Any, kind: str) -> Any:
     names = {"tcp": "Connection", "tls": "SSLConnection", "unix": "UnixDomainSocketConnection"}
     return getattr(module, names[kind])
+
+
+def quorum(servers: object, *, for_asyncio: bool) -> Quorum:
+    """What these URLs and clients mean together. Raises ConfigError."""
+    if isinstance(servers, str | bytes) or not isinstance(servers, Iterable):
+        raise ConfigError("a quorum is a list of servers: Interlock.quorum([url, url, url])")
+    members: list[Address] = []
+    for server in cast("Iterable[object]", servers):
+        found = None if server is None else address(server, for_asyncio=for_asyncio)
+        if not isinstance(found, Address):
+            raise ConfigError(f"a quorum is of single servers, each named by a URL or a client, not of {server!r}")
+        if any(found.shown == member.shown for member in members):
+            raise ConfigError(f"{found.shown} is in the quorum twice, and must not have two votes. Name it once")
+        members.append(found)
+    if not members:
+        raise ConfigError("a quorum needs servers: 3 or 5 that know nothing of each other")
+    if len(members) % 2 == 0:
+        log.warning(
+            "interlock: a quorum of %d servers bears the loss of no more than one of %d does. Take one off or add one",
+            len(members),
+            len(members) - 1,
+        )
+    return Quorum(tuple(members))
 
 
 def address(target: object, *, for_asyncio: bool) -> Address | Cluster:

@@ -31,6 +31,7 @@ from ._lease import BaseLease, BaseMultiLease, BaseReentrantLease, LeaseState, R
 from ._names import checked_name, word
 from ._session import Session
 from ._template import Template, busy_skips
+from .connect import quorum
 from .errors import AcquireTimeout, ConfigError, LeaseLost
 from .ports.opening import opened
 from .ports.threads import ThreadPort
@@ -106,6 +107,25 @@ class Interlock(BaseInterlock):
         port = self._port = opened(self._address, ThreadPort, self._memories)
         self._session = port.sink = Session(port, label, _thread, self.max_ttl, lambda: port)
 
+    @classmethod
+    def quorum(
+        cls,
+        servers: Sequence[str | redis.Redis | object],
+        *,
+        prefix: str = "lock:",
+        max_ttl: float = 60.0,
+        quarantine: bool = True,
+        label: str | None = None,
+    ) -> Self:
+        """Locks on several servers that know nothing of each other: held is what a majority grants (Redlock).
+
+        `servers` are URLs or clients of 3 or 5 single servers; the options are those of Interlock. It has lock, rlock,
+        multi, election, once and synchronized; see docs/quorum.md. Raises ConfigError; at the first use also if a
+        server is there twice.
+        """
+        members = quorum(servers, for_asyncio=False)
+        return cls(members, prefix=prefix, max_ttl=max_ttl, quarantine=quarantine, label=label)
+
     def lock(
         self,
         name: str,
@@ -156,6 +176,7 @@ class Interlock(BaseInterlock):
 
         Options as for `lock()`; each reader has a lease of its own. Raises ConfigError.
         """
+        self._can("rwlock")
         return RWLock(self, checked_name(name), self._terms(**options))
 
     def semaphore(self, name: str, limit: int, **options: Unpack[Options]) -> Semaphore:

@@ -157,6 +157,12 @@ class Epoch:
         else:
             self.text = f"{self.identity}{self.mark}{self.since} {int(self.wait * 1000)} {self.history()}"
 
+    def suspect(self) -> None:
+        """It may have been another one before, for all that anybody here knows."""
+        if self.facts is not None and self.former == "-":
+            self.former = "?"
+            self.write()
+
     def prove(self, identity: str) -> None:
         """Nothing was lost between that one and this."""
         self.fine.append(identity)

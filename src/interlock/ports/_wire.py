@@ -88,6 +88,9 @@ def accepted(replies: list[Any], address: Address, memory: Memory) -> Epoch:
         if type(reply) is ReplyError:
             raise refused(ResponseError(str(reply)), address)
     check_server(hello, limits, address)
+    for reply in (server, replication, time):
+        if type(reply) is ReplyError and passing(str(reply)):  # not who it is: that would be no quarantine
+            raise Disconnected(str(reply), sent=False)
     return memory.meet(facts(server, replication, time), address, address.longer(more))
 
 

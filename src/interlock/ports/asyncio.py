@@ -213,6 +213,7 @@ class AsyncioPort:
         self._listener: asyncio.Task[None] | None = None
         self._closed = False
         self._waiting: list[Wire] = []  # idle connections on which grants wait for replicas
+        self.teach = False  # the next message goes with the text of its script, for the server did not know one
 
     async def call(
         self,
@@ -286,13 +287,14 @@ class AsyncioPort:
         try:
             wire = await self._connected(until)
             epochs = [wire.epoch.of(slot) for slot in slots] if slots else [wire.epoch.text] * len(messages)
-            futures = [wire.send(_wire.by_sha(*each, epoch)) for each, epoch in zip(messages, epochs, strict=True)]
+            said, self.teach = _wire.by_text if self.teach else _wire.by_sha, False
+            futures = [wire.send(said(*each, epoch)) for each, epoch in zip(messages, epochs, strict=True)]
         except Exception as error:  # noqa: BLE001 (one of many: see Port)
             return Sent(messages, until, None, [], error, [])
         return Sent(messages, until, wire, futures, None, epochs)
 
-    async def finish(self, sent: Sent) -> list[Any]:
-        """The second half: the replies."""
+    async def finish(self, sent: Sent, *, late: bool = False) -> list[Any]:
+        """The second half: the replies. If it is late by now, a script that was unknown is not sent after all."""
         wire, until, messages = sent.wire, sent.until, sent.messages
         if wire is None:
             return [sent.error] * len(messages)
@@ -300,11 +302,54 @@ class AsyncioPort:
             replies = [await self._reply(wire, future, until) for future in sent.futures]
             for i, message in enumerate(messages):
                 if _wire.unknown(replies[i]):
-                    replies[i] = await self._reply(wire, wire.send(_wire.by_text(*message, sent.epochs[i])), until)
+                    self.teach |= late
+                    if not late:
+                        text = _wire.by_text(*message, sent.epochs[i])
+                        replies[i] = await self._reply(wire, wire.send(text), until)
                 self._leave_replica(wire, replies[i])
         except Disconnected as error:
             return [error] * len(messages)
         return [ServerError(str(r)) if type(r) is _wire.ReplyError else r for r in replies]
+
+    def drop(self, sent: Sent) -> None:
+        """Nobody will ask for these replies. They keep their places in the row."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether something can be sent without connecting first."""
+        return self._wire is not None and self._wire.broken is None
+
+    async def greet(self, until: float) -> None:
+        """Connect if need be, and see that it answers. Raises what keeps it from that."""
+        wire = await self._connected(until)
+        await self._reply(wire, wire.send(_wire.PING), until)
+
+    @staticmethod
+    async def answered(sents: Sequence[Sent], number: int, until: float) -> list[int]:
+        """Which of these have their replies, as soon as so many have, or the time is over."""
+        loop = asyncio.get_running_loop()
+        waiting = [sent.futures[-1] for sent in sents if sent.futures and not sent.futures[-1].done()]
+        missing = number - (len(sents) - len(waiting))
+        left = until - _wire.now()
+        if missing > 0 and waiting and left > 0:
+            enough = loop.create_future()
+
+            def came(_: object) -> None:
+                nonlocal missing
+                missing -= 1
+                if missing == 0:
+                    _expire(enough)
+
+            timer = loop.call_later(left, _expire, enough)
+            for each in waiting:
+                each.add_done_callback(came)
+            try:
+                await enough
+            finally:
+                timer.cancel()
+                for each in waiting:
+                    each.remove_done_callback(came)
+        return [i for i, sent in enumerate(sents) if not sent.futures or sent.futures[-1].done()]
 
     async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
         """See Port."""
@@ -341,7 +386,7 @@ class AsyncioPort:
 
     async def _reply(self, wire: Wire, reply: asyncio.Future[Any], until: float) -> Any:
         left = until - _wire.now()
-        if left >= self.address.timeout:  # the connection itself is given up before
+        if left >= self.address.timeout or reply.done():  # the connection itself is given up before
             return await reply
         timer = self.loop.call_later(max(0.0, left), wire.give_up, reply)
         try:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from interlock._clusters import Cluster
+from interlock.connect import Quorum
 
 from .cluster import ClusterPort
+from .quorum import QuorumPort
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,8 +18,11 @@ if TYPE_CHECKING:
     from ._memory import Memories, Memory
 
 
-def opened(target: Address | Cluster, make: Callable[[Address, Memory], Any], memories: Memories) -> Any:
+def opened(target: Address | Cluster | Quorum, make: Callable[[Address, Memory], Any], memories: Memories) -> Any:
     """The port for this target; `make` makes one for a single server, of threads or of asyncio."""
     if isinstance(target, Cluster):
         return ClusterPort(target, make, memories)
+    if isinstance(target, Quorum):
+        members = [(each, memories.of(each, mark="+")) for each in target.members]
+        return QuorumPort([make(each, memory) for each, memory in members], target.shown)
     return make(target, memories.of(target))

@@ -9,6 +9,8 @@ which saves a poll before every send and receive.
 from __future__ import annotations
 
 import contextlib
+import math
+import select
 import socket
 import struct
 import threading
@@ -149,10 +151,6 @@ class Wire:
             self.sock.close()
 
 
-def _packed(message: Message, epoch: str) -> bytes:
-    return _wire.by_sha(*message, epoch)
-
-
 class Sent(NamedTuple):
     """What is on its way: its replies come over this connection, unless there was an error."""
 
@@ -184,6 +182,7 @@ class ThreadPort:
         self._idle: deque[Wire] = deque()
         self._threads: list[threading.Thread] = []
         self._closed = False
+        self.teach = False  # the next message goes with the text of its script, for the server did not know one
         self._ears: Wire | None = None  # the connection that hears the subscription
         self._listening = False
         self._rest = Signal()
@@ -273,7 +272,8 @@ class ThreadPort:
             return Sent(messages, until, None, error, [])
         try:
             epochs = [wire.epoch.of(slot) for slot in slots] if slots else [wire.epoch.text] * len(messages)
-            wire.send(b"".join(map(_packed, messages, epochs)), until)
+            said, self.teach = _wire.by_text if self.teach else _wire.by_sha, False
+            wire.send(b"".join(said(*each, epoch) for each, epoch in zip(messages, epochs, strict=True)), until)
         except Disconnected as error:
             self._broken(wire, error)
             return Sent(messages, until, None, error, [])
@@ -282,8 +282,8 @@ class ThreadPort:
             raise
         return Sent(messages, until, wire, None, epochs)
 
-    async def finish(self, sent: Sent) -> list[Any]:
-        """The second half: the replies."""
+    async def finish(self, sent: Sent, *, late: bool = False) -> list[Any]:
+        """The second half: the replies. If it is late by now, a script that was unknown is not sent after all."""
         wire, until, messages = sent.wire, sent.until, sent.messages
         if wire is None:
             return [sent.error] * len(messages)
@@ -291,7 +291,9 @@ class ThreadPort:
             replies = [wire.receive(until) for _ in messages]
             for i, message in enumerate(messages):
                 if _wire.unknown(replies[i]):
-                    replies[i] = wire.exchange(_wire.by_text(*message, sent.epochs[i]), until)
+                    self.teach |= late
+                    if not late:
+                        replies[i] = wire.exchange(_wire.by_text(*message, sent.epochs[i]), until)
         except Disconnected as error:
             self._broken(wire, error)
             return [error] * len(messages)
@@ -302,6 +304,43 @@ class ThreadPort:
         if any(map(_wire.demoted, replies)):
             self._leave()
         return [ServerError(str(r)) if type(r) is _wire.ReplyError else r for r in replies]
+
+    def drop(self, sent: Sent) -> None:
+        """Nobody will ask for these replies."""
+        if sent.wire is not None:
+            sent.wire.close()
+
+    @property
+    def ready(self) -> bool:
+        """Whether something can be sent without connecting first."""
+        return bool(self._idle)
+
+    async def greet(self, until: float) -> None:
+        """Connect if need be, and see that it answers. Raises what keeps it from that."""
+        wire = self._take(until)
+        try:
+            wire.exchange(_wire.PING, until)
+        except BaseException as error:
+            self._broken(wire, error)
+            raise
+        self._give(wire)
+
+    @staticmethod
+    async def answered(sents: Sequence[Sent], number: int, until: float) -> list[int]:
+        """Which of these have their replies, as soon as so many have, or the time is over."""
+        ready = [i for i, sent in enumerate(sents) if sent.wire is None]
+        waiting = {sent.wire.sock.fileno(): i for i, sent in enumerate(sents) if sent.wire is not None}
+        poll = select.poll()
+        for each in waiting:
+            poll.register(each, select.POLLIN)
+        while waiting and len(ready) < number:
+            found = poll.poll(math.ceil(max(0.0, until - _wire.now()) * 1000))
+            if not found:
+                break
+            for each, _ in found:
+                poll.unregister(each)
+                ready.append(waiting.pop(each))
+        return ready
 
     async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
         """See Port."""
@@ -400,7 +439,7 @@ class ThreadPort:
     def _thread(self, work: Callable[[], None], name: str) -> None:
         thread = threading.Thread(target=work, name=name, daemon=True)
         thread.start()
-        self._threads.append(thread)
+        self._threads = [*(each for each in self._threads if each.is_alive()), thread]
 
     # The subscription
 

@@ -221,7 +221,9 @@ class Network:
     def ended(self, link: Link, after: float) -> None:
         """The host of this connection has ended. Its client is told, if there is a machine that can tell it."""
         if self.site.resets and not self.blocked(link.process, there=False):
-            self.world.at(self.world.now + after, lambda: link.port.lost(link, "it closed the connection"), link.process)
+            self.world.at(
+                self.world.now + after, lambda: link.port.lost(link, "it closed the connection"), link.process
+            )
 
     def deliver(self, link: Link, journey: Journey, arrived: Callable[[], None], back: Callable[[], None]) -> None:
         """A message that runs no script."""

@@ -182,4 +182,3 @@ class Outages:
             self._busy = False
 
         run.world.at(run.world.now + lag, promoted)
-

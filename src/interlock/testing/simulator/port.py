@@ -389,16 +389,6 @@ class SimPort:
     def forget(self) -> None:
         """See Port. Nothing forks here."""
 
-    # The subscription
-
-    def ear(self, key: str) -> tuple[str, str]:  # noqa: ARG002 (see Port)
-        """See Port."""
-        return self._heard, self.sink.channel
-
-    def place(self, key: str) -> Place:  # noqa: ARG002 (see Port)
-        """See Port."""
-        return Place(0, 0)
-
     async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
         """See Port."""
         while (verdict := await self._verdict(evidence, until - self.now())) is None:

@@ -45,9 +45,13 @@ class Profile:
     @property
     def clean(self) -> bool:
         """Whether whatever ended must be gone within a second."""
-        if len(self.servers) > 1:
-            return False  # an away server learns of a release when it is back
-        return self.weather.clean and self.trusted and not self.changes and self.rates.keys().isdisjoint({"cut off", "one way"})
+        return (
+            self.weather.clean
+            and self.trusted
+            and not self.changes
+            and self.rates.keys().isdisjoint({"cut off", "one way"})
+            and len(self.servers) == 1  # one of several that is away learns of a release when it is back
+        )
 
     @property
     def aftermath(self) -> float:
@@ -81,6 +85,8 @@ PROFILES: Final = {
         Profile("chaos", weather=_ROUGH, rates=_CANCEL | _PAUSE | _CRASH | _SERVER | _MEMORY | {"cut off": 0.1}),
     )
 }
+
+
 # Servers that restart and fail over. A quarantine lasts as long as the longest ttl, so that is short here, as all is.
 def _servers(name: str, rates: dict[str, float], *, weather: Weather = CALM, durable: bool = False) -> Profile:
     return Profile(
@@ -104,6 +110,8 @@ SERVERS: Final = {
         ),
     )
 }  # fmt: skip
+
+
 # Several servers that know nothing of each other. Their clocks may differ by 5 times the longest ttl as long as they keep
 # their records; a server that forgets comes back with a clock that is off by less than the wait before it votes.
 def _quorum(name: str, rates: dict[str, float], *, weather: Weather = CALM, durable: bool = True) -> Profile:

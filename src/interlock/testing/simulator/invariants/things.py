@@ -122,7 +122,11 @@ class Things:
         where = "" if host is self.site.primary else f" {host.number}"
         story.note("server%s runs %s's %s %s -> %s", where, sender, verb.decode(), token.decode(), reply)
         if isinstance(reply, ServerError):
-            if not host.refuses and not str(reply).startswith("NOSCRIPT") and not (server.full and str(reply).startswith("OOM")):
+            if (
+                not host.refuses
+                and not str(reply).startswith("NOSCRIPT")
+                and not (server.full and str(reply).startswith("OOM"))
+            ):
                 story.violated(10, f"{verb.decode()} of {sender} failed: {reply}")
             return
         story.served(sender, verb, token.rpartition(b"/")[0], keys[0], code if isinstance(code, int) else 0)
@@ -234,7 +238,9 @@ class Things:
     def _before(self, seen: Seen, identity: bytes) -> bool:
         """Whether this is one of before the loss."""
         process = identity.decode().partition(":")[0] if identity != b"-" else ""
-        return any(host.number < seen.lost_by and host.run_id.startswith(process) for host in self.site.hosts if process)
+        return any(
+            host.number < seen.lost_by and host.run_id.startswith(process) for host in self.site.hosts if process
+        )
 
     def _identity(self) -> bytes:
         return self.site.primary.facts().identity.encode()

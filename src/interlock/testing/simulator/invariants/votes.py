@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from .leases import Leases
     from .story import Story
 
-FOUND: Final = 4.0  # seconds after which what nobody has must have been given to who waits: a dead holder's ttl included
+FOUND: Final = (
+    4.0  # seconds after which what nobody has must have been given to who waits: a dead holder's ttl included
+)
 
 
 class Votes(Things):

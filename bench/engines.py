@@ -1,0 +1,212 @@
+"""The rows beyond one server: 14 to 17, a cluster, its shards, quorums, and a failover of Sentinel.
+
+Servers and clients share the cores of this machine. More servers for the same work cost here what they would not cost
+on machines of their own: read the ratios as upper bounds, and the projection with its assumption.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import redis
+
+from interlock import Interlock
+from interlock.aio import Interlock as AsyncInterlock
+from interlock.ports.cluster import slot_of
+from interlock.testing.topology import Cluster, Independents, Sentinels
+from measure import Bench, Check, Goal, Outcome, rate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+TASKS = 100
+SLICE = 0.2  # seconds
+ONE, CLUSTER, THREE, FIVE, POTTERY = (
+    "one server",
+    "cluster of 3 shards",
+    "quorum of 3",
+    "quorum of 5",
+    "pottery's Redlock",
+)
+PAIR_MOST = 1.2  # of what a pair costs on one server
+QUORUM_MOST = 1.6
+
+
+def cluster(bench: Bench) -> Iterator[Outcome]:
+    """Row 14."""
+    with Cluster(replicas=0) as shards:
+        for number, tasks in ((14, 1), (14, TASKS)):
+            loops = {ONE: lambda: AsyncInterlock(f"unix://{bench.path}"), CLUSTER: lambda: AsyncInterlock(shards.url)}
+            samples = _pairs(bench, f"row 14, {tasks} tasks", loops, tasks)
+            yield Outcome(
+                number, f"cluster, asyncio, {_tasks(tasks)}: acquire + release", "pairs/s", CLUSTER, samples,
+                [Goal(ONE, least=1 / PAIR_MOST)], note="≥ 0.83 is a cost of ≤ 1.2. One lock of its own for each task.",
+            )  # fmt: skip
+        with Interlock(f"unix://{bench.path}") as one, Interlock(shards.url) as several:
+            slices = {name: rate(_loop(locks), SLICE) for name, locks in ((ONE, one), (CLUSTER, several))}
+            samples = bench.interleave("row 14, threads", 15, slices)
+        yield Outcome(
+            14, "cluster, threads, one lock, nobody else", "pairs/s", CLUSTER, samples, [Goal(ONE, least=1 / PAIR_MOST)]
+        )
+
+
+def scaling(bench: Bench) -> Iterator[Outcome]:
+    """Row 15: the same tasks on locks of one, two and three shards; and what each shard spends on a pair."""
+    with Cluster(replicas=0) as shards, asyncio.Runner() as runner:
+        by_shard: list[list[str]] = [[], [], []]
+        number = 0
+        while any(len(names) < TASKS for names in by_shard):
+            name, number = f"scaled {number}", number + 1
+            by_shard[shards.nodes.index(shards.primary_of(slot_of(f"lock:{name}")))].append(name)
+
+        async def setup() -> AsyncInterlock:
+            return AsyncInterlock(shards.url)
+
+        locks = runner.run(setup())
+
+        def on(count: int) -> Callable[[], float]:
+            names = [by_shard[i % count][i // count] for i in range(TASKS)]
+            return _hundreds(runner, locks, names)
+
+        samples = bench.interleave("row 15", 9, {f"{count} of 3 shards": on(count) for count in (1, 2, 3)})
+        before = _busy(shards)
+        slice_ = on(1)
+        pairs = 0.0
+        for _ in range(5):
+            began = time.perf_counter()
+            pairs += slice_() * (time.perf_counter() - began)
+        spent = (_busy(shards) - before) / max(1.0, pairs)
+        runner.run(locks.close())
+    one = 1_000_000 / spent
+    yield Outcome(
+        15, f"cluster, {TASKS} tasks on locks of so many shards", "pairs/s", "3 of 3 shards", samples,
+        checks=[
+            Check("a shard's time for a pair", f"{spent:.1f} µs"),
+            Check("projection: 1, 2, 3 shards", ", ".join(f"{one * count:,.0f}" for count in (1, 2, 3)) + " pairs/s"),
+        ],
+        note="All shards and the client share the cores here, so more shards can't be faster. The projection assumes "
+        "a core for each shard, enough clients, and the CPU that servers really spent for a pair, with system calls.",
+    )  # fmt: skip
+
+
+def quorums(bench: Bench) -> Iterator[Outcome]:
+    """Row 16."""
+    with Independents(number=5) as nodes, ExitStack() as stack:
+        urls = nodes.urls
+        for tasks in (1, TASKS):
+            loops: dict[str, Callable[[], Any]] = {
+                ONE: lambda: AsyncInterlock(urls[0]),
+                THREE: lambda: AsyncInterlock.quorum(urls[:3]),
+                FIVE: lambda: AsyncInterlock.quorum(urls),
+            }
+            samples = _pairs(bench, f"row 16, {tasks} tasks", loops, tasks)
+            for ours in (THREE, FIVE):
+                kept = {name: samples[name] for name in (ONE, ours)}
+                yield Outcome(
+                    16, f"{ours}, asyncio, {_tasks(tasks)}: acquire + release", "pairs/s", ours, kept,
+                    [Goal(ONE, least=1 / QUORUM_MOST)], note="≥ 0.63 is a cost of ≤ 1.6.",
+                )  # fmt: skip
+        for ours, number in ((THREE, 3), (FIVE, 5)):
+            locks = stack.enter_context(Interlock.quorum(urls[:number]))
+            slices = {ours: rate(_loop(locks), SLICE), POTTERY: rate(_pottery(urls[:number]), SLICE)}
+            samples = bench.interleave(f"row 16, {ours}, threads", 9, slices)
+            yield Outcome(
+                16, f"{ours}, threads, one lock, nobody else", "pairs/s", ours, samples, [Goal(POTTERY, least=3)]
+            )
+
+
+def failover(bench: Bench) -> Iterator[Outcome]:
+    """Row 17: from the kill of the primary to the next grant, against the time that Sentinel itself takes."""
+    samples: dict[str, list[float]] = {"the next grant": [], "Sentinel itself": []}
+    logging.getLogger("interlock").setLevel(logging.ERROR)
+    for turn in range(bench.rounds(5)):
+        bench.tell("row 17", turn, bench.rounds(5))
+        with Sentinels() as group, Interlock(group.url, max_ttl=30) as locks:
+            locks.lock("a").acquire().release()
+            old = group.primary
+            began = time.perf_counter()
+            old.kill()
+            group.wait_for_primary(old)
+            samples["Sentinel itself"].append(time.perf_counter() - began)
+            with Interlock(group.url, max_ttl=30, quarantine=False) as fresh:  # or it is the quarantine that is timed
+                fresh.lock("b").acquire(timeout=60).release()
+            samples["the next grant"].append(time.perf_counter() - began)
+    yield Outcome(
+        17, "Sentinel failover: from the kill of the primary", "s", "the next grant", samples, less_is_better=True,
+        note="down-after-milliseconds is 500 here. A lock that was held before waits for the quarantine, max_ttl, too.",
+    )  # fmt: skip
+
+
+def _tasks(number: int) -> str:
+    return f"{number} tasks on {number} locks" if number > 1 else "one task"
+
+
+def _pairs(bench: Bench, what: str, makers: dict[str, Callable[[], Any]], tasks: int) -> dict[str, list[float]]:
+    with asyncio.Runner() as runner:
+
+        async def setup() -> dict[str, Any]:
+            return {name: make() for name, make in makers.items()}
+
+        made = runner.run(setup())
+        slices = {name: _hundreds(runner, locks, [f"pair {i}" for i in range(tasks)]) for name, locks in made.items()}
+        samples = bench.interleave(what, 15, slices)
+
+        async def close() -> None:
+            for locks in made.values():
+                await locks.close()
+
+        runner.run(close())
+    return samples
+
+
+def _hundreds(runner: asyncio.Runner, locks: Any, names: list[str]) -> Callable[[], float]:
+    made = [locks.lock(name) for name in names]
+
+    async def task(lock: Any, count: int) -> None:
+        for _ in range(count):
+            async with lock:
+                pass
+
+    async def all_tasks(count: int) -> None:
+        await asyncio.gather(*(task(lock, count) for lock in made))
+
+    inner = rate(lambda count: runner.run(all_tasks(max(1, count))), SLICE)
+    return lambda: inner() * len(names)
+
+
+def _loop(locks: Any) -> Callable[[int], None]:
+    lock = locks.lock("alone")
+
+    def loop(count: int) -> None:
+        for _ in range(count):
+            with lock:
+                pass
+
+    return loop
+
+
+def _pottery(urls: list[str]) -> Callable[[int], None]:
+    from pottery import Redlock
+
+    lock = Redlock(key="pottery", masters={redis.Redis.from_url(url) for url in urls}, auto_release_time=10)
+
+    def loop(count: int) -> None:
+        for _ in range(count):
+            with lock:
+                pass
+
+    return loop
+
+
+def _busy(shards: Cluster) -> float:
+    """Microseconds of CPU that the servers have spent."""
+    spent = 0.0
+    for node in shards.nodes:
+        with redis.Redis.from_url(node.url) as client:
+            cpu = client.info("cpu")
+            spent += cpu["used_cpu_sys"] + cpu["used_cpu_user"]
+    return spent * 1e6

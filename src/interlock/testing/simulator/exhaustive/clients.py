@@ -1,0 +1,277 @@
+"""What the clients of a quorum do, as small state machines, and all that can happen next in a state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING, NamedTuple
+
+from .column import AGREEING, HOLDING, NEVER, OVER, TICK_US, VOTING, Column, Columns, Event, Step
+from .node import NOTHING, TTL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Nodes = tuple[int, ...]
+NAMES, SERVERS, TICKS = "AB", "XYZ", Event("a tick")
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How far the search goes. Times are in ticks; a lease lasts three."""
+
+    ticks: int = 4
+    starts: int = 2
+    """Attempts, of both clients together."""
+    asks: int = 0
+    """How often attempts ask for votes again, under the same token."""
+    renewals: int = 0
+    faults: int = 0
+    """Copies, and messages that come after their attempt is over."""
+    restarts: int = 0
+    tail: int = 0
+    """How many of its last writes a restart may lose; 0: it loses all it has."""
+    skews: tuple[int, int, int] = (0, 0, 0)
+    """By how much the servers' clocks are ahead."""
+
+
+@dataclass(frozen=True)
+class Design:
+    """What is searched: the clients' rules, and what to make of the Lua. The defaults are what interlock does."""
+
+    lua: Callable[[str], str] = str
+    majority: int = 2
+    renewing: int = 2
+    """How many servers must renew."""
+    agreed: bool = True
+    """Whether a fence that not a majority proposed is agreed on in a second round."""
+    counted: str = "send"
+    """From when a lease is counted: the first "send", the first round's "vote", the "majority" at the end."""
+    forgets: bool = True
+    """Whether answers to what was asked before do not count once it is asked again."""
+    gives_back: bool = False
+    """Whether who asks again gives back first what it has got, under the same token."""
+    former: str = "*"
+    """Whom clients knew before a restart: "*" for who it was, "?" for somebody perhaps, "-" for nobody."""
+
+
+class Client(NamedTuple):
+    """What a client is at."""
+
+    attempt: int = 0
+    phase: int = OVER
+    left: int = 0
+    """Ticks for which its lease would be, or is, valid."""
+    fence: int = 0
+    """The one to be agreed on, from now."""
+    renewed: int = 0
+    """Ticks for which it will be valid once the renewal is through."""
+    bound: bool = False
+    """Whether the next thing that happens is that something it has just sent arrives."""
+
+
+class State(NamedTuple):
+    """All there is, seen from now; the numbers of columns stand for the servers. And what bounds are left."""
+
+    a: Client
+    b: Client
+    nodes: Nodes
+    last: int
+    """The fence of the last grant."""
+    ticks: int
+    starts: int
+    asks: int
+    renewals: int
+    faults: int
+    restarts: int
+
+    @property
+    def clients(self) -> tuple[Client, Client]:
+        """Both."""
+        return self.a, self.b
+
+    @property
+    def ended(self) -> bool:
+        """Whether nobody can be granted anything any more."""
+        return not self.starts and self.a.phase >= HOLDING and self.b.phase >= HOLDING and not self.renewals
+
+
+Next = tuple[str, Event, State, str]
+"""Whom something happened to, what it was, where it leads, and the promise that it broke, or ""."""
+
+
+class World:
+    """What can happen next."""
+
+    def __init__(self, bounds: Bounds, design: Design) -> None:
+        self.bounds = bounds
+        self.design = design
+        self.columns = Columns(design.lua, design.former, bounds.tail)
+
+    def beginning(self) -> State:
+        """Nobody has asked for anything."""
+        bounds, before = self.bounds, (NOTHING,) if self.bounds.tail else ()
+        nodes = tuple([self.columns.number(Column(skew, before=before)) for skew in bounds.skews])
+        left = (bounds.ticks, bounds.starts, bounds.asks, bounds.renewals, bounds.faults, bounds.restarts)
+        return State(Client(), Client(), nodes, NEVER, *left)
+
+    def plain(self, state: State) -> State:
+        """The same for all states that differ only by the names of clients and servers."""
+        a, b = state.a, state.b
+        if a != b:
+            if a < b:
+                return state._replace(nodes=tuple(sorted(state.nodes)))
+            return state._replace(a=b, b=a, nodes=tuple(sorted(map(self.columns.mirrored, state.nodes))))
+        nodes = min(sorted(state.nodes), sorted(map(self.columns.mirrored, state.nodes)))
+        return state._replace(nodes=tuple(nodes))
+
+    def following(self, state: State) -> Iterator[Next]:
+        """Everything that can happen now."""
+        if state.ended:
+            return
+        bound = next((who for who, client in enumerate(state.clients) if client.bound), None)
+        yield from self._arrivals(state, bound)
+        if bound is not None:
+            if state.clients[bound].phase == OVER:
+                yield from self._acts(state, bound)
+            return
+        if state.restarts:
+            for place, number in enumerate(state.nodes):
+                for step in self.columns.restarted(number):
+                    after = self._arrived(state, place, step)
+                    yield SERVERS[place], step.event, after._replace(restarts=state.restarts - 1), ""
+        yield from self._acts(state, 0)
+        yield from self._acts(state, 1)
+        if state.ticks:
+            yield "", TICKS, self._later(state), ""
+
+    def _arrivals(self, state: State, bound: int | None) -> Iterator[Next]:
+        for place, number in enumerate(state.nodes):
+            for step in self.columns.steps(number):
+                if step.cost > state.faults:
+                    continue
+                after = state
+                if bound is not None:
+                    client = state.clients[bound]
+                    if (step.client, step.attempt, step.phase) != (bound, client.attempt, client.phase):
+                        continue
+                    client = client._replace(bound=False)
+                    after = state._replace(a=client) if bound == 0 else state._replace(b=client)
+                yield SERVERS[place], step.event, self._arrived(after, place, step), ""
+
+    def _arrived(self, state: State, place: int, step: Step) -> State:
+        nodes = (*state.nodes[:place], step.after, *state.nodes[place + 1 :])
+        if step.cost and step.cost == state.faults:
+            nodes = tuple(map(self.columns.punctual, nodes))
+        return state._replace(nodes=nodes, faults=state.faults - step.cost)
+
+    # What clients do
+
+    def _acts(self, state: State, who: int) -> Iterator[Next]:
+        client = state.clients[who]
+        if client.phase == OVER:
+            if state.starts:
+                yield self._begins(state, who, client.attempt + 1)
+            return
+        yield NAMES[who], Event("releases" if client.phase == HOLDING else "gives up"), self._over(state, who, True), ""
+        if client.phase == HOLDING:
+            yield from self._renews(state, who)
+            return
+        if state.asks:
+            yield self._asks(state, who)
+        if client.phase == VOTING:
+            yield from self._counts(state, who)
+        elif client.left and self._answers(state, who) >= self.design.majority:
+            yield self._believes(state, who, client.fence)
+
+    def _begins(self, state: State, who: int, attempt: int) -> Next:
+        nodes = [self.columns.begun(number, who, attempt) for number in state.nodes]
+        after = self._set(state, who, Client(attempt, VOTING, TTL, bound=True), nodes)
+        event = Event(f"asks for votes as {NAMES[who]}{attempt}")
+        return NAMES[who], event, after._replace(starts=state.starts - 1), ""
+
+    def _asks(self, state: State, who: int) -> Next:
+        """Again, under the same token."""
+        client, back = state.clients[who], self.design.gives_back
+        counts = client.phase == VOTING and not self.design.forgets
+        nodes = [
+            number if counts and self.columns.answer(number, who) is not None else self.columns.again(number, who, back)
+            for number in state.nodes
+        ]
+        after = self._set(state, who, client._replace(phase=VOTING, left=TTL, fence=0, bound=True), nodes)
+        event = Event("gives back, and asks again" if back else "asks again")
+        return NAMES[who], event, after._replace(asks=state.asks - 1), ""
+
+    def _counts(self, state: State, who: int) -> Iterator[Next]:
+        """The votes: any majority of those that are there may be what it sees."""
+        client = state.clients[who]
+        for fence, agreed in self._decisions(state, who):
+            if not agreed and self.design.agreed:
+                nodes = [self.columns.turned(number, who, AGREEING, fence) for number in state.nodes]
+                after = self._set(state, who, client._replace(phase=AGREEING, fence=fence, bound=True), nodes)
+                yield NAMES[who], Event("has a majority, and tells all its fence"), after, ""
+            elif client.left:
+                yield self._believes(state, who, fence)
+
+    def _answers(self, state: State, who: int) -> int:
+        return sum(self.columns.answer(number, who) is not None for number in state.nodes)
+
+    def _decisions(self, state: State, who: int) -> set[tuple[int, bool]]:
+        """The highest fence of each majority of the votes, and whether a majority answered just that."""
+        majority = self.design.majority
+        fences = [fence for number in state.nodes if (fence := self.columns.answer(number, who)) is not None]
+        return {
+            (max(chosen), chosen.count(max(chosen)) >= majority)
+            for size in range(majority, len(fences) + 1)
+            for chosen in combinations(fences, size)
+        }
+
+    def _believes(self, state: State, who: int, fence: int) -> Next:
+        client, other = state.clients[who], state.clients[1 - who]
+        left = TTL if self.design.counted == "majority" else client.left
+        broken = ""
+        if other.phase == HOLDING:
+            broken = f"both believe, {NAMES[1 - who]} and {NAMES[who]}"
+        elif fence <= state.last:
+            broken = "this fence is no higher than the last one"
+        nodes = [self.columns.turned(number, who, HOLDING) for number in state.nodes]
+        after = self._set(state, who, Client(client.attempt, HOLDING, left), nodes)
+        return NAMES[who], Event("believes", fence), after._replace(last=fence), broken
+
+    def _renews(self, state: State, who: int) -> Iterator[Next]:
+        client, turned = state.clients[who], self.columns.turned
+        if not client.renewed and state.renewals:
+            nodes = [turned(number, who, HOLDING, None, True) for number in state.nodes]
+            after = self._set(state, who, client._replace(renewed=TTL, bound=True), nodes)
+            yield NAMES[who], Event("renews"), after._replace(renewals=state.renewals - 1), ""
+        elif client.renewed and self._answers(state, who) >= self.design.renewing:
+            nodes = [turned(number, who, HOLDING) for number in state.nodes]
+            renewed = client._replace(left=max(client.left, client.renewed), renewed=0)
+            yield NAMES[who], Event("has renewed"), self._set(state, who, renewed, nodes), ""
+
+    def _over(self, state: State, who: int, bound: bool = False) -> State:
+        nodes = [self.columns.turned(number, who, OVER) for number in state.nodes]
+        return self._set(state, who, Client(state.clients[who].attempt, bound=bound), nodes)
+
+    def _set(self, state: State, who: int, client: Client, nodes: list[int]) -> State:
+        after = tuple(nodes) if state.faults else tuple(map(self.columns.punctual, nodes))
+        return state._replace(a=client, nodes=after) if who == 0 else state._replace(b=client, nodes=after)
+
+    # Time
+
+    def _later(self, state: State) -> State:
+        nodes = tuple(map(self.columns.later, state.nodes))
+        last = state.last if state.last == NEVER else state.last - TICK_US
+        state = state._replace(nodes=nodes, last=last, ticks=state.ticks - 1)
+        for who, client in enumerate(state.clients):
+            if client.phase == OVER:
+                continue
+            stands = client.phase == AGREEING and self.design.counted == "vote"
+            left = max(0, client.left - (not stands))
+            if not left and (client.phase == HOLDING or (not state.asks and self.design.counted != "majority")):
+                state = self._over(state, who)
+                continue
+            fence = client.fence - TICK_US if client.phase == AGREEING else 0
+            after = client._replace(left=left, fence=fence, renewed=max(0, client.renewed - 1))
+            state = state._replace(a=after) if who == 0 else state._replace(b=after)
+        return state
