@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
+from interlock.ports import _memory
+
 from .chance import CoreChance
 from .loop import asyncio_of
 from .profiles import ALL, natural
@@ -130,6 +132,7 @@ def _apart() -> Generator[Callable[[World], None]]:
                 for attribute, substitute in replaced.items():
                     if hasattr(module, attribute):
                         stack.enter_context(mock.patch.object(module, attribute, substitute))
+        stack.enter_context(mock.patch.object(_memory, "now", lambda: worlds[0].now))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore", ResourceWarning)
         try:

@@ -106,7 +106,7 @@ class Observing(NamedTuple):
             thing.observers.pop(number, None)
 
     def _ordered(self, worker: Worker) -> bool:
-        """Whether terms only grow for those who watch. (Several servers do not tell what they have not agreed on yet.)"""
+        """Whether terms only grow for who watches: several servers also tell what they have not agreed on."""
         return worker.run.profile.trusted and not self.thing.lossy and len(worker.run.networks) == 1
 
     async def _watch(self, worker: Worker, election: aio.Election, number: int, observer: Observer) -> None:
