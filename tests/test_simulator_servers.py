@@ -70,7 +70,9 @@ IN_LUA = {
     "a memory that nobody asks": (
         "lock", 13, "empty", replaced("if not recorded or recorded == '-' then recorded = former end", ""),
     ),
-    "a marker that nobody heeds": ("rlock", 13, "empty", replaced("    if under == '-' then under = evidence end\n", "")),
+    "a marker that nobody heeds": (
+        "rlock", 13, "empty", replaced("    if under == '-' then under = evidence end\n", ""),
+    ),
     "a confirmation that takes the record over": (
         "semaphore", 13, "failover", replaced("    if why ~= '' then return {REVOKED, why} end\n",
                                               "    if why ~= '' then return {REVOKED, why} end\n"

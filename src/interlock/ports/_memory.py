@@ -124,10 +124,22 @@ class Epoch:
         """What was before: the identity that the client knew, and those that are fine."""
         return " ".join([self.former, *self.fine])
 
+    @property
+    def began(self) -> float:
+        """When, at the latest, by our clock."""
+        assert self.facts is not None
+        return self.met - (self.facts.now_ms - self.since) / 1000
+
+    @property
+    def bars(self) -> bool:
+        """Whether what was lost before it may still last, and nothing proves that there is no such thing."""
+        if self.facts is None or self.wait is None or self.former == "-":
+            return False
+        return now() < self.began + self.wait
+
     def story(self, slot: int) -> Story:
         """What is known of a slot here."""
-        assert self.facts is not None
-        began = self.met - (self.facts.now_ms - self.since) / 1000
+        began = self.began
         former, at, fine = self.stories.get(slot) or Story(self.former, began, ())
         fine = (*self.fine, *fine)
         return Story("-" if any(former.startswith(each) for each in fine) else former, at, fine)
@@ -202,8 +214,10 @@ class Memory:
         epoch = self.epochs.get(found.identity)
         if epoch is None:
             before = address.former if self.before == "-" else self.before
+            if self.latest.bars:  # what came since may have come without loss, but not what is waited for
+                before = self.latest.former
             epoch = Epoch(found, self.wait and self.wait + longer, before, self.mark)
-            if any(self.before.startswith(each) for each in epoch.fine):
+            if any(before.startswith(each) for each in epoch.fine):
                 epoch.former = "-"
             epoch.write()
             self.epochs[found.identity] = epoch

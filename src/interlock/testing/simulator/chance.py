@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from .scheduler import World
 
 # What numbers are for.
-STEP, MESSAGE, CORE, TRAFFIC, GAP, SECTION, STRIKE, CLIENT, TIE = range(1, 10)
-PURPOSES: Final = 10
+STEP, MESSAGE, CORE, TRAFFIC, GAP, SECTION, STRIKE, CLIENT, TIE, SITES = range(1, 11)
+PURPOSES: Final = 11
 ERA: Final = 0.25  # seconds of it, outside sections
 
 

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 from interlock import _session, aio
 from interlock._session import Session
 from interlock.ports._memory import Memory
+from interlock.ports.quorum import QuorumPort
 
 from .chance import CLIENT, GAP, SECTION
 from .coroutines import Cancelled, Process, Task
 from .plan import Section
 from .port import SimPort, SimSignal, current
+from .site import Site
 from .workers import Worker
 
 if TYPE_CHECKING:
@@ -43,8 +45,10 @@ class Client:
         random = run.world.chance.stream(CLIENT, process.number)
         process.offset, process.rate = random.uniform(0, 1e6), 1 + random.uniform(-1e-4, 1e-4)
         longest = run.profile.max_ttl
-        self.port = SimPort(process, run.network, Memory(longest), run.profile.longer)
-        run.monitor.things.ports[name] = self.port
+        mark = "+" if len(run.networks) > 1 else " "
+        self.ports = [SimPort(process, each, Memory(longest, mark=mark), run.profile.longer) for each in run.networks]
+        self.port: Any = self.ports[0] if len(self.ports) == 1 else QuorumPort(self.ports, Site.shown)
+        run.monitor.things.ports[name] = self.ports[0]
         run.world.acting = process
         self.session = self.port.sink = Session(self.port, None, self._where, longest, lambda: self.port)
         self.session.me = name
@@ -52,8 +56,9 @@ class Client:
         self.locks = Locks(self.session)
         self.known: dict[str, Any] = {}  # what its workers have learned of things, by name
         attempts = run.monitor.attempts
-        self.port.asked = attempts.asked
-        self.port.sending = lambda keys, args: attempts.sending(process, keys, args)
+        for port in self.ports:
+            port.asked = attempts.asked
+            port.sending = lambda keys, args: attempts.sending(process, keys, args)
         self.workers = [process.spawn(self._work(), f"w{i}") for i in range(random.choice(run.profile.workers))]
         self.closing: Task | None = None
 

@@ -65,17 +65,20 @@ class Process(Actor):
 class Future:
     """A value to come, for one coroutine that awaits it. An exception as its value is raised there."""
 
-    __slots__ = ("done", "task", "value")
+    __slots__ = ("done", "task", "value", "watchers")
 
     def __init__(self) -> None:
         self.done = False
         self.value: Any = None
         self.task: Task | None = None
+        self.watchers: list[Callable[[], None]] = []  # who is told that it is done
 
     def resolve(self, value: Any) -> None:
         """The first one counts."""
         if not self.done:
             self.done, self.value = True, value
+            for watcher in self.watchers:
+                watcher()
             if self.task is not None:
                 self.task.process.world.soon(self.task.step, self.task)
                 if self.task.traps:

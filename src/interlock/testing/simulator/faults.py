@@ -84,15 +84,16 @@ class Faults:
         self.run = run
         self._until = until
         self._cut_until = self._full_until = 0.0
-        self.outages = Outages(run, run.network)
-        run.monitor.things.struck = self.outages.granted
+        self.outages = [Outages(run, network) for network in run.networks]
+        run.monitor.things.struck = lambda: [each.granted() for each in self.outages]
         for strike in strikes(run.world.chance, run.profile, until):
             run.world.at(strike.when, lambda strike=strike: self._strike(strike))  # type: ignore[misc]
 
     def over(self) -> None:
         """It is calm now."""
-        self.run.network.cut_off = self.run.server.full = False
-        self.run.network.one_way.clear()
+        for network in self.run.networks:
+            network.cut_off = network.site.primary.server.full = False
+            network.one_way.clear()
         for client in self.run.clients:
             for task in client.process.tasks:
                 task.traps.clear()
@@ -171,7 +172,8 @@ class Faults:
         client.process.alive = False
         self.run.story.note("%s is dead", client.name)
         if strike.spare < 0.7:  # else its host is gone, and the server does not hear of it
-            self.run.world.at(self.run.world.now + 0.001 * strike.spare, client.port.buried)
+            for port in client.ports:
+                self.run.world.at(self.run.world.now + 0.001 * strike.spare, port.buried)
         self.run.replace(client, strike.number)
 
     def _pause(self, client: Client, strike: Strike) -> None:
@@ -189,23 +191,23 @@ class Faults:
 
     def _server(self, strike: Strike, client: Client) -> None:
         run, world = self.run, self.run.world
-        server = run.server
+        number = int(strike.thing * len(run.networks))
+        network = run.networks[number]
+        server = network.site.primary.server
         match strike.kind:
             case kind if kind in KINDS:
-                self.outages.strike(strike)
+                self.outages[number].strike(strike)
             case "one way":
                 way = client.process.base, strike.wire
-                run.network.one_way[way] = max(
-                    run.network.one_way.get(way, 0.0), world.now + min(strike.seconds, 2 * MOST_LAG)
-                )
+                network.one_way[way] = max(network.one_way.get(way, 0.0), world.now + min(strike.seconds, 2 * MOST_LAG))
             case "script flush":
                 server.known.clear()
             case "deafen":
-                client.port.deafen(0.001 if strike.spare < 0.5 else (strike.spare - 0.5) * 2 * IO_TIMEOUT)
+                client.ports[number].deafen(0.001 if strike.spare < 0.5 else (strike.spare - 0.5) * 2 * IO_TIMEOUT)
             case "revoke" | "force":
                 client.process.spawn(self._revoke(strike, client), f"person{strike.number}")
             case "cut off":
-                run.network.cut_off, self._cut_until = True, max(self._cut_until, world.now + strike.seconds)
+                network.cut_off, self._cut_until = True, max(self._cut_until, world.now + strike.seconds)
                 world.at(self._cut_until, self._better)
             case "out of memory":
                 server.full, self._full_until = True, max(self._full_until, world.now + strike.seconds)
@@ -220,8 +222,9 @@ class Faults:
 
     def _better(self) -> None:
         now = self.run.world.now
-        self.run.network.cut_off &= now < self._cut_until
-        self.run.server.full &= now < self._full_until
+        for network in self.run.networks:
+            network.cut_off &= now < self._cut_until
+            network.site.primary.server.full &= now < self._full_until
 
     async def _revoke(self, strike: Strike, client: Client) -> None:
         subject = self.run.subject

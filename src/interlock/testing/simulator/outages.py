@@ -99,7 +99,7 @@ class Outages:
 
     def _serves(self, host: Host, *, lossy: bool, longer: float = 0.0) -> None:
         """This one is the primary from now on."""
-        self.site.primary, self.site.reachable = host, True
+        self.site.primary, self.site.reachable, host.forgot = host, True, lossy
         run = self.run
         run.story.note("server %d serves now, %s%s", host.number, host.facts().identity, ": something is lost" * lossy)
         run.monitor.lost(lossy=lossy, lasts=run.profile.max_ttl + longer)

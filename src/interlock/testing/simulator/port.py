@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from interlock._core import DRIFT, FOREVER, RETRY_FOR, Disconnected, Place, ServerError
 from interlock.errors import LockError, Unavailable
@@ -62,6 +62,16 @@ class Link:
         self.heard = port.process.world.now  # when the last word came, or the wait for one began
 
 
+class Sent(NamedTuple):
+    """What is on its way: a future for the replies, unless there was an error."""
+
+    messages: Sequence[Message]
+    until: float
+    link: Link | None
+    future: Future
+    error: Exception | None
+
+
 class SimPort:
     """See `interlock._core.Port`. Every await passes a brink first."""
 
@@ -87,6 +97,7 @@ class SimPort:
         self._connected = 0  # how many there were
         self._channel: bytes | None = None
         self._heard = "0"
+        self.teach = False  # the next message goes with the text of its script
         self._pause = 0.0  # before the listener connects again
 
     async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
@@ -140,9 +151,12 @@ class SimPort:
         return replies
 
     async def _request(self, batch: Sequence[Message], until: float, *, by_text: bool) -> list[Any]:
-        process, future = self.process, Future()
         limit = max(min(until, self.now() + IO_TIMEOUT), self.now() + 0.001)
         link = await self._linked(limit)
+        return await self._replies(link, self._send(link, batch, by_text=by_text), limit)
+
+    def _send(self, link: Link, batch: Sequence[Message], *, by_text: bool) -> Future:
+        process, future = self.process, Future()
         scripts = [self.network.script(script) for script, _, _ in batch]
         epoch = _encoded(link.epoch.text)
         raw = [
@@ -154,6 +168,10 @@ class SimPort:
             link.heard = process.world.now
         link.row.add(future)
         self.network.send(link, Journey(current(process.world), MESSAGE), raw, future, by_text=by_text, once=once)
+        return future
+
+    async def _replies(self, link: Link, future: Future, limit: float) -> list[Any]:
+        process = self.process
         silence = Disconnected("no answer in time", sent=True, timed_out=True)
         process.world.at(process.when(limit), Timer(future, silence), process)
         try:
@@ -168,6 +186,91 @@ class SimPort:
         if any(isinstance(reply, ServerError) and "READONLY" in str(reply) for reply in replies):
             self.lost(link, "it is a replica by now")
         return replies
+
+    # For a quorum
+
+    async def begin(self, messages: Sequence[Message], until: float) -> Sent:
+        """The first half of `calls`: send, and wait for nothing."""
+        task = current(self.process.world)
+        task.sends = True
+        self.asked(messages)
+        try:
+            if task.traps:
+                await task.brink()
+            link = await self._linked(max(until, self.now() + 0.001))
+            for _, keys, args in messages:
+                self.sending([*map(str, keys)], args)
+            taught, self.teach = self.teach, False
+            return Sent(messages, until, link, self._send(link, messages, by_text=taught), None)
+        except Disconnected as error:
+            future = Future()
+            future.resolve(error)
+            return Sent(messages, until, None, future, error)
+
+    async def finish(self, sent: Sent, *, late: bool = False) -> list[Any]:
+        """The second half: the replies."""
+        messages, until = sent.messages, max(sent.until, self.now() + 0.001)
+        if sent.link is None:
+            return [sent.error] * len(messages)
+        try:
+            replies = await self._replies(sent.link, sent.future, until)
+            for i, reply in enumerate(replies):
+                if isinstance(reply, ServerError) and str(reply).startswith("NOSCRIPT"):
+                    self.network.record.counts["script unknown"] += 1
+                    self.teach |= late
+                    if not late:
+                        replies[i] = (await self._request([messages[i]], until, by_text=True))[0]
+        except Disconnected as error:
+            return [error] * len(messages)
+        return replies
+
+    def drop(self, sent: Sent) -> None:
+        """Nobody will ask for these replies."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether something can be sent without connecting first."""
+        return self.link is not None
+
+    async def greet(self, until: float) -> None:
+        """Connect if need be, and see that it answers. Raises what keeps it from that."""
+        until = max(until, self.now() + 0.001)
+        link, heard = await self._linked(until), Future()
+        journey = Journey(current(self.process.world), MESSAGE)
+        self.network.deliver(link, journey, lambda: None, lambda: heard.resolve(None))
+        link.row.add(heard)
+        silence = Disconnected("no answer in time", sent=True, timed_out=True)
+        self.process.world.at(self.process.when(until), Timer(heard, silence), self.process)
+        try:
+            await heard
+        finally:
+            link.row.discard(heard)
+
+    async def answered(self, sents: Sequence[Sent], number: int, until: float) -> list[int]:
+        """Which of these have their replies, as soon as so many have, or the time is over."""
+        waiting = [sent.future for sent in sents if not sent.future.done]
+        missing = number - (len(sents) - len(waiting))
+        if missing > 0 and waiting and until > self.now():
+            enough = Future()
+
+            def came() -> None:
+                nonlocal missing
+                missing -= 1
+                if missing == 0:
+                    enough.resolve(None)
+
+            self.process.world.at(self.process.when(until), Timer(enough, None), self.process)
+            for each in waiting:
+                each.watchers.append(came)
+            try:
+                await enough
+            finally:
+                for each in waiting:
+                    each.watchers.remove(came)
+        return [i for i, sent in enumerate(sents) if sent.future.done]
+
+    async def close(self) -> None:
+        """See Interlock.close."""
 
     # The connection
 

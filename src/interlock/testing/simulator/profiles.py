@@ -20,6 +20,8 @@ class Profile:
     trusted: bool = True  # the server loses no data, or says that it may have; and its clock is not set
     max_ttl: float = 60.0  # seconds that the longest lease lasts, and so a quarantine
     durable: bool = False  # every write is on the server's disk before it is answered
+    servers: tuple[int, ...] = (1,)  # how many, that know nothing of each other
+    skew: float = 0.0  # seconds by which each of their clocks is off
     storm: float = 8.0  # seconds with faults
     calm: float = 3.0  # seconds for which workers go on when it is calm
     crowd: tuple[int, ...] = (2, 3, 3, 4)  # how many clients
@@ -48,6 +50,7 @@ class Profile:
             and self.trusted
             and not self.changes
             and self.rates.keys().isdisjoint({"cut off", "one way"})
+            and len(self.servers) == 1  # one of several that is away learns of a release when it is back
         )
 
     @property
@@ -107,6 +110,34 @@ SERVERS: Final = {
         ),
     )
 }  # fmt: skip
+
+
+# Several servers that know nothing of each other. Their clocks may differ by 5 times the longest ttl as long as they keep
+# their records; a server that forgets comes back with a clock that is off by less than the wait before it votes.
+def _quorum(name: str, rates: dict[str, float], *, weather: Weather = CALM, durable: bool = True) -> Profile:
+    return Profile(
+        name, weather, rates, max_ttl=2.0, durable=durable, storm=4.0, calm=1.0, crowd=(2, 2, 3), workers=(1, 1, 2),
+        servers=(3, 3, 5), skew=5.0 if durable else 0.5,
+    )  # fmt: skip
+
+
+_NETS: Final = {"one way": 0.8, "cut off": 0.3}
+QUORUMS: Final = {
+    profile.name: profile
+    for profile in (
+        _quorum("q calm", {}),
+        _quorum("q cancel", _CANCEL | _SERVER),
+        _quorum("q crash", _CRASH | _PAUSE | {"restart": 0.6}),
+        _quorum("q loss", _NETS, weather=_ROUGH),
+        _quorum("q empty", _CANCEL | _CRASH | {"restart empty": 0.5}, durable=False),
+        _quorum("q late", _NETS | _CANCEL | {"restart late": 0.5}, durable=False),
+        _quorum("q ruin", _CANCEL | _PAUSE | _CRASH | _SERVER | _NETS | {"restart": 0.5}, weather=_ROUGH),
+        _quorum(
+            "q ashes", _CANCEL | _PAUSE | _CRASH | _NETS | {"restart empty": 0.3, "restart late": 0.3}, weather=_ROUGH,
+            durable=False,
+        ),
+    )
+}  # fmt: skip
 # Faults outside the promise. Fences (unless both strike), TTLs, telling and renewal hold; exclusion may not.
 RELAXED: Final = {
     profile.name: profile
@@ -117,8 +148,8 @@ RELAXED: Final = {
 }
 
 
-# What there is: one server that stays; one place where servers change.
-WORLDS: Final = {"one": PROFILES, "servers": SERVERS}
+# What there is: one server that stays; one place where servers change; several that know nothing of each other.
+WORLDS: Final = {"one": PROFILES, "servers": SERVERS, "quorum": QUORUMS}
 ALL: Final = {name: profile for profiles in (*WORLDS.values(), RELAXED) for name, profile in profiles.items()}
 
 

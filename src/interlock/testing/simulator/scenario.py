@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from .chance import CLIENT
+from .chance import CLIENT, SITES
 from .clients import Client
 from .faults import Faults
 from .invariants import Monitor, Story
@@ -20,13 +20,13 @@ from .scheduler import World
 from .site import Site
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from .coroutines import Task
     from .profiles import Profile
-    from .server import Server
     from .subjects import Subject
 
+DRIFT: Final = 0.003  # by how much the clocks of several servers run fast or slow
 PATIENCE: Final = 180.0  # seconds until everybody must have ended
 EMBERS: Final = 10.0  # seconds for which it is watched then that what has ended is told
 ASHES: Final = 400.0  # seconds after which no TTL is left
@@ -50,14 +50,13 @@ class Run:
         self.story = Story(world)
         self.story.plan = plan
         self.record = Record(plan, self.story.note)
-        self.site = Site(world)
-        self.site.durable = profile.durable
-        self.site.sentinels = profile.promotes or None
-        self.network = Network(world, self.site, self.record, lua)
-        self.network.weather = profile.weather
-        self.monitor = Monitor(self.story, world, self.site, self.record.counts, profile)
+        self.sites = list(self._sites())
+        self.networks = [Network(world, site, self.record, lua) for site in self.sites]
+        self.monitor = Monitor(self.story, world, self.sites, self.record.counts, profile)
         self.monitor.things.handed = lambda task: task.passes("handed")
-        self.network.executed = self.monitor.things.executed
+        for network in self.networks:
+            network.weather = profile.weather
+            network.executed = self.monitor.things.executed
         self.storm_ends = profile.storm
         self.calm_from = math.inf
         self.over = False
@@ -71,10 +70,14 @@ class Run:
         self.clients = [Client(self, f"c{i}") for i in range(random.choice(profile.crowd))]
         self.graves: list[Client] = []
 
-    @property
-    def server(self) -> Server:
-        """That of the primary."""
-        return self.site.primary.server
+    def _sites(self) -> Iterator[Site]:
+        profile, random = self.profile, self.world.chance.stream(SITES)
+        number = random.choice(profile.servers)
+        for i in range(number):
+            offset, rate = (random.uniform(-1, 1) * each for each in (profile.skew, DRIFT if number > 1 else 0.0))
+            site = Site(self.world, f"s{i}" if i else "", offset=offset, rate=1 + rate)
+            site.durable, site.sentinels = profile.durable, profile.promotes or None
+            yield site
 
     @property
     def gap(self) -> float:
@@ -100,7 +103,8 @@ class Run:
         world.run(ends)
         if world.stopped:
             return
-        self.network.weather = CALM
+        for network in self.networks:
+            network.weather = CALM
         storm.over()
         self.story.note("CALM")
         # What is late may still come, and what waits for it waits on; the promises count from then on.
@@ -124,9 +128,11 @@ class Run:
         return all(task.ended for client in self.clients for task in client.workers)
 
     def _ashes(self) -> None:
-        self.server.purge_all()
-        if self.server.data and self.profile.trusted:
-            self.story.violated(5, f"in the end the server still has {self.server.data!r}")
+        for site in self.sites:
+            server = site.primary.server
+            server.purge_all()
+            if server.data and self.profile.trusted:
+                self.story.violated(5, f"in the end the server still has {server.data!r}")
         for client in self.clients:
             session = client.session
             for what, left in (

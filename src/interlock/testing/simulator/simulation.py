@@ -11,8 +11,10 @@ import sys
 import types
 import warnings
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
+
+from interlock.ports import _memory
 
 from .chance import CoreChance
 from .loop import asyncio_of
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     from .invariants import Story, Violation
     from .plan import Fault, Plan, Section
     from .scheduler import World
+
+
+QUORUM: Final = "interlock.ports.quorum"
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ def simulate(
         run.record.counts["let go on beside an isolated primary"] += run.monitor.things.beyond
         record, things = run.record, run.monitor.things
         return Report(
-            seed, chosen.name, kind, run.world.now, run.world.events, run.site.scripts, things.grants, things.slowest,
+            seed, chosen.name, kind, run.world.now, run.world.events, sum(site.scripts for site in run.sites), things.grants, things.slowest,
             run.story.interleaving(), record.counts, run.story.violations, record.faults, record.sections, run.story,
         )  # fmt: skip
 
@@ -123,10 +128,11 @@ def _apart() -> Generator[Callable[[World], None]]:
     gc.disable()
     with contextlib.ExitStack() as stack:
         for name, module in list(sys.modules.items()):
-            if name.startswith(("interlock._", "interlock.primitives.")) or name == "interlock.aio":
+            if name.startswith(("interlock._", "interlock.primitives.")) or name in {"interlock.aio", QUORUM}:
                 for attribute, substitute in replaced.items():
                     if hasattr(module, attribute):
                         stack.enter_context(mock.patch.object(module, attribute, substitute))
+        stack.enter_context(mock.patch.object(_memory, "now", lambda: worlds[0].now))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore", ResourceWarning)
         try:
@@ -167,5 +173,5 @@ def _burn(run: Run) -> None:
             with contextlib.suppress(BaseException):
                 task.work.close()
     run.world.clear()
-    for thing in (run, run.network, run.monitor, run.monitor.leases, run.monitor.things, run.monitor.attempts):
+    for thing in (run, *run.networks, run.monitor, run.monitor.leases, run.monitor.things, run.monitor.attempts):
         vars(thing).clear()  # so that its cycles end here, and not in the garbage collector

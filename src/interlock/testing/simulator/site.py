@@ -1,6 +1,6 @@
 """A site: what one address leads to. One process serves there at a time; others served before, or follow it.
 
-Theory. A process is a `Host`: it has keys, a clock, and a name that ends with it (run_id), and it counts its writes under
+Theory. A process is a `Host`: it has keys, a clock, and a name that ends with it (run_id), and counts its writes under
 another one (replid). What clients learn of it is what the real ports ask, word for word: `INFO`, `TIME`, `CONFIG`.
 A host that comes instead of another starts with an *image* of the keys: all of them, those of some moments ago (a
 snapshot, a disk that lags, a replica that lags), or none.
@@ -46,6 +46,8 @@ class Host:
         self.replid = replid
         self.replid2 = NO_REPLID
         self.began = site.clock() - up
+        self.since = site.world.now
+        self.forgot = False  # it came up without all that was written before
         self.server = Server(site.clock)
         self.server.skew = skew
         self.alive = True
@@ -61,7 +63,7 @@ class Host:
 
     def load(self, image: Image) -> None:
         """Begin with these keys."""
-        self.server.data, self.server.expires = image
+        self.server.data, self.server.expires = map(dict, image)
 
     def run(self, by_text: bool, script: str, keys: list[bytes], args: list[bytes]) -> Any:
         """A script call."""

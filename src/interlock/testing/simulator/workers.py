@@ -142,7 +142,7 @@ class Worker:
             does = random.random()
             if does < 0.05:
                 await self._extend(lease, min(random.uniform(0.1, 6.0), self.session.max_ttl))
-            elif does < 0.15:
+            elif does < 0.15 and len(self.run.networks) == 1:
                 await self._execute(lease, given=does < 0.1)
             elif does > 0.7:
                 self._write_late(lease)
@@ -151,7 +151,7 @@ class Worker:
     def _write_late(self, lease: Any) -> None:
         """To the resource that the lease protects: a write that comes when it comes."""
         world, leases, grant = self.run.world, self.run.monitor.leases, self.run.subject.grants(lease)[0]
-        trip = self.run.network.trip(Journey(self.task, MESSAGE))
+        trip = self.run.networks[0].trip(Journey(self.task, MESSAGE))
         world.at(world.now + trip, lambda: leases.wrote(grant, sure=False))
 
     async def _extend(self, lease: Any, seconds: float) -> None:

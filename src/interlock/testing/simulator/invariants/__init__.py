@@ -33,6 +33,7 @@ from .attempts import Attempts
 from .leases import Leases
 from .story import Story, Violation
 from .things import Things
+from .votes import Votes
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -50,13 +51,16 @@ SWEEP: Final = 0.25  # seconds between two looks at what should have happened
 class Monitor:
     """It sees everything and changes nothing."""
 
-    def __init__(self, story: Story, world: World, site: Site, counts: Counter[str], profile: Profile) -> None:
+    def __init__(self, story: Story, world: World, sites: list[Site], counts: Counter[str], profile: Profile) -> None:
         self.story = story
         self.world = world
-        self.attempts = Attempts(story, site, clean=profile.clean)
+        self.attempts = Attempts(story, sites[0], clean=profile.clean)
         self.leases = Leases(story, self.attempts, counts, trusted=profile.trusted)
         quiet = profile.clean and not profile.rates
-        self.things = Things(story, site, self.attempts, quiet=quiet, trusted=profile.trusted)
+        if len(sites) == 1:
+            self.things = Things(story, sites[0], self.attempts, quiet=quiet, trusted=profile.trusted)
+        else:
+            self.things = Votes(story, sites, self.attempts, self.leases, profile)
         self.sweeping = True
         world.after_step = self.leases.after_step
 

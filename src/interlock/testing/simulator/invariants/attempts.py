@@ -30,6 +30,7 @@ class Attempt:
     thing: Thing
     ttl_ms: int
     life_ms: int  # how long a handover to it may wait for its confirmation
+    began: float
     queued_at: float | None = None
     confirmed: bool = False  # it asked, and was told that it has it: it does not wait any more
     ended: bool = False
@@ -50,6 +51,7 @@ class Attempts:
         self.story = story
         self.site = site
         self.clean = clean  # every message arrives, once and soon
+        self.renewals = True  # rule 7 is watched
         self.known: dict[bytes, Attempt] = {}
         self.things: dict[bytes, Thing] = {}  # by key
         self.queued: dict[bytes, dict[bytes, Attempt]] = {}  # those that were queued and have not ended, by key
@@ -64,7 +66,7 @@ class Attempts:
     def asked(self, batch: Sequence[Message]) -> None:
         """Rule 7: what the keeper is about to send. (Then it may be stopped, and much can happen before it is sent.)"""
         task = self.story.world.current
-        if task is None or task.label != KEEPER:
+        if task is None or task.label != KEEPER or not self.renewals:
             return  # an extend() that is tried again may cross a release: the server refuses it
         for _, _, (verb, *rest) in batch:
             for token in rest[::2] if verb == "renew" else ():
@@ -90,7 +92,7 @@ class Attempts:
     def _begins(self, process: Process, task: Task, thing: Thing, asked: Sequence[Argument]) -> None:
         token = str(asked[0]).encode()
         if token not in self.known:
-            self.known[token] = Attempt(process, task, thing, int(asked[1]), int(asked[2]))
+            self.known[token] = Attempt(process, task, thing, int(asked[1]), int(asked[2]), self.story.world.now)
             thing.asked(token, asked[6:])
             task.attempts.append(token)
 

@@ -10,6 +10,7 @@ from interlock.testing.simulator.subjects.subject import Share
 
 if TYPE_CHECKING:
     from collections import Counter
+    from collections.abc import Callable
 
     from interlock.testing.simulator.coroutines import Process
     from interlock.testing.simulator.subjects import Thing
@@ -41,6 +42,7 @@ class Leases:
         self.counts = counts
         self.trusted = trusted  # the server loses no data and its clock is never set
         self.held: dict[bytes, list[Held]] = {}
+        self.had: Callable[[Thing, Grant], None] = lambda _thing, _grant: None  # somebody has a new lease
         self._close = False  # whether somebody must be watched closely
         self._written: dict[bytes, tuple[int, bytes]] = {}  # the newest fence that the protected resource accepted
 
@@ -61,6 +63,7 @@ class Leases:
         self._close |= len(self.held[attempt.thing.key]) > 1
         until = process.when(grant.deadline)
         self.story.note("%s holds %s fence %d until %.6f", process.name, grant.token, grant.fence, until)
+        self.had(attempt.thing, grant)
         if not held.attempt.certain():
             self.story.violated(9, f"{grant.token} is returned though {grant.lapsed(process.clock())}")
 

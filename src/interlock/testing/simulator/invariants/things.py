@@ -42,6 +42,8 @@ class Seen:
     could_at: float | None = None  # since when there has been room for it
     owed: dict[Hashable, float] = field(default_factory=dict["Hashable", float])  # since when who should be told
     barred_until: float = 0.0  # leases that were lost may last until then
+    lost_by: int = 0  # the host with which it began
+    anew: Host | None = None  # where it began anew, for one who knew of nothing
     known: bool = True  # the record tells who comes that there may be such
 
 
@@ -95,7 +97,8 @@ class Things:
             seen.head, seen.could_at, seen.owed = None, None, {}
             if lossy:
                 seen.barred_until = max(seen.barred_until, self.story.world.now + lasts)
-                seen.known = self._tells(thing)
+                seen.lost_by = self.site.primary.number
+                seen.known = self._tells(seen)
                 thing.forgot(server)
         for attempt in self.attempts.known.values():
             attempt.cleared = False
@@ -104,7 +107,7 @@ class Things:
         """Nothing is promised against these leases: nobody who knew of them was there, and no record tells."""
         self.excused += 1
         self.story.note("%s begins anew for a client that remembers nothing", seen.thing.name)
-        seen.barred_until, seen.fence = 0.0, 0
+        seen.barred_until, seen.fence, seen.anew = 0.0, 0, self.site.primary
         for attempt in self.attempts.known.values():
             attempt.ousted |= attempt.thing is seen.thing
 
@@ -140,15 +143,15 @@ class Things:
             elif verb == b"execute" and code == GRANTED:
                 holders = self.seen[keys[0]].thing.read(server).holders
                 self.attempts.ran(args[4].decode(), holds=token in holders and not holders[token].revoked)
+        if verb == b"revoke" and code == 1 and args[2] == b"1":
+            self._forced(self.seen[keys[0]], token.removeprefix(b"!"))
         if host is not self.site.primary:  # an isolated one: what counts is what clients believe
             for (of, words), answer in zip(asked, answers(args, reply), strict=False):
                 if verb == b"acquire" and answer[0] == GRANTED:
-                    self._aside(self.seen[of[0]].thing, words[1], server)
+                    self._aside(self.seen[of[0]], words[1], server)
             return
         if self.site.isolated:
             self._beyond(verb, asked, args, reply)
-        if verb == b"revoke" and code == 1 and args[2] == b"1":
-            self._forced(self.seen[keys[0]], token.removeprefix(b"!"))
         for (of, words), answer in zip(asked, answers(args, reply), strict=False):
             seen = self.seen.get(of[0])
             if not seen or not self.trusted or (len(answer) > 1 and str(answer[1]).startswith("b'!quarantine:")):
@@ -158,9 +161,9 @@ class Things:
         by = {words[1] for _, words in asked}
         for key in keys:
             if key in self.seen:
-                self._look(self.seen[key], verb, by, fresh=len(self.ports[sender].met) == 1)
+                self._look(self.seen[key], verb, by, sender=sender)
 
-    def _look(self, seen: Seen, verb: bytes, by: Collection[bytes], *, fresh: bool) -> None:
+    def _look(self, seen: Seen, verb: bytes, by: Collection[bytes], *, sender: str) -> None:
         thing, server = seen.thing, self.server
         reading = thing.read(server)
         holders = reading.holders
@@ -173,7 +176,8 @@ class Things:
             if not share.revoked and (token not in seen.holders or seen.holders[token].fence != share.fence)
         ]
         if seen.barred_until > self.story.world.now:
-            self._barred(seen, new, fresh=fresh)
+            first = min(host.number for host in self.ports[sender].met)
+            self._barred(seen, new, fresh=first >= seen.lost_by)
         if new:
             new.sort(key=lambda token: holders[token].fence)
             self._granted(seen, new, reading, present, by if verb == b"acquire" else ())
@@ -197,8 +201,11 @@ class Things:
 
     # An isolated primary
 
-    def _aside(self, thing: Thing, token: bytes, server: Server) -> None:
+    def _aside(self, seen: Seen, token: bytes, server: Server) -> None:
         """It granted this, and knows nothing of what the new one has let go on."""
+        thing = seen.thing
+        if seen.anew is self.site.primary:
+            self.attempts.known[token].ousted = True
         thing.granted(token, thing.read(server))
         for other, attempt in self.attempts.known.items():
             if other != token and attempt.thing is thing and attempt.beyond and attempt.certain():
@@ -220,21 +227,30 @@ class Things:
 
     # Rule 13
 
-    def _tells(self, thing: Thing) -> bool:
+    def _tells(self, seen: Seen) -> bool:
         """Whether the record tells that something may have been lost: of a grant, or of what a client remembered."""
-        record: bytes | None = self.server.find(thing.keys[1], bytes)
+        record: bytes | None = self.server.find(seen.thing.keys[1], bytes)
         if record is None:
             return False
         _, _, fence, under, *_ = record.split()
-        return int(fence) > 0 or under not in {b"-", self._identity()}
+        return int(fence) > 0 or self._before(seen, under)
+
+    def _before(self, seen: Seen, identity: bytes) -> bool:
+        """Whether this is one of before the loss."""
+        process = identity.decode().partition(":")[0] if identity != b"-" else ""
+        return any(
+            host.number < seen.lost_by and host.run_id.startswith(process) for host in self.site.hosts if process
+        )
 
     def _identity(self) -> bytes:
         return self.site.primary.facts().identity.encode()
 
     def _barred(self, seen: Seen, new: list[bytes], *, fresh: bool) -> None:
-        """A script ran while lost leases may last. `fresh`: its sender has met no other server."""
-        seen.known |= any(token.startswith(b"quarantine:") for token in live(seen.holders, self.server, surely=True))
-        if not seen.known and self._tells(seen.thing):
+        """A script ran while lost leases may last. `fresh`: its sender came after the loss."""
+        for token in live(seen.holders, self.server, surely=True):
+            mark, _, evidence = token.partition(b":")
+            seen.known |= mark == b"quarantine" and self._before(seen, evidence)
+        if not seen.known and self._tells(seen):
             record: bytes = self.server.find(seen.thing.keys[1], bytes)
             seen.known = True
             if fresh and record.split()[3] == self._identity():

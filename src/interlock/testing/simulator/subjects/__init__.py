@@ -33,7 +33,10 @@ _OTHERS: Final = [kind for kind, subject in SUBJECTS.items() if kind != "lock" f
 
 
 # Latches and barriers have no leases that a server could lose.
-_IN: Final = {"servers": ("lock", "rlock", "rwlock", "semaphore", "election", "once", "multi")}
+_IN: Final = {
+    "servers": ("lock", "rlock", "rwlock", "semaphore", "election", "once", "multi"),
+    "quorum": ("lock", "rlock", "election", "once", "multi"),
+}
 
 
 def subject_of(seed: int, world: str = "one") -> str:

@@ -120,7 +120,13 @@ class Running(NamedTuple):
             if begun or result:
                 worker.violated(12, f"{result} was begun")
             trusted, ended = worker.run.profile.trusted, result.ended
-            if trusted and result.started is not None and ended is not None and ended < result.started:
+            if (
+                trusted
+                and not worker.run.profile.skew
+                and result.started is not None
+                and ended is not None
+                and ended < result.started
+            ):
                 worker.violated(12, f"{result} ended before it began")
             if worker.now() - started > AT_ONCE and monitor.things.quiet:
                 worker.violated(4, f"{result} took {worker.now() - started:.3f} s")
