@@ -67,7 +67,7 @@ class Address:
     @property
     def patience(self) -> float:
         """Seconds that the server may be away before a call says Unavailable."""
-        return FAILOVER if self.sentinels else RETRY_FOR
+        return FAILOVER if self.sentinels or self.clustered else RETRY_FOR
 
     @property
     def timeout(self) -> float:

@@ -16,7 +16,7 @@ Rules.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from interlock._core import log
 
@@ -72,12 +72,13 @@ def facts(server: Any, replication: Any, time: Any) -> Facts | None:
     if not (isinstance(server, bytes) and isinstance(replication, bytes) and isinstance(time, list)):
         return None
     info = fields(server) | fields(replication)
+    seconds, micros = cast("list[bytes]", time)
     return Facts(
         info.get("run_id", ""),
         info.get("master_replid", ""),
         info.get("master_replid2", ""),
         float(info.get("uptime_in_seconds", 0)),
-        int(time[0]) * 1000 + int(time[1]) // 1000,
+        int(seconds) * 1000 + int(micros) // 1000,
         int(info.get("connected_slaves", 0)),
     )
 
@@ -290,7 +291,7 @@ def ask(address: Address, within: float, *commands: tuple[str, ...]) -> list[Any
             except ResponseError as error:
                 reply = error
             if isinstance(reply, dict):  # RESP3
-                reply = [part for pair in reply.items() for part in pair]
+                reply = [part for pair in cast("dict[Any, Any]", reply).items() for part in pair]
             replies.append(reply)
     finally:
         connection.disconnect()
