@@ -20,7 +20,7 @@ import redis.asyncio
 import trustme
 
 from interlock.testing.servers import KINDS, Missing, Node
-from interlock.testing.topology import Cluster, Independents
+from interlock.testing.topology import Cluster, Independents, Sentinels
 
 USER, PASSWORD = "locks", "password"  # as in docs/acl.md
 MODES = ("threads", "asyncio")
@@ -78,6 +78,7 @@ WAYS = {
     "resp3": client_of(protocol=3, decode_responses=True),
     "valkey-py": valkey_client,
     "uvloop": lambda node, _mode: node.url,
+    "sentinel": lambda node, _mode: node.watched,
     "cluster": lambda cluster, _mode: cluster.url,  # of three shards
     "quorum": lambda node, _mode: [each.url for each in node.together],
 }
@@ -122,6 +123,7 @@ SAMPLE = [
             ("valkey-8.1", "tcp", MODES[:1]), ("redis-8.2", "resp3", MODES[1:]), ("redis-6.2", "acl", MODES[:1]),
             ("valkey-8.1", "acl", MODES[1:]), ("redis-6.2", "resp2", MODES[1:]), ("redis-7.0", "decoding", MODES[:1]),
             (BASE, "uvloop", MODES[1:]), (BASE, "cluster", MODES),
+            ("valkey-8.1", "sentinel", MODES[:1]),
         )
         for mode in modes
         if (ground := Ground(server, way, mode)).possible
@@ -152,11 +154,25 @@ class Park:
         self.nodes: dict[str, Node] = {}
         self.clusters: dict[str, Cluster] = {}
         self.quorums: dict[str, Independents] = {}
+        self.watched: dict[str, Sentinels] = {}
 
     def at(self, ground: Ground) -> Node | Cluster:
         """Where a test stands."""
-        place = {"cluster": self.cluster, "quorum": self.quorum}.get(ground.way, self.node)
+        place = {"cluster": self.cluster, "quorum": self.quorum, "sentinel": self.primary}.get(ground.way, self.node)
         return place(ground.server)
+
+    def primary(self, kind: str) -> Node:
+        """One that has a replica, and is watched by a sentinel."""
+        if kind not in self.watched:
+            try:
+                group = Sentinels(kind, replicas=1, sentinels=1)
+            except Missing as missing:
+                required(f"no {kind} here: {missing}")
+                raise
+            group.start()
+            self.watched[kind] = group
+            group.primary.watched = group.url
+        return self.watched[kind].nodes[0]
 
     def cluster(self, kind: str) -> Cluster:
         """The running cluster of this kind, for all tests."""
@@ -220,5 +236,5 @@ class Park:
         return paths[0], paths[1], paths[2]
 
     def stop(self) -> None:
-        for each in (*self.nodes.values(), *self.clusters.values(), *self.quorums.values()):
+        for each in (*self.nodes.values(), *self.clusters.values(), *self.quorums.values(), *self.watched.values()):
             each.stop()

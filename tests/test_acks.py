@@ -6,8 +6,10 @@ import asyncio
 
 import pytest
 
+import interlock
+import interlock.aio
 from interlock import Assurance, ConfigError, Unavailable
-from interlock.testing.topology import Sentinels
+from interlock.testing.topology import Cluster, Sentinels
 from kit import outcome, until
 
 rule = pytest.mark.rule
@@ -135,3 +137,21 @@ async def test_nonsense_is_refused(kit):
             locks.lock("a", acks=wrong)
     with pytest.raises(ConfigError, match="fsync must be"):
         locks.lock("a", fsync=1)
+
+
+@rule(10)
+async def test_a_shard_of_a_cluster_has_replicas_too(kit):
+    with Cluster(shards=1, replicas=1) as cluster:
+        locks = kit.interlock(cluster.url)
+        lease = await kit.keep(locks.lock("a", acks=1).acquire())
+        assert lease.assurance.replicas == 1
+        error = await outcome(locks.lock("b", acks=2, ttl=1).acquire())
+        assert isinstance(error, Unavailable)
+
+
+def test_a_quorum_takes_none(kit):
+    factory = interlock.Interlock if kit.mode == "threads" else interlock.aio.Interlock
+    locks = factory.quorum(["redis://127.0.0.1:1", "redis://127.0.0.1:2", "redis://127.0.0.1:3"])
+    for options in ({"acks": 1}, {"fsync": True}):
+        with pytest.raises(ConfigError, match="a quorum takes no acks="):
+            locks.lock("a", **options)

@@ -128,7 +128,13 @@ class BaseInterlock:
     ) -> Terms:
         self._open()
         ttl = self._checked_ttl(min(TTL, self.max_ttl) if ttl is TTL else ttl)  # not said: no more than there may be
-        return Terms(ttl, timeout, renew, max_hold, fair, on_lost, acks_of(acks, fsync))
+        wanted = acks_of(acks, fsync)
+        if wanted is not None and isinstance(self._address, Quorum):
+            raise ConfigError(
+                "a quorum takes no acks= and no fsync=: a majority of its servers is what its leases rest on, and "
+                "lease.assurance says of how many"
+            )
+        return Terms(ttl, timeout, renew, max_hold, fair, on_lost, wanted)
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.Interlock {self._address.shown}{' closed' if self._closed else ''}>"

@@ -114,6 +114,8 @@ class Port(Protocol):
     """Seconds that it may be away before a call says Unavailable."""
     several: bool
     """Whether a refusal may leave something behind, since several servers are asked."""
+    majority: int
+    """How many servers grant a lease."""
 
     drift: float
     """By how much of a ttl we stop believing before the server does: clocks run at different speeds."""

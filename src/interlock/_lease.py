@@ -71,7 +71,7 @@ class BaseLease:
     @property
     def assurance(self) -> Assurance:
         """What it rested on when it was granted: how many servers, replicas, disks; see `acks`."""
-        return self._grant.attempt.assurance or Assurance()
+        return self._grant.attempt.assurance or Assurance(self._session.port.majority)
 
     @property
     def state(self) -> LeaseState:

@@ -194,6 +194,7 @@ class AsyncioPort:
     """The connection of one loop to one server."""
 
     several = False
+    majority = 1
     drift = DRIFT
 
     def __init__(self, address: Address, memory: Memory) -> None:

@@ -105,6 +105,7 @@ class ClusterPort:
     """All nodes of a cluster, as one."""
 
     several = False
+    majority = 1
     drift = DRIFT
 
     def __init__(self, cluster: Cluster, make: Callable[[Address, Memory], Any], memories: Memories) -> None:

@@ -165,6 +165,7 @@ class ThreadPort:
     """Connections to one server, for any number of threads."""
 
     several = False
+    majority = 1
     drift = DRIFT
 
     def __init__(self, address: Address, memory: Memory) -> None:

@@ -78,6 +78,7 @@ class SimPort:
     shown = Site.shown
     patience = RETRY_FOR
     several = False
+    majority = 1
     drift = DRIFT
 
     def __init__(self, process: Process, network: Network, memory: Memory, longer: float = 0.0) -> None:
