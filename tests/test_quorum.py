@@ -75,6 +75,7 @@ async def test_a_pair(kit, servers, number):
             assert (await lock.inspect()).holder == lease.token
             assert await lock.try_acquire() is None
             assert lease.remaining() < 30 * 0.99
+            assert lease.assurance.servers == number // 2 + 1
     assert fences == sorted(set(fences))
     await until(lambda: nothing_left(servers, number))
     assert not (await lock.inspect()).held
