@@ -60,7 +60,7 @@ class Outages:
                 self._handover(strike)
             case "isolated":
                 self._isolated(strike)
-            case "first replica":
+            case _:  # the first replica
                 if not site.primary.facts().promoted:
                     site.primary.replid = site.history()
 
