@@ -383,12 +383,10 @@ def _warn_of_eviction(memory: str, shown: str) -> None:
 
 def setting(reply: Any) -> int | None:
     """The number in a reply to CONFIG GET; None if it was refused."""
-    words: list[Any] = []
     if hasattr(reply, "items"):
-        words = [part for pair in reply.items() for part in pair]
-    elif isinstance(reply, list):
-        words = cast("list[Any]", reply)
-    return int(words[1]) if len(words) > 1 else None
+        ((_, value),) = reply.items()
+        return int(value)
+    return None if isinstance(reply, Exception) or not reply else int(reply[1])
 
 
 @lru_cache(maxsize=256)

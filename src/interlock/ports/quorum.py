@@ -15,7 +15,7 @@ Rules.
     once, wait at random, and ask again: nobody waits for a lease to run out because of that.
  6. A server that may have forgotten leases does not vote: by what the locks' records and this client's memory tell, as
     for a single server; and one that this client never met, if it is younger than the longest lease. Only if all are
-    there, and all so young, is it a new quorum.
+    there, all so young, and all started at about the same time, is it a new quorum.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ PAUSE: Final = (0.005, 0.5)  # seconds that one who gave back waits before it as
 SOON: Final = 50  # ms after which the one who goes on looks whether the others have given back
 INSISTS: Final = 20  # times that one who does not wait, and goes on, asks again
 MOST: Final = 100_000  # tokens that are remembered of a server
+TOGETHER: Final = 5.0  # seconds within which the servers of a new quorum are started
 DRIFT: Final = 0.01  # of a ttl, as Redlock's authors have it
 HERE: Final = Place(0, 0)
 TOMBSTONE: Final = str(int(GONE_FOR * 1000))
@@ -452,8 +453,9 @@ class QuorumPort:
     def _judge(self) -> None:
         """Servers that may have forgotten leases do not vote; unless they all have just been born together."""
         epochs = [node.port.memory.latest for node in self.nodes]
-        wait = epochs[0].wait
-        if wait is not None and not all(each.facts is not None and each.facts.uptime < wait for each in epochs):
+        ages = [each.facts.uptime for each in epochs if each.facts is not None]
+        together = len(ages) == len(epochs) and max(ages) - min(ages) <= TOGETHER
+        if epochs[0].wait is not None and not (together and max(ages) < epochs[0].wait):
             for each in epochs:
                 each.suspect()
 
