@@ -60,7 +60,9 @@ def half_is_enough(monkeypatch):
 
 def one_renewal_is_enough(monkeypatch):
     renewed = _votes._renewed
-    monkeypatch.setattr(_votes, "_renewed", lambda column, said: GRANTED if GRANTED in column else renewed(column, said))
+    monkeypatch.setattr(
+        _votes, "_renewed", lambda column, said: GRANTED if GRANTED in column else renewed(column, said)
+    )
 
 
 def the_highest_fence_is_not_agreed_on(monkeypatch):

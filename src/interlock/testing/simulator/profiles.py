@@ -88,20 +88,15 @@ PROFILES: Final = {
 }
 
 
+_SHORT: Final = 2.0  # seconds that the longest lease lasts, and a quarantine
+
+
 # Servers that restart and fail over. A quarantine lasts as long as the longest ttl, so that is short here, as all is.
 def _servers(name: str, rates: dict[str, float], *, weather: Weather = CALM, durable: bool = False) -> Profile:
     return Profile(
-        name,
-        weather,
-        rates,
-        max_ttl=2.0,
-        durable=durable,
-        storm=4.0,
-        idle=2.0,
-        calm=1.0,
-        crowd=(2, 2, 3),
+        name, weather, rates, max_ttl=_SHORT, durable=durable, storm=4.0, idle=2.0, calm=1.0, crowd=(2, 2, 3),
         workers=(1, 1, 2),
-    )
+    )  # fmt: skip
 
 
 SERVERS: Final = {
@@ -126,8 +121,8 @@ SERVERS: Final = {
 # keep their records; where one may forget them, by less than the wait before it votes again.
 def _quorum(name: str, rates: dict[str, float], *, weather: Weather = CALM, durable: bool = True) -> Profile:
     return Profile(
-        name, weather, rates, max_ttl=2.0, durable=durable, storm=2.5, idle=4.0, calm=0.5, crowd=(2, 2, 3), workers=(1, 1, 2),
-        servers=(3, 3, 3, 5), skew=5.0 if durable else 0.5,
+        name, weather, rates, max_ttl=_SHORT, durable=durable, storm=2.5, idle=4.0, calm=0.5, crowd=(2, 2, 3),
+        workers=(1, 1, 2), servers=(3, 3, 3, 5), skew=5 * _SHORT if durable else 0.5,
     )  # fmt: skip
 
 
