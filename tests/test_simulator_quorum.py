@@ -6,10 +6,10 @@ import pytest
 
 pytest.importorskip("lupa")
 
-from interlock._core import GRANTED
+from interlock._core import GRANTED, QUEUED
 from interlock.ports import _votes, quorum
 from interlock.testing import shrink, simulate
-from interlock.testing.simulator import WORLDS, natural, subject_of
+from interlock.testing.simulator import WORLDS, natural, port, subject_of
 
 SEEDS = 2000
 SHARE = 50
@@ -75,11 +75,9 @@ def the_highest_fence_is_not_agreed_on(monkeypatch):
     monkeypatch.setitem(_votes.MERGED, "acquire", hasty)
 
 
-def nobody_gives_back_his_share(monkeypatch):
-    async def keeps(_self, _message, reply, _said, _until):
-        return reply
-
-    monkeypatch.setattr(quorum.QuorumPort, "_shared", keeps)
+def a_vouch_finds_nothing(monkeypatch):
+    monkeypatch.setitem(_votes.MERGED, "vouch", lambda said: [-2, b"", *(QUEUED for _ in said.args[3::2])])
+    monkeypatch.setattr(port.SimPort, "hear", lambda *_: None)
 
 
 def clocks_run_alike(monkeypatch):
@@ -91,7 +89,7 @@ IN_PYTHON = {
     "half is enough": ("lock", 1, "q loss", half_is_enough),
     "one renewal is enough": ("lock", 1, "q loss", one_renewal_is_enough),
     "the highest fence is not agreed on": ("lock", 2, "q loss", the_highest_fence_is_not_agreed_on),
-    "nobody gives back his share": ("lock", 4, "q calm", nobody_gives_back_his_share),
+    "a vouch finds nothing": ("lock", 4, "q calm", a_vouch_finds_nothing),
     "clocks run alike": ("lock", 1, "q calm", clocks_run_alike),
 }
 
@@ -110,13 +108,6 @@ IN_LUA = {
     ),
     "a fence that is stored by nobody": (
         "lock", 2, "q loss", replaced("  fence = math.max(fence, ARGV[3])\n", ""),
-    ),
-    "a renewal that re-creates": (
-        "lock", 1, "q loss", replaced(
-            "states[#states + 1] = holder == '!' .. mine and REVOKED or GONE",
-            "if not holder then call('SET', KEYS[i], mine, 'PX', ttl) end "
-            "states[#states + 1] = holder and GONE or GRANTED",
-        ),
     ),
 }  # fmt: skip
 

@@ -8,7 +8,9 @@ pytest.importorskip("lupa")
 
 from interlock.ports import _memory
 from interlock.testing import shrink, simulate
-from interlock.testing.simulator import SERVERS, natural, outages, port, profiles, subject_of
+from interlock.testing.simulator import SERVERS, natural, outages, port, profiles, site, subject_of
+from interlock.testing.simulator.coroutines import Process
+from interlock.testing.simulator.scheduler import World
 
 SEEDS = 2000
 SHARE = 50
@@ -144,3 +146,22 @@ def test_a_lost_lease_makes_a_short_story():
     shrunk = shrink(seed, "snapshot", subject="lock", rule=1, lua=planted)
     assert len(shrunk.faults) <= 3, shrunk.story
     assert len(shrunk.sections) <= 4, shrunk.story
+
+
+def test_a_proof_is_of_the_server_that_was_asked_for():
+    """One that came meanwhile may have lost something, for all that is known of the one before."""
+    place = site.Site(World(0))
+    place.durable = True
+    process, before = Process(place.world, "c0"), place.primary
+    epoch = _memory.Memory(60.0).meet(before.facts(), port._ADDRESS)
+    assert _memory.lossless(place.seen_by(process), "another:one", epoch)
+    place.primary = place.another()
+    assert _memory.lossless(place.seen_by(process), "another:one", epoch) is None
+
+
+def test_what_is_waited_for_is_not_forgotten_with_the_next_change():
+    """A failover that lost something, then a handover that lost nothing: leases of before the first may still last."""
+    place, memory = site.Site(World(0)), _memory.Memory(60.0)
+    first = memory.meet(place.primary.facts(), port._ADDRESS)
+    evidence = [memory.meet(place.another().facts(), port._ADDRESS).former for _ in range(2)]
+    assert evidence == [first.identity, first.identity]

@@ -239,8 +239,8 @@ class Memories:
         return self._by.setdefault(address.shown, Memory(self.wait, mark=mark))
 
 
-def lossless(address: Address, evidence: str, left: float = PATIENCE * STEPS) -> bool | None:
-    """Whether nothing was lost between the server of that identity and the one that is there now; None: not yet.
+def lossless(address: Address, evidence: str, epoch: Epoch, left: float = PATIENCE * STEPS) -> bool | None:
+    """Whether nothing was lost between the server of that identity and the one of this epoch; None: not yet.
 
     A handover loses nothing if the demoted primary went on with the history of the new one; a restart, if every
     write was on the disk before it was answered, and nobody promotes replicas there: a restart hides that this was one,
@@ -251,6 +251,8 @@ def lossless(address: Address, evidence: str, left: float = PATIENCE * STEPS) ->
     if now is None:
         return None
     here = fields(now[0]) | fields(now[1]) | fields(now[2])
+    if here.get("run_id", "")[:SHORT] != epoch.identity[:SHORT]:
+        return None  # another one by now, of which nobody has asked
     second = here.get("master_replid2", NO_REPLID)
     if second == NO_REPLID:
         promotes = address.sentinels is not None or here.get("redis_mode") == "cluster"

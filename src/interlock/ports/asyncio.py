@@ -354,12 +354,13 @@ class AsyncioPort:
 
     async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
         """See Port."""
-        while (verdict := await asyncio.to_thread(lossless, self.address, evidence, until - self.now())) is None:
+        epoch = self.memory.latest
+        while (verdict := await asyncio.to_thread(lossless, self.address, evidence, epoch, until - self.now())) is None:
             if self.now() + PROOF_EACH >= until:
                 break
             await asyncio.sleep(PROOF_EACH)
         if verdict:
-            self.memory.latest.prove(evidence)
+            epoch.prove(evidence)
         return bool(verdict)
 
     async def met(self, until: float) -> Epoch:

@@ -345,12 +345,13 @@ class ThreadPort:
 
     async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
         """See Port."""
-        while (verdict := lossless(self.address, evidence, until - self.now())) is None:
+        epoch = self.memory.latest
+        while (verdict := lossless(self.address, evidence, epoch, until - self.now())) is None:
             if self.now() + PROOF_EACH >= until:
                 break
             self._rest.wait(PROOF_EACH)
         if verdict:
-            self.memory.latest.prove(evidence)
+            epoch.prove(evidence)
         return bool(verdict)
 
     async def met(self, until: float) -> Epoch:

@@ -9,8 +9,9 @@ milliseconds, and a seed is one run, to the byte: what it found can be looked at
     chance      random numbers that stay put when something else is left out
     scheduler   time;  coroutines: what runs in it, and the places of an await at which something can strike
     server      the Lua;  commands: the small Redis around it
+    site        the processes behind one address;  outages: how one comes after the other
     network     delays, losses, copies;  port: what the core sees of it
-    profiles    which faults, how often;  faults: what they do
+    profiles    which faults, how often, in which world;  faults: what they do
     subjects    what is tested: lock, rlock, semaphore, ... each with what its workers do and what must hold for it
     clients     processes;  workers: what they do with what they take;  terms: for how long, and how
     scenario    the course of a run: storm, calm, ashes;  simulation: one run, and its report
@@ -26,11 +27,12 @@ Modelled: delay, loss, copies and late messages; refused and broken connections;
 subscription; cancellations, pauses, crashes and closings at every await (before it, in it, at its end, and in the
 moment of a handover) or at any time; clocks that start anywhere and drift; revocations, also by force; `extend`,
 `execute`, `max_hold`, dropped leases; a server that forgot its scripts, is out of memory, was flushed, or whose clock
-was set.
+was set; servers that restart and fail over, with and without loss; an old primary that goes on beside the new one;
+several servers that know nothing of each other, with clocks that differ.
 
-Not modelled: several servers, failover, replication, restart; eviction of single keys; errors like LOADING; fork;
-garbage collection in the middle; a suspended machine whose timers stand still; threads that run at once (a step of a
-coroutine is atomic, as under asyncio); the ports, the client libraries and RESP; thousands of waiters.
+Not modelled: clusters, acknowledged grants; eviction of single keys; errors like LOADING; fork; garbage collection in
+the middle; a suspended machine whose timers stand still; threads that run at once (a step of a coroutine is atomic, as
+under asyncio); the ports of single servers, the client libraries and RESP; thousands of waiters.
 """
 
 from __future__ import annotations

@@ -392,23 +392,24 @@ class SimPort:
 
     async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
         """See Port."""
-        while (verdict := await self._verdict(evidence, until - self.now())) is None:
+        epoch = self.memory.latest
+        while (verdict := await self._verdict(evidence, epoch, until - self.now())) is None:
             if self.now() + PROOF_EACH >= until:
                 break
             await self.wait(SimSignal(), self.now() + PROOF_EACH)
         if verdict:
             self.network.record.counts["proven lossless"] += 1
-            self.memory.latest.prove(evidence)
+            epoch.prove(evidence)
         return bool(verdict)
 
-    async def _verdict(self, evidence: str, left: float) -> bool | None:
+    async def _verdict(self, evidence: str, epoch: Epoch, left: float) -> bool | None:
         """What `lossless` says, which asks over connections of its own: there, and back."""
         network, found = self.network, Future()
         process, journey = self.process, Journey(current(self.process.world), TRAFFIC)
 
         def asked() -> None:
             if not network.blocked(process, there=False):
-                verdict = lossless(_as_address(network.site.seen_by(process)), evidence)
+                verdict = lossless(_as_address(network.site.seen_by(process)), evidence, epoch)
                 process.world.at(process.world.now + network.trip(journey, 1), lambda: found.resolve(verdict), process)
 
         if not network.blocked(process, there=True):

@@ -23,6 +23,7 @@ class Profile:
     servers: tuple[int, ...] = (1,)  # how many, that know nothing of each other
     skew: float = 0.0  # seconds by which each of their clocks is off
     storm: float = 8.0  # seconds with faults
+    idle: float = 0.3  # seconds between two sections while the storm still has consequences
     calm: float = 3.0  # seconds for which workers go on when it is calm
     crowd: tuple[int, ...] = (2, 3, 3, 4)  # how many clients
     workers: tuple[int, ...] = (1, 2, 2, 3)  # how many each of them has
@@ -87,11 +88,15 @@ PROFILES: Final = {
 }
 
 
+_SHORT: Final = 2.0  # seconds that the longest lease lasts, and a quarantine
+
+
 # Servers that restart and fail over. A quarantine lasts as long as the longest ttl, so that is short here, as all is.
 def _servers(name: str, rates: dict[str, float], *, weather: Weather = CALM, durable: bool = False) -> Profile:
     return Profile(
-        name, weather, rates, max_ttl=2.0, durable=durable, storm=4.0, calm=1.0, crowd=(2, 2, 3), workers=(1, 1, 2)
-    )
+        name, weather, rates, max_ttl=_SHORT, durable=durable, storm=4.0, idle=2.0, calm=1.0, crowd=(2, 2, 3),
+        workers=(1, 1, 2),
+    )  # fmt: skip
 
 
 SERVERS: Final = {
@@ -116,8 +121,8 @@ SERVERS: Final = {
 # keep their records; where one may forget them, by less than the wait before it votes again.
 def _quorum(name: str, rates: dict[str, float], *, weather: Weather = CALM, durable: bool = True) -> Profile:
     return Profile(
-        name, weather, rates, max_ttl=2.0, durable=durable, storm=4.0, calm=1.0, crowd=(2, 2, 3), workers=(1, 1, 2),
-        servers=(3, 3, 5), skew=5.0 if durable else 0.5,
+        name, weather, rates, max_ttl=_SHORT, durable=durable, storm=2.5, idle=4.0, calm=0.5, crowd=(2, 2, 3),
+        workers=(1, 1, 2), servers=(3, 3, 3, 5), skew=5 * _SHORT if durable else 0.5,
     )  # fmt: skip
 
 
@@ -127,13 +132,13 @@ QUORUMS: Final = {
     for profile in (
         _quorum("q calm", {}),
         _quorum("q cancel", _CANCEL | _SERVER),
-        _quorum("q crash", _CRASH | _PAUSE | {"restart": 0.6}),
+        _quorum("q crash", _CRASH | _PAUSE | {"restart": 0.8}),
         _quorum("q loss", _NETS, weather=_ROUGH),
-        _quorum("q empty", _CANCEL | _CRASH | {"restart empty": 0.5}, durable=False),
-        _quorum("q late", _NETS | _CANCEL | {"restart late": 0.5}, durable=False),
-        _quorum("q ruin", _CANCEL | _PAUSE | _CRASH | _SERVER | _NETS | {"restart": 0.5}, weather=_ROUGH),
+        _quorum("q empty", _CANCEL | _CRASH | {"restart empty": 0.7}, durable=False),
+        _quorum("q late", _NETS | _CANCEL | {"restart late": 0.7}, durable=False),
+        _quorum("q ruin", _CANCEL | _PAUSE | _CRASH | _SERVER | _NETS | {"restart": 0.7}, weather=_ROUGH),
         _quorum(
-            "q ashes", _CANCEL | _PAUSE | _CRASH | _NETS | {"restart empty": 0.3, "restart late": 0.3}, weather=_ROUGH,
+            "q ashes", _CANCEL | _PAUSE | _CRASH | _NETS | {"restart empty": 0.4, "restart late": 0.4}, weather=_ROUGH,
             durable=False,
         ),
     )

@@ -84,7 +84,7 @@ class Run:
         """Seconds between two sections of a worker, on average."""
         if self.world.now < self.storm_ends:
             return 0.1
-        return 2.0 if self.profile.changes and self.world.now < self.calm_from else 0.3
+        return self.profile.idle if self.world.now < self.calm_from else 0.3
 
     def _failed(self, task: Task, error: Exception) -> None:
         self.story.violated(10, f"{task.name} raised {error!r}")

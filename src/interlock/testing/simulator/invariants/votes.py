@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from .leases import Leases
     from .story import Story
 
-FOUND: Final = (
-    4.0  # seconds after which what nobody has must have been given to who waits: a dead holder's ttl included
-)
+# Seconds after which what nobody has must have been given to who waits: the ttl of a dead holder, and of a dead waiter.
+FOUND: Final = 5.0
 
 
 class Votes(Things):
@@ -41,6 +40,7 @@ class Votes(Things):
         self.leases = leases
         self._max_ttl = profile.max_ttl
         self._idle: dict[bytes, float] = {}  # since when nobody has it
+        self._owners: dict[bytes, bytes] = {}  # of the newest fence
         leases.had = self._had
         # A renewal goes to one server after the other, so what is released meanwhile is renewed at some, in vain.
         attempts.renewals = False
@@ -104,9 +104,11 @@ class Votes(Things):
         seen, token = self.seen[thing.key], grant.token.encode()
         if self.attempts.known[token].ousted:
             return
-        if grant.fence <= seen.fence:
+        owner = thing.owner(token)  # who may take over from itself before the first of the two has heard of its grant
+        if grant.fence <= seen.fence and owner != self._owners.get(thing.key):
             self.story.violated(2, f"{token!r} has the fence {grant.fence} after {seen.fence}")
-        seen.fence = max(seen.fence, grant.fence)
+        if grant.fence > seen.fence:
+            seen.fence, self._owners[thing.key] = grant.fence, owner
 
     def sweep(self) -> None:
         """Rule 4: what nobody has is given to somebody who waits."""
