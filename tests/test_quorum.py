@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Ran, Skipped, Unavailable, _waiters
+from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Ran, Skipped, Unavailable, _core, _waiters
 from interlock.testing.topology import Independents
 from interlock.testing.topology.group import ask
 from kit import outcome, queued, real, until
@@ -480,3 +480,21 @@ async def test_bad_lists(kit, caplog):
     with caplog.at_level(logging.WARNING, "interlock"):
         kit.interlock(["unix:///nowhere/1", "unix:///nowhere/2"])
     assert "a quorum of 2" in caplog.text
+
+
+@rule(1)
+@rule(8)
+async def test_what_was_given_back_without_an_answer_has_no_vote_any_more(kit, servers):
+    """The release may come after the next vote, and free it: the exhaustive search has the story."""
+    locks = quorum(kit, servers, 3)
+    await (await locks.lock("warm").acquire()).release()
+    port = kit.session(locks).port
+    lock = locks.lock("a")
+    attempt = kit.session(locks).core.attempt(lock._primitive, 30, wait=False)
+    for node in port.nodes[:2]:
+        node.spoiled[attempt.token] = True
+    core = kit.session(locks).core
+    asking = core.obtain(attempt.primitive, lambda _, reply, __: reply, 30, 0, None, attempt)
+    error = await outcome(asking if kit.mode == "asyncio" else kit.in_thread(_core.run, asking))
+    assert isinstance(error, Unavailable)
+    await until(lambda: nothing_left(servers, 3))

@@ -226,12 +226,12 @@ async def test_inspect_and_revoke(kit):
 
 async def test_execute_under_a_permit(kit, clean):
     lease = await kit.interlock().semaphore("a", 1).acquire()
-    assert await lease.execute("SET", "users:1", "x", keys=["users:1"]) == b"OK"
+    assert await lease.execute("SET", "users:{lock:a}1", "x", keys=["users:{lock:a}1"]) == b"OK"
     clean.delete("lock:a")
     with pytest.raises(LeaseLost):
-        await lease.execute("SET", "users:1", "late", keys=["users:1"])
-    assert clean.get("users:1") == b"x"
-    clean.delete("users:1")
+        await lease.execute("SET", "users:{lock:a}1", "late", keys=["users:{lock:a}1"])
+    assert clean.get("users:{lock:a}1") == b"x"
+    clean.delete("users:{lock:a}1")
 
 
 @rule(1)

@@ -383,9 +383,12 @@ def _warn_of_eviction(memory: str, shown: str) -> None:
 
 def setting(reply: Any) -> int | None:
     """The number in a reply to CONFIG GET; None if it was refused."""
+    words: list[Any] = []
     if hasattr(reply, "items"):
-        reply = [part for pair in reply.items() for part in pair]
-    return int(reply[1]) if isinstance(reply, list) and len(reply) > 1 else None
+        words = [part for pair in reply.items() for part in pair]
+    elif isinstance(reply, list):
+        words = cast("list[Any]", reply)
+    return int(words[1]) if len(words) > 1 else None
 
 
 @lru_cache(maxsize=256)

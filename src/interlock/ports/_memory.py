@@ -290,8 +290,8 @@ def ask(address: Address, within: float, *commands: tuple[str, ...]) -> list[Any
                 reply: Any = connection.read_response()
             except ResponseError as error:
                 reply = error
-            if isinstance(reply, dict):  # RESP3
-                reply = [part for pair in cast("dict[Any, Any]", reply).items() for part in pair]
+            if hasattr(reply, "items"):  # RESP3
+                reply = [part for pair in reply.items() for part in pair]
             replies.append(reply)
     finally:
         connection.disconnect()

@@ -10,9 +10,10 @@ Rules.
  2. A server that is silent for `SILENCE` is away: it is not asked until it has answered a greeting in the background.
  3. One that did not answer an acquire may still run it: its release leaves a tombstone there. A release that could not
     be sent is a debt: it is sent before the server is asked anything else.
- 4. Where several have a share and nobody a majority, the one with the most servers goes on, and all others give back at
+ 4. A token that was given back somewhere, without an answer, has no vote there any more: the release may come after it.
+ 5. Where several have a share and nobody a majority, the one with the most servers goes on, and all others give back at
     once, wait at random, and ask again: nobody waits for a lease to run out because of that.
- 5. A server that may have forgotten leases does not vote: by what the locks' records and this client's memory tell, as
+ 6. A server that may have forgotten leases does not vote: by what the locks' records and this client's memory tell, as
     for a single server; and one that this client never met, if it is younger than the longest lease. Only if all are
     there, and all so young, is it a new quorum.
 """
@@ -66,7 +67,7 @@ TOMBSTONE: Final = str(int(GONE_FOR * 1000))
 class Node:
     """One server of the quorum, as this client knows it."""
 
-    __slots__ = ("barred", "cause", "debts", "known", "port", "tokens", "up")
+    __slots__ = ("barred", "cause", "debts", "known", "port", "spoiled", "tokens", "up")
 
     def __init__(self, port: Any) -> None:
         self.port = port  # of threads or of asyncio
@@ -75,6 +76,7 @@ class Node:
         self.cause = "not asked yet"  # why it is away
         self.barred = ""  # of what its last quarantine was the evidence
         self.tokens: dict[str, bool] = {}  # those that asked it: whether it has not answered, and may still do so
+        self.spoiled: dict[str, bool] = {}  # tokens that were given back, without an answer
         self.debts: dict[str, tuple[Message, float]] = {}  # releases that it has not got, by token, and until when
 
     def worded(self, message: Message) -> Message:
@@ -99,6 +101,14 @@ class Node:
                     self.tokens[str(args[1])] = False
                 if not isinstance(reply, Exception) and reply[0] in {QUEUED, BUSY} and reply[1].startswith(QUARANTINE):
                     self.barred = reply[1].removeprefix(QUARANTINE).decode(errors="replace")
+
+    def counted(self, messages: Sequence[Message], replies: list[Any]) -> list[Any]:
+        """Those that count. A release that is still on its way would free what this token is granted now."""
+        if self.spoiled:
+            for i, (_, _, args) in enumerate(messages):
+                if args[0] in {"acquire", "fence"} and args[1] in self.spoiled:
+                    replies[i] = Disconnected("what was given back there may still be on its way", sent=True)
+        return replies
 
     def missed(self, messages: Sequence[Message], now: float) -> None:
         """It has not got these, or they are lost."""
@@ -231,7 +241,10 @@ class QuorumPort:
         having = [node for node, (vote,) in said.items() if not isinstance(vote, Exception) and vote[0] == GRANTED]
         sent = [(node, await node.port.begin([release], self.now() + SILENCE)) for node in having]
         for node, each in sent:
-            await self._read(node, each, [release], late=False, owes=False)
+            (done,) = await self._read(node, each, [release], late=False, owes=False)
+            if isinstance(done, Exception):
+                node.spoiled[token] = True
+                _bound(node.spoiled)
         times = self._bounced[token] = self._bounced.get(token, 0) + 1
         _bound(self._bounced)
         least, most = PAUSE
@@ -305,7 +318,7 @@ class QuorumPort:
                             self._away(node, f"no answer within {within:.3g} s")
                     break
                 for node, own, sent in [asked.pop(i) for i in sorted(ready, reverse=True)]:
-                    said[node] = await self._read(node, sent, own)
+                    said[node] = node.counted(own, await self._read(node, sent, own))
                     first = said[node][0]
                     if isinstance(first, Disconnected) and first.stale and node not in again:
                         again.add(node)  # the connection had died while it was idle: that says nothing of the server

@@ -40,7 +40,6 @@ class Watch:
         self.core = core
         self.attempt = core.attempt(primitive, GRANT_LIFE, wait=True)
         core.waiters.expect(self.attempt)
-        core.port.listen(primitive.keys[0])
         self.seen: object = self  # nothing yet
 
     async def look(self) -> Leader | None:
@@ -50,6 +49,7 @@ class Watch:
         reply = await core.query(attempt.primitive, "watch", attempt.token, channel)
         if reply[0] != GRANTED:
             raise unobtainable(attempt.primitive, reply[0], reply)
+        core.port.listen(attempt.primitive.keys[0])  # where it is by now
         _, token, pttl, term = reply
         return (
             Leader(token.decode(errors="replace").removeprefix("!"), term, max(0, pttl) / 1000) if led(token) else None

@@ -31,6 +31,14 @@ MOST: Final = 100  # failures that are told in full
 LAST_SHARES: Final = 10.0  # seconds that running shares get after Ctrl-C
 
 
+class Kind(NamedTuple):
+    """What is run: where the seed does not choose."""
+
+    world: str = "one"
+    profile: str | None = None
+    subject: str | None = None
+
+
 class Failure(NamedTuple):
     """A run that broke a rule."""
 
@@ -95,9 +103,9 @@ class Tally:
         self.failures += other.failures[: max(0, MOST - len(self.failures))]
 
 
-def share(first: int, seeds: int, world: str, profile: str | None, subject: str | None) -> Tally:
+def share(first: int, seeds: int, kind: Kind) -> Tally:
     """These runs, here and now."""
-    tally = Tally()
+    tally, (world, profile, subject) = Tally(), kind
     for seed in range(first, first + seeds):
         try:
             tally.add(simulate(seed, profile, subject=subject, world=world))
@@ -108,14 +116,8 @@ def share(first: int, seeds: int, world: str, profile: str | None, subject: str 
     return tally
 
 
-def run(
-    first: int,
-    seeds: int,
-    what: tuple[str, str | None, str | None],
-    jobs: int,
-    tell: Callable[[Tally], None],
-) -> tuple[Tally, str | None]:
-    """All these runs, of a world, profile and subject; `tell` gets the tally of each share. Returns the sum, and why it ended early, if it did."""
+def run(first: int, seeds: int, kind: Kind, jobs: int, tell: Callable[[Tally], None]) -> tuple[Tally, str | None]:
+    """All these runs; `tell` gets the tally of each share. Returns the sum, and why it ended early, if it did."""
     whole = Tally()
 
     def came(part: Tally) -> None:
@@ -125,7 +127,7 @@ def run(
     end = first + seeds
     shares = deque((start, min(SHARE, end - start)) for start in range(first, end, SHARE))
     try:
-        for part in _here(shares, what) if jobs == 1 else _spread(shares, what, jobs):
+        for part in _here(shares, kind) if jobs == 1 else _spread(shares, kind, jobs):
             came(part)
     except KeyboardInterrupt:
         return whole, "interrupted"
@@ -136,19 +138,19 @@ def run(
     return whole, "interrupted" if shares else None
 
 
-def _here(shares: deque[tuple[int, int]], what: tuple[str, str | None, str | None]) -> Iterator[Tally]:
+def _here(shares: deque[tuple[int, int]], kind: Kind) -> Iterator[Tally]:
     asked: list[int] = []  # Ctrl-C waits for the end of a share: in the middle of Lua it would be lost
     main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, lambda number, _: asked.append(number)) if main else None
     try:
         while shares and not asked:
-            yield share(*shares.popleft(), *what)
+            yield share(*shares.popleft(), kind)
     finally:
         if main:
             signal.signal(signal.SIGINT, before)
 
 
-def _spread(shares: deque[tuple[int, int]], what: tuple[str, str | None, str | None], jobs: int) -> Iterator[Tally]:
+def _spread(shares: deque[tuple[int, int]], kind: Kind, jobs: int) -> Iterator[Tally]:
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_deaf)
     running: set[Future[Tally]] = set()
@@ -157,7 +159,7 @@ def _spread(shares: deque[tuple[int, int]], what: tuple[str, str | None, str | N
         try:
             while shares or running:
                 while shares and len(running) < jobs + 2:
-                    running.add(pool.submit(share, *shares.popleft(), *what))
+                    running.add(pool.submit(share, *shares.popleft(), kind))
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     yield future.result()

@@ -164,7 +164,7 @@ def _many(chosen: argparse.Namespace) -> int:
                     _tell(part)
             progress.advance(part)
 
-        tally, cut_short = batch.run(first, seeds, (chosen.world, chosen.profile, chosen.subject), jobs, tell)
+        tally, cut_short = batch.run(first, seeds, batch.Kind(chosen.world, chosen.profile, chosen.subject), jobs, tell)
     took = time.perf_counter() - started
     _summarize(tally, took)
     if cut_short:

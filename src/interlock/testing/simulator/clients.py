@@ -47,7 +47,8 @@ class Client:
         longest = run.profile.max_ttl
         mark = "+" if len(run.networks) > 1 else " "
         self.ports = [SimPort(process, each, Memory(longest, mark=mark), run.profile.longer) for each in run.networks]
-        self.port: Any = self.ports[0] if len(self.ports) == 1 else QuorumPort(self.ports, Site.shown)
+        several: Any = QuorumPort(self.ports, Site.shown)
+        self.port: Any = several if len(self.ports) > 1 else self.ports[0]
         run.monitor.things.ports[name] = self.ports[0]
         run.world.acting = process
         self.session = self.port.sink = Session(self.port, None, self._where, longest, lambda: self.port)

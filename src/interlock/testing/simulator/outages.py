@@ -1,8 +1,8 @@
 """What befalls the process that serves a site: it restarts, or another one takes over, with or without the last writes.
 
-Theory. What is lost is what was written after an *image* of the keys: a snapshot, a disk that lags, a replica that lags.
-It is taken when the fault strikes; the process ends a little later, or in the moment of one of the next grants, which
-nobody but its client then knows of. A while after that the next process comes up with the image.
+Theory. What is lost is what was written after an *image* of the keys: a snapshot, a disk that lags, a replica that
+lags. It is taken when the fault strikes; the process ends a little later, or in the moment of one of the next grants,
+which nobody but its client then knows of. A while after that the next process comes up with the image.
 
 Rule. One at a time: a fault that strikes while another one is at work does nothing.
 """
@@ -60,7 +60,7 @@ class Outages:
                 self._handover(strike)
             case "isolated":
                 self._isolated(strike)
-            case "first replica":
+            case _:  # the first replica
                 if not site.primary.facts().promoted:
                     site.primary.replid = site.history()
 

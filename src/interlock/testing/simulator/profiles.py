@@ -112,8 +112,8 @@ SERVERS: Final = {
 }  # fmt: skip
 
 
-# Several servers that know nothing of each other. Their clocks may differ by 5 times the longest ttl as long as they keep
-# their records; a server that forgets comes back with a clock that is off by less than the wait before it votes.
+# Several servers that know nothing of each other. Their clocks may differ by 5 times the longest ttl as long as they
+# keep their records; where one may forget them, by less than the wait before it votes again.
 def _quorum(name: str, rates: dict[str, float], *, weather: Weather = CALM, durable: bool = True) -> Profile:
     return Profile(
         name, weather, rates, max_ttl=2.0, durable=durable, storm=4.0, calm=1.0, crowd=(2, 2, 3), workers=(1, 1, 2),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .profiles import Profile
     from .subjects import Subject
 
-DRIFT: Final = 0.003  # by how much the clocks of several servers run fast or slow
+DRIFT: Final = 0.008  # by how much the clocks of several servers run fast or slow: leases allow for a hundredth
 PATIENCE: Final = 180.0  # seconds until everybody must have ended
 EMBERS: Final = 10.0  # seconds for which it is watched then that what has ended is told
 ASHES: Final = 400.0  # seconds after which no TTL is left

@@ -79,9 +79,9 @@ def simulate(
 ) -> Report:
     """Run one simulation.
 
-    The seed chooses the profile and the subject if none is given: those of the `world`. `lua` makes another script of the text of each one
-    that is sent, to plant a bug. With a plan, a run of this seed is repeated with only those of its sections and
-    faults that the plan names.
+    The seed chooses the profile and the subject, out of those of the `world`, if none is given. `lua` makes another
+    script of the text of each one that is sent, to plant a bug. With a plan, a run of this seed is repeated with only
+    those of its sections and faults that the plan names.
     """
     chosen = ALL[profile] if profile else natural(seed, world)
     kind = subject or subject_of(seed, world)
@@ -93,8 +93,9 @@ def simulate(
         run.record.counts["began anew for one who remembers nothing"] += run.monitor.things.excused
         run.record.counts["let go on beside an isolated primary"] += run.monitor.things.beyond
         record, things = run.record, run.monitor.things
+        scripts = sum(site.scripts for site in run.sites)
         return Report(
-            seed, chosen.name, kind, run.world.now, run.world.events, sum(site.scripts for site in run.sites), things.grants, things.slowest,
+            seed, chosen.name, kind, run.world.now, run.world.events, scripts, things.grants, things.slowest,
             run.story.interleaving(), record.counts, run.story.violations, record.faults, record.sections, run.story,
         )  # fmt: skip
 
@@ -115,6 +116,9 @@ def _apart() -> Generator[Callable[[World], None]]:
     def token_hex(size: int) -> str:
         return urandom(size).hex()
 
+    def now() -> float:
+        return worlds[0].now
+
     def uniform(low: float, high: float) -> float:
         return chances[0].uniform(low, high)
 
@@ -132,7 +136,7 @@ def _apart() -> Generator[Callable[[World], None]]:
                 for attribute, substitute in replaced.items():
                     if hasattr(module, attribute):
                         stack.enter_context(mock.patch.object(module, attribute, substitute))
-        stack.enter_context(mock.patch.object(_memory, "now", lambda: worlds[0].now))
+        stack.enter_context(mock.patch.object(_memory, "now", now))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore", ResourceWarning)
         try:

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from interlock._core import GRANTED, QUEUED, ServerError
+from interlock._core import GRANTED, QUEUED, ServerError, quarantined
 from interlock.testing.simulator.commands import Hash, ZSet
 from interlock.testing.simulator.messages import answers, requests
 from interlock.testing.simulator.subjects.subject import live
@@ -122,27 +122,15 @@ class Things:
         where = "" if host is self.site.primary else f" {host.number}"
         story.note("server%s runs %s's %s %s -> %s", where, sender, verb.decode(), token.decode(), reply)
         if isinstance(reply, ServerError):
-            if (
-                not host.refuses
-                and not str(reply).startswith("NOSCRIPT")
-                and not (server.full and str(reply).startswith("OOM"))
+            if not (
+                host.refuses or str(reply).startswith("NOSCRIPT") or (server.full and str(reply).startswith("OOM"))
             ):
                 story.violated(10, f"{verb.decode()} of {sender} failed: {reply}")
             return
         story.served(sender, verb, token.rpartition(b"/")[0], keys[0], code if isinstance(code, int) else 0)
         if not server.data.keys() <= server.expires.keys():
             story.violated(3, f"{server.data.keys() - server.expires.keys()} have no TTL after {verb!r}")
-        attempt = self.attempts.known.get(token.removeprefix(b"!"))
-        if attempt is not None:
-            if verb == b"release":
-                attempt.cleared = host is self.site.primary
-            elif verb == b"acquire" and code == QUEUED:
-                self.attempts.queues(token, attempt)
-            elif verb == b"acquire" and code == GRANTED:
-                attempt.confirmed = True
-            elif verb == b"execute" and code == GRANTED:
-                holders = self.seen[keys[0]].thing.read(server).holders
-                self.attempts.ran(args[4].decode(), holds=token in holders and not holders[token].revoked)
+        self._answered(host, keys, args, code)
         if verb == b"revoke" and code == 1 and args[2] == b"1":
             self._forced(self.seen[keys[0]], token.removeprefix(b"!"))
         if host is not self.site.primary:  # an isolated one: what counts is what clients believe
@@ -152,16 +140,37 @@ class Things:
             return
         if self.site.isolated:
             self._beyond(verb, asked, args, reply)
-        for (of, words), answer in zip(asked, answers(args, reply), strict=False):
-            seen = self.seen.get(of[0])
-            if not seen or not self.trusted or (len(answer) > 1 and str(answer[1]).startswith("b'!quarantine:")):
-                continue
-            if wrong := seen.thing.misserved(server, words, answer, seen.holders):
-                story.violated(12, f"{verb.decode()} of {words[1]!r} was answered with {answer}: {wrong}")
+        self._judge(asked, answers(args, reply))
         by = {words[1] for _, words in asked}
         for key in keys:
             if key in self.seen:
                 self._look(self.seen[key], verb, by, sender=sender)
+
+    def _answered(self, host: Host, keys: Sequence[bytes], args: Sequence[bytes], code: object) -> None:
+        """What an answer means for the attempt that it is about."""
+        verb, token = args[:2]
+        attempt = self.attempts.known.get(token.removeprefix(b"!"))
+        if attempt is None:
+            return
+        if verb == b"release":
+            attempt.cleared = host is self.site.primary
+        elif verb == b"acquire" and code == QUEUED:
+            self.attempts.queues(token, attempt)
+        elif verb == b"acquire" and code == GRANTED:
+            attempt.confirmed = True
+        elif verb == b"execute" and code == GRANTED:
+            holders = self.seen[keys[0]].thing.read(host.server).holders
+            self.attempts.ran(args[4].decode(), holds=token in holders and not holders[token].revoked)
+
+    def _judge(self, asked: Sequence[tuple[Sequence[bytes], Sequence[bytes]]], replies: Sequence[Any]) -> None:
+        """Rule 12. In a quarantine everybody is refused alike."""
+        for (of, words), answer in zip(asked, replies, strict=False):
+            seen = self.seen.get(of[0])
+            if seen is None or not self.trusted or (words[0] == b"acquire" and quarantined(answer)):
+                continue
+            if wrong := seen.thing.misserved(self.server, words, answer, seen.holders):
+                verb, token = words[:2]
+                self.story.violated(12, f"{verb.decode()} of {token!r} was answered with {answer}: {wrong}")
 
     def _look(self, seen: Seen, verb: bytes, by: Collection[bytes], *, sender: str) -> None:
         thing, server = seen.thing, self.server

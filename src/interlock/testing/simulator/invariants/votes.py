@@ -118,10 +118,10 @@ class Votes(Things):
             if not attempt.ended and attempt.process.awake and not attempt.certain():
                 key = attempt.thing.key
                 waiting[key] = min(waiting.get(key, now), max(attempt.began, self.calm_since))
-        for key, since in waiting.items():
+        for key, asked in waiting.items():
             if any(held.attempt.certain() for held in self.leases.held[key]):
                 self._idle[key] = now
-            since = max(since, self._idle.get(key, 0.0))
+            since = max(asked, self._idle.get(key, 0.0))
             self.slowest = max(self.slowest, now - since)
             if now - since > FOUND:
                 self.story.violated(4, f"{key!r} is waited for, and nobody has had it since {since:.3f}")

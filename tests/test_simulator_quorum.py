@@ -1,0 +1,149 @@
+"""The real core and the real Lua over several servers that know nothing of each other. See docs/simulator.md."""
+
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("lupa")
+
+from interlock._core import GRANTED
+from interlock.ports import _votes, quorum
+from interlock.testing import shrink, simulate
+from interlock.testing.simulator import WORLDS, natural, subject_of
+
+SEEDS = 2000
+SHARE = 50
+PROFILES = WORLDS["quorum"]
+SUBJECTS = ("lock", "rlock", "election", "once", "multi")
+
+
+@pytest.mark.rule(1, 3, 7, 10)
+@pytest.mark.parametrize("first", range(0, SEEDS, SHARE))
+def test_no_rule_is_broken(first):
+    for seed in range(first, first + SHARE):
+        report = simulate(seed, world="quorum")
+        again = f"scripts/simulate --world quorum --seed {seed} --shrink"
+        assert not report.violations, f"{again}: {report.violations[:3]}"
+
+
+def test_the_seeds_are_dealt_out_to_all_subjects_and_profiles():
+    runs = Counter((subject_of(seed, "quorum"), natural(seed, "quorum").name) for seed in range(SEEDS))
+    assert runs.keys() == {(subject, profile) for subject in SUBJECTS for profile in PROFILES}
+    assert min(runs.values()) >= 40
+
+
+def test_the_faults_really_happen():
+    counts, grants = Counter(), 0
+    for seed in range(80):
+        report = simulate(seed, world="quorum")
+        counts += report.counts
+        grants += report.grants
+    wanted = {fault for profile in PROFILES.values() for fault in profile.rates}
+    wanted |= {"request lost", "reply lost", "request doubled", "message late", "connection reset", "proven lossless"}
+    assert {fault for fault in wanted if not counts[fault]} == set()
+    assert grants > 1000
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_seed_is_one_run(profile):
+    first, again = (simulate(3, profile, subject="lock") for _ in range(2))
+    assert first == again
+    assert first.fingerprint == again.fingerprint
+
+
+# Planted bugs
+
+
+def half_is_enough(monkeypatch):
+    monkeypatch.setattr(_votes.Said, "majority", property(lambda said: said.total // 2))
+
+
+def one_renewal_is_enough(monkeypatch):
+    renewed = _votes._renewed
+    monkeypatch.setattr(
+        _votes, "_renewed", lambda column, said: GRANTED if GRANTED in column else renewed(column, said)
+    )
+
+
+def the_highest_fence_is_not_agreed_on(monkeypatch):
+    acquire = _votes._acquire
+
+    def hasty(said):
+        reply = acquire(said)
+        return [GRANTED, reply[1]] if reply and reply[0] == _votes.UNAGREED else reply
+
+    monkeypatch.setitem(_votes.MERGED, "acquire", hasty)
+
+
+def nobody_gives_back_his_share(monkeypatch):
+    async def keeps(_self, _message, reply, _said, _until):
+        return reply
+
+    monkeypatch.setattr(quorum.QuorumPort, "_shared", keeps)
+
+
+def clocks_run_alike(monkeypatch):
+    monkeypatch.setattr(quorum.QuorumPort, "drift", 0.0)
+    monkeypatch.setattr(quorum, "DRIFT", 0.0)
+
+
+IN_PYTHON = {
+    "half is enough": ("lock", 1, "q loss", half_is_enough),
+    "one renewal is enough": ("lock", 1, "q loss", one_renewal_is_enough),
+    "the highest fence is not agreed on": ("lock", 2, "q loss", the_highest_fence_is_not_agreed_on),
+    "nobody gives back his share": ("lock", 4, "q calm", nobody_gives_back_his_share),
+    "clocks run alike": ("lock", 1, "q calm", clocks_run_alike),
+}
+
+
+def replaced(old, new):
+    def planted(source):
+        return source.replace(old, new)
+
+    planted.old = old
+    return planted
+
+
+IN_LUA = {
+    "a server votes that has forgotten": (
+        "lock", 1, "q empty", replaced("if #EPOCH < IDENTITY or recorded ==", "if true or recorded =="),
+    ),
+    "a fence that is stored by nobody": (
+        "lock", 2, "q loss", replaced("  fence = math.max(fence, ARGV[3])\n", ""),
+    ),
+    "a renewal that re-creates": (
+        "lock", 1, "q loss", replaced(
+            "states[#states + 1] = holder == '!' .. mine and REVOKED or GONE",
+            "if not holder then call('SET', KEYS[i], mine, 'PX', ttl) end "
+            "states[#states + 1] = holder and GONE or GRANTED",
+        ),
+    ),
+}  # fmt: skip
+
+
+def catch(rule, subject, profile, lua=str):
+    for seed in range(200):
+        if any(violation.rule == rule for violation in simulate(seed, profile, subject=subject, lua=lua).violations):
+            return seed
+    return pytest.fail(f"no seed below 200 breaks rule {rule}")
+
+
+@pytest.mark.parametrize("bug", IN_LUA)
+def test_a_planted_bug_in_the_lua_is_caught(bug):
+    subject, rule, profile, planted = IN_LUA[bug]
+    catch(rule, subject, profile, planted)
+
+
+@pytest.mark.parametrize("bug", IN_PYTHON)
+def test_a_planted_bug_in_a_client_is_caught(bug, monkeypatch):
+    subject, rule, profile, plant = IN_PYTHON[bug]
+    plant(monkeypatch)
+    catch(rule, subject, profile)
+
+
+def test_two_holders_make_a_short_story(monkeypatch):
+    half_is_enough(monkeypatch)
+    seed = catch(1, "lock", "q loss")
+    shrunk = shrink(seed, "q loss", subject="lock", rule=1)
+    assert len(shrunk.faults) <= 5, shrunk.story
+    assert len(shrunk.sections) <= 6, shrunk.story
