@@ -7,7 +7,6 @@ messages by chance, and says some of them again: at once, or late, as a network 
 
 from __future__ import annotations
 
-import json
 import os
 import random
 
@@ -76,7 +75,6 @@ class World:
         self.pushes = []
         self.server.publish = lambda channel, payload: self.pushes.append((channel, payload)) or 1
         self.log = []
-        self.server._compile(b"local f = ... rawset(_G, 'cjson', {decode = f})")(self._decode)
 
     def say(self, verb, *args, keys=None, script=None):
         """Send it, and see that no rule is broken. Returns the reply, or a ServerError."""
@@ -95,9 +93,6 @@ class World:
                 f"{error}\nat message {len(self.log)}, the last: {self.log[-12:]} -> {reply}"
             ) from None
         return reply
-
-    def _decode(self, text):
-        return self.server._table([each if type(each) is int else each.encode() for each in json.loads(text)])
 
     def see(self):
         """What is remembered from before a message."""

@@ -28,7 +28,7 @@
 --                                  | {AGAIN} | {GONE} | {REVOKED, why} | {FOREIGN, value} | {MISUSED, record}
 --   release  token  gone ms   RETURN {was it ours 0|1, again 0|1}     also takes a waiter out of the queue
 --   vouch    channel  heard 0|1  (token  life ms)...
---                             RETURN {pttl ms, head's token | "", state...}   state: GRANTED | QUEUED | GONE
+--                             RETURN {pttl ms, head's token | "", state...}   state: GRANTED | QUEUED | AGAIN | GONE
 --   renew    (token  ttl ms)...     RETURN {state...}   state: GRANTED | GONE | REVOKED | error text
 --   execute  token  command  argument...    RETURN {GRANTED, reply} | {GONE}
 --   fence    token  fence     RETURN {GRANTED | GONE}   in a quorum: on this fence they have agreed
@@ -191,7 +191,7 @@ elseif verb == 'vouch' then
     function()
       read()
       holder = call('GET', LOCK) or hand_over()
-      return call('PTTL', LOCK)
+      return call('PTTL', LOCK), marks(call('GET', LOCK))
     end,
     function(who) return who == holder end
   )

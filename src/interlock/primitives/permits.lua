@@ -225,7 +225,7 @@ elseif verb == 'vouch' then
   return vouch(
     function()
       if hand_out() == 1 then return -2 end
-      return (next_end())
+      return next_end(), quarantined() > 0
     end,
     holds
   )

@@ -112,8 +112,9 @@ local function push(who, life, channel, wants)
   tell(channel, 'granted ' .. who)
 end
 
--- The verb vouch: everybody named is alive. `settle` hands out what is free and returns a pttl; `holds` tells whether
--- a token has been granted.
+-- The verb vouch: everybody named is alive. `settle` hands out what is free and returns a pttl, and whether there is a
+-- quarantine: then the head is to ask, since its client may prove that nothing was lost. `holds` tells whether a token
+-- has been granted.
 local function vouch(settle, holds)
   local channel, heard, states = ARGV[2], ARGV[3], {}
   local alive = string.format('%.0f', micros() / 1000 + ALIVE_MS)
@@ -132,11 +133,16 @@ local function vouch(settle, holds)
   end
   call('PEXPIRE', QUEUE, QUEUE_MS)
   call('PEXPIRE', WAITERS, QUEUE_MS)
-  local pttl = settle()
+  local pttl, doubt = settle()
+  local head = call('ZRANGE', QUEUE, 0, 0)[1] or ''
   for i = 4, #ARGV, 2 do
-    if holds(ARGV[i]) then states[i / 2 - 1] = GRANTED end
+    if holds(ARGV[i]) then
+      states[i / 2 - 1] = GRANTED
+    elseif doubt and ARGV[i] == head then
+      states[i / 2 - 1] = AGAIN
+    end
   end
-  return {pttl, call('ZRANGE', QUEUE, 0, 0)[1] or '', unpack(states)}
+  return {pttl, head, unpack(states)}
 end
 
 -- A tombstone: an acquire of this token that comes later takes nothing. It never cuts another one short.
