@@ -13,6 +13,7 @@ from .errors import ConfigError, Unavailable
 
 MOST: Final = 1000
 PATIENCE: Final = 1.0  # seconds that replicas may take, at the most; and a third of the ttl
+DISKS: Final = 3.0  # seconds that disks may: most are written to once a second (appendfsync everysec)
 
 
 class Assurance(NamedTuple):
@@ -40,10 +41,9 @@ class Acks(NamedTuple):
             return max(1, (known + 1) // 2)
         return int(self.number)
 
-    @staticmethod
-    def patience(ttl: float) -> float:
+    def patience(self, ttl: float) -> float:
         """Seconds that replicas may take for a lease of so many."""
-        return min(PATIENCE, ttl / 3)
+        return min(DISKS if self.fsync else PATIENCE, ttl / 3)
 
     def command(self, known: int, timeout: float) -> tuple[str, ...]:
         """What waits for them, on the connection of the grant, for so many seconds."""
