@@ -147,7 +147,7 @@ def test_an_rlock_that_the_thread_has_is_taken_once_more(server, clean):
 @rule(6)
 async def test_lost_when_any_is_lost(kit):
     told = []
-    locks = kit.interlock()
+    locks = kit.interlock(max_ttl=3)  # a revocation in the first second is told by the renewal, at a third of the ttl
     lease = await some(locks, on_lost=told.append).acquire()
     assert not lease.lost.is_set()
     assert await kit.interlock().lock("b").revoke("for the test")
@@ -167,7 +167,7 @@ async def test_a_body_that_loses_one_is_told_and_the_others_are_given_back(kit):
     others = kit.interlock()
 
     async def body() -> None:
-        locks = kit.interlock()
+        locks = kit.interlock(max_ttl=3)
         async with await some(locks, "abc").acquire() as lease:
             assert await others.lock("b").revoke("for the test")
             await until(lease.lost.is_set)
@@ -284,7 +284,7 @@ async def test_many_that_are_not_given_back_at_once_do_not_add_up(kit):
 
 @rule(6)
 async def test_one_that_is_lost_before_the_whole_is_made_is_told(kit):
-    locks, told = kit.interlock(), []
+    locks, told = kit.interlock(max_ttl=3), []
     leases = {name: await locks.lock(name).acquire() for name in "ab"}
     assert await kit.interlock().lock("b").revoke("for the test")
     await until(leases["b"].lost.is_set)
@@ -331,11 +331,11 @@ async def test_nothing_is_taken_over_those_who_wait(kit):
 
 
 async def test_inspect_revoke_and_extend(kit):
-    locks = kit.interlock()
+    locks = kit.interlock(max_ttl=9)
     together = some(locks)
     lease = await together.acquire()
-    await lease.extend(50)
-    assert lease.remaining() > 40
+    await lease.extend(9)
+    assert lease.remaining() > 6
     states = await together.inspect()
     assert states["a"].holder == lease["a"].token
     assert await together.revoke("enough")
