@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
@@ -10,6 +11,7 @@ import redis
 from interlock import AcquireTimeout
 from interlock.ports._memory import NO_REPLID, Epoch, Facts
 from interlock.testing.servers import Node
+from interlock.testing.topology import Sentinels
 from kit import outcome, until
 
 rule = pytest.mark.rule
@@ -190,3 +192,19 @@ async def test_where_info_is_refused_there_is_none_and_that_is_said(kit, node, c
     locks = kit.interlock(f"redis://blind:x@127.0.0.1:{node.port}/0", max_ttl=LONGEST)
     await kit.keep(locks.lock("a", ttl=LONGEST).acquire())
     assert "no quarantine" in caplog.text
+
+
+@rule(10)
+async def test_a_connection_that_outlives_a_demotion_is_not_trusted(kit):
+    """There and back again while a client is idle: its connection still works, and knows nothing of it."""
+    with Sentinels(replicas=1, sentinels=1, config={"min-replicas-to-write": "0"}) as group:
+        locks = kit.interlock(group.url, max_ttl=LONGEST)
+        await (await locks.lock("a", ttl=LONGEST).acquire()).release()
+        node, other = group.nodes
+        with redis.Redis.from_url(node.url) as plain:
+            before = plain.info("replication")["master_replid"]
+            await asyncio.sleep(1.1)  # it is idle for longer than a connection is trusted
+            plain.replicaof("127.0.0.1", other.port)
+            plain.replicaof("NO", "ONE")
+            assert plain.info("replication")["master_replid"] != before
+        assert "quarantine" in await refused(locks.lock("a", ttl=LONGEST))

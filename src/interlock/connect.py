@@ -70,6 +70,11 @@ class Address:
         return FAILOVER if self.sentinels or self.clustered else RETRY_FOR
 
     @property
+    def fickle(self) -> bool:
+        """Whether a server there may be demoted and promoted again, which no connection to it shows."""
+        return self.sentinels is not None or self.clustered
+
+    @property
     def timeout(self) -> float:
         """Seconds that an answer may take: no client's parameters make a call of ours longer than we promise."""
         return min(self.parameters.get("socket_timeout") or IO_TIMEOUT, IO_TIMEOUT)

@@ -14,7 +14,7 @@ from interlock.connect import check_server, too_old
 from interlock.errors import ConfigError, LockError
 
 from . import _memory
-from ._memory import ASKED, facts
+from ._memory import ASKED, SHORT, facts, fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,6 +37,9 @@ now: Final = _memory.now
 PING: Final = pack(("PING",))
 REPLICATION: Final = pack(("INFO", "replication"))
 ASKING: Final = pack(("ASKING",))
+# Seconds without use after which a connection that survives a demotion is asked whether its server is still the same:
+# a failover that loses something, there and back again, takes longer.
+DOUBT: Final = 1.0
 
 
 class Sink(Protocol):
@@ -119,6 +122,12 @@ def heed(reply: Any, channel: str, wanted: dict[str, None]) -> None:
 def demoted(reply: Any) -> bool:
     """Whether the server is a replica by now, or was left by its replicas. A new connection may lead to the primary."""
     return type(reply) is ReplyError and ("READONLY" in str(reply) or "NOREPLICAS" in str(reply))
+
+
+def same(reply: Any, epoch: Epoch) -> bool:
+    """By the reply to `REPLICATION`: whether the server is still the primary that it was."""
+    info = fields(reply)
+    return info.get("role") == "master" and epoch.identity.endswith(":" + info.get("master_replid", "")[:SHORT])
 
 
 def hear(push: Any, sink: Sink, wanted: dict[str, None], heard: set[str]) -> bool:

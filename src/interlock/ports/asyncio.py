@@ -94,6 +94,7 @@ class Wire(asyncio.Protocol):
         self.loop = loop
         self.sink = sink
         self.epoch: Epoch
+        self.used = _wire.now()
         self.wanted: dict[str, None] = {}  # the port's channels
         self.ears: set[str] = set()  # those of them that are heard
         self.timeout = timeout
@@ -226,7 +227,7 @@ class AsyncioPort:
     ) -> Any:
         """See Port. `slot`, if this is a node of a cluster: what its epoch is depends on it."""
         wire = self._wire
-        if wire is None or wire.broken is not None:
+        if wire is None or wire.broken is not None or self.address.fickle:
             wire = await self._connected(until)
         epoch = wire.epoch.text if slot is None else wire.epoch.of(slot)
         future = wire.send(_wire.by_sha(script, keys, args, epoch))
@@ -399,8 +400,15 @@ class AsyncioPort:
     # The connection
 
     async def _connected(self, until: float) -> Wire:
-        if self._wire is not None and self._wire.broken is None:
-            return self._wire
+        if (wire := self._wire) is not None and wire.broken is None:
+            if self.address.fickle and wire.epoch.identity:
+                if _wire.now() - wire.used > _wire.DOUBT:
+                    reply = await self._reply(wire, wire.send(_wire.REPLICATION), until)
+                    if not _wire.same(reply, wire.epoch):
+                        wire.fail(Disconnected("it was not the primary all the time", sent=True))
+                wire.used = _wire.now()
+            if wire.broken is None:
+                return wire
         if self._connecting is None or self._connecting.done():
             self._connecting = self._task(self._connect(), "interlock-connect")
         left = max(0.001, until - _wire.now()) if until != FOREVER else None

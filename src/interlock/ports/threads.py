@@ -63,7 +63,7 @@ class Signal:
 class Wire:
     """One open connection, and its parser."""
 
-    __slots__ = ("epoch", "fresh", "keeper", "limit", "reader", "said", "sock", "timeout")
+    __slots__ = ("epoch", "fresh", "keeper", "limit", "reader", "said", "sock", "timeout", "used")
 
     def __init__(self, address: Address, memory: Memory, until: float) -> None:
         within = max(0.001, until - _wire.now())
@@ -82,6 +82,7 @@ class Wire:
         self.limit = 0.0
         self.timeout = address.timeout
         self.fresh = True
+        self.used = _wire.now()
         try:
             greeting = _wire.greeting(address)
             self.send(b"".join(map(_wire.pack, greeting)), until)
@@ -375,7 +376,25 @@ class ThreadPort:
         except IndexError:
             return self._open(until)
         wire.fresh = False
+        if self.address.fickle and self.now() - wire.used > _wire.DOUBT and not self._same(wire, until):
+            self._leave()
+            return self._open(until)
         return wire
+
+    def _same(self, wire: Wire, until: float) -> bool:
+        """Whether it leads to the primary to which it led, with what that had."""
+        if not wire.epoch.identity:
+            return True
+        try:
+            same = _wire.same(wire.exchange(_wire.REPLICATION, until), wire.epoch)
+        except Disconnected:
+            same = False
+        except BaseException:
+            wire.close()
+            raise
+        if not same:
+            wire.close()
+        return same
 
     def _open(self, until: float) -> Wire:
         wire = Wire(self.address, self.memory, until)
@@ -386,6 +405,8 @@ class ThreadPort:
         return wire
 
     def _give(self, wire: Wire) -> None:
+        if self.address.fickle:
+            wire.used = self.now()
         self._idle.append(wire)
         if self._closed:
             self._drain()
