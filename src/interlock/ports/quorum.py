@@ -240,7 +240,8 @@ class QuorumPort:
         token = str(args[1])
         release: Message = (script, keys, ("release", token, "0", *(() if script.name != "once" else ("0", "0"))))
         having = [node for node, (vote,) in said.items() if not isinstance(vote, Exception) and vote[0] == GRANTED]
-        sent = [(node, await node.port.begin([release], self.now() + SILENCE)) for node in having]
+        end = min(until, self.now() + SILENCE)  # who has no time gives all back in the background
+        sent = [(node, await node.port.begin([release], end)) for node in having]
         for node, each in sent:
             (done,) = await self._read(node, each, [release], late=False, owes=False)
             if isinstance(done, Exception):
