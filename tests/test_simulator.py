@@ -630,8 +630,12 @@ def of_locks(dice):
     """KEYS and ARGV of a message as lock.lua's header has them."""
     locks = [lock(name, "lock:") for name in ("a", "b")]
     said = dice.choice(("", "", "t1")), dice.choice(("lock", "lock", "lock", "once"))
-    fence = "fence", f"t{dice.randrange(6)}", dice.choice((1, 1_700_000_060_000_000))
-    return message(dice, locks, [(0, *said), (1, *said), (1, *said)], [fence])
+    return message(dice, locks, [(0, *said), (1, *said), (1, *said)], [of_fences(dice)])
+
+
+def of_fences(dice):
+    """One on which a quorum has agreed."""
+    return "fence", f"t{dice.randrange(6)}", dice.choice((1, 1_700_000_060_000_000))
 
 
 def of_permits(dice):
@@ -658,16 +662,15 @@ def of_elections(dice):
     """The same for election.lua."""
     primitive = election("a", "lock:")
     watching = "watch", f"w{dice.randrange(40)}", f"ch{dice.randrange(2)}"
-    return message(dice, [primitive], [(1, "", "election")], [watching, watching])
+    return message(dice, [primitive], [(1, "", "election")], [watching, watching, of_fences(dice)])
 
 
 def of_onces(dice):
     """The same for once.lua."""
     primitive = once("a", "lock:", None)
     ends = "release", f"t{dice.randrange(6)}", "0", dice.choice((0, 500, 3000)), dice.choice((0, 0, 2000))
-    return message(
-        dice, [primitive], [(0, "", "once"), (1, "", "once")], [ends, ends, ends, ("forget", "-")], ["release"]
-    )
+    more = [ends, ends, ends, ("forget", "-"), of_fences(dice)]
+    return message(dice, [primitive], [(0, "", "once"), (1, "", "once")], more, ["release"])
 
 
 def of_latches(dice):

@@ -429,7 +429,10 @@ class Things:
 def bars(epoch: str, server: Server, thing: Thing, marker: bytes | None) -> bool:
     """Whether who says this may still not be granted anything here: as queue.lua has it, for what must come in time."""
     record: bytes = server.find(thing.keys[1], bytes) or b"1 - 0 - 0"
-    _, _, _, under, lasts, *_ = record.decode().split()
+    words = record.decode().split()
+    if len(words) < 5:
+        return False  # of a latch or a barrier, which no lost lease concerns
+    under, lasts = words[3:5]
     if marker is not None and under == "-":
         under = marker.decode().partition(":")[2]
     if len(epoch) < IDENTITY or under == epoch[:IDENTITY]:
