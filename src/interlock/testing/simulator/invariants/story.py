@@ -36,7 +36,8 @@ class Story:
 
     def note(self, text: str, *parts: object) -> None:
         """A line of the trace. The parts must not change any more."""
-        self._lines.append((self.world.now, text, parts))
+        if not self.over:  # what is left of a run when it is taken apart is no part of it
+            self._lines.append((self.world.now, text, parts))
 
     def violated(self, rule: int, text: str) -> None:
         """A rule is broken."""

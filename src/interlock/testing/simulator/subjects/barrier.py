@@ -149,6 +149,7 @@ class Meeting(NamedTuple):
                 broken = True
                 # Where the server can't be asked in time, one that went on in its last moment is told so.
                 sure = worker.run.profile.clean and pauses == worker.client.process.pauses
+                sure = sure and worker.client.closing is None  # nor can one that is closed
                 if sure and any(token in thing.indices for token in worker.task.attempts):
                     worker.violated(12, f"it went on at {thing.name}, and was told that it is broken")
                 raise
