@@ -317,6 +317,8 @@ class SilentPort:
     def now(self) -> float:
         return self.time
 
+    def listen(self, key: str) -> None: ...
+
     def set(self) -> None:
         self.woken += 1
 
