@@ -630,8 +630,12 @@ def of_locks(dice):
     """KEYS and ARGV of a message as lock.lua's header has them."""
     locks = [lock(name, "lock:") for name in ("a", "b")]
     said = dice.choice(("", "", "t1")), dice.choice(("lock", "lock", "lock", "once"))
-    fence = "fence", f"t{dice.randrange(6)}", dice.choice((1, 1_700_000_060_000_000))
-    return message(dice, locks, [(0, *said), (1, *said), (1, *said)], [fence])
+    return message(dice, locks, [(0, *said), (1, *said), (1, *said)], [agreed(dice)])
+
+
+def agreed(dice):
+    """On this fence the servers of a quorum have agreed."""
+    return "fence", f"t{dice.randrange(6)}", dice.choice((1, 1_700_000_060_000_000))
 
 
 def of_permits(dice):
@@ -658,7 +662,7 @@ def of_elections(dice):
     """The same for election.lua."""
     primitive = election("a", "lock:")
     watching = "watch", f"w{dice.randrange(40)}", f"ch{dice.randrange(2)}"
-    return message(dice, [primitive], [(1, "", "election")], [watching, watching])
+    return message(dice, [primitive], [(1, "", "election")], [watching, watching, agreed(dice)])
 
 
 def of_onces(dice):
@@ -666,7 +670,11 @@ def of_onces(dice):
     primitive = once("a", "lock:", None)
     ends = "release", f"t{dice.randrange(6)}", "0", dice.choice((0, 500, 3000)), dice.choice((0, 0, 2000))
     return message(
-        dice, [primitive], [(0, "", "once"), (1, "", "once")], [ends, ends, ends, ("forget", "-")], ["release"]
+        dice,
+        [primitive],
+        [(0, "", "once"), (1, "", "once")],
+        [ends, ends, ends, ("forget", "-"), agreed(dice)],
+        ["release"],
     )
 
 

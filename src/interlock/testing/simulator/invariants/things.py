@@ -428,6 +428,8 @@ class Things:
 
 def bars(epoch: str, server: Server, thing: Thing, marker: bytes | None) -> bool:
     """Whether who says this may still not be granted anything here: as queue.lua has it, for what must come in time."""
+    if not thing.leased:
+        return False
     record: bytes = server.find(thing.keys[1], bytes) or b"1 - 0 - 0"
     _, _, _, under, lasts, *_ = record.decode().split()
     if marker is not None and under == "-":
