@@ -150,7 +150,8 @@ class Meeting(NamedTuple):
             except BrokenBarrier:
                 broken = True
                 # Where the server can't be asked in time, one that went on in its last moment is told so.
-                sure = worker.run.profile.clean and pauses == worker.client.process.pauses
+                awake = pauses == worker.client.process.pauses and not worker.session.core.closed
+                sure = worker.run.profile.clean and awake
                 if sure and any(token in thing.indices for token in worker.task.attempts):
                     worker.violated(12, f"it went on at {thing.name}, and was told that it is broken")
                 raise
