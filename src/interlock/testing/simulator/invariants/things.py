@@ -94,6 +94,7 @@ class Things:
             thing = seen.thing
             seen.holders = thing.read(server).holders
             seen.arrivals.clear()
+            self._arrivals(seen, seen.holders, server.find(thing.queue, ZSet) or {})
             seen.head, seen.could_at, seen.owed = None, None, {}
             if lossy:
                 seen.barred_until = max(seen.barred_until, self.story.world.now + lasts)
