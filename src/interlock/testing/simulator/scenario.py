@@ -117,7 +117,7 @@ class Run:
             world.run(world.now + 1.0)
         for client in self.clients:
             for task in client.workers:
-                if not task.ended:
+                if task.in_section:
                     self.story.violated(4, f"{task.name} never ended")
         world.run(world.now + EMBERS)
         self.monitor.sweeping = False
@@ -125,7 +125,8 @@ class Run:
         self._ashes()
 
     def _ended(self) -> bool:
-        return all(task.ended for client in self.clients for task in client.workers)
+        """Whether nobody is at work: none begins anything any more."""
+        return not any(task.in_section for client in self.clients for task in client.workers)
 
     def _ashes(self) -> None:
         for site in self.sites:

@@ -94,6 +94,7 @@ class Things:
             thing = seen.thing
             seen.holders = thing.read(server).holders
             seen.arrivals.clear()
+            self._arrivals(seen, seen.holders, server.find(thing.queue, ZSet) or {})
             seen.head, seen.could_at, seen.owed = None, None, {}
             if lossy:
                 seen.barred_until = max(seen.barred_until, self.story.world.now + lasts)
@@ -428,6 +429,8 @@ class Things:
 
 def bars(epoch: str, server: Server, thing: Thing, marker: bytes | None) -> bool:
     """Whether who says this may still not be granted anything here: as queue.lua has it, for what must come in time."""
+    if not thing.leased:
+        return False
     record: bytes = server.find(thing.keys[1], bytes) or b"1 - 0 - 0"
     words = record.decode().split()
     if len(words) < 5:

@@ -27,6 +27,8 @@ PATIENCE: Final = 20.0  # seconds that who waits long waits, for in the end ther
 class BarrierThing(Thing):
     """Who went on, told from the numbers of arrivals after each script."""
 
+    leased = False
+
     def __init__(self, name: str, parties: int) -> None:
         super().__init__(barrier(name, "lock:", parties))
         self.parties = parties

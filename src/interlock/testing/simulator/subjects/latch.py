@@ -28,6 +28,8 @@ PATIENCE: Final = 20.0  # seconds that who waits long waits, for some latches ne
 class LatchThing(Thing):
     """What is left, told from the counts that were run; `generation` is the server's word for which latch that is."""
 
+    leased = False
+
     def __init__(self, name: str, count: int) -> None:
         super().__init__(latch(name, "lock:", count, TTL))
         self.count = count

@@ -52,6 +52,7 @@ class Thing:
     """
 
     longest = 5.0  # seconds that a ttl may have
+    leased = True  # it has leases, which a server can lose
     notes = False  # whether a release writes something: without memory it is refused, and comes again
 
     def __init__(self, primitive: Primitive) -> None:
