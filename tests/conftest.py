@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 
 import pytest
@@ -24,6 +25,12 @@ def pytest_addoption(parser):
 
 
 HARMFUL = {"node", "client", "proxy"}  # fixtures about one server
+
+
+def pytest_collection_finish():
+    """After each test garbage is collected, to see what it left: that need not look through what was there before."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_generate_tests(metafunc):

@@ -37,7 +37,7 @@ MAKING = {
 
 async def until(condition, within: float = 10.0) -> None:
     """Wait for a condition (plain or async), not for a time."""
-    end = time.monotonic() + within
+    end, pause = time.monotonic() + within, 0.002
     while True:
         result = condition()
         if asyncio.iscoroutine(result):
@@ -45,7 +45,8 @@ async def until(condition, within: float = 10.0) -> None:
         if result:
             return
         assert time.monotonic() < end, f"not so within {within} s: {condition}"
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(pause)
+        pause = min(0.05, pause * 1.1)  # what takes long need not be seen so soon
 
 
 class Stand:

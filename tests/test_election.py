@@ -89,7 +89,6 @@ async def test_a_killed_candidate_is_passed_over(kit):
         await following.resign()
 
 
-@pytest.mark.one_server  # of a quorum, a change comes from several servers, one after another
 @rule(3)
 async def test_observers_are_told_each_change(kit):
     watching, mine = kit.interlock(), kit.interlock().election("a")

@@ -73,7 +73,7 @@ BUGS = {
     "a marker for ever": (
         "a newcomer would never be granted it",
         Bounds(restarts=1),
-        Design(lua=planted("return math.max(0, math.ceil(since + ", "return math.max(1000, math.ceil(since + ")),
+        Design(lua=planted("math.max(0, math.ceil(since + ", "math.max(1000, math.ceil(since + ")),
     ),
 }
 

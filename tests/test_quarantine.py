@@ -208,3 +208,26 @@ async def test_a_connection_that_outlives_a_demotion_is_not_trusted(kit):
             plain.replicaof("NO", "ONE")
             assert plain.info("replication")["master_replid"] != before
         assert "quarantine" in await refused(locks.lock("a", ttl=LONGEST))
+
+
+@rule(10)
+@pytest.mark.parametrize("kind", ["lock", "semaphore"])
+async def test_those_who_come_later_do_not_lengthen_it(kit, kind):
+    """Each of them knows only since when it knows the promoted replica itself."""
+    with Sentinels(replicas=1, sentinels=0) as group:
+        old, new = group.nodes
+        locks = kit.interlock(old.tcp_url, max_ttl=LONGEST)
+        await (await KINDS[kind](locks, "a").acquire()).release()
+        group.catch_up(new)
+        old.kill()
+        group.promote(new)
+        began = time.monotonic()
+
+        async def granted():
+            newcomer = kit.interlock(new.tcp_url, max_ttl=LONGEST)
+            lease = await KINDS[kind](newcomer, "a").try_acquire()
+            await newcomer.close()
+            return lease
+
+        await until(granted)
+        assert time.monotonic() - began >= LONGEST - SLACK

@@ -40,15 +40,15 @@ def group():
 @rule(10)
 async def test_a_failover_is_outlived(kit, server_kind):
     with watched(server_kind) as group:
-        locks, other = kit.interlock(group.url, max_ttl=20), kit.interlock(group.url, max_ttl=20)
-        held = await kit.keep(locks.lock("held", ttl=12).acquire())
-        waiter = asyncio.ensure_future(other.lock("held", ttl=12).acquire(timeout=60))
+        locks, other = kit.interlock(group.url, max_ttl=10), kit.interlock(group.url, max_ttl=10)
+        held = await kit.keep(locks.lock("held", ttl=10).acquire())
+        waiter = asyncio.ensure_future(other.lock("held", ttl=10).acquire(timeout=60))
         await until(lambda: queued(locks, 1, "held"))
-        group.catch_up(*group.replicas)
         old = group.primary
+        await held.extend(10)
+        group.catch_up(*group.replicas)
         old.kill()
-        await asyncio.to_thread(group.wait_for_primary, old)
-        await held.extend(15)  # it goes on with the new primary
+        await held.extend(10)  # it goes on with the new primary
         assert await held.release()
         lease = await kit.keep(waiter)  # and so does who waits, once the quarantine is over
         assert lease.fence > held.fence
@@ -104,6 +104,24 @@ async def test_who_was_left_with_an_isolated_primary_finds_the_new_one(kit, grou
     await held.extend(15)
     assert await other.lock("a", ttl=12).try_acquire() is None
     assert await held.release()
+
+
+@rule(10)
+async def test_what_a_new_primary_renews_counts_once_the_old_one_must_have_stopped(kit):
+    """For min-replicas-max-lag, and a second: meanwhile the old one may grant what has run out there."""
+    with watched(config={"min-replicas-to-write": "1", "min-replicas-max-lag": "4"}) as group:
+        locks = kit.interlock(group.url, max_ttl=30)
+        held, brief = (
+            await kit.keep(locks.lock("a", ttl=20).acquire()),
+            await kit.keep(locks.lock("b", ttl=3).acquire()),
+        )
+        group.catch_up(*group.replicas)
+        old, began = group.primary, time.monotonic()
+        old.kill()
+        await held.extend(25)
+        assert time.monotonic() - began >= 5
+        await until(lambda: brief.state == "lost")
+        assert await held.release()
 
 
 @rule(10)

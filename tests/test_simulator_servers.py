@@ -66,8 +66,8 @@ IN_LUA = {
         "semaphore", 13, "failover", replaced("if #EPOCH < IDENTITY or recorded ==", "if true or recorded =="),
     ),
     "an identity that is not written": (
-        "lock", 13, "snapshot", replaced("fence, under, lasts = next_fence(fence, under), identity(), ttl",
-                                         "fence, under, lasts = next_fence(fence, under), '-', ttl"),
+        "lock", 13, "snapshot", replaced("and under), identity(), ttl",
+                                         "and under), '-', ttl"),
     ),
     "a memory that nobody asks": (
         "lock", 13, "empty", replaced("if not recorded or recorded == '-' then recorded = former end", ""),

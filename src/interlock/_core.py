@@ -48,10 +48,12 @@ GONE_FOR: Final = 60.0  # seconds after which a late copy of a request is no lon
 TOO_LATE: Final = 8  # answers in a row that come after the lease they grant has lapsed
 LONGEST_PAUSE: Final = 0.6  # seconds between two tries of one request
 DRIFT: Final = 0.001  # of a ttl: see margin()
-PROOF: Final = 3.0  # seconds that a caller in a quarantine waits for the proof that nothing was lost
+# seconds that a caller in a quarantine waits for a proof that nothing was lost; meanwhile nobody vouches for it
+PROOF: Final = 2.0
 COURTESY: Final = 0.2  # seconds that a caller whose time is over waits for its undo, so that it finds nothing left
 FOREVER: Final = math.inf
-QUARANTINE: Final = b"!quarantine:"  # what holds a lock whose server may have lost a lease; its identity follows
+UNSETTLED: Final = "it has just become the primary, and the one before may still grant beside it"
+QUARANTINE: Final = b"!quarantine:"  # what holds a lock whose server may have lost a lease; the evidence follows
 
 generation = 0  # of this process: a child of a fork is another one, in which no grant of its parent counts
 
@@ -156,6 +158,13 @@ class Port(Protocol):
         """Whether nothing was lost since the server of that identity granted these; if so, messages say it from now on.
 
         Looks again until then, if it may turn out yet.
+        """
+        ...
+
+    def unsettled(self, key: str) -> str:
+        """The identity of one that may still grant this key beside the server that answers by now; "" if there is none.
+
+        Then what the new one grants or renews counts for nothing yet: what it lets go on may run out at the other.
         """
         ...
 
@@ -477,8 +486,12 @@ class Core:
             sent = port.now()
             try:
                 if attempt.acks is None or args[0] != "acquire":
-                    return await port.call(primitive.script, primitive.keys, args, give_up), sent
-                return await self._assured(attempt, args, give_up), sent
+                    reply = await port.call(primitive.script, primitive.keys, args, give_up)
+                else:
+                    reply = await self._assured(attempt, args, give_up)
+                if args[0] not in {"acquire", "renew"} or reply[0] != GRANTED or await believed(port, primitive.keys):
+                    return reply, sent
+                attempt.in_doubt, cause, stale = True, ServerError(UNSETTLED), False
             except Disconnected as error:
                 attempt.in_doubt |= error.sent
                 cause, stale = error, error.stale
@@ -617,12 +630,18 @@ class Core:
 
     async def _about(self, grant: Grant, keys: Sequence[str], args: Sequence[Argument]) -> tuple[Any, float]:
         narrowed = Attempt(grant.primitive._replace(keys=tuple(keys)), grant.token, grant.attempt.ttl, None)
-        return await self.ask(narrowed, args, min(grant.deadline, self.port.now() + RETRY_FOR))
+        return await self.ask(narrowed, args, min(grant.deadline, self.port.now() + self.port.patience))
 
     async def query(self, primitive: Primitive, *args: Argument) -> Any:
         """A question that belongs to no attempt: inspect, revoke."""
         reply, _ = await self.ask(Attempt(primitive, "-", 0, None), args, self.port.now() + RETRY_FOR)
         return reply
+
+
+async def believed(port: Port, keys: Sequence[str | bytes]) -> bool:
+    """Whether a grant or renewal of these counts: no other server grants them, too."""
+    former = port.unsettled(str(keys[0]))
+    return not former or await port.proven(keys, former, port.now())
 
 
 def silent(error: BaseException) -> bool:
@@ -647,7 +666,7 @@ def quarantined(reply: Any) -> str | None:
     """The evidence, if a refusal is for a quarantine: the identity of the server that granted last."""
     holder = reply[1] if reply[0] in {QUEUED, BUSY} else None
     if isinstance(holder, bytes) and holder.startswith(QUARANTINE):
-        return holder.removeprefix(QUARANTINE).decode(errors="replace")
+        return holder.removeprefix(QUARANTINE).partition(b">")[0].decode(errors="replace")
     return None
 
 

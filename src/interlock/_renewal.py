@@ -20,7 +20,22 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from ._core import FOREVER, Disconnected, Grant, Message, Place, Port, Script, ServerError, log, margin, renewal_verdict
+from ._core import (
+    FOREVER,
+    GRANTED,
+    UNSETTLED,
+    Disconnected,
+    Grant,
+    Message,
+    Place,
+    Port,
+    Script,
+    ServerError,
+    believed,
+    log,
+    margin,
+    renewal_verdict,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -198,7 +213,9 @@ class Renewal:
                     silent[place.node] = _said(reply)
                 self._answered(batch, [_said(reply)] * len(batch), sent)
             else:
-                self._answered(batch, reply, sent)
+                counts = GRANTED not in reply or await believed(self.port, batch[0].primitive.renewed)
+                states = reply if counts else [UNSETTLED.encode() if each == GRANTED else each for each in reply]
+                self._answered(batch, states, sent)
         for (_, place), batch in batches.items():
             if (place, batch) not in asked:
                 self._answered(batch, [silent[place.node]] * len(batch), sent)

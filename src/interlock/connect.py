@@ -116,8 +116,9 @@ class Address:
             (node_timeout,) = map(setting, replies)
             return (NODE_TIMEOUT if node_timeout is None else node_timeout / 1000) + GRACE
         enough, lag = map(setting, replies)
-        if enough == 0 or lag == 0:
+        if enough == 0 or lag == 0:  # without end: there is nothing to wait for
             _warn_of_isolation(self.shown)
+            return 0.0
         return (MAX_LAG if lag is None else lag) + GRACE
 
     def at(self, host: str, port: int) -> Address:

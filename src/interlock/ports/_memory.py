@@ -11,6 +11,8 @@ Rules.
     for one that was promoted we only know since when we have known it.
  2. The same process without a second replid has lost nothing: the first replica that attaches changes its replid.
  3. Who has proof that nothing was lost (`lossless`) says so in its epoch, and its next grant renews the record.
+ 4. Beside a new primary the old one, cut off, may go on to grant for some seconds (`longer`) what runs out there. Until
+    these are over, what the new one confirms or renews counts for nothing yet (`unsettled`).
 """
 
 from __future__ import annotations
@@ -97,11 +99,12 @@ class Story(NamedTuple):
 class Epoch:
     """What goes out with every message to a server under one identity."""
 
-    __slots__ = ("_texts", "facts", "fine", "former", "mark", "met", "since", "stories", "text", "wait")
+    __slots__ = ("_texts", "facts", "fine", "former", "longer", "mark", "met", "since", "stories", "text", "wait")
 
-    def __init__(self, facts: Facts | None, wait: float | None, former: str, mark: str) -> None:
+    def __init__(self, facts: Facts | None, wait: float | None, former: str, mark: str, longer: float = 0.0) -> None:
         self.facts = facts
-        self.wait = wait  # seconds of quarantine; None: there is none
+        self.wait = None if wait is None else wait + longer  # seconds of quarantine; None: there is none
+        self.longer = 0.0 if wait is None else longer  # of them, those for which another one may still grant
         self.former = former
         self.mark = mark
         self.fine: list[str] = []
@@ -137,6 +140,13 @@ class Epoch:
         if self.facts is None or self.wait is None or self.former == "-":
             return False
         return now() < self.began + self.wait
+
+    def unsettled(self, slot: int = -1) -> str:
+        """Who was here before, and may still grant beside this one; "" if nobody."""
+        if not self.longer:
+            return ""
+        former, at, _ = self.story(slot)
+        return former if former != "-" and now() < at + self.longer else ""
 
     def story(self, slot: int) -> Story:
         """What is known of a slot here."""
@@ -217,7 +227,7 @@ class Memory:
             before = address.former if self.before == "-" else self.before
             if self.latest.bars:  # what came since may have come without loss, but not what is waited for
                 before = self.latest.former
-            epoch = Epoch(found, self.wait and self.wait + longer, before, self.mark)
+            epoch = Epoch(found, self.wait, before, self.mark, longer)
             if any(before.startswith(each) for each in epoch.fine):
                 epoch.former = "-"
             epoch.write()

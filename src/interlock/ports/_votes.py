@@ -8,6 +8,7 @@ answered.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -144,12 +145,21 @@ def _inspect(said: Said) -> list[Any] | None:
         return [inner, *max((vote[1:] for vote in said.votes), key=lambda note: note[1])]
     value, number = Counter(_plain(vote[0]) for vote in said.votes).most_common(1)[0]
     holding = [vote for vote in said.votes if _plain(vote[0]) == value] if value and number >= said.majority else []
-    record = max((vote[2] for vote in holding or said.votes), key=_fence_of)
     longest = max(said.votes, key=lambda vote: vote[3])
     if not holding:
-        return [b"", -2, record, *longest[3:]]
+        return [b"", -2, max((vote[2] for vote in said.votes), key=_fence_of), *longest[3:]]
+    fence = _agreed(said, [_fence_of(vote[2]) for vote in holding])
+    record = next(vote[2] for vote in holding if fence is None or _fence_of(vote[2]) == fence)
+    if fence is None:
+        record = re.sub(rb"^(\S+ \S+) \d+", rb"\1 0", record)
     shown = Counter(vote[0] for vote in holding).most_common(1)[0][0]
     return [shown, said.times([vote[1] for vote in holding]), record, *longest[3:]]
+
+
+def _agreed(said: Said, fences: list[int]) -> int | None:
+    """The fence that a majority has of this holder; None if they have not agreed yet, or who did is not among these."""
+    fence, number = Counter(fences).most_common(1)[0]
+    return fence if number >= said.majority else None
 
 
 def _plain(value: bytes) -> bytes:
@@ -177,8 +187,8 @@ def _watch(said: Said) -> list[Any] | None:
         return list(next(vote for vote in said.votes if vote[0] != GRANTED))
     leader, number = Counter(_plain(vote[1]) for vote in seen).most_common(1)[0]
     leading = [vote for vote in seen if _plain(vote[1]) == leader]
-    term = max(vote[3] for vote in leading)
-    if number < said.majority or not leader:
+    term = _agreed(said, [vote[3] for vote in leading])
+    if number < said.majority or not leader or term is None:
         return [GRANTED, b"", -2, max(vote[3] for vote in seen)]
     return [GRANTED, leading[0][1], said.times([vote[2] for vote in leading]), term]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from interlock._core import DRIFT, FOREVER, GRANTED, Disconnected, Place, ServerError, log
 from interlock.errors import LockError
@@ -88,7 +88,7 @@ def _expire(waiter: asyncio.Future[bool]) -> None:
 
 
 class Wire(asyncio.Protocol):
-    """One open connection: a buffer on the way out, a row of futures on the way back."""
+    """One open connection: a buffer on the way out, a row of those who expect a reply on the way back."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sink: _wire.Sink, timeout: float) -> None:
         self.loop = loop
@@ -101,7 +101,7 @@ class Wire(asyncio.Protocol):
         self.reader = _wire.reader()
         self.transport: asyncio.Transport
         self.keeper: object  # redis-py's stream writer, which would close the transport when collected
-        self.row: deque[asyncio.Future[Any]] = deque()
+        self.row: deque[asyncio.Future[Any] | Sent] = deque()
         self.out: list[bytes] = []
         self.broken: Disconnected | None = None
         self.heard = loop.time()
@@ -110,18 +110,23 @@ class Wire(asyncio.Protocol):
 
     def send(self, packed: bytes) -> asyncio.Future[Any]:
         """The future of this command's reply."""
+        reply = self.loop.create_future()
+        self.post(packed, reply)
+        return reply
+
+    def post(self, packed: bytes, reply: asyncio.Future[Any] | Sent, number: int = 1) -> None:
+        """Send this, of which so many replies come."""
         if self.broken is not None:
             raise Disconnected(str(self.broken), sent=False)
-        reply = self.loop.create_future()
         if not self.row:
             self.heard = self.loop.time()  # the wait begins
-        self.row.append(reply)
+        for _ in range(number):
+            self.row.append(reply)
         if not self.out:
             self.loop.call_soon(self._flush)
         self.out.append(packed)
         if len(self.out) == BATCH:
             self._flush()
-        return reply
 
     def _flush(self) -> None:
         if self.out and self.broken is None:
@@ -138,9 +143,9 @@ class Wire(asyncio.Protocol):
                 if _wire.hear(reply, self.sink, self.wanted, self.ears):
                     row.popleft().set_result(None)  # the reply to SUBSCRIBE is a push, in its place in the row
             else:
-                future = row.popleft()
-                if not future.done():
-                    future.set_result(reply)
+                expecting = row.popleft()
+                if not expecting.done():
+                    expecting.set_result(reply)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Everybody who waits for a reply is told."""
@@ -153,15 +158,15 @@ class Wire(asyncio.Protocol):
             self.watch.cancel()
             self.ears.clear()
             self.transport.abort()
-            for future in self.row:
-                if not future.done():
-                    future.set_exception(why)
-                    future.exception()  # nobody may be waiting any more
+            for reply in self.row:
+                if not reply.done():
+                    reply.set_exception(why)
+                    reply.exception()  # nobody may be waiting any more
             self.row.clear()
             if not self.gone.done():
                 self.gone.set_result(None)
 
-    def give_up(self, reply: asyncio.Future[Any]) -> None:
+    def give_up(self, reply: asyncio.Future[Any] | Sent) -> None:
         """The time of one who waits is over. If nobody has heard a word for long, the connection may be dead."""
         if not reply.done():
             why = Disconnected("no answer in time", sent=True, timed_out=True)
@@ -180,15 +185,44 @@ class Wire(asyncio.Protocol):
         self.watch = self.loop.call_later(self.timeout / 4, self._watch)
 
 
-class Sent(NamedTuple):
-    """What is on its way: a future for each reply, unless there was an error."""
+class Sent:
+    """Messages on their way: it stands in the row for each of their replies, as a future would for one."""
 
-    messages: Sequence[Message]
-    until: float
-    wire: Wire | None
-    futures: list[asyncio.Future[Any]]
-    error: Exception | None
-    epochs: list[str]
+    __slots__ = ("epochs", "error", "messages", "replies", "then", "until", "wire")
+
+    def __init__(self, messages: Sequence[Message], until: float) -> None:
+        self.messages = messages
+        self.until = until
+        self.wire: Wire | None = None
+        self.epochs: Sequence[str] = ()
+        self.replies: list[Any] = []
+        self.error: Exception | None = None  # in place of the replies
+        self.then: Callable[[], None] | None = None  # what is to be done when it is over
+
+    @property
+    def over(self) -> bool:
+        """Whether all replies have come, or none will."""
+        return self.error is not None or len(self.replies) == len(self.messages)
+
+    def done(self) -> bool:
+        """As of a future: whether nobody cares any more."""
+        return self.error is not None
+
+    def set_result(self, reply: Any) -> None:
+        """The next reply."""
+        self.replies.append(reply)
+        if self.then is not None and len(self.replies) == len(self.messages):
+            self.then()
+
+    def set_exception(self, error: Exception) -> None:
+        """There will be no more."""
+        self.error = error
+        if self.then is not None:
+            self.then()
+
+    def exception(self) -> Exception | None:
+        """As of a future."""
+        return self.error
 
 
 class AsyncioPort:
@@ -286,32 +320,41 @@ class AsyncioPort:
 
     async def begin(self, messages: Sequence[Message], until: float, slots: Sequence[int] = ()) -> Sent:
         """The first half of `calls`: send, and wait for nothing."""
+        sent, wire = Sent(messages, until), self._wire
         try:
-            wire = await self._connected(until)
+            if wire is None or wire.broken is not None or self.address.fickle:
+                wire = await self._connected(until)
             epochs = [wire.epoch.of(slot) for slot in slots] if slots else [wire.epoch.text] * len(messages)
             said, self.teach = _wire.by_text if self.teach else _wire.by_sha, False
-            futures = [wire.send(said(*each, epoch)) for each, epoch in zip(messages, epochs, strict=True)]
+            packed = b"".join([said(*each, epoch) for each, epoch in zip(messages, epochs, strict=True)])
+            wire.post(packed, sent, len(messages))
+            sent.wire, sent.epochs = wire, epochs
         except Exception as error:  # noqa: BLE001 (one of many: see Port)
-            return Sent(messages, until, None, [], error, [])
-        return Sent(messages, until, wire, futures, None, epochs)
+            sent.error = error
+        return sent
 
     async def finish(self, sent: Sent, *, late: bool = False) -> list[Any]:
         """The second half: the replies. If it is late by now, a script that was unknown is not sent after all."""
-        wire, until, messages = sent.wire, sent.until, sent.messages
-        if wire is None:
-            return [sent.error] * len(messages)
-        try:
-            replies = [await self._reply(wire, future, until) for future in sent.futures]
-            for i, message in enumerate(messages):
-                if _wire.unknown(replies[i]):
-                    self.teach |= late
-                    if not late:
-                        text = _wire.by_text(*message, sent.epochs[i])
-                        replies[i] = await self._reply(wire, wire.send(text), until)
-                self._leave_replica(wire, replies[i])
-        except Disconnected as error:
-            return [error] * len(messages)
-        return [ServerError(str(r)) if type(r) is _wire.ReplyError else r for r in replies]
+        wire, replies = sent.wire, sent.replies
+        if not sent.over and wire is not None and not await self.answered([sent], 1, sent.until):
+            wire.give_up(sent)
+        if sent.error is not None or wire is None:
+            return [sent.error] * len(sent.messages)
+        for i, reply in enumerate(replies):
+            if type(reply) is _wire.ReplyError:
+                try:
+                    if not _wire.unknown(reply):
+                        self._leave_replica(wire, reply)
+                    elif late:
+                        self.teach = True
+                    else:
+                        text = _wire.by_text(*sent.messages[i], sent.epochs[i])
+                        replies[i] = await self._reply(wire, wire.send(text), sent.until)
+                except Disconnected as error:
+                    return [error] * len(replies)
+                if type(replies[i]) is _wire.ReplyError:
+                    replies[i] = ServerError(str(replies[i]))
+        return replies
 
     def drop(self, sent: Sent) -> None:
         """Nobody will ask for these replies. They keep their places in the row."""
@@ -329,14 +372,13 @@ class AsyncioPort:
     @staticmethod
     async def answered(sents: Sequence[Sent], number: int, until: float) -> list[int]:
         """Which of these have their replies, as soon as so many have, or the time is over."""
-        loop = asyncio.get_running_loop()
-        waiting = [sent.futures[-1] for sent in sents if sent.futures and not sent.futures[-1].done()]
-        missing = number - (len(sents) - len(waiting))
-        left = until - _wire.now()
+        waiting = [sent for sent in sents if not sent.over]
+        missing, left = number - len(sents) + len(waiting), until - _wire.now()
         if missing > 0 and waiting and left > 0:
+            loop = asyncio.get_running_loop()
             enough = loop.create_future()
 
-            def came(_: object) -> None:
+            def came() -> None:
                 nonlocal missing
                 missing -= 1
                 if missing == 0:
@@ -344,14 +386,14 @@ class AsyncioPort:
 
             timer = loop.call_later(left, _expire, enough)
             for each in waiting:
-                each.add_done_callback(came)
+                each.then = came
             try:
                 await enough
             finally:
                 timer.cancel()
                 for each in waiting:
-                    each.remove_done_callback(came)
-        return [i for i, sent in enumerate(sents) if not sent.futures or sent.futures[-1].done()]
+                    each.then = None
+        return [i for i, sent in enumerate(sents) if sent.over]
 
     async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
         """See Port."""
@@ -363,6 +405,10 @@ class AsyncioPort:
         if verdict:
             epoch.prove(evidence)
         return bool(verdict)
+
+    def unsettled(self, key: str) -> str:  # noqa: ARG002 (see Port)
+        """See Port."""
+        return self.memory.latest.unsettled()
 
     async def met(self, until: float) -> Epoch:
         """Under which epoch it is reached now. Raises Disconnected."""

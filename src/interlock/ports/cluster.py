@@ -247,6 +247,12 @@ class ClusterPort:
             return bool(await member.port.proven(keys, evidence, until))
         return False
 
+    def unsettled(self, key: str) -> str:
+        """See Port."""
+        slot = slot_of(key)
+        member = self._map[slot]
+        return member.port.memory.latest.unsettled(slot) if member else ""
+
     def place(self, key: str) -> Place:
         """See Port."""
         slot = slot_of(key)

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from interlock._core import (
     AGAIN,
-    BUSY,
     FOREVER,
     GONE_FOR,
     GRANTED,
@@ -39,6 +38,7 @@ from interlock._core import (
     Place,
     ServerError,
     log,
+    quarantined,
     run,
 )
 from interlock.errors import ConfigError, LockError
@@ -100,8 +100,8 @@ class Node:
             if args[0] == "acquire" and not isinstance(reply, Disconnected):
                 if args[1] in self.tokens:
                     self.tokens[str(args[1])] = False
-                if not isinstance(reply, Exception) and reply[0] in {QUEUED, BUSY} and reply[1].startswith(QUARANTINE):
-                    self.barred = reply[1].removeprefix(QUARANTINE).decode(errors="replace")
+                if not isinstance(reply, Exception) and (evidence := quarantined(reply)):
+                    self.barred = evidence
 
     def counted(self, messages: Sequence[Message], replies: list[Any]) -> list[Any]:
         """Those that count. A release that is still on its way would free what this token is granted now."""
@@ -276,6 +276,10 @@ class QuorumPort:
                 proven |= await node.port.proven(keys, node.barred, self.now())
                 node.barred = ""
         return proven
+
+    def unsettled(self, key: str) -> str:  # noqa: ARG002 (see Port)
+        """See Port. Nobody is promoted here."""
+        return ""
 
     def place(self, key: str) -> Place:  # noqa: ARG002 (see Port)
         """See Port."""

@@ -355,6 +355,10 @@ class ThreadPort:
             epoch.prove(evidence)
         return bool(verdict)
 
+    def unsettled(self, key: str) -> str:  # noqa: ARG002 (see Port)
+        """See Port."""
+        return self.memory.latest.unsettled()
+
     async def met(self, until: float) -> Epoch:
         """Under which epoch it is reached now. Raises Disconnected."""
         wire = self._take(until)

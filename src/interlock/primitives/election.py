@@ -82,7 +82,7 @@ async def leader(core: Core, primitive: Primitive) -> Leader | None:
     value, pttl, record, *_ = await core.query(primitive, "inspect", "1")
     if record and not record.startswith(f"{WIRE} election ".encode()):
         raise unobtainable(primitive, MISUSED, (MISUSED, record))
-    if not led(value):
-        return None
     term = int(record.split(b" ")[2]) if record else 0
+    if not led(value) or (record and not term):  # in a quorum they agree on the term just now
+        return None
     return Leader(value.decode(errors="replace").removeprefix("!"), term, max(0, pttl) / 1000)

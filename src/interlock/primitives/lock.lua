@@ -12,7 +12,7 @@
 -- from an owner of the same name may hold beside it, being the same; another one may not, until that lease has run out.
 -- (8) While leases may be alive that this server has lost, nobody is granted anything: a marker holds the lock.
 --
--- KEYS   1 lock     string  <token>, or !<token> once revoked, or !taken-over, by rule 7, or !quarantine:<identity>, by 8
+-- KEYS   1 lock     string  <token>, or !<token> once revoked, or !taken-over, by rule 7, or !quarantine:<evidence>, by 8
 --        2 record   string  "1 <kind> <fence> <identity> <ttl ms> <last released> <holder> <channel> [<why revoked>]";
 --                           "-" is none; identity and ttl are those of the last grant, see barred() in queue.lua
 --        3 queue    zset    token of a waiter -> number of arrival
@@ -60,10 +60,19 @@ local function record(holder, channel, why)
   return string.format('1 %s %.0f %s %s %s %s %s%s', kind, fence, under, lasts, released, holder, channel, why or '')
 end
 
+-- The record, with what has changed in it.
+local function amend(holder)
+  local who, channel, why = holding()
+  local value = record(who or holder, channel or '-', (why or '') ~= '' and ' ' .. why)
+  local ms = math.max(call('PTTL', RECORD), RECORD_MS + math.max(0, math.ceil((fence - micros()) / 1000)))
+  call('SET', RECORD, value, 'PX', string.format('%.0f', ms))
+end
+
 -- The record outlives the hold by far, and its fence even if the clock is set back. The lock's own key is set
 -- last: if the server has no memory left for either, nothing is granted.
+-- The fence of what runs once is also when it began: never counted.
 local function grant(to, ttl, channel)
-  fence, under, lasts = next_fence(fence, under), identity(), ttl
+  fence, under, lasts = next_fence(fence, kind ~= 'once' and under), identity(), ttl
   call('SET', RECORD, record(to, channel), 'PX', RECORD_MS + ttl + math.max(0, math.ceil(fence / 1000 - micros() / 1000)))
   call('SET', LOCK, to, 'PX', ttl)
 end
@@ -80,7 +89,7 @@ local function quarantined(holder)
   if ms == 0 then return end
   if kind and under ~= evidence then
     under = evidence
-    call('SET', RECORD, record('-', '-'), 'PX', RECORD_MS)
+    amend('-')
   end
   if not holder then call('SET', LOCK, '!quarantine:' .. evidence, 'PX', ms) end
   return '!quarantine:' .. evidence
@@ -220,10 +229,8 @@ elseif verb == 'renew' then
 elseif verb == 'fence' then
   if call('GET', LOCK) ~= token then return {GONE} end
   read()
-  local who, channel, why = holding()
   fence = math.max(fence, ARGV[3])
-  local ms = math.max(call('PTTL', RECORD), RECORD_MS + math.max(0, math.ceil((fence - micros()) / 1000)))
-  call('SET', RECORD, record(who or token, channel or '-', (why or '') ~= '' and ' ' .. why), 'PX', string.format('%.0f', ms))
+  amend(token)
   return {GRANTED}
 
 elseif verb == 'execute' then

@@ -23,7 +23,8 @@ local function micros()
 end
 
 -- For how many ms nothing may be granted here, since leases that this server does not know may be alive; and the
--- identity that is the evidence. A record says under which identity of the server was granted last; another one is here
+-- evidence: the identity of the one before, with that of this one and since when it is known, so that clients that come
+-- later, and know only when they met it themselves, wait no longer. A record says under which identity of the server was granted last; another one is here
 -- since a restart or a failover, which may have lost what was granted in between. `since` (ms) on this server's clock is
 -- when that was at the latest, `wait` (ms) the longest that a lease of before may last; `former` is the identity that
 -- the client knew before, or "-": evidence for what has no record. Records of `fine` identities came without loss.
@@ -32,10 +33,14 @@ local function barred(recorded, ttl)
   local since, wait, former, fine = string.match(EPOCH, '(%d+) (%d+) (%S+) ?(.*)', IDENTITY + 2)
   if not recorded or recorded == '-' then recorded = former end
   if recorded == '-' then return 0 end
+  local evidence, here, known = string.match(recorded, '^([^>]*)>([^>]*)>(%d+)')
+  if here == string.sub(EPOCH, 1, IDENTITY) then since = math.min(since, known) end
+  recorded = evidence or recorded
   for each in string.gmatch(fine, '%S+') do
     if string.sub(recorded, 1, #each) == each then return 0 end
   end
-  return math.max(0, math.ceil(since + math.max(wait, ttl or 0) - micros() / 1000)), recorded
+  local ms = math.max(0, math.ceil(since + math.max(wait, ttl or 0) - micros() / 1000))
+  return ms, string.format('%s>%s>%.0f', recorded, string.sub(EPOCH, 1, IDENTITY), since)
 end
 
 -- Under which identity is granted now.

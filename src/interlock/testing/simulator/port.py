@@ -390,6 +390,12 @@ class SimPort:
     def forget(self) -> None:
         """See Port. Nothing forks here."""
 
+    def unsettled(self, key: str) -> str:  # noqa: ARG002 (see Port)
+        """See Port."""
+        former = self.memory.latest.unsettled()
+        self.network.record.counts["not believed yet"] += bool(former)
+        return former
+
     async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
         """See Port."""
         epoch = self.memory.latest

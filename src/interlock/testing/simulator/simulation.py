@@ -91,7 +91,6 @@ def simulate(
         stack.callback(_burn, run)
         run.go()
         run.record.counts["began anew for one who remembers nothing"] += run.monitor.things.excused
-        run.record.counts["let go on beside an isolated primary"] += run.monitor.things.beyond
         record, things = run.record, run.monitor.things
         scripts = sum(site.scripts for site in run.sites)
         return Report(

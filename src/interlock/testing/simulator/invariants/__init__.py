@@ -22,8 +22,7 @@ Rules, by the numbers in violations.
 
 A lease that was taken away at once, by force, is outside rule 1 and the second half of 2: its holder hears of it later.
 The same goes for leases that nobody there knows of: the server has lost all of that name, even its record, and the
-first who asks is a client that came after the loss. Then rule 13 ends, too. And for a lease that a new primary let go
-on while the old one, isolated, still served others, to whom it then gave what had run out there.
+first who asks is a client that came after the loss. Then rule 13 ends, too.
 """
 
 from __future__ import annotations

@@ -36,7 +36,6 @@ class Attempt:
     ended: bool = False
     cleared: bool = False  # its release was run by the server
     ousted: bool = False  # it was taken away at once, by force, or forgotten by all: its holder learns of it later
-    beyond: bool = False  # a new primary let it go on while the old one, isolated, still served others
     grant: Grant | None = None
 
     def certain(self) -> bool:

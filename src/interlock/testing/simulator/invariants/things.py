@@ -61,7 +61,6 @@ class Things:
         self.handed: Callable[[Task], None] = lambda _task: None  # a waiter was handed something in this moment
         self.grants = 0
         self.slowest = 0.0  # seconds from when there was room for a live waiter to its grant, in calm weather
-        self.beyond = 0  # how often an isolated primary granted what the new one had let go on
         self.excused = 0  # how often a client that remembered nothing began anew on a server that had lost all
         self.struck: Callable[[], None] = lambda: None  # something was granted in this moment
         self.ports: dict[str, SimPort] = {}  # by process
@@ -139,8 +138,6 @@ class Things:
                 if verb == b"acquire" and answer[0] == GRANTED:
                     self._aside(self.seen[of[0]], words[1], server)
             return
-        if self.site.isolated:
-            self._beyond(verb, asked, args, reply)
         self._judge(asked, answers(args, reply))
         by = {words[1] for _, words in asked}
         for key in keys:
@@ -217,23 +214,6 @@ class Things:
         if seen.anew is self.site.primary:
             self.attempts.known[token].ousted = True
         thing.granted(token, thing.read(server))
-        for other, attempt in self.attempts.known.items():
-            if other != token and attempt.thing is thing and attempt.beyond and attempt.certain():
-                attempt.ousted = True
-                self.beyond += 1
-
-    def _beyond(
-        self, verb: bytes, asked: Sequence[tuple[Sequence[bytes], Sequence[bytes]]], args: Sequence[bytes], reply: Any
-    ) -> None:
-        """The new primary confirms or renews what it has heard of."""
-        going_on: list[bytes] = []
-        if verb == b"renew":
-            going_on = [token for token, state in zip(args[1::2], reply, strict=False) if state == GRANTED]
-        elif verb == b"acquire":
-            replies = answers(args, reply)
-            going_on = [words[1] for (_, words), each in zip(asked, replies, strict=False) if each[0] == GRANTED]
-        for token in going_on:
-            self.attempts.known[token].beyond = True
 
     # Rule 13
 
@@ -441,7 +421,9 @@ def bars(epoch: str, server: Server, thing: Thing, marker: bytes | None) -> bool
     if len(epoch) < IDENTITY or under == epoch[:IDENTITY]:
         return False
     _, since, wait, former, *fine = epoch.split()
-    under = former if under == "-" else under
+    under, _, known = (former if under == "-" else under).partition(">")
+    if known.startswith(f"{epoch[:IDENTITY]}>"):
+        since = min(since, known.rpartition(">")[2], key=int)
     if under == "-" or any(under.startswith(each) for each in fine):
         return False
     return int(since) + max(int(wait), int(lasts)) > server.micros / 1000

@@ -1,0 +1,96 @@
+"""What several servers' replies mean together: the tables of `ports/_votes.py`, without any server."""
+
+from __future__ import annotations
+
+import pytest
+
+from interlock._core import BUSY, GONE, GRANTED, QUEUED, REVOKED
+from interlock.ports._votes import MERGED, SPLIT, UNAGREED, Said
+
+ME, OTHER = b"me/1", b"other/2"
+ACQUIRE = ("acquire", "me/1", "1000", "1000", "0", "-", "1", "", "lock")
+
+
+def merged(args, *votes, pending=0, total=3):
+    return MERGED[args[0]](Said(args, list(votes), pending, total))
+
+
+def queued(holder, pttl=500, head=0):
+    return [QUEUED, holder, pttl, head]
+
+
+@pytest.mark.parametrize(
+    ("votes", "pending", "reply"),
+    [
+        ([[GRANTED, 5], [GRANTED, 5]], 1, [GRANTED, 5]),
+        ([[GRANTED, 5], [GRANTED, 6]], 0, [UNAGREED, 6]),
+        ([[GRANTED, 5], [GRANTED, 6]], 1, None),  # the third may say 6, too
+        ([[GRANTED, 5], [GRANTED, 6], [GRANTED, 6]], 0, [GRANTED, 6]),
+        ([[GRANTED, 5], queued(OTHER)], 1, None),
+        ([queued(OTHER, 300), queued(OTHER, 500)], 1, [QUEUED, OTHER, 500, 0]),  # over when a majority is free
+        ([[GRANTED, 5], queued(OTHER, 300), queued(OTHER, 500)], 0, [QUEUED, OTHER, 300, 1]),
+        ([[GRANTED, 5], queued(OTHER, 300), queued(b"third/3", 500)], 0, [SPLIT, [QUEUED, OTHER, 300, 1], True]),
+    ],
+)
+def test_acquire(votes, pending, reply):
+    assert merged(ACQUIRE, *votes, pending=pending) == reply
+
+
+def test_a_split_is_seen_as_soon_as_nobody_can_have_a_majority():
+    votes = [[GRANTED, 5], [GRANTED, 5], queued(OTHER), queued(OTHER)]
+    code, _, first = merged(ACQUIRE, *votes, total=4)
+    assert code == SPLIT
+    assert first  # of two equal shares, "me" comes before "other"
+    theirs = [queued(ME), queued(ME), [GRANTED, 5], [GRANTED, 5]]
+    assert not merged(("acquire", "other/2", *ACQUIRE[2:]), *theirs, total=4)[2]
+
+
+@pytest.mark.parametrize(
+    ("states", "pending", "state"),
+    [
+        ([GRANTED, GRANTED], 1, GRANTED),
+        ([GRANTED, GONE, GONE], 0, GONE),
+        ([GONE, REVOKED], 1, REVOKED),
+        ([GRANTED, GONE], 1, None),
+        ([GRANTED, b"WRONGTYPE", GONE], 0, b"only 1 of 3 servers of the quorum renewed it"),  # tried again
+    ],
+)
+def test_renew(states, pending, state):
+    assert merged(("renew", "me/1", "1000"), *([each] for each in states), pending=pending) == (
+        None if state is None else [state]
+    )
+
+
+@pytest.mark.parametrize(
+    ("votes", "pending", "reply"),
+    [
+        ([[1, 0], [1, 0]], 1, [1, 0]),
+        ([[1, 0], [0, 0], [1, 1]], 0, [1, 1]),  # one server has lost it: no harm; and it is to come again
+        ([[0, 0], [0, 0]], 1, [0, 0]),
+        ([[1, 0], [0, 0]], 1, None),
+    ],
+)
+def test_release(votes, pending, reply):
+    assert merged(("release", "me/1", "0"), *votes, pending=pending) == reply
+
+
+def test_an_observer_is_told_no_term_that_was_not_agreed_on():
+    """A server that was not among those who agreed may have proposed more, and who did may be away by now."""
+    watch = ("watch", "w", "channel")
+    assert merged(watch, [GRANTED, ME, 900, 5], [GRANTED, ME, 800, 5], [GRANTED, ME, 700, 9]) == [GRANTED, ME, 800, 5]
+    assert merged(watch, [GRANTED, ME, 900, 5], [GRANTED, ME, 700, 9])[1] == b""
+    assert merged(watch, [GRANTED, ME, 900, 5], [GRANTED, b"", -2, 5], [GRANTED, b"", -2, 4])[1] == b""
+
+
+def test_nor_is_one_who_inspects():
+    inspect = ("inspect", "1")
+    five, nine = (b"1 lock %d a:b 1000 - me/1 c" % fence for fence in (5, 9))
+    agreed = merged(inspect, [ME, 900, nine, 0], [ME, 800, five, 0], [ME, 700, five, 2, OTHER])
+    assert agreed == [ME, 800, five, 2, OTHER]
+    assert merged(inspect, [ME, 900, nine, 0], [ME, 700, five, 0])[2] == b"1 lock 0 a:b 1000 - me/1 c"
+    assert merged(inspect, [b"", -2, nine, 0], [ME, 700, five, 0], [b"", -2, b"", 0])[:3] == [b"", -2, nine]
+
+
+def test_once_it_was_run_if_any_server_says_so():
+    noted = [BUSY, b"ran/1", 5000, 0, b"17", b"18"]
+    assert merged(("acquire", "me/1", *ACQUIRE[2:]), [GRANTED, 5], [GRANTED, 5], noted) == noted
