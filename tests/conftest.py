@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import os
 
 import pytest
 import redis
@@ -25,6 +26,18 @@ def pytest_addoption(parser):
 
 
 HARMFUL = {"node", "client", "proxy"}  # fixtures about one server
+
+
+BUSY = {"test_simulator", "test_simulator_servers", "test_simulator_quorum", "test_exhaustive", "test_walks"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Tests that compute come first, on as many workers as there are cores; the others wait for most of their time."""
+    busy = [item for item in items if item.path.stem in BUSY]
+    for i, item in enumerate(busy):
+        item.add_marker(pytest.mark.xdist_group(f"busy {i % (os.cpu_count() or 1)}"))
+    items[:] = [*busy, *(item for item in items if item.path.stem not in BUSY)]
 
 
 def pytest_collection_finish():

@@ -65,7 +65,8 @@ async def test_an_error_of_any_kind_is_no_answer_to_a_renewal(kit):
         failed.append(1)
         raise ZeroDivisionError("not ours")
 
-    with patched(kit.session(locks).port, **{"_take" if kit.mode == "threads" else "_connected": failing}):
+    changes = {"_take": failing} if kit.mode == "threads" else {"_connected": failing, "_wire": None}
+    with patched(kit.session(locks).port, **changes):
         await until(lambda: lease.state is LeaseState.JEOPARDY)
     await until(lambda: lease.state is LeaseState.HELD)
     assert failed

@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 
 import pytest
@@ -602,7 +603,13 @@ def test_ctrl_c_sums_up_what_was_done():
         try:
             process.stdout.readline()  # the first share is done
             os.killpg(process.pid, signal.SIGINT)
-            out = process.communicate(timeout=60)[0]
+            try:
+                out = process.communicate(timeout=60)[0]
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGUSR1)  # it tells where it hangs
+                time.sleep(1)
+                os.killpg(process.pid, signal.SIGKILL)
+                pytest.fail(f"it goes on after Ctrl-C: {process.communicate()[0]}")
         finally:
             process.kill()
     assert process.returncode == 130, out
@@ -612,7 +619,8 @@ def test_ctrl_c_sums_up_what_was_done():
 
 
 ALIVE = """\
-import sys
+import faulthandler, signal, sys
+faulthandler.register(signal.SIGUSR1, all_threads=True)
 from interlock.testing.simulator import cli
 cli.LINES_EVERY = 0.0
 if __name__ == "__main__":
