@@ -120,8 +120,7 @@ class Wire(asyncio.Protocol):
             raise Disconnected(str(self.broken), sent=False)
         if not self.row:
             self.heard = self.loop.time()  # the wait begins
-        for _ in range(number):
-            self.row.append(reply)
+        self.row.extend([reply] * number)
         if not self.out:
             self.loop.call_soon(self._flush)
         self.out.append(packed)
@@ -375,7 +374,7 @@ class AsyncioPort:
         waiting = [sent for sent in sents if not sent.over]
         missing, left = number - len(sents) + len(waiting), until - _wire.now()
         if missing > 0 and waiting and left > 0:
-            loop = asyncio.get_running_loop()
+            loop = waiting[0].wire.loop  # type: ignore[union-attr]  # it waits there
             enough = loop.create_future()
 
             def came() -> None:

@@ -96,7 +96,7 @@ class Node:
 
     def answered(self, messages: Sequence[Message], replies: list[Any]) -> None:
         """What its replies tell of it."""
-        for (_, _, args), reply in zip(messages, replies, strict=True):
+        for (_, _, args), reply in zip(messages, replies, strict=False):
             if args[0] == "acquire" and not isinstance(reply, Disconnected):
                 if args[1] in self.tokens:
                     self.tokens[str(args[1])] = False
@@ -164,6 +164,7 @@ class QuorumPort:
         self._bounced: dict[str, int] = {}  # tokens that gave back, and how often
         self._met = False
         self._fault = ""
+        self._calm = False  # all are there, and they are a quorum
         self._looking = False
         self._rest = self.signal()
 
@@ -300,15 +301,17 @@ class QuorumPort:
         self, messages: Sequence[Message], until: float, within: float = SILENCE
     ) -> tuple[list[Any], dict[Node, list[Any]]]:
         """Send these to all that are there, and wait until each is decided: the replies, and who said what."""
-        await self._ready(until)
-        await self._sweep()
+        if not self._calm:
+            await self._ready(until)
+        if self._late:
+            await self._sweep()
         started = self.now()
         end = min(until, started + within)
         said: dict[Node, list[Any]] = {}
         asked: list[tuple[Node, list[Message], Any]] = []
         again: set[Node] = set()
         try:
-            for node in sorted(self.nodes, key=lambda node: not node.port.ready):
+            for node in self._order():
                 if not node.up:
                     if node.tokens:
                         node.missed([each for each in messages if each[2][1] in node.tokens], started)
@@ -338,6 +341,13 @@ class QuorumPort:
             for node, _, sent in asked:
                 self._late.append((node, sent))
         return [self._merged(i, message, said, 0, len(asked)) for i, message in enumerate(messages)], said
+
+    def _order(self) -> list[Node]:
+        """Those first who need not be connected first."""
+        for node in self.nodes:
+            if not node.port.ready:
+                return sorted(self.nodes, key=lambda node: not node.port.ready)
+        return self.nodes
 
     def _merged(self, i: int, message: Message, said: dict[Node, list[Any]], pending: int, silent: int = 0) -> Any:
         """The reply to one of the messages, or the error; None while that may still turn."""
@@ -379,12 +389,12 @@ class QuorumPort:
 
     async def _sweep(self, patience: float = 0.0) -> None:
         """Read what has come late, so that its connection is free, and no doubt is left."""
-        if not self._late:
-            return
-        late = list[tuple[Node, Any]]()
-        with contextlib.suppress(IndexError):  # other threads do so, too
-            while True:
+        late: list[tuple[Node, Any]] = []
+        while self._late:
+            try:
                 late.append(self._late.popleft())
+            except IndexError:  # another thread was at it
+                break
         now = self.now()
         came = await self.nodes[0].port.answered([sent for _, sent in late], len(late), now + patience)
         for i, (node, sent) in enumerate(late):
@@ -409,6 +419,7 @@ class QuorumPort:
             self._rest.set()
         if self._fault:
             raise ConfigError(self._fault)
+        self._calm = all(node.up for node in self.nodes)
 
     async def _greet(self, node: Node, until: float = FOREVER) -> ConfigError | None:
         """See whether it is there. Returns what only its user can mend."""
@@ -450,6 +461,7 @@ class QuorumPort:
         for other in self.nodes:
             there = other.port.memory.latest.facts
             if other is not node and other.known and facts and there and facts.run_id == there.run_id:
+                self._calm = False
                 self._fault = (
                     f"{other.port.shown} and {node.port.shown} are the same server, which must not have two votes in a "
                     "quorum. Name each server once"
@@ -467,7 +479,7 @@ class QuorumPort:
     def _away(self, node: Node, cause: str) -> None:
         if node.up:
             log.info("interlock: %s does not vote for now: %s", node.port.shown, cause)
-        node.up, node.cause = False, cause
+        node.up, node.cause, self._calm = False, cause, False
         self._look()
 
     def _look(self) -> None:
