@@ -124,6 +124,25 @@ async def test_what_a_new_primary_renews_counts_once_the_old_one_must_have_stopp
         assert await held.release()
 
 
+@rule(1, 10)
+async def test_nobody_holds_it_beside_a_primary_that_was_cut_off_and_still_grants(kit):
+    with watched(replicas=3, config={"min-replicas-to-write": "1", "min-replicas-max-lag": "10"}) as group:
+        old, (_, _, beside) = group.primary, group.replicas
+        left, other = kit.interlock(old.tcp_url, max_ttl=20), kit.interlock(group.url, max_ttl=20)
+        held = await kit.keep(other.lock("a", ttl=4).acquire())
+        waiter = asyncio.ensure_future(left.lock("a", ttl=4).acquire(timeout=60))
+        await until(lambda: queued(left, 1))
+        group.catch_up(*group.replicas)
+        group.isolate(old, beside)  # with a replica, so that it may write
+        await asyncio.to_thread(group.wait_for_primary, old)
+        with redis.Redis.from_url(old.url) as plain:
+            for kind in ("normal", "pubsub"):
+                plain.client_kill_filter(_type=kind, skipme=True)  # who asks the sentinels goes to the new one
+        lease = await kit.keep(waiter)
+        assert held.state == "lost"  # though the new one has renewed it
+        assert lease.state == "held"
+
+
 @rule(10)
 async def test_a_handover_loses_nothing_and_need_not_wait(kit, group):
     locks = kit.interlock(group.url, max_ttl=60)
