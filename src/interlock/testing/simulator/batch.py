@@ -25,10 +25,11 @@ from .subjects import subject_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from multiprocessing.synchronize import Event
 
 SHARE: Final = 20  # seeds: about a second
 MOST: Final = 100  # failures that are told in full
-LAST_SHARES: Final = 10.0  # seconds that running shares get after Ctrl-C
+LAST_RUNS: Final = 10.0  # seconds that running ones get after Ctrl-C
 
 
 class Kind(NamedTuple):
@@ -107,6 +108,8 @@ def share(first: int, seeds: int, kind: Kind) -> Tally:
     """These runs, here and now."""
     tally, (world, profile, subject) = Tally(), kind
     for seed in range(first, first + seeds):
+        if _enough is not None and _enough.is_set():
+            break
         try:
             tally.add(simulate(seed, profile, subject=subject, world=world))
         except Exception:  # noqa: BLE001 (the simulator itself failed: that is told like any failure)
@@ -152,9 +155,11 @@ def _here(shares: deque[tuple[int, int]], kind: Kind) -> Iterator[Tally]:
 
 def _spread(shares: deque[tuple[int, int]], kind: Kind, jobs: int) -> Iterator[Tally]:
     others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_deaf)
+    context = multiprocessing.get_context("spawn")
+    enough = context.Event()  # to kill a process that says its tally would leave the pool with half of it, for ever
+    pool = ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(enough,))
     running: set[Future[Tally]] = set()
-    whole = False
+    ended = False
     try:
         try:
             while shares or running:
@@ -163,21 +168,29 @@ def _spread(shares: deque[tuple[int, int]], kind: Kind, jobs: int) -> Iterator[T
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     yield future.result()
-            whole = True
+            ended = True
         except KeyboardInterrupt:
+            enough.set()
             shares.append((0, 0))  # there is more to do
             running = {future for future in running if not future.cancel()}
-            done, _ = wait(running, LAST_SHARES)
+            done, left = wait(running, LAST_RUNS)
+            ended = not left
             for future in done:
                 with contextlib.suppress(RuntimeError):
                     yield future.result()
     finally:
-        if not whole:
+        enough.set()
+        if not ended:
             for process in set(multiprocessing.active_children()) - others:
                 process.terminate()
         pool.shutdown(cancel_futures=True)
 
 
-def _deaf() -> None:
-    """Ctrl-C reaches every process of the terminal; only the first one shall act on it."""
+_enough: Event | None = None  # in a process of the pool: whether to stop
+
+
+def _begin(enough: Event) -> None:
+    """Ctrl-C reaches every process of the terminal; only the first one shall act on it, and tells the others."""
+    global _enough  # noqa: PLW0603 (one for each process)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _enough = enough
