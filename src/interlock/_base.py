@@ -89,6 +89,10 @@ class BaseInterlock:
         if label is not None and not re.search(r"\w", label):
             raise ConfigError(f"label must be some words for people, not {label!r}")
         self.label = label
+        if not isinstance(quarantine, bool):
+            raise ConfigError(
+                f"quarantine must be True or False, not {quarantine!r}; its length is max_ttl, in seconds"
+            )
         self._address = target if isinstance(target, Quorum) else address(target, for_asyncio=for_asyncio)
         self._memories = Memories(self.max_ttl if quarantine else None)
         self._closed = False
@@ -323,7 +327,7 @@ class BaseMulti(BaseLock):
                     f"multi() takes locks, rlocks, semaphores, and the .read() or .write() of an rwlock, not {each!r}"
                 )
             if each._interlock is not interlock:
-                raise ConfigError(f"multi(): {each!r} belongs to another Interlock")
+                raise ConfigError(f"multi(): {each!r} belongs to another Interlock. Make all of them with one")
             if each._primitive.owner:
                 raise ConfigError(f"multi(): {each!r} has an owner= and would be taken over: acquire it by itself")
             if each._primitive.keys[0] in seen:
