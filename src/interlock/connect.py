@@ -378,7 +378,7 @@ def _without_password(url: str) -> str:
     return f"{scheme}{mark}{rest.rpartition('@')[2].partition('?')[0]}"
 
 
-_NO_VOTERS: Final = {b"replica": "a replica", b"sentinel": "a sentinel", b"cluster": "a node of a cluster"}
+_NO_VOTERS: Final = {b"sentinel": "a sentinel", b"cluster": "a node of a cluster"}
 
 
 def check_server(hello: Any, memory: Any, address: Address) -> None:
@@ -396,8 +396,8 @@ def check_server(hello: Any, memory: Any, address: Address) -> None:
     if all(number.isdecimal() for number in numbers) and tuple(map(int, numbers)) < OLDEST:
         raise too_old(shown, version)
     mode = facts.get(b"mode")
-    role = b"replica" if facts.get(b"role") in (b"replica", b"slave") else b""
-    if address.votes and (what := _NO_VOTERS.get(role or mode)):
+    replica = facts.get(b"role") in (b"replica", b"slave")
+    if address.votes and (what := "a replica" if replica else _NO_VOTERS.get(mode or b"")):
         raise ConfigError(f"{shown} is {what}, and a quorum is of single servers that know nothing of each other")
     if mode == b"sentinel":
         raise ConfigError(
@@ -408,7 +408,7 @@ def check_server(hello: Any, memory: Any, address: Address) -> None:
         raise ConfigError(f"{shown} is one node of a cluster. Use a URL redis+cluster://, or a cluster client")
     if mode == b"standalone" and address.clustered:
         raise ConfigError(f"{shown} is no node of a cluster. Use a URL redis://, or a client of one server")
-    if role:
+    if replica:
         if address.sentinels is not None:  # they have not agreed on another one yet
             raise Disconnected(f"whom the sentinels name as {address.sentinels.service!r} is a replica", sent=False)
         if address.clustered:  # its slots have moved to another one

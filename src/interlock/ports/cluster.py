@@ -531,7 +531,7 @@ def _unmapped(text: str, address: Address) -> Exception:
     """Why a node tells no map."""
     if "unknown command" in text:
         return ConfigError(
-            f"{address.shown} is no node of a cluster: it has no command CLUSTER. Is it a sentinel? They stand in a URL "
+            f"{address.shown} is no node of a cluster: it has no command CLUSTER. Is it a sentinel? They stand in "
             "redis+sentinel://h1:26379,h2:26379/0?service=mymaster"
         )
     if "cluster support disabled" in text:
