@@ -653,7 +653,7 @@ def unanswered(primitive: Primitive, shown: str, cause: Exception) -> Unavailabl
     """The error for a server that has been away, or not ready, for too long."""
     if isinstance(cause, ServerError):
         return Unavailable(f"{primitive}: {shown} can't serve it yet ({cause}). Try again, or wait longer")
-    tls = ", and does that port speak TLS" if shown.startswith("rediss") else ""
+    tls = ", and does that port speak TLS" if "rediss" in shown else ""
     return Unavailable(f"{primitive}: no answer from {shown} ({cause}). Is the server up and reachable from here{tls}?")
 
 

@@ -319,7 +319,8 @@ def _watched(data: Address, each: list[dict[str, Any]], service: str) -> Address
     sentinels = Sentinels(tuple(_address(data.kind, {k: v for k, v in one.items() if v}) for one in each), service)
     hosts = ",".join(one.shown.partition("://")[2].partition("/")[0] for one in sentinels.each)
     db = data.parameters.get("db", 0)
-    return replace(data, shown=f"redis+sentinel://{hosts}/{db}?service={service}", sentinels=sentinels)
+    scheme = "rediss" if data.kind == "tls" else "redis"
+    return replace(data, shown=f"{scheme}+sentinel://{hosts}/{db}?service={service}", sentinels=sentinels)
 
 
 def _of_client(client: Any, *, for_asyncio: bool) -> Address:
