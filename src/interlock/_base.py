@@ -70,6 +70,12 @@ def timeout_of(timeout: object) -> float | None:
     return seconds(timeout, "timeout")
 
 
+def _wanted(quarantine: object) -> bool:
+    if not isinstance(quarantine, bool):
+        raise ConfigError(f"quarantine must be True or False, not {quarantine!r}; its length is max_ttl, in seconds")
+    return quarantine
+
+
 class BaseInterlock:
     """Where the locks are, and what is common to them."""
 
@@ -89,12 +95,8 @@ class BaseInterlock:
         if label is not None and not re.search(r"\w", label):
             raise ConfigError(f"label must be some words for people, not {label!r}")
         self.label = label
-        if not isinstance(quarantine, bool):
-            raise ConfigError(
-                f"quarantine must be True or False, not {quarantine!r}; its length is max_ttl, in seconds"
-            )
         self._address = target if isinstance(target, Quorum) else address(target, for_asyncio=for_asyncio)
-        self._memories = Memories(self.max_ttl if quarantine else None)
+        self._memories = Memories(self.max_ttl if _wanted(quarantine) else None)
         self._closed = False
         self._owned = Owned()
 
