@@ -707,8 +707,10 @@ def unobtainable(primitive: Primitive, code: int, reply: Any) -> LockError:
             f"{primitive.keys[0]!r}. If nobody is at work there, DEL that key; nothing was changed"
         )
     if code == MISUSED:
+        version_and_kind = " ".join(text.split()[:2])
         return ConfigError(
-            f"{primitive}: the name is in use as something else, or by another version ({text!r}). Use another name"
+            f"{primitive}: the name is in use as something else, or by another version ({version_and_kind!r}). "
+            "Use another name"
         )
     if code == LIMIT:
         what, way = (
