@@ -463,7 +463,7 @@ async def test_what_is_given_wrongly_gets_one_clear_error(kit, clean, cluster, p
         ("redis+cluster://127.0.0.1:7000/3", "database 0"),
         ("redis+cluster://127.0.0.1:7000?db=3", "database 0"),
         ("redis+cluster://me:se/cret@127.0.0.1:7000", "Percent-encode"),
-        ("redis+cluster://127.0.0.1:port", "it is redis\\+cluster://"),
+        ("redis+cluster://127.0.0.1:port", "It is redis\\+cluster://"),
     ):
         with pytest.raises(ConfigError, match=said) as caught:
             kit.interlock(url)

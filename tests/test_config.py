@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import socket
 import threading
 
 import pytest
 import redis
 import redis.asyncio
+import redis.sentinel
 
 import interlock
 import interlock.aio
 from grounds import HOME, PASSWORD, USER, least_rights
 from interlock import AcquireTimeout, ConfigError, LockError, Unavailable
 from interlock._names import checked_name, tagged
-from interlock.connect import _warn, address
+from interlock.connect import _warn, address, check_server, quorum
 from kit import Kit, outcome, queued, until
 
 rule = pytest.mark.rule
@@ -97,7 +99,9 @@ async def test_bad_timeouts_of_a_call(kit):
         "redis://localhost:6379/-1", "unix://", "", "redis://:secret@localhost:port", "embedded://elsewhere",
         "ftp://user:secret@host/", "redis://:secret/x@host", "redis://user:1234/secret@host:6379/0",
         "redis://h/x?password=secret", "http://host/0?password=secret", "redis://h:6379/0?db=x&password=secret",
-        "redis+sentinel://a:26379/0", "redis+sentinel://a:x/0?service=m",
+        "redis+sentinel://a:26379/0", "redis+sentinel://a:x/0?service=m", "rediss://:secret@a:1?ssl_ca_cert=x",
+        "redis+sentinel://:secret@a:1,:secret@b:1/0?service=m", "redis+cluster://:secret@a:1,:secret@b:1",
+        "redis://:secret@a:1,b:1",
     ],
 )  # fmt: skip
 def test_bad_urls_name_what_is_right_and_no_password(make, url, monkeypatch):
@@ -105,6 +109,43 @@ def test_bad_urls_name_what_is_right_and_no_password(make, url, monkeypatch):
     with pytest.raises(ConfigError) as caught:
         make(url)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("redis://a:1,b:2/0", r"more than one server: .*redis\+cluster://.*Interlock\.quorum"),
+        (["redis://a", "redis://b", "redis://c"], r"Interlock\.quorum\(\["),
+        (redis.sentinel.Sentinel([("a", 1)]), r"master_for\(service\)"),
+        ("redis+cluster://me:secret@a:1,me:secret@b:1", "once, before the first host"),
+        ("rediss://a?ssl_ca_cert=/x", "no option 'ssl_ca_cert', but .*ssl_ca_certs"),
+    ],
+)
+def test_what_people_try_tells_the_way_out(make, target, says):
+    with pytest.raises(ConfigError, match=says):
+        make(target)
+
+
+@pytest.mark.parametrize(
+    ("hello", "what"),
+    [
+        ({b"mode": b"cluster"}, "a node of a cluster"),
+        ({b"mode": b"sentinel"}, "a sentinel"),
+        ({b"mode": b"standalone", b"role": b"replica"}, "a replica"),
+    ],
+)
+def test_who_can_have_no_vote_in_a_quorum_is_told_so(hello, what):
+    (member,) = quorum([NOWHERE], for_asyncio=False).members
+    check_server({b"version": b"9.1.0", b"mode": b"standalone", b"role": b"master"}, None, member)
+    with pytest.raises(ConfigError, match=f"localhost:1/0 is {what}, and a quorum is of single servers"):
+        check_server({b"version": b"9.1.0", **hello}, None, member)
+
+
+@pytest.mark.parametrize("wrong", ["no", 0, None, 30.0])
+def test_a_quarantine_is_on_or_off(make, wrong):
+    for made in (lambda: make(NOWHERE, quarantine=wrong), lambda: make.quorum([NOWHERE], quarantine=wrong)):
+        with pytest.raises(ConfigError, match="quarantine must be True or False.*max_ttl"):
+            made()
 
 
 def test_no_url_names_both_ways_out(make, monkeypatch):
@@ -184,7 +225,7 @@ async def test_a_name_in_use_as_something_else_is_named(kit, clean):
     for name in "ab":
         error = await outcome(kit.interlock().lock(name).acquire())
         assert isinstance(error, ConfigError)
-        assert "in use as something else" in str(error)
+        assert re.search(r"in use as something else.*\('(1 semaphore|2 lock)'\)", str(error))
     assert len(clean.keys()) == 2
 
 

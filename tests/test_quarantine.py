@@ -8,7 +8,7 @@ import time
 import pytest
 import redis
 
-from interlock import AcquireTimeout
+from interlock import AcquireTimeout, Skipped
 from interlock.ports._memory import NO_REPLID, Epoch, Facts
 from interlock.testing.servers import Node
 from interlock.testing.topology import Sentinels
@@ -65,6 +65,16 @@ async def test_a_restart_without_memory_bars_what_may_be_held(kit, node, kind):
     assert time.monotonic() - began >= LONGEST - SLACK
     await lease.release()
     await (await KINDS[kind](other, "a").acquire(timeout=0)).release()  # once it is over, it is over for all
+
+
+@rule(10)
+async def test_what_may_still_run_is_skipped_and_nobody_is_named(kit, node):
+    locks = await remembering(kit, node.url)
+    crash(node)
+    result = await locks.once("job", at_most=LONGEST).run(time.sleep if kit.mode == "threads" else asyncio.sleep)
+    assert isinstance(result, Skipped)
+    assert result.by is None
+    assert (await locks.once("job", at_most=LONGEST).inspect()).running is None
 
 
 @rule(10)

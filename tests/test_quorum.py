@@ -470,9 +470,13 @@ async def test_one_server_has_one_vote(kit, servers):
 
 
 async def test_bad_lists(kit, caplog):
-    for wrong in ([], [None], ["redis+cluster://localhost"], ["redis://localhost", ["redis://other"]], ["http://x"]):
-        with pytest.raises(ConfigError):
+    for wrong in (
+        [], [None], ["redis+cluster://me:secret@a"], ["redis://localhost", ["redis://other"]], ["http://:secret@x"],
+        ["redis+sentinel://:secret@a/0?service=m"],
+    ):  # fmt: skip
+        with pytest.raises(ConfigError) as caught:
             kit.interlock(wrong)
+        assert "secret" not in str(caught.value)
     made = type(real(kit.interlock(["unix:///nowhere"])))
     for wrong in ("redis://localhost", None, 5):
         with pytest.raises(ConfigError, match="list"):

@@ -181,6 +181,15 @@ async def test_wrong_sentinels_are_told(kit, group):
     error = await outcome(kit.interlock(group.url.replace("mymaster", "yours")).lock("a").acquire())
     assert isinstance(error, ConfigError)
     assert "'yours'. They watch: mymaster" in str(error)
+    servers = ",".join(f"127.0.0.1:{node.port}" for node in group.nodes)
+    for url, says in (
+        (f"redis+sentinel://{servers}/0?service=mymaster", "is no sentinel, but a server"),
+        (f"{group.url}&sentinel_username=nobody&sentinel_password=wrong", r"\?sentinel_password="),
+        (f"redis://127.0.0.1:{group.sentinels[0].port}/0", r"is a sentinel.*redis\+sentinel://"),
+        (f"redis+cluster://127.0.0.1:{group.sentinels[0].port}", r"sentinel.*redis\+sentinel://"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            await kit.interlock(url).lock("a").acquire()
     nobody = kit.interlock("redis+sentinel://127.0.0.1:1,127.0.0.1:2/0?service=mymaster")
     started = time.monotonic()
     error = await outcome(nobody.lock("a").acquire(timeout=1))

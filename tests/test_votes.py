@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from interlock._core import BUSY, GONE, GRANTED, QUEUED, REVOKED
+from interlock._core import BUSY, GONE, GRANTED, QUARANTINE, QUEUED, REVOKED
 from interlock.ports._votes import MERGED, SPLIT, UNAGREED, Said
 
 ME, OTHER = b"me/1", b"other/2"
@@ -89,6 +89,15 @@ def test_nor_is_one_who_inspects():
     assert agreed == [ME, 800, five, 2, OTHER]
     assert merged(inspect, [ME, 900, nine, 0], [ME, 700, five, 0])[2] == b"1 lock 0 a:b 1000 - me/1 c"
     assert merged(inspect, [b"", -2, nine, 0], [ME, 700, five, 0], [b"", -2, b"", 0])[:3] == [b"", -2, nine]
+
+
+def test_a_holder_that_stands_in_the_queue_of_a_server_in_quarantine_is_no_waiter():
+    record = b"1 lock 5 a:b 1000 - me/1 c"
+    barred = [QUARANTINE + b"a:b", 900, record, 2, ME, OTHER]
+    granted = [ME, 900, record, 1, OTHER]
+    assert merged(("inspect", "1"), granted, granted, barred) == [ME, 900, record, 1, OTHER]
+    alone = [[ME, 900, record, 0], [ME, 900, record, 0], [QUARANTINE + b"a:b", 900, record, 1, ME]]
+    assert merged(("inspect", "1"), *alone) == [ME, 900, record, 0]
 
 
 def test_once_it_was_run_if_any_server_says_so():

@@ -50,16 +50,23 @@ class Acks(NamedTuple):
         needed, ms = str(self.needed(known)), str(max(1, int(timeout * 1000)))
         return ("WAITAOF", "1", needed, ms) if self.fsync else ("WAIT", needed, ms)
 
-    def assured(self, subject: object, known: int, reply: int | list[int]) -> Assurance:
-        """What the reply to that command is worth. Raises Unavailable if it is too little."""
+    def assured(self, subject: object, known: int, reply: int | list[int], timeout: float) -> Assurance:
+        """What the reply to that command, after so many seconds, is worth. Raises Unavailable if it is too little."""
         disks, replicas = reply if isinstance(reply, list) else (0, reply)
-        needed, where = self.needed(known), "on their disks" if self.fsync else "in memory"
+        needed, where = self.needed(known), "on their disks" if self.fsync else "in their memory"
         if self.fsync and not disks:
-            raise Unavailable(f"{subject}: its server did not get the grant onto its own disk in time; it was undone")
+            raise Unavailable(
+                f"{subject}: its server did not get the grant onto its own disk within {timeout:.2g} s; it was undone"
+            )
         if replicas < needed:
             raise Unavailable(
-                f"{subject}: {replicas} of {needed} replicas have the grant {where} in time (acks={self.number!r}); "
-                "it was undone. Are the replicas there, and near?"
+                f"{subject}: only {replicas} of {needed} replicas (acks={self.number!r}) had the grant {where} within "
+                f"{timeout:.2g} s; it was undone. "
+                + (
+                    f"Its server was seen with no more than {known}: attach more, or ask for fewer"
+                    if known < needed
+                    else "Are they all there, and near?"
+                )
             )
         return Assurance(1, replicas, disks)
 

@@ -70,6 +70,12 @@ def timeout_of(timeout: object) -> float | None:
     return seconds(timeout, "timeout")
 
 
+def _wanted(quarantine: object) -> bool:
+    if not isinstance(quarantine, bool):
+        raise ConfigError(f"quarantine must be True or False, not {quarantine!r}; its length is max_ttl, in seconds")
+    return quarantine
+
+
 class BaseInterlock:
     """Where the locks are, and what is common to them."""
 
@@ -90,7 +96,7 @@ class BaseInterlock:
             raise ConfigError(f"label must be some words for people, not {label!r}")
         self.label = label
         self._address = target if isinstance(target, Quorum) else address(target, for_asyncio=for_asyncio)
-        self._memories = Memories(self.max_ttl if quarantine else None)
+        self._memories = Memories(self.max_ttl if _wanted(quarantine) else None)
         self._closed = False
         self._owned = Owned()
 
@@ -323,7 +329,7 @@ class BaseMulti(BaseLock):
                     f"multi() takes locks, rlocks, semaphores, and the .read() or .write() of an rwlock, not {each!r}"
                 )
             if each._interlock is not interlock:
-                raise ConfigError(f"multi(): {each!r} belongs to another Interlock")
+                raise ConfigError(f"multi(): {each!r} belongs to another Interlock. Make all of them with one")
             if each._primitive.owner:
                 raise ConfigError(f"multi(): {each!r} has an owner= and would be taken over: acquire it by itself")
             if each._primitive.keys[0] in seen:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .connect import Address
 
 _SCHEMES: Final = {f"{scheme}+cluster": scheme for scheme in ("redis", "rediss", "valkey", "valkeys")}
-_LIKE: Final = "it is redis+cluster://user:password@host1:7000,host2:7001"
+_LIKE: Final = "It is redis+cluster://user:password@host1:7000,host2:7001"
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ def _of_url(url: str) -> Cluster:
     if path not in ("", "0"):
         raise ConfigError(f"{shown!r} is no cluster's URL: a cluster has but the database 0. {_LIKE}")
     credentials, at, hosts = where.rpartition("@")
+    connect.credentials_once(credentials, shown)
     if not all(hosts.split(",")):
         raise ConfigError(f"{shown!r} is no cluster's URL: a host is missing. {_LIKE}")
     try:
@@ -53,7 +54,7 @@ def _of_url(url: str) -> Cluster:
             connect._of_url(f"{_SCHEMES[scheme]}://{credentials}{at}{host}/0{mark}{query}") for host in hosts.split(",")
         ]
     except ConfigError:
-        raise ConfigError(f"{shown!r} is no cluster's URL: {_LIKE}, with special characters percent-encoded") from None
+        raise ConfigError(f"{shown!r} is no cluster's URL. {_LIKE}, with special characters percent-encoded") from None
     return _made(seeds, shown)
 
 

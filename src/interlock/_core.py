@@ -441,7 +441,8 @@ class Core:
                     await port.wait(undone, port.now() + COURTESY)
             if wait and silent(error) and port.now() >= until - LONGEST_PAUSE:
                 # the caller's time is over; the server's silence is only how it passed
-                raise AcquireTimeout(f"{primitive} was not acquired within {timeout:g} s: {error}") from error
+                why = str(error).removeprefix(f"{primitive}: ")
+                raise AcquireTimeout(f"{primitive} was not acquired within {timeout:g} s: {why}") from error
             raise
 
     def hold(
@@ -507,9 +508,7 @@ class Core:
             if not stale:
                 pause = min(LONGEST_PAUSE, (pause * 2 or 0.02) * random.uniform(0.75, 1.25))
             if port.now() + pause >= give_up:
-                raise Unavailable(
-                    f"{primitive}: no answer from {port.shown} ({cause}). Is the server up and reachable from here?"
-                ) from cause
+                raise unanswered(primitive, port.shown, cause) from cause
             await port.wait(port.signal(), port.now() + pause)
 
     async def _assured(self, attempt: Attempt, args: Sequence[Argument], until: float) -> Any:
@@ -521,7 +520,7 @@ class Core:
         )
         if reply[0] == GRANTED:
             attempt.in_doubt = True  # until it is clear that it counts: what ends here is undone
-            attempt.assurance = acks.assured(primitive, known, got)
+            attempt.assurance = acks.assured(primitive, known, got, acks.patience(attempt.ttl))
         return reply
 
     @staticmethod
@@ -650,6 +649,14 @@ def silent(error: BaseException) -> bool:
     return isinstance(cause, Disconnected) and cause.timed_out
 
 
+def unanswered(primitive: Primitive, shown: str, cause: Exception) -> Unavailable:
+    """The error for a server that has been away, or not ready, for too long."""
+    if isinstance(cause, ServerError):
+        return Unavailable(f"{primitive}: {shown} can't serve it yet ({cause}). Try again, or wait longer")
+    tls = ", and does that port speak TLS" if "rediss" in shown else ""
+    return Unavailable(f"{primitive}: no answer from {shown} ({cause}). Is the server up and reachable from here{tls}?")
+
+
 def gone_ms(attempt: Attempt) -> str:
     """How long a tombstone of this attempt must stand, in ms: only one in doubt needs one."""
     return str(int(GONE_FOR * 1000)) if attempt.in_doubt else "0"
@@ -673,9 +680,9 @@ def quarantined(reply: Any) -> str | None:
 def held_by_another(primitive: Primitive, timeout: float, reply: Any) -> AcquireTimeout:
     """What is said to one that did not get it."""
     holder = reply[1].decode(errors="replace")
+    tried = f"was not acquired within {round(timeout, 3):g} s" if timeout else "is not free"
     if not holder:
-        return AcquireTimeout(f"{primitive} was not acquired within {timeout:g} s: others are before us in the queue")
-    tried = f"was not acquired within {timeout:g} s" if timeout else "is not free"
+        return AcquireTimeout(f"{primitive} {tried}: others are before us in the queue")
     if quarantined(reply):
         return AcquireTimeout(
             f"{primitive} {tried}: it is in quarantine for {max(0, reply[2]) / 1000:.3g} s more, since its server was "
@@ -700,8 +707,10 @@ def unobtainable(primitive: Primitive, code: int, reply: Any) -> LockError:
             f"{primitive.keys[0]!r}. If nobody is at work there, DEL that key; nothing was changed"
         )
     if code == MISUSED:
+        version_and_kind = " ".join(text.split()[:2])
         return ConfigError(
-            f"{primitive}: the name is in use as something else, or by another version ({text!r}). Use another name"
+            f"{primitive}: the name is in use as something else, or by another version ({version_and_kind!r}). "
+            "Use another name"
         )
     if code == LIMIT:
         what, way = (

@@ -8,6 +8,7 @@ it: parsing the URL, TLS, authentication, SELECT. What is spoken on the open con
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -48,6 +49,10 @@ GRACE: Final = 1.0  # seconds that an isolated primary may go on longer than it 
 NODE_TIMEOUT: Final = 15.0  # seconds: cluster-node-timeout, as it is unless somebody sets it
 MAX_LAG: Final = 10  # seconds: min-replicas-max-lag, as it is unless somebody sets it
 _SENTINEL: Final = "it is redis+sentinel://user:password@h1:26379,h2:26379/0?service=mymaster"
+_SEVERAL: Final = (
+    "several servers are redis+sentinel://h1:26379,h2:26379/0?service=mymaster, redis+cluster://h1:7000,h2:7001, "
+    "or Interlock.quorum([url, url, url])"
+)
 _PARTS: Final = "it is redis://user:password@host:6379/0, with special characters percent-encoded"
 _WAYS: Final = (
     "redis://, rediss://, valkey://, valkeys://, unix:///path.sock, redis+sentinel://, redis+cluster:// or embedded://"
@@ -63,6 +68,7 @@ class Address:
     parameters: Mapping[str, Any] = field(repr=False)
     sentinels: Sentinels | None = None  # who name the primary, anew for each connection
     clustered: bool = False  # a node of a cluster
+    votes: bool = False  # a server of a quorum
 
     @property
     def patience(self) -> float:
@@ -190,11 +196,12 @@ def quorum(servers: object, *, for_asyncio: bool) -> Quorum:
     members: list[Address] = []
     for server in cast("Iterable[object]", servers):
         found = None if server is None else address(server, for_asyncio=for_asyncio)
-        if not isinstance(found, Address):
-            raise ConfigError(f"a quorum is of single servers, each named by a URL or a client, not of {server!r}")
+        if not isinstance(found, Address) or found.sentinels is not None:
+            named = found.shown if found else repr(server)
+            raise ConfigError(f"a quorum is of single servers, each named by a URL or a client, not of {named}")
         if any(found.shown == member.shown for member in members):
             raise ConfigError(f"{found.shown} is in the quorum twice, and must not have two votes. Name it once")
-        members.append(found)
+        members.append(replace(found, votes=True))
     if not members:
         raise ConfigError("a quorum needs servers: 3 or 5 that know nothing of each other")
     if len(members) % 2 == 0:
@@ -242,6 +249,8 @@ def _of_url(url: str) -> Address:
             f"{shown!r} is no server's URL: '@' stands after a '/'. "
             "Percent-encode the special characters of a user name or password"
         )
+    if "," in rest.partition("?")[0].rpartition("@")[2] and _SCHEMES[scheme] != "unix":
+        raise ConfigError(f"{shown!r} names more than one server: {_SEVERAL}")
     try:
         parameters: dict[str, Any] = _SYNC.parse_url(f"{_SCHEMES[scheme]}://{rest}")
         db = int(parameters.get("db", 0))
@@ -254,7 +263,26 @@ def _of_url(url: str) -> Address:
     kind = {"rediss": "tls", "unix": "unix"}.get(_SCHEMES[scheme], "tcp")
     if kind == "unix" and not parameters.get("path"):
         raise ConfigError("unix:// needs the path of a socket: unix:///run/redis/redis.sock?db=0")
+    for option in parameters:
+        if kind == "tls" and option.startswith("ssl_") and option not in _tls_options():
+            raise ConfigError(f"{shown!r}: there is no option {option!r}, but {', '.join(_tls_options())}")
     return _address(kind, parameters)
+
+
+@lru_cache
+def _tls_options() -> tuple[str, ...]:
+    """What of TLS both of redis-py's connections can be told."""
+    both = [inspect.signature(module.SSLConnection).parameters for module in (_SYNC, _ASYNC)]
+    return tuple(sorted(name for name in both[0] if name.startswith("ssl_") and name in both[1]))
+
+
+def credentials_once(credentials: str, shown: str) -> None:
+    """Raises ConfigError if they stand before each of several hosts."""
+    if "@" in credentials:
+        raise ConfigError(
+            f"{shown!r}: '@' stands twice. User and password stand once, before the first host, with special "
+            "characters percent-encoded"
+        )
 
 
 def _of_sentinels_url(url: str) -> Address:
@@ -271,6 +299,7 @@ def _of_sentinels_url(url: str) -> Address:
     if not service:
         raise ConfigError(f"{shown!r} names no service: {_SENTINEL}")
     own = {"username": options.pop("sentinel_username", None), "password": options.pop("sentinel_password", None)}
+    credentials_once(credentials, shown)
     names = hosts.split(",")
     if not all(names):
         raise ConfigError(f"{shown!r} names no sentinel between two commas: {_SENTINEL}")
@@ -290,7 +319,8 @@ def _watched(data: Address, each: list[dict[str, Any]], service: str) -> Address
     sentinels = Sentinels(tuple(_address(data.kind, {k: v for k, v in one.items() if v}) for one in each), service)
     hosts = ",".join(one.shown.partition("://")[2].partition("/")[0] for one in sentinels.each)
     db = data.parameters.get("db", 0)
-    return replace(data, shown=f"redis+sentinel://{hosts}/{db}?service={service}", sentinels=sentinels)
+    scheme = "rediss" if data.kind == "tls" else "redis"
+    return replace(data, shown=f"{scheme}+sentinel://{hosts}/{db}?service={service}", sentinels=sentinels)
 
 
 def _of_client(client: Any, *, for_asyncio: bool) -> Address:
@@ -298,7 +328,12 @@ def _of_client(client: Any, *, for_asyncio: bool) -> Address:
     pool: Any = getattr(client, "connection_pool", None)
     parameters: dict[str, Any] | None = getattr(pool, "connection_kwargs", None)
     if parameters is None:
-        raise ConfigError(f"{name} is neither a URL nor a client of redis-py or valkey-py")
+        way = ""
+        if isinstance(client, list | tuple):
+            way = f"; {_SEVERAL}"
+        elif hasattr(client, "master_for"):
+            way = ". Give what its master_for(service) returns"
+        raise ConfigError(f"{name} is neither a URL nor a client of redis-py or valkey-py{way}")
     kinds = [cls.__name__ for cls in pool.connection_class.__mro__]
     check_mode(name, asynchronous=".asyncio." in pool.connection_class.__module__, for_asyncio=for_asyncio)
     kind = "tls" if "SSLConnection" in kinds else "unix" if "UnixDomainSocketConnection" in kinds else "tcp"
@@ -344,6 +379,9 @@ def _without_password(url: str) -> str:
     return f"{scheme}{mark}{rest.rpartition('@')[2].partition('?')[0]}"
 
 
+_NO_VOTERS: Final = {b"sentinel": "a sentinel", b"cluster": "a node of a cluster"}
+
+
 def check_server(hello: Any, memory: Any, address: Address) -> None:
     """Refuse what can't keep the promise: a server that is too old, or a replica. Warn of one that may evict locks.
 
@@ -359,11 +397,19 @@ def check_server(hello: Any, memory: Any, address: Address) -> None:
     if all(number.isdecimal() for number in numbers) and tuple(map(int, numbers)) < OLDEST:
         raise too_old(shown, version)
     mode = facts.get(b"mode")
+    replica = facts.get(b"role") in (b"replica", b"slave")
+    if address.votes and (what := "a replica" if replica else _NO_VOTERS.get(mode or b"")):
+        raise ConfigError(f"{shown} is {what}, and a quorum is of single servers that know nothing of each other")
+    if mode == b"sentinel":
+        raise ConfigError(
+            f"{shown} is a sentinel, which keeps no locks. To let it name the server: "
+            "redis+sentinel://h1:26379,h2:26379/0?service=mymaster"
+        )
     if mode == b"cluster" and not address.clustered:
         raise ConfigError(f"{shown} is one node of a cluster. Use a URL redis+cluster://, or a cluster client")
     if mode == b"standalone" and address.clustered:
         raise ConfigError(f"{shown} is no node of a cluster. Use a URL redis://, or a client of one server")
-    if facts.get(b"role") in (b"replica", b"slave"):
+    if replica:
         if address.sentinels is not None:  # they have not agreed on another one yet
             raise Disconnected(f"whom the sentinels name as {address.sentinels.service!r} is a replica", sent=False)
         if address.clustered:  # its slots have moved to another one

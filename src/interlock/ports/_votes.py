@@ -145,15 +145,23 @@ def _inspect(said: Said) -> list[Any] | None:
         return [inner, *max((vote[1:] for vote in said.votes), key=lambda note: note[1])]
     value, number = Counter(_plain(vote[0]) for vote in said.votes).most_common(1)[0]
     holding = [vote for vote in said.votes if _plain(vote[0]) == value] if value and number >= said.majority else []
-    longest = max(said.votes, key=lambda vote: vote[3])
+    waiting = _waiting(said, value if holding else b"")
     if not holding:
-        return [b"", -2, max((vote[2] for vote in said.votes), key=_fence_of), *longest[3:]]
+        return [b"", -2, max((vote[2] for vote in said.votes), key=_fence_of), *waiting]
     fence = _agreed(said, [_fence_of(vote[2]) for vote in holding])
     record = next(vote[2] for vote in holding if fence is None or _fence_of(vote[2]) == fence)
     if fence is None:
         record = re.sub(rb"^(\S+ \S+) \d+", rb"\1 0", record)
     shown = Counter(vote[0] for vote in holding).most_common(1)[0][0]
-    return [shown, said.times([vote[1] for vote in holding]), record, *longest[3:]]
+    return [shown, said.times([vote[1] for vote in holding]), record, *waiting]
+
+
+def _waiting(said: Said, holder: bytes) -> list[Any]:
+    """The longest queue: how many, and who. Where a server is in quarantine the holder still stands in its queue."""
+    queues = [[each for each in vote[4:] if each != holder] for vote in said.votes]
+    numbers = [vote[3] - (len(vote) - 4 - len(queue)) for vote, queue in zip(said.votes, queues, strict=True)]
+    longest = numbers.index(max(numbers))
+    return [numbers[longest], *queues[longest]]
 
 
 def _agreed(said: Said, fences: list[int]) -> int | None:

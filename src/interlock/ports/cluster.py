@@ -529,6 +529,11 @@ def _version(hello: Any) -> int:
 
 def _unmapped(text: str, address: Address) -> Exception:
     """Why a node tells no map."""
+    if "unknown command" in text:
+        return ConfigError(
+            f"{address.shown} is no node of a cluster: it has no command CLUSTER. Is it a sentinel? They stand in "
+            "redis+sentinel://h1:26379,h2:26379/0?service=mymaster"
+        )
     if "cluster support disabled" in text:
         return ConfigError(f"{address.shown} is no node of a cluster. Use a URL redis://, or a client of one server")
     if passing(text):

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, RedisError
 
 from interlock._core import Disconnected
 from interlock.errors import ConfigError
@@ -31,14 +31,19 @@ class Sentinels:
     service: str
 
     def primary(self, within: float) -> tuple[str, int]:
-        """Host and port. Raises ConfigError if they don't know the service, Disconnected if none answers."""
+        """Host and port. Raises ConfigError if they don't know the service, Disconnected if none answers.
+
+        It is a ConfigError, too, if all of them refuse in a way that does not mend itself.
+        """
         named: Counter[tuple[str, int]] = Counter()
-        strangers, cause = 0, "they are silent"
+        strangers, cause, refused = 0, "they are silent", list[ConfigError]()
         for sentinel in self.each:
             try:
                 reply = self._ask(sentinel, min(EACH, within), "GET-MASTER-ADDR-BY-NAME", self.service)
             except (RedisError, OSError) as error:
                 cause = str(error)
+                if advice := _advice(error, cause):
+                    refused.append(ConfigError(f"{_place(sentinel)} {advice}"))
                 continue
             if reply is None:
                 strangers += 1
@@ -53,11 +58,13 @@ class Sentinels:
             raise ConfigError(
                 f"no sentinel of {self._shown} knows the service {self.service!r}. They watch: {self._services()}"
             )
+        if len(refused) == len(self.each):
+            raise refused[0]
         raise Disconnected(f"none of the sentinels at {self._shown} answers: {cause}", sent=False)
 
     @property
     def _shown(self) -> str:
-        return ", ".join(each.shown.partition("://")[2].partition("/")[0] for each in self.each)
+        return ", ".join(map(_place, self.each))
 
     def _services(self) -> str:
         for sentinel in self.each:
@@ -75,3 +82,16 @@ class Sentinels:
             return connection.read_response()
         finally:
             connection.disconnect()
+
+
+def _place(sentinel: Address) -> str:
+    return sentinel.shown.partition("://")[2].partition("/")[0]
+
+
+def _advice(error: Exception, text: str) -> str:
+    """What to do about a refusal that does not mend itself; "" of any other."""
+    if "unknown command" in text:
+        return "is no sentinel, but a server: name the sentinels, or use redis:// for the server itself"
+    if isinstance(error, AuthenticationError) or "must be called with the client already authenticated" in text:
+        return f"refuses us: ?sentinel_password= (and ?sentinel_username=) are wrong or missing [{text}]"
+    return ""

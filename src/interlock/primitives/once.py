@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 from urllib.parse import quote
 
+from interlock._core import QUARANTINE
 from interlock._names import SHORTEST_TTL, seconds
 from interlock.errors import AcquireTimeout, ConfigError
 
@@ -68,7 +69,7 @@ class Skipped:
 
     name: str
     by: str | None
-    """Who runs it or ran it: host/pid/thread or task/random."""
+    """Who runs it or ran it: host/pid/thread or task/random; None if nobody can tell, as in a quarantine."""
     started: datetime | None
     """When that began, by the server's clock."""
     ended: datetime | None
@@ -88,9 +89,8 @@ def passed(primitive: Primitive, _timeout: float, reply: Any) -> Passed:
     """What a refusal means."""
     error = Passed(f"{primitive} is run by another one")
     started = reply[4] if len(reply) > 4 else b"0"
-    error.skipped = Skipped(
-        primitive.name, reply[1].decode(errors="replace").removeprefix("!") or None, moment(started), moment(reply[5])
-    )
+    by = b"" if reply[1].startswith(QUARANTINE) else reply[1].removeprefix(b"!")
+    error.skipped = Skipped(primitive.name, by.decode(errors="replace") or None, moment(started), moment(reply[5]))
     return error
 
 
