@@ -469,6 +469,17 @@ async def test_one_server_has_one_vote(kit, servers):
         kit.interlock([one.url, two.url, one.url])
 
 
+async def test_the_log_tells_who_does_not_vote_and_that_it_is_back(kit, servers, caplog):
+    locks, node = quorum(kit, servers), servers.nodes[0]
+    await (await locks.lock("a").acquire()).release()
+    node.kill()
+    await (await locks.lock("a").acquire()).release()
+    await until(lambda: "does not vote" in caplog.text)
+    assert "2 of the quorum's 3 servers are there; 2 are needed" in caplog.text
+    node.restart()
+    await until(lambda: "votes again" in caplog.text)
+
+
 async def test_bad_lists(kit, caplog):
     for wrong in (
         [], [None], ["redis+cluster://me:secret@a"], ["redis://localhost", ["redis://other"]], ["http://:secret@x"],

@@ -241,7 +241,7 @@ class Renewal:
 
     def _failed(self, grant: Grant, cause: bytes) -> None:
         if not grant.failing:
-            log.info("%s: a renewal failed and is tried again: %r", grant.primitive, cause)
+            log.info("%s: a renewal failed and is tried again: %s", grant.primitive, cause.decode(errors="replace"))
         grant.failing = True
         self._put(grant, min(self.port.now() + min(1.0, grant.attempt.ttl / 12), grant.deadline))
 

@@ -232,6 +232,13 @@ class Memory:
                 epoch.former = "-"
             epoch.write()
             self.epochs[found.identity] = epoch
+            if epoch.bars:
+                log.warning(
+                    "interlock: %s has been restarted or replaced: unless it is proven that it lost nothing, locks "
+                    "that were in use are granted again in %.3g s",
+                    address.shown,
+                    epoch.began + (epoch.wait or 0) - now(),
+                )
         self.latest, self.before = epoch, epoch.identity
         self.replicas = max(self.replicas, found.replicas)
         return epoch

@@ -55,6 +55,7 @@ SHARE: Final = 0.1  # of the ttl that a vote may take
 HASTE: Final = 0.05  # seconds that it may take however short the ttl is
 GREETING: Final = 0.5  # seconds for a connection
 LOOK: Final = (0.05, 1.0)  # seconds between two looks whether one that is away has come back: the first, the longest
+LOUD: Final = 1.0  # seconds for which one is away before the log says so
 PAUSE: Final = (0.005, 0.5)  # seconds that one who gave back waits before it asks again: the first, the longest
 SOON: Final = 50  # ms after which the one who goes on looks whether the others have given back
 INSISTS: Final = 20  # times that one who does not wait, and goes on, asks again
@@ -68,13 +69,15 @@ TOMBSTONE: Final = str(int(GONE_FOR * 1000))
 class Node:
     """One server of the quorum, as this client knows it."""
 
-    __slots__ = ("barred", "cause", "debts", "known", "port", "spoiled", "tokens", "up")
+    __slots__ = ("barred", "cause", "debts", "gone", "known", "port", "spoiled", "tokens", "told", "up")
 
     def __init__(self, port: Any) -> None:
         self.port = port  # of threads or of asyncio
         self.up = False
         self.known = False  # it has answered once
         self.cause = "not asked yet"  # why it is away
+        self.gone = port.now()  # since when it is
+        self.told = False  # whether the log says so
         self.barred = ""  # of what its last quarantine was the evidence
         self.tokens: dict[str, bool] = {}  # those that asked it: whether it has not answered, and may still do so
         self.spoiled: dict[str, bool] = {}  # tokens that were given back, without an answer
@@ -444,6 +447,9 @@ class QuorumPort:
                 node.port.memory.latest.suspect()
         node.port.teach = True  # a reply that only says that the script is unknown may come too late to mend it
         node.up = True
+        if node.told:
+            node.told = False
+            log.warning("interlock: %s votes again", node.port.shown)
         return None
 
     async def _settle(self, node: Node) -> None:
@@ -478,7 +484,7 @@ class QuorumPort:
 
     def _away(self, node: Node, cause: str) -> None:
         if node.up:
-            log.info("interlock: %s does not vote for now: %s", node.port.shown, cause)
+            node.gone = self.now()
         node.up, node.cause, self._calm = False, cause, False
         self._look()
 
@@ -499,9 +505,16 @@ class QuorumPort:
             for node in self.nodes:
                 if not node.up and not self._closed:
                     await self._greet(node)
+                    if not node.up and not node.told and self.now() - node.gone > LOUD:
+                        node.told = True
+                        log.warning("interlock: %s does not vote: %s. %s", node.port.shown, node.cause, self._present())
             if await self.wait(self._rest, self.now() + pause):  # somebody is in need
                 pause = LOOK[0]
             pause = min(longest, pause * 2)
+
+    def _present(self) -> str:
+        there = sum(node.up for node in self.nodes)
+        return f"{there} of the quorum's {len(self.nodes)} servers are there; {self.majority} are needed"
 
     # Its end
 
