@@ -188,7 +188,8 @@ class Epoch:
 
     def prove(self, identity: str) -> None:
         """Nothing was lost between that one and this."""
-        self.fine.append(identity)
+        if identity not in self.fine:
+            self.fine.append(identity)
         if self.former == identity:
             self.former = "-"
         self.write()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from interlock._core import DRIFT, FOREVER, GRANTED, Disconnected, Place, ServerError, log
@@ -17,6 +18,7 @@ from interlock.errors import LockError
 
 from . import _wire
 from ._memory import lossless
+from ._proofs import Proofs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -32,7 +34,6 @@ BATCH: Final = 16  # commands after which a write does not wait for the end of t
 SILENCE: Final = 0.9  # seconds without a word to those who wait, after which one whose time is over ends the connection
 STEADY: Final = 1.0  # seconds that a connection must last, so that the next one is made without a pause
 HERE: Final = Place(0, 0)  # there is but one
-PROOF_EACH: Final = 0.2  # seconds between two looks whether a demoted primary has come back as a replica
 QUIET: Final = 5.0  # seconds without a message after which the connection is tested
 
 
@@ -242,6 +243,7 @@ class AsyncioPort:
         self.now = _wire.now
         self.signal = Signal
         self.mutex = Unlocked()
+        self._proofs = Proofs(self, lambda: self.memory.latest, self._lossless)
         self._wire: Wire | None = None
         self._connecting: asyncio.Task[Wire] | None = None
         self._tasks: set[asyncio.Future[Any]] = set()
@@ -397,18 +399,17 @@ class AsyncioPort:
 
     async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
         """See Port."""
-        epoch = self.memory.latest
-        while (verdict := await asyncio.to_thread(lossless, self.address, evidence, epoch, until - self.now())) is None:
-            if self.now() + PROOF_EACH >= until:
-                break
-            await asyncio.sleep(PROOF_EACH)
-        if verdict:
-            epoch.prove(evidence)
-        return bool(verdict)
+        return await self._proofs.wanted(evidence, until)
 
-    def unsettled(self, key: str) -> str:  # noqa: ARG002 (see Port)
+    def unsettled(self, key: str, slot: int = -1) -> str:  # noqa: ARG002 (see Port)
         """See Port."""
-        return self.memory.latest.unsettled()
+        former = self.memory.latest.unsettled(slot)
+        if former:
+            self._proofs.begin(former)
+        return former
+
+    async def _lossless(self, evidence: str, epoch: Epoch, left: float) -> bool | None:
+        return await self.aside(partial(lossless, self.address, evidence, epoch, left))
 
     async def met(self, until: float) -> Epoch:
         """Under which epoch it is reached now. Raises Disconnected."""

@@ -1,0 +1,111 @@
+"""What hostile eyes found beyond one server: each test failed once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+import redis
+
+from grounds import MODES
+from interlock import AcquireTimeout
+from interlock.ports import _memory
+from interlock.ports._memory import NO_REPLID, Epoch, Facts
+from interlock.testing.servers import Node
+from interlock.testing.topology import Cluster
+from kit import outcome, until
+
+rule = pytest.mark.rule
+DURABLE = {"appendonly": "yes", "appendfsync": "always"}
+
+
+def crash(node):
+    node.kill()
+    node.restart()
+
+
+@rule(8)
+@pytest.mark.parametrize("timeout", [0, 0.5])
+async def test_a_proof_that_changes_nothing_is_looked_for_once(kit, timeout):
+    """Who has no quarantine knows what no message of it can say; it asked again, without a pause and without an end."""
+    with Node(config=DURABLE) as node, redis.Redis.from_url(node.url) as plain:
+        unable = f"redis://unable:x@127.0.0.1:{node.port}/0"
+        user = ("ACL", "SETUSER", "unable", "on", ">x", "~*", "&*", "+@all", "-config")
+        plain.execute_command(*user)
+        locks, other = kit.interlock(unable, max_ttl=60), kit.interlock(node.url, quarantine=False)
+        await (await locks.lock("a").acquire()).release()
+        crash(node)
+        plain.execute_command(*user)
+        assert isinstance(await outcome(locks.lock("a").acquire(timeout=0)), AcquireTimeout)  # its marker stays
+        error = await outcome(other.lock("a").acquire(timeout=timeout))
+        assert isinstance(error, AcquireTimeout)
+        assert "quarantine" in str(error)
+
+
+@rule(10)
+async def test_a_quarantine_that_a_witness_began_can_be_ended_by_hand(kit, node):
+    """The witness does not know what the lock is used as; the record that said so was lost."""
+    locks = kit.interlock(node.url, max_ttl=10)
+    lease = await kit.keep(locks.election("a", ttl=2).campaign())
+    crash(node)
+    await until(lambda: lease.state == "lost")
+    fresh = kit.interlock(node.url, max_ttl=10)
+    assert await fresh.election("a", ttl=2).revoke("all have been stopped", force=True)
+    assert await fresh.election("a", ttl=2).leader() is None
+    await (await fresh.election("a", ttl=2).campaign(timeout=1)).release()
+
+
+@pytest.fixture
+def cluster():
+    with Cluster(shards=3, replicas=1) as made:
+        yield made
+
+
+@rule(6)
+async def test_who_only_renews_follows_a_failover_of_its_shard(kit, cluster):
+    """Renewals asked the dead node, and nobody asked who has its slots by now."""
+    locks = kit.interlock(cluster.url)
+    primary = cluster.nodes[0]
+    names = [name for name in map(str, range(60)) if cluster.primary_of(f"lock:{name}") is primary]
+    leases = [await kit.keep(locks.lock(name, ttl=12).acquire()) for name in names]
+    cluster.catch_up(*cluster.nodes)
+    primary.kill()
+    await until(lambda: {lease.state for lease in leases} == {"jeopardy"}, within=20)
+    await until(lambda: {lease.state for lease in leases} == {"held"})
+
+
+@rule(6)
+async def test_a_look_whether_something_was_lost_is_one_for_all_and_holds_up_nobody(kit, node, client, monkeypatch):
+    """Each costs connections, to sentinels and replicas too; hundreds looked, and renewals waited for them in turn."""
+    looks, former, over = [], [""], threading.Event()
+
+    def look(*args):
+        looks.append(args)
+        over.wait(30)
+
+    monkeypatch.setattr(_memory.Epoch, "unsettled", lambda *_: former[0])
+    for mode in MODES:
+        monkeypatch.setattr(f"interlock.ports.{mode}.lossless", look)
+    locks = kit.interlock(node.url)
+    leases = [await kit.keep(locks.lock(f"held-{number}", ttl=1, renew=bool(number)).acquire()) for number in range(2)]
+    former[0] = "who:knows"
+    askers = [asyncio.ensure_future(locks.lock(f"asked-{number}").acquire()) for number in range(20)]
+    try:
+        await until(lambda: len(client.keys("lock:asked-*[0-9]")) == len(askers))
+        await until(lambda: all(lease.lost.is_set() for lease in leases))  # and told of it, while somebody looks
+        assert len(looks) == 1
+    finally:
+        former[0] = ""
+        over.set()
+    for asker in askers:
+        await (await asker).release()
+
+
+def test_what_is_proven_twice_is_said_once():
+    """It goes out with every message."""
+    epoch = Epoch(Facts("r" * 40, "p" * 40, NO_REPLID, uptime=5, now_ms=100_000, replicas=0), 60, "a:b", " ")
+    epoch.prove("a:b")
+    text = epoch.text
+    epoch.prove("a:b")
+    assert epoch.text == text
