@@ -9,11 +9,12 @@ import pytest
 import redis
 
 from grounds import MODES
-from interlock import AcquireTimeout
+from interlock import AcquireTimeout, Unavailable
+from interlock._acks import Acks
 from interlock.ports import _memory
 from interlock.ports._memory import NO_REPLID, Epoch, Facts
 from interlock.testing.servers import Node
-from interlock.testing.topology import Cluster
+from interlock.testing.topology import Cluster, Sentinels
 from kit import outcome, until
 
 rule = pytest.mark.rule
@@ -109,3 +110,33 @@ def test_what_is_proven_twice_is_said_once():
     text = epoch.text
     epoch.prove("a:b")
     assert epoch.text == text
+
+
+@rule(10)
+async def test_nor_is_a_connection_trusted_on_which_grants_wait_for_replicas(kit):
+    """As test_quarantine's other one that outlives a demotion; asyncio keeps those apart."""
+    with Sentinels(replicas=1, sentinels=1, config={"min-replicas-to-write": "0"}) as group:
+        locks = kit.interlock(group.url, max_ttl=30)
+        await (await locks.lock("a", acks=1).acquire()).release()
+        node, other = group.nodes
+        with redis.Redis.from_url(node.url) as plain:
+            await asyncio.sleep(1.1)  # it is idle for longer than a connection is trusted
+            plain.replicaof("127.0.0.1", other.port)
+            plain.replicaof("NO", "ONE")
+        error = await outcome(locks.lock("a", acks=1).acquire(timeout=0))
+        assert isinstance(error, AcquireTimeout), error
+        assert "quarantine" in str(error)
+
+
+@rule(8)
+async def test_replicas_are_waited_for_no_longer_than_the_caller_has(kit, node, monkeypatch):
+    patiences, command = [], Acks.command
+
+    def seen(self, known, timeout):
+        patiences.append(timeout)
+        return command(self, known, timeout)
+
+    monkeypatch.setattr(Acks, "command", seen)
+    error = await outcome(kit.interlock(node.url).lock("a", acks=1).acquire(timeout=0.3))
+    assert isinstance(error, Unavailable), error
+    assert max(patiences) < 0.3

@@ -518,9 +518,8 @@ class Core:
         """The reply, of a grant once enough have it. Raises Unavailable if they don't in time."""
         primitive, acks = attempt.primitive, attempt.acks
         assert acks is not None
-        reply, known, got = await self.port.assured(
-            primitive.script, primitive.keys, args, until, acks, acks.patience(attempt.ttl)
-        )
+        patience = min(acks.patience(attempt.ttl), 0.9 * (until - self.port.now()))  # so that its answer is in time
+        reply, known, got = await self.port.assured(primitive.script, primitive.keys, args, until, acks, patience)
         if reply[0] == GRANTED:
             attempt.in_doubt = True  # until it is clear that it counts: what ends here is undone
             attempt.assurance = acks.assured(primitive, known, got)

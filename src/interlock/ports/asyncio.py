@@ -9,6 +9,7 @@ a cancelled acquire is run after it, too.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -286,7 +287,7 @@ class AsyncioPort:
         slot: int | None = None,
     ) -> tuple[Any, int, Any]:
         """See Port. On connections of their own: what waits there would hold up all others."""
-        wire = self._waiting.pop() if self._waiting else await self._open()
+        wire = await self._spare(until)
         try:
             epoch = wire.epoch.text if slot is None else wire.epoch.of(slot)
             reply = await self._reply(wire, wire.send(_wire.by_sha(script, keys, args, epoch)), until)
@@ -295,7 +296,7 @@ class AsyncioPort:
             known, got = 0, None
             if type(reply) is list and reply[0] == GRANTED:
                 known = self.memory.count(await self._reply(wire, wire.send(_wire.REPLICATION), until))
-                got = await wire.send(_wire.pack(acks.command(known, patience)))
+                got = await self._reply(wire, wire.send(_wire.pack(acks.command(known, patience))), until)
         except BaseException:
             wire.fail(Disconnected("given up", sent=True))  # what it waits for would hold up the next one
             raise
@@ -447,25 +448,44 @@ class AsyncioPort:
     # The connection
 
     async def _connected(self, until: float) -> Wire:
-        if (wire := self._wire) is not None and wire.broken is None:
-            if self.address.fickle and wire.epoch.identity:
-                if _wire.now() - wire.used > _wire.DOUBT:
-                    reply = await self._reply(wire, wire.send(_wire.REPLICATION), until)
-                    if not _wire.same(reply, wire.epoch):
-                        wire.fail(Disconnected("it was not the primary all the time", sent=True))
-                wire.used = _wire.now()
-            if wire.broken is None:
-                return wire
+        if (wire := self._wire) is not None and wire.broken is None and await self._same(wire, until):
+            return wire
         if self._connecting is None or self._connecting.done():
             self._connecting = self._task(self._connect(), "interlock-connect")
+        return await self._made(self._connecting, until)
+
+    async def _spare(self, until: float) -> Wire:
+        """An idle connection, of one's own for a while. One that is made too late is for the next who asks."""
+        while True:
+            if not self._waiting:
+                await self._made(self._task(self._add(), "interlock-connect"), until)
+            with contextlib.suppress(IndexError):  # another task was faster
+                wire = self._waiting.pop()
+                if wire.broken is None and await self._same(wire, until):
+                    return wire
+
+    async def _add(self) -> None:
+        self._waiting.append(await self._open())
+
+    async def _same(self, wire: Wire, until: float) -> bool:
+        """Whether it leads to the primary to which it led, with what that had."""
+        if self.address.fickle and wire.epoch.identity:
+            if _wire.now() - wire.used > _wire.DOUBT:
+                reply = await self._reply(wire, wire.send(_wire.REPLICATION), until)
+                if not _wire.same(reply, wire.epoch):
+                    wire.fail(Disconnected("it was not the primary all the time", sent=True))
+            wire.used = _wire.now()
+        return wire.broken is None
+
+    @staticmethod
+    async def _made(making: asyncio.Task[T], until: float) -> T:
         left = max(0.001, until - _wire.now()) if until != FOREVER else None
-        done, _ = await asyncio.wait([self._connecting], timeout=left)
+        done, _ = await asyncio.wait([making], timeout=left)
         if not done:
             raise Disconnected("no connection in time", sent=False, timed_out=True)
-        connecting = done.pop()
-        if connecting.cancelled():
+        if making.cancelled():
             raise Disconnected("it was closed while connecting", sent=False)
-        return connecting.result()
+        return making.result()
 
     async def _connect(self) -> Wire:
         wire = self._wire = await self._open()

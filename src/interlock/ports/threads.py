@@ -238,7 +238,7 @@ class ThreadPort:
             known, got = 0, None
             if type(reply) is list and reply[0] == GRANTED:
                 known = self.memory.count(wire.exchange(_wire.REPLICATION, until))
-                got = wire.exchange(_wire.pack(acks.command(known, patience)), self.now() + patience + wire.timeout)
+                got = wire.exchange(_wire.pack(acks.command(known, patience)), until)
         except BaseException as error:
             self._broken(wire, error)
             raise
