@@ -11,6 +11,7 @@ import redis
 from grounds import MODES
 from interlock import AcquireTimeout, Unavailable
 from interlock._acks import Acks
+from interlock._core import GONE, GRANTED
 from interlock.ports import _memory
 from interlock.ports._memory import NO_REPLID, Epoch, Facts
 from interlock.testing.servers import Node
@@ -19,6 +20,7 @@ from kit import outcome, until
 
 rule = pytest.mark.rule
 DURABLE = {"appendonly": "yes", "appendfsync": "always"}
+KINDS = {"lock": lambda locks: locks.lock("a"), "semaphore": lambda locks: locks.semaphore("a", 1)}
 
 
 def crash(node):
@@ -140,3 +142,59 @@ async def test_replicas_are_waited_for_no_longer_than_the_caller_has(kit, node, 
     error = await outcome(kit.interlock(node.url).lock("a", acks=1).acquire(timeout=0.3))
     assert isinstance(error, Unavailable), error
     assert max(patiences) < 0.3
+
+
+@rule(10)
+@pytest.mark.parametrize("kind", ["lock", "semaphore"])
+async def test_a_quarantine_that_is_only_seen_can_be_ended_by_hand_too(kit, node, kind):
+    """Nobody had asked for the lock since, so there was no marker, or no record, to end."""
+    locks, other = kit.interlock(node.url), kit.interlock(node.url)
+    for each in (locks, other):
+        await (await KINDS[kind](each).acquire()).release()
+    crash(node)
+    state = await KINDS[kind](locks).inspect()
+    assert state.quarantined if kind == "lock" else state.quarantine
+    assert await KINDS[kind](locks).revoke("all have been stopped", force=True)
+    for each in (other, locks):
+        await (await KINDS[kind](each).acquire(timeout=0)).release()
+
+
+@rule(10)
+async def test_who_held_a_permit_is_a_witness(kit, node):
+    locks = kit.interlock(node.url)
+    lease = await kit.keep(locks.semaphore("a", 2, ttl=2).acquire())
+    crash(node)
+    await until(lambda: lease.state == "lost")
+    fresh = kit.interlock(node.url).semaphore("a", 2)
+    error = await outcome(fresh.acquire(timeout=0))
+    assert isinstance(error, AcquireTimeout), error
+    assert "quarantine" in str(error)
+    assert (await fresh.inspect()).limit in {None, 2}
+
+
+@rule(6, 10)
+@pytest.mark.parametrize("script", ["lock", "permits"])
+@pytest.mark.parametrize("full", [False, True])
+def test_witnesses_keep_nobody_from_being_renewed(monkeypatch, script, full):
+    """Each marks its own lock; and if there is no memory for that, those behind it are renewed all the same."""
+    walk = pytest.importorskip("walk")
+    walk.able(monkeypatch)
+    world = walk.World(script, ())
+    here, now_ms = "r" * 12 + ":" + "p" * 12, int(world.now)
+    parts = {"lock": ("lock", "record"), "permits": ("holders", "record", "shares")}[script]
+
+    def keys(*names, parts=parts):
+        return [f"{name}-{part}".encode() for name in names for part in parts]
+
+    def say(*args, keys, former):
+        words = [str(arg).encode() for arg in (*args, f"{here} {now_ms} 60000 {former}")]
+        return world.server.eval(world.source, keys, words)
+
+    every = keys("held", parts=(*parts[:2], "queue", "waiters", "gone", *parts[2:]))
+    terms = {"lock": ("", "lock"), "permits": ("semaphore", 1, 1, "")}[script]
+    assert say("acquire", "me", 5000, 3000, 0, "c", 0, *terms, keys=every, former="-")[0] == GRANTED
+    world.server.full = full
+    asked = ("lost", 9000, "lost", 9000, "me", 9000)
+    assert say("renew", *asked, keys=keys("one", "two", "held"), former="a:b") == [GONE, GONE, GRANTED]
+    marks = [world.look(keys(name)[script == "permits"]) for name in ("one", "two")]
+    assert marks == [None, None] if full else all(b"a:b>" in mark for mark in marks)

@@ -220,7 +220,7 @@ elseif verb == 'renew' then
     else
       if not holder and call('EXISTS', KEYS[i + 1]) == 0 then  -- who knows that it was held is a witness, too
         local ms, evidence = barred()
-        if ms > 0 then call('SET', KEYS[i], '!quarantine:' .. evidence, 'PX', ms) end
+        if ms > 0 then redis.pcall('SET', KEYS[i], '!quarantine:' .. evidence, 'PX', ms) end
       end
       states[#states + 1] = holder == '!' .. mine and REVOKED or GONE
     end
@@ -239,8 +239,8 @@ elseif verb == 'execute' then
 
 elseif verb == 'revoke' then
   local force, why = ARGV[3], ARGV[4]
-  local pttl = call('PTTL', LOCK)
-  if call('GET', LOCK) ~= token or force ~= '1' and pttl < 0 then return {0, pttl} end
+  local holder, pttl = call('GET', LOCK), call('PTTL', LOCK)
+  if (holder or marks(token) and token) ~= token or force ~= '1' and pttl < 0 then return {0, pttl} end
   read()
   if marks(token) then  -- somebody knows that nothing is at work: from here on it is as if granted here
     under = identity()
