@@ -9,11 +9,12 @@ import pytest
 import redis
 
 from grounds import MODES
-from interlock import AcquireTimeout, Unavailable
+from interlock import AcquireTimeout, ConfigError, Unavailable
 from interlock._acks import Acks
-from interlock._core import GONE, GRANTED
-from interlock.ports import _memory
-from interlock.ports._memory import NO_REPLID, Epoch, Facts
+from interlock._core import GONE, GRANTED, Disconnected
+from interlock.connect import address, setting
+from interlock.ports import _memory, sentinel
+from interlock.ports._memory import NO_REPLID, Epoch, Facts, Memory, facts
 from interlock.testing.servers import Node
 from interlock.testing.topology import Cluster, Sentinels
 from kit import outcome, until
@@ -198,3 +199,49 @@ def test_witnesses_keep_nobody_from_being_renewed(monkeypatch, script, full):
     assert say("renew", *asked, keys=keys("one", "two", "held"), former="a:b") == [GONE, GONE, GRANTED]
     marks = [world.look(keys(name)[script == "permits"]) for name in ("one", "two")]
     assert marks == [None, None] if full else all(b"a:b>" in mark for mark in marks)
+
+
+@rule(8)
+def test_sentinels_that_are_all_silent_take_no_longer_than_the_caller_has(monkeypatch):
+    withins = []
+
+    def silent(_, within, *__):
+        withins.append(within)
+        raise TimeoutError
+
+    monkeypatch.setattr(sentinel.Sentinels, "_ask", staticmethod(silent))
+    group = address("redis+sentinel://a:1,b:2,c:3,d:4,e:5/0?service=x", for_asyncio=False)
+    with pytest.raises(Disconnected):
+        group.sentinels.primary(0.3)
+    assert len(withins) == 5
+    assert sum(withins) < 0.31
+
+
+async def test_sentinels_that_refuse_us_are_no_outage(kit):
+    """It took a minute until a wrong password was told."""
+    with Node() as node, redis.Redis.from_url(node.url) as plain:
+        plain.execute_command("ACL", "SETUSER", "default", "resetpass", ">secret")
+        locks = kit.interlock(f"redis+sentinel://127.0.0.1:{node.port}/0?service=x")
+        error = await outcome(locks.lock("a").acquire(timeout=2))
+    assert isinstance(error, ConfigError), error
+    assert "sentinel_password" in str(error)
+
+
+@rule(10)
+def test_the_old_primary_goes_on_for_as_long_as_it_was_told_to():
+    """min-replicas-max-lag may be set at one of them only."""
+    memory = Memory(60.0)
+    where = address("redis://127.0.0.1", for_asyncio=False)
+    memory.meet(Facts("a" * 40, "b" * 40, NO_REPLID, uptime=500, now_ms=1_000_000, replicas=1), where, longer=11.0)
+    new = memory.meet(Facts("c" * 40, "d" * 40, "b" * 40, uptime=500, now_ms=1_000_000, replicas=0), where, longer=0.0)
+    assert new.longer == 11
+    assert new.unsettled()
+
+
+def test_who_does_not_tell_its_identity_has_no_quarantine():
+    """A proxy may hide it; the scripts would take something else for it, and fail."""
+    info = b"# Server\r\nrun_id:%b\r\n"
+    replication, time = b"master_replid:%b\r\n" % (b"b" * 40), [b"1", b"1"]
+    assert facts(info % (b"a" * 40), replication, time).identity == "a" * 12 + ":" + "b" * 12
+    assert facts(info % b"0", replication, time) is None
+    assert setting({}) is None

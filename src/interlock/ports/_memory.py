@@ -70,14 +70,16 @@ def fields(info: Any) -> dict[str, str]:
 
 
 def facts(server: Any, replication: Any, time: Any) -> Facts | None:
-    """What the replies to `ASKED` tell; None if one was refused."""
+    """What the replies to `ASKED` tell; None if one was refused, or does not tell who the server is."""
     if not (isinstance(server, bytes) and isinstance(replication, bytes) and isinstance(time, list)):
         return None
     info = fields(server) | fields(replication)
+    if min(len(info.get("run_id", "")), len(info.get("master_replid", ""))) < SHORT:
+        return None
     seconds, micros = cast("list[bytes]", time)
     return Facts(
-        info.get("run_id", ""),
-        info.get("master_replid", ""),
+        info["run_id"],
+        info["master_replid"],
         info.get("master_replid2", ""),
         float(info.get("uptime_in_seconds", 0)),
         int(seconds) * 1000 + int(micros) // 1000,
@@ -218,8 +220,8 @@ class Memory:
             if self.wait is not None and not self._warned:
                 self._warned = True
                 log.warning(
-                    "%s: INFO is refused, so a restart or failover that loses leases can't be noticed: there is no "
-                    "quarantine. Give this user +info (docs/acl.md), or say quarantine=False",
+                    "%s: INFO is refused, or tells no run_id, so a restart or failover that loses leases can't be "
+                    "noticed: there is no quarantine. Give this user +info (docs/acl.md), or say quarantine=False",
                     address.shown,
                 )
             return Epoch(None, self.wait, "-", self.mark)
@@ -228,7 +230,8 @@ class Memory:
             before = address.former if self.before == "-" else self.before
             if self.latest.bars:  # what came since may have come without loss, but not what is waited for
                 before = self.latest.former
-            epoch = Epoch(found, self.wait, before, self.mark, longer)
+            # The one before may go on for as long as it was told to: its settings need not be those of this one.
+            epoch = Epoch(found, self.wait, before, self.mark, max(longer, self.latest.longer))
             if any(before.startswith(each) for each in epoch.fine):
                 epoch.former = "-"
             epoch.write()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from ._memory import HASTE
+from ._memory import HASTE, PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -71,7 +71,7 @@ class Proofs:
         return self._found.get(look, (0.0, None))[1]
 
     async def _quietly(self, epoch: Epoch, evidence: str) -> None:
-        await self._looked(epoch, evidence, self.port.now())
+        await self._looked(epoch, evidence, self.port.now() + PATIENCE)
 
     async def _looked(self, epoch: Epoch, evidence: str, until: float) -> bool | None:
         verdict = None

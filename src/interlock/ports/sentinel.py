@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, RedisError
 
 from interlock._core import Disconnected
 from interlock.errors import ConfigError
@@ -33,12 +33,13 @@ class Sentinels:
     def primary(self, within: float) -> tuple[str, int]:
         """Host and port. Raises ConfigError if they don't know the service, Disconnected if none answers."""
         named: Counter[tuple[str, int]] = Counter()
-        strangers, cause = 0, "they are silent"
+        strangers, errors = 0, list[Exception]()
+        share = min(EACH, within / len(self.each))  # if all of them are silent, that takes no longer than one has
         for sentinel in self.each:
             try:
-                reply = self._ask(sentinel, min(EACH, within), "GET-MASTER-ADDR-BY-NAME", self.service)
+                reply = self._ask(sentinel, share, "GET-MASTER-ADDR-BY-NAME", self.service)
             except (RedisError, OSError) as error:
-                cause = str(error)
+                errors.append(error)
                 continue
             if reply is None:
                 strangers += 1
@@ -53,7 +54,12 @@ class Sentinels:
             raise ConfigError(
                 f"no sentinel of {self._shown} knows the service {self.service!r}. They watch: {self._services()}"
             )
-        raise Disconnected(f"none of the sentinels at {self._shown} answers: {cause}", sent=False)
+        if all(isinstance(error, AuthenticationError) for error in errors):
+            raise ConfigError(
+                f"the sentinels at {self._shown} refuse us [{errors[-1]}]. "
+                "Put ?sentinel_username= and ?sentinel_password= into the URL"
+            )
+        raise Disconnected(f"none of the sentinels at {self._shown} answers: {errors[-1]}", sent=False)
 
     @property
     def _shown(self) -> str:
