@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 
 import pytest
@@ -245,3 +246,19 @@ def test_who_does_not_tell_its_identity_has_no_quarantine():
     assert facts(info % (b"a" * 40), replication, time).identity == "a" * 12 + ":" + "b" * 12
     assert facts(info % b"0", replication, time) is None
     assert setting({}) is None
+
+
+@rule(10)
+async def test_a_log_that_was_lost_with_its_disk_proves_nothing(kit):
+    """As of a container without a volume, or a machine that was replaced: every write was on a disk that is gone."""
+    with Node(config=DURABLE) as node:
+        locks, other = kit.interlock(node.url), kit.interlock(node.url)
+        await (await other.lock("hello").acquire()).release()
+        lease = await kit.keep(locks.lock("a").acquire())
+        node.kill()
+        shutil.rmtree(node.socket.parent / "appendonlydir")
+        node.restart()
+        error = await outcome(other.lock("a").acquire(timeout=0))
+        assert isinstance(error, AcquireTimeout), error
+        assert "quarantine" in str(error)
+        assert lease.remaining() > 0

@@ -256,9 +256,10 @@ class Memories:
 def lossless(address: Address, evidence: str, epoch: Epoch, left: float = PATIENCE * STEPS) -> bool | None:
     """Whether nothing was lost between the server of that identity and the one of this epoch; None: not yet.
 
-    A handover loses nothing if the demoted primary went on with the history of the new one; a restart, if every
-    write was on the disk before it was answered, and nobody promotes replicas there: a restart hides that this was one,
-    which had lost something. Blocks, for about the seconds that are left to who asks. Only asked in a quarantine.
+    A handover loses nothing if the demoted primary went on with the history of the new one; a restart, if every write
+    was on the disk before it was answered, the log of them is what the server began with, and nobody promotes replicas
+    there: a restart hides that this was one, which had lost something. Blocks, for about the seconds that are left to
+    who asks. Only asked in a quarantine.
     """
     patience = min(PATIENCE, max(HASTE, left) / STEPS)
     now = _ask(address, patience, *ASKED[:2], ("INFO", "persistence"), ("CONFIG", "GET", "appendfsync"))
@@ -270,7 +271,8 @@ def lossless(address: Address, evidence: str, epoch: Epoch, left: float = PATIEN
     second = here.get("master_replid2", NO_REPLID)
     if second == NO_REPLID:
         promotes = address.sentinels is not None or here.get("redis_mode") == "cluster"
-        return not promotes and here.get("aof_enabled") == "1" and isinstance(now[3], list) and b"always" in now[3]
+        logged = here.get("aof_enabled") == "1" and here.get("aof_base_size", "0") != "0"  # and it began with that log
+        return not promotes and logged and isinstance(now[3], list) and b"always" in now[3]
     process, _, history = evidence.partition(":")
     if second[:SHORT] != history:
         return False
