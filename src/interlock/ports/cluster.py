@@ -432,7 +432,7 @@ class ClusterPort:
                 member.known = member.memory.latest.identity
                 if member not in primaries:
                     member.port.quiet()
-        if self._sink is not None and self.memories.wait is not None and not self._witnessing:
+        if self._sink is not None and self.memories.wait is not None and not (self._witnessing or self._closed):
             unmet = [member for member in primaries if member is not None and not member.met]
             if unmet:
                 self._witnessing = True
