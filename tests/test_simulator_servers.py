@@ -76,7 +76,7 @@ IN_LUA = {
         "rlock", 13, "empty", replaced("    if under == '-' then under = evidence end\n", ""),
     ),
     "a confirmation that takes the record over": (
-        "semaphore", 13, "failover", replaced("    if why ~= '' then return {REVOKED, why} end\n",
+        "semaphore", 13, "snapshot", replaced("    if why ~= '' then return {REVOKED, why} end\n",
                                               "    if why ~= '' then return {REVOKED, why} end\n"
                                               "    under = identity() write(0)\n"),
     ),

@@ -165,6 +165,7 @@ class Port(Protocol):
         """The identity of one that may still grant this key beside the server that answers by now; "" if there is none.
 
         Then what the new one grants or renews counts for nothing yet: what it lets go on may run out at the other.
+        Whether it is proven that nothing was lost is looked for in the background: nobody is held up by that.
         """
         ...
 
@@ -402,7 +403,7 @@ class Core:
         until = FOREVER if timeout is None else started + (timeout or RETRY_FOR)
         attempt = attempt or self.attempt(primitive, ttl, wait=wait)
         token, ttl_ms, waits = attempt.token, str(int(ttl * 1000)), "1" if wait else "0"
-        late, doubted = 0, True
+        late, doubted, proven = 0, True, ""
         try:
             self.waiters.expect(attempt)
             while True:
@@ -420,7 +421,8 @@ class Core:
                         raise Unavailable(f"{primitive}: {port.shown} answers too late for a lease of {ttl:g} s")
                     continue
                 attempt.entered |= code == QUEUED
-                if doubted and (evidence := quarantined(reply)):
+                if (evidence := quarantined(reply)) and doubted and evidence != proven:
+                    proven = evidence  # once for each: not every client can make use of what it has proven
                     doubted = await port.proven(primitive.keys, evidence, min(until, port.now() + PROOF * wait))
                     continue
                 if code == QUEUED:
@@ -490,7 +492,7 @@ class Core:
                     reply = await port.call(primitive.script, primitive.keys, args, give_up)
                 else:
                     reply = await self._assured(attempt, args, give_up)
-                if args[0] not in {"acquire", "renew"} or reply[0] != GRANTED or await believed(port, primitive.keys):
+                if args[0] not in {"acquire", "renew"} or reply[0] != GRANTED or not port.unsettled(primitive.keys[0]):
                     return reply, sent
                 attempt.in_doubt, cause, stale = True, ServerError(UNSETTLED), False
             except Disconnected as error:
@@ -515,9 +517,8 @@ class Core:
         """The reply, of a grant once enough have it. Raises Unavailable if they don't in time."""
         primitive, acks = attempt.primitive, attempt.acks
         assert acks is not None
-        reply, known, got = await self.port.assured(
-            primitive.script, primitive.keys, args, until, acks, acks.patience(attempt.ttl)
-        )
+        patience = min(acks.patience(attempt.ttl), 0.9 * (until - self.port.now()))  # so that its answer is in time
+        reply, known, got = await self.port.assured(primitive.script, primitive.keys, args, until, acks, patience)
         if reply[0] == GRANTED:
             attempt.in_doubt = True  # until it is clear that it counts: what ends here is undone
             attempt.assurance = acks.assured(primitive, known, got, acks.patience(attempt.ttl))
@@ -635,12 +636,6 @@ class Core:
         """A question that belongs to no attempt: inspect, revoke."""
         reply, _ = await self.ask(Attempt(primitive, "-", 0, None), args, self.port.now() + RETRY_FOR)
         return reply
-
-
-async def believed(port: Port, keys: Sequence[str | bytes]) -> bool:
-    """Whether a grant or renewal of these counts: no other server grants them, too."""
-    former = port.unsettled(str(keys[0]))
-    return not former or await port.proven(keys, former, port.now())
 
 
 def silent(error: BaseException) -> bool:

@@ -31,7 +31,6 @@ from ._core import (
     Port,
     Script,
     ServerError,
-    believed,
     log,
     margin,
     renewal_verdict,
@@ -213,7 +212,7 @@ class Renewal:
                     silent[place.node] = _said(reply)
                 self._answered(batch, [_said(reply)] * len(batch), sent)
             else:
-                counts = GRANTED not in reply or await believed(self.port, batch[0].primitive.renewed)
+                counts = GRANTED not in reply or not self.port.unsettled(batch[0].primitive.keys[0])
                 states = reply if counts else [UNSETTLED.encode() if each == GRANTED else each for each in reply]
                 self._answered(batch, states, sent)
         for (_, place), batch in batches.items():

@@ -434,10 +434,9 @@ def _warn_of_eviction(memory: str, shown: str) -> None:
 
 
 def setting(reply: Any) -> int | None:
-    """The number in a reply to CONFIG GET; None if it was refused."""
-    if hasattr(reply, "items"):
-        ((_, value),) = reply.items()
-        return int(value)
+    """The number in a reply to CONFIG GET; None if it was refused, or there is no such setting."""
+    if hasattr(reply, "values"):
+        return next(map(int, reply.values()), None)
     return None if isinstance(reply, Exception) or not reply else int(reply[1])
 
 

@@ -70,14 +70,16 @@ def fields(info: Any) -> dict[str, str]:
 
 
 def facts(server: Any, replication: Any, time: Any) -> Facts | None:
-    """What the replies to `ASKED` tell; None if one was refused."""
+    """What the replies to `ASKED` tell; None if one was refused, or does not tell who the server is."""
     if not (isinstance(server, bytes) and isinstance(replication, bytes) and isinstance(time, list)):
         return None
     info = fields(server) | fields(replication)
+    if min(len(info.get("run_id", "")), len(info.get("master_replid", ""))) < SHORT:
+        return None
     seconds, micros = cast("list[bytes]", time)
     return Facts(
-        info.get("run_id", ""),
-        info.get("master_replid", ""),
+        info["run_id"],
+        info["master_replid"],
         info.get("master_replid2", ""),
         float(info.get("uptime_in_seconds", 0)),
         int(seconds) * 1000 + int(micros) // 1000,
@@ -188,7 +190,8 @@ class Epoch:
 
     def prove(self, identity: str) -> None:
         """Nothing was lost between that one and this."""
-        self.fine.append(identity)
+        if identity not in self.fine:
+            self.fine.append(identity)
         if self.former == identity:
             self.former = "-"
         self.write()
@@ -217,8 +220,8 @@ class Memory:
             if self.wait is not None and not self._warned:
                 self._warned = True
                 log.warning(
-                    "%s: INFO is refused, so a restart or failover that loses leases can't be noticed: there is no "
-                    "quarantine. Give this user +info (docs/acl.md), or say quarantine=False",
+                    "%s: INFO is refused, or tells no run_id, so a restart or failover that loses leases can't be "
+                    "noticed: there is no quarantine. Give this user +info (docs/acl.md), or say quarantine=False",
                     address.shown,
                 )
             return Epoch(None, self.wait, "-", self.mark)
@@ -227,7 +230,8 @@ class Memory:
             before = address.former if self.before == "-" else self.before
             if self.latest.bars:  # what came since may have come without loss, but not what is waited for
                 before = self.latest.former
-            epoch = Epoch(found, self.wait, before, self.mark, longer)
+            # The one before may go on for as long as it was told to: its settings need not be those of this one.
+            epoch = Epoch(found, self.wait, before, self.mark, max(longer, self.latest.longer))
             if any(before.startswith(each) for each in epoch.fine):
                 epoch.former = "-"
             epoch.write()
@@ -259,9 +263,10 @@ class Memories:
 def lossless(address: Address, evidence: str, epoch: Epoch, left: float = PATIENCE * STEPS) -> bool | None:
     """Whether nothing was lost between the server of that identity and the one of this epoch; None: not yet.
 
-    A handover loses nothing if the demoted primary went on with the history of the new one; a restart, if every
-    write was on the disk before it was answered, and nobody promotes replicas there: a restart hides that this was one,
-    which had lost something. Blocks, for about the seconds that are left to who asks. Only asked in a quarantine.
+    A handover loses nothing if the demoted primary went on with the history of the new one; a restart, if every write
+    was on the disk before it was answered, the log of them is what the server began with, and nobody promotes replicas
+    there: a restart hides that this was one, which had lost something. Blocks, for about the seconds that are left to
+    who asks. Only asked in a quarantine.
     """
     patience = min(PATIENCE, max(HASTE, left) / STEPS)
     now = _ask(address, patience, *ASKED[:2], ("INFO", "persistence"), ("CONFIG", "GET", "appendfsync"))
@@ -273,7 +278,8 @@ def lossless(address: Address, evidence: str, epoch: Epoch, left: float = PATIEN
     second = here.get("master_replid2", NO_REPLID)
     if second == NO_REPLID:
         promotes = address.sentinels is not None or here.get("redis_mode") == "cluster"
-        return not promotes and here.get("aof_enabled") == "1" and isinstance(now[3], list) and b"always" in now[3]
+        logged = here.get("aof_enabled") == "1" and here.get("aof_base_size", "0") != "0"  # and it began with that log
+        return not promotes and logged and isinstance(now[3], list) and b"always" in now[3]
     process, _, history = evidence.partition(":")
     if second[:SHORT] != history:
         return False

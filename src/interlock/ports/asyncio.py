@@ -9,7 +9,9 @@ a cancelled acquire is run after it, too.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from interlock._core import DRIFT, FOREVER, GRANTED, Disconnected, Place, ServerError, log
@@ -17,6 +19,7 @@ from interlock.errors import LockError
 
 from . import _wire
 from ._memory import lossless
+from ._proofs import Proofs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -32,7 +35,6 @@ BATCH: Final = 16  # commands after which a write does not wait for the end of t
 SILENCE: Final = 0.9  # seconds without a word to those who wait, after which one whose time is over ends the connection
 STEADY: Final = 1.0  # seconds that a connection must last, so that the next one is made without a pause
 HERE: Final = Place(0, 0)  # there is but one
-PROOF_EACH: Final = 0.2  # seconds between two looks whether a demoted primary has come back as a replica
 QUIET: Final = 5.0  # seconds without a message after which the connection is tested
 
 
@@ -241,6 +243,7 @@ class AsyncioPort:
         self.now = _wire.now
         self.signal = Signal
         self.mutex = Unlocked()
+        self._proofs = Proofs(self, lambda: self.memory.latest, self._lossless)
         self._wire: Wire | None = None
         self._connecting: asyncio.Task[Wire] | None = None
         self._tasks: set[asyncio.Future[Any]] = set()
@@ -283,7 +286,7 @@ class AsyncioPort:
         slot: int | None = None,
     ) -> tuple[Any, int, Any]:
         """See Port. On connections of their own: what waits there would hold up all others."""
-        wire = self._waiting.pop() if self._waiting else await self._open()
+        wire = await self._spare(until)
         try:
             epoch = wire.epoch.text if slot is None else wire.epoch.of(slot)
             reply = await self._reply(wire, wire.send(_wire.by_sha(script, keys, args, epoch)), until)
@@ -292,7 +295,7 @@ class AsyncioPort:
             known, got = 0, None
             if type(reply) is list and reply[0] == GRANTED:
                 known = self.memory.count(await self._reply(wire, wire.send(_wire.REPLICATION), until))
-                got = await wire.send(_wire.pack(acks.command(known, patience)))
+                got = await self._reply(wire, wire.send(_wire.pack(acks.command(known, patience))), until)
         except BaseException:
             wire.fail(Disconnected("given up", sent=True))  # what it waits for would hold up the next one
             raise
@@ -396,18 +399,17 @@ class AsyncioPort:
 
     async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
         """See Port."""
-        epoch = self.memory.latest
-        while (verdict := await asyncio.to_thread(lossless, self.address, evidence, epoch, until - self.now())) is None:
-            if self.now() + PROOF_EACH >= until:
-                break
-            await asyncio.sleep(PROOF_EACH)
-        if verdict:
-            epoch.prove(evidence)
-        return bool(verdict)
+        return await self._proofs.wanted(evidence, until)
 
-    def unsettled(self, key: str) -> str:  # noqa: ARG002 (see Port)
+    def unsettled(self, key: str, slot: int = -1) -> str:  # noqa: ARG002 (see Port)
         """See Port."""
-        return self.memory.latest.unsettled()
+        former = self.memory.latest.unsettled(slot)
+        if former:
+            self._proofs.begin(former)
+        return former
+
+    async def _lossless(self, evidence: str, epoch: Epoch, left: float) -> bool | None:
+        return await self.aside(partial(lossless, self.address, evidence, epoch, left))
 
     async def met(self, until: float) -> Epoch:
         """Under which epoch it is reached now. Raises Disconnected."""
@@ -445,25 +447,44 @@ class AsyncioPort:
     # The connection
 
     async def _connected(self, until: float) -> Wire:
-        if (wire := self._wire) is not None and wire.broken is None:
-            if self.address.fickle and wire.epoch.identity:
-                if _wire.now() - wire.used > _wire.DOUBT:
-                    reply = await self._reply(wire, wire.send(_wire.REPLICATION), until)
-                    if not _wire.same(reply, wire.epoch):
-                        wire.fail(Disconnected("it was not the primary all the time", sent=True))
-                wire.used = _wire.now()
-            if wire.broken is None:
-                return wire
+        if (wire := self._wire) is not None and wire.broken is None and await self._same(wire, until):
+            return wire
         if self._connecting is None or self._connecting.done():
             self._connecting = self._task(self._connect(), "interlock-connect")
+        return await self._made(self._connecting, until)
+
+    async def _spare(self, until: float) -> Wire:
+        """An idle connection, of one's own for a while. One that is made too late is for the next who asks."""
+        while True:
+            if not self._waiting:
+                await self._made(self._task(self._add(), "interlock-connect"), until)
+            with contextlib.suppress(IndexError):  # another task was faster
+                wire = self._waiting.pop()
+                if wire.broken is None and await self._same(wire, until):
+                    return wire
+
+    async def _add(self) -> None:
+        self._waiting.append(await self._open())
+
+    async def _same(self, wire: Wire, until: float) -> bool:
+        """Whether it leads to the primary to which it led, with what that had."""
+        if self.address.fickle and wire.epoch.identity:
+            if _wire.now() - wire.used > _wire.DOUBT:
+                reply = await self._reply(wire, wire.send(_wire.REPLICATION), until)
+                if not _wire.same(reply, wire.epoch):
+                    wire.fail(Disconnected("it was not the primary all the time", sent=True))
+            wire.used = _wire.now()
+        return wire.broken is None
+
+    @staticmethod
+    async def _made(making: asyncio.Task[T], until: float) -> T:
         left = max(0.001, until - _wire.now()) if until != FOREVER else None
-        done, _ = await asyncio.wait([self._connecting], timeout=left)
+        done, _ = await asyncio.wait([making], timeout=left)
         if not done:
             raise Disconnected("no connection in time", sent=False, timed_out=True)
-        connecting = done.pop()
-        if connecting.cancelled():
+        if making.cancelled():
             raise Disconnected("it was closed while connecting", sent=False)
-        return connecting.result()
+        return making.result()
 
     async def _connect(self) -> Wire:
         wire = self._wire = await self._open()

@@ -127,6 +127,7 @@ class ClusterPort:
     def _begin(self) -> None:
         self._next = 0.0  # before then no new map is asked for
         self._loading: list[Any] | None = None  # the signals of those who wait for the map
+        self._reloading = False
         self._witnessing = False
         self._channels: dict[int, str] = {}
         self._moves: dict[int, list[Move]] = {}  # slots that have moved, and were not asked for since
@@ -238,6 +239,9 @@ class ClusterPort:
                 replies[i] = await self.call(*messages[i], until)
             except Exception as error:  # noqa: BLE001 (one of many: see Port)
                 replies[i] = error
+        if any(member.failed for member in groups) and not (self._reloading or self._closed):
+            self._reloading = True
+            self.spawn(self._reload, "interlock-map", self._reloaded)
         return replies
 
     async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:
@@ -251,7 +255,7 @@ class ClusterPort:
         """See Port."""
         slot = slot_of(key)
         member = self._map[slot]
-        return member.port.memory.latest.unsettled(slot) if member else ""
+        return member.port.unsettled(key, slot) if member else ""
 
     def place(self, key: str) -> Place:
         """See Port."""
@@ -370,6 +374,14 @@ class ClusterPort:
             for signal in waiting:
                 signal.set()
 
+    async def _reload(self) -> None:
+        """Who only renews asks for nothing else that would tell where the slots of a lost node are."""
+        with contextlib.suppress(Disconnected, LockError):
+            await self._load(self.now() + LOOK)
+
+    def _reloaded(self) -> None:
+        self._reloading = False
+
     async def _look(self, until: float, told: Member | None) -> tuple[Address, list[Any]]:
         """What the first node says that is of one mind with the others; else what any says."""
         members = sorted({*self._map} - {None}, key=lambda member: member.failed)  # type: ignore[union-attr]
@@ -420,7 +432,7 @@ class ClusterPort:
                 member.known = member.memory.latest.identity
                 if member not in primaries:
                     member.port.quiet()
-        if self._sink is not None and self.memories.wait is not None and not self._witnessing:
+        if self._sink is not None and self.memories.wait is not None and not (self._witnessing or self._closed):
             unmet = [member for member in primaries if member is not None and not member.met]
             if unmet:
                 self._witnessing = True

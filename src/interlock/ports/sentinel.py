@@ -37,9 +37,10 @@ class Sentinels:
         """
         named: Counter[tuple[str, int]] = Counter()
         strangers, cause, refused = 0, "they are silent", list[ConfigError]()
+        share = min(EACH, within / len(self.each))  # if all of them are silent, that takes no longer than one has
         for sentinel in self.each:
             try:
-                reply = self._ask(sentinel, min(EACH, within), "GET-MASTER-ADDR-BY-NAME", self.service)
+                reply = self._ask(sentinel, share, "GET-MASTER-ADDR-BY-NAME", self.service)
             except (RedisError, OSError) as error:
                 cause = str(error)
                 if advice := _advice(error, cause):

@@ -15,12 +15,14 @@ import socket
 import struct
 import threading
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from interlock._core import DRIFT, FOREVER, GRANTED, Disconnected, Place, ServerError, log, run
 
 from . import _wire
 from ._memory import lossless
+from ._proofs import Proofs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -37,7 +39,6 @@ QUIET: Final = 5.0  # seconds without a message after which the subscription is 
 _SOCKET: Final = socket.socket if socket.socket.__module__ == "socket" else None
 STEADY: Final = 1.0  # seconds that a subscription must last, so that the next one is made without a pause
 HERE: Final = Place(0, 0)  # there is but one
-PROOF_EACH: Final = 0.2  # seconds between two looks whether a demoted primary has come back as a replica
 LONGEST: Final = 3600.0  # seconds of one wait: locks take no infinite timeout
 
 
@@ -182,6 +183,7 @@ class ThreadPort:
     def _begin(self) -> None:
         self.mutex = threading.RLock()  # a signal handler may come in while its own thread is inside
         self._idle: deque[Wire] = deque()
+        self._proofs = Proofs(self, lambda: self.memory.latest, self._lossless)
         self._threads: list[threading.Thread] = []
         self._closed = False
         self.teach = False  # the next message goes with the text of its script, for the server did not know one
@@ -236,7 +238,7 @@ class ThreadPort:
             known, got = 0, None
             if type(reply) is list and reply[0] == GRANTED:
                 known = self.memory.count(wire.exchange(_wire.REPLICATION, until))
-                got = wire.exchange(_wire.pack(acks.command(known, patience)), self.now() + patience + wire.timeout)
+                got = wire.exchange(_wire.pack(acks.command(known, patience)), until)
         except BaseException as error:
             self._broken(wire, error)
             raise
@@ -346,18 +348,17 @@ class ThreadPort:
 
     async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
         """See Port."""
-        epoch = self.memory.latest
-        while (verdict := lossless(self.address, evidence, epoch, until - self.now())) is None:
-            if self.now() + PROOF_EACH >= until:
-                break
-            self._rest.wait(PROOF_EACH)
-        if verdict:
-            epoch.prove(evidence)
-        return bool(verdict)
+        return await self._proofs.wanted(evidence, until)
 
-    def unsettled(self, key: str) -> str:  # noqa: ARG002 (see Port)
+    def unsettled(self, key: str, slot: int = -1) -> str:  # noqa: ARG002 (see Port)
         """See Port."""
-        return self.memory.latest.unsettled()
+        former = self.memory.latest.unsettled(slot)
+        if former:
+            self._proofs.begin(former)
+        return former
+
+    async def _lossless(self, evidence: str, epoch: Epoch, left: float) -> bool | None:
+        return await self.aside(partial(lossless, self.address, evidence, epoch, left))
 
     async def met(self, until: float) -> Epoch:
         """Under which epoch it is reached now. Raises Disconnected."""

@@ -34,7 +34,7 @@ if reply and redis.call('EXISTS', WATCHERS) == 0 then return reply end
 
 local record = redis.call('GET', RECORD)
 local kind, term = string.match(record or '1 election 0 - -', '^1 (%a+) (%d+)')
-if kind ~= 'election' then return reply or {MISUSED, record} end
+if kind ~= 'election' and kind ~= 'unknown' then return reply or {MISUSED, record} end
 local leader = redis.call('GET', LOCK)
 local known = string.format('%.0f', term * 2 + (leader and 0 or 1))
 if verb == 'watch' then

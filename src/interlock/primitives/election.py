@@ -80,7 +80,7 @@ def led(token: bytes) -> bool:
 async def leader(core: Core, primitive: Primitive) -> Leader | None:
     """See Election.leader."""
     value, pttl, record, *_ = await core.query(primitive, "inspect", "1")
-    if record and not record.startswith(f"{WIRE} election ".encode()):
+    if record and not record.startswith((f"{WIRE} election ".encode(), f"{WIRE} unknown ".encode())):
         raise unobtainable(primitive, MISUSED, (MISUSED, record))
     term = int(record.split(b" ")[2]) if record else 0
     if not led(value) or (record and not term):  # in a quorum they agree on the term just now

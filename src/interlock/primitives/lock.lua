@@ -14,7 +14,7 @@
 --
 -- KEYS   1 lock     string  <token>, or !<token> once revoked, or !taken-over, by rule 7, or !quarantine:<evidence>, by 8
 --        2 record   string  "1 <kind> <fence> <identity> <ttl ms> <last released> <holder> <channel> [<why revoked>]";
---                           "-" is none; identity and ttl are those of the last grant, see barred() in queue.lua
+--                           kind: "unknown" after a quarantine of what left no record; "-" is none; identity and ttl are those of the last grant, see barred() in queue.lua
 --        3 queue    zset    token of a waiter -> number of arrival
 --        4 waiters  hash    token of a waiter -> as in queue.lua; a waiter wants "<kind>"
 --        5 gone     zset    token that left in doubt -> forget after, ms: a late acquire of it takes nothing;
@@ -47,7 +47,8 @@ local function read()
   if not text then return true end
   local k, f, i, t, r = string.match(text, '^1 (%a+) (%d+) (%S+) (%d+) (%S+) %S+ %S+')
   if not k then return false end
-  kind, fence, under, lasts, released = k, tonumber(f), i, t, r
+  if k ~= 'unknown' then kind = k end
+  fence, under, lasts, released = tonumber(f), i, t, r
   return true
 end
 
@@ -57,7 +58,7 @@ local function holding()
 end
 
 local function record(holder, channel, why)
-  return string.format('1 %s %.0f %s %s %s %s %s%s', kind, fence, under, lasts, released, holder, channel, why or '')
+  return string.format('1 %s %.0f %s %s %s %s %s%s', kind or 'unknown', fence, under, lasts, released, holder, channel, why or '')
 end
 
 -- The record, with what has changed in it.
@@ -219,7 +220,7 @@ elseif verb == 'renew' then
     else
       if not holder and call('EXISTS', KEYS[i + 1]) == 0 then  -- who knows that it was held is a witness, too
         local ms, evidence = barred()
-        if ms > 0 then call('SET', KEYS[i], '!quarantine:' .. evidence, 'PX', ms) end
+        if ms > 0 then redis.pcall('SET', KEYS[i], '!quarantine:' .. evidence, 'PX', ms) end
       end
       states[#states + 1] = holder == '!' .. mine and REVOKED or GONE
     end
@@ -238,11 +239,11 @@ elseif verb == 'execute' then
 
 elseif verb == 'revoke' then
   local force, why = ARGV[3], ARGV[4]
-  local pttl = call('PTTL', LOCK)
-  if call('GET', LOCK) ~= token or force ~= '1' and pttl < 0 then return {0, pttl} end
+  local holder, pttl = call('GET', LOCK), call('PTTL', LOCK)
+  if (holder or marks(token) and token) ~= token or force ~= '1' and pttl < 0 then return {0, pttl} end
   read()
   if marks(token) then  -- somebody knows that nothing is at work: from here on it is as if granted here
-    kind, under = kind or 'lock', identity()
+    under = identity()
     call('SET', RECORD, record('-', '-'), 'PX', RECORD_MS)
   end
   local owner, channel = holding()

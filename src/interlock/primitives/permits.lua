@@ -11,7 +11,8 @@
 -- limit is what the record says; a client with another is told so.
 --
 -- KEYS   1 holders  zset    token of a holder -> end of its lease, ms
---        2 record   string  "1 <kind> <fence> <identity> <ttl ms> <last released> <limit>"
+--        2 record   string  "1 <kind> <fence> <identity> <ttl ms> <last released> <limit>"; or kind "unknown", limit 0: who
+--                           began or ended a quarantine did not know
 --        3 queue    zset    as in queue.lua; a waiter wants "<permits>"
 --        4 waiters  hash
 --        5 gone     zset
@@ -50,13 +51,15 @@ local function read()
   if not text then return true end
   local k, f, i, t, r, l = string.match(text, '^1 (%S+) (%d+) (%S+) (%d+) (%S+) (%d+)$')
   if not k then return false end
-  kind, fence, under, lasts, released, limit = k, tonumber(f), i, t, r, tonumber(l)
+  if k ~= 'unknown' then kind, limit = k, tonumber(l) end
+  fence, under, lasts, released = tonumber(f), i, t, r
   return true
 end
 
 local function write(ttl)
   local ms = math.max(RECORD_MS + ttl + math.max(0, math.ceil(fence / 1000 - now())), call('PTTL', RECORD))
-  call('SET', RECORD, string.format('1 %s %.0f %s %s %s %d', kind, fence, under, lasts, released, limit), 'PX', string.format('%.0f', ms))
+  local value = string.format('1 %s %.0f %s %s %s %d', kind or 'unknown', fence, under, lasts, released, limit or 0)
+  call('SET', RECORD, value, 'PX', string.format('%.0f', ms))
 end
 
 local function share(who)
@@ -112,7 +115,7 @@ end
 -- For how many ms nothing may be granted, see barred(); the record keeps the evidence, which others may not have.
 local function quarantined()
   local ms, evidence = barred(under, lasts)
-  if ms > 0 and under ~= evidence and limit then
+  if ms > 0 and under ~= evidence then
     under = evidence
     write(0)
   end
@@ -240,6 +243,10 @@ elseif verb == 'renew' then
     if type(ends) == 'table' then
       states[#states + 1] = ends.err
     elseif not ends or tonumber(ends) <= now() then
+      if not ends and call('EXISTS', RECORD) == 0 then  -- who knows that it was held is a witness
+        under = '-'
+        pcall(quarantined)
+      end
       states[#states + 1] = GONE
     else
       local fine, permits, _, _, why = pcall(share, mine)
@@ -248,8 +255,8 @@ elseif verb == 'renew' then
         states[#states + 1] = permits and REVOKED or GONE
       else
         if tonumber(ends) < now() + ttl then
+          keep(now() + ttl)  -- first: after a write that needs no memory, ZADD is not refused
           call('ZADD', HOLDERS, string.format('%.0f', now() + ttl), mine)
-          keep(now() + ttl)
         end
         if call('PTTL', RECORD) < RECORD_MS then call('PEXPIRE', RECORD, RECORD_MS + ttl) end
         states[#states + 1] = GRANTED
@@ -264,7 +271,7 @@ elseif verb == 'execute' then
 
 elseif verb == 'revoke' then
   local force, why = ARGV[3], ARGV[4]
-  if force == '1' and string.find(token, '^!quarantine') and read() and limit then
+  if force == '1' and string.find(token, '^!quarantine') and read() then
     under = identity()  -- somebody knows that nothing is at work: from here on it is as if granted here
     write(0)
     hand_out()

@@ -136,7 +136,7 @@ def state(name: str, reply: list[Any]) -> PermitState:
     known = fields[0] == WIRE and len(fields) == 7
     return PermitState(
         name=name,
-        limit=int(fields[6]) if known else None,
+        limit=(int(fields[6]) or None) if known else None,
         used=used,
         holders=tuple(_holder(*holders[i : i + 3]) for i in range(0, len(holders), 3)),
         waiters=tuple(

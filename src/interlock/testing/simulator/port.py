@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from interlock._core import DRIFT, FOREVER, RETRY_FOR, Disconnected, Place, ServerError
 from interlock.errors import LockError, Unavailable
 from interlock.ports._memory import HASTE, PATIENCE, STEPS, lossless
-from interlock.ports.asyncio import PROOF_EACH, SILENCE
+from interlock.ports._proofs import Proofs
+from interlock.ports.asyncio import SILENCE
 
 from .chance import MESSAGE, TRAFFIC
 from .coroutines import Future, Process, Task, Timer
@@ -88,6 +89,7 @@ class SimPort:
         self.longer = longer  # seconds that an isolated primary may be believed for
         self.sink: Session
         self.mutex = contextlib.nullcontext()
+        self._proofs = Proofs(self, lambda: self.memory.latest, self._verdict)
         self.now = process.clock
         self.asked: Callable[[Sequence[Message]], None] = lambda _batch: None  # before anything can happen
         self.sending: Callable[[Sequence[str], Sequence[Argument]], None] = lambda _keys, _args: None
@@ -393,20 +395,14 @@ class SimPort:
     def unsettled(self, key: str) -> str:  # noqa: ARG002 (see Port)
         """See Port."""
         former = self.memory.latest.unsettled()
-        self.network.record.counts["not believed yet"] += bool(former)
+        if former:
+            self.network.record.counts["not believed yet"] += 1
+            self._proofs.begin(former)
         return former
 
     async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
         """See Port."""
-        epoch = self.memory.latest
-        while (verdict := await self._verdict(evidence, epoch, until - self.now())) is None:
-            if self.now() + PROOF_EACH >= until:
-                break
-            await self.wait(SimSignal(), self.now() + PROOF_EACH)
-        if verdict:
-            self.network.record.counts["proven lossless"] += 1
-            epoch.prove(evidence)
-        return bool(verdict)
+        return await self._proofs.wanted(evidence, until)
 
     async def _verdict(self, evidence: str, epoch: Epoch, left: float) -> bool | None:
         """What `lossless` says, which asks over connections of its own: there, and back."""
@@ -423,6 +419,7 @@ class SimPort:
         patience = min(PATIENCE, max(HASTE, left) / STEPS)
         process.world.at(process.world.now + patience, Timer(found, None), process)
         verdict: bool | None = await found
+        network.record.counts["proven lossless"] += bool(verdict)
         return verdict
 
     # The subscription

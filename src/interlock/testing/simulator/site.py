@@ -83,7 +83,7 @@ class Host:
             case ("INFO", "replication"):
                 return "\r\n".join(self._replication()).encode()
             case ("INFO", "persistence"):
-                return f"aof_enabled:{int(self.site.durable)}\r\n".encode()
+                return b"aof_enabled:%d\r\naof_base_size:88\r\n" % self.site.durable
             case ("CONFIG", "GET", "appendfsync"):
                 return [b"appendfsync", b"always" if self.site.durable else b"everysec"]
             case ("TIME",):

@@ -1,0 +1,91 @@
+"""Looking whether nothing was lost (see `lossless`): one looks, and all who ask meanwhile wait for what it finds.
+
+A failover makes hundreds ask at the same time, and each look costs connections, to sentinels and replicas too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from ._memory import HASTE, PATIENCE
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from interlock._core import Port
+
+    from ._memory import Epoch
+
+EACH: Final = 0.2  # seconds between two looks whether a demoted primary has come back as a replica
+
+Look = tuple[str, str]  # the identity of a server, and that of one before
+
+
+class Proofs:
+    """What one port has found, and who waits for that."""
+
+    def __init__(self, port: Port, latest: Callable[[], Epoch], look: Callable[..., Awaitable[bool | None]]) -> None:
+        self.port = port
+        self.latest = latest  # the epoch of the newest connection
+        self.look = look  # evidence, epoch, seconds left -> as `lossless`
+        self._waiting: dict[Look, list[Any]] = {}  # signals, while somebody looks
+        self._found: dict[Look, tuple[float, bool | None]] = {}  # when, and what
+
+    async def wanted(self, evidence: str, until: float) -> bool:
+        """See Port.proven."""
+        port, epoch = self.port, self.latest()
+        while (verdict := await self._verdict(epoch, evidence, until)) is None and port.now() + EACH < until:
+            await port.wait(port.signal(), port.now() + EACH)
+        return bool(verdict)
+
+    def begin(self, evidence: str) -> None:
+        """Look in the background, unless somebody does so, or did just now."""
+        epoch = self.latest()
+        if self._mine((epoch.identity, evidence)):
+            try:
+                self.port.spawn(lambda: self._quietly(epoch, evidence), "interlock-proof", lambda: None)
+            except BaseException:
+                self._end((epoch.identity, evidence), None)
+                raise
+
+    def _mine(self, look: Look) -> bool:
+        """Whether it is the caller who looks now."""
+        at, verdict = self._found.get(look, (-EACH, None))
+        with self.port.mutex:
+            mine = look not in self._waiting and verdict is None and self.port.now() >= at + EACH
+            if mine:
+                self._waiting[look] = []
+        return mine
+
+    async def _verdict(self, epoch: Epoch, evidence: str, until: float) -> bool | None:
+        look = epoch.identity, evidence
+        if self._mine(look):
+            return await self._looked(epoch, evidence, until)
+        done = self.port.signal()
+        with self.port.mutex:
+            others = self._waiting.get(look)
+            if others is not None:
+                others.append(done)
+        if others is not None:
+            await self.port.wait(done, max(until, self.port.now() + HASTE))
+        return self._found.get(look, (0.0, None))[1]
+
+    async def _quietly(self, epoch: Epoch, evidence: str) -> None:
+        await self._looked(epoch, evidence, self.port.now() + PATIENCE)
+
+    async def _looked(self, epoch: Epoch, evidence: str, until: float) -> bool | None:
+        verdict = None
+        try:
+            verdict = await self.look(evidence, epoch, until - self.port.now())
+            if verdict:
+                epoch.prove(evidence)
+        finally:
+            self._end((epoch.identity, evidence), verdict)
+        return verdict
+
+    def _end(self, look: Look, verdict: bool | None) -> None:
+        with self.port.mutex:
+            self._found[look] = self.port.now(), verdict
+            waiting = self._waiting.pop(look, [])
+        for each in waiting:
+            each.set()
