@@ -4,18 +4,20 @@
 
 It does what it is told, line by line, and says when that is done:
 
-    use NAME     acquire and release it
+    use NAME     acquire and release it, if it can be had within 2 s
     hold         12 leases of 1.5 s; wait for "wanted", woken by nothing but a push; work on others all the time
     look NAME    fork a child that says whether it gets this lock at once
     fork         a child that uses all of it in both ways, and ends in the ordinary way
-    go on        until each lease was renewed twice since; then until "wanted" is ours; then give all back
+    go           until each lease was renewed twice since; then until "wanted" is ours; then give all back
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -72,11 +74,30 @@ async def closing(locks, work) -> None:
         await work(locks)
 
 
+@contextlib.contextmanager
+def inside(mutex):
+    """Another thread is inside: a child of ours does not have it."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def thread() -> None:
+        with mutex:
+            entered.set()
+            leave.wait()
+
+    running = threading.Thread(target=thread)
+    running.start()
+    entered.wait()
+    yield
+    leave.set()
+    running.join()
+
+
 def child(work) -> int:
     """What a child of ours came to."""
     pid = os.fork()
     if pid:
         return pid
+    signal.alarm(20)  # one that waits for ever would outlive the test
     code = 1
     try:
         asyncio._set_running_loop(None)
@@ -102,9 +123,8 @@ class Blocking:
         self.over = False
 
     async def use(self, name: str) -> None:
-        lease = self.locks.lock(name).try_acquire()
-        if lease is not None:
-            lease.release()
+        with contextlib.suppress(interlock.LockError), self.locks.lock(name).acquire(2):
+            pass
 
     async def hold(self) -> None:
         self.leases = [self.locks.lock(name, ttl=TTL).acquire() for name in NAMES]
@@ -149,9 +169,9 @@ class Async(Blocking):
         self.over = False
 
     async def use(self, name: str) -> None:
-        lease = await self.locks.lock(name).try_acquire()
-        if lease is not None:
-            await lease.release()
+        with contextlib.suppress(interlock.LockError):
+            async with await self.locks.lock(name).acquire(2):
+                pass
 
     async def hold(self) -> None:
         self.leases = [await self.locks.lock(name, ttl=TTL).acquire() for name in NAMES]
@@ -213,7 +233,9 @@ async def main() -> None:
         elif verb == "look":
             said = {10: "no", 11: "yes"}[await say(None, ended, child(lambda: parent.looking(*args)))]
         elif verb == "fork":
-            assert await say(None, ended, child(parent.inherited)) == 0
+            with inside(parent.locks._session.port.mutex):
+                pid = child(parent.inherited)
+            assert await say(None, ended, pid) == 0
         elif verb == "go":
             await renewed(parent.leases)
             print("renewed", flush=True)

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import redis
 
 from grounds import BASE, required
 from interlock.testing.servers import Missing
@@ -108,3 +107,19 @@ async def test_a_child_after_fork_begins_anew_and_its_parent_goes_on(kit, topolo
             assert await forking.does("go") == "renewed"
             await wanted.release()
             assert await asyncio.wait_for(forking.hears(), 10) == "done"
+
+
+@rule(10, 11)
+async def test_a_child_remembers_who_served_before(kit):
+    """Its parent has heard of a failover and not asked for this lock since; nobody else knows of the lost grant."""
+    with started(Cluster, BASE, shards=1) as cluster:
+        locks = kit.interlock(cluster.url, max_ttl=5)
+        old, new = cluster.nodes
+        async with parent(kit, [f"{cluster.url},127.0.0.1:{new.port}"]) as forking:
+            await forking.does("use hello")
+            cluster.lag(new)
+            await kit.keep(locks.lock("lost", ttl=5, renew=False).acquire())
+            old.kill()
+            cluster.failover(new, takeover=True)
+            await forking.does("use other")
+            assert await forking.does("look lost") == "no"

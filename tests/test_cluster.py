@@ -82,7 +82,7 @@ async def knows_all(kit, locks):
     """Once it has met all primaries, it is a witness of what they do."""
     await use(locks.lock("hello"))
     port = port_of(kit, locks)
-    await until(lambda: all(member is not None and member.known for member in {*port._map}))
+    await until(lambda: all(member is not None and member.memory.known for member in {*port._map}))
     return port
 
 

@@ -30,7 +30,7 @@ from interlock._core import DRIFT, RETRY_FOR, Disconnected, Place, ServerError, 
 from interlock.errors import ConfigError, LockError
 
 from . import _wire
-from ._memory import Story, ask, facts, fields
+from ._memory import Move, Story, ask, facts, fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -76,7 +76,7 @@ def tag_of(slot: int) -> str:
 class Member:
     """A node, as one client knows it."""
 
-    __slots__ = ("address", "failed", "known", "memory", "met", "port")
+    __slots__ = ("address", "failed", "memory", "met", "port")
 
     def __init__(self, address: Address, memory: Memory, port: Any) -> None:
         self.address = address
@@ -84,21 +84,6 @@ class Member:
         self.port = port
         self.failed = 0.0  # when, if it has not answered since
         self.met = False
-        self.known = ""  # its identity when the map was read last
-
-
-class Move:
-    """Slots have gone from one node to another."""
-
-    __slots__ = ("alive", "at", "before", "here", "known", "left")
-
-    def __init__(self, left: Member, here: Member, at: float) -> None:
-        self.left = left
-        self.here = here
-        self.before = left.memory.latest  # the epoch under which they were served
-        self.known = here.known
-        self.at = at
-        self.alive: bool | None = None  # whether the one that they left is still the primary that it was
 
 
 class ClusterPort:
@@ -119,6 +104,7 @@ class ClusterPort:
         self._sink: _wire.Sink | None = None
         self._members: dict[str, Member] = {}
         self._map: list[Member | None] = [None] * SLOTS
+        self._moves = memories.moves
         self._loaded = False
         self._sharded = True
         self._closed = False
@@ -129,7 +115,6 @@ class ClusterPort:
         self._loading: list[Any] | None = None  # the signals of those who wait for the map
         self._witnessing = False
         self._channels: dict[int, str] = {}
-        self._moves: dict[int, list[Move]] = {}  # slots that have moved, and were not asked for since
         self._importing: dict[int, Member] = {}  # slots that are on their way, and where to
 
     @property
@@ -140,7 +125,7 @@ class ClusterPort:
     @property
     def patience(self) -> float:
         """See Port: who has seen the cluster believes that it comes back."""
-        return self.cluster.seeds[0].patience if self._loaded else RETRY_FOR
+        return self.cluster.seeds[0].patience if self.memories.served else RETRY_FOR
 
     @property
     def sink(self) -> _wire.Sink:
@@ -287,20 +272,19 @@ class ClusterPort:
         if self.now() >= self._next:
             await self._load(until, here)
         with self.mutex:
-            old = self._map[slot]
-            if old is not here:
-                if old is not None:
-                    self._moved(slot, Move(old, here, self.now()))
-                self._map[slot] = here
+            old = self.memories.served[slot]
+            if old is not None and old is not here.memory:
+                self._moved(slot, Move(old, here.memory, self.now()))
+            self.memories.served[slot], self._map[slot] = here.memory, here
         if slot in self._moves:
-            await self._settle(slot, here, until)
+            await self._settle(slot, until)
         return here
 
     async def _importer(self, text: str, slot: int, member: Member, until: float) -> Member:
         """The node to which this slot is on its way."""
         here = self._named(text, member)
         if self._importing.get(slot) is not here:
-            await self._come(slot, here, [Move(member, here, self.now())], until)
+            await self._come(slot, here, [Move(member.memory, here.memory, self.now())], until)
             self._importing[slot] = here
         return here
 
@@ -310,7 +294,10 @@ class ClusterPort:
         return self._member(by.address, host, int(port))
 
     def _member(self, by: Address, host: str, port: int) -> Member:
-        address = replace(by.at(host if host not in ("", "?") else by.parameters["host"], port), clustered=True)
+        there = by.at(host if host not in ("", "?") else by.parameters["host"], port)
+        return self._node(replace(there, clustered=True))
+
+    def _node(self, address: Address) -> Member:
         with self.mutex:
             member = self._members.get(address.shown)
             if member is None:
@@ -339,7 +326,7 @@ class ClusterPort:
             if member is None:
                 raise ServerError(f"CLUSTERDOWN no node serves slot {slot}")
         if slot in self._moves:
-            await self._settle(slot, member, until)
+            await self._settle(slot, until)
         return member
 
     async def _load(self, until: float, told: Member | None = None) -> None:
@@ -372,9 +359,10 @@ class ClusterPort:
 
     async def _look(self, until: float, told: Member | None) -> tuple[Address, list[Any]]:
         """What the first node says that is of one mind with the others; else what any says."""
-        members = sorted({*self._map} - {None}, key=lambda member: member.failed)  # type: ignore[union-attr]
+        members = sorted((member for member in {*self._map} if member), key=lambda member: member.failed)
         nodes = [told, *members] if told else members
-        addresses = {each.shown: each for each in (*(node.address for node in nodes if node), *self.cluster.seeds)}
+        addresses = {each.shown: each for each in (*(node.address for node in nodes), *self.cluster.seeds)}
+        addresses |= {memory.address.shown: memory.address for memory in {*self.memories.served} if memory}
         second: tuple[Address, list[Any]] | None = None
         errors: list[Exception] = []
         for address in addresses.values():
@@ -405,19 +393,22 @@ class ClusterPort:
         fresh: list[Member | None] = [None] * SLOTS
         for first, last, (host, port, *_), *_ in slots:
             fresh[first : last + 1] = [self._member(seed, (host or b"").decode(), port)] * (last - first + 1)
-        moves: dict[tuple[Member, Member], Move] = {}
+        moves: dict[tuple[Memory, Memory], Move] = {}
         with self.mutex:
-            for slot, old in enumerate(self._map):
-                new = fresh[slot]
-                if new is None:
-                    fresh[slot] = old  # it will say itself what became of it
-                elif old is not None and old is not new:
+            served = self.memories.served or [None] * SLOTS
+            for slot, old in enumerate(served):
+                member = fresh[slot]
+                if member is None:
+                    fresh[slot] = self._map[slot]  # it will say itself what became of it
+                    continue
+                new = served[slot] = member.memory
+                if old is not None and old is not new:
                     move = moves.get((old, new)) or moves.setdefault((old, new), Move(old, new, self.now()))
                     self._moved(slot, move)
-            self._map, self._loaded = fresh, True
+            self.memories.served, self._map, self._loaded = served, fresh, True
             primaries = {*fresh}
             for member in list(self._members.values()):
-                member.known = member.memory.latest.identity
+                member.memory.known = member.memory.latest.identity
                 if member not in primaries:
                     member.port.quiet()
         if self._sink is not None and self.memories.wait is not None and not self._witnessing:
@@ -433,7 +424,7 @@ class ClusterPort:
         for member in members:
             with contextlib.suppress(Disconnected, LockError):
                 epoch = await member.port.met(self.now() + LOOK)
-                member.known, member.met = epoch.identity, True
+                member.memory.known, member.met = epoch.identity, True
 
     def _witnessed(self) -> None:
         self._witnessing = False
@@ -443,13 +434,14 @@ class ClusterPort:
         if move.before.identity and self.memories.wait is not None:
             self._moves.setdefault(slot, []).append(move)
 
-    async def _settle(self, slot: int, here: Member, until: float) -> None:
+    async def _settle(self, slot: int, until: float) -> None:
         """Before the first message about a slot that has moved: how it came there."""
         while moves := self._moves.get(slot):
             number = len(moves)
-            await self._come(slot, here, list(moves), until)
-            if len(moves) == number:
-                self._moves.pop(slot, None)
+            await self._come(slot, self._node(moves[-1].here.address), list(moves), until)
+            with self.mutex:
+                if len(moves) == number:
+                    self._moves.pop(slot, None)
 
     async def _come(self, slot: int, here: Member, moves: list[Move], until: float) -> None:
         try:
@@ -464,7 +456,7 @@ class ClusterPort:
             epoch.tell(slot, story)
 
     async def _told(self, move: Move, slot: int, story: Story | None, until: float) -> Story | None:
-        under, here = move.before.identity, move.here.memory.latest
+        under, here = move.before.identity, move.here.latest
         if not under:
             return None
         if move.alive is None:
