@@ -163,6 +163,23 @@ class Group:
                 self._mend(node, [replica])
         wait(lambda: self._behind(*replicas))
 
+    def isolate(self, node: Node, *together: Node) -> None:
+        """Cut it off from the others, sentinels too; clients still reach it. Those in `together` are on its side."""
+        side = [node, *together]
+        others = [each for each in self._all if each not in side]
+        for ones, theirs in ((side, others), (others, side)):
+            for each in ones:
+                if each.running:
+                    self._cut(each, theirs)
+
+    def heal(self) -> None:
+        """Nobody is cut off any more, replicas that lag neither; `wait_ok()` waits until all follow. (A restart heals
+        what was cut off at that server.)
+        """
+        for node in self._all:
+            if node.running:
+                self._mend(node, (each for each in self._all if each is not node))
+
     def _others(self, node: Node) -> list[Node]:
         return [each for each in self.nodes if each is not node and each.running]
 

@@ -212,23 +212,6 @@ class Sentinels(Group):
         for other in self.replicas:
             ask(other, "REPLICAOF", "127.0.0.1", replica.port)
 
-    def isolate(self, node: Node, *together: Node) -> None:
-        """Cut it off from the others, sentinels too; clients still reach it. Those in `together` are on its side."""
-        side = [node, *together]
-        others = [each for each in self._all if each not in side]
-        for ones, theirs in ((side, others), (others, side)):
-            for each in ones:
-                if each.running:
-                    self._cut(each, theirs)
-
-    def heal(self) -> None:
-        """Nobody is cut off any more, replicas that lag neither; `wait_ok()` waits until all follow. (A restart heals
-        what was cut off at that server.)
-        """
-        for node in self._all:
-            if node.running:
-                self._mend(node, (each for each in self._all if each is not node))
-
 
 def _told(answer: list[list[str]]) -> list[dict[str, str]]:
     """What a sentinel says of several servers."""
