@@ -191,15 +191,44 @@ class ClusterPort:
         """See Port."""
         replies: list[Any] = [None] * len(messages)
         slots = [slot_of(keys[0]) for _, keys, _ in messages]
+        groups, single = self._grouped(range(len(messages)), slots)
+        lost = [i for member in [*groups] if member.failed for i in groups.pop(member)]
+        single += await self._sent(groups, messages, slots, replies, until)
+        if lost:  # after all others: who serves these by now
+            with contextlib.suppress(Disconnected, LockError):
+                await self._load(until)
+            groups, more = self._grouped(lost, slots)
+            single += more + await self._sent(groups, messages, slots, replies, until)
+        for i in single:
+            try:
+                replies[i] = await self.call(*messages[i], until)
+            except Exception as error:  # noqa: BLE001 (one of many: see Port)
+                replies[i] = error
+        return replies
+
+    def _grouped(self, which: Iterable[int], slots: Sequence[int]) -> tuple[dict[Member, list[int]], list[int]]:
+        """By the node that serves them; and those about which more is to be known first."""
         groups: dict[Member, list[int]] = {}
         single: list[int] = []
-        for i, slot in enumerate(slots):
-            member = self._map[slot]
-            if member is None or slot in self._moves:
+        for i in which:
+            member = self._map[slots[i]]
+            if member is None or slots[i] in self._moves:
                 single.append(i)
             else:
                 groups.setdefault(member, []).append(i)
+        return groups, single
+
+    async def _sent(
+        self,
+        groups: dict[Member, list[int]],
+        messages: Sequence[Message],
+        slots: Sequence[int],
+        replies: list[Any],
+        until: float,
+    ) -> list[int]:
+        """Send to each node what is its own, and take the replies. Returns those that are to be sent elsewhere."""
         sent: list[tuple[Member, list[int], Any]] = []
+        elsewhere: list[int] = []
         order = sorted(groups, key=lambda member: (not member.port.connected, member.failed))
         for left, member in zip(range(len(order), 0, -1), order, strict=True):
             limit = until if member.port.connected else self.now() + (until - self.now()) / left
@@ -213,17 +242,12 @@ class ClusterPort:
                     self._lost(member, reply)
                 elif isinstance(reply, ServerError):
                     if str(reply).startswith(("MOVED", "ASK")):
-                        single.append(i)
+                        elsewhere.append(i)
                     elif passing(str(reply)):
                         self._failed(member, str(reply))
                 else:
                     member.failed = 0.0
-        for i in single:
-            try:
-                replies[i] = await self.call(*messages[i], until)
-            except Exception as error:  # noqa: BLE001 (one of many: see Port)
-                replies[i] = error
-        return replies
+        return elsewhere
 
     async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:
         """See Port."""
@@ -375,6 +399,8 @@ class ClusterPort:
                     raise hello
             except Exception as error:  # noqa: BLE001 (told below, if nobody else answers)
                 errors.append(_wire.refused(error, address))
+                if member := self._members.get(address.shown):  # the next one to look asks others first
+                    member.failed = self.now()
                 continue
             if isinstance(slots, ResponseError):
                 errors.append(_unmapped(str(slots), address))
