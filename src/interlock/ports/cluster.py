@@ -402,8 +402,8 @@ class ClusterPort:
                 if member := self._members.get(address.shown):  # the next one to look asks others first
                     member.failed = self.now()
                 continue
-            if isinstance(slots, ResponseError):
-                errors.append(_unmapped(str(slots), address))
+            if refusals := [str(reply) for reply in (slots, info) if isinstance(reply, ResponseError)]:
+                errors.append(_unmapped(refusals[0], address))
                 continue
             self._sharded = _version(hello) >= SHARDED
             if "ok" in fields(info).get("cluster_state", "ok"):
@@ -551,7 +551,7 @@ def _unmapped(text: str, address: Address) -> Exception:
         return ConfigError(f"{address.shown} is no node of a cluster. Use a URL redis://, or a client of one server")
     if passing(text):
         return Disconnected(text, sent=False)
-    return ConfigError(f"{address.shown} tells no slots [{text}]. Give this user the rights in docs/cluster.md")
+    return ConfigError(f"{address.shown} tells no slots [{text}]. Give this user the rights in docs/acl.md")
 
 
 def _primary(address: Address, within: float, identity: str) -> bool:
