@@ -245,9 +245,7 @@ async def test_the_least_rights_on_a_cluster_are_enough(kit, kind, monkeypatch):
         await met(others)
         port = others._session.port
         await handed_over(locks.lock("a"), others.lock("a"), lambda: port.ear("lock:a")[0] == "1")
-        await handed_over(
-            locks.semaphore("s", 1), others.semaphore("s", 1), lambda: port.ear("lock:s")[0] == "1"
-        )
+        await handed_over(locks.semaphore("s", 1), others.semaphore("s", 1), lambda: port.ear("lock:s")[0] == "1")
         slot = cluster.slot("lock:held")
         held = await kit.keep(locks.lock("held").acquire())
         old = cluster.primary_of(slot)
@@ -290,7 +288,7 @@ async def test_the_least_rights_of_a_quorum_are_those_of_one_server(kit, monkeyp
         assert "quarantine" in str(await outcome(others.lock("lost").acquire(timeout=2)))
         assert await others.lock("lost").revoke("all have been stopped", force=True)
         await (await others.lock("lost").acquire(timeout=10)).release()
-        assert not refusals(servers)
+        assert all("config|get" in entry for entry in refusals(servers))  # for proofs; it goes without
 
 
 @pytest.fixture
@@ -331,3 +329,45 @@ async def test_without_the_right_to_ask_a_lease_on_its_way_says_so(kit, clean, r
                 await lease.extend(25)
     await lease.extend(25)
     rights.migrate(slot, to=old)
+
+
+# TLS
+
+
+@pytest.fixture
+def tls(park):
+    """The files of a certificate, where there is a server that speaks TLS."""
+    park.node("redis-7.0")
+    return park.certificate
+
+
+async def test_a_cluster_over_tls(kit, tls):
+    with started(Cluster, "redis-7.0", shards=3, replicas=1, tls=tls) as cluster:
+        locks, others = kit.interlock(cluster.url), kit.interlock(cluster.url)
+        await met(locks)
+        await met(others)
+        leases = [await kit.keep(locks.lock(f"held-{number}").acquire()) for number in range(12)]
+        assert len({cluster.primary_of(f"lock:{lease.name}") for lease in leases}) == 3
+        port = others._session.port
+        assert all(member.address.kind == "tls" for member in {*port._map})
+        await handed_over(locks.lock("a"), others.lock("a"), lambda: port.ear("lock:a")[0] == "1")
+        slot = cluster.slot("lock:held-0")
+        old = cluster.primary_of(slot)
+        cluster.migrate(slot, to=next(node for node in cluster.nodes[:3] if node is not old))
+        await leases[0].extend(30)
+        cluster.failover(cluster.replica_of(old))
+        for lease in leases:
+            await lease.extend(30)
+        assert isinstance(await outcome(kit.interlock(cluster.url.partition("?")[0]).lock("a").acquire()), ConfigError)
+
+
+async def test_sentinel_over_tls(kit, tls):
+    with started(Sentinels, "redis-7.0", replicas=1, sentinels=1, tls=tls) as group:
+        locks, others = kit.interlock(group.url), kit.interlock(group.url)
+        port = others._session.port
+        await handed_over(locks.lock("a"), others.lock("a"), lambda: port.ear("lock:a")[0] == "1")
+        held = await kit.keep(locks.lock("held").acquire())
+        group.catch_up(*group.replicas)
+        group.primary.kill()
+        await held.extend(30)
+        assert isinstance(await outcome(kit.interlock(group.url.partition("&")[0]).lock("a").acquire()), ConfigError)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 from redis.crc import key_slot
 
-from interlock.testing.servers import Node
+from interlock.testing.servers import Node, _free_ports
 
 from .bus import Bus
-from .group import PATIENCE, QUICK, Group, ask, fields, wait
+from .group import OVER_TLS, PATIENCE, QUICK, TLS, Group, ask, fields, tls_query, wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -43,7 +43,7 @@ class _Member(Node):
                 "cluster-announce-bus-port": str(self.bus_port), "bind-source-addr": self.bus.source(self.number),
                 "cluster-announce-ip": "127.0.0.1", "replica-announce-ip": "127.0.0.1",
             }  # fmt: skip
-        return port, 0
+        return (port, 0) if self._tls is None else (_free_ports()[0], port)
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,8 @@ class Cluster(Group):
         cluster.isolate(primary)                       # clients still reach it
         cluster.wait_for_primary("lock:a", primary)
         cluster.heal()
+
+    With `tls` (see Node) clients, nodes and replicas speak TLS.
     """
 
     def __init__(
@@ -94,12 +96,16 @@ class Cluster(Group):
         config: Mapping[str, str] | None = None,
         node_timeout: float = 1.0,
         wired: bool = False,
+        tls: TLS | None = None,
     ) -> None:
         settings = {
             **QUICK, "cluster-enabled": "yes", "cluster-node-timeout": str(round(node_timeout * 1000)),
             "cluster-require-full-coverage": "no",
         }  # fmt: skip
-        super().__init__(_Member(kind, config={**settings, **(config or {})}) for _ in range(shards * (1 + replicas)))
+        settings |= {**OVER_TLS, "tls-cluster": "yes"} if tls else {}
+        number = shards * (1 + replicas)
+        super().__init__(_Member(kind, config={**settings, **(config or {})}, tls=tls) for _ in range(number))
+        self._tls = tls
         self.shards = shards
         self._ids: dict[Node, str] = {}
         self._bus = Bus() if wired else None
@@ -132,7 +138,7 @@ class Cluster(Group):
         for node, first, after in zip(primaries, bounds, bounds[1:], strict=False):
             ask(node, "CLUSTER", "ADDSLOTS", *range(first, after))
         for one, other in combinations(self._members, 2):  # all pairs: gossip would take its time
-            ask(one, "CLUSTER", "MEET", "127.0.0.1", other.port, other.bus_port)
+            ask(one, "CLUSTER", "MEET", "127.0.0.1", other.public, other.bus_port)
         wait(self._strangers)
         for number, node in enumerate(replicas):
             ask(node, "CLUSTER", "REPLICATE", self._ids[primaries[number % self.shards]])
@@ -152,7 +158,8 @@ class Cluster(Group):
     @property
     def url(self) -> str:
         """Where to connect: the primaries of the start, as any of them tells of the rest."""
-        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes[: self.shards])
+        hosts = ",".join(f"127.0.0.1:{node.public}" for node in self.nodes[: self.shards])
+        return f"redi{'ss' if self._tls else 's'}+cluster://{hosts}{tls_query(self._tls)}"
 
     def slot(self, key: str | bytes) -> int:
         """The slot of a key."""
@@ -268,4 +275,4 @@ class Cluster(Group):
     @staticmethod
     def _move(source: Node, to: Node, keys: list[str]) -> None:
         if keys:
-            ask(source, "MIGRATE", "127.0.0.1", to.port, "", 0, 5000, "REPLACE", "KEYS", *keys, within=10)
+            ask(source, "MIGRATE", "127.0.0.1", to.public, "", 0, 5000, "REPLACE", "KEYS", *keys, within=10)
