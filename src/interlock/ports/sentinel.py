@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from redis.exceptions import RedisError
 
 from interlock._core import Disconnected
-from interlock.errors import ConfigError
+from interlock.errors import ConfigError, LockError
 
 if TYPE_CHECKING:
     from interlock.connect import Address
@@ -31,14 +31,17 @@ class Sentinels:
     service: str
 
     def primary(self, within: float) -> tuple[str, int]:
-        """Host and port. Raises ConfigError if they don't know the service, Disconnected if none answers."""
+        """Host and port. Raises ConfigError if they don't know the service or us, Disconnected if none answers."""
+        from ._wire import refused  # noqa: PLC0415 (it knows addresses, which know us)
+
         named: Counter[tuple[str, int]] = Counter()
-        strangers, cause = 0, "they are silent"
+        strangers, cause = 0, Exception("they are silent")
         for sentinel in self.each:
             try:
                 reply = self._ask(sentinel, min(EACH, within), "GET-MASTER-ADDR-BY-NAME", self.service)
             except (RedisError, OSError) as error:
-                cause = str(error)
+                if not isinstance(cause, LockError):  # that one will not pass
+                    cause = refused(error, sentinel)
                 continue
             if reply is None:
                 strangers += 1
@@ -53,6 +56,8 @@ class Sentinels:
             raise ConfigError(
                 f"no sentinel of {self._shown} knows the service {self.service!r}. They watch: {self._services()}"
             )
+        if isinstance(cause, LockError):
+            raise cause
         raise Disconnected(f"none of the sentinels at {self._shown} answers: {cause}", sent=False)
 
     @property
