@@ -43,6 +43,13 @@ def least_rights() -> str:
     return rules
 
 
+def cluster_rights(kind: str) -> str:
+    """What a user needs besides on a cluster of this kind."""
+    text = (Path(__file__).parent.parent / "docs/acl.md").read_text()
+    first, sharded = re.findall(r"On a cluster.*?\n\n    (.*?)\n    (.*?)\n\n", text, re.DOTALL)[0]
+    return first if kind == "redis-6.2" else f"{first} {sharded}"
+
+
 def acl_user(node: Node) -> str:
     """Make the user of docs/acl.md; its URL. For execute() it gets what the tests' commands need."""
     _, *rules = least_rights().split()

@@ -82,7 +82,7 @@ async def knows_all(kit, locks):
     """Once it has met all primaries, it is a witness of what they do."""
     await use(locks.lock("hello"))
     port = port_of(kit, locks)
-    await until(lambda: all(member is not None and member.known for member in {*port._map}))
+    await until(lambda: all(member is not None and member.memory.known for member in {*port._map}))
     return port
 
 
@@ -371,6 +371,8 @@ async def test_a_failover_of_one_shard_disturbs_no_other(kit, clean, harmed):
     for node in names:
         harmed.catch_up(harmed.replica_of(node))  # each replica has its lease
     others = [lease for node, lease in leases.items() if node is not dead]
+    grant = leases[dead]._grant
+    deadline = grant.deadline
     dead.kill()
     replica_serves = asyncio.get_running_loop().run_in_executor(None, harmed.wait_ok)
     while not replica_serves.done():
@@ -380,7 +382,8 @@ async def test_a_failover_of_one_shard_disturbs_no_other(kit, clean, harmed):
         await use(locks.lock(f"more:{{lock:{others[0].name}}}"))
         await asyncio.sleep(0.02)
     await replica_serves
-    await leases[dead].extend(10)  # the same lease, at the new primary
+    await until(lambda: grant.deadline > deadline)  # its renewals alone have found the new primary
+    await leases[dead].extend(10)  # the same lease
     leases[dead].ensure()
     for lease in leases.values():
         assert await lease.release()

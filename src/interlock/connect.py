@@ -118,6 +118,8 @@ class Address:
         """Seconds by which a quarantine is longer for that, by the replies."""
         if not replies:
             return 0.0
+        if refusals := [reply for reply in replies if isinstance(reply, Exception)]:
+            _warn_of_defaults(self.shown, str(refusals[0]))
         if self.clustered:
             (node_timeout,) = map(setting, replies)
             return (NODE_TIMEOUT if node_timeout is None else node_timeout / 1000) + GRACE
@@ -446,6 +448,16 @@ def _warn_of_isolation(shown: str) -> None:
         "%s: a primary that is cut off from its replicas and sentinels would go on to grant and renew beside the new "
         "one. Set min-replicas-to-write to 1 there (and min-replicas-max-lag to a few seconds)",
         shown,
+    )
+
+
+@lru_cache(maxsize=256)
+def _warn_of_defaults(shown: str, refusal: str) -> None:
+    log.warning(
+        "%s does not tell how long a primary that is cut off may go on [%s], so its default is taken. If it is less, "
+        "every failover takes longer than it must: give this user +config|get (docs/acl.md)",
+        shown,
+        refusal,
     )
 
 

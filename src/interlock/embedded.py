@@ -150,7 +150,7 @@ class Server:
     def __init__(
         self, *, config: Mapping[str, str] | None = None, binary: str | os.PathLike[str] | None = None
     ) -> None:
-        self._config = dict(config or {})
+        self._config: dict[str, str] = dict(config or {})
         self._binary = binary
         self._environment: dict[str, str] = {}  # more of it, for the server
         self._home: Path | None = None

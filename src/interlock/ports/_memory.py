@@ -207,6 +207,8 @@ class Memory:
         self.latest = Epoch(None, wait, former, mark)
         self.before = former
         self._warned = False
+        self.address: Address  # where that is
+        self.known = ""  # of a node of a cluster: its identity when the map was read last
         self.replicas = 0  # the most that a server had here: one that is missing is missing
 
     def count(self, replication: Any) -> int:
@@ -248,16 +250,34 @@ class Memory:
         return epoch
 
 
+class Move:
+    """Slots of a cluster have gone from one node to another."""
+
+    __slots__ = ("alive", "at", "before", "here", "known", "left")
+
+    def __init__(self, left: Memory, here: Memory, at: float) -> None:
+        self.left = left
+        self.here = here
+        self.before = left.latest  # the epoch under which they were served
+        self.known = here.known
+        self.at = at
+        self.alive: bool | None = None  # whether the one that they left is still the primary that it was
+
+
 class Memories:
     """Those of one Interlock: of each address that it met, in all of its loops."""
 
     def __init__(self, wait: float | None) -> None:
         self.wait = wait
         self._by: dict[str, Memory] = {}
+        self.served: list[Memory | None] = []  # by slot of a cluster: who served it when somebody last looked
+        self.moves: dict[int, list[Move]] = {}  # slots that have moved, and were not asked for since
 
     def of(self, address: Address, mark: str = " ") -> Memory:
         """That of this address."""
-        return self._by.setdefault(address.shown, Memory(self.wait, mark=mark))
+        memory = self._by.setdefault(address.shown, Memory(self.wait, mark=mark))
+        memory.address = address
+        return memory
 
 
 def lossless(address: Address, evidence: str, epoch: Epoch, left: float = PATIENCE * STEPS) -> bool | None:

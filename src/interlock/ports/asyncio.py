@@ -310,8 +310,10 @@ class AsyncioPort:
         wire = await self._connected(until)
         reply: Any = None
         for packed in (_wire.by_sha, _wire.by_text):
-            wire.send(_wire.ASKING)  # nothing comes between this and the next
+            asking = wire.send(_wire.ASKING)  # nothing comes between this and the next
             reply = await self._reply(wire, wire.send(packed(*message, wire.epoch.of(slot))), until)
+            if type(await asking) is _wire.ReplyError:  # without that right it only sends us back
+                reply = asking.result()
             if not _wire.unknown(reply):
                 break
         return _wire.checked(reply)

@@ -30,7 +30,7 @@ from interlock._core import DRIFT, RETRY_FOR, Disconnected, Place, ServerError, 
 from interlock.errors import ConfigError, LockError
 
 from . import _wire
-from ._memory import Story, ask, facts, fields
+from ._memory import Move, Story, ask, facts, fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -76,7 +76,7 @@ def tag_of(slot: int) -> str:
 class Member:
     """A node, as one client knows it."""
 
-    __slots__ = ("address", "failed", "known", "memory", "met", "port")
+    __slots__ = ("address", "failed", "memory", "met", "port")
 
     def __init__(self, address: Address, memory: Memory, port: Any) -> None:
         self.address = address
@@ -84,21 +84,6 @@ class Member:
         self.port = port
         self.failed = 0.0  # when, if it has not answered since
         self.met = False
-        self.known = ""  # its identity when the map was read last
-
-
-class Move:
-    """Slots have gone from one node to another."""
-
-    __slots__ = ("alive", "at", "before", "here", "known", "left")
-
-    def __init__(self, left: Member, here: Member, at: float) -> None:
-        self.left = left
-        self.here = here
-        self.before = left.memory.latest  # the epoch under which they were served
-        self.known = here.known
-        self.at = at
-        self.alive: bool | None = None  # whether the one that they left is still the primary that it was
 
 
 class ClusterPort:
@@ -119,6 +104,7 @@ class ClusterPort:
         self._sink: _wire.Sink | None = None
         self._members: dict[str, Member] = {}
         self._map: list[Member | None] = [None] * SLOTS
+        self._moves = memories.moves
         self._loaded = False
         self._sharded = True
         self._closed = False
@@ -127,10 +113,8 @@ class ClusterPort:
     def _begin(self) -> None:
         self._next = 0.0  # before then no new map is asked for
         self._loading: list[Any] | None = None  # the signals of those who wait for the map
-        self._reloading = False
         self._witnessing = False
         self._channels: dict[int, str] = {}
-        self._moves: dict[int, list[Move]] = {}  # slots that have moved, and were not asked for since
         self._importing: dict[int, Member] = {}  # slots that are on their way, and where to
 
     @property
@@ -141,7 +125,7 @@ class ClusterPort:
     @property
     def patience(self) -> float:
         """See Port: who has seen the cluster believes that it comes back."""
-        return self.cluster.seeds[0].patience if self._loaded else RETRY_FOR
+        return self.cluster.seeds[0].patience if self.memories.served else RETRY_FOR
 
     @property
     def sink(self) -> _wire.Sink:
@@ -207,15 +191,44 @@ class ClusterPort:
         """See Port."""
         replies: list[Any] = [None] * len(messages)
         slots = [slot_of(keys[0]) for _, keys, _ in messages]
+        groups, single = self._grouped(range(len(messages)), slots)
+        lost = [i for member in [*groups] if member.failed for i in groups.pop(member)]
+        single += await self._sent(groups, messages, slots, replies, until)
+        if lost:  # after all others: who serves these by now
+            with contextlib.suppress(Disconnected, LockError):
+                await self._load(until)
+            groups, more = self._grouped(lost, slots)
+            single += more + await self._sent(groups, messages, slots, replies, until)
+        for i in single:
+            try:
+                replies[i] = await self.call(*messages[i], until)
+            except Exception as error:  # noqa: BLE001 (one of many: see Port)
+                replies[i] = error
+        return replies
+
+    def _grouped(self, which: Iterable[int], slots: Sequence[int]) -> tuple[dict[Member, list[int]], list[int]]:
+        """By the node that serves them; and those about which more is to be known first."""
         groups: dict[Member, list[int]] = {}
         single: list[int] = []
-        for i, slot in enumerate(slots):
-            member = self._map[slot]
-            if member is None or slot in self._moves:
+        for i in which:
+            member = self._map[slots[i]]
+            if member is None or slots[i] in self._moves:
                 single.append(i)
             else:
                 groups.setdefault(member, []).append(i)
+        return groups, single
+
+    async def _sent(
+        self,
+        groups: dict[Member, list[int]],
+        messages: Sequence[Message],
+        slots: Sequence[int],
+        replies: list[Any],
+        until: float,
+    ) -> list[int]:
+        """Send to each node what is its own, and take the replies. Returns those that are to be sent elsewhere."""
         sent: list[tuple[Member, list[int], Any]] = []
+        elsewhere: list[int] = []
         order = sorted(groups, key=lambda member: (not member.port.connected, member.failed))
         for left, member in zip(range(len(order), 0, -1), order, strict=True):
             limit = until if member.port.connected else self.now() + (until - self.now()) / left
@@ -229,20 +242,12 @@ class ClusterPort:
                     self._lost(member, reply)
                 elif isinstance(reply, ServerError):
                     if str(reply).startswith(("MOVED", "ASK")):
-                        single.append(i)
+                        elsewhere.append(i)
                     elif passing(str(reply)):
                         self._failed(member, str(reply))
                 else:
                     member.failed = 0.0
-        for i in single:
-            try:
-                replies[i] = await self.call(*messages[i], until)
-            except Exception as error:  # noqa: BLE001 (one of many: see Port)
-                replies[i] = error
-        if any(member.failed for member in groups) and not (self._reloading or self._closed):
-            self._reloading = True
-            self.spawn(self._reload, "interlock-map", self._reloaded)
-        return replies
+        return elsewhere
 
     async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:
         """See Port."""
@@ -291,20 +296,19 @@ class ClusterPort:
         if self.now() >= self._next:
             await self._load(until, here)
         with self.mutex:
-            old = self._map[slot]
-            if old is not here:
-                if old is not None:
-                    self._moved(slot, Move(old, here, self.now()))
-                self._map[slot] = here
+            old = self.memories.served[slot]
+            if old is not None and old is not here.memory:
+                self._moved(slot, Move(old, here.memory, self.now()))
+            self.memories.served[slot], self._map[slot] = here.memory, here
         if slot in self._moves:
-            await self._settle(slot, here, until)
+            await self._settle(slot, until)
         return here
 
     async def _importer(self, text: str, slot: int, member: Member, until: float) -> Member:
         """The node to which this slot is on its way."""
         here = self._named(text, member)
         if self._importing.get(slot) is not here:
-            await self._come(slot, here, [Move(member, here, self.now())], until)
+            await self._come(slot, here, [Move(member.memory, here.memory, self.now())], until)
             self._importing[slot] = here
         return here
 
@@ -314,7 +318,10 @@ class ClusterPort:
         return self._member(by.address, host, int(port))
 
     def _member(self, by: Address, host: str, port: int) -> Member:
-        address = replace(by.at(host if host not in ("", "?") else by.parameters["host"], port), clustered=True)
+        there = by.at(host if host not in ("", "?") else by.parameters["host"], port)
+        return self._node(replace(there, clustered=True))
+
+    def _node(self, address: Address) -> Member:
         with self.mutex:
             member = self._members.get(address.shown)
             if member is None:
@@ -343,7 +350,7 @@ class ClusterPort:
             if member is None:
                 raise ServerError(f"CLUSTERDOWN no node serves slot {slot}")
         if slot in self._moves:
-            await self._settle(slot, member, until)
+            await self._settle(slot, until)
         return member
 
     async def _load(self, until: float, told: Member | None = None) -> None:
@@ -374,19 +381,12 @@ class ClusterPort:
             for signal in waiting:
                 signal.set()
 
-    async def _reload(self) -> None:
-        """Who only renews asks for nothing else that would tell where the slots of a lost node are."""
-        with contextlib.suppress(Disconnected, LockError):
-            await self._load(self.now() + LOOK)
-
-    def _reloaded(self) -> None:
-        self._reloading = False
-
     async def _look(self, until: float, told: Member | None) -> tuple[Address, list[Any]]:
         """What the first node says that is of one mind with the others; else what any says."""
-        members = sorted({*self._map} - {None}, key=lambda member: member.failed)  # type: ignore[union-attr]
+        members = sorted((member for member in {*self._map} if member), key=lambda member: member.failed)
         nodes = [told, *members] if told else members
-        addresses = {each.shown: each for each in (*(node.address for node in nodes if node), *self.cluster.seeds)}
+        addresses = {each.shown: each for each in (*(node.address for node in nodes), *self.cluster.seeds)}
+        addresses |= {memory.address.shown: memory.address for memory in {*self.memories.served} if memory}
         second: tuple[Address, list[Any]] | None = None
         errors: list[Exception] = []
         for address in addresses.values():
@@ -399,9 +399,11 @@ class ClusterPort:
                     raise hello
             except Exception as error:  # noqa: BLE001 (told below, if nobody else answers)
                 errors.append(_wire.refused(error, address))
+                if member := self._members.get(address.shown):  # the next one to look asks others first
+                    member.failed = self.now()
                 continue
-            if isinstance(slots, ResponseError):
-                errors.append(_unmapped(str(slots), address))
+            if refusals := [str(reply) for reply in (slots, info) if isinstance(reply, ResponseError)]:
+                errors.append(_unmapped(refusals[0], address))
                 continue
             self._sharded = _version(hello) >= SHARDED
             if "ok" in fields(info).get("cluster_state", "ok"):
@@ -417,19 +419,22 @@ class ClusterPort:
         fresh: list[Member | None] = [None] * SLOTS
         for first, last, (host, port, *_), *_ in slots:
             fresh[first : last + 1] = [self._member(seed, (host or b"").decode(), port)] * (last - first + 1)
-        moves: dict[tuple[Member, Member], Move] = {}
+        moves: dict[tuple[Memory, Memory], Move] = {}
         with self.mutex:
-            for slot, old in enumerate(self._map):
-                new = fresh[slot]
-                if new is None:
-                    fresh[slot] = old  # it will say itself what became of it
-                elif old is not None and old is not new:
+            served = self.memories.served or [None] * SLOTS
+            for slot, old in enumerate(served):
+                member = fresh[slot]
+                if member is None:
+                    fresh[slot] = self._map[slot]  # it will say itself what became of it
+                    continue
+                new = served[slot] = member.memory
+                if old is not None and old is not new:
                     move = moves.get((old, new)) or moves.setdefault((old, new), Move(old, new, self.now()))
                     self._moved(slot, move)
-            self._map, self._loaded = fresh, True
+            self.memories.served, self._map, self._loaded = served, fresh, True
             primaries = {*fresh}
             for member in list(self._members.values()):
-                member.known = member.memory.latest.identity
+                member.memory.known = member.memory.latest.identity
                 if member not in primaries:
                     member.port.quiet()
         if self._sink is not None and self.memories.wait is not None and not (self._witnessing or self._closed):
@@ -445,7 +450,7 @@ class ClusterPort:
         for member in members:
             with contextlib.suppress(Disconnected, LockError):
                 epoch = await member.port.met(self.now() + LOOK)
-                member.known, member.met = epoch.identity, True
+                member.memory.known, member.met = epoch.identity, True
 
     def _witnessed(self) -> None:
         self._witnessing = False
@@ -455,13 +460,14 @@ class ClusterPort:
         if move.before.identity and self.memories.wait is not None:
             self._moves.setdefault(slot, []).append(move)
 
-    async def _settle(self, slot: int, here: Member, until: float) -> None:
+    async def _settle(self, slot: int, until: float) -> None:
         """Before the first message about a slot that has moved: how it came there."""
         while moves := self._moves.get(slot):
             number = len(moves)
-            await self._come(slot, here, list(moves), until)
-            if len(moves) == number:
-                self._moves.pop(slot, None)
+            await self._come(slot, self._node(moves[-1].here.address), list(moves), until)
+            with self.mutex:
+                if len(moves) == number:
+                    self._moves.pop(slot, None)
 
     async def _come(self, slot: int, here: Member, moves: list[Move], until: float) -> None:
         try:
@@ -476,7 +482,7 @@ class ClusterPort:
             epoch.tell(slot, story)
 
     async def _told(self, move: Move, slot: int, story: Story | None, until: float) -> Story | None:
-        under, here = move.before.identity, move.here.memory.latest
+        under, here = move.before.identity, move.here.latest
         if not under:
             return None
         if move.alive is None:
@@ -550,7 +556,7 @@ def _unmapped(text: str, address: Address) -> Exception:
         return ConfigError(f"{address.shown} is no node of a cluster. Use a URL redis://, or a client of one server")
     if passing(text):
         return Disconnected(text, sent=False)
-    return ConfigError(f"{address.shown} tells no slots [{text}]. Give this user the rights in docs/cluster.md")
+    return ConfigError(f"{address.shown} tells no slots [{text}]. Give this user the rights in docs/acl.md")
 
 
 def _primary(address: Address, within: float, identity: str) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from redis.exceptions import AuthenticationError, RedisError
 
 from interlock._core import Disconnected
-from interlock.errors import ConfigError
+from interlock.errors import ConfigError, LockError
 
 if TYPE_CHECKING:
     from interlock.connect import Address
@@ -35,16 +35,17 @@ class Sentinels:
 
         It is a ConfigError, too, if all of them refuse in a way that does not mend itself.
         """
+        from ._wire import refused  # noqa: PLC0415 (it knows addresses, which know us)
+
         named: Counter[tuple[str, int]] = Counter()
-        strangers, cause, refused = 0, "they are silent", list[ConfigError]()
+        strangers, errors = 0, list[Exception]()
         share = min(EACH, within / len(self.each))  # if all of them are silent, that takes no longer than one has
         for sentinel in self.each:
             try:
                 reply = self._ask(sentinel, share, "GET-MASTER-ADDR-BY-NAME", self.service)
             except (RedisError, OSError) as error:
-                cause = str(error)
-                if advice := _advice(error, cause):
-                    refused.append(ConfigError(f"{_place(sentinel)} {advice}"))
+                advice = _advice(error, str(error))
+                errors.append(ConfigError(f"{_place(sentinel)} {advice}") if advice else refused(error, sentinel))
                 continue
             if reply is None:
                 strangers += 1
@@ -59,8 +60,9 @@ class Sentinels:
             raise ConfigError(
                 f"no sentinel of {self._shown} knows the service {self.service!r}. They watch: {self._services()}"
             )
-        if len(refused) == len(self.each):
-            raise refused[0]
+        if all(isinstance(error, LockError) for error in errors):
+            raise errors[-1]
+        cause = next(error for error in errors if not isinstance(error, LockError))
         raise Disconnected(f"none of the sentinels at {self._shown} answers: {cause}", sent=False)
 
     @property

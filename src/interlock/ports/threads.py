@@ -254,8 +254,10 @@ class ThreadPort:
             reply: Any = None
             for packed in (_wire.by_sha, _wire.by_text):
                 wire.send(_wire.ASKING + packed(*message, wire.epoch.of(slot)), until)
-                wire.receive(until)
+                asking = wire.receive(until)
                 reply = wire.receive(until)
+                if type(asking) is _wire.ReplyError:  # without that right it only sends us back
+                    reply = asking
                 if not _wire.unknown(reply):
                     break
         except BaseException as error:

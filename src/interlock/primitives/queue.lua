@@ -83,6 +83,7 @@ local function reachable(heard, channel)
 end
 
 local function tell(channel, message)
+  if channel == '-' then return end  -- nobody's
   redis.pcall(string.find(channel, '{', 1, true) and 'SPUBLISH' or 'PUBLISH', channel, message)
 end
 

@@ -130,6 +130,11 @@ class Node(Server):
         return f"rediss://127.0.0.1:{self.tls_port}/0?ssl_ca_certs={self._tls[2]}"
 
     @property
+    def public(self) -> int:
+        """The port that other servers are told: that of TLS, if it has one."""
+        return self.tls_port if self._tls is not None else self.port
+
+    @property
     def running(self) -> bool:
         """Started, and neither killed nor stopped since. A paused one runs."""
         return self in _processes and _processes[self][-1].poll() is None

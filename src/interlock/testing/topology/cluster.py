@@ -6,14 +6,15 @@ import contextlib
 import random
 import socket
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 from typing import TYPE_CHECKING, Final
 
 from redis.crc import key_slot
 
-from interlock.testing.servers import Node
+from interlock.testing.servers import Node, _free_ports
 
-from .group import PATIENCE, QUICK, Group, ask, fields, wait
+from .bus import Bus
+from .group import OVER_TLS, PATIENCE, QUICK, TLS, Group, ask, fields, tls_query, wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +24,10 @@ BUS: Final = 10_000  # between a node's port and the one at which it hears other
 
 
 class _Member(Node):
+    bus_port = 0  # where others reach it, once it is started
+    bus: Bus | None = None
+    number = 0
+
     def _ports(self) -> tuple[int, int]:
         """Both below those that the system gives to anybody who asks."""
         while True:
@@ -30,7 +35,15 @@ class _Member(Node):
             with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as other:
                 one.bind(("127.0.0.1", port))
                 other.bind(("127.0.0.1", port + BUS))
-                return port, 0
+                break
+        self.bus_port = port + BUS
+        if self.bus is not None:
+            self.bus_port = self.bus.lead(self.number, port + BUS)
+            self._config |= {
+                "cluster-announce-bus-port": str(self.bus_port), "bind-source-addr": self.bus.source(self.number),
+                "cluster-announce-ip": "127.0.0.1", "replica-announce-ip": "127.0.0.1",
+            }  # fmt: skip
+        return (port, 0) if self._tls is None else (_free_ports()[0], port)
 
 
 @dataclass(frozen=True)
@@ -64,7 +77,14 @@ class Cluster(Group):
             cluster.wait_ok()                          # the replica has taken over
 
     `nodes` are the primaries of the start, then their replicas. `node_timeout` is in seconds. A shard that is down
-    does not keep the others from serving (`config={"cluster-require-full-coverage": "yes"}` does).
+    does not keep the others from serving (`config={"cluster-require-full-coverage": "yes"}` does). With `wired=True`
+    (not for 6.2) a node can be cut off:
+
+        cluster.isolate(primary)                       # clients still reach it
+        cluster.wait_for_primary("lock:a", primary)
+        cluster.heal()
+
+    With `tls` (see Node) clients, nodes and replicas speak TLS.
     """
 
     def __init__(
@@ -75,14 +95,38 @@ class Cluster(Group):
         replicas: int = 1,
         config: Mapping[str, str] | None = None,
         node_timeout: float = 1.0,
+        wired: bool = False,
+        tls: TLS | None = None,
     ) -> None:
         settings = {
             **QUICK, "cluster-enabled": "yes", "cluster-node-timeout": str(round(node_timeout * 1000)),
             "cluster-require-full-coverage": "no",
         }  # fmt: skip
-        super().__init__(_Member(kind, config={**settings, **(config or {})}) for _ in range(shards * (1 + replicas)))
+        settings |= {**OVER_TLS, "tls-cluster": "yes"} if tls else {}
+        number = shards * (1 + replicas)
+        super().__init__(_Member(kind, config={**settings, **(config or {})}, tls=tls) for _ in range(number))
+        self._tls = tls
         self.shards = shards
         self._ids: dict[Node, str] = {}
+        self._bus = Bus() if wired else None
+        for number, node in enumerate(self._members, 1):
+            node.bus, node.number = self._bus, number
+
+    @property
+    def _members(self) -> list[_Member]:
+        return [node for node in self.nodes if isinstance(node, _Member)]
+
+    def start(self) -> None:
+        """See Group."""
+        if self._bus is not None:
+            self._bus.start()
+        super().start()
+
+    def stop(self) -> None:
+        """See Group."""
+        super().stop()
+        if self._bus is not None:
+            self._bus.stop()
 
     def _form(self) -> None:
         self._introduce()
@@ -93,8 +137,8 @@ class Cluster(Group):
             ask(node, "CLUSTER", "SET-CONFIG-EPOCH", number + 1)
         for node, first, after in zip(primaries, bounds, bounds[1:], strict=False):
             ask(node, "CLUSTER", "ADDSLOTS", *range(first, after))
-        for one, other in combinations(self.nodes, 2):  # all pairs: gossip would take its time
-            ask(one, "CLUSTER", "MEET", "127.0.0.1", other.port)
+        for one, other in combinations(self._members, 2):  # all pairs: gossip would take its time
+            ask(one, "CLUSTER", "MEET", "127.0.0.1", other.public, other.bus_port)
         wait(self._strangers)
         for number, node in enumerate(replicas):
             ask(node, "CLUSTER", "REPLICATE", self._ids[primaries[number % self.shards]])
@@ -114,7 +158,8 @@ class Cluster(Group):
     @property
     def url(self) -> str:
         """Where to connect: the primaries of the start, as any of them tells of the rest."""
-        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes[: self.shards])
+        hosts = ",".join(f"127.0.0.1:{node.public}" for node in self.nodes[: self.shards])
+        return f"redi{'ss' if self._tls else 's'}+cluster://{hosts}{tls_query(self._tls)}"
 
     def slot(self, key: str | bytes) -> int:
         """The slot of a key."""
@@ -172,6 +217,26 @@ class Cluster(Group):
         wait(lambda: "" if "master" in self._selves()[node].flags else f"port {node.port} has not taken over", timeout)
         self.wait_ok(timeout=timeout)
 
+    def isolate(self, node: Node, *together: Node) -> None:
+        """Cut it off from the others; clients still reach it. Those in `together` are on its side."""
+        assert self._bus is not None, "Cluster(wired=True)"
+        super().isolate(node, *together)
+        side = [node, *together]
+        for one, other in product(self._members, repeat=2):
+            if (one in side) != (other in side):
+                self._bus.cut(one.number, other.number)
+
+    def heal(self) -> None:
+        """See Group."""
+        if self._bus is not None:
+            self._bus.mend()
+        super().heal()
+
+    def wait_for_primary(self, what: str | bytes | int, other_than: Node, *, timeout: float = PATIENCE) -> Node:
+        """Who serves a key or a slot by the newest that any node says, once it is another one."""
+        wait(lambda: "" if self.primary_of(what) is not other_than else "nobody else serves it yet", timeout)
+        return self.primary_of(what)
+
     def migrate(self, slot: int, *, to: Node, between: Callable[[str], None] | None = None) -> None:
         """Move a slot and its keys to another primary. `between` is called with each step of `migrating()`."""
         for step in self.migrating(slot, to=to):
@@ -210,4 +275,4 @@ class Cluster(Group):
     @staticmethod
     def _move(source: Node, to: Node, keys: list[str]) -> None:
         if keys:
-            ask(source, "MIGRATE", "127.0.0.1", to.port, "", 0, 5000, "REPLACE", "KEYS", *keys, within=10)
+            ask(source, "MIGRATE", "127.0.0.1", to.public, "", 0, 5000, "REPLACE", "KEYS", *keys, within=10)

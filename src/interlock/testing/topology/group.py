@@ -27,7 +27,14 @@ PATIENCE: Final = 30.0  # seconds; what is waited for takes a few, or more than 
 SILENCE: Final = 5.0  # seconds without an answer after which a server is given up
 QUICK: Final = {"repl-diskless-sync": "yes", "repl-diskless-sync-delay": "0", "repl-ping-replica-period": "1"}
 _CONNECTION: Final[Any] = UnixDomainSocketConnection
+TLS = tuple[str, str, str]  # the files of a certificate, its key and its authority, see Node
+OVER_TLS: Final = {"tls-replication": "yes"}
 GONE: Final = (redis.ConnectionError, redis.TimeoutError)
+
+
+def tls_query(tls: TLS | None) -> str:
+    """What a URL needs to trust these servers."""
+    return f"?ssl_ca_certs={tls[2]}" if tls else ""
 
 
 def ask(node: Node, *command: str | int | bytes, within: float = SILENCE) -> Any:
@@ -163,6 +170,23 @@ class Group:
                 self._mend(node, [replica])
         wait(lambda: self._behind(*replicas))
 
+    def isolate(self, node: Node, *together: Node) -> None:
+        """Cut it off from the others, sentinels too; clients still reach it. Those in `together` are on its side."""
+        side = [node, *together]
+        others = [each for each in self._all if each not in side]
+        for ones, theirs in ((side, others), (others, side)):
+            for each in ones:
+                if each.running:
+                    self._cut(each, theirs)
+
+    def heal(self) -> None:
+        """Nobody is cut off any more, replicas that lag neither; `wait_ok()` waits until all follow. (A restart heals
+        what was cut off at that server.)
+        """
+        for node in self._all:
+            if node.running:
+                self._mend(node, (each for each in self._all if each is not node))
+
     def _others(self, node: Node) -> list[Node]:
         return [each for each in self.nodes if each is not node and each.running]
 
@@ -176,9 +200,11 @@ class Group:
             return ""
         if said["master_link_status"] != "up":
             return f"the link of the replica at port {replica.port} to its primary is down"
-        primary = next(node for node in self.nodes if node.port == int(said["master_port"]))
+        primary = next(node for node in self.nodes if node.public == int(said["master_port"]))
         theirs = info(primary)
-        listed = [line for name, line in theirs.items() if name.startswith("slave") and f"port={replica.port}," in line]
+        listed = [
+            line for name, line in theirs.items() if name.startswith("slave") and f"port={replica.public}," in line
+        ]
         if not any("state=online" in line for line in listed):
             return f"the replica at port {replica.port} is not online at its primary"
         lack = int(theirs["master_repl_offset"]) - int(info(replica)["slave_repl_offset"])

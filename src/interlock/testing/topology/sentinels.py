@@ -10,7 +10,7 @@ import redis
 
 from interlock.testing.servers import Node
 
-from .group import GONE, PATIENCE, QUICK, Group, ask, ask_all, info, wait
+from .group import GONE, OVER_TLS, PATIENCE, QUICK, TLS, Group, ask, ask_all, info, tls_query, wait
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ class Sentinels(Group):
     sentinel takes it for dead. Replicas have a priority: the sentinels promote them in the order of `replicas` at the
     start, even one that lags (so writes are lost), if its link was cut less than 10 × `down_after` ago. With
     `sentinels=0` nobody promotes but `promote()`. Sentinels of 6.2 look at replicas every 10 s and cannot be told to
-    hurry: after one failover the next one takes that long.
+    hurry: after one failover the next one takes that long. With `tls` (see Node) all of them speak TLS.
     """
 
     def __init__(
@@ -52,25 +52,29 @@ class Sentinels(Group):
         sentinels: int = 3,
         config: Mapping[str, str] | None = None,
         down_after: float = 0.5,
+        tls: TLS | None = None,
     ) -> None:
+        over = OVER_TLS if tls else {}
+        settings = {**QUICK, **over}
         super().__init__(
             [
-                Node(kind, config={**QUICK, "replica-priority": str(number or 100), **(config or {})})
+                Node(kind, config={**settings, "replica-priority": str(number or 100), **(config or {})}, tls=tls)
                 for number in range(1 + replicas)
             ],
-            [_Sentinel(kind) for _ in range(sentinels)],
+            [_Sentinel(kind, config=over, tls=tls) for _ in range(sentinels)],
         )
         self.quorum = sentinels // 2 + 1
         self.down_after = down_after
+        self._tls = tls
         self._promoted = self.nodes[0]  # where nobody watches
 
     def _form(self) -> None:
         self._introduce()
         primary, *replicas = self.nodes
         for replica in replicas:
-            ask_all(replica, [("REPLICAOF", "127.0.0.1", primary.port), ("CONFIG", "REWRITE")])
+            ask_all(replica, [("REPLICAOF", "127.0.0.1", primary.public), ("CONFIG", "REWRITE")])
         wait(lambda: self._behind(*replicas))  # first: sentinels learn who is there at their first look
-        address = ("127.0.0.1", primary.port)
+        address = ("127.0.0.1", primary.public)
         for sentinel in self.sentinels:
             for name, period in PERIODS.items():
                 with contextlib.suppress(redis.ResponseError):  # 6.2 has its own pace
@@ -82,7 +86,7 @@ class Sentinels(Group):
             monitor = ("SENTINEL", "MONITOR", SERVICE, *address, self.quorum)
             ask_all(sentinel, [monitor, *(("SENTINEL", "SET", SERVICE, *setting) for setting in settings.items())])
         for sentinel in self.sentinels:  # what they would hear from each other through the primary, in a while
-            hello = ("127.0.0.1", sentinel.port, ask(sentinel, "SENTINEL", "MYID"), 0, SERVICE, *address, 0)
+            hello = ("127.0.0.1", sentinel.public, ask(sentinel, "SENTINEL", "MYID"), 0, SERVICE, *address, 0)
             for other in self.sentinels:
                 if other is not sentinel:
                     ask(other, "PUBLISH", "__sentinel__:hello", ",".join(map(str, hello)))
@@ -117,8 +121,9 @@ class Sentinels(Group):
         """Where to connect: all sentinels and the service. Without sentinels, the primary."""
         if not self.sentinels:
             return self.primary.tcp_url
-        hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
-        return f"redis+sentinel://{hosts}/0?service={SERVICE}"
+        hosts = ",".join(f"127.0.0.1:{sentinel.public}" for sentinel in self.sentinels)
+        trust = tls_query(self._tls).replace("?", "&")
+        return f"redi{'ss' if self._tls else 's'}+sentinel://{hosts}/0?service={SERVICE}{trust}"
 
     @property
     def primary(self) -> Node:
@@ -143,7 +148,7 @@ class Sentinels(Group):
         return named
 
     def _at(self, port: int) -> Node:
-        return next(node for node in self.nodes if node.port == port)
+        return next(node for node in self.nodes if node.public == port)
 
     def wait_for_primary(self, other_than: Node | None = None, *, timeout: float = PATIENCE) -> Node:
         """The primary, once a quorum of sentinels names it, it is not `other_than`, and it takes writes."""
@@ -182,7 +187,7 @@ class Sentinels(Group):
         # the old primary would wait for ever.
         self._set("down-after-milliseconds", 60_000)
         try:
-            ask(old, "FAILOVER", "TO", "127.0.0.1", new.port, "TIMEOUT", round(timeout * 1000))
+            ask(old, "FAILOVER", "TO", "127.0.0.1", new.public, "TIMEOUT", round(timeout * 1000))
             wait(lambda: "" if info(new)["role"] == "master" else f"port {new.port} has not taken over", timeout)
             wait(lambda: self._behind(old), timeout)
         finally:
@@ -210,24 +215,7 @@ class Sentinels(Group):
         ask(replica, "REPLICAOF", "NO", "ONE")
         self._promoted = replica
         for other in self.replicas:
-            ask(other, "REPLICAOF", "127.0.0.1", replica.port)
-
-    def isolate(self, node: Node, *together: Node) -> None:
-        """Cut it off from the others, sentinels too; clients still reach it. Those in `together` are on its side."""
-        side = [node, *together]
-        others = [each for each in self._all if each not in side]
-        for ones, theirs in ((side, others), (others, side)):
-            for each in ones:
-                if each.running:
-                    self._cut(each, theirs)
-
-    def heal(self) -> None:
-        """Nobody is cut off any more, replicas that lag neither; `wait_ok()` waits until all follow. (A restart heals
-        what was cut off at that server.)
-        """
-        for node in self._all:
-            if node.running:
-                self._mend(node, (each for each in self._all if each is not node))
+            ask(other, "REPLICAOF", "127.0.0.1", replica.public)
 
 
 def _told(answer: list[list[str]]) -> list[dict[str, str]]:
