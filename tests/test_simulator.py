@@ -257,9 +257,9 @@ IN_LUA = {
         6, ["calm"],
     ),
     "nobody is woken": (replaced("  tell(channel, 'granted ' .. who)\nend", "end"), 4, ["calm"]),
-    "a fence in whole seconds": (replaced("math.max(fence + 1, micros())", "micros() - micros() % 1e6"), 2, ["calm"]),
+    "a fence in whole seconds": (replaced("math.max(fence + 1, now)", "now - now % 1e6"), 2, ["calm"]),
     "a record for ever": (
-        replaced(", 'PX', RECORD_MS + ttl + math.max(0, math.ceil(fence / 1000 - micros() / 1000)))", ")"), 3, ["calm"],
+        replaced(", 'PX', RECORD_MS + ttl + ahead)", ")"), 3, ["calm"],
     ),
     "a confirmation that does not lengthen": (
         replaced("if pttl <= tonumber(ttl) then call('PEXPIRE', LOCK, ttl) end", ""), 1, ["pause", "loss", "crash"],
@@ -321,7 +321,7 @@ IN_PERMITS = {
         1, ["loss", "lossy cancel"],
     ),
     "a fence in whole seconds": (
-        "semaphore", replaced("math.max(fence + 1, micros())", "micros() - micros() % 1e6"),
+        "semaphore", replaced("math.max(fence + 1, now)", "now - now % 1e6"),
         2, ["calm"],
     ),
     "holders for ever": ("semaphore", replaced("  call('PEXPIRE', HOLDERS, ms)\n", ""), 3, ["calm"]),
@@ -370,7 +370,7 @@ IN_OTHERS = {
         "election", replaced("'-inf', '(' .. known", "'-inf', '(' .. (known - 2)"), 4, ["calm"],
     ),
     "a term that does not grow": (
-        "election", replaced("math.max(fence + 1, micros())", "micros() - micros() % 1e6"), 2, ["calm"],
+        "election", replaced("math.max(fence + 1, now)", "now - now % 1e6"), 2, ["calm"],
     ),
     "an open latch that tells nobody": (
         "latch", replaced("    bury(token, tostring(DONE_MS))\n    wake()\n", "    bury(token, tostring(DONE_MS))\n"),

@@ -104,7 +104,7 @@ def replaced(old, new):
 
 IN_LUA = {
     "a server votes that has forgotten": (
-        "lock", 1, "q empty", replaced("if #EPOCH < IDENTITY or recorded ==", "if true or recorded =="),
+        "lock", 1, "q empty", replaced("if IDENTITY == '-' or recorded ==", "if true or recorded =="),
     ),
     "a fence that is stored by nobody": (
         "lock", 2, "q loss", replaced("  fence = math.max(fence, ARGV[3])\n", ""),

@@ -61,13 +61,13 @@ def replaced(old, new):
 
 
 IN_LUA = {
-    "no quarantine": ("lock", 1, "snapshot", replaced("if #EPOCH < IDENTITY or recorded ==", "if true or recorded ==")),
+    "no quarantine": ("lock", 1, "snapshot", replaced("if IDENTITY == '-' or recorded ==", "if true or recorded ==")),
     "no quarantine of permits": (
-        "semaphore", 13, "failover", replaced("if #EPOCH < IDENTITY or recorded ==", "if true or recorded =="),
+        "semaphore", 13, "failover", replaced("if IDENTITY == '-' or recorded ==", "if true or recorded =="),
     ),
     "an identity that is not written": (
-        "lock", 13, "snapshot", replaced("and under), identity(), ttl",
-                                         "and under), '-', ttl"),
+        "lock", 13, "snapshot", replaced("under, lasts = IDENTITY, ttl",
+                                         "under, lasts = '-', ttl"),
     ),
     "a memory that nobody asks": (
         "lock", 13, "empty", replaced("if not recorded or recorded == '-' then recorded = former end", ""),
@@ -78,7 +78,7 @@ IN_LUA = {
     "a confirmation that takes the record over": (
         "semaphore", 13, "snapshot", replaced("    if why ~= '' then return {REVOKED, why} end\n",
                                               "    if why ~= '' then return {REVOKED, why} end\n"
-                                              "    under = identity() write(0)\n"),
+                                              "    under = IDENTITY write(0)\n"),
     ),
     "a quarantine that hands over": (
         "lock", 13, "snapshot", replaced("if quarantined() then return nil, 0 end", ""),

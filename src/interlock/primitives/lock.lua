@@ -14,7 +14,8 @@
 --
 -- KEYS   1 lock     string  <token>, or !<token> once revoked, or !taken-over, by rule 7, or !quarantine:<evidence>, by 8
 --        2 record   string  "1 <kind> <fence> <identity> <ttl ms> <last released> <holder> <channel> [<why revoked>]";
---                           kind: "unknown" after a quarantine of what left no record; "-" is none; identity and ttl are those of the last grant, see barred() in queue.lua
+--                           "-" is none; kind is "unknown" after a quarantine of what left no record; identity and
+--                           ttl are those of the last grant; identity is the evidence in a quarantine, see barred()
 --        3 queue    zset    token of a waiter -> number of arrival
 --        4 waiters  hash    token of a waiter -> as in queue.lua; a waiter wants "<kind>"
 --        5 gone     zset    token that left in doubt -> forget after, ms: a late acquire of it takes nothing;
@@ -73,8 +74,10 @@ end
 -- last: if the server has no memory left for either, nothing is granted.
 -- The fence of what runs once is also when it began: never counted.
 local function grant(to, ttl, channel)
-  fence, under, lasts = next_fence(fence, kind ~= 'once' and under), identity(), ttl
-  call('SET', RECORD, record(to, channel), 'PX', RECORD_MS + ttl + math.max(0, math.ceil(fence / 1000 - micros() / 1000)))
+  local ahead
+  fence, ahead = next_fence(fence, kind ~= 'once' and under)
+  under, lasts = IDENTITY, ttl
+  call('SET', RECORD, record(to, channel), 'PX', RECORD_MS + ttl + ahead)
   call('SET', LOCK, to, 'PX', ttl)
 end
 
@@ -121,7 +124,7 @@ if verb == 'acquire' then
   if not read() or kind and kind ~= ARGV[9] then return {MISUSED, text} end
   kind = ARGV[9]
   local evidence = marks(holder)
-  if evidence and #EPOCH >= IDENTITY then  -- this client may know more, and so that it is over
+  if evidence and IDENTITY ~= '-' then  -- this client may know more, and so that it is over
     if under == '-' then under = evidence end
     holder = nil
   end
@@ -243,7 +246,7 @@ elseif verb == 'revoke' then
   if (holder or marks(token) and token) ~= token or force ~= '1' and pttl < 0 then return {0, pttl} end
   read()
   if marks(token) then  -- somebody knows that nothing is at work: from here on it is as if granted here
-    under = identity()
+    under = IDENTITY
     call('SET', RECORD, record('-', '-'), 'PX', RECORD_MS)
   end
   local owner, channel = holding()

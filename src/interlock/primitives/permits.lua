@@ -96,7 +96,7 @@ end
 
 -- The record is written first: if there is no memory, this is what fails, and nothing else was done.
 local function grant(who, permits, ttl, channel)
-  fence, under, lasts = next_fence(fence, under), identity(), ttl
+  fence, under, lasts = next_fence(fence, under), IDENTITY, ttl
   write(ttl)
   call('HINCRBY', SHARES, 'sum', permits)
   call('HSET', SHARES, who, string.format('%d %.0f %s', permits, fence, channel))
@@ -272,7 +272,7 @@ elseif verb == 'execute' then
 elseif verb == 'revoke' then
   local force, why = ARGV[3], ARGV[4]
   if force == '1' and string.find(token, '^!quarantine') and read() then
-    under = identity()  -- somebody knows that nothing is at work: from here on it is as if granted here
+    under = IDENTITY  -- somebody knows that nothing is at work: from here on it is as if granted here
     write(0)
     hand_out()
     return {1, 0}

@@ -12,7 +12,9 @@
 --                      no header names it.
 
 local GRANTED, QUEUED, BUSY, AGAIN, GONE, REVOKED, FOREIGN, MISUSED, LIMIT = 1, 2, 3, 4, 5, 6, 7, 8, 9
-local EPOCH, IDENTITY = table.remove(ARGV), 25
+local EPOCH = table.remove(ARGV)
+local IDENTITY = #EPOCH < 25 and '-' or string.sub(EPOCH, 1, 25)  -- of this server: under it is granted now
+local COUNTS = EPOCH == '+' or string.byte(EPOCH, 26) == 43  -- whether it is one of a quorum
 local RECORD_MS, QUEUE_MS, ALIVE_MS, SKIP = 300000, 10000, 3000, 32
 local RECORD, QUEUE, WAITERS, GONES = KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local call, verb, token = redis.call, ARGV[1], ARGV[2]
@@ -24,35 +26,33 @@ end
 
 -- For how many ms nothing may be granted here, since leases that this server does not know may be alive; and the
 -- evidence: the identity of the one before, with that of this one and since when it is known, so that clients that come
--- later, and know only when they met it themselves, wait no longer. A record says under which identity of the server was granted last; another one is here
--- since a restart or a failover, which may have lost what was granted in between. `since` (ms) on this server's clock is
--- when that was at the latest, `wait` (ms) the longest that a lease of before may last; `former` is the identity that
--- the client knew before, or "-": evidence for what has no record. Records of `fine` identities came without loss.
+-- later, and know only when they met it themselves, wait no longer. A record says under which identity of the server was
+-- granted last; another one is here since a restart or a failover, which may have lost what was granted in between.
+-- `since` (ms) on this server's clock is when that was at the latest, `wait` (ms) the longest that a lease of before may
+-- last; `former` is the identity that the client knew before, or "-": evidence for what has no record. Records of `fine`
+-- identities came without loss.
 local function barred(recorded, ttl)
-  if #EPOCH < IDENTITY or recorded == string.sub(EPOCH, 1, IDENTITY) then return 0 end
-  local since, wait, former, fine = string.match(EPOCH, '(%d+) (%d+) (%S+) ?(.*)', IDENTITY + 2)
+  if IDENTITY == '-' or recorded == IDENTITY then return 0 end
+  local since, wait, former, fine = string.match(EPOCH, '(%d+) (%d+) (%S+) ?(.*)', 27)
   if not recorded or recorded == '-' then recorded = former end
   if recorded == '-' then return 0 end
   local evidence, here, known = string.match(recorded, '^([^>]*)>([^>]*)>(%d+)')
-  if here == string.sub(EPOCH, 1, IDENTITY) then since = math.min(since, known) end
+  if here == IDENTITY then since = math.min(since, known) end
   recorded = evidence or recorded
   for each in string.gmatch(fine, '%S+') do
     if string.sub(recorded, 1, #each) == each then return 0 end
   end
   local ms = math.max(0, math.ceil(since + math.max(wait, ttl or 0) - micros() / 1000))
-  return ms, string.format('%s>%s>%.0f', recorded, string.sub(EPOCH, 1, IDENTITY), since)
+  return ms, string.format('%s>%s>%.0f', recorded, IDENTITY, since)
 end
 
--- Under which identity is granted now.
-local function identity()
-  return #EPOCH < IDENTITY and '-' or string.sub(EPOCH, 1, IDENTITY)
-end
-
--- The next fence after this one. The clock makes good for grants that the server has lost. In a quorum they are agreed on
--- by counting, so that servers answer alike; unless this one may have lost some.
+-- The next fence after this one, and by how many ms it is ahead of the clock. The clock makes good for grants that the
+-- server has lost. In a quorum they are agreed on by counting, so that servers answer alike; unless this one may have lost
+-- some.
 local function next_fence(fence, recorded)
-  if fence > 0 and recorded == identity() and string.find(EPOCH, '^[^ ]*%+') then return fence + 1 end
-  return math.max(fence + 1, micros())
+  local now = micros()
+  local following = COUNTS and fence > 0 and recorded == IDENTITY and fence + 1 or math.max(fence + 1, now)
+  return following, math.max(0, math.ceil((following - now) / 1000))
 end
 
 local function leave(who)
