@@ -95,7 +95,7 @@ def scaling(bench: Bench) -> Iterator[Outcome]:
         15, f"cluster, {TASKS} tasks on locks of so many shards", "pairs/s", "3 of 3 shards", samples,
         checks=[
             Check("a shard's time for a pair", f"{spent:.1f} µs"),
-            Check("projection: 1, 2, 3 shards", ", ".join(f"{one * count:,.0f}" for count in (1, 2, 3)) + " pairs/s"),
+            *(Check(f"projection: {count} of 3 shards", f"{one * count:,.0f}") for count in (1, 2, 3)),
         ],
         note="All shards and the client share the cores here, so more shards can't be faster. The projection assumes "
         "a core for each shard, enough clients, and the CPU that servers really spent for a pair, with system calls.",
