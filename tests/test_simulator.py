@@ -32,6 +32,7 @@ from interlock.testing import shrink, simulate
 from interlock.testing.simulator import PROFILES, RELAXED, SUBJECTS, Plan, cli, natural, subject_of
 from interlock.testing.simulator.coroutines import Task
 from interlock.testing.simulator.server import Server
+from planted import replaced
 
 SEEDS = 2000
 SHARE = 50
@@ -176,14 +177,6 @@ def catch(rule, *, profiles, lua=str, subject="lock"):
             if rule in broken:
                 return seed
     return pytest.fail(f"no seed below {SEEDS} breaks rule {rule}")
-
-
-def replaced(old, new):
-    def planted(source):
-        assert source.count(old) == 1, f"the script has changed: {old!r}"
-        return source.replace(old, new)
-
-    return planted
 
 
 def a_deadline_counted_after_the_send(monkeypatch):

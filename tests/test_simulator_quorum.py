@@ -10,6 +10,7 @@ from interlock._core import GRANTED, QUEUED
 from interlock.ports import _votes, quorum
 from interlock.testing import shrink, simulate
 from interlock.testing.simulator import WORLDS, natural, port, subject_of
+from planted import catch, replaced
 
 SEEDS = 2000
 SHARE = 50
@@ -94,14 +95,6 @@ IN_PYTHON = {
 }
 
 
-def replaced(old, new):
-    def planted(source):
-        return source.replace(old, new)
-
-    planted.old = old
-    return planted
-
-
 IN_LUA = {
     "a server votes that has forgotten": (
         "lock", 1, "q empty", replaced("if IDENTITY == '-' or recorded ==", "if true or recorded =="),
@@ -110,13 +103,6 @@ IN_LUA = {
         "lock", 2, "q loss", replaced("  fence = math.max(fence, ARGV[3])\n", ""),
     ),
 }  # fmt: skip
-
-
-def catch(rule, subject, profile, lua=str):
-    for seed in range(200):
-        if any(violation.rule == rule for violation in simulate(seed, profile, subject=subject, lua=lua).violations):
-            return seed
-    return pytest.fail(f"no seed below 200 breaks rule {rule}")
 
 
 @pytest.mark.parametrize("bug", IN_LUA)

@@ -11,6 +11,7 @@ from interlock.testing import shrink, simulate
 from interlock.testing.simulator import SERVERS, natural, outages, port, profiles, site, subject_of
 from interlock.testing.simulator.coroutines import Process
 from interlock.testing.simulator.scheduler import World
+from planted import catch, replaced
 
 SEEDS = 2000
 SHARE = 50
@@ -50,14 +51,6 @@ def test_a_seed_is_one_run(profile):
 
 
 # Planted bugs
-
-
-def replaced(old, new):
-    def planted(source):
-        return source.replace(old, new)
-
-    planted.old = old
-    return planted
 
 
 IN_LUA = {
@@ -118,13 +111,6 @@ IN_PYTHON = {
     "every restart is clean": ("lock", 13, "snapshot", every_restart_is_clean),
     "a promotion is as old as its process": ("lock", 13, "failover", a_promotion_is_as_old_as_its_process),
 }
-
-
-def catch(rule, subject, profile, lua=str):
-    for seed in range(200):
-        if any(violation.rule == rule for violation in simulate(seed, profile, subject=subject, lua=lua).violations):
-            return seed
-    return pytest.fail(f"no seed below 200 breaks rule {rule}")
 
 
 @pytest.mark.parametrize("bug", IN_LUA)

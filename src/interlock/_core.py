@@ -99,6 +99,9 @@ class Place(NamedTuple):
     slot: int
 
 
+HERE: Final = Place(0, 0)  # of all keys, where there is but one
+
+
 class Signal(Protocol):
     """A flag that one waits for; waiting takes it down. Setting it twice is setting it once."""
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from interlock._core import Port
 
-    from ._memory import Epoch
+    from ._memory import Epoch, Memory
 
 EACH: Final = 0.2  # seconds between two looks whether a demoted primary has come back as a replica
 
@@ -24,23 +24,30 @@ Look = tuple[str, str]  # the identity of a server, and that of one before
 class Proofs:
     """What one port has found, and who waits for that."""
 
-    def __init__(self, port: Port, latest: Callable[[], Epoch], look: Callable[..., Awaitable[bool | None]]) -> None:
+    def __init__(self, port: Port, memory: Memory, look: Callable[..., Awaitable[bool | None]]) -> None:
         self.port = port
-        self.latest = latest  # the epoch of the newest connection
+        self.memory = memory
         self.look = look  # evidence, epoch, seconds left -> as `lossless`
         self._waiting: dict[Look, list[Any]] = {}  # signals, while somebody looks
         self._found: dict[Look, tuple[float, bool | None]] = {}  # when, and what
 
     async def wanted(self, evidence: str, until: float) -> bool:
         """See Port.proven."""
-        port, epoch = self.port, self.latest()
+        port, epoch = self.port, self.memory.latest
         while (verdict := await self._verdict(epoch, evidence, until)) is None and port.now() + EACH < until:
             await port.wait(port.signal(), port.now() + EACH)
         return bool(verdict)
 
-    def begin(self, evidence: str) -> None:
+    def unsettled(self, slot: int = -1) -> str:
+        """See Port."""
+        former = self.memory.latest.unsettled(slot)
+        if former:
+            self._begin(former)
+        return former
+
+    def _begin(self, evidence: str) -> None:
         """Look in the background, unless somebody does so, or did just now."""
-        epoch = self.latest()
+        epoch = self.memory.latest
         if self._mine((epoch.identity, evidence)):
             try:
                 self.port.spawn(lambda: self._quietly(epoch, evidence), "interlock-proof", lambda: None)

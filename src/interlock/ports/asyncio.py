@@ -14,7 +14,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from interlock._core import DRIFT, FOREVER, GRANTED, Disconnected, Place, ServerError, log
+from interlock._core import DRIFT, FOREVER, GRANTED, HERE, Disconnected, Place, ServerError, log
 from interlock.errors import LockError
 
 from . import _wire
@@ -34,7 +34,6 @@ T = TypeVar("T")
 BATCH: Final = 16  # commands after which a write does not wait for the end of the turn: the server begins meanwhile
 SILENCE: Final = 0.9  # seconds without a word to those who wait, after which one whose time is over ends the connection
 STEADY: Final = 1.0  # seconds that a connection must last, so that the next one is made without a pause
-HERE: Final = Place(0, 0)  # there is but one
 QUIET: Final = 5.0  # seconds without a message after which the connection is tested
 
 
@@ -243,7 +242,7 @@ class AsyncioPort:
         self.now = _wire.now
         self.signal = Signal
         self.mutex = Unlocked()
-        self._proofs = Proofs(self, lambda: self.memory.latest, self._lossless)
+        self._proofs = Proofs(self, self.memory, self._lossless)
         self._wire: Wire | None = None
         self._connecting: asyncio.Task[Wire] | None = None
         self._tasks: set[asyncio.Future[Any]] = set()
@@ -405,10 +404,7 @@ class AsyncioPort:
 
     def unsettled(self, key: str, slot: int = -1) -> str:  # noqa: ARG002 (see Port)
         """See Port."""
-        former = self.memory.latest.unsettled(slot)
-        if former:
-            self._proofs.begin(former)
-        return former
+        return self._proofs.unsettled(slot)
 
     async def _lossless(self, evidence: str, epoch: Epoch, left: float) -> bool | None:
         return await self.aside(partial(lossless, self.address, evidence, epoch, left))
@@ -420,11 +416,6 @@ class AsyncioPort:
     async def aside(self, work: Callable[[], T]) -> T:
         """Do what blocks."""
         return await asyncio.to_thread(work)
-
-    @property
-    def connected(self) -> bool:
-        """Whether a message can be sent at once."""
-        return self._wire is not None and self._wire.broken is None
 
     @property
     def heard(self) -> set[str]:

@@ -229,9 +229,9 @@ class ClusterPort:
         """Send to each node what is its own, and take the replies. Returns those that are to be sent elsewhere."""
         sent: list[tuple[Member, list[int], Any]] = []
         elsewhere: list[int] = []
-        order = sorted(groups, key=lambda member: (not member.port.connected, member.failed))
+        order = sorted(groups, key=lambda member: (not member.port.ready, member.failed))
         for left, member in zip(range(len(order), 0, -1), order, strict=True):
-            limit = until if member.port.connected else self.now() + (until - self.now()) / left
+            limit = until if member.port.ready else self.now() + (until - self.now()) / left
             mine = groups[member]
             begun = await member.port.begin([messages[i] for i in mine], limit, [slots[i] for i in mine])
             sent.append((member, mine, begun))

@@ -31,11 +31,11 @@ from interlock._core import (
     FOREVER,
     GONE_FOR,
     GRANTED,
+    HERE,
     QUARANTINE,
     QUEUED,
     RETRY_FOR,
     Disconnected,
-    Place,
     ServerError,
     log,
     quarantined,
@@ -48,7 +48,7 @@ from ._votes import MERGED, SPLIT, UNAGREED, Said
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
-    from interlock._core import Argument, Message, Script
+    from interlock._core import Argument, Message, Place, Script
 
 SILENCE: Final = 0.25  # seconds without an answer after which a server is away; less for a short ttl:
 SHARE: Final = 0.1  # of the ttl that a vote may take
@@ -62,7 +62,6 @@ INSISTS: Final = 20  # times that one who does not wait, and goes on, asks again
 MOST: Final = 100_000  # tokens that are remembered of a server
 TOGETHER: Final = 5.0  # seconds within which the servers of a new quorum are started
 DRIFT: Final = 0.01  # of a ttl, as Redlock's authors have it
-HERE: Final = Place(0, 0)
 TOMBSTONE: Final = str(int(GONE_FOR * 1000))
 
 

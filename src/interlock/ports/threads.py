@@ -18,7 +18,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from interlock._core import DRIFT, FOREVER, GRANTED, Disconnected, Place, ServerError, log, run
+from interlock._core import DRIFT, FOREVER, GRANTED, HERE, Disconnected, Place, ServerError, log, run
 
 from . import _wire
 from ._memory import lossless
@@ -38,7 +38,6 @@ QUIET: Final = 5.0  # seconds without a message after which the subscription is 
 # The kernel keeps the timeout of a plain socket. Not that of TLS, nor of gevent's, which never blocks: they do.
 _SOCKET: Final = socket.socket if socket.socket.__module__ == "socket" else None
 STEADY: Final = 1.0  # seconds that a subscription must last, so that the next one is made without a pause
-HERE: Final = Place(0, 0)  # there is but one
 LONGEST: Final = 3600.0  # seconds of one wait: locks take no infinite timeout
 
 
@@ -183,7 +182,7 @@ class ThreadPort:
     def _begin(self) -> None:
         self.mutex = threading.RLock()  # a signal handler may come in while its own thread is inside
         self._idle: deque[Wire] = deque()
-        self._proofs = Proofs(self, lambda: self.memory.latest, self._lossless)
+        self._proofs = Proofs(self, self.memory, self._lossless)
         self._threads: list[threading.Thread] = []
         self._closed = False
         self.teach = False  # the next message goes with the text of its script, for the server did not know one
@@ -354,10 +353,7 @@ class ThreadPort:
 
     def unsettled(self, key: str, slot: int = -1) -> str:  # noqa: ARG002 (see Port)
         """See Port."""
-        former = self.memory.latest.unsettled(slot)
-        if former:
-            self._proofs.begin(former)
-        return former
+        return self._proofs.unsettled(slot)
 
     async def _lossless(self, evidence: str, epoch: Epoch, left: float) -> bool | None:
         return await self.aside(partial(lossless, self.address, evidence, epoch, left))
@@ -371,11 +367,6 @@ class ThreadPort:
     async def aside(self, work: Callable[[], T]) -> T:
         """Do what blocks."""
         return work()
-
-    @property
-    def connected(self) -> bool:
-        """Whether a message can be sent at once."""
-        return bool(self._idle)
 
     def _take(self, until: float) -> Wire:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from interlock._core import DRIFT, FOREVER, RETRY_FOR, Disconnected, Place, ServerError
+from interlock._core import DRIFT, FOREVER, HERE, RETRY_FOR, Disconnected, Place, ServerError
 from interlock.errors import LockError, Unavailable
 from interlock.ports._memory import HASTE, PATIENCE, STEPS, lossless
 from interlock.ports._proofs import Proofs
@@ -89,7 +89,7 @@ class SimPort:
         self.longer = longer  # seconds that an isolated primary may be believed for
         self.sink: Session
         self.mutex = contextlib.nullcontext()
-        self._proofs = Proofs(self, lambda: self.memory.latest, self._verdict)
+        self._proofs = Proofs(self, self.memory, self._verdict)
         self.now = process.clock
         self.asked: Callable[[Sequence[Message]], None] = lambda _batch: None  # before anything can happen
         self.sending: Callable[[Sequence[str], Sequence[Argument]], None] = lambda _keys, _args: None
@@ -394,10 +394,8 @@ class SimPort:
 
     def unsettled(self, key: str) -> str:  # noqa: ARG002 (see Port)
         """See Port."""
-        former = self.memory.latest.unsettled()
-        if former:
-            self.network.record.counts["not believed yet"] += 1
-            self._proofs.begin(former)
+        former = self._proofs.unsettled()
+        self.network.record.counts["not believed yet"] += bool(former)
         return former
 
     async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
@@ -430,7 +428,7 @@ class SimPort:
 
     def place(self, key: str) -> Place:  # noqa: ARG002 (see Port)
         """See Port."""
-        return Place(0, 0)
+        return HERE
 
     def listen(self, key: str) -> None:  # noqa: ARG002 (see Port)
         """See Port."""
