@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ._acks import Acks
 from ._acks import acks as acks_of
-from ._core import COURTESY, FOREVER, LONGEST_PAUSE, QUARANTINE, RETRY_FOR, silent
+from ._core import COURTESY, FOREVER, Grant, Stopped, log
 from ._names import SHORTEST_TTL, checked_name, seconds, tagged, whole
 from ._owned import Owned
 from .connect import Quorum, address
-from .errors import AcquireTimeout, ConfigError, LockError
+from .errors import AcquireTimeout, ConfigError, LeaseLost, LockError, Unavailable
 from .ports._memory import Memories
 from .primitives import barrier, latch, multi, once, permits
 from .primitives.lock import state as lock_state
@@ -26,10 +26,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ._core import Primitive
+    from ._section import BaseSection
     from ._session import Session
 
 TTL: Final = 30.0  # seconds that a lease lasts, unless somebody says otherwise
+SHORTEST_TRY: Final = 0.01  # seconds: less than a round trip is no try
+LONGEST_TRY: Final = 3600.0  # seconds
 MOST: Final = 1000  # things that a multi takes
+OUTAGE_PAUSE: Final = 0.5  # seconds after which a campaign that the server did not answer begins anew
 AGREED: Final = ("lock", "rlock", "multi", "election", "once")  # what servers that know nothing of each other can keep
 
 
@@ -85,13 +89,22 @@ class BaseInterlock:
         raise NotImplementedError
 
     def __init__(
-        self, target: object, *, prefix: str, max_ttl: float, quarantine: bool, label: str | None, for_asyncio: bool
+        self,
+        target: object,
+        *,
+        prefix: str,
+        max_ttl: float,
+        quarantine: bool,
+        try_for: float,
+        label: str | None,
+        for_asyncio: bool,
     ) -> None:
         if prefix:
             checked_name(prefix)
             tagged(re.sub(r"\{[^{}]*$", "", prefix))  # a tag may end in the name, but not be broken already
         self.prefix = prefix
         self.max_ttl = seconds(max_ttl, "max_ttl", least=SHORTEST_TTL)
+        self.try_for = seconds(try_for, "try_for", least=SHORTEST_TRY, most=LONGEST_TRY)
         if label is not None and not re.search(r"\w", label):
             raise ConfigError(f"label must be some words for people, not {label!r}")
         self.label = label
@@ -184,18 +197,24 @@ class Named:
 class BaseLock(Named):
     """A description of something that can be held. Nothing is sent until it is acquired."""
 
-    __slots__ = ("_entered", "_terms")
+    __slots__ = ("_by_hand", "_inside", "_terms")
     _kind: type[Any]  # of its leases
 
     def __init__(self, interlock: Any, primitive: Primitive, terms: Terms) -> None:
         super().__init__(interlock, primitive)
         self._terms = terms
-        self._entered: dict[object, list[Any]] = {}  # the leases of `with`, by thread or task, the innermost last
+        self._inside: dict[weakref.ref[Any], weakref.ref[Any]] = {}  # by thread or task: the lease it entered last
+        self._by_hand: list[BaseSection] = []  # what was entered by __enter__() without a `with`, the innermost last
 
     # Acquiring
 
-    async def _take(self, timeout: float | Unset | None, primitive: Primitive | None = None) -> Any:
-        """A lease, waited for."""
+    async def _take(
+        self, timeout: float | Unset | None, primitive: Primitive | None = None, try_for: float | None = None
+    ) -> Any:
+        """A lease, waited for; or with timeout=0 tried for, for at most so many seconds.
+
+        An interrupt before it is returned gives it back.
+        """
         if (lease := self._again()) is not None:
             return lease
         terms = self._terms
@@ -207,8 +226,13 @@ class BaseLock(Named):
             terms.renew,
             terms.max_hold,
             acks=terms.acks,
+            try_for=try_for,
         )
-        self._taken(lease)
+        try:
+            self._taken(lease)
+        except BaseException:
+            lease._abandon()
+            raise
         return lease
 
     def _timeout(self, timeout: float | Unset | None) -> float | None:
@@ -230,23 +254,61 @@ class BaseLock(Named):
 
     # Its `with`
 
-    def _may_enter(self, who: object) -> None:
+    def _may_enter(self, who: weakref.ref[Any]) -> None:
         """Refuse what would wait for itself for ever. Raises ConfigError."""
-        if any(not lease._ended for lease in self._entered.get(who, ())):
+        inside = self._inside.get(who)
+        if inside is not None and (lease := inside()) is not None and not lease._ended:
             raise ConfigError(
                 f"{self._primitive}: this thread or task is inside it already and would wait for itself for ever; "
                 "a lock is not reentrant; rlock() is"
             )
 
-    def _enter(self, who: object, lease: Any) -> None:
-        self._entered.setdefault(who, []).append(lease)
-
-    def _leave(self, who: object) -> Any:
-        leases = self._entered[who]
-        lease = leases.pop()
-        if not leases:
-            del self._entered[who]
+    async def _enter(self, section: BaseSection) -> Any:
+        """The lease of a `with`, which this section owns. Whatever ends it otherwise: the section gives up."""
+        who = section.who
+        if who is not None:
+            self._may_enter(who)
+        lease = section.lease = await self._take(UNSET)
+        lease._in_with = not section.by_hand
+        if who is not None:
+            self._inside[who] = weakref.ref(lease)
+        if section.by_hand:
+            self._by_hand.append(section)
         return lease
+
+    def _left(self, section: BaseSection) -> None:
+        """The section was left, or has given up."""
+        section.lease = None
+        if section.who is not None:
+            self._inside.pop(section.who, None)
+
+    def _entered_by_hand(self, who: object) -> Any:
+        """The section that is left now, by __exit__() without a `with`. Raises ConfigError if that is not clear."""
+        with self._session.port.mutex:
+            found = self._found_by_hand(who)
+        if not isinstance(found, int):
+            return found
+        raise ConfigError(
+            f"{self._primitive}: __exit__() was called by another thread or task than __enter__(), and "
+            f"{f'{found} leases were entered so' if found else 'no lease was entered so'}: nobody can tell which lease "
+            "is meant. Keep the lease: `lease = s.acquire()`, and then `with lease:` or lease.release()"
+        )
+
+    def _found_by_hand(self, who: object) -> Any:
+        """The caller's own, or the only one, which is taken out; else how many there are."""
+        entered = [section for section in self._by_hand if section.lease is not None]
+        mine = [section for section in entered if section.who is not None and section.who() is who]
+        held = [section for section in entered if not section.lease._ended] or entered
+        found = mine[-1:] or held
+        if len(found) == 1:
+            self._by_hand.remove(found[0])
+            return found[0]
+        # One of them will not be left. Who can still leave its own does; the others are renewed no more, if nobody else
+        # has their lease.
+        for section in held:
+            if _over(section.who):
+                self._by_hand.remove(section)
+        return len(held)
 
     # For people
 
@@ -268,12 +330,13 @@ class BaseRLock(BaseLock):
 
     def _again(self) -> Any:
         held = [lease for lease in self._interlock._owned.of(self._owner, self._primitive.keys[0]) if lease.inside]
+        held.sort(key=lambda lease: lease._ended)  # one that was taken over comes last
         return held[0].again() if held else None
 
     def _taken(self, lease: Any) -> None:
         self._interlock._owned.add(self._owner, self._primitive.keys[0], lease)
 
-    def _may_enter(self, who: object) -> None: ...
+    def _may_enter(self, who: weakref.ref[Any]) -> None: ...
 
 
 class BasePermits(BaseLock):
@@ -281,7 +344,7 @@ class BasePermits(BaseLock):
 
     __slots__ = ()
 
-    def _may_enter(self, who: object) -> None:
+    def _may_enter(self, who: weakref.ref[Any]) -> None:
         """Several permits may be had by one."""
 
     async def _state(self) -> permits.PermitState:
@@ -289,11 +352,10 @@ class BasePermits(BaseLock):
 
     async def _revoke(self, reason: str, *, force: bool) -> bool:
         why = self._why(reason)
-        *_, holders, _, quarantine_ms = await self._ask("inspect", "1000000")
-        if quarantine_ms and force:
-            await self._ask("revoke", QUARANTINE, "1", why)
-        done = [await self._ask("revoke", who, "1" if force else "0", why) for who in holders[::3]]
-        return any(each[0] for each in done) or bool(quarantine_ms and force)
+        *_, holders, _, _, marker = await self._ask("inspect", "1000000")
+        names = [marker, *holders[::3]] if marker and force else holders[::3]
+        done = [await self._ask("revoke", name, "1" if force else "0", why) for name in names]
+        return any(each[0] for each in done)
 
 
 class BaseRWSide(BasePermits):
@@ -337,16 +399,22 @@ class BaseMulti(BaseLock):
             seen.add(each._primitive.keys[0])
         return lockables
 
-    async def _take(self, timeout: float | Unset | None, primitive: Primitive | None = None) -> Any:
+    async def _take(
+        self, timeout: float | Unset | None, primitive: Primitive | None = None, try_for: float | None = None
+    ) -> Any:
         assert primitive is None
+        assert try_for is None
         core, timeout = self._session.core, self._timeout(timeout)
-        until = FOREVER if timeout is None else core.port.now() + (timeout or RETRY_FOR)
+        try_for = core.patient if any(each._terms.acks for each in self._members) else core.try_for
+        until = FOREVER if timeout is None else core.port.now() + (timeout or try_for)
         leases: dict[str, Any] = {}
         try:
             for member in self._members:
+                name = member.name  # before it is taken: no call comes between that and `leases`, so no interrupt
                 if (lease := member._again()) is not None:
-                    leases[member.name] = lease
+                    leases[name] = lease
             rest = [member for member in self._members if member.name not in leases]
+            names = [member.name for member in rest]
             requests = [
                 multi.Request(each._asked(), each._hold, each._terms.ttl, each._terms.renew, each._terms.max_hold)
                 for each in rest
@@ -354,19 +422,18 @@ class BaseMulti(BaseLock):
             # Otherwise each is had by itself: in different slots, on several servers, or acknowledged by replicas.
             apart = core.port.several or multi.apart(core, requests)
             one_step = not apart and not any(each._terms.acks for each in rest)
-            got: list[Any] | Primitive = []
+            busy: Primitive | None = None
             if rest:
-                got = await multi.together(core, requests, until) if one_step else requests[0].primitive
-            if isinstance(got, list):
-                for member, lease in zip(rest, got, strict=True):
-                    leases[member.name] = lease
-                    member._taken(lease)
+                busy = await multi.together(core, requests, until, leases) if one_step else requests[0].primitive
+            if busy is None:
+                for member, name in zip(rest, names, strict=True):
+                    member._taken(leases[name])
             elif timeout == 0 and one_step:
-                raise AcquireTimeout(f"{self._primitive} is not free, since {got} is not")
+                raise AcquireTimeout(f"{self._primitive} is not free, since {busy} is not")
             else:
-                for member in rest:
-                    left = max(0.0, until - core.port.now()) if timeout else timeout
-                    leases[member.name] = await member._take(left)
+                for member, name in zip(rest, names, strict=True):
+                    left = max(0.0, until - core.port.now())
+                    leases[name] = await member._take(left if timeout else timeout, try_for=left)
                     for lease in leases.values():  # what was had first may have been lost since
                         lease.ensure()
             return self._kind(self._session, self._terms.on_lost, self._primitive.name, leases)
@@ -376,7 +443,7 @@ class BaseMulti(BaseLock):
             if isinstance(error, LockError):
                 for signal in filter(None, undone):  # the one that was waited for had its courtesy already
                     await core.port.wait(signal, min(until, now) + COURTESY)
-            if timeout and (isinstance(error, AcquireTimeout) or (silent(error) and now >= until - LONGEST_PAUSE)):
+            if timeout and isinstance(error, AcquireTimeout):
                 raise AcquireTimeout(f"{self._primitive} was not acquired within {timeout:g} s: {error}") from error
             raise
 
@@ -432,6 +499,51 @@ class BaseElection(BaseLock):
     def _elected(self) -> Any:
         return self._won() if self._won else None
 
+    async def _elect(self, section: BaseSection, stopped: Callable[[], bool] | None = None) -> Any:
+        """The lease of the next term, which this section owns, waited for through every outage.
+
+        None if run() is to end instead.
+        """
+        terms, told = self._terms, False
+        while not self._interlock._closed:
+            session = self._session
+            try:
+                lease = section.lease = await session.core.acquire(
+                    self._primitive,
+                    self._hold,
+                    terms.ttl,
+                    None,
+                    terms.renew,
+                    terms.max_hold,
+                    acks=terms.acks,
+                    stopped=stopped,
+                )
+            except Stopped:
+                break
+            except LeaseLost:  # it was revoked in the moment in which it was handed over
+                continue
+            except (Unavailable, AcquireTimeout) as error:
+                if not told:
+                    log.warning("%s The campaign goes on", error)
+                    told = True
+                await session.port.wait(session.port.signal(), session.port.now() + OUTAGE_PAUSE)
+            except ConfigError:
+                if not session.core.closed:
+                    raise
+            else:
+                lease._in_with = True
+                self._taken(lease)
+                return lease
+        return None
+
+    @staticmethod
+    def _campaigns_again(lease: Any, error: LeaseLost) -> bool:
+        """Whether run() goes on after this came out of a term: not if the lease was given back. Raises another's."""
+        if error.token != lease.token:
+            raise error
+        # Not its state: of one that turned out to be lost when it was released, that is RELEASED, too.
+        return str(error) != str(lease._grant.error(Grant.RELEASED))
+
 
 class BaseOnce(BaseLock):
     """Work that runs once: how a run begins and ends."""
@@ -442,22 +554,23 @@ class BaseOnce(BaseLock):
         super().__init__(interlock, primitive, terms)
         self._limits = limits
 
-    async def _begin(self) -> Any:
-        """The lease of a run, or Skipped."""
-        limits = self._limits
+    async def _begin(self, section: BaseSection) -> Any:
+        """The lease of a run, which this section owns; or Skipped."""
+        limits, core = self._limits, self._session.core
         try:
-            lease = await self._session.core.acquire(
-                self._primitive, self._hold, limits.ttl, 0, True, limits.at_most, once.passed
+            lease = section.lease = await core.acquire(
+                self._primitive, self._hold, limits.ttl, 0, True, limits.at_most, once.passed, try_for=core.patient
             )
         except once.Passed as passed:
             return passed.skipped
+        lease._in_with = True
         lease._grant.attempt.parting = limits.parting(succeeded=False)
         return lease
 
     def _done(self, lease: Any, value: Any) -> once.Ran[Any]:
-        """The run has succeeded: its release will say so, unless it was lost meanwhile."""
-        if lease._grant.lapsed(self._session.port.now()) is None:
-            lease._grant.attempt.parting = self._limits.parting(succeeded=True)
+        """The run has succeeded: its release will say so. Raises LeaseLost if the lease did not last until now."""
+        lease.ensure()
+        lease._grant.attempt.parting = self._limits.parting(succeeded=True)
         return once.ran(lease._grant, value)
 
     async def _forget(self) -> bool:
@@ -475,6 +588,12 @@ class BaseOnce(BaseLock):
             return False
         done, _ = await self._ask("revoke", state.running, "1" if force else "0", self._why(reason))
         return bool(done)
+
+
+def _over(who: weakref.ref[Any] | None) -> bool:
+    """Whether this thread or task has ended, as far as anybody can tell."""
+    one = who() if who is not None else None
+    return one is None or not (one.is_alive() if hasattr(one, "is_alive") else not one.done())
 
 
 async def revoke(session: Session, primitive: Primitive, why: str, *, force: bool) -> bool:

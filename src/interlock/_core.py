@@ -43,15 +43,20 @@ log = logging.getLogger("interlock")
 GRANTED, QUEUED, BUSY, AGAIN, GONE, REVOKED, FOREIGN, MISUSED, LIMIT, BROKEN = range(1, 11)
 
 RETRY_FOR: Final = 5.0  # seconds that a server may stay away before a call says Unavailable
+TRY_FOR: Final = 1.0  # seconds that a call which does not wait may take, unless the Interlock says otherwise
+ANSWER_COUNTS_FOR: Final = 1.5  # seconds of a server's silence after which its last answer tells nothing any more
 GRANT_LIFE: Final = 3.0  # seconds that a handover waits for its confirmation, at most (less with a short ttl)
 GONE_FOR: Final = 60.0  # seconds after which a late copy of a request is no longer expected
 TOO_LATE: Final = 8  # answers in a row that come after the lease they grant has lapsed
-LONGEST_PAUSE: Final = 0.6  # seconds between two tries of one request
+SHORTEST_PAUSE: Final = 0.02  # seconds between two tries of one request
+LONGEST_PAUSE: Final = 0.6
 DRIFT: Final = 0.001  # of a ttl: see margin()
 # seconds that a caller in a quarantine waits for a proof that nothing was lost; meanwhile nobody vouches for it
 PROOF: Final = 2.0
 COURTESY: Final = 0.2  # seconds that a caller whose time is over waits for its undo, so that it finds nothing left
+STOP_POLL: Final = 0.2  # seconds between two looks whether a caller that waits has been told to stop
 FOREVER: Final = math.inf
+UNHEARD: Final = "the heartbeats of this waiter were not answered"
 UNSETTLED: Final = "it has just become the primary, and the one before may still grant beside it"
 QUARANTINE: Final = b"!quarantine:"  # what holds a lock whose server may have lost a lease; the evidence follows
 
@@ -90,6 +95,10 @@ class Disconnected(Exception):  # noqa: N818 (a state of the wire, not an error 
 
 class ServerError(Exception):
     """The server answered with an error: it ran nothing, or only a part of nothing that matters."""
+
+
+class Stopped(Exception):  # noqa: N818 (a wish of the caller's, not an error)
+    """An attempt was told to stop before it was granted."""
 
 
 class Place(NamedTuple):
@@ -229,24 +238,31 @@ class Attempt:
     """One try to get a primitive, from its first request until it is granted or undone."""
 
     __slots__ = (
-        "acks", "assurance", "drift", "entered", "in_doubt", "life_ms", "over", "parting", "phase", "primitive",
-        "signal", "token", "ttl",
+        "acks", "assurance", "drift", "entered", "extended_until", "in_doubt", "life_ms", "over", "parting", "phase",
+        "primitive", "signal", "silent", "stopped", "token", "ttl",
     )  # fmt: skip
 
     def __init__(self, primitive: Primitive, token: str, ttl: float, signal: Signal | None) -> None:
         self.primitive = primitive
         self.token = token
         self.ttl = ttl
+        self.extended_until = 0.0  # until when the server may keep it, if somebody asked for more than the ttl
         self.life_ms = str(int(min(GRANT_LIFE, ttl) * 1000))
         self.signal = signal
         self.over = False  # nobody waits for it any more
         self.in_doubt = False  # a copy of a request may still be on its way
         self.entered = False  # it stands in the queue
+        self.silent = FOREVER  # when the first of its requests and heartbeats was sent that have no answer yet
         self.phase = ""  # the generation in which it waits, if its primitive has such
         self.parting = primitive.parting
         self.drift = DRIFT
         self.acks: Acks | None = None  # what must have the grant, so that it counts
         self.assurance: Assurance | None = None  # what had it, if more than its server
+        self.stopped: Callable[[], bool] | None = None  # whether its caller wants it no more
+
+    def lasts_until(self, now: float) -> float:
+        """When the server has forgotten it at the latest, if it gets no further request about it."""
+        return max(now + max(self.ttl, GRANT_LIFE), self.extended_until)
 
 
 class Grant:
@@ -303,6 +319,11 @@ class Grant:
         self.ended = why
         return self.owner() if self.owner else None
 
+    def released(self) -> None:
+        """We end it ourselves: whoever watches for its end is told."""
+        if lease := self.lose(self.RELEASED):
+            lease._on_end()
+
     def error(self, why: str) -> LeaseLost:
         """What its holder is told."""
         error = LeaseLost(
@@ -344,12 +365,21 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 class Core:
     """One client of the protocol: it asks for locks, holds, renews and gives back."""
 
-    def __init__(self, port: Port, waiters: Waiters, renewal: Renewal, undo: Undo, who: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        port: Port,
+        waiters: Waiters,
+        renewal: Renewal,
+        undo: Undo,
+        who: Callable[[], str],
+        try_for: float = TRY_FOR,
+    ) -> None:
         self.port = port
         self.waiters = waiters
         self.renewal = renewal
         self.undo = undo
         self.who = who
+        self.try_for = try_for  # seconds that a call which does not wait may take
         self.releasing: dict[str, Attempt] = {}  # what is being given back now
         self.closed = False
 
@@ -363,10 +393,14 @@ class Core:
         max_hold: float | None = None,
         busy: Busy | None = None,
         acks: Acks | None = None,
+        try_for: float | None = None,
+        stopped: Callable[[], bool] | None = None,
     ) -> L:
-        """A lease, made by `hold`. Raises AcquireTimeout if it can't be had in time.
+        """A lease, made by `hold`. Raises AcquireTimeout if somebody else has it, Unavailable if no server tells.
 
-        `timeout` is in seconds: None waits for ever, 0 not at all.
+        `timeout` is in seconds: None waits for ever, 0 not at all; then `try_for` bounds the call, by default that of
+        the Interlock. A grant that replicas or disks must acknowledge may take as long as ever. `stopped` is asked
+        several times a second while it waits; once it is true, Stopped is raised.
         """
 
         def held(attempt: Attempt, reply: Any, sent: float) -> L | None:
@@ -374,8 +408,15 @@ class Core:
 
         ttl = self._capped(ttl, max_hold)
         attempt = self.attempt(primitive, ttl, wait=timeout is None or timeout > 0)
-        attempt.acks = acks
-        return await self.obtain(primitive, held, ttl, timeout, busy, attempt)
+        attempt.acks, attempt.stopped = acks, stopped
+        if acks is not None and try_for is None:
+            try_for = self.patient
+        return await self.obtain(primitive, held, ttl, timeout, busy, attempt, try_for)
+
+    @property
+    def patient(self) -> float:
+        """Seconds that a call may take which does not wait, but has more to do than one try."""
+        return max(RETRY_FOR, self.try_for)
 
     def _capped(self, ttl: float, max_hold: float | None) -> float:
         return ttl if max_hold is None else capped(ttl, max_hold, self.port.drift)
@@ -395,18 +436,21 @@ class Core:
         timeout: float | None,
         busy: Busy | None = None,
         attempt: Attempt | None = None,
+        try_for: float | None = None,
     ) -> L:
-        """Ask until it is granted: what `accept` makes of that; or again, if that is None.
+        """Ask until it is granted: what `accept` makes of that, and leaves the waiters; or again, if that is None.
 
-        Raises what `busy` makes of a refusal, or of the last answer when the time is over.
+        Raises what `busy` makes of a refusal, or of the last answer when the time is over; Unavailable if there was
+        none, or if the server has been silent since for so long that its answer tells nothing any more.
         """
         port, busy = self.port, busy or held_by_another
         started = port.now()
         wait = timeout is None or timeout > 0
-        until = FOREVER if timeout is None else started + (timeout or RETRY_FOR)
+        until = FOREVER if timeout is None else started + (timeout or (self.try_for if try_for is None else try_for))
         attempt = attempt or self.attempt(primitive, ttl, wait=wait)
         token, ttl_ms, waits = attempt.token, str(int(ttl * 1000)), "1" if wait else "0"
         late, doubted, proven = 0, True, ""
+        refused: Any = None  # the last answer that somebody else has it
         try:
             self.waiters.expect(attempt)
             while True:
@@ -417,7 +461,7 @@ class Core:
                 if code == GRANTED:
                     accepted = accept(attempt, reply, sent)
                     if accepted is not None:
-                        self.waiters.leave(attempt)
+                        attempt.stopped = None  # what is asked of it from now on is no part of the waiting
                         return accepted
                     late += 1
                     if late == TOO_LATE:
@@ -429,10 +473,11 @@ class Core:
                     doubted = await port.proven(primitive.keys, evidence, min(until, port.now() + PROOF * wait))
                     continue
                 if code == QUEUED:
+                    refused = reply
                     if primitive.phased:
                         attempt.phase = reply[4].decode()
-                    if not await self.waiters.wait(attempt, reply[2], bool(reply[3]), until):
-                        raise busy(primitive, timeout or 0, reply)
+                    if not await self._wait(attempt, reply, until):
+                        raise self._last_word(attempt, busy(primitive, timeout or 0, reply))
                 elif code == BUSY:
                     raise busy(primitive, 0, reply)
                 elif code != AGAIN:
@@ -444,11 +489,29 @@ class Core:
                 undone = self.undo.add(attempt)
                 if isinstance(error, AcquireTimeout):
                     await port.wait(undone, port.now() + COURTESY)
-            if wait and silent(error) and port.now() >= until - LONGEST_PAUSE:
-                # the caller's time is over; the server's silence is only how it passed
-                why = str(error).removeprefix(f"{primitive}: ")
-                raise AcquireTimeout(f"{primitive} was not acquired within {timeout:g} s: {why}") from error
+            if refused is not None and gave_up(error) and answered_lately(attempt, port.now()):
+                # The caller's time is over, and the server said just before that somebody else has it.
+                raise busy(primitive, timeout or 0, refused) from error
             raise
+
+    def _last_word(self, attempt: Attempt, refusal: LockError) -> LockError:
+        """What to raise for a waiter whose time is over: the refusal that came last, if it still counts."""
+        now = self.port.now()
+        if answered_lately(attempt, now):
+            return refusal
+        return unanswered(attempt, self.port.shown, now, Disconnected(UNHEARD, sent=True))
+
+    async def _wait(self, attempt: Attempt, reply: Any, until: float) -> bool:
+        """Wait until there is a reason to ask again. False: the time is over. Raises Stopped."""
+        port, stopped = self.port, attempt.stopped
+        if stopped is None:
+            return await self.waiters.wait(attempt, reply[2], bool(reply[3]), until)
+        woken = await self.waiters.wait(attempt, reply[2], bool(reply[3]), min(until, port.now() + STOP_POLL))
+        while not woken and port.now() < until:
+            if stopped():
+                raise Stopped
+            woken = await port.wait(attempt.signal, min(until, port.now() + STOP_POLL))
+        return woken
 
     def hold(
         self,
@@ -460,35 +523,47 @@ class Core:
         renews: bool,
         max_hold: float | None,
     ) -> L | None:
-        """The lease of a grant; None if its answer took longer than it lasts."""
+        """The lease of a grant, which waits no more; None if its answer took longer than it lasts."""
         grant = Grant(attempt, fence, sent, renews=renews, ends=FOREVER if max_hold is None else sent + max_hold)
         if grant.lapsed(self.port.now()):
             return None
         try:
             lease = hold(grant)
             self.renewal.add(grant)
+            if why := self.renewal.early.get(attempt.token):  # its push was faster than the reply that granted it
+                self.undo.add(attempt)
+                raise grant.error(f"it was revoked: {why}")
             if self.closed:  # closing gives it back, whether it has seen it or not
                 raise self._closed(attempt.primitive)
+            self.waiters.leave(attempt)
         except BaseException:
-            self.renewal.forget(grant)
             grant.ended = Grant.RELEASED
+            self.renewal.forget(grant)
             raise
         return lease
 
     def give_up(self, grant: Grant) -> Signal:
         """Give it back in the background, for nobody will use it. The signal tells when that is done."""
-        grant.ended = grant.ended or Grant.RELEASED
+        grant.released()
         self.renewal.forget(grant)
         return self.undo.add(grant.attempt)
+
+    def leave_behind(self, grant: Grant) -> None:
+        """The same without I/O and locks: also called while it is garbage collected, in whichever thread."""
+        grant.ended = grant.ended or Grant.RELEASED
+        self.undo.later.append(grant.attempt)  # first here, then out of the other: see Ends.due
+        self.renewal.forget(grant)
 
     async def ask(self, attempt: Attempt, args: Sequence[Argument], until: float) -> tuple[Any, float]:
         """One question of an attempt, retried while the server is away: the reply, and when it was sent."""
         port, primitive = self.port, attempt.primitive
         give_up, pause = until, 0.0
-        cause: Exception
+        cause: Exception | None = None
         while True:
             if self.closed:
                 raise self._closed(primitive)
+            if attempt.stopped is not None and attempt.stopped():
+                raise Stopped
             sent = port.now()
             try:
                 if attempt.acks is None or args[0] != "acquire":
@@ -496,11 +571,14 @@ class Core:
                 else:
                     reply = await self._assured(attempt, args, give_up)
                 if args[0] not in {"acquire", "renew"} or reply[0] != GRANTED or not port.unsettled(primitive.keys[0]):
+                    attempt.silent = FOREVER
                     return reply, sent
                 attempt.in_doubt, cause, stale = True, ServerError(UNSETTLED), False
             except Disconnected as error:
                 attempt.in_doubt |= error.sent
-                cause, stale = error, error.stale
+                stale = error.stale
+                if cause is None or not error.timed_out or give_up - sent > LONGEST_PAUSE:
+                    cause = error  # else it had so little time that its silence tells less than what came before
             except ServerError as error:
                 attempt.in_doubt |= attempt.acks is not None  # it may be what waits for replicas that was refused
                 if not passing(str(error)):
@@ -509,12 +587,15 @@ class Core:
             except BaseException:
                 attempt.in_doubt = True  # cancelled or interrupted while the request was on its way
                 raise
+            attempt.silent = min(attempt.silent, sent)
             give_up = min(give_up, sent + port.patience)
             if not stale:
-                pause = min(LONGEST_PAUSE, (pause * 2 or 0.02) * random.uniform(0.75, 1.25))
-            if port.now() + pause >= give_up:
-                raise unanswered(primitive, port.shown, cause) from cause
-            await port.wait(port.signal(), port.now() + pause)
+                pause = min(LONGEST_PAUSE, (pause * 2 or SHORTEST_PAUSE) * random.uniform(0.75, 1.25))
+            now = port.now()
+            if now + 2 * SHORTEST_PAUSE >= give_up:
+                raise unanswered(attempt, port.shown, now, cause) from cause
+            # Half of the rest at most: the last try comes at the end of the caller's time, not long before.
+            await port.wait(port.signal(), now + min(pause, max(SHORTEST_PAUSE, (give_up - now) / 2)))
 
     async def _assured(self, attempt: Attempt, args: Sequence[Argument], until: float) -> Any:
         """The reply, of a grant once enough have it. Raises Unavailable if they don't in time."""
@@ -534,15 +615,19 @@ class Core:
     async def release(self, grant: Grant) -> bool:
         """Give it back: whether it was still ours. Raises Unavailable if nobody can tell."""
         attempt = grant.attempt
-        now = self.port.now()
-        grant.lapsed(now)
+        try:
+            now = self.port.now()
+            grant.lapsed(now)
+        except BaseException:
+            self.give_up(grant)
+            raise
         if grant.ended is not None:
             if grant.ended not in {Grant.RELEASED, Grant.FORKED}:
                 self.undo.add(attempt)  # what a revocation left is for the next one
             return False
         doubt = attempt.in_doubt
         try:
-            grant.ended = Grant.RELEASED
+            grant.released()
             self.renewal.forget(grant)
             self.releasing[attempt.token] = attempt
             args = ("release", attempt.token, gone_ms(attempt), *attempt.parting)
@@ -573,12 +658,13 @@ class Core:
         A server that is away then is no reason to fail work that was done under a lease that held: the
         release goes on in the background, and the lease runs out by itself.
         """
-        why = grant.lapsed(self.port.now())
-        if why == Grant.RELEASED:
-            return
-        if why is not None:
-            self.renewal.lose(grant, why)
+        why = None
         try:
+            why = grant.lapsed(self.port.now())
+            if why == Grant.RELEASED:
+                return
+            if why is not None:
+                self.renewal.lose(grant, why)
             if await self.release(grant):
                 return
         except LockError as failed:
@@ -586,6 +672,9 @@ class Core:
                 raise
             log.warning("%s The release goes on in the background", failed)
             return
+        except BaseException:
+            self.give_up(grant)
+            raise
         lost = grant.error(why or "it had ended in the server before it was released")
         if error is None:
             raise lost
@@ -601,9 +690,15 @@ class Core:
             raise grant.error(why)
         # Not beyond max_hold: what is not believed here must not keep others out there.
         ttl = min(ttl, max(0.001, grant.ends - self.port.now() + 2 * margin(ttl, self.port.drift)))
-        reply, sent = await self._about(grant, grant.primitive.renewed, ("renew", grant.token, str(int(ttl * 1000))))
-        why = renewal_verdict(reply[0])
-        if why:
+        try:
+            request = ("renew", grant.token, str(int(ttl * 1000)))
+            reply, sent = await self._about(grant, grant.primitive.renewed, request)
+        finally:  # also if no reply came: the server may have done it
+            grant.attempt.extended_until = max(grant.attempt.extended_until, self.port.now() + ttl)
+        if isinstance(reply[0], bytes):  # a failed renewal is no loss
+            why = reply[0].decode()
+            raise Unavailable(f"{grant.primitive} was not extended, and lasts as before: {why}. Try again")
+        if why := renewal_verdict(reply[0]):
             self.renewal.lose(grant, why)
             raise grant.error(why)
         if why := grant.lapsed(self.port.now()):
@@ -641,18 +736,25 @@ class Core:
         return reply
 
 
-def silent(error: BaseException) -> bool:
-    """Whether all that went wrong is that the server did not answer in time."""
-    cause = error.__cause__
-    return isinstance(cause, Disconnected) and cause.timed_out
+def gave_up(error: BaseException) -> bool:
+    """Whether `ask` raised this since no try of it was answered in time."""
+    return isinstance(error, Unavailable) and isinstance(error.__cause__, Disconnected | ServerError)
 
 
-def unanswered(primitive: Primitive, shown: str, cause: Exception) -> Unavailable:
+def answered_lately(attempt: Attempt, now: float) -> bool:
+    """Whether the last answer about this attempt still tells something: no request has been unanswered for long."""
+    return now - attempt.silent < ANSWER_COUNTS_FOR
+
+
+def unanswered(attempt: Attempt, shown: str, now: float, cause: Exception) -> Unavailable:
     """The error for a server that has been away, or not ready, for too long."""
+    primitive, waited = attempt.primitive, f"{max(0.0, now - attempt.silent):.3g} s"
     if isinstance(cause, ServerError):
-        return Unavailable(f"{primitive}: {shown} can't serve it yet ({cause}). Try again, or wait longer")
+        return Unavailable(f"{primitive}: {shown} can't serve it for {waited} ({cause}). Try again, or wait longer")
     tls = ", and does that port speak TLS" if "rediss" in shown else ""
-    return Unavailable(f"{primitive}: no answer from {shown} ({cause}). Is the server up and reachable from here{tls}?")
+    return Unavailable(
+        f"{primitive}: no answer from {shown} for {waited} ({cause}). Is the server up and reachable from here{tls}?"
+    )
 
 
 def gone_ms(attempt: Attempt) -> str:
@@ -660,11 +762,22 @@ def gone_ms(attempt: Attempt) -> str:
     return str(int(GONE_FOR * 1000)) if attempt.in_doubt else "0"
 
 
+def free_text(rest: str) -> str:
+    """The free text that ends a stored text or a push: it begins with " !", after words of a later version, if any.
+
+    A version before the mark wrote nothing but the free text there.
+    """
+    _, mark, text = f" {rest}".partition(" !")
+    return text if mark else rest
+
+
 def renewal_verdict(state: Any) -> str | None:
     """Why a renewal's answer means that the lease is lost; None if it holds."""
     if state == GRANTED:
         return None
-    return "it was revoked" if state == REVOKED else "the server has no such lease any more"
+    if state != GONE:
+        return f"it was revoked: {state[1].decode(errors='replace')}"
+    return "the server has no such lease any more: it was revoked by force, or the server lost it"
 
 
 def quarantined(reply: Any) -> str | None:

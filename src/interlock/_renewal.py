@@ -2,15 +2,19 @@
 
 Theory. Grants stand in slots of time, by when they are due: for their renewal, or (not renewed, or the server
 is away) for their end. A slot is a dict, so that taking a grant out on release is one step, without search and
-without a wake-up; the loop looks only at slots whose time has come.
+without a wake-up; only slots whose time has come are looked at. One loop (`Ends`) does that, without any I/O: it tells
+the ends that have come, and sets aside what is to be renewed for another loop, which asks the server.
 
 Rules.
  1. A failed renewal is not a loss: the lease is in jeopardy, and tried again, until its deadline.
  2. The fixed rate is ttl/3, counted from when the last renewal was sent.
  3. One bad key never delays another (the script answers each by itself), and no call may take so long that
-    the ends of others are told late (`PATIENCE`).
+    the others are renewed late (`PATIENCE`). No call delays the word that a lease has ended.
  4. A grant that ended is out of its slot before its release is sent; an answer that comes later changes nothing.
- 5. Timers stand still while the machine sleeps and our clock does not: so nobody naps longer than ttl/10 or 1 s.
+ 5. A revocation is known within a second. A short section needs no subscription; so a lease that was granted while its
+    channel was not heard is asked about when it is `LONG` old. After each new subscription every lease on that channel
+    is asked about at once. A push that comes before its grant is known here is remembered (`early`).
+ 6. Timers stand still while the machine sleeps and our clock does not: so nobody naps longer than ttl/10 or 1 s.
 """
 
 from __future__ import annotations
@@ -40,11 +44,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ._core import Attempt
+    from ._undo import Undo
 
 BATCH: Final = 500  # leases in one script call: two keys each
 PATIENCE: Final = 1.0  # seconds that one renewal call may take
 AGAIN_IN: Final = 0.1  # seconds after which the keeper sees again to what it could not finish
-LONG: Final = 1.0  # seconds after which a lease is worth a subscription, so that a revocation is pushed to it
+# Seconds after which a lease is worth a subscription, so that a revocation is pushed to it, and a question whether it
+# was revoked before. Shorter leases cost neither. A holder is to learn of a revocation within a second: it is less.
+LONG: Final = 0.8
+GRAIN: Final = 0.1  # seconds: leases whose first question is due so near to each other are asked about at once
+LONGEST_NAP: Final = 1.0  # seconds that the keeper of ends may sleep while there is any lease
+EARLY: Final = 1000  # revocations that are remembered of leases that are not known here
 
 
 class Slot(dict[str, Grant]):
@@ -56,20 +66,27 @@ class Slot(dict[str, Grant]):
 class Renewal:
     """The leases of one client, by when each is due."""
 
-    def __init__(self, port: Port, nudge: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        port: Port,
+        nudge: Callable[[float], None],
+        ask: Callable[[float], None],
+        undo: Undo,
+    ) -> None:
         self.port = port
-        self.nudge = nudge  # tells the keeper of a time before which it must not sleep on
+        self.nudge = nudge  # tells the keeper of ends of a time until which it must not sleep on
+        self.ask = ask  # the same for the keeper that renews
+        self.ends = Ends(self, undo)
         self.slots: dict[float, Slot] = {}
-        self.asking: dict[str, Grant] = {}  # those who are being seen to; each is here or in a slot, always
+        self.asking: dict[str, Grant] = {}  # those that are renewed now or next; each is here or in a slot, always
         self.dropped: deque[tuple[float, Attempt]] = deque(maxlen=1000)  # until when, what
+        self.heard_since: dict[str | None, float] = {}  # when each channel (None: any) was subscribed last
+        self.anew: set[str | None] = set()  # those for which the leases have not been asked about since
+        self.early: dict[str, str] = {}  # why a token was revoked that no lease here had at that moment
 
     def due(self) -> float:
-        """When the keeper must come at the latest."""
-        slots = list(self.slots.items())  # in one step: other threads add to it
-        if not slots:
-            return FOREVER
-        nap = min(_nap(slot.shortest) for _, slot in slots)
-        return min(self.port.now() + nap, *(due for due, _ in slots))
+        """When something must be renewed: at once, if it is set aside for that."""
+        return self.port.now() if self.asking else FOREVER
 
     def held(self) -> list[Grant]:
         """All leases that have not ended."""
@@ -82,16 +99,23 @@ class Renewal:
 
     def add(self, grant: Grant) -> None:
         """Keep this lease alive from now on."""
-        ttl = grant.attempt.ttl
-        grain = ttl / 30
-        if grant.renews:
-            self._put(grant, (grant.overdue - ttl / 6) // grain * grain)
-        else:
-            self._put_end(grant)
+        self._put(grant, min(_next(grant), FOREVER if self._heard(grant) else _first(grant)))
 
-    def _put_end(self, grant: Grant) -> None:
-        grain = min(0.05, grant.attempt.ttl / 30)
-        self._put(grant, math.ceil(grant.deadline / grain) * grain)
+    def _heard(self, grant: Grant) -> bool:
+        """Whether a revocation was or will be pushed, since a request about this lease was sent that it answers."""
+        heard, channel = self.port.ear(grant.primitive.keys[0])
+        if heard != "1":
+            return False
+        since = max(self.heard_since.get(None, -1), self.heard_since.get(channel, -1))
+        return -1 < since < _asked(grant)
+
+    def subscribed(self, channel: str | None) -> None:
+        """This channel is heard from now on, or not any more: a revocation may have been missed before."""
+        with self.port.mutex:
+            now = self.heard_since[channel] = self.port.now()
+            self.anew.add(channel)
+        if self.slots:  # else there is nothing to ask about, or it is being asked, and the keeper comes again
+            self.nudge(now)
 
     def _put(self, grant: Grant, due: float) -> None:
         with self.port.mutex:
@@ -103,7 +127,7 @@ class Renewal:
             slot[grant.attempt.token] = grant
             grant.slot = slot
             self.asking.pop(grant.attempt.token, None)
-        nap = grant.overdue - ttl / 2 + _nap(ttl)
+        nap = _asked(grant) + _nap(ttl)
         self.nudge(min(due, nap))
 
     def forget(self, grant: Grant) -> None:
@@ -125,23 +149,25 @@ class Renewal:
         with contextlib.suppress(IndexError):  # empty, or another thread was at it
             while self.dropped[0][0] < now:
                 self.dropped.popleft()
-        self.dropped.append((now + grant.attempt.ttl, grant.attempt))
+        self.dropped.append((grant.attempt.lasts_until(now), grant.attempt))
 
     def moved(self, grant: Grant) -> None:
         """Its deadline has been extended."""
         if not grant.renews:
             before = grant.slot
-            self._put_end(grant)  # first into the new place, then out of the old one
+            self.add(grant)  # first into the new place, then out of the old one
             if before is not None and before is not grant.slot:
                 before.pop(grant.attempt.token, None)
 
     def lose(self, grant: Grant, why: str) -> None:
         """It is lost: tell its holder, once."""
         self.forget(grant)
-        if grant.ended is None:
+        with self.port.mutex:  # an answer may come in the moment in which the time is up
+            told, lease = grant.ended is not None, grant.lose(why)
+        if not told:
             log.warning("%s", grant.error(why))
             self._leave_behind(grant)
-        if lease := grant.lose(why):
+        if lease:
             try:
                 lease._on_lost()
             except Exception:  # noqa: BLE001 (one that can't be told must not keep the others from it)
@@ -149,41 +175,66 @@ class Renewal:
 
     def revoked(self, token: str, why: str) -> None:
         """The server's word that this lease was taken away."""
+        with self.port.mutex:
+            self.early[token] = why  # before the look at those that are here: Core.hold does it the other way round
+            if len(self.early) > EARLY:
+                del self.early[next(iter(self.early))]
         for grant in self._all():
             if grant.token == token:
                 self.lose(grant, f"it was revoked: {why}")
                 return
 
-    async def tick(self) -> None:
-        """Tell the ends that have come, and renew what is due."""
-        now = self.port.now()
-        oldest = next(self._all(), None)
-        if oldest is not None and now > oldest.overdue - oldest.attempt.ttl / 2 + LONG:
-            self.port.listen(oldest.primitive.keys[0])
+    def take_due(self) -> None:
+        """Set aside what the server is to be asked about now: to renew it, or whether it was revoked."""
+        now, due = self.port.now(), list[Grant]()
+        self._ask_anew()
         with self.port.mutex:
-            for due in sorted(due for due in self.slots if due <= now):
-                self.asking.update(self.slots[due])  # first in the one place, then out of the other
-                del self.slots[due]
-        try:
-            await self._settle(now)
-        finally:  # whatever went wrong, nobody is forgotten
-            for grant in list(self.asking.values()):
-                self._put(grant, now + AGAIN_IN)
+            for time in sorted(time for time in self.slots if time <= now):
+                due += self.slots[time].values()
+                self.asking.update(self.slots[time])  # first in the one place, then out of the other
+                del self.slots[time]
+        for grant in due:
+            lengthens = grant.renews and grant.deadline < grant.ends
+            if not lengthens and self._heard(grant) and grant.lapsed(now) is None:
+                self._put(grant, _end(grant))
+        if self.asking:
+            self.ask(now)
 
-    async def _settle(self, now: float) -> None:
-        due: list[Grant] = []
+    def _ask_anew(self) -> None:
+        """Ask about every lease whose revocation may have been pushed while its channel was not heard."""
+        if not self.anew:
+            return
+        with self.port.mutex:
+            channels, self.anew = self.anew, set()
+        for slot in list(self.slots.values()):
+            for token, grant in list(slot.items()):
+                whose = None if None in channels else self.port.ear(grant.primitive.keys[0])[1]
+                if whose in channels and not self._heard(grant):
+                    self.asking[token] = grant  # first in the one place, then out of the other
+                    slot.pop(token, None)
+
+    def tell_ends(self) -> float:
+        """Tell those whose end has come, of those that are set aside: when the next one comes."""
+        now, first = self.port.now(), FOREVER
         for grant in list(self.asking.values()):
             if grant.ended is not None:
                 self.forget(grant)
             elif why := grant.lapsed(now):
                 self.lose(grant, why)
-            elif grant.renews and grant.deadline < grant.ends:
-                due.append(grant)
             else:
-                self._put_end(grant)
-        silent: dict[object, bytes] = {}
-        for i in range(0, len(due), BATCH):
-            await self._renew(due[i : i + BATCH], silent)
+                first = min(first, grant.deadline)
+        return first
+
+    async def tick(self) -> None:
+        """Renew what is set aside, or ask whether it was revoked."""
+        due, silent = list(self.asking.values()), dict[object, bytes]()
+        try:
+            for i in range(0, len(due), BATCH):
+                await self._renew(due[i : i + BATCH], silent)
+        finally:  # whatever went wrong, nobody is forgotten
+            for grant in due:
+                if self.asking.get(grant.token) is grant:
+                    self._put(grant, self.port.now() + AGAIN_IN)
 
     async def _renew(self, grants: list[Grant], silent: dict[object, bytes]) -> None:
         """Renew these at once. `silent` has the nodes that did not answer: to ask for more would tell ends late."""
@@ -192,7 +243,7 @@ class Renewal:
             if grant.ended is None:
                 place = self.port.place(grant.primitive.keys[0])
                 batches.setdefault((grant.primitive.script, place), []).append(grant)
-                if grant.overdue - grant.attempt.ttl / 2 + LONG < sent:
+                if not grant.renews or grant.attempt.ttl / 3 > LONG:  # else it is asked about so often anyway
                     self.port.listen(grant.primitive.keys[0])
         asked = [(place, batch) for (_, place), batch in batches.items() if place.node not in silent]
         replies: list[Any] = []
@@ -236,18 +287,73 @@ class Renewal:
                 self.lose(grant, why)
             else:
                 grant.confirmed(sent, _px(grant, sent) / 1000)
-                self.add(grant)
+                self._put(grant, _next(grant))
 
     def _failed(self, grant: Grant, cause: bytes) -> None:
-        if not grant.failing:
+        if grant.renews and not grant.failing:
             log.info("%s: a renewal failed and is tried again: %s", grant.primitive, cause.decode(errors="replace"))
-        grant.failing = True
+        grant.failing = grant.renews
         self._put(grant, min(self.port.now() + min(1.0, grant.attempt.ttl / 12), grant.deadline))
+
+
+class Ends:
+    """The chore that tells the ends of leases, and sets aside what is to be renewed or taken back. It does no I/O."""
+
+    def __init__(self, renewal: Renewal, undo: Undo) -> None:
+        self.renewal = renewal
+        self.undo = undo  # has the leases that finalizers have left, which wake nobody
+        self.next = FOREVER  # when the first of those ends that are set aside
+
+    def due(self) -> float:
+        """When its keeper must come at the latest."""
+        renewal = self.renewal
+        now = renewal.port.now()
+        slots = list(renewal.slots.items())  # in one step: other threads add to it
+        if slots and renewal.anew:
+            return now
+        # A lease that is asked about now may be left by a finalizer meanwhile, as any other.
+        naps: list[float] = [*(_nap(slot.shortest) for _, slot in slots), *((LONGEST_NAP,) if renewal.asking else ())]
+        if self.undo.later:  # looked at last: what was left before is no lease any more
+            return now
+        return min([self.next, *(now + nap for nap in naps), *(due for due, _ in slots)])
+
+    async def tick(self) -> None:
+        """Look at those whose time has come."""
+        renewal = self.renewal
+        now, oldest = renewal.port.now(), next(renewal._all(), None)
+        if oldest is not None and now > _asked(oldest) + LONG:
+            renewal.port.listen(oldest.primitive.keys[0])
+        self.undo.take_up()
+        renewal.take_due()
+        self.next = renewal.tell_ends()
 
 
 def _nap(ttl: float) -> float:
     """How long the keeper may sleep while such a lease is held: timers stand still when the machine sleeps."""
-    return min(1.0, ttl / 10)
+    return min(LONGEST_NAP, ttl / 10)
+
+
+def _asked(grant: Grant) -> float:
+    """When the request was sent that the server answered last: the lease was not revoked before."""
+    return grant.overdue - grant.attempt.ttl / 2
+
+
+def _first(grant: Grant) -> float:
+    """When it is asked about first, if a revocation would not be pushed."""
+    return (_asked(grant) + LONG) // GRAIN * GRAIN
+
+
+def _next(grant: Grant) -> float:
+    """When it is to be renewed, or ends: whichever comes first."""
+    ttl = grant.attempt.ttl
+    grain = ttl / 30
+    renewal = (grant.overdue - ttl / 6) // grain * grain if grant.renews else FOREVER
+    return min(renewal, _end(grant))
+
+
+def _end(grant: Grant) -> float:
+    grain = min(0.05, grant.attempt.ttl / 30)
+    return math.ceil(grant.deadline / grain) * grain
 
 
 def _message(grants: list[Grant], sent: float) -> Message:
@@ -262,6 +368,6 @@ def _said(error: Exception) -> bytes:
 
 
 def _px(grant: Grant, now: float) -> int:
-    """The ttl to ask for, in ms: not beyond max_hold."""
-    ttl = grant.attempt.ttl
+    """The ttl to ask for, in ms: not beyond max_hold; and if it is not renewed, what is left."""
+    ttl = grant.attempt.ttl if grant.renews else grant.deadline - now
     return max(1, int(min(ttl, grant.ends - now + 2 * margin(ttl, grant.attempt.drift)) * 1000))

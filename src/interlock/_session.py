@@ -1,7 +1,8 @@
-"""What the locks of one client share: a port, who we are, and the keeper, one loop that keeps promises.
+"""What the locks of one client share: a port, who we are, and keepers, loops that keep promises.
 
-The keeper does three chores, each when it is due: it renews leases, vouches for waiters, and undoes attempts.
-It starts with the first of them. Each chore bounds its calls, so that none holds up the others for long.
+There are four chores: to tell the ends of leases, to renew leases, to vouch for waiters, and to undo attempts. Each
+has a keeper of its own, which starts when its chore is due for the first time. So a server that is silent holds up what
+it is asked, and nothing else: the end of a lease is told without any I/O, and so in time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from . import _core
-from ._core import FOREVER, Attempt, Core, Grant, Port, Signal, run
+from ._core import FOREVER, TRY_FOR, Attempt, Core, Grant, Port, Signal, free_text, run
 from ._names import SHORTEST_TTL, seconds, word
 from ._renewal import Renewal
 from ._undo import Undo, message
@@ -38,8 +39,64 @@ class Chore(Protocol):
     async def tick(self) -> None: ...
 
 
+class Keeper:
+    """One loop, which does one chore whenever that is due, until the session is closed."""
+
+    def __init__(self, port: Port, name: str, session: Session) -> None:
+        self.port = port
+        self.name = name  # of its thread or task
+        self.session = session
+        self.chore: Chore
+        self.alarm: Signal = port.signal()
+        self.asleep_until = FOREVER
+        self.started = False  # no other one is to be started
+        self.running = False
+
+    def nudge(self, due: float) -> None:
+        """See to it that it is awake at this time."""
+        if due < self.asleep_until:
+            if not self.started:
+                with self.port.mutex:
+                    if not self.started:
+                        self.started = True
+                        try:
+                            self.port.spawn(self.keep, self.name, self._kept)
+                        except BaseException:  # an interrupt: it may have begun, or not
+                            self.started = False
+                            raise
+                self.session.start_keepers()
+            self.alarm.set()
+
+    def _kept(self) -> None:
+        """It has ended, by itself or since somebody cancelled all tasks. The next nudge starts it."""
+        if not self.running:
+            self.started, self.asleep_until = False, FOREVER
+
+    async def keep(self) -> None:
+        """Do the chore when it is due, until the session is closed. There is only one that does: a second one ends."""
+        with self.port.mutex:
+            if self.running:
+                return
+            self.running = True
+        try:
+            await self._keep()
+        finally:
+            self.running = False
+
+    async def _keep(self) -> None:
+        while not self.session.core.closed:
+            try:
+                self.asleep_until = FOREVER  # awake: whoever nudges now sets the alarm
+                self.asleep_until = due = self.chore.due()
+                await self.port.wait(self.alarm, due)
+                await self.chore.tick()
+            except Exception:  # a bug of ours must not end the renewal of leases
+                log.exception("interlock: %s failed and goes on", self.name)
+                await self.port.wait(self.port.signal(), self.port.now() + 0.1)
+
+
 class Session:
-    """One client: its core and its keeper. It is the `Sink` that the port tells what it hears."""
+    """One client: its core and its keepers. It is the `Sink` that the port tells what it hears."""
 
     def __init__(
         self,
@@ -48,11 +105,13 @@ class Session:
         where: Callable[[], str],
         max_ttl: float,
         farewell: Callable[[], Port],
+        try_for: float = TRY_FOR,
     ) -> None:
         self.port = port
         self.label = label
         self.where = where  # the thread or task that asks, as a word
         self.max_ttl = max_ttl
+        self.try_for = try_for
         self.farewell = farewell  # a port that works without a loop, when the process exits
         self._begin()
         _keep(self)
@@ -62,14 +121,13 @@ class Session:
         host = word(socket.gethostname())
         self.me = f"{word(self.label)}@{host}/{os.getpid()}" if self.label else f"{host}/{os.getpid()}"
         self.channel = f"interlock:{secrets.token_hex(8)}"
-        self.alarm: Signal = port.signal()
-        self.asleep_until = FOREVER
-        self.started = False
-        self.waiters = Waiters(port, self.nudge)
-        self.renewal = Renewal(port, self.nudge)
-        self.undo = Undo(port, self.nudge)
-        self.chores: tuple[Chore, ...] = (self.renewal, self.waiters, self.undo)
-        self.core = Core(port, self.waiters, self.renewal, self.undo, self.who)
+        names = ("", "-renewal", "-waiters", "-undo")
+        ends, renewal, waiters, undo = self.keepers = [Keeper(port, f"interlock-keeper{name}", self) for name in names]
+        self.waiters = waiters.chore = Waiters(port, waiters.nudge)
+        self.undo = undo.chore = Undo(port, undo.nudge)
+        self.renewal = renewal.chore = Renewal(port, ends.nudge, renewal.nudge, self.undo)
+        ends.chore = self.renewal.ends
+        self.core = Core(port, self.waiters, self.renewal, self.undo, self.who, self.try_for)
 
     def who(self) -> str:
         return f"{self.me}/{self.where()}"
@@ -79,44 +137,21 @@ class Session:
     def subscribed(self, channel: str | None = None) -> None:
         """The channel is heard, from now on, or not any more: what came before may have been missed."""
         self.waiters.wake_all(channel)
+        self.renewal.subscribed(channel)
 
     def pushed(self, payload: bytes) -> None:
         """A message for us."""
-        verb, token, why = (payload.decode(errors="replace") + "  ").split(" ", 2)
+        verb, token, rest = (payload.decode(errors="replace") + "  ").split(" ", 2)
         if verb == "granted":
             self.waiters.granted(token)
         elif verb == "revoked":
-            self.renewal.revoked(token, why.strip())
+            self.renewal.revoked(token, free_text(rest.rstrip()))
 
-    # The keeper
-
-    def nudge(self, due: float) -> None:
-        """See to it that the keeper is awake at this time."""
-        if due < self.asleep_until:
-            if not self.started:
-                with self.port.mutex:
-                    if not self.started:
-                        self.port.spawn(self.keep, "interlock-keeper", self._kept)
-                        self.started = True
-            self.alarm.set()
-
-    def _kept(self) -> None:
-        """The keeper has ended, by itself or since somebody cancelled all tasks. The next nudge starts it."""
-        self.started, self.asleep_until = False, FOREVER
-
-    async def keep(self) -> None:
-        """Do every chore when it is due, until the session is closed."""
-        while not self.core.closed:
-            try:
-                self.asleep_until = FOREVER  # awake: whoever nudges now sets the alarm
-                due = min(chore.due() for chore in self.chores)
-                self.asleep_until = due
-                await self.port.wait(self.alarm, due)
-                for chore in self.chores:
-                    await chore.tick()
-            except Exception:  # a bug of ours must not end the renewal of leases
-                log.exception("interlock: the keeper failed and goes on")
-                await self.port.wait(self.port.signal(), self.port.now() + 0.1)
+    def start_keepers(self) -> None:
+        """Start those that have something to do, and could not start before, or were cancelled with all tasks."""
+        for keeper in self.keepers:
+            if not keeper.started and (due := keeper.chore.due()) != FOREVER:
+                keeper.nudge(due)
 
     # What needs more than the core
 
@@ -143,34 +178,43 @@ class Session:
 
     # Its end
 
-    async def part(self, port: Port) -> None:
-        """Release what is held and leave every queue, in bounded time."""
+    def end(self, *, announce: bool) -> list[Attempt]:
+        """Grant nothing any more: what is to be given back, of leases and in queues.
+
+        `announce` sets the `ended` events of the leases; without their loop that can't be done.
+        """
         self.core.closed = True
         held, waiting = self.renewal.held(), list(self.waiters.expected.values())
         for attempt in waiting:
             attempt.in_doubt = True  # a request of it may be on its way
         for grant in held:
             self.renewal.forget(grant)
-            grant.ended = Grant.RELEASED
-        undone = [attempt for attempt, _, _ in self.undo.jobs.values()]
+            if announce:
+                grant.released()
+            else:
+                grant.ended = Grant.RELEASED
+        undone = self.undo.attempts()
         dropped = [attempt for _, attempt in self.renewal.dropped]
         releasing = list(self.core.releasing.values())
-        attempts = [*(grant.attempt for grant in held), *dropped, *releasing, *waiting, *undone]
-        until = port.now() + PARTING
+        return [*(grant.attempt for grant in held), *dropped, *releasing, *waiting, *undone]
+
+    @staticmethod
+    async def give_back(attempts: list[Attempt], port: Port, until: float) -> None:
+        """Release these and leave their queues, until then at the latest."""
         for i in range(0, len(attempts), BATCH):
             replies = await port.calls([message(attempt) for attempt in attempts[i : i + BATCH]], until)
             if all(isinstance(reply, Exception) for reply in replies):
                 break
 
     async def close(self) -> None:
-        """The same, and end the waiting and the keeper."""
+        """Release what is held and leave every queue, in bounded time; end the waiting and the keepers."""
         _sessions.discard(self)
-        self.core.closed = True
         try:
-            await self.part(self.port)
+            await self.give_back(self.end(announce=True), self.port, self.port.now() + PARTING)
         finally:
             self.waiters.wake_all()
-            self.alarm.set()
+            for keeper in self.keepers:
+                keeper.alarm.set()
 
     def abandon(self) -> list[Attempt]:
         """Its loop is over, without a close: what is to be taken back now.
@@ -179,7 +223,7 @@ class Session:
         """
         if not self.renewal.held():
             _sessions.discard(self)
-        left = [*(attempt for attempt, _, _ in self.undo.jobs.values()), *self.core.releasing.values()]
+        left = [*self.undo.attempts(), *self.core.releasing.values()]
         for attempt in self.waiters.expected.values():
             attempt.in_doubt = True
             left.append(attempt)
@@ -224,9 +268,16 @@ def _finalize(_: Sessions) -> None:
 
 
 def _at_exit() -> None:
-    for session in list(_sessions):
+    """Give all back, within `PARTING` for all sessions together. No thread can be started any more.
+
+    Each has its share of the time that is left: those whose server is silent leave time enough for the others.
+    """
+    owed = [(session, attempts) for session in list(_sessions) if (attempts := session.end(announce=False))]
+    end = owed[0][0].port.now() + PARTING if owed else 0.0
+    for left, (session, attempts) in zip(range(len(owed), 0, -1), owed, strict=True):
         with contextlib.suppress(Exception):  # the process ends, and what it held runs out
-            run(session.part(session.farewell()))
+            now = session.port.now()
+            run(session.give_back(attempts, session.farewell(), now + max(0.0, end - now) / left))
 
 
 if hasattr(os, "register_at_fork"):

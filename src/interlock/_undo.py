@@ -5,14 +5,16 @@ and, if a copy of the acquire may still be on its way, leaves a tombstone on whi
 any number of times.
 
 Rules. (1) It never runs in the caller, who may have been cancelled or out of time: the keeper sends it. (2) It is
-repeated until it is answered, or until nothing of it can be left: the ttl of the lock is over.
+repeated until it is answered, or until nothing of it can be left: the ttl of the lock, or what `extend` asked for, is
+over.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from ._core import FOREVER, GRANT_LIFE, Attempt, Message, Port, Signal, gone_ms
+from ._core import FOREVER, Attempt, Message, Port, Signal, gone_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,33 +29,57 @@ class Undo:
     def __init__(self, port: Port, nudge: Callable[[float], None]) -> None:
         self.port = port
         self.nudge = nudge
-        self.jobs: dict[str, tuple[Attempt, float, Signal]] = {}  # by token: attempt, until when, done
+        # By token: what is taken back, until when, and the signals of those who wait for that.
+        self.jobs: dict[str, tuple[Attempt, float, tuple[Signal, ...]]] = {}
         self.next = FOREVER
+        self.later: deque[Attempt] = deque()  # put here by finalizers: see take_up()
 
     def due(self) -> float:
         """When the keeper must come at the latest."""
+        if self.later:
+            return self.port.now()
         return self.next if self.jobs else FOREVER
 
     def add(self, attempt: Attempt) -> Signal:
         """Take it back in the background. The signal tells when that is done."""
         now, done = self.port.now(), self.port.signal()
-        self.jobs[attempt.token] = (attempt, now + max(attempt.ttl, GRANT_LIFE), done)
+        with self.port.mutex:
+            before = self.jobs.get(attempt.token)
+            waiting = before[2] if before is not None else ()
+            self.jobs[attempt.token] = (attempt, attempt.lasts_until(now), (*waiting, done))
         self.next = now
         self.nudge(now)
         return done
 
+    def attempts(self) -> list[Attempt]:
+        """All that is not taken back yet."""
+        return [*(attempt for attempt, _, _ in list(self.jobs.values())), *self.later]
+
+    def take_up(self) -> None:
+        """Begin with what finalizers have left. The keeper of ends calls this, within a second of any lease."""
+        while self.later:
+            self.add(self.later.popleft())
+
     async def tick(self) -> None:
         """Try what is not done yet."""
+        self.take_up()
         if not self.jobs or self.next > self.port.now():
             return
-        jobs, now = list(self.jobs.values()), self.port.now()
+        jobs, now = list(self.jobs.items()), self.port.now()
         self.next = now + PAUSE
-        replies = await self.port.calls([message(attempt) for attempt, _, _ in jobs], now + PATIENCE)
-        for (attempt, until, done), reply in zip(jobs, replies, strict=True):
-            answered = not isinstance(reply, Exception) and not reply[1]
-            if answered or now > until:
-                self.jobs.pop(attempt.token, None)
-                done.set()
+        replies = await self.port.calls([message(attempt) for _, (attempt, _, _) in jobs], now + PATIENCE)
+        for (token, job), reply in zip(jobs, replies, strict=True):
+            _, until, waiting = job
+            answered = not isinstance(reply, Exception)
+            if answered and reply[1] and now <= until:
+                self.next = now  # there are more dead waiters than one step drops: somebody who lives waits behind them
+            elif answered or now > until:
+                with self.port.mutex:
+                    if self.jobs.get(token) is not job:
+                        continue  # it was added once more: this was no answer to that
+                    del self.jobs[token]
+                for done in waiting:
+                    done.set()
 
 
 def message(attempt: Attempt) -> Message:

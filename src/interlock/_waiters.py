@@ -25,6 +25,7 @@ VOUCH: Final = 1.0  # seconds between two vouches, at most; the server counts a 
 PATIENCE: Final = 1.0  # seconds that one round of vouches may take
 SILENCE: Final = 1.5  # seconds without an answer to any vouch after which the waiters ask by themselves
 CROWD: Final = 1000  # waiters in one script call
+MORE: Final = -3  # in place of a pttl: the server has dropped some dead waiters, and there are more before ours
 EPSILON: Final = 0.005  # seconds after a holder's pttl at which its key is gone for certain
 
 
@@ -119,6 +120,8 @@ class Waiters:
             if isinstance(reply, Exception):  # whatever it is, it is no answer
                 log.debug("%s: no vouch got through: %s", room.primitive, reply)
                 room.silent = min(room.silent, now)
+                for attempt in crowd:
+                    attempt.silent = min(attempt.silent, now)
                 if now - room.silent >= room.patience:  # let them ask by themselves: they retry, and know what to say
                     self._wake(crowd)
                     asking.add(room)
@@ -146,11 +149,14 @@ class Waiters:
     def _heard(self, room: Room, crowd: list[Attempt], reply: list[Any]) -> None:
         pttl_ms, head, *states = reply
         for attempt, state in zip(crowd, states, strict=True):
+            attempt.silent = FOREVER
             # Granted: confirm. Gone: enter again. Held for ever by a foreigner: be told so.
             if (state != QUEUED or pttl_ms == -1) and attempt.signal is not None:
                 attempt.signal.set()
         now = self.port.now()
-        if pttl_ms == -2:  # more dead waiters than one step skips, or no memory for a grant
+        if pttl_ms == MORE:  # each vouch makes room, so that this has an end
+            room.due = now
+        elif pttl_ms == -2:  # no memory for a grant
             room.due = min(room.due, now + 0.05)
         elif pttl_ms >= 0 and head.decode() in room.attempts:
             room.due = min(room.due, now + pttl_ms / 1000 + EPSILON)

@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Generic, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
 
 from ._acks import Assurance
 from ._base import (
@@ -29,8 +29,11 @@ from ._base import (
     Unset,
     timeout_of,
 )
+from ._core import TRY_FOR
 from ._lease import BaseLease, BaseMultiLease, BaseReentrantLease, LeaseState, Reply
 from ._names import checked_name, word
+from ._scopes import Entered, StopScope, UntilAnyEnd
+from ._section import BaseSection, Exit, loaded
 from ._session import Session
 from ._template import Template, busy_skips
 from .connect import quorum
@@ -91,7 +94,8 @@ class Interlock(BaseInterlock):
 
     `prefix` goes before every name; `max_ttl` (seconds) is the longest ttl that any lock may have, and so
     how long nothing is granted after a restart or failover that may have lost leases: `quarantine=False` turns that
-    off. `label` tells people who we are.
+    off. `try_for` (seconds) bounds a call that does not wait, `try_acquire()` or `timeout=0`: a server that does not
+    answer within it is Unavailable. `label` tells people who we are.
 
     Raises ConfigError. May be made outside of any loop and used in several, one after another or in several threads;
     it connects at the first use in each. Close it in each loop, or use it in an `async with`: that gives back all that
@@ -109,9 +113,18 @@ class Interlock(BaseInterlock):
         prefix: str = "lock:",
         max_ttl: float = 60.0,
         quarantine: bool = True,
+        try_for: float = TRY_FOR,
         label: str | None = None,
     ) -> None:
-        super().__init__(target, prefix=prefix, max_ttl=max_ttl, quarantine=quarantine, label=label, for_asyncio=True)
+        super().__init__(
+            target,
+            prefix=prefix,
+            max_ttl=max_ttl,
+            quarantine=quarantine,
+            try_for=try_for,
+            label=label,
+            for_asyncio=True,
+        )
         self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Session] = weakref.WeakKeyDictionary()
         self._guard = threading.Lock()
         self._latest: tuple[asyncio.AbstractEventLoop | None, Session | None] = (None, None)
@@ -127,7 +140,7 @@ class Interlock(BaseInterlock):
             self._open()
             left = self._prune()
             port = opened(self._address, AsyncioPort, self._memories)
-            session = port.sink = Session(port, self.label, _task, self.max_ttl, self._farewell)
+            session = port.sink = Session(port, self.label, _task, self.max_ttl, self._farewell, self.try_for)
             with self._guard:
                 self._sessions[loop] = session
             for attempt in left:
@@ -158,6 +171,7 @@ class Interlock(BaseInterlock):
         prefix: str = "lock:",
         max_ttl: float = 60.0,
         quarantine: bool = True,
+        try_for: float = TRY_FOR,
         label: str | None = None,
     ) -> Self:
         """Locks on several servers that know nothing of each other: held is what a majority grants (Redlock).
@@ -167,7 +181,7 @@ class Interlock(BaseInterlock):
         server is there twice.
         """
         members = quorum(servers, for_asyncio=True)
-        return cls(members, prefix=prefix, max_ttl=max_ttl, quarantine=quarantine, label=label)
+        return cls(members, prefix=prefix, max_ttl=max_ttl, quarantine=quarantine, try_for=try_for, label=label)
 
     def lock(
         self,
@@ -210,7 +224,8 @@ class Interlock(BaseInterlock):
 
         The same lock as `lock(name)`, and the same options. `owner` names a holder that is not a task: who comes
         with the same word, in another process or after a restart, takes the lease over, with a new fence; the one
-        before has lost it. Raises ConfigError. Nothing is sent until it is acquired.
+        before has lost it. Two tasks of one process that come with it at the same moment may do that to each other.
+        Raises ConfigError. Nothing is sent until it is acquired.
         """
         return RLock(self, lock(name, self.prefix, owned_by(owner)), self._terms(**options))
 
@@ -309,13 +324,14 @@ class Interlock(BaseInterlock):
             @functools.wraps(function)
             async def synchronized(*args: P.args, **kwargs: P.kwargs) -> R | Skipped:
                 asked = RLock(self, lock(template.name(args, kwargs), self.prefix), terms)
-                try:
-                    lease = await asked.acquire(timeout)
-                except AcquireTimeout as error:
-                    if skips:
-                        return Skipped(asked.name, error.holder, None, None)
-                    raise
-                async with lease:
+                async with Section(asked) as section:
+                    try:
+                        lease = section.lease = await asked.acquire(timeout)
+                    except AcquireTimeout as error:
+                        if skips:
+                            return Skipped(asked.name, error.holder, None, None)
+                        raise
+                    await lease.__aenter__()
                     return await function(*args, **kwargs)
 
             return synchronized
@@ -345,21 +361,25 @@ def _task() -> str:
     return word(task.get_name()) if task else "-"
 
 
-class Lease(BaseLease):
+class Lease(Entered, BaseLease):
     """One grant of a lock: hold it in an `async with`, or release it yourself; any task of its loop may."""
 
-    __slots__ = ("_cancelled", "_cancels", "_task")
+    __slots__ = ("_bodies",)
 
     def __init__(self, session: Session, on_lost: Callable[[Lease], object] | None, grant: Grant) -> None:
-        super().__init__(session, on_lost, grant)
-        self._task: asyncio.Task[object] | None = None  # whose body the lease protects
-        self._cancels = 0  # how often that task had been asked to end before
-        self._cancelled = False
+        super(Entered, self).__init__(session, on_lost, grant)
+        self._bodies = []
 
     @property
     def lost(self) -> asyncio.Event:
         """Set when the lease is lost."""
-        event: asyncio.Event = self._event(asyncio.Event)
+        event: asyncio.Event = self._lost_of(asyncio.Event)
+        return event
+
+    @property
+    def ended(self) -> asyncio.Event:
+        """Set when the lease ends, in whatever way: it is lost, it is released, or its Interlock is closed."""
+        event: asyncio.Event = self._end_of(asyncio.Event)
         return event
 
     async def release(self) -> bool:
@@ -381,36 +401,7 @@ class Lease(BaseLease):
         """
         return await self._session.execute(self._grant, command, args, keys)  # type: ignore[no-any-return]
 
-    def _on_lost(self) -> None:
-        if self._task is not None and not self._task.done():
-            self._cancelled = True
-            self._task.cancel()
-        super()._on_lost()
-
-    async def __aenter__(self) -> Self:
-        self.ensure()  # no body runs under a lease that has ended
-        task = self._task = asyncio.current_task()
-        self._cancels = task.cancelling() if task else 0
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        task, self._task = self._task, None
-        if self._cancelled and task is not None:
-            # As asyncio.timeout does: take our cancellation back, and leave that of anybody else.
-            alone = task.uncancel() <= self._cancels
-            if alone and not isinstance(error, asyncio.CancelledError):
-                try:
-                    await asyncio.sleep(0)  # the body ended before it was delivered
-                except asyncio.CancelledError:
-                    if task.cancelling() > self._cancels:
-                        raise
-            elif alone:
-                try:
-                    await self._session.core.leave(self._grant, None)
-                except BaseException as lost:
-                    raise lost from error
+    async def _leave(self, error: BaseException | None) -> None:
         await self._session.core.leave(self._grant, error)
 
 
@@ -423,25 +414,38 @@ class ReentrantLease(BaseReentrantLease, Lease):
         """Leave it once; the last time, give it back: whether it was still ours."""
         return self.state in {LeaseState.HELD, LeaseState.JEOPARDY} if self._inner() else await super().release()
 
-    async def __aenter__(self) -> Self:
-        return self if self._depth > 1 else await super().__aenter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self._inner():
-            await super().__aexit__(kind, error, trace)
+    async def _leave(self, error: BaseException | None) -> None:
+        if self._inner():
+            self._left_once(error)
+        else:
+            await super()._leave(error)
 
 
-class MultiLease(BaseMultiLease[Lease]):
+class MultiLease(Entered, BaseMultiLease[Lease]):
     """Several leases as one: `lease.fence["a"]` is the fence of one, `lease["a"]` its lease."""
 
-    __slots__ = ("_stack",)
+    __slots__ = ("_bodies",)
+
+    def __init__(
+        self,
+        session: Session,
+        on_lost: Callable[[MultiLease], object] | None,
+        name: str,
+        leases: dict[str, Lease],
+    ) -> None:
+        self._bodies = []  # before a loss can be told
+        super(Entered, self).__init__(session, on_lost, name, leases)
 
     @property
     def lost(self) -> asyncio.Event:
         """Set when any of them is lost."""
-        event: asyncio.Event = self._event(asyncio.Event)
+        event: asyncio.Event = self._lost_of(asyncio.Event)
+        return event
+
+    @property
+    def ended(self) -> asyncio.Event:
+        """Set when any of them ends, in whatever way: it is lost, it is released, or the Interlock is closed."""
+        event: asyncio.Event = self._end_of(asyncio.Event)
         return event
 
     async def release(self) -> bool:
@@ -469,15 +473,52 @@ class MultiLease(BaseMultiLease[Lease]):
             stack.push_async_callback(self.release)
             self.ensure()  # no body runs under leases one of which has ended
             stack.pop_all()
-        self._stack = AsyncExitStack()
-        for lease in self._leases.values():
-            await self._stack.enter_async_context(lease)
+        self._begin()
+        return self
+
+    async def _leave(self, error: BaseException | None) -> None:
+        now = error
+        try:
+            for lease in reversed(self._leases.values()):
+                try:
+                    await lease._leave(now)
+                except BaseException as raised:  # noqa: BLE001 (it is raised when the others were left, too)
+                    if now is not None and raised.__context__ is None:
+                        raised.__context__ = now
+                    now = raised
+            if now is not None and now is not error:
+                raise now
+        finally:
+            now = error = None  # their tracebacks refer to this frame
+
+
+class Section(BaseSection):
+    """What leaves one `async with`."""
+
+    __slots__ = ()
+
+    async def __call__(self, *args: Any) -> None:
+        """Leave it: `args` are those of `__aexit__`, after the lockable if `__aexit__` was loaded from the class."""
+        lockable = args[0] if len(args) > 3 else self.lockable
+        section = self if self.lease is not None else lockable._entered_by_hand(asyncio.current_task())
+        before = None
+        try:
+            before = section.lease._holds()
+            await section.lease.__aexit__(*args[-3:])
+        except BaseException:
+            section.give_up(before)  # what a cancellation or an interrupt has left
+            raise
+        finally:
+            lockable._left(section)
+
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._stack.__aexit__(kind, error, trace)
+        if self.lease is not None:
+            await self(kind, error, trace)
 
 
 class Lockable(BaseLock, Generic[S, L]):
@@ -495,24 +536,37 @@ class Lockable(BaseLock, Generic[S, L]):
         return await self._take(timeout)  # type: ignore[no-any-return]
 
     async def try_acquire(self) -> L | None:
-        """Hold it if that is possible now, else None. Raises Unavailable or ConfigError."""
+        """Hold it if that is possible now, else None: one try, of `try_for` seconds at most.
+
+        Raises Unavailable if the server does not answer in that time, or ConfigError.
+        """
         try:
             return await self.acquire(0)
         except AcquireTimeout:
             return None
 
-    async def __aenter__(self) -> L:
-        who = asyncio.current_task()
-        self._may_enter(who)
-        lease = await self.acquire()
-        await lease.__aenter__()  # type: ignore[attr-defined]
-        self._enter(who, lease)
-        return lease
+    def __aenter__(self) -> Running[L]:
+        return self._entering(loaded(self, Section))
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._leave(asyncio.current_task()).__aexit__(kind, error, trace)
+    async def _entering(self, section: Section) -> L:
+        try:
+            if (task := asyncio.current_task()) is not None:
+                section.who = weakref.ref(task)
+            lease = await self._enter(section)
+            await lease.__aenter__()
+        except BaseException:
+            section.give_up()
+            raise
+        return lease  # type: ignore[no-any-return]
+
+    if TYPE_CHECKING:
+
+        async def __aexit__(
+            self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        ) -> None: ...
+
+    else:
+        __aexit__ = Exit(Section)
 
     def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Running[R]]:
         """Decorate an `async def`: each call of it is under this."""
@@ -752,20 +806,31 @@ class Election(BaseElection, Lockable[State, Leadership]):
         finally:
             watch.close()
 
-    async def run(self, work: Callable[[Leadership], Awaitable[R]]) -> R:
+    async def run(self, work: Callable[[Leadership], Awaitable[R]], *, stop: asyncio.Event | None = None) -> R | None:
         """Lead and await `work(lease)`: what it returns; then resign. If the lease was lost meanwhile: campaign again.
 
-        Work is cancelled when the lease is lost. Raises what `work` raises.
+        While the server is away, the campaign goes on. It ends, and None is returned, when `stop` is set, when
+        another task lets this object or the lease resign, or when the Interlock is closed. `work` is cancelled then,
+        and when the lease is lost; when `stop` is set, it leads until it has ended. Raises what `work` raises, and
+        ConfigError.
         """
-        while True:
-            lease = None
-            try:
-                lease = await self.campaign(None)
-                async with lease:
-                    return await work(lease)
-            except LeaseLost as lost:
-                if lease is not None and lost.token != lease.token:  # it was another one
-                    raise
+        self._interlock._open()
+        if stop is not None and stop.is_set():
+            return None
+        async with StopScope(stop):
+            lease: Leadership | None = None
+            while True:
+                try:
+                    async with Section(self) as section:
+                        lease = await self._elect(section)
+                        if lease is None:
+                            return None
+                        await UntilAnyEnd(lease).__aenter__()
+                        return await work(lease)
+                except LeaseLost as error:
+                    if not self._campaigns_again(lease, error):
+                        return None
+        return None
 
 
 class Once(BaseOnce):
@@ -777,12 +842,14 @@ class Once(BaseOnce):
     async def run(self, work: Callable[[Lease], Awaitable[R]]) -> Ran[R] | Skipped:
         """Await `work(lease)`, unless another one does it or has done it: Ran, with its value, or Skipped.
 
-        Raises what `work` raises; LeaseLost if it took more than at_most, or the lease was lost; Unavailable.
+        Raises what `work` raises; LeaseLost if it took more than at_most, or the lease ended otherwise before it did
+        (it was lost, or the Interlock was closed); Unavailable.
         """
-        lease: Lease | Skipped = await self._begin()
-        if isinstance(lease, Skipped):
-            return lease
-        async with lease:
+        async with Section(self) as section:
+            lease: Lease | Skipped = await self._begin(section)
+            if isinstance(lease, Skipped):
+                return lease
+            await UntilAnyEnd(lease).__aenter__()
             return self._done(lease, await work(lease))
 
     def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Running[Ran[R] | Skipped]]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import os
+import ssl
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -45,7 +47,13 @@ _SCHEMES: Final = {
     "redis": "redis", "valkey": "redis", "rediss": "rediss", "valkeys": "rediss", "unix": "unix",
 }  # fmt: skip
 FAILOVER: Final = 60.0  # seconds that a failover may take, the noticing included
-GRACE: Final = 1.0  # seconds that an isolated primary may go on longer than it promises
+# Seconds for which an isolated primary may accept writes beyond min-replicas-max-lag: it compares whole seconds, and
+# looks once a second.
+LAG_GRACE: Final = 2.0
+# A node of a cluster tests a link that is silent after half a cluster-node-timeout, waits a whole one for the answer,
+# and looks every 0.1 s (of which we take ten, for a machine that is busy).
+NODE_TIMEOUTS: Final = 1.5
+NODE_GRACE: Final = 1.0  # seconds
 NODE_TIMEOUT: Final = 15.0  # seconds: cluster-node-timeout, as it is unless somebody sets it
 MAX_LAG: Final = 10  # seconds: min-replicas-max-lag, as it is unless somebody sets it
 _SENTINEL: Final = "it is redis+sentinel://user:password@h1:26379,h2:26379/0?service=mymaster"
@@ -122,12 +130,12 @@ class Address:
             _warn_of_defaults(self.shown, str(refusals[0]))
         if self.clustered:
             (node_timeout,) = map(setting, replies)
-            return (NODE_TIMEOUT if node_timeout is None else node_timeout / 1000) + GRACE
+            return (NODE_TIMEOUT if node_timeout is None else node_timeout / 1000) * NODE_TIMEOUTS + NODE_GRACE
         enough, lag = map(setting, replies)
         if enough == 0 or lag == 0:  # without end: there is nothing to wait for
             _warn_of_isolation(self.shown)
             return 0.0
-        return (MAX_LAG if lag is None else lag) + GRACE
+        return (MAX_LAG if lag is None else lag) + LAG_GRACE
 
     def at(self, host: str, port: int) -> Address:
         """Another server, reached with the same credentials."""
@@ -147,7 +155,9 @@ class Address:
         for ours in ("db", "client_name"):
             parameters.pop(ours, None)
         if self.sentinels is not None:
+            began = time.monotonic()
             parameters["host"], parameters["port"] = self.sentinels.primary(min(within, self.timeout))
+            within = max(0.002, within - (time.monotonic() - began))  # what the sentinels have left of it
         if kind == "embedded":
             from . import embedded  # noqa: PLC0415 (an extra)
 
@@ -155,8 +165,8 @@ class Address:
                 "unix",
                 unquote(embedded.shared_url(timeout=min(within, self.timeout)).removeprefix("unix://")),
             )
-        # Two steps are left to redis-py, connecting and HELLO: each may take half of the time.
-        timeout = min(parameters.get("socket_connect_timeout") or self.timeout, within / 2)
+        # The steps that are left to redis-py are connecting, the handshake of TLS, and HELLO: each has its share.
+        timeout = min(parameters.get("socket_connect_timeout") or self.timeout, within / (3 if kind == "tls" else 2))
         parameters |= {"protocol": 3, "socket_timeout": timeout, "socket_connect_timeout": timeout}
         connection = _class(module, kind)(**parameters, retry=retry, **more)
         connection.driver_info = connection.lib_name = connection.lib_version = None  # two round trips less
@@ -186,7 +196,27 @@ class _Packer:
         return [packed]
 
 
+class _TLS(redis.connection.SSLConnection):
+    """TLS for threads, without a leak of some Pythons (3.11.7): a socket that is reset before its handshake stays open.
+
+    The half-made socket is known to nobody then, but to the frame that made it.
+    """
+
+    def _wrap_socket_with_ssl(self, sock: Any) -> Any:
+        try:
+            return _SYNC.SSLConnection._wrap_socket_with_ssl(self, sock)
+        except OSError as error:
+            made = error.__traceback__
+            while made is not None:
+                if isinstance(half := made.tb_frame.f_locals.get("self"), ssl.SSLSocket):
+                    half.close()
+                made = made.tb_next
+            raise
+
+
 def _class(module: Any, kind: str) -> Any:
+    if kind == "tls" and module is _SYNC:
+        return _TLS
     names = {"tcp": "Connection", "tls": "SSLConnection", "unix": "UnixDomainSocketConnection"}
     return getattr(module, names[kind])
 

@@ -19,6 +19,11 @@ The rules that follow:
      got the lock removes them before a start. `pid` is for people: no process is ever signalled because a
      file names it.
 
+A server that is stopped forgets its leases, and their holders believe in them until they run out. So `stop_shared()`
+refuses while there are any, and looks while no client can be granted one. What must not be forgotten is a file:
+`started` says that a server runs; only a stop that forgot no lease removes it. A start that finds it (after a crash, a
+kill, a stop by force) says so in it, and clients then grant nothing that an older lease could still hold.
+
 The private server shares a process group with its watcher, a shell that reads a pipe whose other end the
 owner has. However the owner ends, SIGKILL included, the pipe closes; then the watcher removes the directory
 and kills its own group, in which there can be no stranger. (PR_SET_PDEATHSIG is Linux only, and fires when
@@ -48,21 +53,26 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from interlock.errors import ConfigError, Unavailable
+from interlock.errors import ConfigError, LockError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
-__all__ = ["Server", "Status", "shared_status", "shared_url", "stop_shared"]
+__all__ = ["LeasesHeld", "Server", "SharedLease", "Status", "shared_status", "shared_url", "stop_shared"]
 
 _TIMEOUT = 10.0  # seconds to start or stop; it takes 0.05, but machines are busy
 _ANSWER = 1.0  # seconds to wait for one answer before asking again
 _POLL = 0.005  # seconds between two looks at a server that comes or goes
+_PAUSE = 2.0  # seconds for which nobody is granted anything, while leases are looked for: again for each batch of them
+_BATCH = 1000  # keys that are looked at in one go
+_FORGETS_FOR = (
+    60.0  # seconds for which leases of a crashed server may be alive: max_ttl, unless somebody says otherwise
+)
 _MAX_SOCKET_PATH = 107 if sys.platform == "linux" else 103  # bytes: sun_path without its NUL
 
 _SETTINGS = {
@@ -73,7 +83,9 @@ _SETTINGS = {
 }
 
 _NOT_STARTED = "this server is not running: call start(), or use `with Server() as server:`"
-_WATCH = 'read -r _; rm -rf -- "$1"; kill -s KILL 0'
+# A group that has lost its parent, with a stopped process in it, is sent SIGHUP and SIGCONT by the kernel: the server
+# ignores the first and goes on by the second, so the watcher must live through it.
+_WATCH = 'trap "" HUP INT TERM; read -r _; rm -rf -- "$1"; kill -s KILL 0'
 _DETACH = '"$@" &'  # it becomes init's child: no zombie of ours, and no wait() of the user's finds it
 
 
@@ -85,6 +97,24 @@ class Status:
     pid: int
     version: str
     uptime: int  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLease:
+    """A lease that somebody has in the shared server."""
+
+    key: str
+    """The lock's: prefix and name."""
+    holder: str
+    """The holder's token (host/pid/thread or task/random); in a quarantine, "quarantine"."""
+    remaining: float
+    """Seconds until it ends by itself, unless it is renewed."""
+
+
+class LeasesHeld(LockError):  # noqa: N818 (as the errors of the contract)
+    """The shared server was not stopped, since leases are held in it."""
+
+    leases: tuple[SharedLease, ...] = ()
 
 
 def shared_url(*, timeout: float = _TIMEOUT) -> str:
@@ -106,21 +136,113 @@ def shared_url(*, timeout: float = _TIMEOUT) -> str:
     return _url(home)
 
 
-def stop_shared(*, timeout: float = _TIMEOUT) -> bool:
-    """Stop this user's server, and so drop all locks in it. Was one running?
+def stop_shared(*, force: bool = False, timeout: float = _TIMEOUT) -> bool:
+    """Stop this user's server, unless leases are held in it. Was one running?
 
-    Raises `Unavailable` if it still runs after `timeout` seconds.
+    With `force` it is stopped in any case. Holders believe in their leases until those have run out; so whoever starts
+    the next server waits for that, as after a crash: `max_ttl` (60 s). What `once` remembers is gone, too.
+
+    Raises `LeasesHeld`, which says who holds what; `Unavailable` if it still runs after `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
     home = _runtime_dir()
-    was_running = False
+    was_running = forgets = False
     while (lock := _try_lock(home)) is None:
         was_running = True
-        _ask(home, b"SHUTDOWN NOSAVE", deadline)  # not by signal: what answers on our socket is our server
+        leases = _leases(home, deadline)
+        if leases and not force:
+            raise _still_held(leases)
+        if leases is not None:
+            forgets = bool(leases) or _crashed_lately(home, deadline)
+            _ask(home, b"SHUTDOWN NOSAVE", deadline)  # not by signal: what answers on our socket is our server
         _pause(home, deadline)
-    (home / "started").unlink(missing_ok=True)
+    if was_running and not forgets:
+        (home / "started").unlink(missing_ok=True)
     _close_lock(lock)
     return was_running
+
+
+def _leases(home: Path, deadline: float) -> list[SharedLease] | None:
+    """What is held; None if the server does not answer. If nothing is, nobody is granted anything for a moment.
+
+    Whatever the prefixes are: a lock has a record beside it, and what holds it is a string, permits a sorted set.
+    """
+    import redis  # noqa: PLC0415 (not needed to start or join it)
+    from redis.backoff import NoBackoff  # noqa: PLC0415
+    from redis.retry import Retry  # noqa: PLC0415
+
+    within = max(0.05, min(_ANSWER, deadline - time.monotonic()))
+    options: Any = {"unix_socket_path": str(_socket(home)), "socket_timeout": within, "retry": Retry(NoBackoff(), 0)}
+    found: dict[tuple[int, bytes, bytes], SharedLease] = {}
+    try:
+        client: Any = redis.Redis(**options)
+        with client:
+            for name in client.info("keyspace"):
+                db = int(name.removeprefix("db"))
+                with redis.Redis(**options, db=db) as there:
+                    found |= {(db, *who): lease for who, lease in _leases_in(there).items()}
+            if found:
+                client.client_unpause()
+    except redis.RedisError:
+        return None
+    return list(found.values())
+
+
+def _leases_in(client: Any) -> dict[tuple[bytes, bytes], SharedLease]:
+    """What is held in one database, by key and token. (A scan may name a key twice.)"""
+    found: dict[tuple[bytes, bytes], SharedLease] = {}
+    cursor = -1
+    while cursor:
+        client.client_pause(int(_PAUSE * 1000), all=False)
+        cursor, records = client.scan(max(0, cursor), "*{record}", _BATCH)
+        keys = [_lock_of(record) for record in records]
+        with client.pipeline(transaction=False) as asking:
+            for key in keys:
+                asking.type(key)
+            kinds = asking.execute()
+        for key, kind in zip(keys, kinds, strict=True):
+            if kind == b"string" and (value := client.get(key)):
+                found[key, value] = _lease(key, value, client.pttl(key) / 1000)
+            elif kind == b"zset":
+                seconds, micros = client.time()
+                now_ms = seconds * 1000 + micros / 1000
+                for token, ends in client.zrangebyscore(key, f"({now_ms}", "+inf", withscores=True):
+                    found[key, token] = _lease(key, token, (ends - now_ms) / 1000)
+    return found
+
+
+def _lock_of(record: bytes) -> bytes:
+    """The key of the lock to which a record belongs: see `_names.tagged`."""
+    stem = record.removesuffix(b"{record}")
+    return stem[1:-1] if stem.startswith(b"{") and stem.endswith(b"}") else stem.removesuffix(b":")
+
+
+def _lease(key: bytes, value: bytes, remaining: float) -> SharedLease:
+    holder = value.decode(errors="replace").removeprefix("!")
+    if holder.startswith("quarantine:"):  # it is for leases that one before this server has forgotten
+        holder = "quarantine"
+    return SharedLease(key.decode(errors="replace"), holder, remaining)
+
+
+def _still_held(leases: Sequence[SharedLease]) -> LeasesHeld:
+    some = "; ".join(f"{each.key!r} by {each.holder}" for each in leases[:3])
+    more = f"; and {len(leases) - 3} more" if len(leases) > 3 else ""
+    error = LeasesHeld(
+        f"the embedded server is not stopped, since {len(leases)} "
+        f"{'lease is' if len(leases) == 1 else 'leases are'} held in it: {some}{more}. End what uses it first; or stop "
+        "it by force: then holders may go on for the rest of their leases, and nobody is granted anything for as long"
+    )
+    error.leases = tuple(leases)
+    return error
+
+
+def _crashed_lately(home: Path, deadline: float) -> bool:
+    """Whether leases may be alive that one before this server has forgotten."""
+    if not shared_has_forgotten():
+        return False
+    answer = _ask(home, b"INFO server", deadline)
+    info = dict(line.split(":", 1) for line in (answer or b"").decode().splitlines() if ":" in line)
+    return int(info.get("uptime_in_seconds", 0)) <= _FORGETS_FOR
 
 
 def shared_status(*, timeout: float = _TIMEOUT) -> Status | None:

@@ -1,10 +1,10 @@
 """What can go wrong. Each error names the lock, the cause and the way out; none shows a password.
 
 LockError
-├── AcquireTimeout   also a TimeoutError: the lock was not had in time; nothing is left behind
+├── AcquireTimeout   also a TimeoutError: a server answered, and somebody else has the lock; nothing is left behind
 ├── LeaseLost        the lease has ended under its holder: stop writing
 ├── BrokenBarrier    also threading's BrokenBarrierError: those whom we wait for will not come
-├── Unavailable      also a ConnectionError: the server cannot be reached, or not enough of them
+├── Unavailable      also a ConnectionError: the server does not answer, in whatever way, or not enough of a quorum do
 └── ConfigError      also a ValueError: bad URL, name, ttl, limit, or a server set up so that no lock is safe
 """
 
@@ -20,7 +20,7 @@ class LockError(Exception):
 
 
 class AcquireTimeout(LockError, TimeoutError):  # noqa: N818 (the names are the contract)
-    """The lock was not acquired within its timeout. Nothing stays queued or held."""
+    """A server answered, and somebody else has the lock, until the end of the timeout. Nothing stays queued or held."""
 
     holder: str | None = None
     """The token of who had it, when last asked."""
@@ -38,7 +38,7 @@ class BrokenBarrier(LockError, BrokenBarrierError):  # noqa: N818
 
 
 class Unavailable(LockError, ConnectionError):  # noqa: N818
-    """The server (or enough of them) could not be reached, or refuses to serve for now."""
+    """The server (or enough of a quorum) does not answer, in whatever way, or refuses to serve for now."""
 
 
 class ConfigError(LockError, ValueError):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect as _inspect
+import sys
 import threading
+import weakref
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Generic, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
 
 from ._acks import Assurance
 from ._base import (
@@ -26,9 +28,10 @@ from ._base import (
     Unset,
     timeout_of,
 )
-from ._core import run
+from ._core import TRY_FOR, run
 from ._lease import BaseLease, BaseMultiLease, BaseReentrantLease, LeaseState, Reply
 from ._names import checked_name, word
+from ._section import BaseSection, Exit, loaded, pooled
 from ._session import Session
 from ._template import Template, busy_skips
 from .connect import quorum
@@ -84,7 +87,8 @@ class Interlock(BaseInterlock):
 
     `prefix` goes before every name; `max_ttl` (seconds) is the longest ttl that any lock may have, and so
     how long nothing is granted after a restart or failover that may have lost leases: `quarantine=False` turns that
-    off. `label` tells people who we are.
+    off. `try_for` (seconds) bounds a call that does not wait, `try_acquire()` or `timeout=0`: a server that does not
+    answer within it is Unavailable. `label` tells people who we are.
 
     Raises ConfigError. Connects at the first use. Close it, or use it in a `with`: that gives back all that is held.
     Safe to share between threads; a child made by fork holds nothing and connects anew.
@@ -101,11 +105,20 @@ class Interlock(BaseInterlock):
         prefix: str = "lock:",
         max_ttl: float = 60.0,
         quarantine: bool = True,
+        try_for: float = TRY_FOR,
         label: str | None = None,
     ) -> None:
-        super().__init__(target, prefix=prefix, max_ttl=max_ttl, quarantine=quarantine, label=label, for_asyncio=False)
+        super().__init__(
+            target,
+            prefix=prefix,
+            max_ttl=max_ttl,
+            quarantine=quarantine,
+            try_for=try_for,
+            label=label,
+            for_asyncio=False,
+        )
         port = self._port = opened(self._address, ThreadPort, self._memories)
-        self._session = port.sink = Session(port, label, _thread, self.max_ttl, lambda: port)
+        self._session = port.sink = Session(port, label, _thread, self.max_ttl, lambda: port, self.try_for)
 
     @classmethod
     def quorum(
@@ -115,6 +128,7 @@ class Interlock(BaseInterlock):
         prefix: str = "lock:",
         max_ttl: float = 60.0,
         quarantine: bool = True,
+        try_for: float = TRY_FOR,
         label: str | None = None,
     ) -> Self:
         """Locks on several servers that know nothing of each other: held is what a majority grants (Redlock).
@@ -124,7 +138,7 @@ class Interlock(BaseInterlock):
         server is there twice.
         """
         members = quorum(servers, for_asyncio=False)
-        return cls(members, prefix=prefix, max_ttl=max_ttl, quarantine=quarantine, label=label)
+        return cls(members, prefix=prefix, max_ttl=max_ttl, quarantine=quarantine, try_for=try_for, label=label)
 
     def lock(
         self,
@@ -167,7 +181,8 @@ class Interlock(BaseInterlock):
 
         The same lock as `lock(name)`, and the same options. `owner` names a holder that is not a thread: who comes
         with the same word, in another process or after a restart, takes the lease over, with a new fence; the one
-        before has lost it. Raises ConfigError. Nothing is sent until it is acquired.
+        before has lost it. Two threads of one process that come with it at the same moment may do that to each other.
+        Raises ConfigError. Nothing is sent until it is acquired.
         """
         return RLock(self, lock(name, self.prefix, owned_by(owner)), self._terms(**options))
 
@@ -266,13 +281,14 @@ class Interlock(BaseInterlock):
             @functools.wraps(function)
             def synchronized(*args: P.args, **kwargs: P.kwargs) -> R | Skipped:
                 asked = RLock(self, lock(template.name(args, kwargs), self.prefix), terms)
-                try:
-                    lease = asked.acquire(timeout)
-                except AcquireTimeout as error:
-                    if skips:
-                        return Skipped(asked.name, error.holder, None, None)
-                    raise
-                with lease:
+                with Section(asked) as section:
+                    try:
+                        lease = section.lease = asked.acquire(timeout)
+                    except AcquireTimeout as error:
+                        if skips:
+                            return Skipped(asked.name, error.holder, None, None)
+                        raise
+                    lease.__enter__()
                     return function(*args, **kwargs)
 
             return synchronized
@@ -312,7 +328,13 @@ class Lease(BaseLease):
     @property
     def lost(self) -> threading.Event:
         """Set when the lease is lost."""
-        event: threading.Event = self._event(threading.Event)
+        event: threading.Event = self._lost_of(threading.Event)
+        return event
+
+    @property
+    def ended(self) -> threading.Event:
+        """Set when the lease ends, in whatever way: it is lost, it is released, or its Interlock is closed."""
+        event: threading.Event = self._end_of(threading.Event)
         return event
 
     def release(self) -> bool:
@@ -354,7 +376,9 @@ class ReentrantLease(BaseReentrantLease, Lease):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._inner():
+        if self._inner():
+            self._left_once(error)
+        else:
             super().__exit__(kind, error, trace)
 
 
@@ -366,7 +390,13 @@ class MultiLease(BaseMultiLease[Lease]):
     @property
     def lost(self) -> threading.Event:
         """Set when any of them is lost."""
-        event: threading.Event = self._event(threading.Event)
+        event: threading.Event = self._lost_of(threading.Event)
+        return event
+
+    @property
+    def ended(self) -> threading.Event:
+        """Set when any of them ends, in whatever way: it is lost, it is released, or the Interlock is closed."""
+        event: threading.Event = self._end_of(threading.Event)
         return event
 
     def release(self) -> bool:
@@ -402,6 +432,35 @@ class MultiLease(BaseMultiLease[Lease]):
         stack.__exit__(kind, error, trace)
 
 
+class Section(BaseSection):
+    """What leaves one `with`."""
+
+    __slots__ = ()
+
+    def __call__(self, *args: Any) -> None:
+        """Leave it: `args` are those of `__exit__`, after the lockable if `__exit__` was loaded from the class."""
+        lockable = args[0] if len(args) > 3 else self.lockable
+        section = self if self.lease is not None else lockable._entered_by_hand(threading.current_thread())
+        before = None
+        try:
+            before = section.lease._holds()
+            section.lease.__exit__(*args[-3:])
+        except BaseException:
+            section.give_up(before)  # what an interrupt has left
+            raise
+        finally:
+            lockable._left(section)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.lease is not None:
+            self(kind, error, trace)
+
+
 class Lockable(BaseLock, Generic[S, L]):
     """Something that can be held: a `with` holds it, a decorated function runs under it."""
 
@@ -416,23 +475,34 @@ class Lockable(BaseLock, Generic[S, L]):
         return run(self._take(timeout))  # type: ignore[no-any-return]
 
     def try_acquire(self) -> L | None:
-        """Hold it if that is possible now, else None. Raises Unavailable or ConfigError."""
+        """Hold it if that is possible now, else None: one try, of `try_for` seconds at most.
+
+        Raises Unavailable if the server does not answer in that time, or ConfigError.
+        """
         try:
             return self.acquire(0)
         except AcquireTimeout:
             return None
 
     def __enter__(self) -> L:
-        who = threading.get_ident()
-        self._may_enter(who)
-        lease = self.acquire()
-        self._enter(who, lease)
-        return lease
+        section = loaded(self, Section)
+        frame = sys._getframe(1)
+        if not (section.by_hand or frame.f_code.co_flags & _inspect.CO_GENERATOR) or not pooled(frame.f_back):
+            section.who = weakref.ref(threading.current_thread())
+        try:
+            return run(self._enter(section))  # type: ignore[no-any-return]
+        except BaseException:
+            section.give_up()
+            raise
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._leave(threading.get_ident()).__exit__(kind, error, trace)
+    if TYPE_CHECKING:
+
+        def __exit__(
+            self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        ) -> None: ...
+
+    else:
+        __exit__ = Exit(Section)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate a function: each call of it is under this."""
@@ -672,20 +742,28 @@ class Election(BaseElection, Lockable[State, Leadership]):
         finally:
             watch.close()
 
-    def run(self, work: Callable[[Leadership], R]) -> R:
+    def run(self, work: Callable[[Leadership], R], *, stop: threading.Event | None = None) -> R | None:
         """Lead and do `work(lease)`: what it returns; then resign. If the lease was lost meanwhile: campaign again.
 
-        Work that goes on must ask lease.ensure() or lease.lost, and end when it is lost. Raises what `work` raises.
+        While the server is away, the campaign goes on. It ends, and None is returned, when `stop` is set, when this
+        object or the lease resigns, or when the Interlock is closed. `work` is not interrupted, and leads until it
+        returns (unless the lease has ended): it has to look at `stop`, and at lease.ended or lease.ensure(). What it
+        returns counts, if the lease was not lost. Raises what `work` raises, and ConfigError.
         """
+        self._interlock._open()
+        stopped = stop.is_set if stop is not None else None
+        lease: Leadership | None = None
         while True:
-            lease = None
             try:
-                lease = self.campaign(None)
-                with lease:
+                with Section(self) as section:
+                    lease = run(self._elect(section, stopped))
+                    if lease is None:
+                        return None
+                    lease.__enter__()
                     return work(lease)
-            except LeaseLost as lost:
-                if lease is not None and lost.token != lease.token:  # it was another one
-                    raise
+            except LeaseLost as error:
+                if not self._campaigns_again(lease, error):
+                    return None
 
 
 class Once(BaseOnce):
@@ -697,12 +775,14 @@ class Once(BaseOnce):
     def run(self, work: Callable[[Lease], R]) -> Ran[R] | Skipped:
         """Do `work(lease)`, unless another one does it or has done it: Ran, with its value, or Skipped.
 
-        Raises what `work` raises; LeaseLost if it took more than at_most, or the lease was lost; Unavailable.
+        Raises what `work` raises; LeaseLost if it took more than at_most, or the lease ended otherwise before it did
+        (it was lost, or the Interlock was closed); Unavailable.
         """
-        lease: Lease | Skipped = run(self._begin())
-        if isinstance(lease, Skipped):
-            return lease
-        with lease:
+        with Section(self) as section:
+            lease: Lease | Skipped = run(self._begin(section))
+            if isinstance(lease, Skipped):
+                return lease
+            lease.__enter__()
             return self._done(lease, work(lease))
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, Ran[R] | Skipped]:

@@ -11,6 +11,7 @@ __all__ = ["main"]
 
 EX_USAGE = 64  # the numbers of sysexits.h: a bad option, and a server or a library that is not there
 EX_UNAVAILABLE = 69
+EX_TEMPFAIL = 75  # not now: what was asked for would harm somebody
 INTERRUPTED = 130
 
 

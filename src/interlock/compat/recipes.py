@@ -249,7 +249,7 @@ def _give_back(locks: Interlock, primitive: Primitive, value: object) -> bool:
 
 
 def _renewed(locks: Interlock, primitive: Primitive, token: bytes, ttl: float) -> Any:
-    """GRANTED if it is had, and now for `ttl` seconds at the least; GONE, REVOKED, or the text of an error."""
+    """GRANTED if it is had, and now for `ttl` seconds at the least; GONE, [REVOKED, why], or the text of an error."""
     if not token:
         return GONE
     narrowed = primitive._replace(keys=primitive.renewed)

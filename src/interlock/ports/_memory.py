@@ -10,19 +10,25 @@ Rules.
  1. How long: from when this identity began at the latest. A process that never was a replica began with its start;
     for one that was promoted we only know since when we have known it.
  2. The same process without a second replid has lost nothing: the first replica that attaches changes its replid.
- 3. Who has proof that nothing was lost (`lossless`) says so in its epoch, and its next grant renews the record.
+ 3. Who has proof that nothing was lost (`lossless`) says so in its epoch, and its next grant renews the record. What a
+    server says of its settings proves nothing: they may have been others before.
  4. Beside a new primary the old one, cut off, may go on to grant for some seconds (`longer`) what runs out there. Until
     these are over, what the new one confirms or renews counts for nothing yet (`unsettled`).
+ 5. A young process that began with keys may lack the newest names: to a client that knows of no process before it, that
+    is evidence of one (`suspect`).
 """
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from interlock._core import log
+from interlock._core import DRIFT, GRANT_LIFE, log
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from interlock.connect import Address
 
 SHORT: Final = 12  # characters of run_id and replid: enough to tell servers apart
@@ -32,11 +38,28 @@ HASTE: Final = 0.2  # and when its caller's time is over
 STEPS: Final = 3  # that it has, at most, of about so long
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 ASKED: Final = (("INFO", "server"), ("INFO", "replication"), ("TIME",))
+PAST: Final = (("INFO", "persistence"), ("INFO", "keyspace"), ("INFO", "stats"))  # with which keys a process began
+LOOKS: Final = 8  # at a server's clock, of which the one counts that took the shortest time
+MOST: Final = 12  # identities from which a server has all: who came and went before is of no account
+SAME: Final = 0.0005  # seconds: half of what the shortest lease ends sooner for its holder than for the server
+_REPLACED: Final = (
+    "interlock: %s has been restarted or replaced, and may have lost leases: unless it is proven that it lost none, "
+    "locks that it has not granted since are granted in %.3g s. docs/failover.md says how to make restarts short"
+)
+_STARTED: Final = (
+    "interlock: %s was started with the keys of a snapshot or a log, which may lack the newest leases: locks that it "
+    "has not granted itself since are granted in %.3g s. docs/failover.md says how to make restarts short"
+)
 
 
 def now() -> float:
     """Seconds on the clock that nobody sets and that runs on while the machine sleeps."""
     return time.clock_gettime(_CLOCK)
+
+
+def identity_of(info: dict[str, str]) -> str:
+    """The process, and its history of writes, by its INFO."""
+    return f"{info.get('run_id', '')[:SHORT]}:{info.get('master_replid', '')[:SHORT]}"
 
 
 class Facts(NamedTuple):
@@ -51,11 +74,13 @@ class Facts(NamedTuple):
     """Its clock."""
     replicas: int
     """How many are connected to it."""
+    loaded: bool = False
+    """Whether its process began with keys of a snapshot or a log, which may lack the newest."""
 
     @property
     def identity(self) -> str:
         """The process, and its history of writes."""
-        return f"{self.run_id[:SHORT]}:{self.replid[:SHORT]}"
+        return identity_of({"run_id": self.run_id, "master_replid": self.replid})
 
     @property
     def promoted(self) -> bool:
@@ -69,14 +94,16 @@ def fields(info: Any) -> dict[str, str]:
     return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
 
 
-def facts(server: Any, replication: Any, time: Any) -> Facts | None:
-    """What the replies to `ASKED` tell; None if one was refused, or does not tell who the server is."""
+def facts(server: Any, replication: Any, time: Any, *past: Any) -> Facts | None:
+    """What the replies to `ASKED` and `PAST` tell; None if one of `ASKED` was refused, or does not tell who it is."""
     if not (isinstance(server, bytes) and isinstance(replication, bytes) and isinstance(time, list)):
         return None
     info = fields(server) | fields(replication)
     if min(len(info.get("run_id", "")), len(info.get("master_replid", ""))) < SHORT:
         return None
     seconds, micros = cast("list[bytes]", time)
+    for each in past:
+        info |= fields(each)
     return Facts(
         info["run_id"],
         info["master_replid"],
@@ -84,7 +111,30 @@ def facts(server: Any, replication: Any, time: Any) -> Facts | None:
         float(info.get("uptime_in_seconds", 0)),
         int(seconds) * 1000 + int(micros) // 1000,
         int(info.get("connected_slaves", 0)),
+        _loaded(info, int(seconds)),
     )
+
+
+def _loaded(info: dict[str, str], clock: int) -> bool:
+    """Whether a process began with keys. A replica did not: it loads what its primary sends.
+
+    From 7.0 on a primary that loads a snapshot has a second replid, as if it had been a replica; but it has never
+    received anything from a primary. 6.2 does not say what it loaded; but a process that has more keys than it changed,
+    and has saved none of the changes, began with some.
+    """
+
+    def number(name: str) -> int:
+        return int(info.get(name, "0"))
+
+    if info.get("master_replid2", NO_REPLID) != NO_REPLID and info.get("total_net_repl_input_bytes") != "0":
+        return False
+    if number("aof_enabled") and number("aof_base_size"):
+        return True
+    if "rdb_last_load_keys_loaded" in info:
+        return number("rdb_last_load_keys_loaded") + number("rdb_last_load_keys_expired") > 0
+    unsaved = number("rdb_last_save_time") <= clock - number("uptime_in_seconds") + 1
+    keys = sum(int(value[5:].partition(",")[0]) for value in info.values() if value.startswith("keys="))
+    return unsaved and keys > number("rdb_changes_since_last_save")
 
 
 class Story(NamedTuple):
@@ -95,13 +145,39 @@ class Story(NamedTuple):
     at: float
     """When, by our clock: no lease of before is younger."""
     fine: tuple[str, ...]
-    """The identities of those from whom it came without loss."""
+    """The identities of those from whom it came without loss: "<identity>" or "<identity>/<least ttl ms>"."""
+    behind: Story | None = None
+    """How it came to the former: that counts once it is proven that nothing was lost since."""
+
+
+def lasting(identity: str, least: float) -> str:
+    """What is said of an identity from which leases with this ttl (seconds) or a longer one came without loss."""
+    return f"{identity}/{math.ceil(least * 1000)}" if least else identity
+
+
+def onwards(fine: Iterable[str], least: float) -> list[str]:
+    """What is said of these one step further, to which leases came with this ttl (seconds) or a longer one."""
+    parts = [each.partition("/") for each in fine]
+    return [lasting(identity, least + int(ms or 0) / 1000) for identity, _, ms in parts]
 
 
 class Epoch:
     """What goes out with every message to a server under one identity."""
 
-    __slots__ = ("_texts", "facts", "fine", "former", "longer", "mark", "met", "since", "stories", "text", "wait")
+    __slots__ = (
+        "_texts",
+        "earlier",
+        "facts",
+        "fine",
+        "former",
+        "longer",
+        "mark",
+        "met",
+        "since",
+        "stories",
+        "text",
+        "wait",
+    )
 
     def __init__(self, facts: Facts | None, wait: float | None, former: str, mark: str, longer: float = 0.0) -> None:
         self.facts = facts
@@ -110,6 +186,7 @@ class Epoch:
         self.former = former
         self.mark = mark
         self.fine: list[str] = []
+        self.earlier: Mapping[str, Epoch] = {}  # those that the client knew here, by their identities
         self.met = now()
         self.stories: dict[int, Story] = {}  # of slots that were elsewhere before
         self._texts: dict[int, str] = {}
@@ -147,15 +224,20 @@ class Epoch:
         """Who was here before, and may still grant beside this one; "" if nobody."""
         if not self.longer:
             return ""
-        former, at, _ = self.story(slot)
+        former, at, *_ = self.story(slot)
         return former if former != "-" and now() < at + self.longer else ""
 
     def story(self, slot: int) -> Story:
         """What is known of a slot here."""
-        began = self.began
-        former, at, fine = self.stories.get(slot) or Story(self.former, began, ())
-        fine = (*self.fine, *fine)
-        return Story("-" if any(former.startswith(each) for each in fine) else former, at, fine)
+        former, at, more, behind = self.stories.get(slot) or Story(self.former, self.began, ())
+        fine = [*self.fine, *more]
+        while (proof := next((each for each in fine if former.startswith(each.partition("/")[0])), None)) is not None:
+            if behind is None:
+                former = "-"
+                break
+            former, at, more, behind = behind
+            fine += onwards(more, int(proof.partition("/")[2] or 0) / 1000)
+        return Story(former, at, tuple(dict.fromkeys(fine)), behind)
 
     def tell(self, slot: int, story: Story) -> None:
         """How this slot came here."""
@@ -168,9 +250,9 @@ class Epoch:
             return self.text
         text = self._texts.get(slot)
         if text is None:
-            former, at, fine = self.story(slot)
+            former, at, fine, _ = self.story(slot)
             since = self.facts.now_ms + int((at - self.met) * 1000)
-            history = " ".join([former, *dict.fromkeys(fine)])
+            history = " ".join([former, *fine[:MOST]])
             text = self._texts[slot] = f"{self.identity}{self.mark}{since} {int(self.wait * 1000)} {history}"
         return text
 
@@ -188,11 +270,13 @@ class Epoch:
             self.former = "?"
             self.write()
 
-    def prove(self, identity: str) -> None:
-        """Nothing was lost between that one and this."""
-        if identity not in self.fine:
-            self.fine.append(identity)
-        if self.former == identity:
+    def prove(self, identity: str, least: float = 0.0) -> None:
+        """Nothing was lost between that one and this, of leases with this ttl (seconds) or a longer one."""
+        if all(each.partition("/")[0] != identity for each in self.fine):
+            before = self.earlier.get(identity)
+            self.fine += [lasting(identity, least), *onwards(before.fine if before else (), least)]
+            del self.fine[MOST:]
+        if any(self.former.startswith(each.partition("/")[0]) for each in self.fine):
             self.former = "-"
         self.write()
 
@@ -208,7 +292,9 @@ class Memory:
         self.before = former
         self._warned = False
         self.address: Address  # where that is
-        self.known = ""  # of a node of a cluster: its identity when the map was read last
+        self.known = (
+            ""  # of a node of a cluster: under which identity it had been met before the map was asked for last
+        )
         self.replicas = 0  # the most that a server had here: one that is missing is missing
 
     def count(self, replication: Any) -> int:
@@ -237,11 +323,13 @@ class Memory:
             if any(before.startswith(each) for each in epoch.fine):
                 epoch.former = "-"
             epoch.write()
+            epoch.earlier = self.epochs
             self.epochs[found.identity] = epoch
+            if found.loaded and found.uptime < (epoch.wait or 0):
+                epoch.suspect()
             if epoch.bars:
                 log.warning(
-                    "interlock: %s has been restarted or replaced: unless it is proven that it lost nothing, locks "
-                    "that were in use are granted again in %.3g s",
+                    _STARTED if epoch.former == "?" else _REPLACED,
                     address.shown,
                     epoch.began + (epoch.wait or 0) - now(),
                 )
@@ -253,7 +341,7 @@ class Memory:
 class Move:
     """Slots of a cluster have gone from one node to another."""
 
-    __slots__ = ("alive", "at", "before", "here", "known", "left")
+    __slots__ = ("at", "before", "here", "known", "least", "left")
 
     def __init__(self, left: Memory, here: Memory, at: float) -> None:
         self.left = left
@@ -261,7 +349,9 @@ class Move:
         self.before = left.latest  # the epoch under which they were served
         self.known = here.known
         self.at = at
-        self.alive: bool | None = None  # whether the one that they left is still the primary that it was
+        # The ttl (seconds) of leases that came whole from a node that is still the primary that it was; math.inf: it is
+        # not; None: nobody has looked.
+        self.least: float | None = None
 
 
 class Memories:
@@ -280,49 +370,86 @@ class Memories:
         return memory
 
 
-def lossless(address: Address, evidence: str, epoch: Epoch, left: float = PATIENCE * STEPS) -> bool | None:
-    """Whether nothing was lost between the server of that identity and the one of this epoch; None: not yet.
+def lossless(address: Address, evidence: str, epoch: Epoch, left: float = PATIENCE * STEPS) -> float | None:
+    """From which ttl (seconds) on no lease was lost between the server of that identity and the one of this epoch.
 
-    A handover loses nothing if the demoted primary went on with the history of the new one; a restart, if every write
-    was on the disk before it was answered, the log of them is what the server began with, and nobody promotes replicas
-    there: a restart hides that this was one, which had lost something. Blocks, for about the seconds that are left to
-    who asks. Only asked in a quarantine.
+    math.inf: leases of any ttl may have been lost. None: not known yet. A handover loses nothing if the demoted primary
+    went on with the history of the new one, and the clocks of both agree (see `least_ttl`). A restart proves nothing:
+    which writes were on the disk when the process ended depends on settings of that time (CONFIG SET appendfsync,
+    no-appendfsync-on-rewrite), and the new process knows only its own. Blocks, for about the seconds that are left to
+    the caller. Only asked in a quarantine.
     """
     patience = min(PATIENCE, max(HASTE, left) / STEPS)
-    now = _ask(address, patience, *ASKED[:2], ("INFO", "persistence"), ("CONFIG", "GET", "appendfsync"))
-    if now is None:
-        return None
-    here = fields(now[0]) | fields(now[1]) | fields(now[2])
-    if here.get("run_id", "")[:SHORT] != epoch.identity[:SHORT]:
-        return None  # another one by now, of which nobody has asked
-    second = here.get("master_replid2", NO_REPLID)
-    if second == NO_REPLID:
-        promotes = address.sentinels is not None or here.get("redis_mode") == "cluster"
-        logged = here.get("aof_enabled") == "1" and here.get("aof_base_size", "0") != "0"  # and it began with that log
-        return not promotes and logged and isinstance(now[3], list) and b"always" in now[3]
+    here = read(address, patience)
+    if here is None or here.info.get("run_id", "")[:SHORT] != epoch.identity[:SHORT]:
+        return None  # out of reach; or another server by now, about which nobody has asked
     process, _, history = evidence.partition(":")
-    if second[:SHORT] != history:
-        return False
-    for key, value in here.items():
+    second = here.info.get("master_replid2", NO_REPLID)
+    if second == NO_REPLID or second[:SHORT] != history:
+        return math.inf
+    for key, value in here.info.items():
         if key.startswith("slave") and "ip=" in value:
             replica = dict(part.split("=", 1) for part in value.split(",") if "=" in part)
-            there = _ask(address.at(replica["ip"], int(replica["port"])), patience, *ASKED[:2])
-            info = fields(there[0]) | fields(there[1]) if there else {}
-            if info.get("run_id", "")[:SHORT] == process:
-                return True if info.get("role") == "slave" and info.get("master_replid2") == second else None
+            there = read(address.at(replica["ip"], int(replica["port"])), patience)
+            if there is not None and there.info.get("run_id", "")[:SHORT] == process:
+                follows = there.info.get("role") == "slave" and there.info.get("master_replid2") == second
+                return least_ttl(here, there, address.shown, epoch.wait) if follows else None
     return None
 
 
-def _ask(address: Address, patience: float, *commands: tuple[str, ...]) -> list[Any] | None:
-    """The replies of a server; None if it can't be reached."""
+class Reading(NamedTuple):
+    """What a server said of itself."""
+
+    info: dict[str, str]
+    clock: float
+    """Its clock (seconds), which it looked at after `before` and before `after` by ours."""
+    before: float
+    after: float
+
+
+def read(address: Address, patience: float) -> Reading | None:
+    """What a server says of itself; None if it can't be reached, or does not tell."""
+    times: list[tuple[float, float]] = []
     try:
-        return ask(address, patience, *commands)
-    except Exception:  # noqa: BLE001 (who asks for a proof has none, then)
+        server, replication, *clocks = ask(address, patience, *ASKED[:2], *LOOKS * ASKED[2:], times=times)
+        looks = zip(times[2:], clocks, strict=True)
+        (before, after), (seconds, micros) = min(looks, key=lambda look: look[0][1] - look[0][0])
+        return Reading(fields(server) | fields(replication), int(seconds) + int(micros) / 1e6, before, after)
+    except Exception:  # noqa: BLE001 (whoever looks for a proof has none, then)
         return None
 
 
-def ask(address: Address, within: float, *commands: tuple[str, ...]) -> list[Any]:
-    """The replies of a server, be it a replica, over a connection of redis-py. Raises what that raises; blocks."""
+def least_ttl(here: Reading, before: Reading, shown: str, wait: float | None) -> float:
+    """From which ttl (seconds) on a lease that came from the server of before does not end too soon here.
+
+    Leases come with the time at which they end. Where the clock is ahead they end too soon, while their holder is
+    sure of them. But the holder itself stops DRIFT * ttl before that time (see `margin`): half of that is for clocks
+    that differ, the other half for clocks that run at different speeds.
+    """
+    ahead = here.clock - before.clock + before.after - here.before  # at most
+    if ahead <= SAME:
+        return 0.0
+    least = 2 * ahead / DRIFT
+    if wait is not None and least > wait:
+        least = math.inf
+    if least > GRANT_LIFE:
+        log.warning(
+            "interlock: %s took over without loss, but its clock may be %.3g s ahead of the clock of the server before "
+            "it, so leases from there end too soon: locks %s are in quarantine",
+            shown,
+            ahead,
+            "that were in use" if least == math.inf else f"with a ttl below {least:.3g} s",
+        )
+    return least
+
+
+def ask(
+    address: Address, within: float, *commands: tuple[str, ...], times: list[tuple[float, float]] | None = None
+) -> list[Any]:
+    """The replies of a server, be it a replica, over a connection of redis-py. Raises what that raises; blocks.
+
+    `times` gets our clock before and after each command.
+    """
     from redis.exceptions import ResponseError  # noqa: PLC0415 (rarely needed)
 
     connection = address.connection(within)
@@ -330,11 +457,14 @@ def ask(address: Address, within: float, *commands: tuple[str, ...]) -> list[Any
     try:
         connection.connect()
         for command in commands:
+            before = now()
             connection.send_command(*command)
             try:
                 reply: Any = connection.read_response()
             except ResponseError as error:
                 reply = error
+            if times is not None:
+                times.append((before, now()))
             if hasattr(reply, "items"):  # RESP3
                 reply = [part for pair in reply.items() for part in pair]
             replies.append(reply)

@@ -5,6 +5,7 @@ A failover makes hundreds ask at the same time, and each look costs connections,
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 from ._memory import HASTE, PATIENCE
@@ -24,19 +25,19 @@ Look = tuple[str, str]  # the identity of a server, and that of one before
 class Proofs:
     """What one port has found, and who waits for that."""
 
-    def __init__(self, port: Port, memory: Memory, look: Callable[..., Awaitable[bool | None]]) -> None:
+    def __init__(self, port: Port, memory: Memory, look: Callable[..., Awaitable[float | None]]) -> None:
         self.port = port
         self.memory = memory
         self.look = look  # evidence, epoch, seconds left -> as `lossless`
         self._waiting: dict[Look, list[Any]] = {}  # signals, while somebody looks
-        self._found: dict[Look, tuple[float, bool | None]] = {}  # when, and what
+        self._found: dict[Look, tuple[float, float | None]] = {}  # when, and what
 
     async def wanted(self, evidence: str, until: float) -> bool:
         """See Port.proven."""
         port, epoch = self.port, self.memory.latest
         while (verdict := await self._verdict(epoch, evidence, until)) is None and port.now() + EACH < until:
             await port.wait(port.signal(), port.now() + EACH)
-        return bool(verdict)
+        return verdict is not None and verdict < math.inf
 
     def unsettled(self, slot: int = -1) -> str:
         """See Port."""
@@ -64,7 +65,7 @@ class Proofs:
                 self._waiting[look] = []
         return mine
 
-    async def _verdict(self, epoch: Epoch, evidence: str, until: float) -> bool | None:
+    async def _verdict(self, epoch: Epoch, evidence: str, until: float) -> float | None:
         look = epoch.identity, evidence
         if self._mine(look):
             return await self._looked(epoch, evidence, until)
@@ -80,17 +81,17 @@ class Proofs:
     async def _quietly(self, epoch: Epoch, evidence: str) -> None:
         await self._looked(epoch, evidence, self.port.now() + PATIENCE)
 
-    async def _looked(self, epoch: Epoch, evidence: str, until: float) -> bool | None:
-        verdict = None
+    async def _looked(self, epoch: Epoch, evidence: str, until: float) -> float | None:
+        verdict: float | None = None
         try:
             verdict = await self.look(evidence, epoch, until - self.port.now())
-            if verdict:
-                epoch.prove(evidence)
+            if verdict is not None and verdict < math.inf:
+                epoch.prove(evidence, verdict)
         finally:
             self._end((epoch.identity, evidence), verdict)
         return verdict
 
-    def _end(self, look: Look, verdict: bool | None) -> None:
+    def _end(self, look: Look, verdict: float | None) -> None:
         with self.port.mutex:
             self._found[look] = self.port.now(), verdict
             waiting = self._waiting.pop(look, [])

@@ -23,6 +23,7 @@ from interlock._core import (
     QUEUED,
     REVOKED,
 )
+from interlock._waiters import MORE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -116,13 +117,14 @@ def _renew(said: Said) -> list[Any] | None:
     return None if None in states else states
 
 
-def _renewed(column: tuple[Any, ...], said: Said) -> int | bytes | None:
-    lost = [state for state in column if state in {GONE, REVOKED}]
+def _renewed(column: tuple[Any, ...], said: Said) -> int | bytes | list[Any] | None:
+    revoked = [state for state in column if not isinstance(state, int | bytes)]
+    lost = column.count(GONE) + len(revoked)
     held = column.count(GRANTED)
     if held >= said.majority:
         return GRANTED
-    if len(lost) > said.total - said.majority:
-        return REVOKED if REVOKED in lost else GONE
+    if lost > said.total - said.majority:
+        return revoked[0] if revoked else GONE
     return None if said.pending else b"only %d of %d servers of the quorum renewed it" % (held, said.total)
 
 
@@ -134,7 +136,8 @@ def _vouch(said: Said) -> list[Any] | None:
     states = [
         GRANTED if GRANTED in column else GONE if column.count(GONE) >= said.majority else QUEUED for column in columns
     ]
-    return [-2 if -2 in pttls else said.times(list(pttls)), (ours or heads)[0], *states]
+    pttl = next((each for each in (MORE, -2) if each in pttls), None)
+    return [said.times(list(pttls)) if pttl is None else pttl, (ours or heads)[0], *states]
 
 
 def _inspect(said: Said) -> list[Any] | None:

@@ -14,7 +14,7 @@ from interlock.connect import check_server, too_old
 from interlock.errors import ConfigError, LockError
 
 from . import _memory
-from ._memory import ASKED, SHORT, facts, fields
+from ._memory import ASKED, PAST, SHORT, facts, fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,9 +37,6 @@ now: Final = _memory.now
 PING: Final = pack(("PING",))
 REPLICATION: Final = pack(("INFO", "replication"))
 ASKING: Final = pack(("ASKING",))
-# Seconds without use after which a connection that survives a demotion is asked whether its server is still the same:
-# a failover that loses something, there and back again, takes longer.
-DOUBT: Final = 1.0
 
 
 class Sink(Protocol):
@@ -80,21 +77,22 @@ def checked(reply: Any) -> Any:
 
 def greeting(address: Address) -> list[tuple[str, ...]]:
     """What is said first on a connection."""
-    return [*address.settings, ("HELLO",), ("INFO", "memory"), *ASKED, *address.asks]
+    return [*address.settings, ("HELLO",), ("INFO", "memory"), *ASKED, *PAST, *address.asks]
 
 
 def accepted(replies: list[Any], address: Address, memory: Memory) -> Epoch:
     """Who the server is, by the replies to the greeting. Raises LockError if it is not what it should be."""
     replies, more = replies[: len(replies) - len(address.asks)], replies[len(replies) - len(address.asks) :]
-    *settings, hello, limits, server, replication, time = replies
+    *settings, hello, limits, server, replication, time = replies[: -len(PAST)]
+    past = replies[-len(PAST) :]
     for reply in (*settings, hello):
         if type(reply) is ReplyError:
             raise refused(ResponseError(str(reply)), address)
     check_server(hello, limits, address)
-    for reply in (server, replication, time):
+    for reply in (server, replication, time, *past):
         if type(reply) is ReplyError and passing(str(reply)):  # not who it is: that would be no quarantine
             raise Disconnected(str(reply), sent=False)
-    return memory.meet(facts(server, replication, time), address, address.longer(more))
+    return memory.meet(facts(server, replication, time, *past), address, address.longer(more))
 
 
 def sharded(channel: str) -> bool:
@@ -125,7 +123,9 @@ def demoted(reply: Any) -> bool:
 
 
 def same(reply: Any, epoch: Epoch) -> bool:
-    """By the reply to `REPLICATION`: whether the server is still the primary that it was."""
+    """By the reply to `REPLICATION`: whether the server says that it is still the primary that it was."""
+    if not epoch.identity:
+        return type(reply) is not bytes or fields(reply).get("role") == "master"
     info = fields(reply)
     return info.get("role") == "master" and epoch.identity.endswith(":" + info.get("master_replid", "")[:SHORT])
 
@@ -168,6 +168,10 @@ def refused(error: Exception, address: Address) -> Exception:
     return Disconnected(cause, sent=False, timed_out=isinstance(error, TimeoutError | Silence))
 
 
+# The line was cut, or the handshake was at work when something else went wrong: that passes by itself.
+_TLS_PASSING: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
 def _tls_advice(error: BaseException | None) -> str | None:
     """What is wrong with the certificates: that does not mend itself."""
     while error is not None:
@@ -178,7 +182,7 @@ def _tls_advice(error: BaseException | None) -> str | None:
             )
         if isinstance(error, FileNotFoundError | IsADirectoryError | PermissionError):
             return f"a file of ssl_ca_certs, ssl_certfile or ssl_keyfile can't be read [{error}]"
-        if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        if isinstance(error, ssl.SSLError) and not isinstance(error, _TLS_PASSING):
             return f"no TLS connection [{error}]. Does that port speak TLS, and are the ssl_ files what they should be?"
         error = error.__cause__ or error.__context__
     return None

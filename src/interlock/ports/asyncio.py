@@ -19,6 +19,7 @@ from interlock.errors import LockError
 
 from . import _wire
 from ._memory import lossless
+from ._primacy import DOUBT, NOT_NAMED, Primacy, Where
 from ._proofs import Proofs
 
 if TYPE_CHECKING:
@@ -95,7 +96,12 @@ class Wire(asyncio.Protocol):
         self.loop = loop
         self.sink = sink
         self.epoch: Epoch
-        self.used = _wire.now()
+        self.where: Where = ("", 0)
+        self.used = 0.0  # when a request was sent that has been answered (see `_primacy`): the last one that we know of
+        self.posted = 0  # how many requests were
+        self._mark = 0  # how many of them were at `_marked`: the next one was sent later
+        self._marked = 0.0
+        self.asking: asyncio.Task[None] | None = None  # who asks others whether it still leads to the primary
         self.wanted: dict[str, None] = {}  # the port's channels
         self.ears: set[str] = set()  # those of them that are heard
         self.timeout = timeout
@@ -121,31 +127,49 @@ class Wire(asyncio.Protocol):
             raise Disconnected(str(self.broken), sent=False)
         if not self.row:
             self.heard = self.loop.time()  # the wait begins
-        self.row.extend([reply] * number)
-        if not self.out:
-            self.loop.call_soon(self._flush)
-        self.out.append(packed)
-        if len(self.out) == BATCH:
-            self._flush()
+        try:
+            self.row.extend([reply] * number)
+            self.posted += number
+            if not self.out:
+                self.loop.call_soon(self._flush)
+            self.out.append(packed)
+            if len(self.out) == BATCH:
+                self._flush()
+        except BaseException as error:
+            self._half_done(error)
+            raise
 
     def _flush(self) -> None:
-        if self.out and self.broken is None:
-            self.transport.write(b"".join(self.out))
-        self.out.clear()
+        try:
+            if self.out and self.broken is None:
+                self.transport.write(b"".join(self.out))
+            self.out.clear()
+        except BaseException as error:
+            self._half_done(error)
+            raise
+
+    def _half_done(self, error: BaseException) -> None:
+        """A signal handler has raised in here: from now on a reply might be taken for another one's."""
+        self.fail(Disconnected(f"it was interrupted: {error!r}", sent=True))
 
     def data_received(self, data: bytes) -> None:
         """Replies to the row, pushes to the sink."""
-        self.heard = self.loop.time()
-        reader, row = self.reader, self.row
-        reader.feed(data)
-        while (reply := reader.gets()) is not _wire.WAITING:
-            if type(reply) is _wire.Push:
-                if _wire.hear(reply, self.sink, self.wanted, self.ears):
-                    row.popleft().set_result(None)  # the reply to SUBSCRIBE is a push, in its place in the row
-            else:
-                expecting = row.popleft()
-                if not expecting.done():
-                    expecting.set_result(reply)
+        try:
+            self.heard = self.loop.time()
+            reader, row = self.reader, self.row
+            reader.feed(data)
+            while (reply := reader.gets()) is not _wire.WAITING:
+                if type(reply) is _wire.Push:
+                    if _wire.hear(reply, self.sink, self.wanted, self.ears):
+                        row[0].set_result(None)  # the reply to SUBSCRIBE is a push, in its place in the row
+                        row.popleft()
+                else:
+                    if not row[0].done():
+                        row[0].set_result(reply)
+                    row.popleft()  # only now: who is no longer in the row is not told that the connection ended
+        except BaseException as error:
+            self._half_done(error)
+            raise
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Everybody who waits for a reply is told."""
@@ -174,6 +198,21 @@ class Wire(asyncio.Protocol):
             if self.loop.time() - self.heard >= SILENCE:
                 self.fail(why)
 
+    def is_trusted(self, since: float) -> bool:
+        """Whether its server has answered a request that was sent then or later. Before one is sent."""
+        answered = self.posted - len(self.row)
+        if self.posted == self._mark:
+            self._marked = _wire.now()
+        elif answered > self._mark:
+            if self._marked - self.used <= DOUBT:  # else a pause may lie between
+                self.used = self._marked
+            self._mark, self._marked = self.posted, _wire.now()
+        return self.used >= since
+
+    def trust(self, asked: float) -> None:
+        """Others have named its server as the primary; they were asked then."""
+        self.used, self._mark, self._marked = asked, self.posted, asked
+
     def _watch(self) -> None:
         """Nothing heard for a while: ask; nothing for long, though somebody waits: give up."""
         silent = self.loop.time() - self.heard
@@ -183,6 +222,16 @@ class Wire(asyncio.Protocol):
         if not self.row and silent >= QUIET:
             self.send(_wire.PING)
         self.watch = self.loop.call_later(self.timeout / 4, self._watch)
+
+
+async def _greeted(connection: Any) -> None:
+    """Redis-py's part after the handshake of TLS. If it fails, no goodbye: that waits for a peer which is silent."""
+    transport = connection._writer.transport
+    try:
+        await connection.on_connect()
+    except BaseException:
+        transport.abort()
+        raise
 
 
 class Sent:
@@ -237,6 +286,7 @@ class AsyncioPort:
         self.memory = memory
         self.shown = address.shown
         self.patience = address.patience
+        self.primacy = Primacy(address)
         self.sink: _wire.Sink
         self.loop = asyncio.get_running_loop()
         self.now = _wire.now
@@ -406,7 +456,7 @@ class AsyncioPort:
         """See Port."""
         return self._proofs.unsettled(slot)
 
-    async def _lossless(self, evidence: str, epoch: Epoch, left: float) -> bool | None:
+    async def _lossless(self, evidence: str, epoch: Epoch, left: float) -> float | None:
         return await self.aside(partial(lossless, self.address, evidence, epoch, left))
 
     async def met(self, until: float) -> Epoch:
@@ -440,34 +490,54 @@ class AsyncioPort:
     # The connection
 
     async def _connected(self, until: float) -> Wire:
-        if (wire := self._wire) is not None and wire.broken is None and await self._same(wire, until):
-            return wire
-        if self._connecting is None or self._connecting.done():
-            self._connecting = self._task(self._connect(), "interlock-connect")
-        return await self._made(self._connecting, until)
+        asked = _wire.now()
+        while True:
+            wire = self._wire
+            if wire is None or wire.broken is not None:
+                if self._connecting is None or self._connecting.done():
+                    self._connecting = self._task(self._connect(), "interlock-connect")
+                wire = await self._made(self._connecting, until)
+            if await self._trusted(wire, asked, until):
+                return wire
 
     async def _spare(self, until: float) -> Wire:
         """An idle connection, of one's own for a while. One that is made too late is for the next who asks."""
+        asked = _wire.now()
         while True:
             if not self._waiting:
                 await self._made(self._task(self._add(), "interlock-connect"), until)
             with contextlib.suppress(IndexError):  # another task was faster
                 wire = self._waiting.pop()
-                if wire.broken is None and await self._same(wire, until):
-                    return wire
+                try:
+                    if await self._trusted(wire, asked, until):
+                        return wire
+                except BaseException:
+                    self._waiting.append(wire)
+                    raise
 
     async def _add(self) -> None:
         self._waiting.append(await self._open())
 
-    async def _same(self, wire: Wire, until: float) -> bool:
-        """Whether it leads to the primary to which it led, with what that had."""
-        if self.address.fickle and wire.epoch.identity:
-            if _wire.now() - wire.used > _wire.DOUBT:
-                reply = await self._reply(wire, wire.send(_wire.REPLICATION), until)
-                if not _wire.same(reply, wire.epoch):
-                    wire.fail(Disconnected("it was not the primary all the time", sent=True))
-            wire.used = _wire.now()
+    async def _trusted(self, wire: Wire, asked: float, until: float) -> bool:
+        """Whether it leads to the primary to which it led, with what that had: by its answers, or the word of others.
+
+        `asked`: when the caller's request was made. All callers wait for one look.
+        """
+        while wire.broken is None and self.address.fickle and not wire.is_trusted(asked - DOUBT):
+            if wire.asking is None or wire.asking.done():
+                wire.asking = self._task(self._look(wire), "interlock-look")
+            await self._made(wire.asking, until)
         return wire.broken is None
+
+    async def _look(self, wire: Wire) -> None:
+        asked = _wire.now()
+        same = await self.aside(partial(self.primacy.is_confirmed, wire.where, FOREVER))
+        if same and wire.broken is None:
+            same = _wire.same(await wire.send(_wire.REPLICATION), wire.epoch)
+        if same:
+            wire.trust(asked)
+        else:
+            wire.fail(Disconnected("it was not the primary all the time", sent=False))
 
     @staticmethod
     async def _made(making: asyncio.Task[T], until: float) -> T:
@@ -489,11 +559,17 @@ class AsyncioPort:
     async def _open(self) -> Wire:
         make: Any = self.address.async_connection
         connection: Any = None
+        asked = _wire.now()
+        if self.address.clustered and not await self.aside(partial(self.primacy.is_confirmed, ("", 0), FOREVER)):
+            raise Disconnected(NOT_NAMED, sent=False)
         try:
             if self.address.kind == "embedded" or self.address.sentinels:  # to find where it is may block
                 connection = await asyncio.to_thread(make, FOREVER)
             else:
                 connection = make(FOREVER)
+            where = getattr(connection, "host", ""), getattr(connection, "port", 0)
+            if self.address.kind == "tls":
+                connection.redis_connect_func = _greeted
             await connection.connect()
         except Exception as error:  # noqa: BLE001 (also that of a user's credential provider)
             if connection is not None:
@@ -507,6 +583,8 @@ class AsyncioPort:
         try:
             greeting = [wire.send(_wire.pack(command)) for command in _wire.greeting(self.address)]
             wire.epoch = _wire.accepted([await reply for reply in greeting], self.address, self.memory)
+            wire.where = where
+            wire.trust(asked)
         except BaseException:
             wire.fail(Disconnected("refused", sent=False))
             raise

@@ -13,11 +13,14 @@ Rules.
  3. Quarantine: an identity belongs to a node, but a slot may move. It moved without loss if the node that had it is
     still there, as the primary that it was, and the node that has it now is one that we knew before; then records
     of the one are fine at the other. In any other case what was granted under the former may be lost.
+ 4. A node is trusted as `_primacy` has it: another node must name it as a primary. A map is the word of the node that
+    told it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from binascii import crc_hqx
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -30,10 +33,11 @@ from interlock._core import DRIFT, RETRY_FOR, Disconnected, Place, ServerError, 
 from interlock.errors import ConfigError, LockError
 
 from . import _wire
-from ._memory import Move, Story, ask, facts, fields
+from ._memory import Move, Story, ask, fields, identity_of, lasting, least_ttl, onwards, read
+from ._primacy import DOUBT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from interlock._acks import Acks
     from interlock._clusters import Cluster
@@ -45,9 +49,10 @@ if TYPE_CHECKING:
 SLOTS: Final = 16384
 HOPS: Final = 5  # redirections of one message
 RELOAD: Final = 0.25  # seconds between two maps
+PAUSE: Final = 0.1  # seconds from a meeting to the map that is read after it, beside the time until it may be read
+ROUNDS: Final = 40  # of meetings, while a primary does not answer
 LOOK: Final = 1.0  # seconds that one node may take to tell the map, or who it is
 MAP: Final = (("HELLO",), ("CLUSTER", "SLOTS"), ("CLUSTER", "INFO"))
-IDENTITY: Final = (("INFO", "server"), ("INFO", "replication"))
 SHARDED: Final = 7  # the first version with sharded channels
 
 
@@ -76,14 +81,15 @@ def tag_of(slot: int) -> str:
 class Member:
     """A node, as one client knows it."""
 
-    __slots__ = ("address", "failed", "memory", "met", "port")
+    __slots__ = ("address", "failed", "memory", "met", "named", "port")
 
     def __init__(self, address: Address, memory: Memory, port: Any) -> None:
         self.address = address
         self.memory = memory
         self.port = port
         self.failed = 0.0  # when, if it has not answered since
-        self.met = False
+        self.met = False  # since it was a primary last, and has answered
+        self.named = 0.0  # when another node was asked last that named it as a primary
 
 
 class ClusterPort:
@@ -104,6 +110,7 @@ class ClusterPort:
         self._sink: _wire.Sink | None = None
         self._members: dict[str, Member] = {}
         self._map: list[Member | None] = [None] * SLOTS
+        self._replicas: list[Address] = []
         self._moves = memories.moves
         self._loaded = False
         self._sharded = True
@@ -315,25 +322,26 @@ class ClusterPort:
     def _named(self, text: str, by: Member) -> Member:
         """The node that a redirection names: MOVED 3999 127.0.0.1:6381."""
         host, _, port = text.split(" ")[2].rpartition(":")
-        return self._member(by.address, host, int(port))
-
-    def _member(self, by: Address, host: str, port: int) -> Member:
-        there = by.at(host if host not in ("", "?") else by.parameters["host"], port)
-        return self._node(replace(there, clustered=True))
+        member = self._node(_address(by.address, host, int(port)))
+        member.named = self.now()
+        return member
 
     def _node(self, address: Address) -> Member:
         with self.mutex:
             member = self._members.get(address.shown)
             if member is None:
+                if self._closed:  # nobody would close its connections
+                    raise Disconnected("it is closed", sent=False)
                 memory = self.memories.of(address)
                 member = self._members[address.shown] = Member(address, memory, self.make(address, memory))
+                member.port.primacy.other_nodes = partial(self._is_named, member)
                 if self._sink is not None:
                     member.port.sink = self._sink
         return member
 
     def _lost(self, member: Member, error: Disconnected) -> None:
         if not error.stale:
-            member.failed = self.now()
+            member.failed, member.met = self.now(), False
 
     def _failed(self, member: Member, text: str) -> None:
         if not text.startswith("TRYAGAIN"):  # the slot is between two nodes: that passes
@@ -369,8 +377,9 @@ class ClusterPort:
                 raise Disconnected("no map of the cluster yet", sent=False)
             return
         try:
-            seed, slots = await self._look(until, told)
-            self._apply(seed, slots)
+            met = {member: member.memory.latest.identity for member in list(self._members.values())}
+            seed, slots, asked = await self._look(until, told)
+            self._apply(seed, slots, met, asked)
         except Disconnected:
             if not self._loaded:
                 raise
@@ -381,16 +390,17 @@ class ClusterPort:
             for signal in waiting:
                 signal.set()
 
-    async def _look(self, until: float, told: Member | None) -> tuple[Address, list[Any]]:
-        """What the first node says that is of one mind with the others; else what any says."""
+    async def _look(self, until: float, told: Member | None) -> tuple[Address, list[Any], float]:
+        """What the first node says that is of one mind with the others, and when it was asked; else what any, and 0."""
         members = sorted((member for member in {*self._map} if member), key=lambda member: member.failed)
         nodes = [told, *members] if told else members
         addresses = {each.shown: each for each in (*(node.address for node in nodes), *self.cluster.seeds)}
         addresses |= {memory.address.shown: memory.address for memory in {*self.memories.served} if memory}
-        second: tuple[Address, list[Any]] | None = None
+        second: tuple[Address, list[Any], float] | None = None
         errors: list[Exception] = []
         for address in addresses.values():
-            within = min(LOOK, until - self.now())
+            asked = self.now()
+            within = min(LOOK, until - asked)
             if within <= 0:
                 break
             try:
@@ -406,19 +416,26 @@ class ClusterPort:
                 errors.append(_unmapped(refusals[0], address))
                 continue
             self._sharded = _version(hello) >= SHARDED
-            if "ok" in fields(info).get("cluster_state", "ok"):
-                return address, slots
-            second = second or (address, slots)
+            if _is_well(info):
+                return address, slots, asked
+            second = second or (address, slots, 0.0)  # such a node vouches for nobody
         if second is not None:
             return second
         told_plainly = [error for error in errors if isinstance(error, LockError)]
         silent = Disconnected("no time", sent=False, timed_out=True)
         raise (*told_plainly, *errors, silent)[0]
 
-    def _apply(self, seed: Address, slots: list[Any]) -> None:
+    def _apply(self, seed: Address, slots: list[Any], met: Mapping[Member, str], asked: float) -> None:
+        """This map was asked for then, when the nodes had been met under these identities: see Move.known."""
         fresh: list[Member | None] = [None] * SLOTS
-        for first, last, (host, port, *_), *_ in slots:
-            fresh[first : last + 1] = [self._member(seed, (host or b"").decode(), port)] * (last - first + 1)
+        replicas: list[Address] = []
+        for first, last, primary, *others in slots:
+            here = self._node(_told_address(seed, primary))
+            fresh[first : last + 1] = [here] * (last - first + 1)
+            replicas += [_told_address(seed, each) for each in others]
+            if here.address.shown != seed.shown:
+                here.named = max(here.named, asked)
+        self._replicas = replicas
         moves: dict[tuple[Memory, Memory], Move] = {}
         with self.mutex:
             served = self.memories.served or [None] * SLOTS
@@ -434,23 +451,72 @@ class ClusterPort:
             self.memories.served, self._map, self._loaded = served, fresh, True
             primaries = {*fresh}
             for member in list(self._members.values()):
-                member.memory.known = member.memory.latest.identity
+                member.memory.known = met.get(member, "")
                 if member not in primaries:
                     member.port.quiet()
-        if self._sink is not None and self.memories.wait is not None and not (self._witnessing or self._closed):
-            unmet = [member for member in primaries if member is not None and not member.met]
-            if unmet:
-                self._witnessing = True
-                self.spawn(lambda: self._witness(unmet), "interlock-witness", self._witnessed)
+                    member.met = False  # if it serves again, then under another identity
+        wanted = self._sink is not None and self.memories.wait is not None and not (self._witnessing or self._closed)
+        if wanted and self._unmet():
+            self._witnessing = True
+            try:
+                self.spawn(self._witness, "interlock-witness", self._witnessed)
+            except BaseException:
+                self._witnessing = False
+                raise
+
+    def _is_named(self, member: Member, within: float) -> bool:
+        """Whether another node names it as a primary. Blocks. Raises Disconnected if none can tell.
+
+        A node that the map lacks is asked only because another one sends us there.
+        """
+        began = self.now()
+        primaries = {each for each in self._map if each is not None}
+        if began - member.named <= DOUBT or member not in primaries:
+            return True
+        others = {each.address.shown: each for each in sorted(primaries - {member}, key=lambda each: each.failed)}
+        addresses = {each.shown: each for each in (*(each.address for each in others.values()), *self._replicas)}
+        addresses.pop(member.address.shown, None)
+        for left, address in zip(range(len(addresses), 0, -1), addresses.values(), strict=True):
+            asked = self.now()
+            share = min(LOOK, max(0.001, began + within - asked) / left)
+            try:
+                _, slots, info = ask(address, share, *MAP)
+            except Exception:  # noqa: BLE001 (the next one may tell)
+                if address.shown in others:
+                    others[address.shown].failed = asked
+                continue
+            if not isinstance(slots, ResponseError) and _is_well(info):
+                named = {_told_address(address, primary).shown for _, _, primary, *_ in slots}
+                for each in primaries - {others.get(address.shown)}:
+                    if each.address.shown in named:
+                        each.named = asked
+                return member.address.shown in named
+        if not others:
+            return True  # nobody can have voted for another one
+        raise Disconnected("no other node that is well says who the primary is", sent=False)
 
     # Quarantine
 
-    async def _witness(self, members: Iterable[Member]) -> None:
-        """Meet them now: who knew a node before a slot went there can tell later that nothing was lost."""
-        for member in members:
-            with contextlib.suppress(Disconnected, LockError):
-                epoch = await member.port.met(self.now() + LOOK)
-                member.memory.known, member.met = epoch.identity, True
+    def _unmet(self) -> list[Member]:
+        """The primaries that answer, and may be under another identity by now than when the map was read last."""
+        primaries = [member for member in {*self._map} if member is not None and not member.failed]
+        return [each for each in primaries if not each.met or each.memory.known != each.memory.latest.identity]
+
+    async def _witness(self) -> None:
+        """Meet all primaries, and read the map after that: see Move.known."""
+        for number in range(ROUNDS):
+            for member in self._unmet():
+                if not member.met:
+                    with contextlib.suppress(Disconnected, LockError):
+                        await member.port.met(self.now() + LOOK)
+                        member.met = True
+            await self.wait(self.signal(), max(self.now(), self._next) + min(LOOK, PAUSE * (1 + number)))
+            unmet = self._unmet()
+            if self._closed or not unmet:
+                return
+            if any(member.met for member in unmet):
+                with contextlib.suppress(Disconnected, LockError):
+                    await self._load(self.now() + LOOK)
 
     def _witnessed(self) -> None:
         self._witnessing = False
@@ -485,15 +551,17 @@ class ClusterPort:
         under, here = move.before.identity, move.here.latest
         if not under:
             return None
-        if move.alive is None:
+        if (least := move.least) is None:
             within = min(LOOK, max(0.05, until - self.now()))
-            move.alive = await self._home.aside(partial(_primary, move.left.address, within, under))
-        if move.alive and move.known and move.known == here.identity:
-            former, at, fine = story or move.before.story(slot)
-            return Story(former, at, (*fine, under))
-        if move.alive and here.facts is not None and not here.facts.promoted:  # new: nothing is older than itself
-            return Story(under, here.met - (here.facts.now_ms - here.since) / 1000, ())
-        return Story(under, move.at, ())
+            least = move.least = await self._home.aside(partial(_kept, move, within, under))
+        before = story or move.before.story(slot)
+        if least < math.inf and move.known and move.known == here.identity:
+            fine = (lasting(under, least), *onwards(before.fine, least))
+            return Story(before.former, before.at, fine, before.behind)
+        before = before._replace(behind=None)
+        if least == 0 and here.facts is not None and not here.facts.promoted:  # new: nothing is older than itself
+            return Story(under, here.met - (here.facts.now_ms - here.since) / 1000, (), before)
+        return Story(under, move.at, (), before)
 
     # Pushes
 
@@ -522,8 +590,10 @@ class ClusterPort:
 
     def close(self) -> Any:
         """End the connections and what runs in the background. To be awaited where the nodes' own is."""
-        self._closed = True
-        ends = [port.close() for port in (self._home, *(member.port for member in self._members.values()))]
+        with self.mutex:
+            self._closed = True
+            ports = [self._home, *(member.port for member in self._members.values())]
+        ends = [port.close() for port in ports]
         return _all(ends) if ends[0] is not None else None
 
     def forget(self) -> None:
@@ -559,11 +629,25 @@ def _unmapped(text: str, address: Address) -> Exception:
     return ConfigError(f"{address.shown} tells no slots [{text}]. Give this user the rights in docs/acl.md")
 
 
-def _primary(address: Address, within: float, identity: str) -> bool:
-    """Whether a node is still the primary that it was. Blocks."""
-    try:
-        server, replication = ask(address, within, *IDENTITY)
-    except Exception:  # noqa: BLE001 (gone is gone)
-        return False
-    found = facts(server, replication, [b"0", b"0"])
-    return found is not None and found.identity == identity and fields(replication).get("role") == "master"
+def _address(by: Address, host: str, port: int) -> Address:
+    """Where a node is, by what another one says."""
+    return replace(by.at(host if host not in ("", "?") else by.parameters["host"], port), clustered=True)
+
+
+def _told_address(by: Address, told: Sequence[Any]) -> Address:
+    """Where a node is, by its entry in a map."""
+    host, port, *_ = told
+    return _address(by, (host or b"").decode(), port)
+
+
+def _is_well(info: Any) -> bool:
+    """Whether a node is of one mind with the others, by its CLUSTER INFO."""
+    return "ok" in fields(info).get("cluster_state", "ok")
+
+
+def _kept(move: Move, within: float, identity: str) -> float:
+    """See Move.least. What has moved may carry the time at which a lease ends, by the clock of the other. Blocks."""
+    left, here = read(move.left.address, within), read(move.here.address, within)
+    if left is None or here is None or left.info.get("role") != "master" or identity_of(left.info) != identity:
+        return math.inf
+    return least_ttl(here, left, move.here.address.shown, move.before.wait)

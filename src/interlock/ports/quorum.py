@@ -68,11 +68,12 @@ TOMBSTONE: Final = str(int(GONE_FOR * 1000))
 class Node:
     """One server of the quorum, as this client knows it."""
 
-    __slots__ = ("barred", "cause", "debts", "gone", "known", "port", "spoiled", "tokens", "told", "up")
+    __slots__ = ("barred", "cause", "debts", "gone", "known", "longest", "port", "spoiled", "tokens", "told", "up")
 
     def __init__(self, port: Any) -> None:
         self.port = port  # of threads or of asyncio
         self.up = False
+        self.longest = GONE_FOR  # seconds for which it may keep what it was asked for
         self.known = False  # it has answered once
         self.cause = "not asked yet"  # why it is away
         self.gone = port.now()  # since when it is
@@ -88,7 +89,10 @@ class Node:
         if args[0] == "acquire":
             self.tokens[str(args[1])] = True
             _bound(self.tokens)
+            self.longest = max(self.longest, int(args[2]) / 1000)
             return script, keys, (*args[:4], *self.port.ear(keys[0]), *args[6:])
+        if args[0] == "renew":  # or extend
+            self.longest = max(self.longest, *(int(ms) / 1000 for ms in args[2::2]))
         if args[0] == "vouch":
             heard, channel = self.port.ear(keys[0])
             return script, keys, ("vouch", channel, heard, *args[3:])
@@ -118,7 +122,7 @@ class Node:
         for script, keys, args in messages:
             token = str(args[1])
             if args[0] == "release":
-                self.debts[token] = (script, keys, (*args[:2], TOMBSTONE, *args[3:])), now + GONE_FOR
+                self.debts[token] = (script, keys, (*args[:2], TOMBSTONE, *args[3:])), now + self.longest
                 _bound(self.debts)
 
 
@@ -410,8 +414,10 @@ class QuorumPort:
     async def _ready(self, until: float) -> None:
         """Raises ConfigError if these servers are no quorum."""
         if not self._met:
-            for node in self.nodes:
-                if not node.known and (error := await self._greet(node, until)):
+            for left, node in zip(range(len(self.nodes), 0, -1), self.nodes, strict=True):
+                # A share for each: those that are silent leave time enough to meet the others.
+                share = self.now() + max(0.0, until - self.now()) / left
+                if not node.known and (error := await self._greet(node, share)):
                     raise error
             self._met = True
             self._judge()

@@ -1,21 +1,24 @@
-"""Who is the primary now: what most of the sentinels say that answer.
+"""Who is the primary now: the server that a majority of the sentinels names, or all sentinels that answer.
 
-They are asked anew for each connection, so after a failover every connection that breaks leads to the new primary.
+A client asks them for each new connection, so after a failover every connection that breaks leads to the new primary.
 Asking more than one costs a millisecond, and keeps one sentinel that was cut off, together with an old primary, from
-sending us there.
+sending the client there. Sentinels that disagree without a majority name nobody: they will agree in a moment, or one
+of them was left behind, and nobody can tell which.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from redis.exceptions import AuthenticationError, RedisError
 
 from interlock._core import Disconnected
 from interlock.errors import ConfigError, LockError
+
+from ._memory import now
 
 if TYPE_CHECKING:
     from interlock.connect import Address
@@ -29,21 +32,28 @@ class Sentinels:
 
     each: tuple[Address, ...]
     service: str
+    _failed: dict[str, float] = field(default_factory=dict[str, float], init=False, repr=False, compare=False)
+    """When each did so last that did not answer."""
 
     def primary(self, within: float) -> tuple[str, int]:
-        """Host and port. Raises ConfigError if they don't know the service, Disconnected if none answers.
+        """Host and port. Raises Disconnected if no sentinel answers, or if they disagree without a majority.
 
-        It is a ConfigError, too, if all of them refuse in a way that does not mend itself.
+        Raises ConfigError if they don't know the service, or if all of them refuse in a way that does not mend itself.
         """
         from ._wire import refused  # noqa: PLC0415 (it knows addresses, which know us)
 
         named: Counter[tuple[str, int]] = Counter()
-        strangers, errors = 0, list[Exception]()
-        share = min(EACH, within / len(self.each))  # if all of them are silent, that takes no longer than one has
-        for sentinel in self.each:
+        strangers, errors, end = 0, list[Exception](), now() + within
+        # A sentinel that did not answer is asked last: a machine that is down costs its share of the time once only.
+        order = sorted(self.each, key=lambda sentinel: self._failed.get(sentinel.shown, 0.0))
+        for sentinel in order:
+            # If all of them are silent, or slow, that takes no longer than the caller has.
+            share = min(EACH, within / len(order), max(0.001, end - now()))
             try:
                 reply = self._ask(sentinel, share, "GET-MASTER-ADDR-BY-NAME", self.service)
+                self._failed.pop(sentinel.shown, None)
             except (RedisError, OSError) as error:
+                self._failed[sentinel.shown] = now()
                 advice = _advice(error, str(error))
                 errors.append(ConfigError(f"{_place(sentinel)} {advice}") if advice else refused(error, sentinel))
                 continue
@@ -54,8 +64,11 @@ class Sentinels:
             named[host, int(port)] += 1
             if named[host, int(port)] * 2 > len(self.each):
                 break
-        if named:
+        if len(named) == 1 or any(votes * 2 > len(self.each) for votes in named.values()):
             return named.most_common(1)[0][0]
+        if named:
+            told = ", ".join(f"{votes} say {host}:{port}" for (host, port), votes in named.most_common())
+            raise Disconnected(f"the sentinels at {self._shown} disagree: {told}", sent=False)
         if strangers:
             raise ConfigError(
                 f"no sentinel of {self._shown} knows the service {self.service!r}. They watch: {self._services()}"

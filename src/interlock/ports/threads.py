@@ -19,9 +19,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from interlock._core import DRIFT, FOREVER, GRANTED, HERE, Disconnected, Place, ServerError, log, run
+from interlock.errors import LockError
 
 from . import _wire
 from ._memory import lossless
+from ._primacy import DOUBT, NOT_NAMED, Primacy
 from ._proofs import Proofs
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ class Signal:
 class Wire:
     """One open connection, and its parser."""
 
-    __slots__ = ("epoch", "fresh", "keeper", "limit", "reader", "said", "sock", "timeout", "used")
+    __slots__ = ("epoch", "fresh", "keeper", "limit", "reader", "said", "sock", "timeout", "used", "where")
 
     def __init__(self, address: Address, memory: Memory, until: float) -> None:
         within = max(0.001, until - _wire.now())
@@ -82,7 +84,8 @@ class Wire:
         self.limit = 0.0
         self.timeout = address.timeout
         self.fresh = True
-        self.used = _wire.now()
+        self.used = 0.0  # when the last request was sent that has been answered (see `_primacy`)
+        self.where = getattr(self.keeper, "host", ""), getattr(self.keeper, "port", 0)
         try:
             greeting = _wire.greeting(address)
             self.send(b"".join(map(_wire.pack, greeting)), until)
@@ -174,6 +177,7 @@ class ThreadPort:
         self.memory = memory
         self.shown = address.shown
         self.patience = address.patience
+        self.primacy = Primacy(address)
         self.sink: _wire.Sink
         self.now = _wire.now
         self.signal = Signal
@@ -187,7 +191,8 @@ class ThreadPort:
         self._closed = False
         self.teach = False  # the next message goes with the text of its script, for the server did not know one
         self._ears: Wire | None = None  # the connection that hears the subscription
-        self._listening = False
+        self._listening = False  # no other thread is to be started for it
+        self._hearing = False
         self._rest = Signal()
         self._met = ""  # the identity of the server at the newest connection
         self._voice = threading.Lock()  # several may subscribe
@@ -355,7 +360,7 @@ class ThreadPort:
         """See Port."""
         return self._proofs.unsettled(slot)
 
-    async def _lossless(self, evidence: str, epoch: Epoch, left: float) -> bool | None:
+    async def _lossless(self, evidence: str, epoch: Epoch, left: float) -> float | None:
         return await self.aside(partial(lossless, self.address, evidence, epoch, left))
 
     async def met(self, until: float) -> Epoch:
@@ -374,17 +379,26 @@ class ThreadPort:
         except IndexError:
             return self._open(until)
         wire.fresh = False
-        if self.address.fickle and self.now() - wire.used > _wire.DOUBT and not self._same(wire, until):
-            self._leave()
-            return self._open(until)
+        if self.address.fickle:
+            now = self.now()
+            if now - wire.used > DOUBT and not self._same(wire, until):
+                self._leave()
+                return self._open(until)
+            wire.used = now
         return wire
 
     def _same(self, wire: Wire, until: float) -> bool:
-        """Whether it leads to the primary to which it led, with what that had."""
-        if not wire.epoch.identity:
-            return True
+        """Whether it leads to the primary to which it led, with what that had: by the word of others, and its own."""
         try:
-            same = _wire.same(wire.exchange(_wire.REPLICATION, until), wire.epoch)
+            same = self.primacy.is_confirmed(wire.where, until)
+        except (Disconnected, LockError):  # nobody knows: the connection is what it was
+            self._give(wire)
+            raise
+        except BaseException:
+            wire.close()
+            raise
+        try:
+            same = same and _wire.same(wire.exchange(_wire.REPLICATION, until), wire.epoch)
         except Disconnected:
             same = False
         except BaseException:
@@ -395,7 +409,11 @@ class ThreadPort:
         return same
 
     def _open(self, until: float) -> Wire:
+        asked = self.now()
+        if self.address.clustered and not self.primacy.is_confirmed(("", 0), until):
+            raise Disconnected(NOT_NAMED, sent=False)
         wire = Wire(self.address, self.memory, until)
+        wire.used = asked
         if wire.epoch.identity != self._met:
             if self._met:
                 self._leave()  # what is still open leads to another server, or to none
@@ -403,8 +421,6 @@ class ThreadPort:
         return wire
 
     def _give(self, wire: Wire) -> None:
-        if self.address.fickle:
-            wire.used = self.now()
         self._idle.append(wire)
         if self._closed:
             self._drain()
@@ -460,7 +476,8 @@ class ThreadPort:
     def _thread(self, work: Callable[[], None], name: str) -> None:
         thread = threading.Thread(target=work, name=name, daemon=True)
         thread.start()
-        self._threads = [*(each for each in self._threads if each.is_alive()), thread]
+        with self.mutex:
+            self._threads = [*(each for each in self._threads if each.is_alive()), thread]
 
     # The subscription
 
@@ -485,7 +502,12 @@ class ThreadPort:
             self._wanted[channel] = None
             if not self._listening:
                 self._listening = True
-                self._thread(self._hear, "interlock-listener")
+                try:
+                    self._thread(self._hear, "interlock-listener")
+                except BaseException:  # an interrupt: it may have begun, or not
+                    self._listening = False
+                    del self._wanted[channel]
+                    raise
                 return
         if (wire := self._ears) is not None:
             with contextlib.suppress(Disconnected):  # it is made anew, for all channels
@@ -502,11 +524,15 @@ class ThreadPort:
             wire.send(b"".join(_wire.subscription(channel)))
 
     def _hear(self) -> None:
+        with self.mutex:
+            if self._hearing:
+                return  # one is enough
+            self._hearing = True
         pause = 0.0
         while not self._closed:
             with self.mutex:
                 if not self._wanted:
-                    self._listening = False
+                    self._listening = self._hearing = False
                     return
             started = self.now()
             try:

@@ -30,14 +30,16 @@
 local BARRIER, PRESENT = KEYS[1], KEYS[6]
 local BROKEN, KNOWN_MS = 10, 60000
 local generation, text, parties, arrivals, passed, told, why
+local rest = ''  -- what follows the words of the record that this version knows
 
 -- Whether there is none, or one that is ours to read: then the variables above are its own.
 local function read()
   text = call('GET', RECORD)
-  if text and not string.match(text, '^1 barrier %d+$') then return false end
+  local number, more = string.match((text or '') .. ' ', '^1 barrier (%d+)( .*)')
+  if text and not number then return false end
   local stored = call('HMGET', BARRIER, 'parties', 'arrivals', 'passed', 'told', 'why')
   if text and stored[1] then
-    generation, parties = string.sub(text, 11), tonumber(stored[1])
+    generation, rest, parties = number, string.sub(more, 1, -2), tonumber(stored[1])
     arrivals, passed, told, why = tonumber(stored[2]), tonumber(stored[3]), tonumber(stored[4]), stored[5]
   end
   return true
@@ -50,7 +52,7 @@ local function keep()
 end
 
 local function write()
-  call('SET', RECORD, '1 barrier ' .. generation, 'PX', RECORD_MS)
+  call('SET', RECORD, '1 barrier ' .. generation .. rest, 'PX', RECORD_MS)
   call('HSET', BARRIER, 'parties', parties, 'arrivals', arrivals, 'passed', passed, 'told', told)
   if why then call('HSET', BARRIER, 'why', why) else call('HDEL', BARRIER, 'why') end
   keep()
@@ -119,7 +121,7 @@ if verb == 'acquire' then
     end
     wake()
     if number <= passed then
-      return {GRANTED, tonumber(string.match(call('HGET', WAITERS, token) or '', ' (%d+)$') or 0)}
+      return {GRANTED, tonumber(string.match(call('HGET', WAITERS, token) or '', '^%d+ %d+ %d %S+ (%d+)') or 0)}
     end
     if not why and wait ~= '1' then break_for('the time of a party was over: ' .. token) end
     if why then return {BROKEN, why} end
@@ -203,6 +205,7 @@ elseif verb == 'reset' then
   call('DEL', PRESENT)
   generation = string.format('%.0f', math.max(generation + 1, micros()))
   passed, told, why = arrivals, arrivals, nil
+  rest = ''
   write()
   bury(token, tostring(KNOWN_MS))
   return {1}

@@ -32,7 +32,8 @@ async def wait(core: Core, primitive: Primitive, timeout: float | None) -> int:
     attempt = core.attempt(primitive, GRANT_LIFE, wait=timeout is None or timeout > 0)
     attempt.entered = attempt.signal is None  # it arrives even if it can't wait, and then has to leave
 
-    def index(_attempt: Attempt, reply: Any, _sent: float) -> int:
+    def index(attempt: Attempt, reply: Any, _sent: float) -> int:
+        core.waiters.leave(attempt)
         return int(reply[1])
 
     try:

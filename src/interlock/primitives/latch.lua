@@ -32,10 +32,11 @@ local generation, text, left, keep, why
 -- Whether there is none, or one that is ours to read: then generation, left, keep and why are its own.
 local function read()
   text = call('GET', RECORD)
-  if text and not string.match(text, '^1 latch %d+$') then return false end
+  local number = text and string.match(text .. ' ', '^1 latch (%d+) ')
+  if text and not number then return false end
   local stored = call('HMGET', LATCH, 'left', 'keep', 'why')
   if text and stored[1] then
-    generation, left, keep, why = string.sub(text, 9), tonumber(stored[1]), stored[2], stored[3]
+    generation, left, keep, why = number, tonumber(stored[1]), stored[2], stored[3]
   end
   return true
 end

@@ -40,11 +40,12 @@ async def count_down(core: Core, primitive: Primitive, by: object) -> int:
 
 async def wait(core: Core, primitive: Primitive, timeout: float | None) -> None:
     """See Latch.wait."""
-    await core.obtain(primitive, _opened, GRANT_LIFE, timeout, _still_shut)
 
+    def opened(attempt: Attempt, _reply: Any, _sent: float) -> bool:
+        core.waiters.leave(attempt)
+        return True
 
-def _opened(_attempt: Attempt, _reply: Any, _sent: float) -> bool:
-    return True
+    await core.obtain(primitive, opened, GRANT_LIFE, timeout, _still_shut)
 
 
 def _still_shut(primitive: Primitive, timeout: float, reply: Any) -> AcquireTimeout:

@@ -13,7 +13,7 @@
 -- (8) While leases may be alive that this server has lost, nobody is granted anything: a marker holds the lock.
 --
 -- KEYS   1 lock     string  <token>, or !<token> once revoked, or !taken-over, by rule 7, or !quarantine:<evidence>, by 8
---        2 record   string  "1 <kind> <fence> <identity> <ttl ms> <last released> <holder> <channel> [<why revoked>]";
+--        2 record   string  "1 <kind> <fence> <identity> <ttl ms> <last released> <holder> <channel>[ !<why revoked>]";
 --                           "-" is none; kind is "unknown" after a quarantine of what left no record; identity and
 --                           ttl are those of the last grant; identity is the evidence in a quarantine, see barred()
 --        3 queue    zset    token of a waiter -> number of arrival
@@ -29,8 +29,8 @@
 --                                  | {AGAIN} | {GONE} | {REVOKED, why} | {FOREIGN, value} | {MISUSED, record}
 --   release  token  gone ms   RETURN {was it ours 0|1, again 0|1}     also takes a waiter out of the queue
 --   vouch    channel  heard 0|1  (token  life ms)...
---                             RETURN {pttl ms, head's token | "", state...}   state: GRANTED | QUEUED | AGAIN | GONE
---   renew    (token  ttl ms)...     RETURN {state...}   state: GRANTED | GONE | REVOKED | error text
+--                             RETURN {pttl ms | MORE, head's token | "", state...}   state: GRANTED | QUEUED | AGAIN | GONE
+--   renew    (token  ttl ms)...     RETURN {state...}   state: GRANTED | GONE | {REVOKED, why} | error text
 --   execute  token  command  argument...    RETURN {GRANTED, reply} | {GONE}
 --   fence    token  fence     RETURN {GRANTED | GONE}   in a quorum: on this fence they have agreed
 --   revoke   token  force 0|1  why          RETURN {done 0|1, pttl ms}   not done: another holder, or no TTL
@@ -40,44 +40,60 @@
 --include queue
 
 local LOCK = KEYS[1]
-local kind, fence, under, lasts, released, text = nil, 0, '-', '0', '-', nil  -- what the record says, after read()
+-- What the record says, after read(); `rest` is what follows the words that this version knows.
+local kind, fence, under, lasts, released, rest, text = nil, 0, '-', '0', '-', '', nil
+local legible = true
 
--- Whether the record is missing or ours to read: of this version, and of a lock or what is built over it.
+-- Whether the record is missing or ours to read: of this version, and of a lock or what is built over it. The script
+-- leaves any other record as it is, and grants nobody anything.
 local function read()
   text = call('GET', RECORD)
   if not text then return true end
-  local k, f, i, t, r = string.match(text, '^1 (%a+) (%d+) (%S+) (%d+) (%S+) %S+ %S+')
-  if not k then return false end
+  local k, f, i, t, r, at = string.match(text, '^1 (%a+) (%d+) (%S+) (%d+) (%S+) %S+ %S+()')
+  legible = k == 'lock' or k == 'unknown' or k == 'election' or k == 'once'
+  if not legible then return false end
   if k ~= 'unknown' then kind = k end
-  fence, under, lasts, released = tonumber(f), i, t, r
+  fence, under, lasts, released, rest = tonumber(f), i, t, r, string.sub(text, at)
   return true
 end
 
--- The rest of it: holder, channel, why revoked. Only rare verbs need these.
+-- Its holder and channel. Only rare verbs need these.
 local function holding()
-  return string.match(text or '', '^1 %a+ %d+ %S+ %d+ %S+ (%S+) (%S+) ?(.*)')
+  if legible and text then return string.match(text, '^1 %a+ %d+ %S+ %d+ %S+ (%S+) (%S+)') end
 end
 
-local function record(holder, channel, why)
-  return string.format('1 %s %.0f %s %s %s %s %s%s', kind or 'unknown', fence, under, lasts, released, holder, channel, why or '')
+-- Why the lease was revoked, by what follows the words of the record. A version before wrote it without the mark.
+local function reason(more)
+  local _, why = parted(more)
+  return why or string.sub(more, 2)
+end
+
+-- The only function that stores the record. The record outlives a lease of `ttl` ms by RECORD_MS, and ends after the
+-- clock has reached the fence, even if the clock was set back: the fence is `ahead` ms ahead of the clock. Without a ttl
+-- the record keeps the TTL that it has, which is right for the fence that it has.
+local function write(holder, channel, more, ttl, ahead)
+  local value = string.format(
+    '1 %s %.0f %s %s %s %s %s%s', kind or 'unknown', fence, under, lasts, released, holder, channel, more
+  )
+  if not ttl then return call('SET', RECORD, value, 'KEEPTTL') end
+  ahead = ahead or math.max(0, math.ceil((fence - micros()) / 1000))
+  local ms = math.max(RECORD_MS + ttl + ahead, call('PTTL', RECORD))
+  call('SET', RECORD, value, 'PX', string.format('%.0f', ms))
 end
 
 -- The record, with what has changed in it.
 local function amend(holder)
-  local who, channel, why = holding()
-  local value = record(who or holder, channel or '-', (why or '') ~= '' and ' ' .. why)
-  local ms = math.max(call('PTTL', RECORD), RECORD_MS + math.max(0, math.ceil((fence - micros()) / 1000)))
-  call('SET', RECORD, value, 'PX', string.format('%.0f', ms))
+  local who, channel = holding()
+  write(who or holder, channel or '-', rest, 0)
 end
 
--- The record outlives the hold by far, and its fence even if the clock is set back. The lock's own key is set
--- last: if the server has no memory left for either, nothing is granted.
+-- The lock's own key is set last: if the server has no memory left for either, nothing is granted.
 -- The fence of what runs once is also when it began: never counted.
 local function grant(to, ttl, channel)
   local ahead
   fence, ahead = next_fence(fence, kind ~= 'once' and under)
   under, lasts = IDENTITY, ttl
-  call('SET', RECORD, record(to, channel), 'PX', RECORD_MS + ttl + ahead)
+  write(to, channel, '', ttl, ahead)  -- it begins anew: what a later version noted was of another grant
   call('SET', LOCK, to, 'PX', ttl)
 end
 
@@ -89,6 +105,7 @@ end
 -- The marker, if nothing may be granted now: it holds the lock, if nobody else does. The record keeps the evidence,
 -- which others may not have.
 local function quarantined(holder)
+  if not legible then return end
   local ms, evidence = barred(under, lasts)
   if ms == 0 then return end
   if kind and under ~= evidence then
@@ -100,14 +117,20 @@ local function quarantined(holder)
 end
 
 -- Nobody holds the lock now: hand it to the head of the queue, or free it. The head stays in the queue
--- until it confirms. Returns who got it, whether to come again, and why the head could not be granted it.
-local function hand_over()
+-- until it confirms. Returns who got it, whether to come again, and why the head could not be granted it. `first`: the
+-- head, if turn() was asked already.
+local function hand_over(first)
   if quarantined() then return nil, 0 end
-  local first, again = turn(0)
+  local again = 0
+  if not legible then
+    first = nil
+  elseif not first then
+    first, again = turn(0)
+  end
   local fine, why = false, nil
   if first then
     local who, life, channel, wants = unpack(first)
-    kind = kind or wants
+    kind = kind or string.match(wants, '^%a+')
     fine, why = pcall(grant, who, life, channel)
     if fine then
       push(who, life, channel, wants)
@@ -145,7 +168,7 @@ if verb == 'acquire' then
       if again == 1 then return {AGAIN} end
       if first and first[1] ~= token then
         local _, why
-        holder, _, why = hand_over()
+        holder, _, why = hand_over(first)
         if why then return type(why) == 'table' and why or redis.error_reply(why) end  -- nobody overtakes for that
       end
     end
@@ -156,7 +179,7 @@ if verb == 'acquire' then
     local old, at = holding()
     ttl = math.max(ttl, pttl)
     bury('ousted', string.format('%.0f', pttl))
-    if old == holder then tell(at, 'revoked ' .. holder .. ' its owner is at work elsewhere') end
+    if old == holder then tell(at, 'revoked ' .. holder .. ' !its owner is at work elsewhere') end
     holder = nil
   end
   if not holder then
@@ -165,8 +188,7 @@ if verb == 'acquire' then
     return {GRANTED, fence}
   end
   if holder == '!' .. token then
-    local _, _, why = holding()
-    return {REVOKED, why or ''}
+    return {REVOKED, reason(rest)}
   end
   local pttl = call('PTTL', LOCK)
   if pttl == -1 then return {FOREIGN, holder} end
@@ -193,7 +215,7 @@ elseif verb == 'release' then
       call('DEL', LOCK)
     end
     -- Only the answer to a release that comes twice hangs on this, so out of memory it may fail.
-    if not got and ours and text then redis.pcall('SET', RECORD, record('-', '-'), 'KEEPTTL') end
+    if not got and ours and text and legible then pcall(write, '-', '-', (parted(rest))) end
   end
   bury(token, gone)
   return {ours and 1 or 0, again}
@@ -203,8 +225,11 @@ elseif verb == 'vouch' then
   return vouch(
     function()
       read()
-      holder = call('GET', LOCK) or hand_over()
-      return call('PTTL', LOCK), marks(call('GET', LOCK))
+      local again
+      holder = call('GET', LOCK)
+      if not holder then holder, again = hand_over() end
+      if again == 1 then return MORE end
+      return call('PTTL', LOCK), marks(call('GET', LOCK)) or not legible
     end,
     function(who) return who == holder end
   )
@@ -218,21 +243,27 @@ elseif verb == 'renew' then
       states[#states + 1] = holder.err
     elseif holder == mine then
       if call('PTTL', KEYS[i]) < ttl then call('PEXPIRE', KEYS[i], ttl) end
-      if call('PTTL', KEYS[i + 1]) < RECORD_MS then call('PEXPIRE', KEYS[i + 1], RECORD_MS + ttl) end
+      local least = math.max(RECORD_MS, ttl + RECORD_MS / 2)  -- seldom a write, but for a lease that was extended
+      if call('PTTL', KEYS[i + 1]) < least then call('PEXPIRE', KEYS[i + 1], RECORD_MS + ttl) end
       states[#states + 1] = GRANTED
     else
       if not holder and call('EXISTS', KEYS[i + 1]) == 0 then  -- who knows that it was held is a witness, too
         local ms, evidence = barred()
         if ms > 0 then redis.pcall('SET', KEYS[i], '!quarantine:' .. evidence, 'PX', ms) end
       end
-      states[#states + 1] = holder == '!' .. mine and REVOKED or GONE
+      if holder == '!' .. mine then
+        local record = redis.pcall('GET', KEYS[i + 1])
+        local more = type(record) == 'string' and string.match(record, '^1 %a+ %d+ %S+ %d+ %S+ %S+ %S+(.*)')
+        states[#states + 1] = {REVOKED, more and reason(more) or ''}
+      else
+        states[#states + 1] = GONE
+      end
     end
   end
   return states
 
 elseif verb == 'fence' then
-  if call('GET', LOCK) ~= token then return {GONE} end
-  read()
+  if call('GET', LOCK) ~= token or not read() then return {GONE} end
   fence = math.max(fence, ARGV[3])
   amend(token)
   return {GRANTED}
@@ -243,21 +274,30 @@ elseif verb == 'execute' then
 elseif verb == 'revoke' then
   local force, why = ARGV[3], ARGV[4]
   local holder, pttl = call('GET', LOCK), call('PTTL', LOCK)
-  if (holder or marks(token) and token) ~= token or force ~= '1' and pttl < 0 then return {0, pttl} end
-  read()
-  if marks(token) then  -- somebody knows that nothing is at work: from here on it is as if granted here
-    under = IDENTITY
-    call('SET', RECORD, record('-', '-'), 'PX', RECORD_MS)
+  local named = marks(token)
+  if named then
+    if force ~= '1' or holder and not marks(holder) or not read() then return {0, pttl} end
+    local ms, evidence = barred(under == '-' and marks(holder) or under, lasts)
+    -- The message ends only the quarantine that it names: it may be late, and its sender have seen the server before.
+    if ms > 0 and string.match(evidence, '.*>') ~= string.match(named, '.*>') then return {0, pttl} end
+    if ms == 0 and holder ~= token then return {0, pttl} end
+    -- Somebody knows that nothing is at work: from here on it is as if granted here. Fences go on from where the clock
+    -- would be after all of the quarantine, and pass those of lost grants, though the clock may be behind or they counted.
+    under, fence = IDENTITY, math.max(fence + 1000000, micros() + math.max(ms, pttl) * 1000)
+    write('-', '-', (parted(rest)), 0)
+  else
+    if holder ~= token or force ~= '1' and pttl < 0 then return {0, pttl} end
+    read()
   end
   local owner, channel = holding()
   if force ~= '1' then
     call('SET', LOCK, '!' .. token, 'PX', math.max(1, pttl))
-    if owner then call('SET', RECORD, record(owner, channel, ' ' .. why), 'KEEPTTL') end
+    if owner then write(owner, channel, parted(rest) .. ' !' .. why) end
   else
     leave(token)  -- it may not have confirmed yet, and would be the next one
     hand_over()
   end
-  if channel then tell(channel, 'revoked ' .. token .. ' ' .. why) end
+  if channel then tell(channel, 'revoked ' .. token .. ' !' .. why) end
   return {1, pttl}
 
 elseif verb == 'keys' then
@@ -265,8 +305,8 @@ elseif verb == 'keys' then
 
 elseif verb == 'inspect' then
   local most, holder, pttl = ARGV[2], call('GET', LOCK), call('PTTL', LOCK)
-  if not holder and read() then
-    local ms, evidence = barred(under, lasts)
+  if (not holder or marks(holder)) and read() then
+    local ms, evidence = barred(under == '-' and marks(holder) or under, lasts)
     if ms > 0 then holder, pttl = '!quarantine:' .. evidence, ms end
   end
   return {holder or '', pttl, call('GET', RECORD) or '', call('ZCARD', QUEUE),

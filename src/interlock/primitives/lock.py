@@ -6,13 +6,14 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from interlock._core import QUARANTINE, Primitive
+from interlock._core import QUARANTINE, Primitive, free_text
 from interlock._names import keys_of, word
 from interlock._scripts import load
 from interlock.errors import ConfigError
 
 COMPANIONS = ("record", "queue", "waiters", "gone")
 WIRE = "1"  # the version that records begin with
+KINDS = ("lock", "election", "once", "unknown")  # in the records of lock.lua
 
 
 def lock(name: object, prefix: str, owner: str = "") -> Primitive:
@@ -69,7 +70,7 @@ def state(name: str, reply: list[Any]) -> State:
     holder = value.decode(errors="replace")
     fields = record.decode(errors="replace").split(" ", 8)
     quarantined = holder.startswith(QUARANTINE.decode())
-    known = fields[0] == WIRE and len(fields) > 7
+    known = fields[0] == WIRE and len(fields) > 7 and fields[1] in KINDS
     return State(
         name=name,
         holder=None if quarantined else holder.removeprefix("!") or None,
@@ -77,6 +78,6 @@ def state(name: str, reply: list[Any]) -> State:
         remaining=pttl / 1000 if pttl >= 0 else None,
         waiters=tuple(waiter.decode(errors="replace") for waiter in waiters),
         waiting=waiting,
-        revoked=(fields[8] if len(fields) > 8 else "") if holder.startswith("!") and not quarantined else None,
+        revoked=free_text("".join(fields[8:])) if holder.startswith("!") and not quarantined else None,
         quarantined=quarantined,
     )

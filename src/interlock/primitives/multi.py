@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock._core import AGAIN, BUSY, GRANTED, Attempt, Grant, Primitive, capped, unobtainable
 from interlock._scripts import load
-from interlock.errors import Unavailable
+from interlock.errors import LockError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,14 +43,16 @@ def apart(core: Core, requests: Sequence[Request]) -> bool:
     return len({core.port.place(request.primitive.keys[0]) for request in requests}) > 1
 
 
-async def together(core: Core, requests: Sequence[Request], until: float) -> list[Any] | Primitive:
-    """The leases of all, or the first that is busy, and nothing is held. Raises what would keep one from being had."""
+async def together(core: Core, requests: Sequence[Request], until: float, leases: dict[str, Any]) -> Primitive | None:
+    """The first that is busy, and then nothing is held; or None, and the lease of each is in `leases` by its name.
+
+    Raises what would keep one from being had. The caller gives up what is in `leases` then.
+    """
     whole = multi([request.primitive for request in requests])
     ttls = [each.ttl if each.max_hold is None else capped(each.ttl, each.max_hold) for each in requests]
     attempts = [core.attempt(each.primitive, ttl, wait=False) for each, ttl in zip(requests, ttls, strict=True)]
     asked = Attempt(whole, "-", min(ttls), None)
-    leases: list[Any] = []
-    granted = kept = False
+    granted = False
     try:
         for attempt in attempts:
             core.waiters.expect(attempt)  # so that closing gives back what may be on its way
@@ -59,30 +61,32 @@ async def together(core: Core, requests: Sequence[Request], until: float) -> lis
         for _ in range(TRIES):
             if reply[0] == AGAIN:
                 reply, sent = await core.ask(asked, args, until)
-        granted = reply[0] == GRANTED
-        if not granted:
+        if reply[0] != GRANTED:
             first: Request = requests[int(reply[1])]
-            if reply[0] in {BUSY, AGAIN}:
-                return first.primitive
-            raise unobtainable(first.primitive, reply[0], reply[2])
+            if reply[0] not in {BUSY, AGAIN}:
+                raise unobtainable(first.primitive, reply[0], reply[2])
+            _leave(core, attempts, undo=asked.in_doubt)  # also if it was refused when it was asked again
+            return first.primitive
+        granted = True
         for request, attempt, (_, fence) in zip(requests, attempts, reply[1:], strict=True):
             attempt.in_doubt = asked.in_doubt
             lease = core.hold(attempt, fence, sent, request.hold, renews=request.renews, max_hold=request.max_hold)
             if lease is None:
                 raise Unavailable(f"{whole}: {core.port.shown} answers too late for a lease of {attempt.ttl:g} s")
-            leases.append(lease)
-        kept = True
-        return leases
-    finally:
-        if not kept:
-            for lease in leases:
-                core.give_up(lease._grant)
-            if granted or asked.in_doubt:  # also if it was refused when it was asked again
-                for attempt in attempts:
-                    attempt.in_doubt = True
-                    core.undo.add(attempt)
-        for attempt in attempts:
-            core.waiters.leave(attempt)
+            leases[request.primitive.name] = lease
+        return None  # noqa: TRY300 (what follows is for those who got nothing)
+    except BaseException as error:
+        _leave(core, attempts, undo=granted or asked.in_doubt or not isinstance(error, LockError))
+        raise
+
+
+def _leave(core: Core, attempts: Sequence[Attempt], *, undo: bool) -> None:
+    """They wait no more; `undo`: they may have been granted."""
+    for attempt in attempts:
+        if undo:
+            attempt.in_doubt = True
+            core.undo.add(attempt)
+        core.waiters.leave(attempt)
 
 
 def _acquire(core: Core, attempt: Attempt) -> str:

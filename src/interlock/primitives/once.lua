@@ -5,11 +5,13 @@
 --        3 queue    zset
 --        4 waiters  hash
 --        5 gone     zset
---        6 done     string  "<token> <started, µs> <ended, µs>" of the last run: it lives until the next one may be
+--        6 done     string  "<token> <started, µs> <ended, µs>" of the last run: it lives until the next one may be;
+--                           a run never ends before it began, though its server may have been replaced meanwhile
 --        ... for `renew`: lock, record, lock, record, ... of many instead; for `execute`: its keys follow
 -- ARGV   1 verb, then as in lock.lua; and
 --   acquire  token  ttl ms  life ms  heard 0|1  channel  wait 0|1  owner  kind
 --                             RETURN ... | {BUSY, who, ms until the next may be, 0, started µs, ended µs | "0"}
+--                                  | {MISUSED, done}
 --   release  token  gone ms  at least ms  keep ms
 --                             the next may start so long after the start of this one, and so long after its end
 --   vouch    channel  heard 0|1  (token  life ms)...
@@ -24,7 +26,7 @@
 --function lock
 
 local verb, token, LOCK, RECORD, DONE = ARGV[1], ARGV[2], KEYS[1], KEYS[2], KEYS[6]
-local BUSY = 3
+local BUSY, MISUSED = 3, 8
 
 local function started()
   return string.match(redis.call('GET', RECORD) or '', '^1 once (%d+)') or '0'
@@ -34,6 +36,7 @@ if verb == 'acquire' then
   local done = redis.call('GET', DONE)
   if done then
     local who, start, ended = string.match(done, '^(%S+) (%d+) (%d+)')
+    if not who then return {MISUSED, done} end
     return {BUSY, who, redis.call('PTTL', DONE), 0, start, ended}
   end
   local reply = lock(KEYS, ARGV)
@@ -46,8 +49,9 @@ elseif verb == 'release' then
   local holder = redis.call('GET', LOCK)
   if holder == token or holder == '!' .. token then  -- one that was revoked has run, too, though to no good end
     local t = redis.call('TIME')
-    local now, start = t[1] * 1000000 + t[2], tonumber(started())
-    local least = ARGV[4] - math.max(0, now - start) / 1000
+    local start = tonumber(started())
+    local now = math.max(start, t[1] * 1000000 + t[2])  -- another server may have noted the start, with a clock ahead
+    local least = ARGV[4] - (now - start) / 1000
     local ms = math.ceil(math.max(least, holder == token and tonumber(ARGV[5]) or 0))
     -- The note first: if the server has no memory for it, then nothing is released, and who releases comes again.
     if ms > 0 then

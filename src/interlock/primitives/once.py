@@ -127,7 +127,7 @@ def state(name: str, reply: list[Any]) -> OnceState:
     """The reply of `inspect`, for people."""
     inside, done, pttl = reply
     lock = lock_state(name, inside)
-    who, started, ended = done.decode(errors="replace").split(" ") if done else ("", "0", "0")
+    who, started, ended = done.decode(errors="replace").split(" ")[:3] if done else ("", "0", "0")
     return OnceState(
         name=name,
         running=lock.holder,

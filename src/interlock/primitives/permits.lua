@@ -25,20 +25,22 @@
 --                                  | {AGAIN} | {GONE} | {REVOKED, why} | {MISUSED, record} | {LIMIT, limit}
 --   release  token  gone ms   RETURN {was it ours 0|1, again 0|1}     also takes a waiter out of the queue
 --   vouch    channel  heard 0|1  (token  life ms)...
---                             RETURN {pttl of the next end, head's token | "", state...}
---   renew    (token  ttl ms)...     RETURN {state...}   state: GRANTED | GONE | REVOKED | error text
+--                             RETURN {pttl of the next end | MORE, head's token | "", state...}
+--   renew    (token  ttl ms)...     RETURN {state...}   state: GRANTED | GONE | {REVOKED, why} | error text
 --   execute  token  command  argument...    RETURN {GRANTED, reply} | {GONE}
---   revoke   token  force 0|1  why          RETURN {done 0|1, ms left}
+--   revoke   token  force 0|1  why          RETURN {done 0|1, ms left}   `token`: or "!quarantine:<evidence>", as inspected
 --   limit    operation  kind  limit         RETURN {GRANTED, limit} | {MISUSED, record}   once for each operation
 --   keys     command  argument...           RETURN {key...}   which of the arguments are keys
 --   inspect  most             RETURN {record | "", sum, number of holders, number of waiters,
 --                                     {holder, ms left, its share, ...}, {waiter, what it wants, ...},
---                                     ms of quarantine left}
+--                                     ms of quarantine left, "!quarantine:<evidence>" | ""}
 
 --include queue
 
 local HOLDERS, SHARES = KEYS[1], KEYS[6]
-local fence, under, lasts, released, limit, kind, text = 0, '-', '0', '-', nil, nil, nil  -- what the record says, once read() was called
+-- What the record says, once read() was called; `rest` is what follows the words that this version knows.
+local fence, under, lasts, released, limit, kind, rest, text = 0, '-', '0', '-', nil, nil, '', nil
+local legible = true
 local now_ms
 
 local function now()
@@ -46,25 +48,35 @@ local function now()
   return now_ms
 end
 
+-- Whether the record is missing or ours to read: of this version, and of permits. The script leaves any other record as
+-- it is, and grants nobody anything.
 local function read()
   text = call('GET', RECORD)
   if not text then return true end
-  local k, f, i, t, r, l = string.match(text, '^1 (%S+) (%d+) (%S+) (%d+) (%S+) (%d+)$')
-  if not k then return false end
+  local k, f, i, t, r, l, more = string.match(text, '^1 (%a+) (%d+) (%S+) (%d+) (%S+) (%S+)(.*)')
+  legible = (k == 'semaphore' or k == 'rwlock' or k == 'unknown') and tonumber(l) ~= nil
+  if not legible then return false end
   if k ~= 'unknown' then kind, limit = k, tonumber(l) end
-  fence, under, lasts, released = tonumber(f), i, t, r
+  fence, under, lasts, released, rest = tonumber(f), i, t, r, more
   return true
 end
 
+-- The only function that stores the record. The record outlives a lease of `ttl` ms by RECORD_MS, and ends after the
+-- clock has reached the fence, even if the clock was set back.
 local function write(ttl)
   local ms = math.max(RECORD_MS + ttl + math.max(0, math.ceil(fence / 1000 - now())), call('PTTL', RECORD))
-  local value = string.format('1 %s %.0f %s %s %s %d', kind or 'unknown', fence, under, lasts, released, limit or 0)
+  local value = string.format(
+    '1 %s %.0f %s %s %s %d%s', kind or 'unknown', fence, under, lasts, released, limit or 0, rest
+  )
   call('SET', RECORD, value, 'PX', string.format('%.0f', ms))
 end
 
+-- The share of this token: permits, fence, channel, the reason of a revocation, the words of a later version. Or nothing.
 local function share(who)
-  local permits, f, channel, why = string.match(call('HGET', SHARES, who) or '', '^(%d+) (%d+) (%S+) ?(.*)')
-  return tonumber(permits), f, channel, why
+  local permits, f, channel, more = string.match(call('HGET', SHARES, who) or '', '^(%d+) (%d+) (%S+)(.*)')
+  if not permits then return end
+  local beside, why = parted(more)
+  return tonumber(permits), f, channel, why, beside
 end
 
 local function sum()
@@ -114,6 +126,7 @@ end
 
 -- For how many ms nothing may be granted, see barred(); the record keeps the evidence, which others may not have.
 local function quarantined()
+  if not legible then return 0 end
   local ms, evidence = barred(under, lasts)
   if ms > 0 and under ~= evidence then
     under = evidence
@@ -135,7 +148,7 @@ local function hand_out()
     if holds(who) then
       place = at + 1  -- granted, and not confirmed yet
     else
-      local permits = tonumber(wants)
+      local permits = tonumber(string.match(wants, '^%d+')) or math.huge
       if permits > limit then  -- the limit was lowered: it is woken to hear that
         leave(who)
         tell(channel, 'granted ' .. who)
@@ -172,7 +185,7 @@ if verb == 'acquire' then
       drop(token)
       return {GONE}
     end
-    if why ~= '' then return {REVOKED, why} end
+    if why then return {REVOKED, why} end
     local ends = now() + ttl
     if tonumber(call('ZSCORE', HOLDERS, token)) <= ends then
       call('ZADD', HOLDERS, string.format('%.0f', ends), token)
@@ -215,20 +228,20 @@ elseif verb == 'release' then
   local ours = holds(token) or released == token
   leave(token)
   local _, _, _, why = share(token)
-  if drop(token) and ours and (why or '') == '' and limit then
+  if drop(token) and ours and not why and limit then
     released = token
     pcall(write, 0)
   end
   local again = hand_out()
   bury(token, ARGV[3])
-  return {ours and (why or '') == '' and 1 or 0, again}
+  return {ours and not why and 1 or 0, again}
 
 elseif verb == 'vouch' then
   read()
   return vouch(
     function()
-      if hand_out() == 1 then return -2 end
-      return next_end(), quarantined() > 0
+      if hand_out() == 1 then return MORE end
+      return next_end(), quarantined() > 0 or not legible
     end,
     holds
   )
@@ -251,14 +264,15 @@ elseif verb == 'renew' then
     else
       local fine, permits, _, _, why = pcall(share, mine)
       if not fine then permits = nil end
-      if not permits or why ~= '' then
-        states[#states + 1] = permits and REVOKED or GONE
+      if not permits or why then
+        states[#states + 1] = permits and {REVOKED, why} or GONE
       else
         if tonumber(ends) < now() + ttl then
           keep(now() + ttl)  -- first: after a write that needs no memory, ZADD is not refused
           call('ZADD', HOLDERS, string.format('%.0f', now() + ttl), mine)
         end
-        if call('PTTL', RECORD) < RECORD_MS then call('PEXPIRE', RECORD, RECORD_MS + ttl) end
+        local least = math.max(RECORD_MS, ttl + RECORD_MS / 2)  -- seldom a write, but for a lease that was extended
+        if call('PTTL', RECORD) < least then call('PEXPIRE', RECORD, RECORD_MS + ttl) end
         states[#states + 1] = GRANTED
       end
     end
@@ -266,29 +280,35 @@ elseif verb == 'renew' then
   return states
 
 elseif verb == 'execute' then
-  local _, _, _, why = share(token)
-  return execute(holds(token) and why == '')
+  local permits, _, _, why = share(token)
+  return execute(permits and holds(token) and not why)
 
 elseif verb == 'revoke' then
   local force, why = ARGV[3], ARGV[4]
-  if force == '1' and string.find(token, '^!quarantine') and read() then
-    under = IDENTITY  -- somebody knows that nothing is at work: from here on it is as if granted here
+  read()
+  local named = string.match(token, '^!quarantine:(.*>)')
+  if named then
+    local ms, evidence = quarantined()
+    -- The message ends only the quarantine that it names: it may be late, and its sender have seen the server before.
+    if force ~= '1' or ms == 0 or string.match(evidence, '.*>') ~= named then return {0, ms} end
+    -- Somebody knows that nothing is at work: from here on it is as if granted here. Fences go on from where the clock
+    -- would be after all of the quarantine, and pass those of lost grants, though the clock may be behind or they counted.
+    under, fence = IDENTITY, math.max(fence + 1000000, micros() + ms * 1000)
     write(0)
     hand_out()
     return {1, 0}
   end
-  local permits, f, channel = share(token)
+  local permits, f, channel, _, beside = share(token)
   if not permits or not holds(token) then return {0, 0} end
-  read()
   local left = math.ceil(call('ZSCORE', HOLDERS, token) - now())
   if force == '1' then
     leave(token)
     drop(token)
     hand_out()
   else
-    call('HSET', SHARES, token, string.format('%d %s %s !%s', permits, f, channel, why))
+    call('HSET', SHARES, token, string.format('%d %s %s%s !%s', permits, f, channel, beside, why))
   end
-  tell(channel, 'revoked ' .. token .. ' ' .. why)
+  tell(channel, 'revoked ' .. token .. ' !' .. why)
   return {1, left}
 
 elseif verb == 'limit' then
@@ -320,9 +340,10 @@ elseif verb == 'inspect' then
   end
   for _, each in ipairs(call('ZRANGE', QUEUE, 0, most)) do
     waiters[#waiters + 1] = each
-    waiters[#waiters + 1] = string.match(call('HGET', WAITERS, each) or '', '^%d+ %d+ %d %S+ (.*)') or ''
+    waiters[#waiters + 1] = string.match(call('HGET', WAITERS, each) or '', '^%d+ %d+ %d %S+ (%d+)') or ''
   end
+  local ms, evidence = quarantined()
   return {call('GET', RECORD) or '', sum(), call('ZCARD', HOLDERS), call('ZCARD', QUEUE), holders, waiters,
-    (quarantined())}
+    ms, ms > 0 and '!quarantine:' .. evidence or ''}
 end
 return redis.error_reply('ERR interlock: unknown verb ' .. tostring(verb))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 COMPANIONS = ("record", "queue", "waiters", "gone", "shares")
 EVERYTHING: Final = 1_000_000_000  # permits of a read-write lock: what a writer takes; a reader takes one
 MOST: Final = 1_000_000  # permits of a semaphore
+KINDS: Final = ("semaphore", "rwlock", "unknown")  # in the records of permits.lua
 
 
 def permits(kind: str, name: object, prefix: str, limit: int, wanted: int = 1, under: str = "") -> Primitive:
@@ -131,9 +132,9 @@ class PermitState:
 
 def state(name: str, reply: list[Any]) -> PermitState:
     """The reply of `inspect`, for people."""
-    record, used, holding, waiting, holders, waiters, quarantine_ms = reply
+    record, used, holding, waiting, holders, waiters, quarantine_ms, _ = reply
     fields = record.decode(errors="replace").split(" ")
-    known = fields[0] == WIRE and len(fields) == 7
+    known = fields[0] == WIRE and len(fields) > 6 and fields[1] in KINDS and fields[6].isdigit()
     return PermitState(
         name=name,
         limit=(int(fields[6]) or None) if known else None,
@@ -150,11 +151,12 @@ def state(name: str, reply: list[Any]) -> PermitState:
 
 
 def _holder(token: bytes, left_ms: int, share: bytes) -> Holder:
-    words = share.decode(errors="replace").split(" ", 3)
+    known, revoked, why = share.decode(errors="replace").partition(" !")
+    words = known.split(" ")
     return Holder(
         token=token.decode(errors="replace"),
         permits=int(words[0] or 0),
         fence=int(words[1]) if len(words) > 1 else 0,
         remaining=left_ms / 1000,
-        revoked=words[3].removeprefix("!") if len(words) > 3 else None,
+        revoked=why if revoked else None,
     )

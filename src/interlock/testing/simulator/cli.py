@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from . import batch
-from .profiles import ALL, RELAXED, WORLDS, natural
+from .profiles import ALL, BY_NAME, RELAXED, SIDE_BY_SIDE, SNAPSHOTS, WORLDS, natural
 from .shrinking import shrink
 from .simulation import simulate
 from .subjects import SUBJECTS, subject_of
@@ -25,7 +25,8 @@ subjects:
   {subjects}
 profiles:
 {profiles}
-  Without --subject and --profile they take turns by seed; flush and clock, which are outside the promise, only by name.
+  Without --subject and --profile they take turns by seed; only by name: revoked, ended by hand; flush and clock,
+  outside the promise.
 
 examples:
   scripts/simulate                                        300 seeds
@@ -49,7 +50,8 @@ def say(*lines: str) -> None:
 
 def _profiles() -> str:
     """Those of each world."""
-    return "\n".join(f"  {world}: {', '.join(profiles)}" for world, profiles in (WORLDS | {"relaxed": RELAXED}).items())
+    groups = WORLDS | {"relaxed": RELAXED, "side by side": SIDE_BY_SIDE, "snapshots": SNAPSHOTS, "by name": BY_NAME}
+    return "\n".join(f"  {group}: {', '.join(profiles)}" for group, profiles in groups.items())
 
 
 class _Parser(argparse.ArgumentParser):

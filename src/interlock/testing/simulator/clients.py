@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,12 +39,15 @@ class Locks(aio.Interlock):
 class Client:
     """One process with a session and its workers."""
 
-    def __init__(self, run: Run, name: str) -> None:
+    def __init__(self, run: Run, name: str, image: Client | None = None) -> None:
+        """A new process; or one that was restored from the snapshot of another one, with its memory."""
         self.run = run
         self.name = name
         self.process = process = Process(run.world, name)
         random = run.world.chance.stream(CLIENT, process.number)
         process.offset, process.rate = random.uniform(0, 1e6), 1 + random.uniform(-1e-4, 1e-4)
+        if image is not None:
+            process.offset, process.rate = image.process.offset, image.process.rate
         longest = run.profile.max_ttl
         mark = "+" if len(run.networks) > 1 else " "
         self.ports = [SimPort(process, each, Memory(longest, mark=mark), run.profile.longer) for each in run.networks]
@@ -56,12 +60,32 @@ class Client:
         _session._sessions.discard(self.session)  # it never was a part of this real process
         self.locks = Locks(self.session)
         self.known: dict[str, Any] = {}  # what its workers have learned of things, by name
+        if image is not None:
+            self._remember(image)
         attempts = run.monitor.attempts
         for port in self.ports:
             port.asked = attempts.asked
             port.sending = lambda keys, args: attempts.sending(process, keys, args)
         self.workers = [process.spawn(self._work(), f"w{i}") for i in range(random.choice(run.profile.workers))]
         self.closing: Task | None = None
+
+    def _remember(self, image: Client) -> None:
+        self.session.me, self.session.channel = image.session.me, image.session.channel
+        self.known = copy.copy(image.known)
+        for port, other in zip(self.ports, image.ports, strict=True):
+            vars(port.memory).update(vars(copy.deepcopy(other.memory)))
+            if other.listens:
+                port.restored()
+
+    @property
+    def idle(self) -> bool:
+        """Whether it holds nothing, waits for nothing, and has nothing to give back."""
+        session = self.session
+        return not (
+            any(task.in_section for task in self.process.tasks)
+            or session.renewal.held() or session.renewal.dropped or session.waiters.expected
+            or session.undo.jobs or session.core.releasing or session.core.closed
+        )  # fmt: skip
 
     def _where(self) -> str:
         return current(self.run.world).label

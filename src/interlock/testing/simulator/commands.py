@@ -112,12 +112,12 @@ def _zadd(server: Server, key: bytes, score: bytes, member: bytes) -> Any:
     return int(new)
 
 
-def _zrem(server: Server, key: bytes, member: bytes) -> Any:
-    return _dropped(server, key, ZSet, [member])
+def _zrem(server: Server, key: bytes, *members: bytes) -> Any:
+    return _dropped(server, key, ZSet, members)
 
 
-def _hdel(server: Server, key: bytes, field: bytes) -> Any:
-    return _dropped(server, key, Hash, [field])
+def _hdel(server: Server, key: bytes, *names: bytes) -> Any:
+    return _dropped(server, key, Hash, names)
 
 
 def _dropped(server: Server, key: bytes, kind: type[Any], members: Iterable[bytes]) -> int:

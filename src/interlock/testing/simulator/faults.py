@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from interlock.errors import LockError
 
+from . import later
 from .chance import STRIKE
 from .clients import CLOSER
 from .coroutines import Task, Trap
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from .scenario import Run
     from .subjects import Thing
 
+MOST_CLONES: Final = 6  # clients, beyond which none is restored twice any more
 PLACES: Final = ("brink", "park", "park", "wake", "wake", "handed", "handed")
 
 
@@ -107,7 +109,7 @@ class Faults:
         client = run.clients[int(strike.client * len(run.clients))]
         worker = client.workers[int(strike.victim * len(client.workers))]
         kind = strike.kind.removeprefix("ambush ")
-        # The keeper is never cancelled, or handed anything.
+        # A keeper is never cancelled, or handed anything.
         victim = worker if kind == "cancel" or strike.place == "handed" else self._anybody(client, strike)
         if not run.record.happens(run.world.now, strike.kind, strike.name, self._about(strike, client, worker, victim)):
             return
@@ -116,6 +118,7 @@ class Faults:
             "pause": lambda: self._pause(client, strike),
             "crash": lambda: self.crash(client, strike),
             "close": lambda: self._close(client, strike),
+            "snapshot": lambda: self._snapshot(strike),
         }
         if kind != strike.kind:
             self._ambush(victim, strike, actions[kind])
@@ -125,8 +128,8 @@ class Faults:
             self._server(strike, client)
 
     def _anybody(self, client: Client, strike: Strike) -> Task:
-        """A worker, or the keeper or the closer if there is one."""
-        others = [task for task in client.process.tasks if task.label in {KEEPER, CLOSER} and not task.ended]
+        """A worker, or one of the keepers or the closer if there is one."""
+        others = [task for task in client.process.tasks if task.label.startswith((KEEPER, CLOSER)) and not task.ended]
         victims = [*client.workers, *others]
         return victims[int(strike.spare * len(victims))]
 
@@ -180,6 +183,20 @@ class Faults:
                 self.run.world.at(self.run.world.now + 0.001 * strike.spare, port.buried)
         self.run.replace(client, strike.number)
 
+    def _snapshot(self, strike: Strike) -> None:
+        """A client that holds nothing and waits for nothing is frozen, and restored twice."""
+        idle = [client for client in self.run.clients if client.process.awake and client.idle]
+        if not idle or len(self.run.clients) == MOST_CLONES:
+            return
+        client = idle[int(strike.spare * len(idle))]
+        self.run.record.counts["restored twice"] += 1
+        client.process.alive = False
+        self.run.story.note("%s is frozen, and restored twice", client.name)
+        if strike.victim < 0.7:  # else its connections are open at the server for a while, and nobody reads there
+            for port in client.ports:
+                self.run.world.at(self.run.world.now + 0.001 * strike.victim, port.buried)
+        self.run.restore_twice(client, strike.number)
+
     def _pause(self, client: Client, strike: Strike) -> None:
         """It stands still, but not beyond the storm, even if its trap springs late."""
         client.process.pause(min(strike.seconds, max(0.0, self._until - self.run.world.now)))
@@ -219,6 +236,9 @@ class Faults:
             case "flush all":
                 server.data.clear()
                 server.expires.clear()
+            case "later version":
+                for each in run.networks:
+                    later.add(each.site.primary.server.data)
             case "clock step":
                 server.skew += (1 if strike.victim < 0.5 else -1) * 10 * strike.seconds
             case _:

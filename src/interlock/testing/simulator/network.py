@@ -177,6 +177,9 @@ class Network:
         self, link: Link, journey: Journey, raw: Sequence[Any], future: Future, by_text: bool, copy: int
     ) -> None:
         host, process = link.host, link.process
+        if host.paused:
+            host.held.append(lambda: self._arrive(link, journey, raw, future, by_text, copy))
+            return
         if future.done and isinstance(future.value, list):
             return  # a second copy, and the reply was read: TCP would not deliver this any more
         if not host.reached_by(process):
@@ -218,6 +221,17 @@ class Network:
         if not self.blocked(process, there=True):
             self.world.at(self.world.now + self.trip(journey), arrived)
 
+    def primary_named(self, process: Process, journey: Journey, told: Callable[[Host], None]) -> None:
+        """Others are asked who the primary is: sentinels, say."""
+
+        def asked() -> None:
+            if not self.blocked(process, there=False):
+                named = self.site.primary
+                self.world.at(self.world.now + self.trip(journey, 1), lambda: told(named), process)
+
+        if not self.blocked(process, there=True):
+            self.world.at(self.world.now + self.trip(journey), asked)
+
     def ended(self, link: Link, after: float) -> None:
         """The host of this connection has ended. Its client is told, if there is a machine that can tell it."""
         if self.site.resets and not self.blocked(link.process, there=False):
@@ -230,7 +244,9 @@ class Network:
         process = link.process
 
         def at_the_host() -> None:
-            if not link.host.reached_by(process):
+            if link.host.paused:
+                link.host.held.append(at_the_host)
+            elif not link.host.reached_by(process):
                 self.ended(link, self.trip(journey, _NEWS))
             elif process.alive:
                 arrived()
@@ -244,11 +260,17 @@ class Network:
 
     def _publish(self, host: Host, channel: bytes, payload: bytes) -> int:
         """Called by a server in the middle of a script."""
-        ear, journey = host.ears.get(channel), self._carrier
-        journey.pushes += 1
-        if ear is None:
+        ears = host.ears.get(channel)
+        if not ears:
+            self._carrier.pushes += 1
             self.record.counts["push to nobody"] += 1
             return 0
+        self.record.counts["push to several"] += len(ears) > 1
+        return sum(self._push(ear, payload) for ear in list(ears))
+
+    def _push(self, ear: Ear, payload: bytes) -> int:
+        journey = self._carrier
+        journey.pushes += 1
         leg = _PUSHES + 2 * journey.pushes
         if self.blocked(ear.process, there=False) or self.strikes(journey, "push lost", self.weather.push_lost, leg):
             return 1

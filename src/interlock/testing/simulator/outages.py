@@ -26,7 +26,10 @@ LONGER: Final = MOST_LAG + 1.0  # seconds that an isolated primary is believed t
 DOWN: Final = 1.0  # seconds without a server, at most
 SKEW: Final = 0.8  # seconds by which two machines' clocks differ, at most
 SETTLED: Final = 2 * MOST_LAG + DOWN  # seconds after which a fault has had its effect
-KINDS: Final = ("restart", "restart late", "restart empty", "failover", "handover", "isolated", "first replica")
+PAUSED: Final = 7.0  # seconds for which a machine stands still, at most: longer than a failover and its quarantine
+KINDS: Final = (
+    "restart", "restart late", "restart empty", "failover", "handover", "isolated", "paused", "first replica",
+)  # fmt: skip
 
 
 class Outages:
@@ -60,6 +63,8 @@ class Outages:
                 self._handover(strike)
             case "isolated":
                 self._isolated(strike)
+            case "paused":
+                self._paused(strike)
             case _:  # the first replica
                 if not site.primary.facts().promoted:
                     site.primary.replid = site.history()
@@ -99,10 +104,11 @@ class Outages:
 
     def _serves(self, host: Host, *, lossy: bool, longer: float = 0.0) -> None:
         """This one is the primary from now on."""
+        other = host.server.skew != self.site.primary.server.skew
         self.site.primary, self.site.reachable, host.forgot = host, True, lossy
         run = self.run
         run.story.note("server %d serves now, %s%s", host.number, host.facts().identity, ": something is lost" * lossy)
-        run.monitor.lost(lossy=lossy, lasts=run.profile.max_ttl + longer)
+        run.monitor.lost(lossy=lossy, lasts=run.profile.max_ttl + longer, other_clock=other)
         self._busy = False
 
     def _restart(self, strike: Strike, image: Image | None) -> None:
@@ -136,22 +142,22 @@ class Outages:
 
     def _promoted(self, strike: Strike, old: Host, image: Image, skew: float) -> Host:
         host = self.site.another(up=1e5 * strike.spare, skew=max(-SKEW, min(SKEW, skew)))
-        host.replid2 = old.replid
+        host.replid2, host.promoted = old.replid, True
         host.load(image)
         return host
 
     def _handover(self, strike: Strike) -> None:
-        """FAILOVER: writes stop until the replica has them all. The clocks agree, else what expires there differs."""
+        """FAILOVER: writes stop until the replica has them all. But where its clock is ahead leases end too soon."""
         self._busy = True
         old = self.site.primary
-        host = self._promoted(strike, old, old.server.image(), old.server.skew)
+        host = self._promoted(strike, old, old.server.image(), old.server.skew + (strike.thing - 0.5) * 2 * SKEW)
         old.refuses = OVER
 
         def follows() -> None:
             old.follows, old.replid, old.replid2 = host, host.replid, host.replid2
 
         self.run.world.at(self.run.world.now + strike.victim * strike.spare, follows)
-        self._serves(host, lossy=False)
+        self._serves(host, lossy=host.server.skew > old.server.skew)
 
     def _isolated(self, strike: Strike) -> None:
         """The primary loses its replicas, one of which is promoted; some clients still reach the old one only."""
@@ -182,3 +188,29 @@ class Outages:
             self._busy = False
 
         run.world.at(run.world.now + lag, promoted)
+
+    def _paused(self, strike: Strike) -> None:
+        """The primary's machine stands still, a replica is promoted, and the machine goes on as if nothing had been."""
+        world, old = self.run.world, self.site.primary
+        self._busy, old.paused, self.site.reachable = True, True, False
+        image = old.server.image()
+        self.run.story.note("server %d stands still", old.number)
+
+        def promoted() -> None:
+            host = self._promoted(strike, old, image, old.server.skew + (strike.thing - 0.5) * 2 * SKEW)
+            self._serves(host, lossy=True, longer=MOST_LAG)
+            self._busy = True
+            world.at(world.now + (PAUSED - DOWN) * (0.5 + strike.victim / 2), goes_on)
+
+        def goes_on() -> None:
+            self.run.story.note("server %d goes on", old.number)
+            old.paused, held, old.held = False, old.held, []
+            for each in held:
+                each()
+            world.at(world.now + LONGER * strike.client, refuses)
+
+        def refuses() -> None:
+            old.refuses, old.follows, old.replid = OVER, self.site.primary, self.site.primary.replid
+            self._busy = False
+
+        self._later(strike, promoted)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from interlock._core import DRIFT, FOREVER, HERE, RETRY_FOR, Disconnected, Place, ServerError
 from interlock.errors import LockError, Unavailable
 from interlock.ports._memory import HASTE, PATIENCE, STEPS, lossless
+from interlock.ports._primacy import DOUBT
 from interlock.ports._proofs import Proofs
 from interlock.ports.asyncio import SILENCE
 
@@ -51,9 +53,9 @@ class SimSignal:
 class Link:
     """A connection to one process of a server, under whose identity everything is said that goes over it."""
 
-    __slots__ = ("broken", "epoch", "heard", "host", "port", "process", "row")
+    __slots__ = ("broken", "epoch", "heard", "host", "port", "process", "row", "used")
 
-    def __init__(self, port: SimPort, host: Host, epoch: Epoch) -> None:
+    def __init__(self, port: SimPort, host: Host, epoch: Epoch, asked: float) -> None:
         self.port = port
         self.process = port.process
         self.host = host
@@ -61,6 +63,12 @@ class Link:
         self.broken = False  # and the client knows
         self.row: set[Future] = set()  # those who wait for a reply
         self.heard = port.process.world.now  # when the last word came, or the wait for one began
+        self.used = asked  # when the last request was sent that has been answered, see `ports._primacy`
+
+    def answered(self, sent: float) -> None:
+        """The reply to a request that was sent then has come."""
+        if sent - self.used <= DOUBT:  # else a pause may lie between
+            self.used = max(self.used, sent)
 
 
 class Sent(NamedTuple):
@@ -93,6 +101,7 @@ class SimPort:
         self.now = process.clock
         self.asked: Callable[[Sequence[Message]], None] = lambda _batch: None  # before anything can happen
         self.sending: Callable[[Sequence[str], Sequence[Argument]], None] = lambda _keys, _args: None
+        self.answered_at = -FOREVER  # when the last reply came
         self.link: Link | None = None
         self.met: set[Host] = set()
         self._expect: list[Callable[[Link | Disconnected], None]] = []  # who waits for the connection being made
@@ -102,6 +111,8 @@ class SimPort:
         self._heard = "0"
         self.teach = False  # the next message goes with the text of its script
         self._pause = 0.0  # before the listener connects again
+        self.doubt = DOUBT if network.site.promotes else FOREVER
+        self.deaf_until = 0.0  # pushes may be lost until then
 
     async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
         """See Port."""
@@ -156,7 +167,7 @@ class SimPort:
     async def _request(self, batch: Sequence[Message], until: float, *, by_text: bool) -> list[Any]:
         limit = max(min(until, self.now() + IO_TIMEOUT), self.now() + 0.001)
         link = await self._linked(limit)
-        return await self._replies(link, self._send(link, batch, by_text=by_text), limit)
+        return await self._replies(link, self._send(link, batch, by_text=by_text), limit, self.now())
 
     def _send(self, link: Link, batch: Sequence[Message], *, by_text: bool) -> Future:
         process, future = self.process, Future()
@@ -173,7 +184,7 @@ class SimPort:
         self.network.send(link, Journey(current(process.world), MESSAGE), raw, future, by_text=by_text, once=once)
         return future
 
-    async def _replies(self, link: Link, future: Future, limit: float) -> list[Any]:
+    async def _replies(self, link: Link, future: Future, limit: float, sent: float) -> list[Any]:
         process = self.process
         silence = Disconnected("no answer in time", sent=True, timed_out=True)
         process.world.at(process.when(limit), Timer(future, silence), process)
@@ -185,7 +196,8 @@ class SimPort:
             raise
         finally:
             link.row.discard(future)
-        link.heard = process.world.now
+        self.answered_at = link.heard = process.world.now
+        link.answered(sent)
         if any(isinstance(reply, ServerError) and "READONLY" in str(reply) for reply in replies):
             self.lost(link, "it is a replica by now")
         return replies
@@ -216,7 +228,7 @@ class SimPort:
         if sent.link is None:
             return [sent.error] * len(messages)
         try:
-            replies = await self._replies(sent.link, sent.future, until)
+            replies = await self._replies(sent.link, sent.future, until, -FOREVER)
             for i, reply in enumerate(replies):
                 if isinstance(reply, ServerError) and str(reply).startswith("NOSCRIPT"):
                     self.network.record.counts["script unknown"] += 1
@@ -278,6 +290,25 @@ class SimPort:
     # The connection
 
     async def _linked(self, limit: float) -> Link:
+        asked = self.now()
+        while (link := await self._any_link(limit)).used < asked - self.doubt:
+            await self._confirmed(link, limit)
+        return link
+
+    async def _confirmed(self, link: Link, limit: float) -> None:
+        """Ask others whether it leads to the primary still; if not, it is no use any more."""
+        asked, future = self.now(), Future()
+        journey = Journey(current(self.process.world), TRAFFIC)
+        self.network.primary_named(self.process, journey, future.resolve)
+        late = Disconnected("nobody says who the primary is", sent=False, timed_out=True)
+        self.process.world.at(self.process.when(limit), Timer(future, late), self.process)
+        if await future is link.host:
+            link.used = max(link.used, asked)
+        else:
+            self.network.record.counts["another one is the primary"] += 1
+            self.lost(link, "it is not the primary any more")
+
+    async def _any_link(self, limit: float) -> Link:
         if self.link is not None:
             return self.link
         future = Future()
@@ -294,6 +325,7 @@ class SimPort:
             return
         self._connected += 1
         number = self._connecting = self._connected
+        began = self.now()
         world, journey = self.process.world, Journey(self.process, TRAFFIC)
 
         def ended(result: Link | Disconnected) -> None:
@@ -309,7 +341,7 @@ class SimPort:
             if host is None or found is None:
                 ended(Disconnected("connection refused", sent=False))
                 return
-            link = self.link = Link(self, host, self.memory.meet(found, _ADDRESS, self.longer))
+            link = self.link = Link(self, host, self.memory.meet(found, _ADDRESS, self.longer), began)
             host.links.add(link)
             self.met.add(host)
             if self._channel is not None:
@@ -326,8 +358,8 @@ class SimPort:
             return
         link.broken = True
         link.host.links.discard(link)
-        if self._channel is not None and link.host.ears.get(self._channel) is self:
-            del link.host.ears[self._channel]
+        if self._channel is not None:
+            link.host.unsubscribe(self._channel, self)
         for future in list(link.row):
             future.resolve(Disconnected(why, sent=True))
         if self.link is link:
@@ -402,7 +434,7 @@ class SimPort:
         """See Port."""
         return await self._proofs.wanted(evidence, until)
 
-    async def _verdict(self, evidence: str, epoch: Epoch, left: float) -> bool | None:
+    async def _verdict(self, evidence: str, epoch: Epoch, left: float) -> float | None:
         """What `lossless` says, which asks over connections of its own: there, and back."""
         network, found = self.network, Future()
         process, journey = self.process, Journey(current(self.process.world), TRAFFIC)
@@ -416,8 +448,8 @@ class SimPort:
             process.world.at(process.world.now + network.trip(journey), asked)
         patience = min(PATIENCE, max(HASTE, left) / STEPS)
         process.world.at(process.world.now + patience, Timer(found, None), process)
-        verdict: bool | None = await found
-        network.record.counts["proven lossless"] += bool(verdict)
+        verdict: float | None = await found
+        network.record.counts["proven lossless"] += verdict is not None and verdict < math.inf
         return verdict
 
     # The subscription
@@ -439,6 +471,16 @@ class SimPort:
             else:
                 self._stay()
 
+    def restored(self) -> None:
+        """It was a part of a snapshot: it listened, and its connection is dead."""
+        self._channel = self.sink.channel.encode()
+        self._stay()
+
+    @property
+    def listens(self) -> bool:
+        """Whether it has subscribed to its channel, or tries to."""
+        return self._channel is not None
+
     def hear(self, payload: bytes) -> None:
         """A push has come."""
         self.sink.pushed(payload)
@@ -446,8 +488,9 @@ class SimPort:
     def deafen(self, noticed: float) -> None:
         """A fault: the connection that hears breaks, which is noticed this many seconds later."""
         link = self.link
-        if link is not None and self._channel is not None and link.host.ears.pop(self._channel, None) is not None:
+        if link is not None and self._channel is not None and link.host.unsubscribe(self._channel, self):
             self.network.record.counts["subscription broken"] += 1
+            self.deaf_until = self.process.world.now + noticed
             self.process.world.at(
                 self.process.world.now + noticed, lambda: self.lost(link, "it closed the connection"), self.process
             )
@@ -455,7 +498,7 @@ class SimPort:
     def buried(self) -> None:
         """The process has crashed, and the server has noticed."""
         if self.link is not None and self._channel is not None:
-            self.link.host.ears.pop(self._channel, None)
+            self.link.host.unsubscribe(self._channel, self)
 
     def _subscribe(self, link: Link) -> None:
         world, channel, journey = self.process.world, self._channel, Journey(self.process, TRAFFIC)
@@ -463,7 +506,7 @@ class SimPort:
 
         def heard() -> None:
             if not link.broken:
-                link.host.ears[channel] = self
+                link.host.subscribe(channel, self)
 
         def acknowledged() -> None:
             if self.link is link:

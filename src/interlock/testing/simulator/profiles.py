@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from .network import CALM, LATEST, Weather
-from .outages import KINDS, LONGER, SETTLED
+from .outages import KINDS, LONGER, PAUSED, SETTLED
 from .port import IO_TIMEOUT
 
 
@@ -19,7 +19,6 @@ class Profile:
     rates: dict[str, float] = field(default_factory=dict[str, float])
     trusted: bool = True  # the server loses no data, or says that it may have; and its clock is not set
     max_ttl: float = 60.0  # seconds that the longest lease lasts, and so a quarantine
-    durable: bool = False  # every write is on the server's disk before it is answered
     servers: tuple[int, ...] = (1,)  # how many, that know nothing of each other
     skew: float = 0.0  # seconds by which each of their clocks is off
     storm: float = 8.0  # seconds with faults
@@ -36,12 +35,12 @@ class Profile:
     @property
     def promotes(self) -> bool:
         """Whether replicas take over."""
-        return not self.rates.keys().isdisjoint({"failover", "isolated", "handover"})
+        return not self.rates.keys().isdisjoint({"failover", "isolated", "paused", "handover"})
 
     @property
     def longer(self) -> float:
         """Seconds that clients believe an isolated primary to go on for."""
-        return LONGER if "isolated" in self.rates else 0.0
+        return LONGER if not self.rates.keys().isdisjoint({"isolated", "paused"}) else 0.0
 
     @property
     def clean(self) -> bool:
@@ -59,6 +58,7 @@ class Profile:
         """Seconds for which the storm has consequences when it is over."""
         silent = not self.clean or "deafen" in self.rates
         late, changes = LATEST if self.weather.late else 0.0, SETTLED if self.changes else 0.0
+        changes += PAUSED + LONGER if "paused" in self.rates else 0.0
         return late + changes + (IO_TIMEOUT if silent else 0.0)
 
 
@@ -92,9 +92,9 @@ _SHORT: Final = 2.0  # seconds that the longest lease lasts, and a quarantine
 
 
 # Servers that restart and fail over. A quarantine lasts as long as the longest ttl, so that is short here, as all is.
-def _servers(name: str, rates: dict[str, float], *, weather: Weather = CALM, durable: bool = False) -> Profile:
+def _servers(name: str, rates: dict[str, float], *, weather: Weather = CALM, trusted: bool = True) -> Profile:
     return Profile(
-        name, weather, rates, max_ttl=_SHORT, durable=durable, storm=4.0, idle=2.0, calm=1.0, crowd=(2, 2, 3),
+        name, weather, rates, trusted=trusted, max_ttl=_SHORT, storm=4.0, idle=2.0, calm=1.0, crowd=(2, 2, 3),
         workers=(1, 1, 2),
     )  # fmt: skip
 
@@ -102,7 +102,7 @@ def _servers(name: str, rates: dict[str, float], *, weather: Weather = CALM, dur
 SERVERS: Final = {
     profile.name: profile
     for profile in (
-        _servers("durable", _CANCEL | _CRASH | {"restart": 0.5, "first replica": 0.2}, durable=True),
+        _servers("durable", _CANCEL | _CRASH | {"restart": 0.5, "first replica": 0.2}),
         _servers("snapshot", _CANCEL | _CRASH | {"restart late": 0.5}),
         _servers("empty", _CANCEL | _CRASH | {"restart empty": 0.5, "crash": 0.4}),
         _servers("failover", _CRASH | {"failover": 0.5, "handover": 0.3, "first replica": 0.1}),
@@ -111,7 +111,7 @@ SERVERS: Final = {
         _servers(
             "ruin", _CANCEL | _PAUSE | _CRASH | _SERVER
             | {"restart": 0.3, "failover": 0.3, "handover": 0.3, "isolated": 0.3, "first replica": 0.1, "one way": 0.2},
-            weather=_ROUGH, durable=True,
+            weather=_ROUGH,
         ),
     )
 }  # fmt: skip
@@ -119,10 +119,10 @@ SERVERS: Final = {
 
 # Several servers that know nothing of each other. Their clocks may differ by 5 times the longest ttl as long as they
 # keep their records; where one may forget them, by less than the wait before it votes again.
-def _quorum(name: str, rates: dict[str, float], *, weather: Weather = CALM, durable: bool = True) -> Profile:
+def _quorum(name: str, rates: dict[str, float], *, weather: Weather = CALM, keeps: bool = True) -> Profile:
     return Profile(
-        name, weather, rates, max_ttl=_SHORT, durable=durable, storm=2.5, idle=4.0, calm=0.5, crowd=(2, 2, 3),
-        workers=(1, 1, 2), servers=(3, 3, 3, 5), skew=5 * _SHORT if durable else 0.5,
+        name, weather, rates, max_ttl=_SHORT, storm=2.5, idle=4.0, calm=0.5, crowd=(2, 2, 3),
+        workers=(1, 1, 2), servers=(3, 3, 3, 5), skew=5 * _SHORT if keeps else 0.5,
     )  # fmt: skip
 
 
@@ -134,12 +134,12 @@ QUORUMS: Final = {
         _quorum("q cancel", _CANCEL | _SERVER),
         _quorum("q crash", _CRASH | _PAUSE | {"restart": 0.8}),
         _quorum("q loss", _NETS, weather=_ROUGH),
-        _quorum("q empty", _CANCEL | _CRASH | {"restart empty": 0.7}, durable=False),
-        _quorum("q late", _NETS | _CANCEL | {"restart late": 0.7}, durable=False),
+        _quorum("q empty", _CANCEL | _CRASH | {"restart empty": 0.7}, keeps=False),
+        _quorum("q late", _NETS | _CANCEL | {"restart late": 0.7}, keeps=False),
         _quorum("q ruin", _CANCEL | _PAUSE | _CRASH | _SERVER | _NETS | {"restart": 0.7}, weather=_ROUGH),
         _quorum(
             "q ashes", _CANCEL | _PAUSE | _CRASH | _NETS | {"restart empty": 0.4, "restart late": 0.4}, weather=_ROUGH,
-            durable=False,
+            keeps=False,
         ),
     )
 }  # fmt: skip
@@ -149,13 +149,55 @@ RELAXED: Final = {
     for profile in (
         Profile("flush", weather=_ROUGH, rates=_CANCEL | {"flush all": 0.3}, trusted=False),
         Profile("clock", weather=_ROUGH, rates=_CANCEL | {"clock step": 0.3}, trusted=False),
+        _servers("set back", _CANCEL | {"clock step": 0.5, "restart": 0.5, "force": 1.0}, trusted=False),
+    )
+}
+
+
+# Another version is at work on the same names, and stores more than this one knows.
+SIDE_BY_SIDE: Final = {
+    profile.name: profile
+    for profile in (
+        Profile("later", weather=_ROUGH, rates=_CANCEL | _PAUSE | _CRASH | _SERVER | {"later version": 20.0}),
+        _servers("later failover", _CRASH | {"failover": 0.5, "restart late": 0.2, "later version": 20.0}),
+    )
+}
+
+# A client that is restored twice from a snapshot. By name only, so that no seed of the worlds means another run.
+SNAPSHOTS: Final = {
+    profile.name: profile
+    for profile in (
+        Profile("restored twice", rates={"snapshot": 2.0, "revoke": 0.2}, workers=(1, 1, 2), crowd=(1, 2)),
+        Profile("restored in chaos", weather=_ROUGH, rates=_CANCEL | _PAUSE | _CRASH | {"snapshot": 2.0}, crowd=(1, 2)),
+        _servers("restored elsewhere", _CRASH | {"snapshot": 2.0, "failover": 0.3, "handover": 0.2, "restart": 0.3}),
+        _quorum("q restored", _CANCEL | _NETS | {"snapshot": 2.0, "restart": 0.4}),
+    )
+}
+
+
+# For one question each: seeds do not choose these by themselves.
+BY_NAME: Final = {
+    profile.name: profile
+    for profile in (
+        # Young processes that hold and seldom wait, and so are not subscribed; people who revoke what they hold.
+        Profile(
+            "revoked", rates={"revoke": 3.0, "force": 1.0, "crash": 0.6, "deafen": 0.3}, crowd=(2,), workers=(1, 1, 2)
+        ),
+        # A machine stands still for so long that whoever is to be struck by that must be idle for long.
+        replace(_servers("paused", {"paused": 0.5}), idle=5.0),
+        # Servers that fail over again and again, and people who end their quarantines.
+        _servers("ended by hand", {"force": 6.0, "failover": 1.5, "restart late": 0.5}, weather=_ROUGH),
     )
 }
 
 
 # What there is: one server that stays; one place where servers change; several that know nothing of each other.
 WORLDS: Final = {"one": PROFILES, "servers": SERVERS, "quorum": QUORUMS}
-ALL: Final = {name: profile for profiles in (*WORLDS.values(), RELAXED) for name, profile in profiles.items()}
+ALL: Final = {
+    name: profile
+    for profiles in (*WORLDS.values(), RELAXED, SIDE_BY_SIDE, SNAPSHOTS, BY_NAME)
+    for name, profile in profiles.items()
+}
 
 
 def natural(seed: int, world: str = "one") -> Profile:

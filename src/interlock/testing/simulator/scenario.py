@@ -76,7 +76,7 @@ class Run:
         for i in range(number):
             offset, rate = (random.uniform(-1, 1) * each for each in (profile.skew, DRIFT if number > 1 else 0.0))
             site = Site(self.world, f"s{i}" if i else "", offset=offset, rate=1 + rate)
-            site.durable, site.sentinels = profile.durable, profile.promotes or None
+            site.promotes = profile.promotes
             yield site
 
     @property
@@ -94,6 +94,12 @@ class Run:
         self.graves.append(client)
         name = f"{client.name.partition('~')[0]}~{strike}"
         self.clients[self.clients.index(client)] = Client(self, name)
+
+    def restore_twice(self, client: Client, strike: int) -> None:
+        """Two processes with the memory of one take its place."""
+        self.graves.append(client)
+        base, at = client.name.partition("~")[0], self.clients.index(client)
+        self.clients[at : at + 1] = [Client(self, f"{base}~{strike}{which}", client) for which in "ab"]
 
     def go(self) -> None:
         """From the storm to the ashes, or until the rule is broken that the plan looks for."""

@@ -6,7 +6,9 @@ A host that comes instead of another starts with an *image* of the keys: all of 
 snapshot, a disk that lags, a replica that lags), or none.
 
 Rules. (1) A connection ends with its host's process. (2) An isolated primary still answers some clients, until it finds
-that it has no replicas; then it refuses, and in the end it follows the new one.
+that it has no replicas; then it refuses, and in the end it follows the new one. (3) A primary whose machine stands
+still is replaced. When it goes on it answers what has come meanwhile, and serves whoever has a connection to it, until
+it finds the same.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from math import floor
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._core import ServerError
-from interlock.ports._memory import ASKED, NO_REPLID, Facts, facts
+from interlock.ports._memory import ASKED, NO_REPLID, PAST, Facts, facts
 
 from .server import Server
 
@@ -47,15 +49,35 @@ class Host:
         self.replid2 = NO_REPLID
         self.began = site.clock() - up
         self.since = site.world.now
+        self.loaded = 0  # keys with which it began
+        self.promoted = False  # it was a replica, which gets its keys from its primary
         self.forgot = False  # it came up without all that was written before
         self.server = Server(site.clock)
         self.server.skew = skew
         self.alive = True
         self.refuses = ""  # the error that it answers everything with
+        self.paused = False  # its machine stands still
+        self.held: list[Callable[[], None]] = []  # what has come meanwhile
         self.follows: Host | None = None  # its primary, if it is a replica
         self.answers: Collection[str] | None = None  # the only clients that reach it; None: all
         self.links: set[Link] = set()
-        self.ears: dict[bytes, Ear] = {}  # who hears a channel here
+        self.ears: dict[bytes, list[Ear]] = {}  # who hears a channel here: two, if both have one memory
+
+    def subscribe(self, channel: bytes, ear: Ear) -> None:
+        """This one hears the channel from now on."""
+        ears = self.ears.setdefault(channel, [])
+        if ear not in ears:
+            ears.append(ear)
+
+    def unsubscribe(self, channel: bytes, ear: Ear) -> bool:
+        """This one hears it no more: whether it did."""
+        ears = self.ears.get(channel, [])
+        if ear not in ears:
+            return False
+        ears.remove(ear)
+        if not ears:
+            del self.ears[channel]
+        return True
 
     def reached_by(self, process: Process) -> bool:
         """Whether what this process says arrives here."""
@@ -63,6 +85,7 @@ class Host:
 
     def load(self, image: Image) -> None:
         """Begin with these keys."""
+        self.loaded = len(image[0])
         self.server.data, self.server.expires = map(dict, image)
 
     def run(self, by_text: bool, script: str, keys: list[bytes], args: list[bytes]) -> Any:
@@ -83,9 +106,11 @@ class Host:
             case ("INFO", "replication"):
                 return "\r\n".join(self._replication()).encode()
             case ("INFO", "persistence"):
-                return b"aof_enabled:%d\r\naof_base_size:88\r\n" % self.site.durable
-            case ("CONFIG", "GET", "appendfsync"):
-                return [b"appendfsync", b"always" if self.site.durable else b"everysec"]
+                return b"rdb_last_load_keys_loaded:%d\r\nrdb_last_load_keys_expired:0\r\n" % self.loaded
+            case ("INFO", "stats"):
+                return b"total_net_repl_input_bytes:%d\r\n" % self.promoted
+            case ("INFO", "keyspace"):
+                return b""
             case ("TIME",):
                 self.server.look()
                 seconds, micros = divmod(self.server.micros, 1_000_000)
@@ -105,7 +130,7 @@ class Host:
 
     def facts(self) -> Facts:
         """What a connection learns with its greeting."""
-        found = facts(*(self.asked(*command) for command in ASKED))
+        found = facts(*(self.asked(*command) for command in (*ASKED, *PAST)))
         assert found is not None
         return found
 
@@ -119,8 +144,7 @@ class Site:
         self.world = world
         self.name = name
         self.offset, self.rate = offset, rate  # of its clock
-        self.durable = False  # every write is on the disk before it is answered
-        self.sentinels: object = None  # who promote replicas, if anybody does
+        self.promotes = False  # whether replicas take over: others are asked who the primary is
         self.reachable = True  # a process is listening
         self.resets = True  # whoever sends to a process that has ended is told so, since its machine lives on
         self.opened: Callable[[Host], None] = lambda _host: None
@@ -178,7 +202,6 @@ class Address:
 
     def __init__(self, site: Site, process: Process, host: Host | None) -> None:
         self.site, self.process, self._host = site, process, host
-        self.sentinels = site.sentinels
         self._replies: list[Any] = []
 
     def at(self, _host: str, port: int) -> Address:

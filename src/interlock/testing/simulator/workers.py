@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from interlock import aio
-from interlock._core import COURTESY
+from interlock._core import ANSWER_COUNTS_FOR, COURTESY, TRY_FOR
+from interlock._waiters import PATIENCE, VOUCH
 from interlock.errors import AcquireTimeout, ConfigError, LeaseLost, LockError, Unavailable
 
 from .chance import MESSAGE
@@ -16,6 +16,8 @@ from .port import IO_TIMEOUT, SimSignal
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from random import Random
+
+    from interlock import aio
 
     from .clients import Client
     from .coroutines import Task
@@ -88,6 +90,8 @@ class Worker:
             kept = [token.encode() for token in tokens(result)]
         except AcquireTimeout:
             self.count(f"{what} timed out")
+            if pauses == self.client.process.pauses:
+                self._check_refusal(what, courtesies)
         except Unavailable:
             self.count(f"{what} unavailable")
         except LeaseLost:
@@ -101,11 +105,21 @@ class Worker:
             return result
         finally:
             self.run.monitor.attempts.ended(task, kept)
-            bound = (IO_TIMEOUT if timeout == 0 else timeout + courtesies * COURTESY if timeout else math.inf) + SLACK
+            bound = math.inf if timeout is None else timeout + courtesies * COURTESY
+            if timeout == 0:
+                bound += TRY_FOR if what in {"acquire", "wait"} else IO_TIMEOUT
             took = self.now() - started
-            if took > bound and pauses == self.client.process.pauses:
+            if took > bound + SLACK and pauses == self.client.process.pauses:
                 self.run.story.violated(4, f"{what}(timeout={timeout}) took {took:.3f} s")
         return None
+
+    def _check_refusal(self, what: str, courtesies: int) -> None:
+        """Rule 4: who is told that another one has it is so by a server that answered lately."""
+        # Silence begins with a heartbeat that is not answered, is known when that is given up, and is told at the end.
+        longest = VOUCH + max(ANSWER_COUNTS_FOR, PATIENCE) + courtesies * COURTESY + SLACK
+        now, heard = self.client.process.world.now, max(port.answered_at for port in self.client.ports)
+        if now - heard > longest:
+            self.violated(4, f"{what} timed out, and no server has answered for {now - heard:.3f} s")
 
     async def hold(self, lease: Any, terms: Terms, inside: Callable[[], Awaitable[None]] | None = None) -> None:
         """Hold it for a while, do this inside, and let it go."""
@@ -188,7 +202,7 @@ class Worker:
     async def end(self, lease: Any, *, leaves: bool, error: BaseException | None = None) -> None:
         """Let it go: as a `with` does, or by release()."""
         try:
-            if (error is not None or leaves) and (not isinstance(lease, aio.MultiLease) or hasattr(lease, "_stack")):
+            if error is not None or leaves:
                 await lease.__aexit__(type(error) if error else None, error, None)
             elif not await lease.release():
                 self.count("release came too late")

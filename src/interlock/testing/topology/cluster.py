@@ -84,7 +84,7 @@ class Cluster(Group):
         cluster.wait_for_primary("lock:a", primary)
         cluster.heal()
 
-    With `tls` (see Node) clients, nodes and replicas speak TLS.
+    With `tls` (see Node) clients, nodes and replicas speak TLS. With `clock` a test can set the clock of each node.
     """
 
     def __init__(
@@ -97,6 +97,7 @@ class Cluster(Group):
         node_timeout: float = 1.0,
         wired: bool = False,
         tls: TLS | None = None,
+        clock: bool = False,
     ) -> None:
         settings = {
             **QUICK, "cluster-enabled": "yes", "cluster-node-timeout": str(round(node_timeout * 1000)),
@@ -104,29 +105,19 @@ class Cluster(Group):
         }  # fmt: skip
         settings |= {**OVER_TLS, "tls-cluster": "yes"} if tls else {}
         number = shards * (1 + replicas)
-        super().__init__(_Member(kind, config={**settings, **(config or {})}, tls=tls) for _ in range(number))
+        settings |= config or {}
+        super().__init__(
+            (_Member(kind, config=settings, tls=tls, clock=clock) for _ in range(number)), bus=Bus() if wired else None
+        )
         self._tls = tls
         self.shards = shards
         self._ids: dict[Node, str] = {}
-        self._bus = Bus() if wired else None
         for number, node in enumerate(self._members, 1):
             node.bus, node.number = self._bus, number
 
     @property
     def _members(self) -> list[_Member]:
         return [node for node in self.nodes if isinstance(node, _Member)]
-
-    def start(self) -> None:
-        """See Group."""
-        if self._bus is not None:
-            self._bus.start()
-        super().start()
-
-    def stop(self) -> None:
-        """See Group."""
-        super().stop()
-        if self._bus is not None:
-            self._bus.stop()
 
     def _form(self) -> None:
         self._introduce()
@@ -217,20 +208,17 @@ class Cluster(Group):
         wait(lambda: "" if "master" in self._selves()[node].flags else f"port {node.port} has not taken over", timeout)
         self.wait_ok(timeout=timeout)
 
-    def isolate(self, node: Node, *together: Node) -> None:
-        """Cut it off from the others; clients still reach it. Those in `together` are on its side."""
+    def isolate(self, node: Node, *together: Node, silent: bool = False) -> None:
+        """Cut it off from the others; clients still reach it. Those in `together` are on its side.
+
+        `silent`: what nodes say to each other of who is alive is lost, and no connection of theirs ends.
+        """
         assert self._bus is not None, "Cluster(wired=True)"
         super().isolate(node, *together)
-        side = [node, *together]
+        side, others = self._sides(node, *together)
         for one, other in product(self._members, repeat=2):
-            if (one in side) != (other in side):
-                self._bus.cut(one.number, other.number)
-
-    def heal(self) -> None:
-        """See Group."""
-        if self._bus is not None:
-            self._bus.mend()
-        super().heal()
+            if one in side and other in others:
+                (self._bus.mute if silent else self._bus.cut)(one.number, other.number)
 
     def wait_for_primary(self, what: str | bytes | int, other_than: Node, *, timeout: float = PATIENCE) -> Node:
         """Who serves a key or a slot by the newest that any node says, once it is another one."""

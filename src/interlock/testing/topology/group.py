@@ -2,7 +2,8 @@
 
 There are no network namespaces here, so a cut is made by ACL. Every server introduces itself to the others as a user
 of its own. To cut two off is to turn their users away and to kill the connections they have; ordinary clients, who
-are the default user, notice nothing.
+are the default user, notice nothing. Where servers must fall silent while their connections stay open, as when a
+machine dies or a firewall drops packets, they reach each other over a `Bus`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import TracebackType
     from typing import Self
+
+    from .bus import Bus
 
 PATIENCE: Final = 30.0  # seconds; what is waited for takes a few, or more than 10 where a 6.2 looks but so often
 SILENCE: Final = 5.0  # seconds without an answer after which a server is given up
@@ -95,9 +98,10 @@ def _said(missing: Callable[[], str]) -> str:
 class Group:
     """What all topologies have: a context manager over its `nodes`."""
 
-    def __init__(self, nodes: Iterable[Node], sentinels: Iterable[Node] = ()) -> None:
+    def __init__(self, nodes: Iterable[Node], sentinels: Iterable[Node] = (), *, bus: Bus | None = None) -> None:
         self.nodes = list(nodes)
         self.sentinels = list(sentinels)
+        self._bus = bus
         self._names = {node: f"peer-{number}" for number, node in enumerate(self._all)}
 
     @property
@@ -106,6 +110,8 @@ class Group:
 
     def start(self) -> None:
         """Start all servers at once and wait until they are of one mind."""
+        if self._bus is not None:
+            self._bus.start()
         try:
             with ThreadPoolExecutor(len(self._all)) as pool:
                 for started in [pool.submit(node.start) for node in self._all]:
@@ -122,6 +128,8 @@ class Group:
         """End all servers."""
         for node in self._all:
             node.stop()
+        if self._bus is not None:
+            self._bus.stop()
 
     def __enter__(self) -> Self:
         self.start()
@@ -172,8 +180,13 @@ class Group:
 
     def isolate(self, node: Node, *together: Node) -> None:
         """Cut it off from the others, sentinels too; clients still reach it. Those in `together` are on its side."""
-        side = [node, *together]
-        others = [each for each in self._all if each not in side]
+        side, others = self._sides(node, *together)
+        self._part(side, others)
+
+    def _sides(self, *side: Node) -> tuple[list[Node], list[Node]]:
+        return list(side), [each for each in self._all if each not in side]
+
+    def _part(self, side: Sequence[Node], others: Sequence[Node]) -> None:
         for ones, theirs in ((side, others), (others, side)):
             for each in ones:
                 if each.running:
@@ -183,6 +196,8 @@ class Group:
         """Nobody is cut off any more, replicas that lag neither; `wait_ok()` waits until all follow. (A restart heals
         what was cut off at that server.)
         """
+        if self._bus is not None:
+            self._bus.mend()
         for node in self._all:
             if node.running:
                 self._mend(node, (each for each in self._all if each is not node))

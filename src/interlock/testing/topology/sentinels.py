@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from itertools import product
 from typing import TYPE_CHECKING, Final
 
 import redis
 
 from interlock.testing.servers import Node
 
+from .bus import Bus
 from .group import GONE, OVER_TLS, PATIENCE, QUICK, TLS, Group, ask, ask_all, info, tls_query, wait
 
 if TYPE_CHECKING:
@@ -21,6 +23,27 @@ SERVICE: Final = "mymaster"
 PERIODS: Final = {"info-period": 500, "ping-period": 200, "ask-period": 200, "publish-period": 300,
                   "tilt-trigger": 10_000, "tilt-period": 1_000}  # fmt: skip
 DOWN: Final = {"s_down", "o_down", "disconnected"}  # not "master_down": that is what another one said once
+
+
+class _Server(Node):
+    bus: Bus | None = None
+    number = 0
+    _door = 0  # where others reach it, once it is started
+
+    @property
+    def public(self) -> int:
+        """See Node."""
+        return self._door or super().public
+
+    def _ports(self) -> tuple[int, int]:
+        ports = super()._ports()
+        if self.bus is not None:
+            self._door = self.bus.lead(self.number, ports[self._tls is not None])
+            self._config |= {
+                "bind-source-addr": self.bus.source(self.number), "replica-announce-ip": "127.0.0.1",
+                "replica-announce-port": str(self._door),
+            }  # fmt: skip
+        return ports
 
 
 class _Sentinel(Node):
@@ -41,7 +64,9 @@ class Sentinels(Group):
     sentinel takes it for dead. Replicas have a priority: the sentinels promote them in the order of `replicas` at the
     start, even one that lags (so writes are lost), if its link was cut less than 10 × `down_after` ago. With
     `sentinels=0` nobody promotes but `promote()`. Sentinels of 6.2 look at replicas every 10 s and cannot be told to
-    hurry: after one failover the next one takes that long. With `tls` (see Node) all of them speak TLS.
+    hurry: after one failover the next one takes that long. With `tls` (see Node) all of them speak TLS. With
+    `wired=True` (not for 6.2) `isolate(node, silent=True)` leaves the links between primary and replicas open; with
+    `clock` a test can set the clocks of the primary and the replicas.
     """
 
     def __init__(
@@ -53,20 +78,47 @@ class Sentinels(Group):
         config: Mapping[str, str] | None = None,
         down_after: float = 0.5,
         tls: TLS | None = None,
+        wired: bool = False,
+        clock: bool = False,
     ) -> None:
         over = OVER_TLS if tls else {}
         settings = {**QUICK, **over}
         super().__init__(
             [
-                Node(kind, config={**settings, "replica-priority": str(number or 100), **(config or {})}, tls=tls)
+                _Server(
+                    kind,
+                    config={**settings, "replica-priority": str(number or 100), **(config or {})},
+                    tls=tls,
+                    clock=clock,
+                )
                 for number in range(1 + replicas)
             ],
             [_Sentinel(kind, config=over, tls=tls) for _ in range(sentinels)],
+            bus=Bus() if wired else None,
         )
+        for number, node in enumerate(self._servers, 1):
+            node.bus, node.number = self._bus, number
         self.quorum = sentinels // 2 + 1
         self.down_after = down_after
         self._tls = tls
         self._promoted = self.nodes[0]  # where nobody watches
+
+    @property
+    def _servers(self) -> list[_Server]:
+        return [node for node in self.nodes if isinstance(node, _Server)]
+
+    def isolate(self, node: Node, *together: Node, silent: bool = False) -> None:
+        """See Group. `silent`: what primary and replicas say to each other is lost, and no link of theirs ends."""
+        if not silent:
+            super().isolate(node, *together)
+            return
+        assert self._bus is not None, "Sentinels(wired=True)"
+        side, others = self._sides(node, *together)
+        for one, other in product(self._servers, repeat=2):
+            if one in side and other in others:
+                self._bus.mute(one.number, other.number)
+        self._part(side, [each for each in others if each in self.sentinels])
+        self._part([each for each in side if each in self.sentinels], others)
 
     def _form(self) -> None:
         self._introduce()

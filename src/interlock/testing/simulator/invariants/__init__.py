@@ -4,9 +4,10 @@ Rules, by the numbers in violations.
  1. At most one lease in the whole system for which `ensure()` would pass; of what several may have, no more of them
     than may be (`Thing.apart`). The same in the server, by its own clock; and it has every lease that would pass.
  2. Fences grow strictly in the order of grants; what is written right after `ensure()` is never too old.
- 3. No key without a TTL, after any script. No grant is longer than was asked for, nor a handover that waits for its
-    confirmation longer than its life.
+ 3. No key without a TTL, after any script, and no record whose TTL is over before the clock has reached its fence. No
+    grant is longer than was asked for, nor a handover that waits for its confirmation longer than its life.
  4. If there is room for the first live waiter, it has it in time; no acquire waits for ever; a timeout bounds the call.
+    A caller is told that another one has it only if a server has answered lately.
     Who holds nothing and waits for news (of a latch, a barrier, an election) has it in time.
  5. Nothing is left: a token that was taken back never holds again; with clean weather an attempt that ended
     without a lease has left its thing and the queue within a second; in the end server and clients are empty.
@@ -19,6 +20,7 @@ Rules, by the numbers in violations.
     otherwise.
 12. What a subject says of itself, where nobody else can.
 13. While leases may last that a server has lost, nobody is granted anything; who has one may have it confirmed.
+    By hand a quarantine is ended only by a message that names it, not by one that was meant for another server.
 
 A lease that was taken away at once, by force, is outside rule 1 and the second half of 2: its holder hears of it later.
 The same goes for leases that nobody there knows of: the server has lost all of that name, even its record, and the
@@ -70,9 +72,9 @@ class Monitor:
         self.attempts.watch(thing)
         self.leases.watch(thing)
 
-    def lost(self, *, lossy: bool, lasts: float) -> None:
+    def lost(self, *, lossy: bool, lasts: float, other_clock: bool) -> None:
         """Another process serves now; what it has lost may last for so many seconds."""
-        self.things.lost(lossy=lossy, lasts=lasts)
+        self.things.lost(lossy=lossy, lasts=lasts, other_clock=other_clock)
 
     def sweep(self) -> None:
         """What should have happened by now; and again in a while."""

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from .story import Story
 
 UNDONE: Final = 1.0  # seconds after which nothing of an attempt may be left, in clean weather
-KEEPER: Final = "interlock-keeper"  # the coroutine of a session that renews
+KEEPER: Final = "interlock-keeper"  # with what the names of a session's keepers begin
+RENEWAL: Final = "interlock-keeper-renewal"  # the one that renews
 
 
 @dataclass
@@ -65,7 +66,7 @@ class Attempts:
     def asked(self, batch: Sequence[Message]) -> None:
         """Rule 7: what the keeper is about to send. (Then it may be stopped, and much can happen before it is sent.)"""
         task = self.story.world.current
-        if task is None or task.label != KEEPER or not self.renewals:
+        if task is None or task.label != RENEWAL or not self.renewals:
             return  # an extend() that is tried again may cross a release: the server refuses it
         for _, _, (verb, *rest) in batch:
             for token in rest[::2] if verb == "renew" else ():

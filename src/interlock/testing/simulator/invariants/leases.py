@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .attempts import Attempt, Attempts
     from .story import Story
 
-TOLD: Final = 3.5  # seconds after which a loss must have been told: each of the keeper's calls may take one
+TOLD: Final = 0.5  # seconds after which a loss must have been told, whatever is asked of a server meanwhile
 
 
 @dataclass

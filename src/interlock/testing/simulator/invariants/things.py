@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from interlock._core import GRANTED, QUEUED, ServerError, quarantined
+from interlock._core import GRANTED, QUARANTINE, QUEUED, ServerError, quarantined
 from interlock.testing.simulator.commands import Hash, ZSet
 from interlock.testing.simulator.messages import answers, requests
 from interlock.testing.simulator.subjects.subject import live
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 IDENTITY: Final = 25  # characters
 FOLLOWED: Final = 1.3  # seconds after which what is free must have been given to a live waiter: a vouch and a trip
+REVOKED: Final = (
+    1.0  # seconds after which the holder of a lease that was revoked must know, if its client hears and runs
+)
 WOKEN: Final = 0.05  # seconds after which who was handed or owed something must know, if nothing at all goes wrong
 
 
@@ -36,6 +39,7 @@ class Seen:
     thing: Thing
     holders: dict[bytes, Share] = field(default_factory=dict[bytes, "Share"])
     fence: int = 0
+    given: dict[bytes, int] = field(default_factory=dict[bytes, int])  # the fence of each grant, if clocks are set
     arrivals: dict[bytes, tuple[int, float]] = field(default_factory=dict[bytes, tuple[int, float]])
     head: bytes | None = None  # who is the next one, in calm weather
     head_at: float = 0.0  # since when
@@ -85,7 +89,7 @@ class Things:
                 all_of_them = token == b"taken-over" or token.startswith(b"quarantine:")
                 each.ousted |= all_of_them or thing.owner(other) == thing.owner(token)
 
-    def lost(self, *, lossy: bool, lasts: float) -> None:
+    def lost(self, *, lossy: bool, lasts: float, other_clock: bool) -> None:
         """Another process serves now. If something was lost, nobody may be granted anything for so many seconds."""
         server = self.server
         server.look()
@@ -99,6 +103,7 @@ class Things:
                 seen.barred_until = max(seen.barred_until, self.story.world.now + lasts)
                 seen.lost_by = self.site.primary.number
                 seen.known = self._tells(seen)
+            if lossy or other_clock:  # times that are kept beside a lease are told by the clock of before
                 thing.forgot(server)
         for attempt in self.attempts.known.values():
             attempt.cleared = False
@@ -130,19 +135,53 @@ class Things:
         story.served(sender, verb, token.rpartition(b"/")[0], keys[0], code if isinstance(code, int) else 0)
         if not server.data.keys() <= server.expires.keys():
             story.violated(3, f"{server.data.keys() - server.expires.keys()} have no TTL after {verb!r}")
+        for key in keys:
+            if key in self.seen:
+                self._remembered(self.seen[key], server, verb)
         self._answered(host, keys, args, code)
         if verb == b"revoke" and code == 1 and args[2] == b"1":
+            self._named(self.seen[keys[0]], token, host)
             self._forced(self.seen[keys[0]], token.removeprefix(b"!"))
         if host is not self.site.primary:  # an isolated one: what counts is what clients believe
             for (of, words), answer in zip(asked, answers(args, reply), strict=False):
                 if verb == b"acquire" and answer[0] == GRANTED:
                     self._aside(self.seen[of[0]], words[1], server)
             return
+        if verb == b"revoke" and code == 1 and self.attempts.clean:
+            since, token = story.world.now, token.removeprefix(b"!")
+            story.world.at(since + REVOKED, lambda: self._revoked(token, since))
         self._judge(asked, answers(args, reply))
         by = {words[1] for _, words in asked}
         for key in keys:
             if key in self.seen:
                 self._look(self.seen[key], verb, by, sender=sender)
+
+    def _remembered(self, seen: Seen, server: Server, verb: bytes) -> None:
+        """The second half of rule 3: else the next grant after the end of the record has a lower fence."""
+        name = seen.thing.keys[1]
+        record: bytes | None = server.find(name, bytes)
+        if seen.thing.leased and record is not None:
+            ahead = int(record.split()[2]) / 1000 - server.expires.get(name, math.inf)
+            if ahead > 0:
+                self.story.violated(3, f"after {verb!r} the record of {name!r} ends {ahead:.0f} ms before its fence")
+
+    def _named(self, seen: Seen, token: bytes, host: Host) -> None:
+        """Rule 13. Whoever ends a quarantine by hand has seen the quarantine of this server, not of one before."""
+        here = f">{host.facts().identity}>".encode()
+        barred = host is self.site.primary and self.story.world.now < seen.barred_until
+        if barred and token.startswith(QUARANTINE) and here not in token:
+            self.story.violated(13, f"{token!r} ends the quarantine of another server")
+
+    def _revoked(self, token: bytes, since: float) -> None:
+        """Rule 8. The holder of a lease that was revoked at this time has learned of it."""
+        attempt = self.attempts.known.get(token)
+        if attempt is None or not attempt.process.alive or attempt.process.paused_until > since:
+            return
+        deaf_until = self.ports[attempt.process.name].deaf_until
+        if deaf_until > since:  # it did not hear the push, and asks when it is subscribed again
+            self.story.world.at(deaf_until + REVOKED, lambda: self._revoked(token, deaf_until))
+        elif attempt.certain():
+            self.story.violated(8, f"{token!r} was revoked {self.story.world.now - since:.3f} s ago, and is held")
 
     def _answered(self, host: Host, keys: Sequence[bytes], args: Sequence[bytes], code: object) -> None:
         """What an answer means for the attempt that it is about."""
@@ -243,7 +282,9 @@ class Things:
         if not seen.known and self._tells(seen):
             record: bytes = self.server.find(seen.thing.keys[1], bytes)
             seen.known = True
-            if fresh and record.split()[3] == self._identity():
+            host = self.site.primary
+            tells = host.loaded and not host.promoted  # that it is young, and has no more than was saved
+            if fresh and not tells and record.split()[3] == self._identity():
                 self._anew(seen)
         if new and seen.barred_until:
             left = seen.barred_until - self.story.world.now
@@ -282,6 +323,10 @@ class Things:
         for token in tokens:
             self.grants += 1
             fence = holders[token].fence
+            if not self.trusted:
+                if seen.given.get(token) == fence:  # its lease was over, until the server's clock was set back
+                    continue
+                seen.given[token] = fence
             if fence <= seen.fence:
                 self.story.violated(2, f"{token!r} got the fence {fence} after {seen.fence}")
             seen.fence = max(seen.fence, fence)
@@ -424,6 +469,10 @@ def bars(epoch: str, server: Server, thing: Thing, marker: bytes | None) -> bool
     under, _, known = (former if under == "-" else under).partition(">")
     if known.startswith(f"{epoch[:IDENTITY]}>"):
         since = min(since, known.rpartition(">")[2], key=int)
-    if under == "-" or any(under.startswith(each) for each in fine):
+    if under == "-":
         return False
+    for each in fine:
+        identity, _, least = each.partition("/")
+        if under.startswith(identity) and int(least or 0) <= int(lasts):
+            return False
     return int(since) + max(int(wait), int(lasts)) > server.micros / 1000

@@ -86,9 +86,9 @@ class Votes(Things):
         if attempt is not None and attempt.queued_at is not None and not attempt.ended:
             self.handed(attempt.task)
 
-    def lost(self, *, lossy: bool, lasts: float) -> None:
+    def lost(self, *, lossy: bool, lasts: float, other_clock: bool) -> None:
         """A server has been replaced. If all of them are so young, fresh clients take them for a new quorum."""
-        del lasts
+        del lasts, other_clock
         now = self.story.world.now
         for seen in self.seen.values():
             if lossy:

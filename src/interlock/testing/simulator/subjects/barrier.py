@@ -105,7 +105,7 @@ class BarrierThing(Thing):
     def _moved(self, server: Server, verb: bytes) -> str | None:
         """Some may have gone on."""
         found: bytes | None = server.find(self.keys[1], bytes)
-        generation = found or b""
+        generation = found.split(b" ")[2] if found else b""
         fields: dict[bytes, bytes] = server.find(self.key, Hash) or {}
         if generation != self._generation:
             self._heard = {}

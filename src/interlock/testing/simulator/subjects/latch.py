@@ -47,7 +47,7 @@ class LatchThing(Thing):
 
     def _now(self, server: Server) -> bytes:
         record: bytes = server.find(self.keys[1], bytes) or b""
-        return record.removeprefix(b"1 latch ") if server.find(self.key, Hash) else b""
+        return record.split(b" ")[2] if record and server.find(self.key, Hash) else b""
 
     def _learn(self, server: Server) -> str | None:
         """There may be another one now: what is wrong with that."""

@@ -37,17 +37,17 @@ class OnceThing(LockThing):
         super().__init__(once(of, "lock:", key))
         self.of, self.key_of, self.at_least, self.keep = of, key, at_least, keep
         self.succeeded = False  # and its caller knows, in weather in which the server does, too
-        self._lossy = False  # it has lost something
+        self.lossy = False  # its server has lost something, or another clock
         self._next = 0.0  # ms on the server's clock
         self._last: tuple[bytes, int] = b"", 0  # the newest run, and when it began, in µs
 
     def forgot(self, _server: Server) -> None:
         """See Thing. A note may be lost with what else was: only leases are waited for."""
-        self._lossy = True
+        self.lossy = True
 
     def misserved(self, server: Server, args: Sequence[bytes], reply: Any, before: Mapping[bytes, Share]) -> str | None:
         """Nobody begins before the time that the last run has set."""
-        if self._lossy:
+        if self.lossy:
             return None
         verb, token, *rest = args
         now, (last, began) = server.micros / 1000, self._last
@@ -119,14 +119,8 @@ class Running(NamedTuple):
             worker.count("skipped")
             if begun or result:
                 worker.violated(12, f"{result} was begun")
-            trusted, ended = worker.run.profile.trusted, result.ended
-            if (
-                trusted
-                and not worker.run.profile.skew
-                and result.started is not None
-                and ended is not None
-                and ended < result.started
-            ):
+            started_at, ended = result.started, result.ended
+            if started_at is not None and ended is not None and ended < started_at:
                 worker.violated(12, f"{result} ended before it began")
             if worker.now() - started > AT_ONCE and monitor.things.quiet:
                 worker.violated(4, f"{result} took {worker.now() - started:.3f} s")

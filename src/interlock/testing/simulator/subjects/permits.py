@@ -32,8 +32,8 @@ class PermitThing(Thing):
         now, holders = server.micros / 1000, dict[bytes, Share]()
         for token, end in ends.items():
             if end > now and token in shares:
-                permits, fence, _, *why = shares[token].split(b" ", 3)
-                holders[token] = Share(int(permits), int(fence), end, bool(why))
+                permits, fence, *_ = shares[token].split(b" ")
+                holders[token] = Share(int(permits), int(fence), end, b" !" in shares[token])
         return read(holders, limit)
 
     def places(self, server: Server) -> Iterator[tuple[str, Collection[bytes]]]:
