@@ -6,6 +6,7 @@ import asyncio
 import gc
 import inspect
 import os
+import signal
 
 import pytest
 import redis
@@ -21,6 +22,13 @@ from proxy import Proxy
 BEHIND = {"clean", "redis_client", "server", "proxy", "node", "client"}  # who asks for these looks at one server
 
 
+# A suite that a shell started in the background inherits ignored signals, and so would every process that a test
+# interrupts: it would never end.
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="every server, every way to it, both modes")
 
@@ -28,7 +36,10 @@ def pytest_addoption(parser):
 HARMFUL = {"node", "client", "proxy"}  # fixtures about one server
 
 
-BUSY = {"test_simulator", "test_simulator_servers", "test_simulator_quorum", "test_exhaustive", "test_walks"}
+BUSY = {
+    "test_simulator", "test_simulator_servers", "test_simulator_quorum", "test_simulator_snapshots", "test_exhaustive",
+    "test_walks",
+}  # fmt: skip
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -150,6 +150,7 @@ WIDTHS = {
     "kinds": (VERSIONS, EVERYWHERE),  # the same, for primitives that reach the server as the lock does
     "servers": (HOME, SERVERS),
     "versions": (SERVERS, SERVERS),  # what hinges on the version of the server
+    "releases": (VERSIONS, SERVERS),  # the same, where the mode matters less
 }
 
 

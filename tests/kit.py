@@ -118,6 +118,7 @@ class Kit:
             target = self.way(self.server, self.mode)
             if not isinstance(target, str | list):
                 self.clients.append(target)
+        options.setdefault("try_for", 5.0)  # of a busy machine: a test of tries says its own
         made = interlock.Interlock if self.mode == "threads" else interlock.aio.Interlock
         made = (made.quorum if isinstance(target, list) else made)(target, **options)
         if self.mode == "threads":

@@ -23,7 +23,8 @@ class Proxy:
         self.directory = tempfile.mkdtemp(prefix="ilp-")
         self.path = os.path.join(self.directory, "s")
         self.url = f"unix://{self.path}"
-        self.drop_replies = False
+        self._drops = False
+        self._dropped = threading.Event()
         self.hold = False
         self.refuse = False
         self.cut_request: int | None = None
@@ -116,11 +117,25 @@ class Proxy:
             if one in self.doomed:
                 self._send(self.pairs[one], data[: self.doomed.pop(one)])
                 self._close(one)
-            elif not self.drop_replies:
+            elif self._drops:
+                self._dropped.set()
+            else:
                 self._send(self.pairs[one], data)
         else:
             self.requests += 1
             self._request(one, data)
+
+    @property
+    def drop_replies(self) -> bool:
+        return self._drops
+
+    @drop_replies.setter
+    def drop_replies(self, drops: bool) -> None:
+        if drops:
+            self._dropped.clear()
+        else:  # what a test has seen in the server may have an answer that is still on its way here
+            self._dropped.wait(1.0 if self._drops else 0.0)
+        self._drops = drops
 
     def _request(self, client, data) -> None:
         server = self.pairs[client]

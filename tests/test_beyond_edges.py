@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from grounds import BASE, PASSWORD, USER, cluster_rights, least_rights, required
-from interlock import ConfigError, _waiters
+from interlock import AcquireTimeout, ConfigError, Unavailable, _waiters
 from interlock.connect import Address, _warn_of_defaults
 from interlock.testing.servers import Missing
 from interlock.testing.topology import Cluster, Independents, Sentinels
@@ -144,8 +144,13 @@ def kept_from(node, monkeypatch):
         return real(self, *args, **options)
 
     monkeypatch.setattr(Address, "_made", made)
+    close(node, "far")
+
+
+def close(node, name):
+    """End the connections of these clients to a node."""
     for line in ask(node, "CLIENT", "LIST").splitlines():
-        if " name=far " in line:
+        if f" name={name} " in line:
             ask(node, "CLIENT", "KILL", "ID", line.split()[0].partition("=")[2])
 
 
@@ -153,7 +158,7 @@ async def met(locks):
     """Once it has met all primaries, it is a witness of what they do."""
     await (await locks.lock("hello", ttl=1).acquire()).release()
     port = locks._session.port
-    await until(lambda: all(member is not None and member.memory.known for member in {*port._map}))
+    await until(lambda: all(member is not None and member.memory.known for member in {*port._map}), within=30)
 
 
 @rule(1, 10)
@@ -171,7 +176,11 @@ async def test_on_both_sides_of_a_cut_nobody_believes_in_what_another_one_was_gr
     wired.isolate(old)
     kept_from(old, monkeypatch)
     ask(new, "CLUSTER", "FAILOVER", "TAKEOVER")
-    # It renews at the new primary, and the old one gives what is not renewed there to who waits.
+    # It renews at the new primary. The old one gives what is not renewed there to a client that waits there, and talks
+    # to it all the time: else that client would ask another node who the primary is.
+    while not waiting.done():
+        await outcome(near.lock("a").inspect())
+        await asyncio.sleep(0.05)
     lease = await kit.keep(waiting)
     with redis.Redis.from_url(old.url) as plain:
         assert plain.get("lock:a") == lease.token.encode(), plain.get("lock:a")
@@ -179,6 +188,83 @@ async def test_on_both_sides_of_a_cut_nobody_believes_in_what_another_one_was_gr
     later = await kit.keep(far.lock("a", ttl=1).acquire(timeout=30))
     assert lease.state == "lost"
     assert later.fence > lease.fence > held.fence
+
+
+@rule(10)
+async def test_a_primary_that_hears_nothing_more_stops_before_it_is_no_longer_waited_for(kit, wired):
+    """Its links stay open: it tests each of them after half a node timeout, and waits a whole one for the answer."""
+    locks = kit.interlock(wired.url, max_ttl=1)
+    await met(locks)
+    old = wired.primary_of("users:a")
+    with redis.Redis.from_url(old.url) as plain:
+        wired.isolate(old, silent=True)
+        silent = last = time.monotonic()
+
+        def refuses():
+            nonlocal last
+            try:
+                plain.set("users:a", 1)
+            except redis.ResponseError as error:
+                assert "cluster is down" in str(error)
+                return True
+            last = time.monotonic()
+            return False
+
+        await until(refuses)
+    longer = {member.memory.latest.longer for member in {*locks._session.port._map}}
+    assert longer == {4.0}
+    assert last - silent < 4.0
+
+
+@rule(1, 10)
+async def test_a_node_that_was_paused_and_goes_on_grants_nobody(kit):
+    """It says that it is a primary; the others have replaced it, and it has not heard of that."""
+    with started(Cluster, BASE, shards=3, replicas=1, node_timeout=1.0, wired=True) as cluster:
+        idle, cut = kit.interlock(cluster.url, max_ttl=1), kit.interlock(f"{cluster.url}?client_name=cut", max_ttl=1)
+        for locks in (idle, cut):
+            await met(locks)
+            await (await locks.lock("a", ttl=1).acquire()).release()
+        old = cluster.primary_of("lock:a")
+        new = cluster.replica_of(old)
+        cluster.catch_up(new)
+        cluster.isolate(old, silent=True)
+        close(old, "cut")  # it connects anew, by a map of before
+        old.pause()
+        try:
+            ask(new, "CLUSTER", "FAILOVER", "TAKEOVER")
+            other = kit.interlock(cluster.url, max_ttl=1)
+            lease = await kit.keep(other.lock("a", ttl=1).acquire(timeout=40))
+        finally:
+            old.resume()
+        for locks in (idle, cut):
+            refused = await outcome(locks.lock("a", ttl=1).acquire(timeout=0))
+            assert isinstance(refused, AcquireTimeout), refused
+            assert refused.holder == lease.token
+        assert not ask(old, "EXISTS", "lock:a")
+
+
+@rule(8, 10)
+async def test_a_node_grants_nobody_anything_after_a_pause_while_no_other_one_answers(kit):
+    """Nor does anybody wait for longer than he wants to."""
+    with started(Cluster, BASE, shards=3, replicas=0, node_timeout=15.0) as cluster:
+        locks = kit.interlock(cluster.url)
+        await met(locks)
+        await (await locks.lock("a").acquire()).release()
+        serving = cluster.primary_of("lock:a")
+        others = [node for node in cluster.nodes if node is not serving]
+        for node in others:
+            node.pause()
+        await asyncio.sleep(1.1)  # then a connection is not one in use any more
+        try:
+            began = time.monotonic()
+            error = await outcome(locks.lock("a").acquire(timeout=0.5))
+            assert isinstance(error, Unavailable | AcquireTimeout), error
+            assert time.monotonic() - began < 3
+            assert not ask(serving, "EXISTS", "lock:a")
+        finally:
+            for node in others:
+                node.resume()
+        await kit.keep(locks.lock("a").acquire(timeout=20))
 
 
 @rule(6, 10)
@@ -194,7 +280,7 @@ async def test_a_lease_outlives_that_its_primary_is_cut_off(kit, wired):
     await asyncio.to_thread(wired.wait_for_primary, "lock:a", old)
     await until(lambda: "fail" in ask(old, "CLUSTER", "INFO").splitlines()[0])
     await held.extend(15)
-    assert time.monotonic() - began >= 3  # the node timeout, and a second: the old one must have stopped
+    assert time.monotonic() - began >= 4  # 1.5 node timeouts, and a second: the old one must have stopped
     assert await far.lock("a", ttl=12).try_acquire() is None
     wired.heal()
     wired.wait_ok()
@@ -225,8 +311,8 @@ async def handed_over(lockable, other, heard):
     """It goes to who waits, by push."""
     lease = await lockable.acquire()
     waiting = asyncio.ensure_future(other.acquire())
-    await until(heard)
-    await until(lambda: waits(lockable))
+    await until(heard, within=30)  # of a busy machine
+    await until(lambda: waits(lockable), within=30)
     await lease.release()
     await (await asyncio.wait_for(waiting, 10)).release()
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 
 import pytest
 import redis
 import redis.asyncio
 
 from grounds import BASE, MODES, required
-from interlock import AcquireTimeout, ConfigError, LeaseState, Unavailable, _core, _waiters
+from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Unavailable, _core, _waiters, connect
 from interlock.ports import _wire
+from interlock.ports._memory import Facts, Memory, Story
 from interlock.ports.cluster import SLOTS, slot_of, tag_of
-from interlock.testing.servers import Missing
+from interlock.testing.servers import Missing, faketime
 from interlock.testing.topology import Cluster
 from kit import outcome, queued, until
 
@@ -155,6 +157,22 @@ async def test_a_revocation_is_pushed(kit, clean, cluster, monkeypatch):
     await until(lambda: ear(kit, locks, "a")[0] == "1")
     assert await others.lock("a").revoke("enough")
     await until(lambda: lease.state is LeaseState.LOST, within=5)  # the renewal is due in 10
+
+
+@rule(6)
+@pytest.mark.parametrize("cluster", [BASE, "redis-6.2"], indirect=True)
+async def test_a_revocation_of_a_young_lease_reaches_it_on_every_shard(kit, clean, cluster):
+    """A client that hears the channel of one slot does not hear that of another."""
+    locks, others = kit.interlock(), kit.interlock()
+    for name in one_on_each(cluster).values():
+        lease = await locks.lock(name, renew=name != "a").acquire()
+        began = time.monotonic()
+        assert await others.lock(name).revoke("enough")
+        await until(lambda lease=lease: lease.state is LeaseState.LOST)
+        assert time.monotonic() - began < 2.5
+        with pytest.raises(LeaseLost, match="it was revoked: enough"):
+            lease.ensure()
+        await lease.release()
 
 
 async def test_several_locks_on_several_shards(kit, clean, cluster):
@@ -426,6 +444,74 @@ async def test_a_failover_without_loss_is_no_reason_to_wait(kit, clean, harmed):
     assert await others.lock("kept").try_acquire() is None
     assert await held.release()
     await (await others.lock("kept").acquire(timeout=10)).release()
+
+
+@rule(10)
+async def test_a_slot_that_goes_to_a_node_which_serves_once_more_is_not_in_quarantine(kit, clean, harmed):
+    """The client knew that node by the identity that it had before, until it read a map by chance."""
+    locks = kit.interlock()
+    port = await knows_all(kit, locks)
+    name = next(iter(one_on_each(harmed, "again").values()))
+    slot = harmed.slot(f"lock:{name}")
+    new = _another(harmed, harmed.primary_of(slot))
+    there = next(each for node, each in one_on_each(harmed, "there").items() if node is new)
+    await use(locks.lock(name))
+    for _ in range(2):  # there and back, without loss
+        shard = harmed.primary_of(f"lock:{there}")
+        harmed.failover(harmed.replica_of(shard))
+        await use(locks.lock(there), 10)
+    serving = harmed.primary_of(f"lock:{there}")
+    member = next(each for each in {*port._map} if each.address.parameters["port"] == serving.port)
+    await until(lambda: member.memory.known == member.memory.latest.identity)
+    old = harmed.primary_of(slot)
+    harmed.migrate(slot, to=serving)
+    try:
+        await use(locks.lock(name), 0)
+    finally:
+        harmed.migrate(slot, to=old)
+
+
+@rule(10)
+def test_what_moved_without_loss_before_a_handover_came_without_loss():
+    """A name that was not used between the two was in quarantine: only the last step was looked at."""
+    where = connect.address("redis://127.0.0.1", for_asyncio=False)
+    epoch = Memory(60.0).meet(Facts("d" * 40, "d" * 40, "b" * 40, uptime=500, now_ms=1_000_000, replicas=1), where)
+    epoch.tell(7, Story("bb:bb", epoch.met, (), Story("-", epoch.met - 9, ("aa:aa/1000",))))
+    epoch.tell(8, Story("bb:bb", epoch.met, (), Story("zz:zz", epoch.met - 9, ("aa:aa",))))
+    assert epoch.of(7).split()[3:] == ["bb:bb"]
+    epoch.prove("bb:bb", 2.0)
+    assert epoch.of(7).split()[3:] == ["-", "bb:bb/2000", "aa:aa/3000"]
+    assert epoch.of(8).split()[3:] == ["zz:zz", "bb:bb/2000", "aa:aa/2000"]  # that one is waited for, as before
+    assert int(epoch.of(8).split()[1]) == 991_000
+
+
+@rule(5, 10)
+async def test_permits_that_move_to_a_clock_that_is_ahead_are_waited_for(kit):
+    """A permit moves with the time at which it ends, which is sooner there."""
+    try:
+        faketime()
+    except Missing as missing:
+        required(f"no libfaketime here: {missing}")
+    with Cluster(replicas=0, clock=True) as skewed:
+        locks, others = (kit.interlock(skewed.url, max_ttl=2.5) for _ in range(2))
+        slot = skewed.slot("lock:s")
+        new = _another(skewed, skewed.primary_of(slot))
+        new.shift(2)
+        await until(lambda: wrong_by(new) > 0.9)
+        skewed.wait_ok()
+        for each in (locks, others):
+            await knows_all(kit, each)
+        lease = await kit.keep(locks.semaphore("s", 1, ttl=2.5, renew=False).acquire())
+        skewed.migrate(slot, to=new)
+        second = await kit.keep(others.semaphore("s", 1, ttl=2.5).acquire(timeout=30))
+        assert lease.remaining() == 0
+        assert second.fence > lease.fence
+
+
+def wrong_by(node):
+    """Seconds by which its clock is ahead of ours."""
+    with redis.Redis.from_url(node.url) as client:
+        return client.time()[0] - time.time()
 
 
 # What is given

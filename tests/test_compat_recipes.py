@@ -578,7 +578,7 @@ def test_threads_caches_and_clients_share_one_interlock(server, clean, caches):
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(work, range(40)))
-    used = [made for made in _made if made._session.started]
+    used = [made for made in _made if made._session.keepers[0].started]
     assert len(used) == 1
     assert sum(thread.name == "interlock-keeper" for thread in threading.enumerate()) == 1
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 import time
 
 import pytest
 
 from actors import actors
-from interlock import AcquireTimeout, ConfigError, LeaseLost
+from interlock import AcquireTimeout, ConfigError, LeaseLost, Unavailable
 from interlock._lease import LeaseState
 from kit import hears, outcome, until, waiting
 
@@ -243,6 +244,176 @@ async def test_run_raises_what_the_work_raises_and_resigns(kit):
     with pytest.raises(LeaseLost, match="another lock's"):
         await election.run(fails if kit.mode == "threads" else afails)
     assert await election.leader() is None
+
+
+# How run() ends
+
+
+class Leading:
+    """An election.run() of either mode, at work until its lease ends or it is to stop."""
+
+    def __init__(self, kit, locks, **options) -> None:
+        self.kit = kit
+        self.leases: list = []
+        self.cleaned: list = []  # the lease's state when the work ended
+        self.stop = threading.Event() if kit.mode == "threads" else asyncio.Event()
+        self.election = locks.election("a", **options)
+        work = self.work if kit.mode == "threads" else self.awork
+        self.task = asyncio.ensure_future(self.election.run(work, stop=self.stop))
+
+    def work(self, lease):
+        self.leases.append(lease)
+        while not self.stop.wait(0.01):
+            if lease.ended.is_set():
+                break
+        self.cleaned.append(lease.state)
+        lease.ensure()
+        return "worked"
+
+    async def awork(self, lease):
+        self.leases.append(lease)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.01)
+            self.cleaned.append(lease.state)
+
+    async def result(self):
+        return await asyncio.wait_for(self.task, 20)
+
+
+@rule(8)
+async def test_run_stops_while_it_leads_and_leads_until_the_work_has_ended(kit, clean):
+    leading = Leading(kit, kit.interlock())
+    await until(lambda: leading.leases)
+    leading.stop.set()
+    assert await leading.result() == ("worked" if kit.mode == "threads" else None)
+    assert leading.cleaned == [LeaseState.HELD]
+    assert await leading.election.leader() is None
+    assert leading.leases[0].state is LeaseState.RELEASED
+
+
+@rule(8)
+async def test_run_stops_while_it_campaigns_and_leaves_the_queue(kit):
+    first = await kit.interlock().election("a").campaign()
+    leading = Leading(kit, kit.interlock())
+    await until(lambda: waiting(leading.election, 1))
+    leading.stop.set()
+    assert await leading.result() is None
+    await until(lambda: waiting(leading.election, 0))
+    assert not leading.leases
+    assert await first.resign()
+
+
+async def test_run_that_is_stopped_already_asks_for_nothing(kit):
+    locks = kit.interlock()
+    core = kit.session(locks).core
+    core.port.call = None
+    leading = Leading(kit, locks)
+    leading.stop.set()
+    assert await leading.result() is None
+    del core.port.call
+
+
+@rule(6)
+async def test_run_ends_when_it_resigns_by_another_hand(kit):
+    leading = Leading(kit, kit.interlock())
+    await until(lambda: leading.leases)
+    assert await leading.election.resign()
+    assert await leading.result() is None
+    assert leading.cleaned == [LeaseState.RELEASED]
+    assert len(leading.leases) == 1
+    assert await leading.election.leader() is None
+
+
+@rule(6)
+@pytest.mark.parametrize("leads", [True, False])
+async def test_run_ends_when_its_interlock_is_closed(kit, leads):
+    others = kit.interlock().election("a")
+    first = None if leads else await others.campaign()
+    locks = kit.interlock()
+    leading = Leading(kit, locks)
+    await until(lambda: leading.leases if leads else waiting(others, 1))
+    await locks.close()
+    assert await leading.result() is None
+    assert leading.cleaned == ([LeaseState.RELEASED] if leads else [])
+    if first is not None:
+        await first.resign()
+    assert await others.leader() is None
+    assert isinstance(await outcome(leading.election.run(print)), ConfigError)
+
+
+@rule(6)
+@pytest.mark.one_server
+async def test_run_campaigns_again_when_the_release_finds_that_it_was_lost(kit, clean):
+    """Nothing told of it before: so the work was done beside that of another leader, perhaps."""
+    election, terms = kit.interlock().election("a"), []
+
+    def work(lease):
+        terms.append(lease.term)
+        if len(terms) == 1:
+            clean.delete(*clean.keys("lock:a"))
+        return "done"
+
+    async def awork(lease):
+        return work(lease)
+
+    assert await election.run(work if kit.mode == "threads" else awork) == "done"
+    assert len(terms) == 2
+
+
+async def test_work_that_resigns_itself_goes_on_and_gives_its_value(kit):
+    election = kit.interlock().election("a")
+
+    def work(lease):
+        assert lease.resign()
+        return lease.ended.is_set()
+
+    async def awork(lease):
+        assert await lease.resign()
+        await asyncio.sleep(0)
+        return lease.ended.is_set()
+
+    assert await election.run(work if kit.mode == "threads" else awork) is True
+    assert await election.leader() is None
+
+
+@rule(6)
+@pytest.mark.one_server
+@pytest.mark.grounds(None)
+async def test_run_campaigns_through_an_outage(kit, proxy, caplog):
+    locks = kit.interlock(proxy.url)
+    leading = Leading(kit, locks, ttl=0.6)
+    await until(lambda: leading.leases)
+    core, tries = kit.session(locks).core, []
+    core.port.patience = 0.1  # seconds after which a call says Unavailable
+    acquire = core.acquire
+    core.acquire = lambda *args, **options: tries.append(1) or acquire(*args, **options)
+    proxy.refuse = True
+    proxy.cut()
+    await until(lambda: len(tries) == 3)
+    assert sum("campaign goes on" in each.message for each in caplog.records) == 1  # it is said once
+    proxy.refuse = False
+    await until(lambda: len(leading.leases) == 2)
+    assert leading.cleaned == [LeaseState.LOST]
+    proxy.refuse = True
+    proxy.cut()
+    await until(lambda: len(leading.cleaned) == 2)
+    leading.stop.set()  # it stops in an outage, too
+    assert await leading.result() is None
+    proxy.refuse = False
+    assert leading.leases[0].term < leading.leases[1].term
+
+
+async def test_run_raises_an_outage_that_the_work_has_met(kit):
+    def fails(_lease):
+        raise Unavailable("another server's")
+
+    async def afails(_lease):
+        raise Unavailable("another server's")
+
+    with pytest.raises(Unavailable, match="another server's"):
+        await kit.interlock().election("a").run(fails if kit.mode == "threads" else afails)
 
 
 async def test_inspect_and_revoke(kit):

@@ -19,8 +19,8 @@ from urllib.parse import unquote
 import pytest
 import redis
 
-from interlock import AcquireTimeout, Interlock, embedded
-from interlock.embedded import Server, shared_status, shared_url, stop_shared
+from interlock import AcquireTimeout, Interlock, LeaseLost, cli, embedded
+from interlock.embedded import LeasesHeld, Server, shared_status, shared_url, stop_shared
 from interlock.errors import ConfigError, Unavailable
 
 IMPORT = "import os, sys; from interlock.embedded import *;"
@@ -46,7 +46,7 @@ def home(monkeypatch):
         yield Path(runtime, "interlock")
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
         with contextlib.suppress(ConfigError):
-            stop_shared()
+            stop_shared(force=True)
 
 
 @contextlib.contextmanager
@@ -207,6 +207,28 @@ def test_private_ends_with_a_killed_process():
         eventually(lambda: not Path(path_of(url)).parent.exists())
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_private_that_is_stopped_ends_with_its_process_whatever_ends_that(number):
+    """The kernel sends SIGHUP and SIGCONT to a group that has lost its parent and has a stopped process in it."""
+    code = "os.kill(server.pid, signal.SIGSTOP); print(server.url, server.pid, flush=True)"
+    with python(f"import signal; {PRIVATE} {code}; {WAIT}") as owner:
+        said(owner)
+        url, pid = said(owner).split()
+        state = Path(f"/proc/{pid}/stat")
+        eventually(lambda: state.read_text().rsplit(") ")[1].startswith("T"))
+        owner.send_signal(number)
+        owner.wait()
+        eventually(lambda: not _runs(int(pid)))
+        eventually(lambda: not Path(path_of(url)).parent.exists())
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return not Path(f"/proc/{pid}/stat").read_text().rsplit(") ")[1].startswith("Z")
+    except FileNotFoundError:
+        return False
+
+
 def test_private_is_not_kept_by_a_forked_child():
     # The child waits for the end of its input, which comes when `python` closes it. Each says its line in one
     # write: print() makes two of it under PYTHONUNBUFFERED, and those of two processes mix.
@@ -308,8 +330,9 @@ def test_shared_is_started_again_after_a_crash(home):
 
 
 @pytest.mark.rule(10)
-def test_shared_that_crashed_quarantines_what_it_may_have_forgotten(home):
+def test_shared_that_crashed_quarantines_what_it_may_have_forgotten(home, monkeypatch):
     """A fresh client has no memory: the one that started the server tells."""
+    monkeypatch.setattr(embedded, "_FORGETS_FOR", 1)  # less than the 2 s that all leases here last
     with Interlock("embedded://", max_ttl=2) as locks:
         locks.lock("a").acquire().release()  # no wait for the first user
     with connected(shared_url()) as connection:
@@ -321,7 +344,85 @@ def test_shared_that_crashed_quarantines_what_it_may_have_forgotten(home):
         locks.lock("a").acquire(timeout=30).release()
     stop_shared()
     with Interlock("embedded://", max_ttl=2) as locks:
-        locks.lock("a").acquire(timeout=0).release()  # it was stopped by hand
+        locks.lock("a").acquire(timeout=0).release()  # it was stopped by hand, when all that was forgotten was over
+
+
+@pytest.mark.rule(10)
+def test_shared_is_not_stopped_while_leases_are_held(home):
+    """Whatever is held, under whatever prefix and database; and nobody is held up by the refusal."""
+    url = shared_url()
+    with Interlock(f"{url}?db=3", prefix="") as third, Interlock("embedded://", label="shop") as locks:
+        leases = [
+            locks.lock("a").acquire(),
+            locks.lock("stock:{42}").acquire(),
+            *(locks.semaphore("s", 3).acquire() for _ in range(2)),
+            locks.rwlock("rw").read().acquire(),
+            third.lock("b").acquire(),
+        ]
+        with pytest.raises(LeasesHeld, match=r"6 leases are held in it: .*'lock:.*; and 3 more") as refused:
+            stop_shared()
+        assert {lease.key for lease in refused.value.leases} == {"lock:a", "lock:stock:{42}", "lock:s", "lock:rw", "b"}
+        assert {lease.holder for lease in refused.value.leases} == {lease.token for lease in leases}
+        assert all(0 < lease.remaining <= 30 for lease in refused.value.leases)
+        leases.append(locks.lock("c").acquire(timeout=5))
+        for lease in leases:
+            lease.ensure()
+            assert lease.release()
+        locks.latch("l", 2).count_down()  # no lease
+        assert stop_shared() is True
+    with Interlock("embedded://") as locks:
+        locks.lock("a").acquire(timeout=0).release()  # nothing was forgotten
+
+
+@pytest.mark.rule(10)
+def test_shared_that_is_stopped_by_force_leaves_the_evidence_of_what_it_forgot(home):
+    with Interlock("embedded://", max_ttl=2) as locks:
+        lease = locks.lock("a", ttl=2).acquire()
+        with pytest.raises(LeasesHeld):
+            stop_shared()
+        assert stop_shared(force=True) is True
+        assert stop_shared() is False  # and to stop what does not run removes none
+        with Interlock("embedded://", max_ttl=2) as others:
+            with pytest.raises(AcquireTimeout, match="quarantine"):
+                others.lock("a").acquire(timeout=0)
+            with pytest.raises(LeasesHeld, match="'lock:a' by quarantine"):
+                stop_shared()
+            with others.lock("a").acquire(timeout=30), pytest.raises(LeaseLost):
+                lease.ensure()
+
+
+@pytest.mark.rule(10)
+def test_shared_that_is_stopped_soon_after_a_crash_remembers_the_crash(home):
+    with Interlock("embedded://", max_ttl=2) as locks:
+        lease = locks.lock("a").acquire()
+        with connected(shared_url()) as connection:
+            os.kill(shared_status().pid, signal.SIGKILL)
+            wait_for_the_end_of(connection)
+        shared_url()
+        lease.ensure()
+        assert stop_shared() is True  # nobody has asked for the lock since
+        with Interlock("embedded://", max_ttl=2) as others, pytest.raises(AcquireTimeout, match="quarantine"):
+            others.lock("a").acquire(timeout=0)
+
+
+def test_stopping_it_from_the_command_line_is_refused_while_leases_are_held(home, monkeypatch, capsys):
+    def run(*args):
+        monkeypatch.setattr(sys, "argv", ["interlock", *args])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code, *capsys.readouterr()
+
+    with Interlock("embedded://") as locks:
+        lease = locks.lock("nightly").acquire()
+        status, out, err = run("server", "stop")
+        assert (status, out) == (75, "")
+        assert err.count("\n") == 1
+        for word in ("1 lease is held", "'lock:nightly'", lease.token, "--force"):
+            assert word in err
+        lease.ensure()
+        assert run("server", "stop", "--force") == (0, "stopped\n", "")
+    assert run("server", "stop") == (0, "not running\n", "")
+    assert "--force" in run("server", "stop", "--help")[1]
 
 
 def test_shared_spares_the_process_that_got_its_pid(home):

@@ -61,7 +61,7 @@ BUGS = {
         Bounds(ticks=1, skews=(0, 0, 2)),
         Design(
             lua=planted(
-                "if call('GET', LOCK) ~= token then return {GONE} end\n  read()", "read() kind = kind or 'lock'"
+                "if call('GET', LOCK) ~= token or not read() then return {GONE} end", "read() kind = kind or 'lock'"
             )
         ),
     ),

@@ -74,7 +74,7 @@ async def test_a_timeout_bounds_the_whole_call_even_if_the_server_is_silent(kit,
     proxy.hold = True
     started = time.monotonic()
     error = await outcome(locks.lock("a").acquire(timeout=0.5))
-    assert isinstance(error, AcquireTimeout)
+    assert isinstance(error, Unavailable)
     assert time.monotonic() - started < 2
     assert "no answer" in str(error)
     proxy.hold = False
@@ -86,7 +86,7 @@ async def test_a_timeout_bounds_connecting_too(kit, proxy):
     proxy.hold = True
     started = time.monotonic()
     error = await outcome(kit.interlock(proxy.url).lock("a").acquire(timeout=0.5))
-    assert isinstance(error, AcquireTimeout | Unavailable)
+    assert isinstance(error, Unavailable)
     assert time.monotonic() - started < 2
     proxy.hold = False
 
@@ -393,7 +393,7 @@ async def test_a_timeout_at_every_message_leaves_nothing(kit, clean, proxy):
         before = proxy.requests
         watching = asyncio.ensure_future(_hold_after(proxy, before + at))
         error = await outcome(locks.lock("a").acquire(timeout=0.6))
-        assert isinstance(error, AcquireTimeout), error
+        assert isinstance(error, AcquireTimeout | Unavailable), error
         watching.cancel()
         proxy.hold = False
         await until(lambda: not clean.exists("{lock:a}{queue}"))

@@ -82,7 +82,7 @@ async def test_one_that_can_not_be_told_does_not_keep_others_from_it(kit, clean)
     second = await locks.lock("b", ttl=0.9).acquire()
     first_real = first._real if kit.mode == "threads" else first
     event = second.lost
-    object.__setattr__(first_real, "_lost", object())  # setting it fails
+    object.__setattr__(first_real, "_lost_event", object())  # setting it fails
     clean.flushall()
     await until(event.is_set)
 
@@ -287,8 +287,8 @@ async def test_a_release_that_comes_again_for_dead_waiters_is_no_loss_if_others_
     locks = kit.interlock()
     lease = await locks.lock("a").acquire()
     _, _, queue, waiters, _ = lease._grant.primitive.keys
-    clean.zadd(queue, {f"dead/{i}": i for i in range(40)})
-    clean.hset(waiters, mapping={f"dead/{i}": f"{i} 3000 0 nowhere" for i in range(40)})
+    clean.zadd(queue, {f"dead/{i}": i for i in range(600)})
+    clean.hset(waiters, mapping={f"dead/{i}": f"{i} 3000 0 nowhere" for i in range(600)})
     clean.pexpire(queue, 9000)
     clean.pexpire(waiters, 9000)
     core = kit.session(locks).core

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import redis
@@ -15,6 +17,8 @@ import redis.asyncio
 import interlock
 import interlock.aio
 from interlock import AcquireTimeout, ConfigError, LeaseState, LockError, Unavailable
+from interlock._core import Disconnected
+from interlock.ports import _wire
 from kit import hears, outcome, queued, until
 from proxy import Proxy
 
@@ -260,6 +264,22 @@ async def test_what_is_wrong_with_tls_is_said_at_once(kit, park, ground, tmp_pat
     assert time.monotonic() - started < 4
 
 
+def test_a_tls_handshake_that_is_cut_off_is_not_a_wrong_configuration():
+    """asyncio raises the reset while it handles that the handshake wants to read more."""
+    try:
+        try:
+            raise ssl.SSLWantReadError(2, "The operation did not complete (read)")
+        except ssl.SSLError:
+            raise ConnectionResetError(104, "Connection reset by peer")  # noqa: B904 (its context is the point)
+    except ConnectionResetError as raised:
+        error = raised
+    address = SimpleNamespace(kind="tls", shown="rediss://localhost:6379/0")
+    refused = _wire.refused(error, address)
+    assert isinstance(refused, Disconnected), refused
+    wrong = _wire.refused(ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number"), address)
+    assert isinstance(wrong, ConfigError)
+
+
 async def test_tls_to_a_port_that_has_none(kit, server):
     with pytest.raises((ConfigError, Unavailable, AcquireTimeout)):
         await kit.interlock(f"rediss://127.0.0.1:{server.port}").lock("a").acquire(timeout=1)
@@ -375,7 +395,7 @@ def test_closing_is_whole_even_if_the_goodbye_fails(server, clean, monkeypatch):
     async def broken(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(locks._session, "part", broken)
+    monkeypatch.setattr(locks._session, "give_back", broken)
     with pytest.raises(ZeroDivisionError):
         locks.close()
     assert not [each for each in threading.enumerate() if each.name.startswith("interlock-keeper")]

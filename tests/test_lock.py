@@ -179,16 +179,16 @@ async def test_no_newcomer_overtakes(kit, clean):
 
 @rule(1)
 async def test_the_walk_over_dead_waiters_is_bounded_and_goes_on(kit, clean):
-    """100 dead waiters are ahead of a living one: more than one script may skip."""
+    """1,200 dead waiters are ahead of a living one: more than one script may skip."""
     locks = kit.interlock()
     lease = await locks.lock("a").acquire()
     _, _, queue, waiters, _ = lease._grant.primitive.keys
-    clean.zadd(queue, {f"dead/{i}": -1000 + i for i in range(100)})
-    clean.hset(waiters, mapping={f"dead/{i}": f"{i} 3000 0 nowhere" for i in range(100)})
+    clean.zadd(queue, {f"dead/{i}": -2000 + i for i in range(1200)})
+    clean.hset(waiters, mapping={f"dead/{i}": f"{i} 3000 0 nowhere" for i in range(1200)})
     clean.pexpire(queue, 9000)
     clean.pexpire(waiters, 9000)
     waiting = asyncio.ensure_future(kit.interlock().lock("a").acquire())
-    await until(lambda: queued(locks, 101))
+    await until(lambda: queued(locks, 1201))
     await lease.release()
     mine = await waiting
     assert (await locks.lock("a").inspect()).waiting == 0

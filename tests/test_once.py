@@ -182,6 +182,52 @@ async def test_at_least_holds_for_one_that_was_revoked_too(kit, clean):
     assert isinstance(await others.run(job(kit)), Ran)
 
 
+@rule(5)
+async def test_a_run_does_not_end_before_it_began(kit, clean):
+    """Its server was replaced meanwhile by one whose clock is an hour behind."""
+    once, others = kit.interlock().once("a", at_most=60, at_least=30), kit.interlock().once("a", at_most=60)
+    record = "{lock:a}{record}"
+
+    def work(_lease):
+        words = clean.get(record).split(b" ")
+        words[2] = b"%d" % (int(words[2]) + 3_600_000_000)
+        clean.set(record, b" ".join(words), keepttl=True)
+
+    assert isinstance(await once.run(job(kit, work)), Ran)
+    skipped = await others.run(job(kit))
+    assert isinstance(skipped, Skipped)
+    assert skipped.ended == skipped.started
+    assert 29 < (await others.inspect()).free_in <= 30
+
+
+@rule(6)
+async def test_one_whose_interlock_was_closed_has_not_succeeded(kit):
+    """Its lease is another's from then on, so it must not say that it ran: it would run again elsewhere."""
+    locks, others = kit.interlock(), kit.interlock().once("a", at_most=60, key="1")
+    states: list = []
+
+    def work(lease):
+        states.append(None)
+        assert lease.ended.wait(20)
+        states.append(lease.state)
+        return 42
+
+    async def awork(lease):
+        states.append(None)
+        try:
+            await asyncio.sleep(30)
+        finally:
+            states.append(lease.state)
+
+    running = asyncio.ensure_future(locks.once("a", at_most=60, key="1").run(work if kit.mode == "threads" else awork))
+    await until(lambda: states)
+    await locks.close()
+    with pytest.raises(LeaseLost):
+        await asyncio.wait_for(running, 20)
+    assert states[1] is LeaseState.RELEASED
+    assert (await others.run(job(kit))).value == 42
+
+
 @rule(8)
 async def test_forgetting_that_comes_late_does_not_forget_another_run(kit, clean):
     once = kit.interlock().once("a", at_most=60, at_least=30)

@@ -200,7 +200,7 @@ class World(walk.World):
             return reply[0] in {GRANTED, QUEUED, BUSY, LIMIT}
         if verb == "release":
             return reply[1] == 0
-        return verb == "vouch" and reply[0] != -2
+        return verb == "vouch" and reply[0] != -3
 
     def progress(self, queue, left, after, newcomer):
         """The oldest has been granted what fits. Who came just now may stand behind one that can't be woken."""
@@ -261,7 +261,7 @@ class World(walk.World):
 
     def after_renew(self, token, args, reply, before, after, now):
         was = before.get(token)
-        want = GONE if was is None or was.ends <= now else REVOKED if was.why else GRANTED
+        want = GONE if was is None or was.ends <= now else [REVOKED, was.why[1:]] if was.why else GRANTED
         assert reply == [want]
         if want == GRANTED:
             assert after[token].ends >= now + int(args[1]) - 1
@@ -518,8 +518,8 @@ def test_a_revoked_lease_is_given_back_as_nobody_s_twice():
     world = World(limit=2)
     world.acquire("a")
     world.revoke("a")
-    assert world.renew("a") == REVOKED
-    assert world.acquire("a")[0] == REVOKED
+    assert world.renew("a") == [REVOKED, b"why not"]
+    assert world.acquire("a") == [REVOKED, b"why not"]
     assert world.release("a") == [0, 0]
     assert world.release("a") == [0, 0]
 

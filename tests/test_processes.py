@@ -284,3 +284,64 @@ async def test_a_process_can_leave_by_sys_exit_while_others_wait(kit, clean):
         await holder.say("exit")
         lease = await waiting
         await lease.release()
+
+
+ENDING = {
+    "threads": """
+import signal, sys
+from interlock import Interlock
+silent, healthy = sys.argv[1:3]
+made = [Interlock(silent) for _ in range(10)] + [Interlock(healthy)]
+leases = [each.lock(f"end{i}").acquire(timeout=10) for i, each in enumerate(made)]
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+print("held", flush=True)
+sys.stdin.readline()
+""",
+    "asyncio": """
+import asyncio, signal, sys
+from interlock.aio import Interlock
+silent, healthy = sys.argv[1:3]
+async def main():
+    global made, leases
+    made = [Interlock(silent) for _ in range(10)] + [Interlock(healthy)]
+    leases = [await each.lock(f"end{i}").acquire(timeout=10) for i, each in enumerate(made)]
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asyncio.current_task().cancel)
+    print("held", flush=True)
+    done = asyncio.Event()
+    asyncio.get_running_loop().add_reader(0, done.set)
+    await done.wait()
+try:
+    asyncio.run(main())
+except asyncio.CancelledError:
+    sys.exit(5)
+""",
+}
+
+
+@rule(8)
+@pytest.mark.parametrize("how", ["end", "SIGINT", "SIGTERM"])
+async def test_a_process_with_many_interlocks_ends_within_about_a_second_though_their_server_is_silent(
+    kit, node, clean, how
+):
+    """All share one second; and what another server holds is given back there."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", ENDING[kit.mode], node.url, kit.server.url,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        assert await process.stdout.readline() == b"held\n"
+        assert clean.exists("lock:end10")
+        node.pause()
+        started = time.monotonic()
+        if how == "end":
+            process.stdin.write(b"\n")
+        else:
+            process.send_signal(getattr(signal, how))
+        await asyncio.wait_for(process.wait(), 30)
+        assert time.monotonic() - started < 1 + 2  # and two for a busy machine
+        assert not clean.exists("lock:end10")
+    finally:
+        node.resume()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

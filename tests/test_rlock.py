@@ -182,6 +182,35 @@ async def test_one_that_was_taken_over_from_is_told_at_once(kit):
     assert await new.release()
 
 
+@rule(6)
+async def test_every_section_of_an_owner_raises_the_loss(kit):
+    """They share one lease: not only who leaves it last has lost it."""
+    locks = kit.interlock()
+    lock = locks.rlock("a", owner="shop 7", ttl=2)
+    inside, ended = [], []
+
+    def section():
+        with lock._real as lease:
+            inside.append(lease)
+            lease.lost.wait(20)
+
+    async def asection():
+        async with lock as lease:
+            inside.append(lease)
+            await asyncio.sleep(20)
+
+    async def one():
+        ended.append(await outcome(kit.in_thread(section) if kit.mode == "threads" else asection()))
+
+    tasks = [asyncio.ensure_future(one())]
+    await until(lambda: inside)  # whoever comes with this word from now on has its lease
+    tasks += [asyncio.ensure_future(one()) for _ in range(2)]
+    await until(lambda: len(inside) == 3)
+    assert await kit.interlock().lock("a").revoke("for the test")
+    await asyncio.wait_for(asyncio.gather(*tasks), 20)
+    assert all(isinstance(each, LeaseLost) for each in ended), ended
+
+
 async def test_another_owner_waits(kit):
     lease = await kit.interlock().rlock("a", owner="shop 7").acquire()
     others = kit.interlock()

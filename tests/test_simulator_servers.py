@@ -1,5 +1,6 @@
 """The real core and the real Lua while servers restart and fail over. See docs/simulator.md."""
 
+import math
 from collections import Counter
 
 import pytest
@@ -38,9 +39,22 @@ def test_the_faults_really_happen():
     for seed in range(140):
         counts += simulate(seed, world="servers").counts
     wanted = {fault for profile in SERVERS.values() for fault in profile.rates}
-    assert {*outages.KINDS, "one way"} <= wanted
+    assert {*outages.KINDS, "one way"} - {"paused"} <= wanted
     wanted |= {"proven lossless", "began anew for one who remembers nothing", "push to nobody", "script unknown"}
     assert {fault for fault in wanted if not counts[fault]} == set()
+
+
+@pytest.mark.rule(1, 7, 10)
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_a_primary_that_stood_still_and_goes_on_breaks_no_rule(subject):
+    counts = Counter()
+    for seed in range(30):
+        report = simulate(seed, "paused", subject=subject)
+        again = f"scripts/simulate --profile paused --subject {subject} --seed {seed} --shrink"
+        assert not report.violations, f"{again}: {report.violations[:3]}"
+        counts += report.counts
+    assert counts["paused"]
+    assert counts["another one is the primary"]
 
 
 @pytest.mark.parametrize("profile", SERVERS)
@@ -69,14 +83,21 @@ IN_LUA = {
         "rlock", 13, "empty", replaced("    if under == '-' then under = evidence end\n", ""),
     ),
     "a confirmation that takes the record over": (
-        "semaphore", 13, "snapshot", replaced("    if why ~= '' then return {REVOKED, why} end\n",
-                                              "    if why ~= '' then return {REVOKED, why} end\n"
+        "semaphore", 13, "snapshot", replaced("    if why then return {REVOKED, why} end\n",
+                                              "    if why then return {REVOKED, why} end\n"
                                               "    under = IDENTITY write(0)\n"),
     ),
     "a quarantine that hands over": (
         "lock", 13, "snapshot", replaced("if quarantined() then return nil, 0 end", ""),
     ),
     "half a quarantine": ("rwlock", 13, "empty", replaced("since + math.max(wait, ttl or 0)", "since + wait / 2")),
+    "a word that ends any quarantine of a lock": (
+        "lock", 13, "ended by hand", replaced("string.match(evidence, '.*>') ~= string.match(named, '.*>')", "false"),
+    ),
+    "a word that ends any quarantine of permits": (
+        "rwlock", 13, "ended by hand", replaced("string.match(evidence, '.*>') ~= named", "false"),
+    ),
+    "a run that ends before it began": ("once", 12, "failover", replaced("math.max(start, t[1]", "math.max(0, t[1]")),
     "a quarantine without an end": (
         "lock", 4, "snapshot", replaced("since + math.max(wait, ttl or 0) - micros() / 1000", "30000"),
     ),
@@ -88,7 +109,15 @@ def an_isolated_primary_is_not_waited_for(monkeypatch):
 
 
 def every_restart_is_clean(monkeypatch):
-    monkeypatch.setattr(port, "lossless", lambda *_: True)
+    monkeypatch.setattr(port, "lossless", lambda *_: 0.0)
+
+
+def clocks_are_not_compared(monkeypatch):
+    monkeypatch.setattr(_memory, "least_ttl", lambda *_: 0.0)
+
+
+def nobody_asks_with_which_keys_a_process_began(monkeypatch):
+    monkeypatch.setattr(_memory, "_loaded", lambda *_: False)
 
 
 def a_promotion_is_as_old_as_its_process(monkeypatch):
@@ -105,10 +134,27 @@ def who_connects_again_remembers_nothing(monkeypatch):
     monkeypatch.setattr(_memory.Memory, "meet", forgetful)
 
 
+def a_connection_is_trusted_for_ever(monkeypatch):
+    monkeypatch.setattr(port, "DOUBT", math.inf)
+
+
+def an_answer_counts_when_it_comes(monkeypatch):
+    monkeypatch.setattr(port.Link, "answered", lambda self, _sent: setattr(self, "used", self.port.now()))
+
+
 IN_PYTHON = {
     "an isolated primary is not waited for": ("lock", 13, "isolated", an_isolated_primary_is_not_waited_for),
     "who connects again remembers nothing": ("lock", 13, "empty", who_connects_again_remembers_nothing),
     "every restart is clean": ("lock", 13, "snapshot", every_restart_is_clean),
+    "clocks are not compared": ("rwlock", 1, "failover", clocks_are_not_compared),
+    "a connection is trusted for ever": ("semaphore", 1, "paused", a_connection_is_trusted_for_ever),
+    "an answer counts when it comes": ("rlock", 2, "paused", an_answer_counts_when_it_comes),
+    "nobody asks with which keys a process began": (
+        "lock",
+        13,
+        "snapshot",
+        nobody_asks_with_which_keys_a_process_began,
+    ),
     "a promotion is as old as its process": ("lock", 13, "failover", a_promotion_is_as_old_as_its_process),
 }
 
@@ -137,10 +183,9 @@ def test_a_lost_lease_makes_a_short_story():
 def test_a_proof_is_of_the_server_that_was_asked_for():
     """One that came meanwhile may have lost something, for all that is known of the one before."""
     place = site.Site(World(0))
-    place.durable = True
     process, before = Process(place.world, "c0"), place.primary
     epoch = _memory.Memory(60.0).meet(before.facts(), port._ADDRESS)
-    assert _memory.lossless(place.seen_by(process), "another:one", epoch)
+    assert _memory.lossless(place.seen_by(process), "another:one", epoch) == math.inf
     place.primary = place.another()
     assert _memory.lossless(place.seen_by(process), "another:one", epoch) is None
 

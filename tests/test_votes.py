@@ -50,7 +50,7 @@ def test_a_split_is_seen_as_soon_as_nobody_can_have_a_majority():
     [
         ([GRANTED, GRANTED], 1, GRANTED),
         ([GRANTED, GONE, GONE], 0, GONE),
-        ([GONE, REVOKED], 1, REVOKED),
+        ([GONE, [REVOKED, b"disk full"]], 1, [REVOKED, b"disk full"]),
         ([GRANTED, GONE], 1, None),
         ([GRANTED, b"WRONGTYPE", GONE], 0, b"only 1 of 3 servers of the quorum renewed it"),  # tried again
     ],

@@ -1085,7 +1085,7 @@ class OnceWorld(Queued):
         if run and run.token == token and not run.why:
             run.ends = max(run.ends, self.now + int(ttl))
             return [GRANTED]
-        return [REVOKED if run and run.token == token else GONE]
+        return [[REVOKED, run.why] if run and run.token == token else GONE]
 
     def expect_revoke(self, token, force, why):
         run = self.run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import assert_type
 
 from interlock import Interlock, Leader, Leadership, Lease, MultiLease, Ran, Skipped
@@ -44,13 +45,16 @@ if result := nightly(1):
 
 with locks.lock("a", ttl=5, timeout=None) as lease:
     assert_type(lease, Lease)
+    assert_type(lease.lost, threading.Event)
+    assert_type(lease.ended, threading.Event)
 with locks.multi(locks.lock("a"), locks.semaphore("b", 2), locks.rwlock("c").read()) as several:
     assert_type(several, MultiLease)
+    assert_type(several.ended, threading.Event)
     assert_type(several.fence["a"], int)
 with locks.election("a") as leading:
     assert_type(leading, Leadership)
     assert_type(leading.term, int)
-assert_type(locks.election("a").run(lambda led: led.term), int)
+assert_type(locks.election("a").run(lambda led: led.term, stop=threading.Event()), int | None)
 for leader in locks.election("a").observe():
     assert_type(leader, Leader | None)
 assert_type(locks.lock("a").try_acquire(), Lease | None)
@@ -76,5 +80,11 @@ async def use() -> None:
     assert_type(await once(1), Ran[str] | Skipped)
     async with others.election("a") as led:
         assert_type(led, ilock.Leadership)
+        assert_type(led.ended, asyncio.Event)
+
+    async def lead(led: ilock.Leadership) -> int:
+        return led.term
+
+    assert_type(await others.election("a").run(lead, stop=asyncio.Event()), int | None)
     async for seen in others.election("a").observe():
         assert_type(seen, Leader | None)

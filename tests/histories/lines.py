@@ -1,0 +1,85 @@
+"""One line is one event: a JSON object with the time `t`, the process `p`, the event `e`, and what belongs to it.
+
+    start     mode, pid                             a worker process is ready
+    begin     s, kind, style, timeout               section `s` begins
+    ask       h, s, name, kind, weight, limit, group, timeout     hold `h` is about to be acquired; see checker.Hold
+    got       h, token, fence                       it was granted
+    failed    h, error                              it was not
+    ok        h                                     ensure() passed; `t` was read before the call
+    lost      h, why                                ensure() raised LeaseLost
+    told      h                                     then the worker heard of the loss: event set, or task cancelled
+    untold    h, waited                             then the worker waited so long and heard nothing
+    nested    h, token, fence                       an rlock was entered once more
+    letting   h, how                                about to be released (how: with, release, drop)
+    let       h, ours, error                        the release has ended: what release() returned, what came out
+    on_lost   h                                     the callback ran
+    cancel    s                                     somebody cancelled the task of this section
+    end       s, outcome, cancelling, text          the section has ended: the error that came out, or ""
+    logged, unhandled   text                        interlock logged an error; an exception reached nobody
+    stop                                            the process has ended as it should
+
+The controller writes, as process "controller":
+
+    fault     fault, about                          a fault strikes
+    struck    fault, about                          the fault has ended
+    paused    who, until                            a worker process, or "*" the machine, stood still from `t` on
+    killed    who                                   a worker process was killed
+    revoked   name, force, since, done              somebody revoked the holder of this name
+    healed                                          all faults are over, all servers are up
+    drained                                         no worker begins a section any more
+    hung, died   who, text                          a worker process did not end in time; ended by itself
+    probe     name, took, error                     after the drain a new client acquired this name
+    left      key, about                            this key should not be in the server any more
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Line = dict[str, Any]
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def clock() -> float:
+    """Seconds on the clock by which interlock judges leases. All processes of one machine share it."""
+    return time.clock_gettime(_CLOCK)
+
+
+class Pen:
+    """Appends events to the file of one process. A line is one write(2), so SIGKILL leaves whole lines."""
+
+    def __init__(self, directory: Path, process: str) -> None:
+        self.process = process
+        self._file = os.open(directory / f"{process}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def write(self, event: str, *, t: float | None = None, **about: Any) -> None:
+        line = {"t": clock() if t is None else t, "p": self.process, "e": event, **about}
+        if self._file >= 0:
+            os.write(self._file, json.dumps(line).encode() + b"\n")
+
+    def close(self) -> None:
+        """What is written from now on is lost."""
+        file, self._file = self._file, -1
+        os.close(file)
+
+
+def read(directory: Path) -> list[Line]:
+    """The lines of all processes, in order of time. A last line without its end is left out."""
+    lines: list[Line] = []
+    for path in sorted(directory.glob("*.jsonl")):
+        *whole, _ = path.read_bytes().split(b"\n")
+        lines += map(json.loads, whole)
+    lines.sort(key=lambda line: line["t"])
+    return lines
+
+
+def shown(line: Line, since: float = 0.0) -> str:
+    """A line for people, its time counted from `since`."""
+    rest = " ".join(f"{name}={value}" for name, value in line.items() if name not in {"t", "p", "e"} and value != "")
+    return f"{line['t'] - since:11.6f}  {line['p']:<10} {line['e']:<8} {rest}"

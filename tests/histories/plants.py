@@ -1,0 +1,69 @@
+"""Broken clients: what a worker process runs when the settings name a plant. The checker must report each."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from interlock import _scripts, aio
+from interlock._core import Core, Grant
+from interlock._renewal import Renewal
+from interlock.primitives import lock
+
+if TYPE_CHECKING:
+    from interlock._core import Script
+
+
+def believes() -> None:
+    """The server is asked for a tenth of the ttl, and `ensure()` passes for all of it."""
+    capped, confirmed = Core._capped, Grant.confirmed
+
+    def tenth(self: Core, ttl: float, max_hold: float | None) -> float:
+        return capped(self, ttl, max_hold) / 10
+
+    def all_of_it(self: Grant, sent: float, ttl: float) -> None:
+        confirmed(self, sent, ttl * 10)
+
+    Core._capped, Grant.confirmed = tenth, all_of_it  # type: ignore[method-assign]
+    Renewal.add = lambda _self, _grant: None  # type: ignore[method-assign]
+
+
+def shares() -> None:
+    """The script grants a lock that somebody holds."""
+    _change(
+        "lock", "local holder = call('GET', LOCK)\n  if not read() or kind", "local holder\n  if not read() or kind"
+    )
+
+
+def uncounted() -> None:
+    """A task that was cancelled for a loss is not uncancelled."""
+    real = aio.Lease.__aexit__
+
+    async def leave(self: Any, *error: Any) -> None:
+        self._cancelled = False
+        await real(self, *error)
+
+    aio.Lease.__aexit__ = leave  # type: ignore[method-assign]
+
+
+def _change(name: str, old: str, new: str) -> None:
+    real = _scripts.load
+
+    def load(wanted: str) -> Script:
+        script = real(wanted)
+        if wanted != name:
+            return script
+        assert script.source.count(old) == 1, f"the script has changed: {old!r}"
+        source = script.source.replace(old, new)
+        return script._replace(source=source, sha=hashlib.sha1(source.encode()).hexdigest())
+
+    lock.load = load  # type: ignore[attr-defined]
+
+
+PLANTS = {each.__name__: each for each in (believes, shares, uncounted)}
+
+
+def plant(name: str) -> None:
+    """Break this process, if a name is given."""
+    if name:
+        PLANTS[name]()
