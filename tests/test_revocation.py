@@ -92,6 +92,33 @@ async def test_a_revocation_whose_push_was_lost_with_the_connection_is_told_afte
 
 @rule(6)
 @pytest.mark.one_server
+async def test_a_lease_is_asked_about_again_if_its_channel_was_subscribed_during_the_question(kit):
+    """The question was answered before the subscription: a revocation between the two was not pushed to anybody."""
+    locks = kit.interlock()
+    session = kit.session(locks)
+    calls, held_up = session.port.calls, []
+
+    async def answered_late(messages, until):
+        replies = await calls(messages, until)
+        if not held_up:
+            held_up.append(messages)
+            while session.renewal.anew or session.port.ear("lock:fixed")[0] != "1":
+                if kit.mode == "asyncio":
+                    await asyncio.sleep(0.01)
+                else:
+                    time.sleep(0.01)
+        return replies
+
+    session.port.calls = answered_late
+    fixed = await kit.keep(locks.lock("fixed", renew=False).acquire())
+    await until(lambda: held_up or session.renewal.asking)
+    await kit.keep(locks.lock("other").acquire())  # it stands in a slot, so the keeper of ends looks at new subscriptions
+    await until(lambda: session.renewal._heard(fixed._grant))
+    del session.port.calls
+
+
+@rule(6)
+@pytest.mark.one_server
 async def test_a_revocation_may_be_pushed_before_the_grant_is_known(kit, clean):
     """The process was busy, or stopped, between the server's answer and its reading."""
     locks = kit.interlock()

@@ -103,11 +103,16 @@ class Renewal:
 
     def _heard(self, grant: Grant) -> bool:
         """Whether a revocation was or will be pushed, since a request about this lease was sent that it answers."""
+        return -1 < self._subscribed_at(grant) < _asked(grant)
+
+    def _missed(self, grant: Grant) -> bool:
+        """Whether a revocation may have been pushed between the last request that was answered and the subscription."""
+        return self._subscribed_at(grant) >= _asked(grant)
+
+    def _subscribed_at(self, grant: Grant) -> float:
+        """Since when a revocation of this lease is pushed to us; -1 if it would not be pushed now."""
         heard, channel = self.port.ear(grant.primitive.keys[0])
-        if heard != "1":
-            return False
-        since = max(self.heard_since.get(None, -1), self.heard_since.get(channel, -1))
-        return -1 < since < _asked(grant)
+        return max(self.heard_since.get(None, -1), self.heard_since.get(channel, -1)) if heard == "1" else -1
 
     def subscribed(self, channel: str | None) -> None:
         """This channel is heard from now on, or not any more: a revocation may have been missed before."""
@@ -287,7 +292,8 @@ class Renewal:
                 self.lose(grant, why)
             else:
                 grant.confirmed(sent, _px(grant, sent) / 1000)
-                self._put(grant, _next(grant))
+                # Subscribed while this question was under way: `_ask_anew` found the lease in no slot, so ask once more.
+                self._put(grant, now if self._missed(grant) else _next(grant))
 
     def _failed(self, grant: Grant, cause: bytes) -> None:
         if grant.renews and not grant.failing:
