@@ -42,7 +42,10 @@ def group():
 @pytest.mark.parametrize("server_kind", KINDS)
 @rule(10)
 async def test_a_failover_is_outlived(kit, server_kind):
-    with watched(server_kind) as group:
+    # Sentinels of 6.2 may leave the other replica with the dead primary for 10 s (see Sentinels): a new primary that wants
+    # a replica for each write takes none meanwhile, and the lease ends.
+    config = {} if server_kind == "redis-6.2" else GUARDED
+    with watched(server_kind, config=config) as group:
         locks, other = kit.interlock(group.url, max_ttl=10), kit.interlock(group.url, max_ttl=10)
         held = await kit.keep(locks.lock("held", ttl=10).acquire())
         waiter = asyncio.ensure_future(other.lock("held", ttl=10).acquire(timeout=60))
