@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from contenders import Bare, Tapped
+from harness.topology import Cluster, Independents, Sentinels
 from interlock import Interlock
 from interlock.aio import Interlock as AsyncInterlock
 from interlock.ports.cluster import slot_of
-from interlock.testing.topology import Cluster, Independents, Sentinels
 from measure import Bench, Check, Goal, Outcome, rate
 
 if TYPE_CHECKING:

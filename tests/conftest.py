@@ -7,15 +7,16 @@ import gc
 import inspect
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import redis
 
 from grounds import HOME, MODES, QUORUM, WIDTHS, Ground, Park
+from harness.topology import Cluster
+from harness.topology.group import ask
 from headers import Header
 from interlock.ports import _wire
-from interlock.testing.topology import Cluster
-from interlock.testing.topology.group import ask
 from kit import Kit, Residue
 from proxy import Proxy
 
@@ -27,6 +28,10 @@ BEHIND = {"clean", "redis_client", "server", "proxy", "node", "client"}  # who a
 for number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+# Processes that a test starts import the rig and the simulator, too.
+os.environ["PYTHONPATH"] = os.pathsep.join(map(str, (Path(__file__).parent, Path(__file__).parent.parent)))
 
 
 def pytest_addoption(parser):

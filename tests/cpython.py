@@ -7,7 +7,7 @@ import sys
 import threading
 
 import interlock
-from interlock.testing.servers import DEBIAN
+from harness.servers import DEBIAN
 
 SHORTEST = 0.5  # seconds that any timeout has: on a busy machine even a free lock takes a while
 LONGEST = 30.0  # seconds for which these tests wait for ever

@@ -19,8 +19,8 @@ import redis
 import redis.asyncio
 import trustme
 
-from interlock.testing.servers import KINDS, Missing, Node
-from interlock.testing.topology import Cluster, Independents, Sentinels
+from harness.servers import KINDS, Missing, Node
+from harness.topology import Cluster, Independents, Sentinels
 
 USER, PASSWORD = "locks", "password"  # as in docs/acl.md
 MODES = ("threads", "asyncio")

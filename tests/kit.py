@@ -23,7 +23,7 @@ from interlock.errors import LockError
 
 if TYPE_CHECKING:
     from grounds import Ground
-    from interlock.testing.servers import Node
+    from harness.servers import Node
 
 BLOCKING = {
     "acquire", "try_acquire", "release", "extend", "execute", "inspect", "revoke", "close", "__enter__", "__exit__",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from interlock.testing import simulate
+from simulator import simulate
 
 
 def replaced(old, new):

@@ -9,8 +9,8 @@ import pytest
 
 import interlock
 import interlock.aio
+from harness.topology import Cluster, Sentinels
 from interlock import Assurance, ConfigError, Unavailable
-from interlock.testing.topology import Cluster, Sentinels
 from kit import outcome, until
 
 rule = pytest.mark.rule

@@ -12,11 +12,11 @@ import pytest
 import redis
 
 from grounds import BASE, PASSWORD, USER, cluster_rights, least_rights, required
+from harness.servers import Missing
+from harness.topology import Cluster, Independents, Sentinels
+from harness.topology.group import ask
 from interlock import AcquireTimeout, ConfigError, Unavailable, _waiters
 from interlock.connect import Address, _warn_of_defaults
-from interlock.testing.servers import Missing
-from interlock.testing.topology import Cluster, Independents, Sentinels
-from interlock.testing.topology.group import ask
 from kit import outcome, queued, until
 
 rule = pytest.mark.rule

@@ -11,12 +11,12 @@ import redis
 import redis.asyncio
 
 from grounds import BASE, MODES, required
+from harness.servers import Missing, faketime
+from harness.topology import Cluster
 from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Unavailable, _core, _waiters, connect
 from interlock.ports import _wire
 from interlock.ports._memory import Facts, Memory, Story
 from interlock.ports.cluster import SLOTS, slot_of, tag_of
-from interlock.testing.servers import Missing, faketime
-from interlock.testing.topology import Cluster
 from kit import outcome, queued, until
 
 rule = pytest.mark.rule

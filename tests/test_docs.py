@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from interlock.testing.topology import Cluster, Independents, Sentinels
+from harness.topology import Cluster, Independents, Sentinels
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = [

@@ -1,14 +1,14 @@
-"""Every order of events of a quorum's protocol, within bounds. See interlock.testing.simulator.exhaustive."""
+"""Every order of events of a quorum's protocol, within bounds. See simulator.exhaustive."""
 
 import pytest
 
 pytest.importorskip("lupa")
 
 from interlock import _scripts
-from interlock.testing.simulator.exhaustive import SUITE, Bounds, Design, search
-from interlock.testing.simulator.exhaustive.__main__ import main
-from interlock.testing.simulator.exhaustive.clients import World
-from interlock.testing.simulator.exhaustive.node import NOTHING, Lua, Memory, epoch
+from simulator.exhaustive import SUITE, Bounds, Design, search
+from simulator.exhaustive.__main__ import main
+from simulator.exhaustive.clients import World
+from simulator.exhaustive.node import NOTHING, Lua, Memory, epoch
 
 BOTH, LAST, NEXT = "both believe", "this fence is no higher", "a newcomer a fence that is no higher"
 

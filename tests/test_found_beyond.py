@@ -9,14 +9,14 @@ import pytest
 import redis
 
 from grounds import MODES
+from harness.servers import Node
+from harness.topology import Cluster, Sentinels
 from interlock import AcquireTimeout, ConfigError, Unavailable
 from interlock._acks import Acks
 from interlock._core import GONE, GRANTED, Disconnected
 from interlock.connect import address, setting
 from interlock.ports import _memory, sentinel
 from interlock.ports._memory import NO_REPLID, Epoch, Facts, Memory, facts
-from interlock.testing.servers import Node
-from interlock.testing.topology import Cluster, Sentinels
 from kit import outcome, until
 
 rule = pytest.mark.rule

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from grounds import required
+from harness.servers import Missing
 from histories import cli, faults
 from histories.checker import History, check
 from histories.history import play
 from histories.lines import Pen, clock, read
 from histories.settings import ALL, KINDS, MODES, TOPOLOGIES, Settings, draw
-from interlock.testing.servers import Missing
 
 HELPERS = Path(__file__).parent
 

@@ -12,8 +12,8 @@ import redis
 
 from actors import actors
 from grounds import required
+from harness.servers import Missing, faketime
 from interlock import AcquireTimeout, LeaseLost, LeaseState, Unavailable
-from interlock.testing.servers import Missing, faketime
 from kit import outcome, queued, real, until
 from proxy import Proxy
 

@@ -20,7 +20,7 @@ import walk
 from interlock._core import AGAIN, BUSY, GONE, GRANTED, LIMIT, MISUSED, QUEUED, REVOKED, ServerError
 from interlock._scripts import load
 from interlock.primitives.permits import EVERYTHING
-from interlock.testing.simulator import commands
+from simulator import commands
 from walk import ROUNDED
 
 rule = pytest.mark.rule

@@ -10,13 +10,13 @@ import pytest
 import redis
 
 from grounds import required
+from harness.servers import Missing, Node, faketime
+from harness.topology import Sentinels
 from interlock import AcquireTimeout, Skipped
 from interlock._core import Core
 from interlock.connect import address
 from interlock.ports import _memory
 from interlock.ports._memory import NO_REPLID, Epoch, Facts, Memory, Reading, least_ttl
-from interlock.testing.servers import Missing, Node, faketime
-from interlock.testing.topology import Sentinels
 from kit import outcome, until
 
 rule = pytest.mark.rule

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
+from harness.topology import Independents
+from harness.topology.group import ask
 from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Ran, Skipped, Unavailable, _core, _waiters
-from interlock.testing.topology import Independents
-from interlock.testing.topology.group import ask
 from kit import outcome, queued, real, until
 from proxy import Proxy
 

@@ -20,9 +20,9 @@ import walk
 from interlock._core import BUSY, MISUSED, ServerError
 from interlock.errors import ConfigError
 from interlock.primitives.permits import EVERYTHING
-from interlock.testing.simulator import later
-from interlock.testing.simulator.commands import Hash, ZSet
 from kit import outcome, until, waiting
+from simulator import later
+from simulator.commands import Hash, ZSet
 
 rule = pytest.mark.rule
 NAMES = {"lock": "lock:a", "record": "{lock:a}{record}", "waiters": "{lock:a}{waiters}", "shares": "{lock:a}{shares}"}

@@ -112,7 +112,9 @@ async def test_a_lease_is_asked_about_again_if_its_channel_was_subscribed_during
     session.port.calls = answered_late
     fixed = await kit.keep(locks.lock("fixed", renew=False).acquire())
     await until(lambda: held_up or session.renewal.asking)
-    await kit.keep(locks.lock("other").acquire())  # it stands in a slot, so the keeper of ends looks at new subscriptions
+    await kit.keep(
+        locks.lock("other").acquire()
+    )  # it stands in a slot, so the keeper of ends looks at new subscriptions
     await until(lambda: session.renewal._heard(fixed._grant))
     del session.port.calls
 

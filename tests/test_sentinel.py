@@ -10,12 +10,12 @@ import redis.asyncio.sentinel
 import redis.sentinel
 
 from grounds import required
+from harness.servers import KINDS, Missing
+from harness.topology import Sentinels
+from harness.topology.group import ask
 from interlock import AcquireTimeout, ConfigError, Unavailable
 from interlock.connect import address
 from interlock.ports import sentinel
-from interlock.testing.servers import KINDS, Missing
-from interlock.testing.topology import Sentinels
-from interlock.testing.topology.group import ask
 from kit import outcome, queued, until
 
 rule = pytest.mark.rule
@@ -42,8 +42,8 @@ def group():
 @pytest.mark.parametrize("server_kind", KINDS)
 @rule(10)
 async def test_a_failover_is_outlived(kit, server_kind):
-    # Sentinels of 6.2 may leave the other replica with the dead primary for 10 s (see Sentinels): a new primary that wants
-    # a replica for each write takes none meanwhile, and the lease ends.
+    # Sentinels of 6.2 may leave the other replica with the dead primary for 10 s (see Sentinels): a new primary that
+    # wants a replica for each write takes no write meanwhile, and the lease ends.
     config = {} if server_kind == "redis-6.2" else GUARDED
     with watched(server_kind, config=config) as group:
         locks, other = kit.interlock(group.url, max_ttl=10), kit.interlock(group.url, max_ttl=10)

@@ -12,8 +12,8 @@ import pytest
 
 import interlock
 import interlock.aio
+from harness.topology import Independents
 from interlock import AcquireTimeout, ConfigError, Skipped, Unavailable
-from interlock.testing.topology import Independents
 from kit import outcome, queued, until
 
 rule = pytest.mark.rule

@@ -28,12 +28,11 @@ from interlock.primitives.latch import latch
 from interlock.primitives.lock import lock
 from interlock.primitives.once import once
 from interlock.primitives.permits import EVERYTHING, permits
-from interlock.testing import shrink, simulate
-from interlock.testing.simulator import PROFILES, RELAXED, SIDE_BY_SIDE, SUBJECTS, Plan, cli, natural, subject_of
-from interlock.testing.simulator.coroutines import Task
-from interlock.testing.simulator.server import Server
 from planted import catch as caught
 from planted import replaced
+from simulator import PROFILES, RELAXED, SIDE_BY_SIDE, SUBJECTS, Plan, cli, natural, shrink, simulate, subject_of
+from simulator.coroutines import Task
+from simulator.server import Server
 
 SEEDS = 2000
 SHARE = 50
@@ -670,7 +669,7 @@ def test_wrong_arguments_are_told_clearly(arguments, word, capsys):
 
 
 def test_ctrl_c_sums_up_what_was_done():
-    command = [sys.executable, "-m", "interlock.testing.simulator", "--seeds", "1000000", "--jobs", "2"]
+    command = [sys.executable, "-m", "simulator", "--seeds", "1000000", "--jobs", "2"]
     with subprocess.Popen(
         [sys.executable, "-c", ALIVE, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,
@@ -696,7 +695,7 @@ def test_ctrl_c_sums_up_what_was_done():
 ALIVE = """\
 import faulthandler, signal, sys
 faulthandler.register(signal.SIGUSR1, all_threads=True)
-from interlock.testing.simulator import cli
+from simulator import cli
 cli.LINES_EVERY = 0.0
 if __name__ == "__main__":
     sys.exit(cli.main(sys.argv[4:]))

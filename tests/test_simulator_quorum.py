@@ -8,9 +8,8 @@ pytest.importorskip("lupa")
 
 from interlock._core import GRANTED, QUEUED
 from interlock.ports import _votes, quorum
-from interlock.testing import shrink, simulate
-from interlock.testing.simulator import WORLDS, natural, port, subject_of
 from planted import catch, replaced
+from simulator import WORLDS, natural, port, shrink, simulate, subject_of
 
 SEEDS = 2000
 SHARE = 50

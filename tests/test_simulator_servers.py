@@ -8,11 +8,10 @@ import pytest
 pytest.importorskip("lupa")
 
 from interlock.ports import _memory
-from interlock.testing import shrink, simulate
-from interlock.testing.simulator import SERVERS, natural, outages, port, profiles, site, subject_of
-from interlock.testing.simulator.coroutines import Process
-from interlock.testing.simulator.scheduler import World
 from planted import catch, replaced
+from simulator import SERVERS, natural, outages, port, profiles, shrink, simulate, site, subject_of
+from simulator.coroutines import Process
+from simulator.scheduler import World
 
 SEEDS = 2000
 SHARE = 50

@@ -7,8 +7,7 @@ from collections import Counter
 import pytest
 
 from interlock import _core
-from interlock.testing import simulate
-from interlock.testing.simulator import SNAPSHOTS
+from simulator import SNAPSHOTS, simulate
 
 SUBJECTS = ("lock", "semaphore", "rwlock", "election", "once")
 IN_QUORUM = ("lock", "rlock", "multi", "election")

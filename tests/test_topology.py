@@ -1,4 +1,4 @@
-"""The topologies of `interlock.testing.topology` start, and each harm that they offer does what it says."""
+"""The topologies of `harness.topology` start, and each harm that they offer does what it says."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import redis
 from redis.exceptions import AskError, MovedError, TryAgainError
 
 from grounds import required
-from interlock.testing.servers import KINDS, Missing
-from interlock.testing.topology import Cluster, Independents, Sentinels
+from harness.servers import KINDS, Missing
+from harness.topology import Cluster, Independents, Sentinels
 
 BASE = "valkey-9.1"
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -284,7 +284,7 @@ def test_a_server_that_is_missing_is_named_before_anything_starts():
 def test_all_servers_end_with_the_process_that_started_them():
     code = """
 import sys
-from interlock.testing.topology import Cluster, Sentinels
+from harness.topology import Cluster, Sentinels
 one, other = Sentinels(replicas=1, sentinels=1), Cluster(shards=1, replicas=0)
 one.start(), other.start()
 print(*(node.pid for node in (*one.nodes, *one.sentinels, *other.nodes)), flush=True)

@@ -12,7 +12,7 @@ import random
 
 from interlock._core import GONE_FOR, ServerError
 from interlock._scripts import load
-from interlock.testing.simulator import commands, server
+from simulator import commands, server
 
 ROUNDED = 0.5  # ms by which the scripts round ends and now: less than a client's margin
 SOME = 32  # that are seen to in one step

@@ -292,7 +292,7 @@ class Renewal:
                 self.lose(grant, why)
             else:
                 grant.confirmed(sent, _px(grant, sent) / 1000)
-                # Subscribed while this question was under way: `_ask_anew` found the lease in no slot, so ask once more.
+                # Subscribed while the question was under way, so `_ask_anew` found the lease in no slot: ask again.
                 self._put(grant, now if self._missed(grant) else _next(grant))
 
     def _failed(self, grant: Grant, cause: bytes) -> None:

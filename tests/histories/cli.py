@@ -14,13 +14,13 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.servers import KINDS as SERVERS
+from harness.servers import Missing
 from histories import faults
 from histories.history import Verdict, play
 from histories.lines import clock, shown
 from histories.settings import KINDS, MODES, STYLES, TOPOLOGIES, Settings
 from interlock.errors import Unavailable
-from interlock.testing.servers import KINDS as SERVERS
-from interlock.testing.servers import Missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

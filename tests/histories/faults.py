@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import redis
 
+from harness.topology.group import GONE, ask, info, wait
 from histories.lines import clock
 from interlock._names import tagged
 from interlock.errors import LockError
-from interlock.testing.topology.group import GONE, ask, info, wait
 
 if TYPE_CHECKING:
     from random import Random

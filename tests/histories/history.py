@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import interlock
+from harness.topology.group import ask, ask_all
 from histories import faults
 from histories.checker import MACHINE, History, Violation, check, tally
 from histories.lines import Pen, clock, read
@@ -22,7 +23,6 @@ from histories.rigs import RIGS
 from histories.settings import LIMIT, Settings
 from interlock._names import tagged
 from interlock.errors import LockError
-from interlock.testing.topology.group import ask, ask_all
 
 if TYPE_CHECKING:
     from collections import Counter

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trustme
 
-from interlock.testing.servers import Node
-from interlock.testing.topology import Cluster, Independents, Sentinels
-from interlock.testing.topology.group import ask, info
+from harness.servers import Node
+from harness.topology import Cluster, Independents, Sentinels
+from harness.topology.group import ask, info
 from proxy import Proxy
 
 if TYPE_CHECKING:

@@ -1,5 +1,15 @@
-"""Help for tests of this package. `simulate` and `shrink`: see docs/simulator.md. (They need lupa.)"""
+"""For the tests of your own program: a real server that a test may kill, pause and start again.
 
-from .simulator import Report, Shrunk, shrink, simulate
+from interlock.testing import BreakableServer
 
-__all__ = ["Report", "Shrunk", "shrink", "simulate"]
+def test_the_nightly_job_survives_a_crash_of_the_server():
+    with BreakableServer() as server:
+        locks = Interlock(server.url)
+        ...
+        server.kill()
+        server.restart()
+"""
+
+from .server import BreakableServer
+
+__all__ = ["BreakableServer"]

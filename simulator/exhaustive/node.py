@@ -1,0 +1,123 @@
+"""A node of the quorum: the real lock.lua as a function, from what a server remembers and a message to both again.
+
+Theory. A search meets the same server in the same state over and over, so each pair of memory and message is run
+once, and looked up from then on. That asks for few memories: times are relative to now, and what no answer
+hangs on is left out (the holder of a lock that nobody holds, the last token released, how long the record is kept:
+minutes, where a search lasts seconds).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from interlock import _scripts
+from simulator.server import EPOCH, Server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TICK: Final = 1000  # ms
+TTL: Final = 3  # ticks
+TTL_MS: Final = TTL * TICK - 1  # a key is gone when its time is past: so exactly TTL ticks after the message
+KEYS: Final = (b"lock", b"record", b"queue", b"waiters", b"gone")
+LOCK, RECORD = KEYS[:2]
+KEPT: Final = 1_000_000_000  # ms that a record is kept: for ever
+GRANTED: Final = 1
+
+
+NO_FENCE: Final = -EPOCH  # that of a record which says only who granted last: 0 in its text
+
+
+class Memory(NamedTuple):
+    """What a server has of one lock."""
+
+    holder: bytes = b""
+    pttl: int = 0  # ms
+    fence: int | None = None
+    """Of the record, µs from now on everybody's clock; None: there is no record."""
+    under: bytes = b"-"
+    """The identity and the ttl of the last grant."""
+    lasts: bytes = b"0"
+    noted: bool = False
+    """Whether the record names the holder, too."""
+
+    def later(self) -> Memory:
+        """The same a tick later."""
+        fence = self.fence if self.fence is None or self.fence == NO_FENCE else self.fence - TICK * 1000
+        if self.pttl < TICK:
+            return self._replace(holder=b"", pttl=0, fence=fence, noted=False)
+        return self._replace(pttl=self.pttl - TICK, fence=fence)
+
+    def swapped(self) -> Memory:
+        """The same with the clients' names changed."""
+        return self._replace(holder=swap(self.holder))
+
+
+NOTHING: Final = Memory()
+_SWAP: Final = bytes.maketrans(b"AB", b"BA")
+
+
+def token(client: int, attempt: int) -> bytes:
+    """Of an attempt of client A or B."""
+    return b"%c%d" % (65 + client, attempt)
+
+
+def swap(text: bytes) -> bytes:
+    """A for B, and B for A. Nothing else that a server keeps has a capital A or B."""
+    return text.translate(_SWAP)
+
+
+def epoch(skew: int, restarts: int, since: int, former: bytes) -> bytes:
+    """What ends each message (see queue.lua): who this node is, and since when.
+
+    `former` is what clients know of those before: "*" for all of them, "?" for that there may have been one, "-".
+    """
+    started = EPOCH // 1000 + (skew + since) * TICK
+    if former == b"*":
+        former = _identity(restarts - 1) if restarts else b"-"
+    return b"%s+%d %d %s %s" % (_identity(restarts), started, TTL_MS, former, _identity(restarts)[:13])
+
+
+def _identity(restarts: int) -> bytes:
+    return b"process%05d:history%05d" % (restarts, restarts)
+
+
+class Lua:
+    """lock.lua, run once for each memory and message. `planted`: what to make of its text."""
+
+    def __init__(self, planted: Callable[[str], str] = str) -> None:
+        self._server = Server(lambda: 0.0)
+        self._source = planted(_scripts.load("lock").source)
+        self.run = cache(self._run)
+
+    @property
+    def runs(self) -> int:
+        """How often it really ran."""
+        return self._server.scripts
+
+    def _run(self, memory: Memory, skew: int, message: tuple[bytes, ...]) -> tuple[Memory, Any]:
+        """What the server remembers then, and its reply. `skew`: ticks that its clock is ahead of everybody's."""
+        server = self._server
+        server.skew = skew * TICK / 1000
+        now = server.look()
+        server.data.clear()
+        server.expires.clear()
+        if memory.holder:
+            server.data[LOCK], server.expires[LOCK] = memory.holder, now + memory.pttl
+        if memory.fence is not None:
+            noted = memory.holder if memory.noted else b"-"
+            words = (EPOCH + memory.fence, memory.under, memory.lasts, noted)
+            server.data[RECORD], server.expires[RECORD] = b"1 lock %d %s %s - %s -" % words, now + KEPT
+        keys = KEYS[:2] if message[0] == b"renew" else KEYS
+        reply = server.eval(self._source, keys, message)
+        if server.data.keys() - {LOCK, RECORD}:
+            raise NotImplementedError(f"no memory for {server.data}")
+        holder: bytes = server.data.get(LOCK, b"")
+        pttl = server.expires[LOCK] - now if holder else 0
+        if RECORD not in server.data:
+            return Memory(holder, pttl), reply
+        version, kind, fence, under, lasts, _, named, _ = server.data[RECORD].split(b" ")
+        if (version, kind) != (b"1", b"lock"):
+            raise NotImplementedError(f"no memory for {server.data}")
+        return Memory(holder, pttl, int(fence) - EPOCH, under, lasts, bool(holder) and named == holder), reply

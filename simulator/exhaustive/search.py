@@ -1,0 +1,133 @@
+"""Breadth first over all states, and the shortest story of what was found."""
+
+from __future__ import annotations
+
+import gc
+import time
+from array import array
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from simulator.server import EPOCH
+
+from .clients import TICKS, Bounds, Design, State, World
+from .column import NEVER, TICK_US
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from .clients import Next
+    from .column import Event
+
+STUCK = "a newcomer would never be granted it"
+STALE = "a majority would grant a newcomer a fence that is no higher"
+
+
+class Found(NamedTuple):
+    """What a search has found."""
+
+    broken: str
+    """The first promise that was broken; "" if none was."""
+    story: list[str]
+    """The shortest way there."""
+    states: int
+    transitions: int
+    runs: int
+    """How often the Lua ran."""
+    seconds: float
+    complete: bool
+    """Whether there was nothing left to look at."""
+
+
+def search(bounds: Bounds, design: Design | None = None, *, most: int = 10**9) -> Found:
+    """Look at every state within these bounds, or up to so many of them."""
+    started = time.process_time()
+    with _uncollected():
+        return _Search(World(bounds, design or Design())).run(most, started)
+
+
+@contextmanager
+def _uncollected() -> Generator[None, None, None]:
+    """Millions of small tuples, none of them in a circle: looking for garbage among them takes longer than the rest."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class _Search:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        first = world.plain(world.beginning())
+        self.states = [first]
+        self.numbers = {first: 0}
+        self.parents = array("l", [-1])
+        self.looked_at: set[tuple[tuple[int, ...], int]] = set()
+
+    def run(self, most: int, started: float) -> Found:
+        broken, story, transitions, at = "", list[str](), 0, 0
+        while at < len(self.states) < most and not broken:
+            state = self.states[at]
+            if broken := self._later_on(state):
+                story = self._story(at, None, broken)
+            for each in () if broken else self.world.following(state):
+                transitions += 1
+                _, _, after, broken = each
+                if broken:
+                    story = self._story(at, each, broken)
+                    break
+                after = self.world.plain(after)
+                if after not in self.numbers:
+                    self.numbers[after] = len(self.states)
+                    self.states.append(after)
+                    self.parents.append(at)
+            at += 1
+        took, runs = time.process_time() - started, self.world.columns.lua.runs
+        return Found(broken, story, len(self.states), transitions, runs, took, at == len(self.states))
+
+    def _later_on(self, state: State) -> str:
+        """What will be wrong once all is quiet."""
+        key = state.nodes, state.last
+        if key in self.looked_at:
+            return ""
+        self.looked_at.add(key)
+        lowest, second, _ = sorted(map(self.world.columns.calm, state.nodes))
+        return STUCK if lowest == NEVER else STALE if second <= state.last else ""
+
+    # For people
+
+    def _story(self, at: int, last: Next | None, broken: str) -> list[str]:
+        """Live through it once more, with names that stay."""
+        path = list[State]()
+        while at > 0:
+            path.append(self.states[at])
+            at = self.parents[at]
+        state, ticks, lines = self.world.beginning(), 0, list[str]()
+        for wanted in reversed(path):
+            following = self.world.following(state)
+            who, event, state, _ = next(each for each in following if self.world.plain(each[2]) == wanted)
+            ticks += event is TICKS
+            lines.append(_line(who, event, ticks))
+        if last is not None:
+            who, event = next((who, event) for who, event, _, broken in self.world.following(state) if broken)
+            lines.append(_line(who, event, ticks))
+        return [*lines, f"broken: {broken}"]
+
+
+def _line(who: str, event: Event, ticks: int) -> str:
+    """As `tick 3: X gets A1's vote, replies [1, 3000001]`: fences in µs from the beginning."""
+    what, reply = event
+    shift = ticks * TICK_US
+    if not who:
+        return f"tick {ticks}"
+    if what == "believes":
+        return f"  {who} believes, fence {reply + shift}"
+    if reply is None:
+        return f"  {who} {what}"
+    shown = ", ".join(
+        str(each - EPOCH + shift if isinstance(each, int) and each > EPOCH // 2 else each) for each in reply
+    )
+    return f"  {who} gets {what}: [{shown}]"

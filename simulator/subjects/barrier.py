@@ -1,0 +1,209 @@
+"""The barrier: so many parties wait for each other, again and again; it breaks, and is reset."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from interlock._core import BROKEN, GRANTED, QUEUED
+from interlock.errors import BrokenBarrier
+from interlock.primitives.barrier import barrier
+from simulator.commands import Hash, ZSet
+
+from .subject import Reading, Share, Subject, Thing, Turn
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+    from random import Random
+
+    from interlock import aio
+    from simulator.invariants.attempts import Attempt
+    from simulator.server import Server
+    from simulator.workers import Worker
+
+ALIVE_MS: Final = 3000  # after which who is not heard of is dead
+PATIENCE: Final = 20.0  # seconds that who waits long waits, for in the end there are too few
+
+
+class BarrierThing(Thing):
+    """Who went on, told from the numbers of arrivals after each script."""
+
+    leased = False
+
+    def __init__(self, name: str, parties: int) -> None:
+        super().__init__(barrier(name, "lock:", parties))
+        self.parties = parties
+        self.indices: dict[bytes, int] = {}  # of those who went on
+        self._heard: dict[bytes, float] = {}  # of those who wait: when the server heard of them last, in ms
+        self._generation: bytes = b""
+        self._passed = 0  # the number of the last arrival that went on, or was sent away by a reset
+
+    def read(self, server: Server) -> Reading:
+        """Nobody holds it, and there is never room for one alone."""
+        del server
+        return Reading({}, 1, 0)
+
+    def _arrivals(self, server: Server) -> dict[bytes, float]:
+        """The numbers of those who came and did not go on."""
+        numbers: dict[bytes, float] = server.find(self.queue, ZSet) or {}
+        return {token: number for token, number in numbers.items() if number > self._passed}
+
+    def _why(self, server: Server) -> bytes | None:
+        fields: dict[bytes, bytes] | None = server.find(self.key, Hash)
+        return b"nobody knows it" if fields is None else fields.get(b"why")
+
+    def places(self, server: Server) -> Iterator[tuple[str, Collection[bytes]]]:
+        """Those who went on stay known for a while."""
+        yield "the queue", self._arrivals(server)
+        yield "the waiters", (server.find(self.waiters, Hash) or {}).keys() - self.indices.keys()
+
+    def owed(self, server: Server, queued: Mapping[bytes, Attempt]) -> dict[Hashable, str]:
+        """Who went on, or waits for those who never come: it is broken, was reset, or one is not heard of any more."""
+        if not queued:
+            return {}
+        arrivals, why = self._arrivals(server), self._why(server)
+        heard: dict[bytes, float] = server.find(self.keys[5], ZSet) or {}
+        if why is None and any(until <= server.micros / 1000 - 1 for until in heard.values()):
+            why = b"one is dead"
+        return {
+            (token, self._generation): f"{token!r} waits at {self.name}, though it {'went on' if on else 'is broken'}"
+            for token, attempt in queued.items()
+            if attempt.process.awake and ((on := token in self.indices) or why or token not in arrivals)
+        }
+
+    def misserved(
+        self, server: Server, args: Sequence[bytes], reply: Any, _before: Mapping[bytes, Share]
+    ) -> str | None:
+        """As many go on together as there are parties, each with an index of its own, and once."""
+        verb, token = args[:2]
+        now = server.micros / 1000
+        if verb == b"vouch":
+            self._heard |= dict.fromkeys(self._heard.keys() & set(args[3::2]), now)
+        elif verb == b"acquire" and (reply[0] == QUEUED or token in self._heard):
+            self._heard[token] = now
+        if wrong := self._moved(server, verb):
+            return wrong
+        if verb == b"acquire":
+            return self._mistold(server, token, reply)
+        if verb == b"release" and self._heard.pop(token, 0.0) and not self._why(server):
+            return "it left, and the others wait on"
+        fields: dict[bytes, bytes] = server.find(self.key, Hash) or {}
+        if verb == b"reset" and reply[0] == 1 and (b"why" in fields or fields[b"arrivals"] != fields[b"passed"]):
+            return "it is not as if nobody had come"
+        return None
+
+    def _mistold(self, server: Server, token: bytes, reply: Any) -> str | None:
+        """One that comes is told what is not so."""
+        index, code = self.indices.get(token), reply[0]
+        if code == GRANTED and reply[1] != index:
+            return f"its index is {index}"
+        if code in {BROKEN, QUEUED} and index is not None:
+            return f"it went on as number {index}"
+        if code == QUEUED and self._why(server):
+            return f"it is broken: {self._why(server)!r}"
+        return None
+
+    def _moved(self, server: Server, verb: bytes) -> str | None:
+        """Some may have gone on."""
+        found: bytes | None = server.find(self.keys[1], bytes)
+        generation = found.split(b" ")[2] if found else b""
+        fields: dict[bytes, bytes] = server.find(self.key, Hash) or {}
+        if generation != self._generation:
+            self._heard = {}
+            self._generation, self._passed = generation, int(fields.get(b"passed", 0)) if verb == b"reset" else 0
+        passed = int(fields.get(b"passed", 0))
+        if passed == self._passed:
+            return None
+        before, numbers = self._passed, self._arrivals(server)
+        dead = [token for token, heard in self._heard.items() if heard + ALIVE_MS < server.micros / 1000 - 1]
+        self._passed, self._heard = passed, {}
+        if dead:
+            return f"the others went on with {dead}, who are dead"
+        went = {token: int(number) - before - 1 for token, number in numbers.items() if number <= passed}
+        again = went.keys() & self.indices.keys()
+        self.indices |= went
+        if sorted(went.values()) == list(range(self.parties)) and not again:
+            return None
+        return f"of {self.parties} parties went on {went}, and {again} before"
+
+
+class Meeting(NamedTuple):
+    """Wait for the others; and if it is broken, perhaps reset it."""
+
+    thing: BarrierThing
+    timeout: float
+    resets: bool
+
+    def __str__(self) -> str:
+        also = ", and reset it if it is broken" * self.resets
+        return f"barrier({self.thing.name!r}, {self.thing.parties}).wait(timeout={self.timeout:.3g}){also}"
+
+    async def play(self, worker: Worker) -> None:
+        """See Turn."""
+        thing, pauses = self.thing, worker.client.process.pauses
+        barrier = worker.locks.barrier(thing.name, thing.parties)
+        broken = False
+
+        async def wait() -> int:
+            nonlocal broken
+            try:
+                index = await barrier.wait(self.timeout)
+            except BrokenBarrier:
+                broken = True
+                # Where the server can't be asked in time, one that went on in its last moment is told so.
+                sure = worker.run.profile.clean and pauses == worker.client.process.pauses
+                sure = sure and worker.client.closing is None  # nor can one that is closed
+                if sure and any(token in thing.indices for token in worker.task.attempts):
+                    worker.violated(12, f"it went on at {thing.name}, and was told that it is broken")
+                raise
+            if worker.run.profile.trusted and thing.indices.get(worker.task.attempts[-1]) != index:
+                worker.violated(12, f"it was told that it went on at {thing.name} as number {index}, and did not")
+            return index
+
+        # First it leaves, then it asks whether it went on before.
+        if await worker.call(wait, self.timeout, what="wait", courtesies=2) is not None:
+            worker.count("went on")
+        elif broken and self.resets:
+            await Resetting(thing).play(worker)
+
+
+class Resetting(NamedTuple):
+    """Reset it, broken or not."""
+
+    thing: BarrierThing
+
+    def __str__(self) -> str:
+        return f"barrier({self.thing.name!r}).reset()"
+
+    async def play(self, worker: Worker) -> None:
+        """See Turn."""
+        barrier = worker.locks.barrier(self.thing.name, self.thing.parties)
+
+        async def reset() -> bool:
+            await barrier.reset()
+            return True
+
+        if await worker.call(reset, 0, what="reset"):
+            worker.count("reset")
+
+
+class Barriers(Subject):
+    """See Interlock.barrier."""
+
+    kind = "barrier"
+
+    def thing(self, name: str, random: Random, /) -> BarrierThing:
+        """See Subject."""
+        return BarrierThing(name, random.choice((2, 2, 3, 3, 4)))
+
+    async def revoke(self, locks: aio.Interlock, thing: BarrierThing, *, force: bool) -> bool:
+        """See Subject."""
+        del force
+        return await locks.barrier(thing.name, thing.parties).revoke("by a person")
+
+    def turn(self, random: Random) -> Turn:
+        """See Subject."""
+        thing = random.choice(self.things)
+        if random.random() < 0.03:
+            return Resetting(thing)
+        timeout = random.choice((random.uniform(0.01, 0.3), random.uniform(0.1, 3.0), PATIENCE, PATIENCE, PATIENCE))
+        return Meeting(thing, 0 if random.random() < 0.1 else timeout, random.random() < 0.6)

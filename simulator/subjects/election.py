@@ -1,0 +1,148 @@
+"""The election: one leads, and others watch who that is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from interlock.errors import LockError
+from interlock.primitives.election import election
+from simulator.terms import Terms, terms
+
+from .lock import LockThing
+from .subject import Subject, Thing, Turn
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping
+    from random import Random
+
+    from interlock import aio
+    from simulator.coroutines import Process
+    from simulator.invariants.attempts import Attempt
+    from simulator.server import Server
+    from simulator.workers import Worker
+
+
+class Observer:
+    """Who watches, and the last that it was told: (token, term), or None if nobody leads."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.word: object = "nothing yet"
+        self.term = 0
+
+
+class ElectionThing(LockThing):
+    """A lock, and those who watch it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(election(name, "lock:"))
+        self.observers: dict[int, Observer] = {}  # those that go on, by number
+        self.observed = 0
+        self.lossy = False  # terms may have been lost, and who led before may lead for those who ask
+
+    def forgot(self, _server: Server) -> None:
+        """See Thing."""
+        self.lossy = True
+
+    def owed(self, server: Server, _queued: Mapping[bytes, Attempt]) -> dict[Hashable, str]:
+        """Whose last word is not the truth."""
+        if not self.observers:
+            return {}
+        holders = self.read(server).holders
+        truth = next(((token.decode(), share.fence) for token, share in holders.items()), None)
+        return {
+            (number, truth): f"{observer.process.name} believes that {observer.word} leads, and it is {truth}"
+            for number, observer in self.observers.items()
+            if observer.process.awake and observer.word != truth
+        }
+
+
+class Campaigning(NamedTuple):
+    """Campaign, lead, and resign or be replaced."""
+
+    terms: Terms
+    resigns: bool
+
+    def __str__(self) -> str:
+        return self.terms.told("election") + ", having resigned" * self.resigns
+
+    async def play(self, worker: Worker) -> None:
+        """See Turn."""
+        election = worker.locks.election(self.terms.thing.name, **worker.options(self.terms))
+        lease = await worker.take(election.campaign, self.terms)
+        if lease is None:
+            return
+        worker.count("led")
+
+        async def resign() -> None:
+            if await worker.call(election.resign, None, what="resign"):
+                worker.count("resigned")
+
+        await worker.hold(lease, self.terms, resign if self.resigns else None)
+
+
+class Observing(NamedTuple):
+    """Ask who leads, then watch that for a while."""
+
+    thing: ElectionThing
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"election({self.thing.name!r}).observe() for {self.seconds:.3g} s"
+
+    async def play(self, worker: Worker) -> None:
+        """See Turn."""
+        election, thing = worker.locks.election(self.thing.name), self.thing
+        await worker.call(election.leader, 0, what="leader")
+        thing.observed += 1
+        number, observer = thing.observed, Observer(worker.client.process)
+        thing.observers[number] = observer
+        task = worker.client.process.spawn(self._watch(worker, election, number, observer), f"{worker.task.label}.eye")
+        task.enter(worker.task.era)
+        try:
+            await worker.sleep(worker.now() + self.seconds)
+        finally:
+            task.cancel()
+            thing.observers.pop(number, None)
+
+    def _ordered(self, worker: Worker) -> bool:
+        """Whether terms only grow for who watches: several servers also tell what they have not agreed on."""
+        return worker.run.profile.trusted and not self.thing.lossy and len(worker.run.networks) == 1
+
+    async def _watch(self, worker: Worker, election: aio.Election, number: int, observer: Observer) -> None:
+        thing = self.thing
+        try:
+            async for leader in election.observe():
+                worker.count("a change was told")
+                word = (leader.token, leader.term) if leader else None
+                worker.run.story.note("%s is told that %s leads", worker.task.name, word)
+                if word == observer.word:
+                    worker.violated(12, f"it was told twice that {word} leads")
+                if leader and leader.term < observer.term and self._ordered(worker):
+                    worker.violated(2, f"it was told the term {leader.term} after {observer.term}")
+                observer.word, observer.term = word, leader.term if leader else observer.term
+        except LockError as error:
+            worker.count(f"observe failed: {type(error).__name__}")
+        finally:
+            thing.observers.pop(number, None)
+
+
+class Elections(Subject):
+    """See Interlock.election."""
+
+    kind = "election"
+
+    def thing(self, name: str, _random: Random, /) -> ElectionThing:
+        """See Subject."""
+        return ElectionThing(name)
+
+    def lockable(self, locks: aio.Interlock, thing: Thing) -> aio.Election:
+        """See Subject."""
+        return locks.election(thing.name)
+
+    def turn(self, random: Random) -> Turn:
+        """See Subject."""
+        chosen: Any = terms(random, self.things)
+        if random.random() < 0.25:
+            return Observing(chosen.thing, random.expovariate(1 / 2.0))
+        return Campaigning(chosen, random.random() < 0.3)

@@ -1,0 +1,171 @@
+"""The latch: some count it down, others wait until it is open."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from interlock._core import BROKEN, GRANTED, QUEUED
+from interlock.errors import BrokenBarrier
+from interlock.primitives.latch import latch
+from simulator.commands import Hash
+
+from .subject import Reading, Share, Subject, Thing, Turn
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping, Sequence
+    from random import Random
+
+    from interlock import aio
+    from simulator.invariants.attempts import Attempt
+    from simulator.server import Server
+    from simulator.workers import Worker
+
+TTL: Final = 10.0  # seconds: the shortest
+LATCHES: Final = 12  # in a run: each opens once
+PATIENCE: Final = 20.0  # seconds that who waits long waits, for some latches never open
+
+
+class LatchThing(Thing):
+    """What is left, told from the counts that were run; `generation` is the server's word for which latch that is."""
+
+    leased = False
+
+    def __init__(self, name: str, count: int) -> None:
+        super().__init__(latch(name, "lock:", count, TTL))
+        self.count = count
+        self.begun = 0  # how much any count_down was asked to count, whatever came of it
+        self._generation = b""
+        self._left = count
+        self._why = b""
+        self._until = 0  # ms: when the server may forget it
+        self._done: set[bytes] = set()  # operations
+
+    def read(self, server: Server) -> Reading:
+        """Nobody holds it, and there is never room for one alone."""
+        del server
+        return Reading({}, 1, 0)
+
+    def _now(self, server: Server) -> bytes:
+        record: bytes = server.find(self.keys[1], bytes) or b""
+        return record.split(b" ")[2] if record and server.find(self.key, Hash) else b""
+
+    def _learn(self, server: Server) -> str | None:
+        """There may be another one now: what is wrong with that."""
+        generation, known, until = self._now(server), self._generation, self._until
+        self._until = server.expires.get(self.key, 0)
+        if generation == known:
+            return None
+        self._generation, self._left, self._why = generation, self.count, b""
+        return "it is another one before its ttl has passed" if known and server.now_ms < until else None
+
+    def owed(self, server: Server, queued: Mapping[bytes, Attempt]) -> dict[Hashable, str]:
+        """Who waits for one that is open, revoked, or gone."""
+        self._learn(server)
+        if self._generation and self._left and not self._why:
+            return {}
+        return {
+            token: f"{token!r} waits for nothing: {self.name} is open, or gone"
+            for token, attempt in queued.items()
+            if attempt.process.awake
+        }
+
+    def misserved(
+        self, server: Server, args: Sequence[bytes], reply: Any, _before: Mapping[bytes, Share]
+    ) -> str | None:
+        """Each count counts once, and nobody passes before there was nothing left."""
+        verb, token, *rest = args
+        if wrong := self._learn(server):
+            return wrong
+        if verb == b"count":
+            if token not in self._done and reply[0] == GRANTED:
+                self._done.add(token)
+                self._left = max(0, self._left - int(rest[0]))
+            if reply[0] == GRANTED and self._generation and reply[1] != self._left:
+                return f"{self._left} are left"
+        elif verb == b"revoke" and reply[0] and token not in self._done:
+            self._done.add(token)
+            self._why = rest[0]
+        elif verb == b"acquire":
+            if reply[0] == GRANTED and (self._left or self._why):
+                return f"{self._left} are left {self._why!r}"
+            if reply[0] == QUEUED and (reply[1] != self._left or not self._left or self._why):
+                return f"{self._left} are left {self._why!r}"
+            if reply[0] == BROKEN and not self._why and rest[7] == self._generation:
+                return "it is whole"
+        return None
+
+
+class Waiting(NamedTuple):
+    """Wait until it is open."""
+
+    thing: LatchThing
+    timeout: float
+
+    def __str__(self) -> str:
+        return f"latch({self.thing.name!r}, {self.thing.count}).wait(timeout={self.timeout:.3g})"
+
+    async def play(self, worker: Worker) -> None:
+        """See Turn."""
+        thing = self.thing
+        latch = worker.locks.latch(thing.name, thing.count, ttl=TTL)
+
+        async def wait() -> bool:
+            try:
+                await latch.wait(self.timeout)
+            except BrokenBarrier:
+                worker.count("told that it is broken")
+                return False
+            return True
+
+        if await worker.call(wait, self.timeout, what="wait"):
+            worker.count("went on")
+            if thing.begun < thing.count and worker.run.profile.trusted:
+                worker.violated(12, f"it went on, and of {thing.count} only {thing.begun} were ever counted")
+
+
+class Counting(NamedTuple):
+    """Count it down."""
+
+    thing: LatchThing
+    by: int
+
+    def __str__(self) -> str:
+        return f"latch({self.thing.name!r}, {self.thing.count}).count_down({self.by})"
+
+    async def play(self, worker: Worker) -> None:
+        """See Turn."""
+        thing = self.thing
+        latch = worker.locks.latch(thing.name, thing.count, ttl=TTL)
+        thing.begun += self.by
+        left = await worker.call(lambda: latch.count_down(self.by), 0, what="count_down")
+        if left is None:
+            return
+        worker.count("opened" if left == 0 else "counted")
+        if not 0 <= left < thing.count:
+            worker.violated(12, f"{left} of {thing.count} are left")
+
+
+class Latches(Subject):
+    """See Interlock.latch."""
+
+    kind = "latch"
+
+    def __init__(self, random: Random) -> None:
+        super().__init__(random)
+        self.things = [self.thing(f"n{i}", random) for i in range(LATCHES)]
+
+    def thing(self, name: str, random: Random, /) -> LatchThing:
+        """See Subject."""
+        return LatchThing(name, random.choice((1, 2, 3, 5, 8, 12)))
+
+    async def revoke(self, locks: aio.Interlock, thing: LatchThing, *, force: bool) -> bool:
+        """See Subject."""
+        del force
+        return await locks.latch(thing.name, thing.count, ttl=TTL).revoke("by a person")
+
+    def turn(self, random: Random) -> Turn:
+        """See Subject."""
+        thing = random.choice(self.things)
+        if random.random() < 0.25:
+            return Counting(thing, random.choice((1, 1, 1, 2)))
+        return Waiting(thing, random.choice((0, random.uniform(0.01, 0.3), random.uniform(0.1, 3.0), PATIENCE)))

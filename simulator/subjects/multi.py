@@ -1,0 +1,99 @@
+"""Several locks at once, all or none; and those who want just one of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from interlock.errors import LeaseLost
+from interlock.primitives.lock import lock
+from simulator.terms import Terms, terms
+
+from .lock import Locking, LockThing
+from .subject import Subject, Thing, Turn
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from interlock import aio
+    from simulator.workers import Worker
+
+MOST = 4  # locks
+
+
+class Gathering(NamedTuple):
+    """Take all of these, in this order, hold them, let them go."""
+
+    terms: Terms
+    things: list[Thing]
+
+    def __str__(self) -> str:
+        names = ", ".join(thing.name for thing in self.things)
+        return self.terms.told("multi", f"of {names}")
+
+    async def play(self, worker: Worker) -> None:
+        """See Turn."""
+        terms, told = self.terms, list[Any]()
+        options = worker.options(terms)
+        timeout = options.pop("timeout")
+        members = [worker.locks.lock(thing.name, **options) for thing in self.things]
+        multi = worker.locks.multi(*members, timeout=timeout, on_lost=told.append)
+        lease = await worker.take(multi.acquire, terms)
+        if lease is None:
+            self._none(worker)
+            return
+        worker.count("several had at once")
+        if list(lease.fence) != sorted(thing.name for thing in self.things):
+            worker.violated(12, f"{lease!r} is not of {self.things}")
+        if terms.leaves and not terms.drops and not await self._entered(worker, lease):
+            return
+        await worker.hold(lease, terms)
+        if len(told) > 1:
+            worker.violated(8, f"{lease!r} was told to be lost {len(told)} times")
+
+    @staticmethod
+    async def _entered(worker: Worker, lease: Any) -> bool:
+        """As `async with` does: from now on a loss of any cancels the body."""
+        try:
+            await lease.__aenter__()
+        except LeaseLost:
+            worker.count("lost before it was entered")
+            return False
+        return True
+
+    @staticmethod
+    def _none(worker: Worker) -> None:
+        """Rule 12: who has not all believes in none."""
+        known = worker.run.monitor.attempts.known
+        for grant in worker.session.renewal.held():
+            attempt = known[grant.token.encode()]
+            if attempt.task is worker.task and attempt.ended and grant.lapsed(worker.now()) is None:
+                worker.violated(12, f"{grant.token} is believed in, and not all of it was had")
+
+
+class Multis(Subject):
+    """See Interlock.multi."""
+
+    kind = "multi"
+
+    def __init__(self, random: Random) -> None:
+        super().__init__(random)
+        self.things = [self.thing(f"n{i}", random) for i in range(random.randint(2, MOST))]
+
+    def thing(self, name: str, _random: Random, /) -> Thing:
+        """See Subject."""
+        return LockThing(lock(name, "lock:"))
+
+    def lockable(self, locks: aio.Interlock, thing: Thing) -> aio.Lock:
+        """See Subject."""
+        return locks.lock(thing.name)
+
+    def turn(self, random: Random) -> Turn:
+        """See Subject."""
+        chosen = terms(random, self.things)
+        if random.random() < 0.3:
+            return Locking(chosen)
+        return Gathering(chosen, random.sample(self.things, random.randint(1, len(self.things))))
+
+    def leases(self, lease: Any) -> list[aio.Lease]:
+        """See Subject."""
+        return list(lease._leases.values()) if hasattr(lease, "_leases") else [lease]

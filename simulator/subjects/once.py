@@ -1,0 +1,158 @@
+"""Work that runs once: at a time, in a while, or for each key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from interlock._core import BUSY, GRANTED
+from interlock.aio import LeaseState, Ran
+from interlock.primitives.once import once
+
+from .lock import LockThing
+from .subject import Share, Subject
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from random import Random
+
+    from interlock import aio
+    from simulator.server import Server
+    from simulator.workers import Worker
+
+
+LONG: Final = 100.0  # seconds: longer than workers are at work
+AT_ONCE: Final = 0.05  # seconds that who skips it takes, if nothing at all goes wrong
+
+
+class FailedError(Exception):
+    """The work fails."""
+
+
+class OnceThing(LockThing):
+    """A lock, and from when on the next run may begin: told from the releases that were run, not from the note."""
+
+    notes = True
+
+    def __init__(self, of: str, key: str | None, at_least: float, keep: float) -> None:
+        super().__init__(once(of, "lock:", key))
+        self.of, self.key_of, self.at_least, self.keep = of, key, at_least, keep
+        self.succeeded = False  # and its caller knows, in weather in which the server does, too
+        self.lossy = False  # its server has lost something, or another clock
+        self._next = 0.0  # ms on the server's clock
+        self._last: tuple[bytes, int] = b"", 0  # the newest run, and when it began, in µs
+
+    def forgot(self, _server: Server) -> None:
+        """See Thing. A note may be lost with what else was: only leases are waited for."""
+        self.lossy = True
+
+    def misserved(self, server: Server, args: Sequence[bytes], reply: Any, before: Mapping[bytes, Share]) -> str | None:
+        """Nobody begins before the time that the last run has set."""
+        if self.lossy:
+            return None
+        verb, token, *rest = args
+        now, (last, began) = server.micros / 1000, self._last
+        if verb == b"acquire" and reply[0] == GRANTED and (token, reply[1]) != self._last:
+            self._last = token, reply[1]
+            if now < self._next - 1:
+                return f"the next run may begin {self._next - now:.0f} ms later"
+        elif verb == b"acquire" and reply[0] == BUSY and reply[5] != b"0" and now > self._next + 2:
+            return "it is skipped for a run after which the next one might begin"
+        elif verb == b"release" and token == last and token in before:
+            at_least, keep = map(float, rest[1:])
+            revoked = before[token].revoked  # it has run, too, though to no good end
+            if not (reply[0] or revoked):
+                return None
+            self._next = max(self._next, began / 1000 + at_least, 0 if revoked else now + keep)
+        return None
+
+
+class Running(NamedTuple):
+    """Run it, unless another one does or did: for a while, and then it fails or has been done."""
+
+    thing: OnceThing
+    at_most: float
+    seconds: float
+    fails: bool
+
+    def __str__(self) -> str:
+        key = f", key={self.thing.key_of!r}, keep={self.thing.keep:.3g}" if self.thing.key_of else ""
+        limits = f"at_most={self.at_most:.3g}, at_least={self.thing.at_least:.3g}"
+        end = ", then fail" * self.fails
+        return f"once({self.thing.of!r}, {limits}{key}).run() for {self.seconds:.3g} s{end}"
+
+    async def play(self, worker: Worker) -> None:
+        """See Turn."""
+        thing, monitor, begun = self.thing, worker.run.monitor, list["aio.Lease"]()
+
+        async def work(lease: aio.Lease) -> str:
+            begun.append(lease)
+            worker.count("begun")
+            monitor.leases.leased(worker.client.process, lease._grant)
+            if thing.succeeded:
+                worker.violated(12, f"{lease!r} is of a run for a key whose run has succeeded")
+            await worker.stay(lease, self.seconds)
+            if self.fails:
+                raise FailedError
+            return lease.token
+
+        once = worker.locks.once(
+            thing.of, at_most=self.at_most, at_least=min(thing.at_least, self.at_most), key=thing.key_of,
+            keep=thing.keep,
+        )  # fmt: skip
+        started = worker.now()
+        try:
+            result = await worker.call(lambda: once.run(work), None, what="run")
+        except FailedError:
+            worker.count("the work failed")
+            return
+        finally:
+            for lease in begun:
+                if lease.state is LeaseState.LOST:  # that its work has ended is how it is told
+                    monitor.leases.told(lease)
+        if isinstance(result, Ran):
+            worker.count("ran")
+            if not begun or not result.value.endswith(result.by[-32:]):
+                worker.violated(12, f"{result} was not run here")
+            # Without a fault on its way the release was run before, so for `keep` nobody may begin.
+            thing.succeeded |= thing.key_of is not None and monitor.things.quiet and thing.keep > LONG
+        elif result is not None:
+            worker.count("skipped")
+            if begun or result:
+                worker.violated(12, f"{result} was begun")
+            started_at, ended = result.started, result.ended
+            if started_at is not None and ended is not None and ended < started_at:
+                worker.violated(12, f"{result} ended before it began")
+            if worker.now() - started > AT_ONCE and monitor.things.quiet:
+                worker.violated(4, f"{result} took {worker.now() - started:.3f} s")
+
+
+class Onces(Subject):
+    """See Interlock.once."""
+
+    kind = "once"
+
+    def __init__(self, random: Random) -> None:
+        super().__init__(random)
+        self.things = [
+            OnceThing("n0", None, 0.0, 1.0),
+            OnceThing("n1", None, random.uniform(0.1, 1.0), 1.0),
+            OnceThing("n0", "monday", random.choice((0.0, 0.5)), random.uniform(1.0, 3.0)),
+            OnceThing("n0", "tuesday", 0.0, 300.0),
+        ]
+
+    def thing(self, name: str, _random: Random, /) -> OnceThing:
+        """See Subject."""
+        return OnceThing(name, None, 0.0, 1.0)
+
+    def lockable(self, locks: aio.Interlock, thing: OnceThing) -> aio.Once:
+        """See Subject."""
+        return locks.once(thing.of, at_most=5.0, key=thing.key_of)
+
+    def turn(self, random: Random) -> Running:
+        """See Subject."""
+        at_most = min(random.choice((0.3, 1.0, 2.0, 5.0)), self.things[0].longest)
+        long = random.random() < 0.1
+        return Running(
+            random.choice(self.things), at_most, at_most * 1.2 if long else random.expovariate(1 / 0.15),
+            random.random() < 0.3,
+        )  # fmt: skip

@@ -1,0 +1,71 @@
+"""The reentrant lock: its task, or its owner by name, has it again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from interlock._core import Grant
+from interlock.primitives.lock import lock
+from simulator.terms import Terms, terms
+
+from .lock import LockThing
+from .subject import Subject, Thing
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from interlock import aio
+    from simulator.workers import Worker
+
+
+class Entering(NamedTuple):
+    """Take it, enter it again while it is held, and leave as often."""
+
+    terms: Terms
+    owner: str | None
+    depth: int
+
+    def __str__(self) -> str:
+        owner = (f"owner={self.owner!r}",) if self.owner else ()
+        return self.terms.told("rlock", *owner) + f", {self.depth} deep" * (self.depth > 1)
+
+    async def play(self, worker: Worker) -> None:
+        """See Turn."""
+        rlock = worker.locks.rlock(self.terms.thing.name, owner=self.owner, **worker.options(self.terms))
+        await self._enter(worker, rlock, self.depth, None)
+
+    async def _enter(self, worker: Worker, rlock: aio.RLock, depth: int, outer: aio.Lease | None) -> None:
+        certain, started = outer is not None and outer.remaining() > 0, worker.now()
+        lease = await worker.take(rlock.acquire, self.terms)
+        if certain and self.owner is None:
+            if lease is not outer or worker.now() != started:
+                worker.violated(12, f"{outer!r} was held, and was not had again at once: {lease!r}")
+            worker.count("entered again")
+        if lease is None:
+            return
+
+        async def deeper() -> None:
+            await self._enter(worker, rlock, depth - 1, lease)
+            if lease._grant.ended == Grant.RELEASED and not worker.session.core.closed:
+                worker.violated(12, f"{lease!r} was given back by an inner release")
+
+        await worker.hold(lease, self.terms, deeper if depth > 1 else None)
+
+
+class RLocks(Subject):
+    """See Interlock.rlock."""
+
+    kind = "rlock"
+
+    def thing(self, name: str, _random: Random, /) -> Thing:
+        """See Subject."""
+        return LockThing(lock(name, "lock:"))
+
+    def lockable(self, locks: aio.Interlock, thing: Thing) -> aio.RLock:
+        """See Subject."""
+        return locks.rlock(thing.name)
+
+    def turn(self, random: Random) -> Entering:
+        """See Subject."""
+        chosen = terms(random, self.things)
+        return Entering(chosen, random.choice((None, None, "shop", "till")), random.choice((1, 1, 2, 3)))

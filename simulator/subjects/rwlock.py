@@ -1,0 +1,144 @@
+"""The read-write lock: many readers or one writer, who may read as well and then give up writing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from interlock._core import BUSY, QUEUED
+from interlock.errors import ConfigError, LockError
+from interlock.primitives.permits import reading
+from simulator.terms import Terms, terms
+
+from .permits import PermitThing
+from .subject import Share, Subject, Thing, live
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from random import Random
+
+    from interlock import aio
+    from interlock._core import Argument
+    from simulator.server import Server
+    from simulator.workers import Worker
+
+
+class RWThing(PermitThing):
+    """A reader has one permit, a writer all. Some readers read beside another lease of their own."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(reading(name, "lock:"))
+        self._under: dict[bytes, bytes] = {}  # by token: the lease beside which it reads
+
+    def asked(self, token: bytes, terms: Sequence[Argument]) -> None:
+        """See Thing."""
+        super().asked(token, terms)
+        if terms[3]:
+            self._under[token] = str(terms[3]).encode()
+
+    def _above(self, token: bytes | None) -> Iterator[bytes]:
+        """The leases beside which it reads: one's own, and what that one reads beside."""
+        while token is not None and (token := self._under.get(token)) is not None:
+            yield token
+
+    def alone(self, token: bytes) -> bool:
+        """Writers are."""
+        return self.wants(token) > 1
+
+    def apart(self, shares: Mapping[bytes, Share]) -> str | None:
+        """A writer is alone, but for itself as a reader."""
+        for writer in filter(self.alone, shares):
+            others = [token.decode() for token in shares if token != writer and writer not in self._above(token)]
+            if others:
+                return f"written by {writer.decode()} and had by {' and by '.join(others)}"
+        return None
+
+    def beside(self, token: bytes, before: Iterable[bytes]) -> bool:
+        """Whether it reads beside a lease of its own."""
+        return token in self._under and self._under[token] in before
+
+    def misserved(self, server: Server, args: Sequence[bytes], reply: Any, before: Mapping[bytes, Share]) -> str | None:
+        """Who would wait for itself must not wait."""
+        verb, token, *_ = args
+        if verb != b"acquire" or reply[0] not in {QUEUED, BUSY}:
+            return None
+        if not self.beside(token, live(before, server, surely=True)):
+            return None
+        return f"it has {self._under[token]!r} and would wait for itself"
+
+
+class Crossing(NamedTuple):
+    """Read or write; and write then read, or read then try to write."""
+
+    terms: Terms
+    writes: bool
+    reads_too: bool  # beside the first lease
+    downgrades: bool  # then the first is given up
+    upgrades: bool  # what is refused
+
+    def __str__(self) -> str:
+        also = ", and read too" * self.reads_too + ", then only read" * (self.reads_too and self.downgrades)
+        side = "write" if self.writes else "read"
+        return self.terms.told("rwlock") + f": {side}{also}" + ", try to upgrade" * self.upgrades
+
+    async def play(self, worker: Worker) -> None:
+        """See Turn."""
+        rwlock = worker.locks.rwlock(self.terms.thing.name, **worker.options(self.terms))
+        lease = await worker.take((rwlock.write() if self.writes else rwlock.read()).acquire, self.terms)
+        if lease is None:
+            return
+
+        async def inside() -> None:
+            if self.upgrades:
+                await self._upgrade(worker, rwlock, lease)
+            if self.reads_too:
+                await self._read(worker, rwlock, lease)
+
+        await worker.hold(lease, self.terms, inside)
+
+    async def _read(self, worker: Worker, rwlock: aio.RWLock, first: aio.Lease) -> None:
+        second = await worker.take(rwlock.read().acquire, self.terms)
+        if second is None:
+            return
+        worker.count("read beside its own")
+
+        async def alone() -> None:
+            await worker.end(first, leaves=self.terms.leaves)
+            worker.count("downgraded")
+
+        await worker.hold(second, self.terms, alone if self.downgrades else None)
+
+    @staticmethod
+    async def _upgrade(worker: Worker, rwlock: aio.RWLock, lease: aio.Lease) -> None:
+        """Rule 12: it is refused at once, and nothing is sent."""
+        if lease.remaining() == 0:
+            return
+        started = worker.now()
+        try:
+            await rwlock.write().acquire(0)
+        except ConfigError:
+            worker.count("upgrade refused")
+        except LockError as error:
+            worker.violated(12, f"who reads was let try to write: {error}")
+        if worker.now() != started:
+            worker.violated(12, "an upgrade was refused, but not at once")
+
+
+class RWLocks(Subject):
+    """See Interlock.rwlock."""
+
+    kind = "rwlock"
+    share = 2
+
+    def thing(self, name: str, _random: Random, /) -> RWThing:
+        """See Subject."""
+        return RWThing(name)
+
+    def lockable(self, locks: aio.Interlock, thing: Thing) -> aio.RWSide:
+        """See Subject."""
+        return locks.rwlock(thing.name).write()
+
+    def turn(self, random: Random) -> Crossing:
+        """See Subject."""
+        chosen, writes = terms(random, self.things), random.random() < 0.35
+        too = random.random() < 0.3
+        return Crossing(chosen, writes, too, too and random.random() < 0.7, not writes and random.random() < 0.05)

@@ -1,0 +1,140 @@
+"""The semaphore: one or more of its permits, up to a limit that somebody changes now and then."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from interlock.errors import ConfigError
+from interlock.primitives.permits import semaphore
+from simulator.terms import Terms, terms
+
+from .permits import PermitThing
+from .subject import Reading, Share, Subject, Turn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from random import Random
+
+    from interlock import aio
+    from simulator.server import Server
+    from simulator.workers import Worker
+
+MOST = 4  # permits
+
+
+class SemaphoreThing(PermitThing):
+    """What was granted when the limit was 3 may last when it is 2: the limit that counts is that of the newest."""
+
+    def __init__(self, name: str, limit: int) -> None:
+        super().__init__(semaphore(name, "lock:", limit))
+        self._limits: dict[bytes, int] = {}  # by token: when it was granted
+        self._latest: int | None = limit  # None: perhaps another one
+        self._set: dict[bytes, int] = {}  # by operation: what set_limit set, once
+
+    def granted(self, token: bytes, reading: Reading) -> None:
+        """See Thing."""
+        self._limits[token] = reading.limit
+
+    def forgot(self, _server: Server) -> None:
+        """See Thing. A set_limit that was lost and comes again may set it, or have been the last."""
+        self._latest = None
+
+    def apart(self, shares: Mapping[bytes, Share]) -> str | None:
+        """See Thing."""
+        newest = max(shares, key=lambda token: shares[token].fence)
+        limit, total = self._limits.get(newest, self.limit), sum(share.permits for share in shares.values())
+        if total <= limit:
+            return None
+        each = ", ".join(f"{share.permits} by {token.decode()}" for token, share in shares.items())
+        return f"held {total} times, with a limit of {limit}: {each}"
+
+    def misserved(self, server: Server, args: Sequence[bytes], reply: Any, before: Mapping[bytes, Share]) -> str | None:
+        """A set_limit that comes again does not undo what was set since."""
+        del reply, before
+        if args[0] != b"limit":
+            return None
+        operation, wanted = args[1], int(args[3])
+        if operation not in self._set:
+            self._set[operation] = wanted
+            self._latest = wanted if self._latest is not None else None
+        limit = self.read(server).limit
+        return None if self._latest in {None, limit} else f"the limit is {limit}, and {self._latest} was set last"
+
+    def alone(self, _token: bytes) -> bool:
+        """See Thing."""
+        return False
+
+
+class Sharing(NamedTuple):
+    """Take some permits, hold them, let them go."""
+
+    terms: Terms
+    permits: int
+
+    def __str__(self) -> str:
+        return self.terms.told("semaphore", f"permits={self.permits}")
+
+    async def play(self, worker: Worker) -> None:
+        """See Turn."""
+        thing: Any = self.terms.thing
+        limit = worker.known.get(thing.name, thing.limit)
+        semaphore = worker.locks.semaphore(thing.name, limit, **worker.options(self.terms))
+        try:
+            lease = await worker.take(lambda: semaphore.acquire(permits=min(self.permits, limit)), self.terms)
+        except ConfigError as error:
+            if "set_limit" not in str(error):
+                raise
+            await self._learn(worker, semaphore)
+            return
+        if lease is not None:
+            await worker.hold(lease, self.terms)
+
+    async def _learn(self, worker: Worker, semaphore: aio.Semaphore) -> None:
+        """Somebody has changed the limit."""
+        worker.count("limit refused")
+        state = await worker.call(semaphore.inspect, 0, what="inspect")
+        if state is not None and state.limit:
+            worker.known[semaphore.name] = state.limit
+
+
+class Limiting(NamedTuple):
+    """Change the limit for everybody."""
+
+    thing: SemaphoreThing
+    limit: int
+
+    def __str__(self) -> str:
+        return f"semaphore({self.thing.name!r}).set_limit({self.limit})"
+
+    async def play(self, worker: Worker) -> None:
+        """See Turn."""
+        semaphore = worker.locks.semaphore(self.thing.name, self.thing.limit)
+
+        async def change() -> bool:
+            await semaphore.set_limit(self.limit)
+            return True
+
+        if await worker.call(change, 0, what="set_limit"):
+            worker.count("limit set")
+            worker.known[self.thing.name] = self.limit
+
+
+class Semaphores(Subject):
+    """See Interlock.semaphore."""
+
+    kind = "semaphore"
+    share = 2
+
+    def thing(self, name: str, random: Random, /) -> SemaphoreThing:
+        """See Subject."""
+        return SemaphoreThing(name, random.randint(1, MOST))
+
+    def lockable(self, locks: aio.Interlock, thing: Any) -> aio.Semaphore:
+        """See Subject."""
+        return locks.semaphore(thing.name, thing.limit)
+
+    def turn(self, random: Random) -> Turn:
+        """See Subject."""
+        if random.random() < 0.04:
+            return Limiting(random.choice(self.things), random.randint(1, MOST))
+        return Sharing(terms(random, self.things), random.choice((1, 1, 1, 2, 3, MOST)))

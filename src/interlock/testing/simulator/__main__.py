@@ -1,8 +1,0 @@
-"""The simulator from the command line: `python -m interlock.testing.simulator --help`."""
-
-import sys
-
-from .cli import main
-
-if __name__ == "__main__":
-    sys.exit(main())
