@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from demos import Rows, finish, rows, run, start
-from interlock.cli.recipes import RECIPES
-from interlock.cli.sale import plan
-from interlock.cli.wire import Wire
+from interlock.cli.demo.connection import Wire
+from interlock.cli.demo.flash_sale import plan
+from interlock.cli.demo.lock_recipes import RECIPES
 from interlock.embedded import Server
 
 if TYPE_CHECKING:

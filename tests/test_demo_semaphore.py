@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from demos import Rows, rows, run, start
-from interlock.cli.rush import Caller, Rush, count, plan
-from interlock.cli.semaphores import SEMAPHORES
-from interlock.cli.trial import Fault, Scene
-from interlock.cli.wire import Wire
+from interlock.cli.demo.api_limit import Caller, Rush, count, plan
+from interlock.cli.demo.connection import Wire
+from interlock.cli.demo.scenario import Fault, Scene
+from interlock.cli.demo.semaphore_recipes import SEMAPHORES
 from interlock.embedded import Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from interlock.cli.semaphores import Permit
+    from interlock.cli.demo.semaphore_recipes import Permit
 
 NAMES = list(SEMAPHORES)
 TTL = 60.0  # of the direct tests: nothing runs out in them

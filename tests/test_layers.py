@@ -44,9 +44,9 @@ CYCLES = [
     "_clusters connect ports._memory ports._wire ports.sentinel",
     "_core _renewal _undo _waiters",
     "cli cli.app cli.server",
-    "cli.ladder cli.trial",
-    "cli.recipes cli.sale",
-    "cli.rush cli.semaphores",
+    "cli.demo.recipe cli.demo.scenario",
+    "cli.demo.flash_sale cli.demo.lock_recipes",
+    "cli.demo.api_limit cli.demo.semaphore_recipes",
 ]
 
 Graph = dict[str, set[str]]
@@ -138,12 +138,16 @@ def test_every_module_has_a_layer_and_every_name_in_the_layers_is_one():
 
 def test_no_module_imports_from_a_higher_layer():
     found = upward()
-    assert found == UPWARD, "UPWARD should be:\n" + "\n".join(f'    "{a}": "{b}",' for a, b in found.items())
+    assert found == {name: " ".join(sorted(imported.split())) for name, imported in UPWARD.items()}, (
+        "UPWARD should be:\n" + "\n".join(f'    "{a}": "{b}",' for a, b in found.items())
+    )
 
 
 def test_no_modules_import_each_other():
     found = sorted(" ".join(sorted(names)) for names in cycles(graph()))
-    assert found == CYCLES, "CYCLES should be:\n" + "\n".join(f'    "{names}",' for names in found)
+    assert found == sorted(" ".join(sorted(names.split())) for names in CYCLES), "CYCLES should be:\n" + "\n".join(
+        f'    "{names}",' for names in found
+    )
 
 
 def test_the_graph_sees_every_kind_of_import(tmp_path):

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from interlock import __version__
-from interlock.cli import EX_UNAVAILABLE, EX_USAGE, INTERRUPTED, demo, server
+from interlock.cli import EX_UNAVAILABLE, EX_USAGE, INTERRUPTED, server
+from interlock.cli.demo import commands as demo
 from interlock.errors import ConfigError, LockError
 
 __all__ = ["app", "run"]

@@ -19,16 +19,16 @@ from rich.table import Table
 from rich.text import Text
 
 from interlock import embedded
-from interlock.cli.crew import Crew
-from interlock.cli.ladder import Recipe, why
-from interlock.cli.wire import Wire
+from interlock.cli.demo.connection import Wire
+from interlock.cli.demo.processes import Crew
+from interlock.cli.demo.recipe import Recipe, why
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from interlock.cli.ladder import Ladder
-    from interlock.cli.trial import Trial
-    from interlock.cli.wire import Ask
+    from interlock.cli.demo.connection import Ask
+    from interlock.cli.demo.recipe import Ladder
+    from interlock.cli.demo.scenario import Trial
 
 __all__ = ["climb"]
 

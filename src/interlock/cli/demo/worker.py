@@ -1,6 +1,6 @@
 """A worker process of the demo: it runs the clients of one trial after another, as its parent says.
 
-    python -m interlock.cli.worker FD       FD: our end of a pair of sockets
+    python -m interlock.cli.demo.worker FD       FD: our end of a pair of sockets
 
 It is told a `Trial` and answers READY; then GO, perhaps CLOSE, and it answers DONE when its last client has left, or
 FAILED and why. As it cannot wake itself, it is stopped by the parent: it says PAUSE and for how long, and goes on
@@ -21,8 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-from interlock.cli.trial import Closed, Fault, Scene, Trial
-from interlock.cli.wire import Wire
+from interlock.cli.demo.connection import Wire
+from interlock.cli.demo.scenario import Closed, Fault, Scene, Trial
 
 __all__ = ["CLOSE", "DONE", "FAILED", "GO", "PAUSE", "READY", "RESUME"]
 

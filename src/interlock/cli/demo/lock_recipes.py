@@ -10,15 +10,15 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from interlock.cli.ladder import Ladder
-from interlock.cli.trial import LOOK_UP
+from interlock.cli.demo.recipe import Ladder
+from interlock.cli.demo.scenario import LOOK_UP
 from interlock.errors import AcquireTimeout, LeaseLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from interlock import Lease
-    from interlock.cli.sale import Buyer
+    from interlock.cli.demo.flash_sale import Buyer
 
 __all__ = ["RECIPES"]
 

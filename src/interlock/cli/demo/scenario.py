@@ -23,8 +23,8 @@ from interlock import Interlock
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from interlock.cli.ladder import Ladder
-    from interlock.cli.wire import Ask, Wire
+    from interlock.cli.demo.connection import Ask, Wire
+    from interlock.cli.demo.recipe import Ladder
 
 __all__ = [
     "LOOK_UP",

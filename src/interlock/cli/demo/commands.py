@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from interlock.cli import rush
-from interlock.cli import sale as shop
-from interlock.cli.climb import climb
-from interlock.cli.recipes import RECIPES
-from interlock.cli.semaphores import SEMAPHORES
+from interlock.cli.demo import api_limit as rush
+from interlock.cli.demo import flash_sale as shop
+from interlock.cli.demo.lock_recipes import RECIPES
+from interlock.cli.demo.runner import climb
+from interlock.cli.demo.semaphore_recipes import SEMAPHORES
 
 if TYPE_CHECKING:
-    from interlock.cli.ladder import Ladder
+    from interlock.cli.demo.recipe import Ladder
 
 __all__ = ["app"]
 

@@ -27,13 +27,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from interlock.cli.recipes import RECIPES
-from interlock.cli.trial import Account, Client, Column, Declined, Fault, Scene, Trial, numbered
+from interlock.cli.demo.lock_recipes import RECIPES
+from interlock.cli.demo.scenario import Account, Client, Column, Declined, Fault, Scene, Trial, numbered
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from interlock.cli.wire import Ask, Wire
+    from interlock.cli.demo.connection import Ask, Wire
 
 __all__ = ["Books", "Buyer", "Sale", "plan"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from interlock.cli.trial import Account
+    from interlock.cli.demo.scenario import Account
 
 __all__ = ["Ladder", "Recipe", "why"]
 

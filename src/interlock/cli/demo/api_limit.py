@@ -29,16 +29,16 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from interlock.cli.semaphores import SEMAPHORES
-from interlock.cli.trial import LOOK_UP, Account, Client, Column, Fault, Scene, Trial, numbered
-from interlock.cli.wire import Wire
+from interlock.cli.demo.connection import Wire
+from interlock.cli.demo.scenario import LOOK_UP, Account, Client, Column, Fault, Scene, Trial, numbered
+from interlock.cli.demo.semaphore_recipes import SEMAPHORES
 from interlock.errors import LeaseLost
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from interlock.cli.semaphores import Permit
-    from interlock.cli.wire import Ask
+    from interlock.cli.demo.connection import Ask
+    from interlock.cli.demo.semaphore_recipes import Permit
 
 __all__ = ["CLOCKS", "Caller", "Log", "Rush", "plan"]
 

@@ -23,7 +23,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, cast
 
-from interlock.cli.worker import CLOSE, DONE, FAILED, GO, PAUSE, READY, RESUME
+from interlock.cli.demo.worker import CLOSE, DONE, FAILED, GO, PAUSE, READY, RESUME
 from interlock.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from interlock.cli.trial import Trial
-    from interlock.cli.wire import Ask
+    from interlock.cli.demo.connection import Ask
+    from interlock.cli.demo.scenario import Trial
 
 __all__ = ["Crew"]
 
@@ -53,7 +53,7 @@ class _Member:
         with theirs:
             # -P and the path: it shall import the same interlock as we, wherever it is started.
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "interlock.cli.worker", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "interlock.cli.demo.worker", str(theirs.fileno())],
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,

@@ -12,14 +12,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from interlock.cli.ladder import Ladder
+from interlock.cli.demo.recipe import Ladder
 from interlock.errors import AcquireTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from interlock.cli.rush import Caller
-    from interlock.cli.wire import Ask
+    from interlock.cli.demo.api_limit import Caller
+    from interlock.cli.demo.connection import Ask
 
 __all__ = ["SEMAPHORES", "Permit"]
 
