@@ -29,29 +29,38 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from interlock.cli.demo.connection import Wire
-from interlock.cli.demo.scenario import LOOK_UP, Account, Client, Column, Fault, Scene, Trial, numbered
-from interlock.cli.demo.semaphore_recipes import SEMAPHORES
+from interlock.cli.demo.connection import BareConnection
+from interlock.cli.demo.scenario import (
+    CLOSED_CHECK_INTERVAL,
+    Client,
+    Column,
+    Context,
+    Fault,
+    Result,
+    Scenario,
+    schedule_faults,
+)
+from interlock.cli.demo.semaphore_recipes import SEMAPHORE_RECIPES
 from interlock.errors import LeaseLost
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from interlock.cli.demo.connection import Ask
+    from interlock.cli.demo.connection import Execute
     from interlock.cli.demo.semaphore_recipes import Permit
 
-__all__ = ["CLOCKS", "Caller", "Log", "Rush", "plan"]
+__all__ = ["CLOCK_OFFSETS", "ApiLimit", "ApiLimitResult", "Caller", "plan"]
 
-CLOCKS = (0.0, -0.6, 0.6)  # of the first processes: TTLs that they are ahead; those of the others are right
+CLOCK_OFFSETS = (0.0, -0.6, 0.6)  # of the first processes: TTLs that they are ahead; those of the others are right
 
-_PAGES = 3  # of a call
-_PAGE = (0.012, 0.02)  # seconds until the next one
-_NEWCOMERS = 2.0  # TTLs for which newcomers ask for permits when all have left
+_PAGES_PER_CALL = 3  # of a call
+_PAGE_SECONDS = (0.012, 0.02)  # seconds until the next one
+_LEAK_CHECK = 2.0  # TTLs for which newcomers ask for permits when all have left
 
 
 def plan(calls: int, callers: int, seed: int) -> dict[int, Fault]:
     """The faults of so many calls of so many callers, by number of call. See the rules above."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     outlasting = [
         [Fault("slow", "holding", 1.7)],
         [Fault("slow", "holding", 1.7)],
@@ -61,23 +70,23 @@ def plan(calls: int, callers: int, seed: int) -> dict[int, Fault]:
         *[[Fault("slow", "holding", 0.85)] * 2 for _ in range(2)],
         *[[Fault("slow", "taking", 0.4)] * 2 for _ in range(4)],
     ]
-    dice.shuffle(outlasting)
-    dice.shuffle(within)
-    return numbered([[Fault("crash", "taken")], *outlasting, *within], dice, max(1, calls // 30), callers)
+    rng.shuffle(outlasting)
+    rng.shuffle(within)
+    return schedule_faults([[Fault("crash", "taken")], *outlasting, *within], rng, max(1, calls // 30), callers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rush(Trial):
+class ApiLimit(Scenario):
     """One rush under one recipe."""
 
-    ladder = SEMAPHORES
+    recipes = SEMAPHORE_RECIPES
     columns = (
         Column("calls", "calls"),
         Column("most", "at once"),
         Column("over", "too many", "bold red"),
         Column("leaked", "leaked", "yellow"),
     )
-    done = "made"
+    done_label = "made"
 
     limit: int  # calls that the API takes at a time
 
@@ -94,95 +103,99 @@ class Rush(Trial):
     @property
     def doing(self) -> str:
         """The list of those that this process makes now."""
-        return f"{self.prefix}doing:{self.place}"
+        return f"{self.prefix}doing:{self.process_index}"
 
-    def local(self) -> threading.Semaphore:
+    def make_local_lock(self) -> threading.Semaphore:
         """What keeps the threads of one process apart."""
         return threading.Semaphore(self.limit)
 
-    def open(self, ask: Ask) -> None:
+    def prepare(self, execute: Execute) -> None:
         """List the calls."""
-        ask("RPUSH", self.todo, *range(self.goal))
+        execute("RPUSH", self.todo, *range(self.goal))
 
-    def visit(self, scene: Scene[Any], wire: Wire) -> None:
+    def run_client(self, context: Context[Any], connection: BareConnection) -> None:
         """Make call after call, until no more are to be made."""
-        while wire.ask("LMOVE", self.todo, self.doing, "LEFT", "RIGHT"):
-            while not Caller(scene, wire).call():
+        while connection.execute("LMOVE", self.todo, self.doing, "LEFT", "RIGHT"):
+            while not Caller(context, connection).call():
                 pass
             # Together: what a crash leaves in the list was not made.
-            wire.together(("LPOP", self.doing), ("HINCRBY", self.notes, "made", 1))
+            connection.transaction(("LPOP", self.doing), ("HINCRBY", self.events_key, "made", 1))
 
-    def progress(self, ask: Ask) -> int:
+    def progress(self, execute: Execute) -> int:
         """How many calls were made."""
-        return int(ask("HGET", self.notes, "made") or 0)
+        return int(execute("HGET", self.events_key, "made") or 0)
 
-    def crashed(self, ask: Ask) -> None:
+    def crashed(self, execute: Execute) -> None:
         """List again what this process was doing."""
-        while ask("LMOVE", self.doing, self.todo, "RIGHT", "LEFT"):
+        while execute("LMOVE", self.doing, self.todo, "RIGHT", "LEFT"):
             pass
 
-    def account(self, ask: Ask, seconds: float) -> Log:
+    def result(self, execute: Execute, seconds: float) -> ApiLimitResult:
         """Read the API's log and the notes, and let newcomers ask for permits."""
-        lines = [(call, how) for _, (call, how) in ask("XRANGE", self.api, "-", "+")]
-        most, over = count(lines, self.limit)
-        seen = self.seen(ask) + over
-        seen["over"] = over.total()
-        seen["leaked"] = self.limit - self._spare()
-        return Log(calls=self.goal, made=seen["made"], most=most, seconds=seconds, seen=seen)
+        lines = [(call, how) for _, (call, how) in execute("XRANGE", self.api, "-", "+")]
+        most, over = count_open_calls(lines, self.limit)
+        events = self.read_events(execute) + over
+        events["over"] = over.total()
+        events["leaked"] = self.limit - self._free_permits()
+        return ApiLimitResult(calls=self.goal, made=events["made"], most=most, seconds=seconds, events=events)
 
-    def _spare(self) -> int:
+    def _free_permits(self) -> int:
         """How many permits newcomers get, up to the limit."""
-        scene: Scene[Rush] = Scene(self, lambda _fault, _seconds: None)
-        with contextlib.closing(scene.locks), contextlib.closing(Wire(self.url)) as wire:
-            end = time.monotonic() + _NEWCOMERS * self.ttl
+        context: Context[ApiLimit] = Context(self, lambda _fault, _seconds: None)
+        with contextlib.closing(context.locks), contextlib.closing(BareConnection(self.url)) as connection:
+            deadline = time.monotonic() + _LEAK_CHECK * self.ttl
             while True:
-                tries = (Caller(scene, wire, patience=0.0).take() for _ in range(self.limit))
+                tries = (Caller(context, connection, timeout=0.0).take() for _ in range(self.limit))
                 permits = [permit for permit in tries if permit]
                 for permit in permits:
-                    permit.give()
-                if len(permits) == self.limit or time.monotonic() > end:
+                    permit.release()
+                if len(permits) == self.limit or time.monotonic() > deadline:
                     return len(permits)
                 time.sleep(self.ttl / 5)
 
 
-class Caller(Client[Rush]):
+class Caller(Client[ApiLimit]):
     """One attempt to make a call."""
 
-    poll = (0.003, 0.006)
+    poll_interval = (0.003, 0.006)
 
-    def __init__(self, scene: Scene[Rush], wire: Wire, patience: float = LOOK_UP) -> None:
-        super().__init__(scene, wire)
-        self.limit = self.trial.limit
-        self.patience = patience  # seconds to wait for a permit in the server, where that can be done
+    def __init__(
+        self, context: Context[ApiLimit], connection: BareConnection, timeout: float = CLOSED_CHECK_INTERVAL
+    ) -> None:
+        super().__init__(context, connection)
+        self.limit = self.scenario.limit
+        self.timeout = timeout  # seconds to wait for a permit in the server, where that can be done
 
     def take(self) -> Permit | None:
         """Try to take a permit."""
-        return SEMAPHORES[self.trial.recipe].run(self)
+        return SEMAPHORE_RECIPES[self.scenario.recipe].run(self)
 
     def call(self) -> bool:
         """Make the call: whether the API served all of it."""
         self.take_number()
         permit = self.wait(self.take)
         try:
-            self.point("taken")
+            self.inject_at("taken")
             self.request(permit)
-            self.point("holding")
-            for _ in range(_PAGES - 1):
-                time.sleep(random.uniform(*_PAGE))
+            self.inject_at("holding")
+            for _ in range(_PAGES_PER_CALL - 1):
+                time.sleep(random.uniform(*_PAGE_SECONDS))
                 self.request(permit)
         except LeaseLost:
-            self.note("refused")
+            self.record("refused")
             return False
         finally:
-            permit.give()
+            permit.release()
         return True
 
     def request(self, permit: Permit) -> None:
         """Ask the API for a page. Raises LeaseLost if the permit is one that the server checks, and has ended."""
-        (permit.say or self.ask)("XADD", self.trial.api, "*", self.token, "cut" if permit.cut else "served")
+        (permit.execute or self.execute)(
+            "XADD", self.scenario.api, "*", self.token, "by_rank" if permit.by_rank else "served"
+        )
 
 
-def count(log: Iterable[tuple[bytes, bytes]], limit: int) -> tuple[int, Counter[str]]:
+def count_open_calls(log: Iterable[tuple[bytes, bytes]], limit: int) -> tuple[int, Counter[str]]:
     """How many calls were open at the most, and how those got in that were too many."""
     lines = list(log)
     last = {call: number for number, (call, _) in enumerate(lines)}
@@ -199,30 +212,32 @@ def count(log: Iterable[tuple[bytes, bytes]], limit: int) -> tuple[int, Counter[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Log(Account):
+class ApiLimitResult(Result):
     """What the API's log says. `over`: calls too many; `cut`: those that a low rank let in; `leaked`: permits."""
 
-    virtues: ClassVar = {
+    strengths: ClassVar = {
         "slow": "renewed for slow calls",
         "refused": "a late request refused",
         "crash": "a crash waited out",
     }
-    calm = "never too many, in order"
+    uneventful = "never too many, in order"
 
     calls: int
     made: int
     most: int
 
     @property
-    def good(self) -> bool:
+    def correct(self) -> bool:
         """Whether all calls were made, never too many at once, and all permits are there."""
-        return self.made == self.calls and not self.seen["over"] and not self.seen["leaked"]
+        return self.made == self.calls and not self.events["over"] and not self.events["leaked"]
 
     @property
-    def otherwise(self) -> str:
+    def failure(self) -> str:
         """How callers fared."""
-        return f"calls too many: {self.seen['over']}, leaked: {self.seen['leaked']}, gave up: {self.seen['left']}"
+        return (
+            f"calls too many: {self.events['over']}, leaked: {self.events['leaked']}, gave up: {self.events['gave_up']}"
+        )
 
     def numbers(self) -> dict[str, int]:
         """Calls made; the most that the API had at once; those that were too many; permits that are gone."""
-        return {"calls": self.made, "most": self.most, "over": self.seen["over"], "leaked": self.seen["leaked"]}
+        return {"calls": self.made, "most": self.most, "over": self.events["over"], "leaked": self.events["leaked"]}

@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from interlock.cli.demo import api_limit as rush
-from interlock.cli.demo import flash_sale as shop
-from interlock.cli.demo.lock_recipes import RECIPES
-from interlock.cli.demo.runner import climb
-from interlock.cli.demo.semaphore_recipes import SEMAPHORES
+from interlock.cli.demo import api_limit, flash_sale
+from interlock.cli.demo.lock_recipes import LOCK_RECIPES
+from interlock.cli.demo.runner import run_recipes
+from interlock.cli.demo.semaphore_recipes import SEMAPHORE_RECIPES
 
 if TYPE_CHECKING:
-    from interlock.cli.demo.recipe import Ladder
+    from interlock.cli.demo.recipe import Recipes
 
 __all__ = ["app"]
 
 _TTL = 0.25  # seconds: short, as a whole ladder waits for some fifty of them ...
-_TTL_CALM = 1.0  # ... but without faults no hiccup of the machine should outlast one
-_PATIENCE = 9  # standstills of a sale; the plan's six faults make about as many
+_TTL_WITHOUT_FAULTS = 1.0  # ... but without faults no hiccup of the machine should outlast one
+_MAX_STALLS = 9  # standstills of a sale; the plan's six faults make about as many
 
 
 class Faults(StrEnum):
@@ -41,13 +40,13 @@ _Url = Annotated[
 _Json = Annotated[bool, typer.Option("--json", help="Print the rows as JSON instead of the table.")]
 
 
-def _epilog(ladder: Ladder[Any], good: str) -> str:
-    rungs = "\n".join(f"  {recipe.name:<13} {recipe.title}" for recipe in ladder.values())
-    status = f"Exit status: 0 if {good}, 1 if not, 64 for a bad option, 69 without a server."
-    return f"The ladder:\n\n\b\n{rungs}\n\n{status}"
+def _epilog(recipes: Recipes[Any], correct: str) -> str:
+    recipe_lines = "\n".join(f"  {recipe.name:<13} {recipe.title}" for recipe in recipes.values())
+    status = f"Exit status: 0 if {correct}, 1 if not, 64 for a bad option, 69 without a server."
+    return f"The ladder:\n\n\b\n{recipe_lines}\n\n{status}"
 
 
-def _luck(faults: Faults, seed: int) -> str:
+def _faults_label(faults: Faults, seed: int) -> str:
     return "no faults" if faults is Faults.NONE else f"faults of seed {seed}"
 
 
@@ -74,17 +73,20 @@ def sale(
     vain (lost sales), and the time it took. A last column says why.
     """
     if context.invoked_subcommand is not None:
-        return _nothing_before(context)
-    calm = faults is Faults.NONE
-    trial = shop.Sale(
+        return _reject_options_before(context)
+    without_faults = faults is Faults.NONE
+    scenario = flash_sale.FlashSale(
         goal=tickets,
         clients=buyers,
-        ttl=_TTL_CALM if calm else _TTL,
-        patience=math.inf if calm else _PATIENCE,
-        faults={} if calm else shop.plan(tickets, seed),
+        ttl=_TTL_WITHOUT_FAULTS if without_faults else _TTL,
+        max_stalls=math.inf if without_faults else _MAX_STALLS,
+        faults={} if without_faults else flash_sale.plan(tickets, seed),
     )
-    title = f"{tickets} tickets, {processes} processes x {buyers} buyers, locks of {trial.ttl} s, {_luck(faults, seed)}"
-    return climb(trial, title, processes=processes, only=only or [], url=url, as_json=as_json)
+    title = (
+        f"{tickets} tickets, {processes} processes x {buyers} buyers, locks of {scenario.ttl} s, "
+        f"{_faults_label(faults, seed)}"
+    )
+    return run_recipes(scenario, title, processes=processes, only=only or [], url=url, as_json=as_json)
 
 
 def semaphore(
@@ -110,25 +112,25 @@ def semaphore(
     full (too many), permits that nobody gets any more when all have left (leaked), and the time it took. A last column
     says why.
     """
-    calm = faults is Faults.NONE
-    ttl = _TTL_CALM if calm else _TTL
-    trial = rush.Rush(
+    without_faults = faults is Faults.NONE
+    ttl = _TTL_WITHOUT_FAULTS if without_faults else _TTL
+    scenario = api_limit.ApiLimit(
         goal=calls,
         limit=limit,
         clients=callers,
         ttl=ttl,
-        patience=math.inf,
-        faults={} if calm else rush.plan(calls, processes * callers, seed),
-        clocks=() if calm else tuple(ttl * ahead for ahead in rush.CLOCKS),
+        max_stalls=math.inf,
+        faults={} if without_faults else api_limit.plan(calls, processes * callers, seed),
+        clock_offsets=() if without_faults else tuple(ttl * ahead for ahead in api_limit.CLOCK_OFFSETS),
     )
     title = (
         f"{calls} calls, {limit} at a time, {processes} processes x {callers} callers, permits of {ttl} s, "
-        f"{_luck(faults, seed)}"
+        f"{_faults_label(faults, seed)}"
     )
-    return climb(trial, title, processes=processes, only=only or [], url=url, as_json=as_json)
+    return run_recipes(scenario, title, processes=processes, only=only or [], url=url, as_json=as_json)
 
 
-def _nothing_before(context: typer.Context) -> int:
+def _reject_options_before(context: typer.Context) -> int:
     """Options before the name of a ladder would be lost."""
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
@@ -137,10 +139,12 @@ def _nothing_before(context: typer.Context) -> int:
     return 0
 
 
-_SOLD = _epilog(RECIPES, "interlock sold exactly all tickets")
-_MADE = _epilog(SEMAPHORES, "interlock made all calls, never too many at once, and leaked no permit")
+_SALE_EPILOG = _epilog(LOCK_RECIPES, "interlock sold exactly all tickets")
+_SEMAPHORE_EPILOG = _epilog(SEMAPHORE_RECIPES, "interlock made all calls, never too many at once, and leaked no permit")
 
 app = typer.Typer(subcommand_metavar="[COMMAND [OPTIONS]]")
-app.callback(invoke_without_command=True, epilog=_SOLD)(sale)  # `interlock demo` alone is the sale
-app.command("sale", epilog=_SOLD, short_help="The flash sale: every lock recipe.")(sale)
-app.command("semaphore", epilog=_MADE, short_help="Five calls at a time: every semaphore recipe.")(semaphore)
+app.callback(invoke_without_command=True, epilog=_SALE_EPILOG)(sale)  # `interlock demo` alone is the sale
+app.command("sale", epilog=_SALE_EPILOG, short_help="The flash sale: every lock recipe.")(sale)
+app.command("semaphore", epilog=_SEMAPHORE_EPILOG, short_help="Five calls at a time: every semaphore recipe.")(
+    semaphore
+)

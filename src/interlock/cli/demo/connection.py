@@ -14,14 +14,14 @@ from interlock.errors import ConfigError, Unavailable
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-__all__ = ["Ask", "Wire"]
+__all__ = ["BareConnection", "Execute"]
 
-Ask = Callable[..., Any]  # a Redis command, word by word, and its reply
+Execute = Callable[..., Any]  # a Redis command, word by word, and its reply
 
-_ANSWER = 5.0  # seconds within which a server must answer
+_TIMEOUT = 5.0  # seconds within which a server must answer
 
 
-class Wire:
+class BareConnection:
     """A bare connection, on which any command may be said; replies are bytes and numbers. For one thread."""
 
     def __init__(self, url: str) -> None:
@@ -30,19 +30,19 @@ class Wire:
         if not isinstance(found, Address):
             raise ConfigError(f"{found.shown}: one server is needed here, not a cluster")
         self._address = found
-        with self._told():
-            self._connection = self._address.connection(_ANSWER)  # its methods have no types
+        with self._translate_errors():
+            self._connection = self._address.connection(_TIMEOUT)  # its methods have no types
             self._connection.connect()
 
-    def ask(self, *words: str | bytes | float) -> Any:
+    def execute(self, *words: str | bytes | float) -> Any:
         """Say a command, word by word, and return the reply."""
-        with self._told():
+        with self._translate_errors():
             self._connection.send_command(*words)
             return self._connection.read_response()
 
-    def together(self, *commands: tuple[str | bytes | float, ...]) -> list[Any]:
+    def transaction(self, *commands: tuple[str | bytes | float, ...]) -> list[Any]:
         """Say some commands as one transaction, in one packet, and return their replies."""
-        with self._told():
+        with self._translate_errors():
             words = [("MULTI",), *commands, ("EXEC",)]
             self._connection.send_packed_command(self._connection.pack_commands(words))
             replies: list[list[Any]] = [self._connection.read_response() for _ in words]
@@ -53,7 +53,7 @@ class Wire:
         self._connection.disconnect()
 
     @contextlib.contextmanager
-    def _told(self) -> Generator[None]:
+    def _translate_errors(self) -> Generator[None]:
         try:
             yield
         except (redis.RedisError, OSError) as error:

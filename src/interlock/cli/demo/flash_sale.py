@@ -27,85 +27,85 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from interlock.cli.demo.lock_recipes import RECIPES
-from interlock.cli.demo.scenario import Account, Client, Column, Declined, Fault, Scene, Trial, numbered
+from interlock.cli.demo.lock_recipes import LOCK_RECIPES
+from interlock.cli.demo.scenario import CardDeclined, Client, Column, Context, Fault, Result, Scenario, schedule_faults
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from interlock.cli.demo.connection import Ask, Wire
+    from interlock.cli.demo.connection import BareConnection, Execute
 
-__all__ = ["Books", "Buyer", "Sale", "plan"]
+__all__ = ["Buyer", "FlashSale", "SaleResult", "plan"]
 
 T = TypeVar("T")
 
-_THINK = (0.002, 0.004)  # seconds between read and write
+_THINK_SECONDS = (0.002, 0.004)  # seconds between read and write
 
 
 def plan(tickets: int, seed: int) -> dict[int, Fault]:
     """The faults of a sale of so many tickets, by number of entry. See the rules above."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     episodes = [
         [Fault("error", "holding")],
         [Fault("slow", "holding", 1.7)],
         [Fault("pause", "holding", 1.7)],
         [Fault("slow", "releasing", 1.4), Fault("slow", "holding", 0.85)],
     ]
-    dice.shuffle(episodes)
-    return numbered([[Fault("crash", "taken")], *episodes], dice, max(1, tickets // 10))
+    rng.shuffle(episodes)
+    return schedule_faults([[Fault("crash", "taken")], *episodes], rng, max(1, tickets // 10))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sale(Trial):
+class FlashSale(Scenario):
     """One sale under one recipe."""
 
-    ladder = RECIPES
+    recipes = LOCK_RECIPES
     columns = (
         Column("sold", "sold"),
         Column("oversold", "oversold", "bold red"),
         Column("lost_sales", "lost", "yellow"),
     )
-    done = "sold"
+    done_label = "sold"
 
     @property
     def shop(self) -> str:
         """The hash with the stock and the ledger."""
         return f"{self.prefix}shop"
 
-    def open(self, ask: Ask) -> None:
+    def prepare(self, execute: Execute) -> None:
         """Put the tickets in stock."""
-        ask("HSET", self.shop, "stock", self.goal)
+        execute("HSET", self.shop, "stock", self.goal)
 
-    def visit(self, scene: Scene[Any], wire: Wire) -> None:
+    def run_client(self, context: Context[Any], connection: BareConnection) -> None:
         """Buy ticket after ticket until they are sold out."""
-        buy = RECIPES[self.recipe].run
+        buy = LOCK_RECIPES[self.recipe].run
         more = True
         while more:
-            buyer = Buyer(scene, wire)
-            with contextlib.suppress(Declined):
+            buyer = Buyer(context, connection)
+            with contextlib.suppress(CardDeclined):
                 more = buy(buyer)
-            buyer.look_back()
+            buyer.record_if_still_locked()
 
-    def progress(self, ask: Ask) -> int:
+    def progress(self, execute: Execute) -> int:
         """How many tickets are sold."""
-        lines: int = ask("HLEN", self.shop)
+        lines: int = execute("HLEN", self.shop)
         return lines - 1
 
-    def account(self, ask: Ask, seconds: float) -> Books:
+    def result(self, execute: Execute, seconds: float) -> SaleResult:
         """Read the ledger and the notes."""
-        books: dict[bytes, bytes] = ask("HGETALL", self.shop)
+        books: dict[bytes, bytes] = execute("HGETALL", self.shop)
         tickets = [ticket for line, ticket in books.items() if line.startswith(b"sale:")]
-        seen = self.seen(ask)
-        if ask("PTTL", self.lock) == -1:
-            seen["endless"] = 1
-        seen["twice"] = len(tickets) - len(set(tickets))
-        return Books(tickets=self.goal, sold=len(tickets), seconds=seconds, seen=seen)
+        events = self.read_events(execute)
+        if execute("PTTL", self.lock) == -1:
+            events["no_ttl"] = 1
+        events["sold_twice"] = len(tickets) - len(set(tickets))
+        return SaleResult(tickets=self.goal, sold=len(tickets), seconds=seconds, events=events)
 
 
-class Buyer(Client[Sale]):
+class Buyer(Client[FlashSale]):
     """One attempt to buy a ticket."""
 
-    poll = (0.01, 0.03)
+    poll_interval = (0.01, 0.03)
     _entered_at = 0.0
 
     def wait(self, take: Callable[[], T | None]) -> T:
@@ -118,59 +118,59 @@ class Buyer(Client[Sale]):
         """Be the next one past the lock."""
         self._entered_at = time.monotonic()
         self.take_number()
-        self.point("taken")
+        self.inject_at("taken")
 
     def stock(self) -> int:
         """How many tickets are left."""
-        return int(self.ask("HGET", self.trial.shop, "stock"))
+        return int(self.execute("HGET", self.scenario.shop, "stock"))
 
-    def sell(self, write: Ask | None = None) -> bool:
+    def sell(self, write: Execute | None = None) -> bool:
         """Read, think, write: buy a ticket if there is one left. False: sold out."""
         stock = self.stock()
         if stock <= 0:
             return False
-        time.sleep(random.uniform(*_THINK))
-        self.point("holding")
-        if time.monotonic() - self._entered_at > self.trial.ttl:
-            self.note("late")
-        (write or self.ask)("HSET", self.trial.shop, "stock", stock - 1, f"sale:{self.number}", stock)
+        time.sleep(random.uniform(*_THINK_SECONDS))
+        self.inject_at("holding")
+        if time.monotonic() - self._entered_at > self.scenario.ttl:
+            self.record("past_ttl")
+        (write or self.execute)("HSET", self.scenario.shop, "stock", stock - 1, f"sale:{self.number}", stock)
         return True
 
     def delete(self) -> None:
         """DEL the lock; as GETDEL, for the books: it tells whose lock was freed."""
-        freed = self.ask("GETDEL", self.lock)
+        freed = self.execute("GETDEL", self.lock)
         if freed not in {None, self.token}:
-            self.note("freed")
+            self.record("freed_other")
 
-    def look_back(self) -> None:
+    def record_if_still_locked(self) -> None:
         """Note it if the lock was left locked."""
-        if self.ask("GET", self.lock) == self.token:
-            self.note("kept")
+        if self.execute("GET", self.lock) == self.token:
+            self.record("not_released")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Books(Account):
+class SaleResult(Result):
     """The ledger of a sale that is over. `endless`: the lock was left without end; `twice`: tickets sold before."""
 
-    virtues: ClassVar = {
+    strengths: ClassVar = {
         "slow": "renewed for slow buyers",
         "refused": "a late write refused by the server",
         "crash": "a crash waited out",
     }
-    calm = "one at a time, in order"
+    uneventful = "one at a time, in order"
 
     tickets: int
     sold: int
 
     @property
-    def good(self) -> bool:
+    def correct(self) -> bool:
         """Whether exactly all tickets were sold."""
         return self.sold == self.tickets
 
     @property
-    def otherwise(self) -> str:
+    def failure(self) -> str:
         """How buyers fared."""
-        return f"{self.seen['late']} buyers worked longer than the TTL, {self.seen['left']} gave up"
+        return f"{self.events['past_ttl']} buyers worked longer than the TTL, {self.events['gave_up']} gave up"
 
     def numbers(self) -> dict[str, int]:
         """Tickets sold; sold that there were not; left over, though buyers were waiting."""
@@ -180,7 +180,7 @@ class Books(Account):
             "lost_sales": max(0, self.tickets - self.sold),
         }
 
-    def besides(self, sign: str) -> str:
+    def addition(self, event: str) -> str:
         """Who leaves the lock behind has otherwise the recipe that is right but for the TTL."""
-        late = self.seen["late"] if sign == "kept" and self.sold > self.tickets else 0
+        late = self.events["past_ttl"] if event == "not_released" and self.sold > self.tickets else 0
         return f"; work outlasted it ({late}x)" if late else ""

@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from interlock.cli.demo.recipe import Ladder
-from interlock.cli.demo.scenario import LOOK_UP
+from interlock.cli.demo.recipe import Recipes
+from interlock.cli.demo.scenario import CLOSED_CHECK_INTERVAL
 from interlock.errors import AcquireTimeout, LeaseLost
 
 if TYPE_CHECKING:
@@ -20,110 +20,110 @@ if TYPE_CHECKING:
     from interlock import Lease
     from interlock.cli.demo.flash_sale import Buyer
 
-__all__ = ["RECIPES"]
+__all__ = ["LOCK_RECIPES"]
 
-RECIPES: Ladder[Callable[[Buyer], bool]] = Ladder()
+LOCK_RECIPES: Recipes[Callable[[Buyer], bool]] = Recipes()
 
 
-@RECIPES.rung(
+@LOCK_RECIPES.recipe(
     "no-lock",
     "read, then write",
-    sign="twice",
-    flaw="nobody waits: a ticket was sold again ({twice}x)",
+    event="sold_twice",
+    flaw="nobody waits: a ticket was sold again ({sold_twice}x)",
 )
 def _no_lock(buyer: Buyer) -> bool:
     buyer.enter()
     return buyer.sell()
 
 
-@RECIPES.rung(
+@LOCK_RECIPES.recipe(
     "process-lock",
     "threading.Lock",
-    sign="twice",
-    flaw="other processes do not wait: a ticket was sold again ({twice}x)",
+    event="sold_twice",
+    flaw="other processes do not wait: a ticket was sold again ({sold_twice}x)",
 )
 def _process_lock(buyer: Buyer) -> bool:
-    buyer.wait(lambda: buyer.scene.local.acquire(blocking=False))
+    buyer.wait(lambda: buyer.context.local_lock.acquire(blocking=False))
     try:
         return buyer.sell()
     finally:
-        buyer.scene.local.release()
+        buyer.context.local_lock.release()
 
 
-@RECIPES.rung(
+@LOCK_RECIPES.recipe(
     "setnx",
     "SETNX, DEL",
-    sign="endless",
-    flaw="the holder crashed, its lock never ends: {left} buyers gave up",
+    event="no_ttl",
+    flaw="the holder crashed, its lock never ends: {gave_up} buyers gave up",
 )
 def _setnx(buyer: Buyer) -> bool:
-    buyer.wait(lambda: buyer.ask("SETNX", buyer.lock, buyer.token))
+    buyer.wait(lambda: buyer.execute("SETNX", buyer.lock, buyer.token))
     return _sell_and_delete(buyer)
 
 
-@RECIPES.rung(
+@LOCK_RECIPES.recipe(
     "setnx-expire",
     "SETNX, EXPIRE, DEL",
-    sign="endless",
-    flaw="crashed between the two, so the lock never ends: {left} buyers gave up",
+    event="no_ttl",
+    flaw="crashed between the two, so the lock never ends: {gave_up} buyers gave up",
 )
 def _setnx_expire(buyer: Buyer) -> bool:
-    buyer.wait(lambda: buyer.ask("SETNX", buyer.lock, buyer.token))
-    buyer.ask("PEXPIRE", buyer.lock, buyer.ttl_ms)
+    buyer.wait(lambda: buyer.execute("SETNX", buyer.lock, buyer.token))
+    buyer.execute("PEXPIRE", buyer.lock, buyer.ttl_ms)
     return _sell_and_delete(buyer)
 
 
-@RECIPES.rung(
+@LOCK_RECIPES.recipe(
     "ttl-repair",
     "the same, and who waits repairs: if not TTL, EXPIRE",
-    sign="endless",
-    flaw="a lock without end has TTL -1, which is true: no repair, {left} buyers gave up",
+    event="no_ttl",
+    flaw="a lock without end has TTL -1, which is true: no repair, {gave_up} buyers gave up",
 )
 def _ttl_repair(buyer: Buyer) -> bool:
     def take() -> bool:
-        if buyer.ask("SETNX", buyer.lock, buyer.token):
+        if buyer.execute("SETNX", buyer.lock, buyer.token):
             return True
-        if not buyer.ask("PTTL", buyer.lock):
-            buyer.ask("PEXPIRE", buyer.lock, buyer.ttl_ms)
+        if not buyer.execute("PTTL", buyer.lock):
+            buyer.execute("PEXPIRE", buyer.lock, buyer.ttl_ms)
         return False
 
     buyer.wait(take)
-    buyer.ask("PEXPIRE", buyer.lock, buyer.ttl_ms)
+    buyer.execute("PEXPIRE", buyer.lock, buyer.ttl_ms)
     return _sell_and_delete(buyer)
 
 
-@RECIPES.rung(
+@LOCK_RECIPES.recipe(
     "set-del",
     "SET NX EX, DEL",
-    sign="freed",
-    flaw="DEL came after the TTL and freed another's lock ({freed}x)",
+    event="freed_other",
+    flaw="DEL came after the TTL and freed another's lock ({freed_other}x)",
 )
 def _set_del(buyer: Buyer) -> bool:
     _take(buyer)
     return _sell_and_delete(buyer)
 
 
-@RECIPES.rung(
+@LOCK_RECIPES.recipe(
     "get-del",
     "SET NX EX token; GET, compare, DEL",
-    sign="freed",
-    flaw="the TTL ran out between GET and DEL: another's lock was freed ({freed}x)",
+    event="freed_other",
+    flaw="the TTL ran out between GET and DEL: another's lock was freed ({freed_other}x)",
 )
 def _get_del(buyer: Buyer) -> bool:
     _take(buyer)
     try:
         return buyer.sell()
     finally:
-        if buyer.ask("GET", buyer.lock) == buyer.token:
-            buyer.point("releasing")
+        if buyer.execute("GET", buyer.lock) == buyer.token:
+            buyer.inject_at("releasing")
             buyer.delete()
 
 
-@RECIPES.rung(
+@LOCK_RECIPES.recipe(
     "bytes-str",
     "the same, comparing bytes with str",
-    sign="kept",
-    flaw="b'1' == '1' is False: nothing was released ({kept}x), all waited for the TTL",
+    event="not_released",
+    flaw="b'1' == '1' is False: nothing was released ({not_released}x), all waited for the TTL",
 )
 def _bytes_str(buyer: Buyer) -> bool:
     token = buyer.token.decode()
@@ -131,16 +131,16 @@ def _bytes_str(buyer: Buyer) -> bool:
     try:
         return buyer.sell()
     finally:
-        if buyer.ask("GET", buyer.lock) == token:
-            buyer.point("releasing")
+        if buyer.execute("GET", buyer.lock) == token:
+            buyer.inject_at("releasing")
             buyer.delete()
 
 
-@RECIPES.rung(
+@LOCK_RECIPES.recipe(
     "no-finally",
     "SET NX EX token, compare-and-DEL in Lua, in a decorator without finally",
-    sign="kept",
-    flaw="an exception skipped the release ({kept}x), all waited for the TTL",
+    event="not_released",
+    flaw="an exception skipped the release ({not_released}x), all waited for the TTL",
 )
 def _no_finally(buyer: Buyer) -> bool:
     _take(buyer)
@@ -149,11 +149,11 @@ def _no_finally(buyer: Buyer) -> bool:
     return sold
 
 
-@RECIPES.rung(
+@LOCK_RECIPES.recipe(
     "early-return",
     "the same with finally, but 'if sold out: return' comes before the try",
-    sign="kept",
-    flaw="sold out, and still locked ({kept}x): the next waited for the TTL, {left} gave up",
+    event="not_released",
+    flaw="sold out, and still locked ({not_released}x): the next waited for the TTL, {gave_up} gave up",
 )
 def _early_return(buyer: Buyer) -> bool:
     _take(buyer)
@@ -165,11 +165,11 @@ def _early_return(buyer: Buyer) -> bool:
         _compare_and_delete(buyer)
 
 
-@RECIPES.rung(
+@LOCK_RECIPES.recipe(
     "lua",
     "SET NX EX token, compare-and-DEL in Lua: right but for the TTL",
-    sign="late",
-    flaw="freed only its own, but work outlasted the TTL and was written all the same ({late}x)",
+    event="past_ttl",
+    flaw="freed only its own, but work outlasted the TTL and was written all the same ({past_ttl}x)",
 )
 def _lua(buyer: Buyer) -> bool:
     _take(buyer)
@@ -179,13 +179,13 @@ def _lua(buyer: Buyer) -> bool:
         _compare_and_delete(buyer)
 
 
-@RECIPES.rung("interlock", "a lease that renews itself, and writes that the server checks")
+@LOCK_RECIPES.recipe("interlock", "a lease that renews itself, and writes that the server checks")
 def _interlock(buyer: Buyer) -> bool:
-    lock = buyer.scene.locks.lock("tickets", ttl=buyer.trial.ttl)
+    lock = buyer.context.locks.lock("tickets", ttl=buyer.scenario.ttl)
 
     def take() -> Lease | None:
         try:
-            return lock.acquire(timeout=LOOK_UP)
+            return lock.acquire(timeout=CLOSED_CHECK_INTERVAL)
         except AcquireTimeout:
             return None
 
@@ -193,27 +193,27 @@ def _interlock(buyer: Buyer) -> bool:
     try:
         with buyer.wait(take) as lease:
             # The server writes only if the lease is still ours: no clock, and no pause, comes between.
-            sold = buyer.sell(functools.partial(lease.execute, keys=[buyer.trial.shop]))
-            buyer.point("releasing")
+            sold = buyer.sell(functools.partial(lease.execute, keys=[buyer.scenario.shop]))
+            buyer.inject_at("releasing")
     except LeaseLost:
         if sold is None:
-            buyer.note("refused")
+            buyer.record("refused")
     return sold is not False
 
 
 def _take(buyer: Buyer) -> None:
-    buyer.wait(lambda: buyer.ask("SET", buyer.lock, buyer.token, "NX", "PX", buyer.ttl_ms))
+    buyer.wait(lambda: buyer.execute("SET", buyer.lock, buyer.token, "NX", "PX", buyer.ttl_ms))
 
 
 def _sell_and_delete(buyer: Buyer) -> bool:
     try:
         return buyer.sell()
     finally:
-        buyer.point("releasing")
+        buyer.inject_at("releasing")
         buyer.delete()
 
 
 def _compare_and_delete(buyer: Buyer) -> None:
-    buyer.point("releasing")
+    buyer.inject_at("releasing")
     script = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('DEL', KEYS[1]) or 0"
-    buyer.ask("EVAL", script, 1, buyer.lock, buyer.token)
+    buyer.execute("EVAL", script, 1, buyer.lock, buyer.token)

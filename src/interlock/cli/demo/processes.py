@@ -32,39 +32,39 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from interlock.cli.demo.connection import Ask
-    from interlock.cli.demo.scenario import Trial
+    from interlock.cli.demo.connection import Execute
+    from interlock.cli.demo.scenario import Scenario
 
-__all__ = ["Crew"]
+__all__ = ["Processes"]
 
 _CRASHED = "crashed"
-_LOOK = 0.04  # seconds between two looks at the progress
-_ENDLESS = 4.0  # TTLs without progress, with a lock that has no end: stuck for ever
-_ALL_DONE = 2.0  # TTLs without progress when there is nothing left to do
-_STANDSTILL = 0.6  # TTLs without progress that count as one of those that the trial's patience limits
-_ABSURD = 30.0  # seconds without progress, whatever the reason
+_CHECK_INTERVAL = 0.04  # seconds between two looks at the progress
+_MAX_IDLE_WITHOUT_TTL = 4.0  # TTLs without progress, with a lock that has no end: stuck for ever
+_MAX_IDLE_WHEN_DONE = 2.0  # TTLs without progress when there is nothing left to do
+_STALL = 0.6  # TTLs without progress that count as one of those that the trial's patience limits
+_MAX_IDLE = 30.0  # seconds without progress, whatever the reason
 
 
-class _Member:
+class _Worker:
     """A worker process, as its parent sees it."""
 
     def __init__(self) -> None:
-        self.connection, theirs = multiprocessing.Pipe()
-        with theirs:
+        self.connection, child_end = multiprocessing.Pipe()
+        with child_end:
             # -P and the path: it shall import the same interlock as we, wherever it is started.
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "interlock.cli.demo.worker", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "interlock.cli.demo.worker", str(child_end.fileno())],
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
-                pass_fds=[theirs.fileno()],
+                pass_fds=[child_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 process_group=0,
             )
 
-    def say(self, message: object) -> None:
+    def send(self, message: object) -> None:
         with contextlib.suppress(OSError):  # it has crashed, which we shall read
             self.connection.send(message)
 
-    def hear(self) -> tuple[str, Any]:
+    def receive(self) -> tuple[str, Any]:
         """The next word, and its value."""
         try:
             message: tuple[str, Any] = self.connection.recv()
@@ -72,22 +72,22 @@ class _Member:
             return _CRASHED, None
         return message
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self.process.kill()
         self.process.wait()
         self.connection.close()
 
 
-class Crew:
+class Processes:
     """So many worker processes, and one in reserve: `with Crew(4) as crew: crew.run(trial, ...)`."""
 
     def __init__(self, size: int) -> None:
-        self._members: list[_Member] = []
+        self._workers: list[_Worker] = []
         try:
             for _ in range(size + 1):
-                self._members.append(_Member())
+                self._workers.append(_Worker())
         except BaseException:
-            self.end()
+            self.stop()
             raise
 
     def __enter__(self) -> Self:
@@ -96,121 +96,123 @@ class Crew:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.end()
+        self.stop()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """End all processes."""
-        for member in self._members:
-            member.end()
+        for worker in self._workers:
+            worker.stop()
 
-    def run(self, trial: Trial, ask: Ask, progress: Callable[[int], object]) -> float:
+    def run(self, scenario: Scenario, execute: Execute, progress: Callable[[int], object]) -> float:
         """Hold a trial, from its opening until the last client has left; `progress` is told how far it is.
 
         Returns the seconds that it took.
         """
-        trial.open(ask)
-        shift = _Shift(trial, ask, self._members[:-1], self.replace)
-        while shift.busy:
-            shift.listen()
-            progress(shift.watch())
-        return time.monotonic() - shift.opened
+        scenario.prepare(execute)
+        run = _Run(scenario, execute, self._workers[:-1], self.replace)
+        while run.active:
+            run.handle_messages()
+            progress(run.check_progress())
+        return time.monotonic() - run.started_at
 
-    def replace(self, crashed: _Member) -> _Member:
+    def replace(self, crashed: _Worker) -> _Worker:
         """Put the one in reserve in place of one that crashed, and start another."""
-        crashed.end()
-        self._members.remove(crashed)
-        self._members.append(_Member())
-        return self._members[-2]
+        crashed.stop()
+        self._workers.remove(crashed)
+        self._workers.append(_Worker())
+        return self._workers[-2]
 
 
-class _Shift:
+class _Run:
     """The crew during one trial. It is also the doorman."""
 
-    def __init__(self, trial: Trial, ask: Ask, team: list[_Member], replace: Callable[[_Member], _Member]) -> None:
-        self.busy: dict[_Member, Trial] = {}  # and what each was told
-        self.opened = 0.0  # not yet
-        self._trial = trial
-        self._ask = ask
+    def __init__(
+        self, scenario: Scenario, execute: Execute, workers: list[_Worker], replace: Callable[[_Worker], _Worker]
+    ) -> None:
+        self.active: dict[_Worker, Scenario] = {}  # and what each was told
+        self.started_at = 0.0  # not yet
+        self._scenario = scenario
+        self._execute = execute
         self._replace = replace
-        self._arriving = set(team)
-        self._stopped: list[tuple[float, _Member]] = []
-        self._crashes = sum(fault.kind == "crash" for fault in trial.faults.values())
+        self._not_ready = set(workers)
+        self._paused: list[tuple[float, _Worker]] = []
+        self._crashes_left = sum(fault.kind == "crash" for fault in scenario.faults.values())
         self._closed = False
         self._done = 0
-        self._still = 0.0
-        self._standstills = 0
-        self._looked = time.monotonic()
-        for place, member in enumerate(team):
-            self._engage(member, trial.at(place))
+        self._idle = 0.0
+        self._stalls = 0
+        self._checked_at = time.monotonic()
+        for process_index, worker in enumerate(workers):
+            self._assign(worker, scenario.for_process(process_index))
 
-    def _engage(self, member: _Member, trial: Trial) -> None:
-        self.busy[member] = trial
-        member.say(trial)
+    def _assign(self, worker: _Worker, scenario: Scenario) -> None:
+        self.active[worker] = scenario
+        worker.send(scenario)
 
-    def listen(self) -> None:
+    def handle_messages(self) -> None:
         """Hear who has something to say, for a moment, and wake whose pause is over."""
-        members = {member.connection: member for member in self.busy}
-        for connection in multiprocessing.connection.wait(list(members), _LOOK):
-            self._hear(members[cast("Connection[Any, Any]", connection)])
+        workers = {worker.connection: worker for worker in self.active}
+        for connection in multiprocessing.connection.wait(list(workers), _CHECK_INTERVAL):
+            self._handle_message(workers[cast("Connection[Any, Any]", connection)])
         now = time.monotonic()
-        for due, member in [*self._stopped]:
+        for due, worker in [*self._paused]:
             if due <= now:
-                self._stopped.remove((due, member))
-                member.process.send_signal(signal.SIGCONT)
-                member.say(RESUME)
+                self._paused.remove((due, worker))
+                worker.process.send_signal(signal.SIGCONT)
+                worker.send(RESUME)
 
-    def _hear(self, member: _Member) -> None:
-        word, value = member.hear()
-        if word == READY:
-            self._arriving.discard(member)
-            if self.opened:
-                member.say(GO)
-            elif not self._arriving:
-                self.opened = time.monotonic()
-                self._tell_all(GO)
-        elif word == PAUSE:
-            member.process.send_signal(signal.SIGSTOP)
-            self._stopped.append((time.monotonic() + value, member))
-        elif word == FAILED:
+    def _handle_message(self, worker: _Worker) -> None:
+        kind, value = worker.receive()
+        if kind == READY:
+            self._not_ready.discard(worker)
+            if self.started_at:
+                worker.send(GO)
+            elif not self._not_ready:
+                self.started_at = time.monotonic()
+                self._send_all(GO)
+        elif kind == PAUSE:
+            worker.process.send_signal(signal.SIGSTOP)
+            self._paused.append((time.monotonic() + value, worker))
+        elif kind == FAILED:
             raise Unavailable(value)
-        elif word == DONE:
-            del self.busy[member]
+        elif kind == DONE:
+            del self.active[worker]
         else:
-            self._crashed(member, self.busy.pop(member))
+            self._replace_crashed(worker, self.active.pop(worker))
 
-    def _crashed(self, member: _Member, trial: Trial) -> None:
-        status = member.process.wait()
-        if status != -signal.SIGKILL or not self._crashes:
+    def _replace_crashed(self, worker: _Worker, scenario: Scenario) -> None:
+        status = worker.process.wait()
+        if status != -signal.SIGKILL or not self._crashes_left:
             raise Unavailable(f"a process of the demo ended by itself, with status {status}")
-        self._crashes -= 1
-        trial.crashed(self._ask)
-        self._engage(self._replace(member), trial)
+        self._crashes_left -= 1
+        scenario.crashed(self._execute)
+        self._assign(self._replace(worker), scenario)
         if self._closed:
-            self._tell_all(CLOSE)
+            self._send_all(CLOSE)
 
-    def _tell_all(self, message: str) -> None:
-        for member in self.busy:
-            member.say(message)
+    def _send_all(self, message: str) -> None:
+        for worker in self.active:
+            worker.send(message)
 
-    def watch(self) -> int:
+    def check_progress(self) -> int:
         """Look how far it is, and close the trial if it is stuck. See the doorman's rules above."""
-        trial = self._trial
-        done = trial.progress(self._ask)
+        scenario = self._scenario
+        done = scenario.progress(self._execute)
         now = time.monotonic()
         # Where we come late ourselves the machine was busy, which says nothing about the trial.
-        passed, self._looked = min(now - self._looked, 2 * _LOOK), now
-        if not self.opened or self._closed:
+        passed, self._checked_at = min(now - self._checked_at, 2 * _CHECK_INTERVAL), now
+        if not self.started_at or self._closed:
             return done
-        ttl, before = trial.ttl, self._still
-        self._still = 0.0 if done != self._done else before + passed
+        ttl, idle_before = scenario.ttl, self._idle
+        self._idle = 0.0 if done != self._done else idle_before + passed
         self._done = done
-        self._standstills += before < _STANDSTILL * ttl <= self._still
+        self._stalls += idle_before < _STALL * ttl <= self._idle
         if (
-            (done >= trial.goal and self._still > _ALL_DONE * ttl)
-            or (self._still > _ENDLESS * ttl and self._ask("PTTL", trial.lock) == -1)
-            or self._standstills > trial.patience
-            or self._still > _ABSURD
+            (done >= scenario.goal and self._idle > _MAX_IDLE_WHEN_DONE * ttl)
+            or (self._idle > _MAX_IDLE_WITHOUT_TTL * ttl and self._execute("PTTL", scenario.lock) == -1)
+            or self._stalls > scenario.max_stalls
+            or self._idle > _MAX_IDLE
         ):
             self._closed = True
-            self._tell_all(CLOSE)
+            self._send_all(CLOSE)
         return done

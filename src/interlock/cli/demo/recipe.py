@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from interlock.cli.demo.scenario import Account
+    from interlock.cli.demo.scenario import Result
 
-__all__ = ["Ladder", "Recipe", "why"]
+__all__ = ["Recipe", "Recipes", "why"]
 
 R = TypeVar("R", bound="Callable[..., Any]")
 
@@ -25,32 +25,32 @@ class Recipe(Generic[R]):
 
     name: str
     title: str
-    sign: str  # what must have been seen ...
+    event: str  # what must have been seen ...
     flaw: str  # ... to say this
     run: R
 
 
-class Ladder(dict[str, Recipe[R]]):
+class Recipes(dict[str, Recipe[R]]):
     """Recipes by name, in the order in which people come upon them."""
 
-    def rung(self, name: str, title: str, *, sign: str = "", flaw: str = "") -> Callable[[R], R]:
+    def recipe(self, name: str, title: str, *, event: str = "", flaw: str = "") -> Callable[[R], R]:
         """Make a function the next rung."""
 
         def register(run: R) -> R:
-            self[name] = Recipe(name, title, sign, flaw, run)
+            self[name] = Recipe(name, title, event, flaw, run)
             return run
 
         return register
 
 
-def why(recipe: Recipe[Any], account: Account) -> str:
+def why(recipe: Recipe[Any], result: Result) -> str:
     """Explain a result in a sentence, by what was seen."""
-    seen = account.seen
-    if recipe.sign and seen[recipe.sign]:
-        return recipe.flaw.format_map(seen) + account.besides(recipe.sign)
-    if not account.good:
-        return account.otherwise
-    if not recipe.sign:
-        shown = [f"{text} ({seen[note]}x)" for note, text in account.virtues.items() if seen[note]]
-        return ", ".join(shown) or account.calm
+    events = result.events
+    if recipe.event and events[recipe.event]:
+        return recipe.flaw.format_map(events) + result.addition(recipe.event)
+    if not result.correct:
+        return result.failure
+    if not recipe.event:
+        shown = [f"{text} ({events[event]}x)" for event, text in result.strengths.items() if events[event]]
+        return ", ".join(shown) or result.uneventful
     return "nothing went wrong in this run"

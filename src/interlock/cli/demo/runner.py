@@ -19,18 +19,18 @@ from rich.table import Table
 from rich.text import Text
 
 from interlock import embedded
-from interlock.cli.demo.connection import Wire
-from interlock.cli.demo.processes import Crew
+from interlock.cli.demo.connection import BareConnection
+from interlock.cli.demo.processes import Processes
 from interlock.cli.demo.recipe import Recipe, why
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from interlock.cli.demo.connection import Ask
-    from interlock.cli.demo.recipe import Ladder
-    from interlock.cli.demo.scenario import Trial
+    from interlock.cli.demo.connection import Execute
+    from interlock.cli.demo.recipe import Recipes
+    from interlock.cli.demo.scenario import Scenario
 
-__all__ = ["climb"]
+__all__ = ["run_recipes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,37 +47,43 @@ class Row:
         return {"name": self.recipe.name, **self.numbers, "seconds": self.seconds, "why": self.why}
 
 
-def climb(trial: Trial, title: str, *, processes: int, only: Sequence[str], url: str | None, as_json: bool) -> int:
+def run_recipes(
+    scenario: Scenario, title: str, *, processes: int, only: Sequence[str], url: str | None, as_json: bool
+) -> int:
     """Hold the trial under each recipe of its ladder (or `only` some), and print what came of it.
 
     Returns 0 if interlock did it right, 1 if not. Raises BadParameter, ConfigError, Unavailable.
     """
-    recipes = _chosen(trial.ladder, only)
+    recipes = _choose(scenario.recipes, only)
     rows: list[Row] = []
     status = 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does, and tidies up
-    with _server(url) as (where, ask, prefix), Crew(processes) as crew, _screen(trial, rows) as progress:
+    with (
+        _server(url) as (where, execute, prefix),
+        Processes(processes) as workers,
+        _progress_display(scenario, rows) as progress,
+    ):
         for number, recipe in enumerate(recipes, 1):
-            task = progress.add_task(f"{number}/{len(recipes)} {recipe.name:<12}", total=trial.goal)
-            one = replace(trial, recipe=recipe.name, url=where, prefix=f"{prefix}{recipe.name}:")
-            seconds = crew.run(one, ask, functools.partial(_advance, progress, task))
-            account = one.account(ask, seconds)
+            task = progress.add_task(f"{number}/{len(recipes)} {recipe.name:<12}", total=scenario.goal)
+            scenario_of_recipe = replace(scenario, recipe=recipe.name, url=where, prefix=f"{prefix}{recipe.name}:")
+            seconds = workers.run(scenario_of_recipe, execute, functools.partial(_advance, progress, task))
+            result = scenario_of_recipe.result(execute, seconds)
             progress.remove_task(task)
-            rows.append(Row(recipe, account.numbers(), round(seconds, 2), why(recipe, account)))
-            status |= recipe.name == "interlock" and not account.good
+            rows.append(Row(recipe, result.numbers(), round(seconds, 2), why(recipe, result)))
+            status |= recipe.name == "interlock" and not result.correct
     if as_json:
         print(json.dumps([row.as_json() for row in rows], indent=2, ensure_ascii=False))
     else:
-        Console().print(_table(trial, rows, title))
+        Console().print(_table(scenario, rows, title))
     return int(status)
 
 
-def _chosen(ladder: Ladder[Any], only: Sequence[str]) -> list[Recipe[Any]]:
+def _choose(recipes: Recipes[Any], only: Sequence[str]) -> list[Recipe[Any]]:
     names = [name.strip() for names in only for name in names.split(",")]
     for name in names:
-        if name not in ladder:
-            raise typer.BadParameter(f"{name!r} is none of {', '.join(ladder)}", param_hint="--only")
-    return [recipe for recipe in ladder.values() if not names or recipe.name in names]
+        if name not in recipes:
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(recipes)}", param_hint="--only")
+    return [recipe for recipe in recipes.values() if not names or recipe.name in names]
 
 
 def _advance(progress: Progress, task: TaskID, done: int) -> None:
@@ -85,52 +91,52 @@ def _advance(progress: Progress, task: TaskID, done: int) -> None:
 
 
 @contextlib.contextmanager
-def _server(url: str | None) -> Generator[tuple[str, Ask, str]]:
+def _server(url: str | None) -> Generator[tuple[str, Execute, str]]:
     """The server to use, a connection to it, and a prefix for keys, of which none is left in the end."""
     with contextlib.ExitStack() as stack:
         if url is None:
             url = stack.enter_context(embedded.Server()).url
-        wire = stack.enter_context(contextlib.closing(Wire(url)))
+        connection = stack.enter_context(contextlib.closing(BareConnection(url)))
         prefix = f"interlock-demo:{secrets.token_hex(4)}:"
         try:
-            yield url, wire.ask, prefix
+            yield url, connection.execute, prefix
         finally:
             cursor = b"0"
             while True:
-                cursor, keys = wire.ask("SCAN", cursor, "MATCH", f"*{prefix}*", "COUNT", 1000)
+                cursor, keys = connection.execute("SCAN", cursor, "MATCH", f"*{prefix}*", "COUNT", 1000)
                 if keys:
-                    wire.ask("DEL", *keys)
+                    connection.execute("DEL", *keys)
                 if cursor == b"0":
                     break
 
 
 @contextlib.contextmanager
-def _screen(trial: Trial, rows: Sequence[Row]) -> Generator[Progress]:
+def _progress_display(scenario: Scenario, rows: Sequence[Row]) -> Generator[Progress]:
     """A bar for the trial that is on, above the rows so far; nothing where there is no terminal."""
     console = Console(stderr=True)
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
-        TextColumn(trial.done),
+        TextColumn(scenario.done_label),
         console=console,
         expand=True,
     )
     if not console.is_terminal:
         yield progress
         return
-    with Live(get_renderable=lambda: Group(progress, _table(trial, rows)), console=console, transient=True):
+    with Live(get_renderable=lambda: Group(progress, _table(scenario, rows)), console=console, transient=True):
         yield progress
 
 
-def _table(trial: Trial, rows: Sequence[Row], title: str | None = None) -> Table:
+def _table(scenario: Scenario, rows: Sequence[Row], title: str | None = None) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0))
     table.add_column("recipe", style="bold")
-    for heading in (*(column.heading for column in trial.columns), "seconds"):
+    for heading in (*(column.heading for column in scenario.columns), "seconds"):
         table.add_column(heading, justify="right")
     table.add_column("why")
     for row in rows:
-        numbers = [(row.numbers[column.name], column.style) for column in trial.columns]
+        numbers = [(row.numbers[column.name], column.style) for column in scenario.columns]
         table.add_row(
             row.recipe.name,
             *[Text(str(number), style=style if number else "") for number, style in numbers],

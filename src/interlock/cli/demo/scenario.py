@@ -23,36 +23,36 @@ from interlock import Interlock
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from interlock.cli.demo.connection import Ask, Wire
-    from interlock.cli.demo.recipe import Ladder
+    from interlock.cli.demo.connection import BareConnection, Execute
+    from interlock.cli.demo.recipe import Recipes
 
 __all__ = [
-    "LOOK_UP",
-    "Account",
+    "CLOSED_CHECK_INTERVAL",
+    "CardDeclined",
     "Client",
-    "Closed",
     "Column",
-    "Declined",
+    "Context",
     "Fault",
-    "Local",
-    "Scene",
-    "Trial",
-    "numbered",
+    "LocalLock",
+    "Result",
+    "Scenario",
+    "ScenarioClosed",
+    "schedule_faults",
 ]
 
 T = TypeVar("T")
-K = TypeVar("K", bound="Trial")
+K = TypeVar("K", bound="Scenario")
 Point = Literal["taking", "taken", "holding", "releasing"]
-Local: TypeAlias = "threading.Lock | threading.Semaphore"
+LocalLock: TypeAlias = "threading.Lock | threading.Semaphore"
 
-LOOK_UP = 1.0  # seconds after which a client that waits in the server looks up to see whether it is closed
+CLOSED_CHECK_INTERVAL = 1.0  # seconds between two looks of a waiting client whether the scenario is closed
 
 
-class Declined(Exception):  # noqa: N818  # it is an event of the trial, and no mistake
+class CardDeclined(Exception):  # noqa: N818  # it is an event of the trial, and no mistake
     """The buyer's card was declined: an exception in the middle of a sale, as happens to all code."""
 
 
-class Closed(Exception):  # noqa: N818
+class ScenarioClosed(Exception):  # noqa: N818
     """The trial was closed while the client waited."""
 
 
@@ -69,8 +69,8 @@ class Fault:
     ttls: float = 0.0
 
 
-def numbered(
-    episodes: Iterable[Sequence[Fault]], dice: random.Random, gap: int, after_first: int = 0
+def schedule_faults(
+    episodes: Iterable[Sequence[Fault]], rng: random.Random, gap: int, after_first: int = 0
 ) -> dict[int, Fault]:
     """Give the faults of each episode numbers in a row, at most `gap` after the episode before.
 
@@ -79,7 +79,7 @@ def numbered(
     faults: dict[int, Fault] = {}
     number = 1
     for episode in episodes:
-        number += dice.randint(1, gap)
+        number += rng.randint(1, gap)
         if faults:
             number, after_first = number + after_first, 0
         for fault in episode:
@@ -98,12 +98,12 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial(ABC):
+class Scenario(ABC):
     """One trial of one recipe: all that a worker process must know."""
 
-    ladder: ClassVar[Ladder[Any]]
+    recipes: ClassVar[Recipes[Any]]
     columns: ClassVar[tuple[Column, ...]]
-    done: ClassVar[str]  # what is said of the goal's units that were reached
+    done_label: ClassVar[str]  # what is said of the goal's units that were reached
 
     recipe: str = ""
     url: str = ""
@@ -111,10 +111,10 @@ class Trial(ABC):
     goal: int  # tickets to sell, or calls to make
     clients: int  # in each process
     ttl: float  # of the lock or permit, seconds
-    patience: float  # how often all may stand still before the trial is closed
+    max_stalls: float  # how often all may stand still before the trial is closed
     faults: dict[int, Fault] = field(default_factory=dict[int, Fault])
-    clocks: tuple[float, ...] = ()  # seconds that the clock of each process is ahead, as far as it is
-    place: int = 0  # which of the processes this one is
+    clock_offsets: tuple[float, ...] = ()  # seconds that the clock of each process is ahead, as far as it is
+    process_index: int = 0  # which of the processes this one is
 
     @property
     def lock(self) -> str:
@@ -122,136 +122,136 @@ class Trial(ABC):
         return f"{self.prefix}lock"
 
     @property
-    def notes(self) -> str:
+    def events_key(self) -> str:
         """The hash that counts what was seen to happen; kept in the server, for processes crash."""
-        return f"{self.prefix}notes"
+        return f"{self.prefix}events"
 
     @property
-    def numbers(self) -> str:
+    def counter_key(self) -> str:
         """The counter of what the clients do."""
         return f"{self.prefix}numbers"
 
     @property
-    def clock(self) -> float:
+    def clock_offset(self) -> float:
         """Seconds that this process' clock is ahead."""
-        return self.clocks[self.place] if self.place < len(self.clocks) else 0.0
+        return self.clock_offsets[self.process_index] if self.process_index < len(self.clock_offsets) else 0.0
 
-    def at(self, place: int) -> Self:
+    def for_process(self, process_index: int) -> Self:
         """The same for the process at this place."""
-        return replace(self, place=place)
+        return replace(self, process_index=process_index)
 
-    def local(self) -> Local:
+    def make_local_lock(self) -> LocalLock:
         """What keeps the threads of one process apart."""
         return threading.Lock()
 
     @abstractmethod
-    def open(self, ask: Ask) -> None:
+    def prepare(self, execute: Execute) -> None:
         """Lay out what there is at first."""
 
     @abstractmethod
-    def visit(self, scene: Scene[Any], wire: Wire) -> None:
+    def run_client(self, context: Context[Any], connection: BareConnection) -> None:
         """Be one client, until nothing is wanted any more. Raises Closed."""
 
     @abstractmethod
-    def progress(self, ask: Ask) -> int:
+    def progress(self, execute: Execute) -> int:
         """How much of the goal is reached."""
 
-    def crashed(self, ask: Ask) -> None:  # noqa: B027  # most leave nothing
+    def crashed(self, execute: Execute) -> None:  # noqa: B027  # most leave nothing
         """Put right what the crash of this process left undone outside of the recipe."""
 
     @abstractmethod
-    def account(self, ask: Ask, seconds: float) -> Account:
+    def result(self, execute: Execute, seconds: float) -> Result:
         """Read the books when all is over."""
 
-    def seen(self, ask: Ask) -> Counter[str]:
+    def read_events(self, execute: Execute) -> Counter[str]:
         """Read the notes."""
-        notes: dict[bytes, bytes] = ask("HGETALL", self.notes)
-        return Counter({name.decode(): int(count) for name, count in notes.items()})
+        counts: dict[bytes, bytes] = execute("HGETALL", self.events_key)
+        return Counter({name.decode(): int(count) for name, count in counts.items()})
 
 
-class Scene(Generic[K]):
+class Context(Generic[K]):
     """What the clients of one process share during one trial."""
 
-    def __init__(self, trial: K, suffer: Callable[[Fault, float], None]) -> None:
-        self.trial = trial
-        self.suffer = suffer  # makes a fault happen to this process, or thread, for so many seconds
-        self.local = trial.local()
-        self.locks = Interlock(trial.url, prefix=trial.prefix)
+    def __init__(self, scenario: K, inject: Callable[[Fault, float], None]) -> None:
+        self.scenario = scenario
+        self.inject = inject  # makes a fault happen to this process, or thread, for so many seconds
+        self.local_lock = scenario.make_local_lock()
+        self.locks = Interlock(scenario.url, prefix=scenario.prefix)
         self.closed = threading.Event()
 
 
 class Client(Generic[K]):
     """One attempt of a client; what a recipe has to work with."""
 
-    poll: ClassVar[tuple[float, float]]  # seconds between two tries of the recipes that have to poll
+    poll_interval: ClassVar[tuple[float, float]]  # seconds between two tries of the recipes that have to poll
 
-    def __init__(self, scene: Scene[K], wire: Wire) -> None:
-        self.scene = scene
-        self.trial = scene.trial
-        self.wire = wire
-        self.ask = wire.ask
-        self.lock = self.trial.lock
-        self.ttl_ms = round(self.trial.ttl * 1000)
+    def __init__(self, context: Context[K], connection: BareConnection) -> None:
+        self.context = context
+        self.scenario = context.scenario
+        self.connection = connection
+        self.execute = connection.execute
+        self.lock = self.scenario.lock
+        self.ttl_ms = round(self.scenario.ttl * 1000)
         self.token = b"%032x" % random.getrandbits(128)
         self.number = 0
         self._fault: Fault | None = None
 
     def now(self) -> float:
         """The time of day, by the clock of this process: seconds."""
-        return time.time() + self.trial.clock
+        return time.time() + self.scenario.clock_offset
 
-    def note(self, what: str) -> None:
+    def record(self, event: str) -> None:
         """Count something that was seen to happen."""
-        self.ask("HINCRBY", self.trial.notes, what, 1)
+        self.execute("HINCRBY", self.scenario.events_key, event, 1)
 
     def take_number(self) -> None:
         """Be the next one; from now on the fault of this number may happen."""
-        self.number = self.ask("INCR", self.trial.numbers)
-        self._fault = self.trial.faults.get(self.number)
+        self.number = self.execute("INCR", self.scenario.counter_key)
+        self._fault = self.scenario.faults.get(self.number)
 
     def wait(self, take: Callable[[], T | None]) -> T:
         """Try until `take()` gives the lock; raises Closed when the trial is closed first."""
         while not (got := take()):
-            if self.scene.closed.wait(random.uniform(*self.poll)):
-                raise Closed
+            if self.context.closed.wait(random.uniform(*self.poll_interval)):
+                raise ScenarioClosed
         return got
 
-    def point(self, point: Point) -> None:
+    def inject_at(self, point: Point) -> None:
         """Meet the fault that is planned for this number at this point, if there is one: once."""
         fault = self._fault
         if fault is None or fault.point != point:
             return
         self._fault = None
-        self.note(fault.kind)
+        self.record(fault.kind)
         if fault.kind == "error":
-            raise Declined
-        self.scene.suffer(fault, fault.ttls * self.trial.ttl)
+            raise CardDeclined
+        self.context.inject(fault, fault.ttls * self.scenario.ttl)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account(ABC):
+class Result(ABC):
     """What the books say after a trial."""
 
-    virtues: ClassVar[Mapping[str, str]]  # what interlock is praised for, by what was seen
-    calm: ClassVar[str]  # what is said of it when nothing happened
+    strengths: ClassVar[Mapping[str, str]]  # what interlock is praised for, by what was seen
+    uneventful: ClassVar[str]  # what is said of it when nothing happened
 
     seconds: float
-    seen: Counter[str]  # the notes, and what the books tell besides
+    events: Counter[str]  # the notes, and what the books tell besides
 
     @property
     @abstractmethod
-    def good(self) -> bool:
+    def correct(self) -> bool:
         """Whether all came out as it should."""
 
     @property
     @abstractmethod
-    def otherwise(self) -> str:
+    def failure(self) -> str:
         """What is said of a bad result that has not shown the recipe's own flaw."""
 
     @abstractmethod
     def numbers(self) -> dict[str, int]:
         """The numbers of the table, by column."""
 
-    def besides(self, sign: str) -> str:  # noqa: ARG002  # most have nothing to add
+    def addition(self, event: str) -> str:  # noqa: ARG002  # most have nothing to add
         """What is to be added to the flaw with this sign."""
         return ""

@@ -12,178 +12,178 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from interlock.cli.demo.recipe import Ladder
+from interlock.cli.demo.recipe import Recipes
 from interlock.errors import AcquireTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from interlock.cli.demo.api_limit import Caller
-    from interlock.cli.demo.connection import Ask
+    from interlock.cli.demo.connection import Execute
 
-__all__ = ["SEMAPHORES", "Permit"]
+__all__ = ["SEMAPHORE_RECIPES", "Permit"]
 
 
 @dataclass(frozen=True, slots=True)
 class Permit:
     """A permit that was taken."""
 
-    give: Callable[[], object]
+    release: Callable[[], object]
     """Gives it back."""
-    say: Ask | None = None
+    execute: Execute | None = None
     """Says a command under this permit only, where that can be had."""
-    cut: bool = False
+    by_rank: bool = False
     """Whether the set was full, and it was taken all the same, as its rank was low."""
 
 
-SEMAPHORES: Ladder[Callable[[Caller], Permit | None]] = Ladder()
+SEMAPHORE_RECIPES: Recipes[Callable[[Caller], Permit | None]] = Recipes()
 
 
-@SEMAPHORES.rung(
+@SEMAPHORE_RECIPES.recipe(
     "no-limit",
     "just call",
-    sign="over",
+    event="over",
     flaw="nobody waits: in when it was full ({over}x)",
 )
 def _no_limit(_: Caller) -> Permit:
     return Permit(lambda: None)
 
 
-@SEMAPHORES.rung(
+@SEMAPHORE_RECIPES.recipe(
     "process-limit",
     "threading.Semaphore",
-    sign="over",
+    event="over",
     flaw="each process counts alone: in when it was full ({over}x)",
 )
 def _process_limit(caller: Caller) -> Permit | None:
-    local = caller.scene.local
+    local = caller.context.local_lock
     return Permit(local.release) if local.acquire(blocking=False) else None
 
 
-@SEMAPHORES.rung(
+@SEMAPHORE_RECIPES.recipe(
     "incr-decr",
     "INCR; above the limit, and when done, DECR",
-    sign="leaked",
+    event="leaked",
     flaw="crashed before DECR: permits gone for good ({leaked}x)",
 )
 def _incr_decr(caller: Caller) -> Permit | None:
-    give = functools.partial(caller.ask, "DECR", caller.lock)
-    if caller.ask("INCR", caller.lock) <= caller.limit:
-        return Permit(give)
-    give()
+    release = functools.partial(caller.execute, "DECR", caller.lock)
+    if caller.execute("INCR", caller.lock) <= caller.limit:
+        return Permit(release)
+    release()
     return None
 
 
-@SEMAPHORES.rung(
+@SEMAPHORE_RECIPES.recipe(
     "token-list",
     "a list of tokens: BLPOP, RPUSH",
-    sign="leaked",
+    event="leaked",
     flaw="crashed with a token: permits gone for good ({leaked}x)",
 )
 def _token_list(caller: Caller) -> Permit | None:
     tokens = f"{caller.lock}:tokens"
-    if caller.ask("SET", caller.lock, "made", "NX"):
-        caller.ask("RPUSH", tokens, *range(caller.limit))
-    if caller.patience:
-        got = caller.ask("BLPOP", tokens, caller.patience)
+    if caller.execute("SET", caller.lock, "made", "NX"):
+        caller.execute("RPUSH", tokens, *range(caller.limit))
+    if caller.timeout:
+        got = caller.execute("BLPOP", tokens, caller.timeout)
         token = got and got[1]
     else:
-        token = caller.ask("LPOP", tokens)
-    return token and Permit(functools.partial(caller.ask, "RPUSH", tokens, token))
+        token = caller.execute("LPOP", tokens)
+    return token and Permit(functools.partial(caller.execute, "RPUSH", tokens, token))
 
 
-@SEMAPHORES.rung(
+@SEMAPHORE_RECIPES.recipe(
     "one-set",
     "a sorted set by the client's time, ZRANK < limit",
-    sign="cut",
-    flaw="the earlier clock goes first: in when it was full ({cut}x)",
+    event="by_rank",
+    flaw="the earlier clock goes first: in when it was full ({by_rank}x)",
 )
 def _one_set(caller: Caller) -> Permit | None:
     since, now = time.monotonic(), caller.now()
-    caller.point("taking")
-    _, _, rank, size = caller.wire.together(
-        ("ZREMRANGEBYSCORE", caller.lock, "-inf", now - caller.trial.ttl),
+    caller.inject_at("taking")
+    _, _, rank, size = caller.connection.transaction(
+        ("ZREMRANGEBYSCORE", caller.lock, "-inf", now - caller.scenario.ttl),
         ("ZADD", caller.lock, now, caller.token),
         ("ZRANK", caller.lock, caller.token),
         ("ZCARD", caller.lock),  # for the books
     )
     if rank < caller.limit:
-        return Permit(functools.partial(_leave, caller, since, caller.lock), cut=size > caller.limit)
-    caller.ask("ZREM", caller.lock, caller.token)
+        return Permit(functools.partial(_remove, caller, since, caller.lock), by_rank=size > caller.limit)
+    caller.execute("ZREM", caller.lock, caller.token)
     return None
 
 
-@SEMAPHORES.rung(
+@SEMAPHORE_RECIPES.recipe(
     "two-sets",
     "the same, ranked by a counter (INCR) in a second set",
-    sign="cut",
-    flaw="INCR early, ZADD late: in when it was full ({cut}x)",
+    event="by_rank",
+    flaw="INCR early, ZADD late: in when it was full ({by_rank}x)",
 )
 def _two_sets(caller: Caller) -> Permit | None:
     owners, counter = f"{caller.lock}:owner", f"{caller.lock}:counter"
     since, now = time.monotonic(), caller.now()
-    _, _, number = caller.wire.together(
-        ("ZREMRANGEBYSCORE", caller.lock, "-inf", now - caller.trial.ttl),
+    _, _, number = caller.connection.transaction(
+        ("ZREMRANGEBYSCORE", caller.lock, "-inf", now - caller.scenario.ttl),
         ("ZINTERSTORE", owners, 2, owners, caller.lock, "WEIGHTS", 1, 0),
         ("INCR", counter),
     )
-    caller.point("taking")
-    _, _, rank, size = caller.wire.together(
+    caller.inject_at("taking")
+    _, _, rank, size = caller.connection.transaction(
         ("ZADD", caller.lock, now, caller.token),
         ("ZADD", owners, number, caller.token),
         ("ZRANK", owners, caller.token),
         ("ZCARD", owners),  # for the books
     )
     if rank < caller.limit:
-        return Permit(functools.partial(_leave, caller, since, caller.lock, owners), cut=size > caller.limit)
-    caller.wire.together(("ZREM", caller.lock, caller.token), ("ZREM", owners, caller.token))
+        return Permit(functools.partial(_remove, caller, since, caller.lock, owners), by_rank=size > caller.limit)
+    caller.connection.transaction(("ZREM", caller.lock, caller.token), ("ZREM", owners, caller.token))
     return None
 
 
-@SEMAPHORES.rung(
+@SEMAPHORE_RECIPES.recipe(
     "lua",
     "one set, ZCARD < limit in Lua, by the client's time",
-    sign="stolen",
+    event="stolen",
     flaw="a clock ahead dropped permits that were in use ({stolen}x)",
 )
 def _lua(caller: Caller) -> Permit | None:
     since, now = time.monotonic(), caller.now()
-    caller.point("taking")
-    return _by_script(caller, since, now, "")
+    caller.inject_at("taking")
+    return _take_by_script(caller, since, now, "")
 
 
-@SEMAPHORES.rung(
+@SEMAPHORE_RECIPES.recipe(
     "lua-time",
     "the same by the server's TIME: right but for the TTL",
-    sign="late",
-    flaw="calls outlasted it, others came in beside them ({late}x)",
+    event="past_ttl",
+    flaw="calls outlasted it, others came in beside them ({past_ttl}x)",
 )
 def _lua_time(caller: Caller) -> Permit | None:
-    return _by_script(caller, time.monotonic(), 0, "local t = redis.call('TIME'); now = t[1] + t[2] / 1e6 ")
+    return _take_by_script(caller, time.monotonic(), 0, "local t = redis.call('TIME'); now = t[1] + t[2] / 1e6 ")
 
 
-@SEMAPHORES.rung("interlock", "permits that renew themselves, requests under a lease")
+@SEMAPHORE_RECIPES.recipe("interlock", "permits that renew themselves, requests under a lease")
 def _interlock(caller: Caller) -> Permit | None:
-    permits = caller.scene.locks.semaphore("permits", caller.limit, ttl=caller.trial.ttl)
+    permits = caller.context.locks.semaphore("permits", caller.limit, ttl=caller.scenario.ttl)
     try:
-        lease = permits.acquire(timeout=caller.patience)
+        lease = permits.acquire(timeout=caller.timeout)
     except AcquireTimeout:
         return None
     # The server notes a request only if the permit is still ours: no clock, and no pause, comes between.
-    return Permit(lease.release, functools.partial(lease.execute, keys=[caller.trial.api]))
+    return Permit(lease.release, functools.partial(lease.execute, keys=[caller.scenario.api]))
 
 
-def _by_script(caller: Caller, since: float, now: float, clock: str) -> Permit | None:
+def _take_by_script(caller: Caller, since: float, now: float, server_time: str) -> Permit | None:
     script = f"""
-        local now = tonumber(ARGV[1]) {clock}
+        local now = tonumber(ARGV[1]) {server_time}
         redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[2])
         return redis.call('ZCARD', KEYS[1]) < tonumber(ARGV[3]) and redis.call('ZADD', KEYS[1], now, ARGV[4])"""
-    if caller.ask("EVAL", script, 1, caller.lock, now, caller.trial.ttl, caller.limit, caller.token):
-        return Permit(functools.partial(_leave, caller, since, caller.lock))
+    if caller.execute("EVAL", script, 1, caller.lock, now, caller.scenario.ttl, caller.limit, caller.token):
+        return Permit(functools.partial(_remove, caller, since, caller.lock))
     return None
 
 
-def _leave(caller: Caller, since: float, *sets: str) -> None:
+def _remove(caller: Caller, since: float, *sets: str) -> None:
     """ZREM; it tells whether the permit was still there, and if not, the books know why."""
-    if not caller.wire.together(*[("ZREM", each, caller.token) for each in sets])[0]:
-        caller.note("late" if time.monotonic() - since > caller.trial.ttl else "stolen")
+    if not caller.connection.transaction(*[("ZREM", each, caller.token) for each in sets])[0]:
+        caller.record("past_ttl" if time.monotonic() - since > caller.scenario.ttl else "stolen")

@@ -21,8 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-from interlock.cli.demo.connection import Wire
-from interlock.cli.demo.scenario import Closed, Fault, Scene, Trial
+from interlock.cli.demo.connection import BareConnection
+from interlock.cli.demo.scenario import Context, Fault, Scenario, ScenarioClosed
 
 __all__ = ["CLOSE", "DONE", "FAILED", "GO", "PAUSE", "READY", "RESUME"]
 
@@ -34,58 +34,58 @@ class Worker:
 
     def __init__(self, parent: Connection[Any, Any]) -> None:
         self._parent = parent
-        self._speaking = threading.Lock()
+        self._send_lock = threading.Lock()
         self._go = threading.Event()
         self._resume = threading.Event()
-        self._scene: Scene[Any] | None = None
+        self._context: Context[Any] | None = None
 
-    def listen(self) -> NoReturn:
+    def handle_messages(self) -> NoReturn:
         """Do what the parent says until it has gone."""
         while True:
             try:
                 message = self._parent.recv()
             except (EOFError, OSError):
                 os._exit(0)
-            if isinstance(message, Trial):
+            if isinstance(message, Scenario):
                 self._go.clear()
-                self._scene = Scene(message, self._suffer)
-                threading.Thread(target=self._run, args=[self._scene], daemon=True).start()
+                self._context = Context(message, self._inject)
+                threading.Thread(target=self._run, args=[self._context], daemon=True).start()
             elif message == GO:
                 self._go.set()
             elif message == RESUME:
                 self._resume.set()
-            elif message == CLOSE and self._scene is not None:
-                self._scene.closed.set()
+            elif message == CLOSE and self._context is not None:
+                self._context.closed.set()
 
-    def _say(self, word: str, value: object = None) -> None:
-        with self._speaking:
-            self._parent.send((word, value))
+    def _send(self, kind: str, value: object = None) -> None:
+        with self._send_lock:
+            self._parent.send((kind, value))
 
-    def _run(self, scene: Scene[Any]) -> None:
-        clients = scene.trial.clients
+    def _run(self, context: Context[Any]) -> None:
+        clients = context.scenario.clients
         try:
-            with contextlib.closing(scene.locks), ThreadPoolExecutor(clients) as pool:
-                self._say(READY)
+            with contextlib.closing(context.locks), ThreadPoolExecutor(clients) as pool:
+                self._send(READY)
                 self._go.wait()
-                for client in [pool.submit(self._visit, scene) for _ in range(clients)]:
+                for client in [pool.submit(self._run_client, context) for _ in range(clients)]:
                     client.result()
-            self._say(DONE)
+            self._send(DONE)
         except Exception as error:  # noqa: BLE001  # whatever it is, people should see it in the parent's one line
-            self._say(FAILED, f"{type(error).__name__}: {error}")
+            self._send(FAILED, f"{type(error).__name__}: {error}")
 
-    def _visit(self, scene: Scene[Any]) -> None:
-        with contextlib.closing(Wire(scene.trial.url)) as wire:
+    def _run_client(self, context: Context[Any]) -> None:
+        with contextlib.closing(BareConnection(context.scenario.url)) as connection:
             try:
-                scene.trial.visit(scene, wire)
-            except Closed:
-                wire.ask("HINCRBY", scene.trial.notes, "left", 1)
+                context.scenario.run_client(context, connection)
+            except ScenarioClosed:
+                connection.execute("HINCRBY", context.scenario.events_key, "gave_up", 1)
 
-    def _suffer(self, fault: Fault, seconds: float) -> None:
+    def _inject(self, fault: Fault, seconds: float) -> None:
         if fault.kind == "crash":
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault.kind == "pause":
             self._resume.clear()
-            self._say(PAUSE, seconds)
+            self._send(PAUSE, seconds)
             self._resume.wait()
         else:
             time.sleep(seconds)
@@ -93,4 +93,4 @@ class Worker:
 
 if __name__ == "__main__":
     logging.getLogger("interlock").addHandler(logging.NullHandler())  # the table tells of a lost lease
-    Worker(Connection(int(sys.argv[1]))).listen()
+    Worker(Connection(int(sys.argv[1]))).handle_messages()
