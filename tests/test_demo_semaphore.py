@@ -20,7 +20,7 @@ from interlock.embedded import Server
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from interlock.cli.demo.semaphore_recipes import Permit
+    from interlock.cli.demo.api_limit import Permit
 
 NAMES = list(SEMAPHORE_RECIPES)
 TTL = 60.0  # of the direct tests: nothing runs out in them
@@ -42,7 +42,7 @@ class SharedSemaphore:
     def client(self, clock_offset: float = 0.0, meanwhile: Callable[[], object] | None = None) -> Caller:
         """One whose clock is so many seconds ahead; `meanwhile` happens in the middle of its first try."""
         scenario = ApiLimit(
-            recipe=self.recipe,
+            recipe=SEMAPHORE_RECIPES[self.recipe],
             url=self.url,
             prefix="semaphore:",
             goal=1,

@@ -43,10 +43,6 @@ UPWARD = {
 CYCLES = [
     "_clusters connect ports._memory ports._wire ports.sentinel",
     "_core _renewal _undo _waiters",
-    "cli cli.app cli.server",
-    "cli.demo.recipe cli.demo.scenario",
-    "cli.demo.flash_sale cli.demo.lock_recipes",
-    "cli.demo.api_limit cli.demo.semaphore_recipes",
 ]
 
 Graph = dict[str, set[str]]

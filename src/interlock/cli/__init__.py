@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ["main"]
+from interlock.cli.exit_status import EX_UNAVAILABLE
 
-EX_USAGE = 64  # the numbers of sysexits.h: a bad option, and a server or a library that is not there
-EX_UNAVAILABLE = 69
-EX_TEMPFAIL = 75  # not now: what was asked for would harm somebody
-INTERRUPTED = 130
+__all__ = ["main"]
 
 
 def main() -> None:

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from interlock import __version__
-from interlock.cli import EX_UNAVAILABLE, EX_USAGE, INTERRUPTED, server
-from interlock.cli.demo import commands as demo
+from interlock.cli.demo.commands import app as demo
+from interlock.cli.exit_status import EX_UNAVAILABLE, EX_USAGE, INTERRUPTED
+from interlock.cli.server import app as server
 from interlock.errors import ConfigError, LockError
 
 __all__ = ["app", "run"]
@@ -20,8 +21,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(demo.app, name="demo", short_help="Every lock and semaphore recipe on a real server.")
-app.add_typer(server.app, name="server", short_help="Start, stop or describe the embedded server.")
+app.add_typer(demo, name="demo", short_help="Every lock and semaphore recipe on a real server.")
+app.add_typer(server, name="server", short_help="Start, stop or describe the embedded server.")
 
 
 @app.callback(invoke_without_command=True)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from interlock import embedded
-from interlock.cli import EX_TEMPFAIL
+from interlock.cli.exit_status import EX_TEMPFAIL
 
 __all__ = ["app"]
 

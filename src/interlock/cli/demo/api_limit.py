@@ -40,16 +40,15 @@ from interlock.cli.demo.scenario import (
     Scenario,
     schedule_faults,
 )
-from interlock.cli.demo.semaphore_recipes import SEMAPHORE_RECIPES
 from interlock.errors import LeaseLost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from interlock.cli.demo.connection import Execute
-    from interlock.cli.demo.semaphore_recipes import Permit
+    from interlock.cli.demo.recipe import Recipe
 
-__all__ = ["CLOCK_OFFSETS", "ApiLimit", "ApiLimitResult", "Caller", "plan"]
+__all__ = ["CLOCK_OFFSETS", "ApiLimit", "ApiLimitResult", "Caller", "Permit", "plan"]
 
 CLOCK_OFFSETS = (0.0, -0.6, 0.6)  # of the first processes: TTLs that they are ahead; those of the others are right
 
@@ -79,7 +78,6 @@ def plan(calls: int, callers: int, seed: int) -> dict[int, Fault]:
 class ApiLimit(Scenario):
     """One rush under one recipe."""
 
-    recipes = SEMAPHORE_RECIPES
     columns = (
         Column("calls", "calls"),
         Column("most", "at once"),
@@ -88,6 +86,7 @@ class ApiLimit(Scenario):
     )
     done_label = "made"
 
+    recipe: Recipe[Callable[[Caller], Permit | None]]
     limit: int  # calls that the API takes at a time
 
     @property
@@ -154,6 +153,18 @@ class ApiLimit(Scenario):
                 time.sleep(self.ttl / 5)
 
 
+@dataclass(frozen=True, slots=True)
+class Permit:
+    """A permit that was taken."""
+
+    release: Callable[[], object]
+    """Gives it back."""
+    execute: Execute | None = None
+    """Says a command under this permit only, where that can be had."""
+    by_rank: bool = False
+    """Whether the set was full, and it was taken all the same, as its rank was low."""
+
+
 class Caller(Client[ApiLimit]):
     """One attempt to make a call."""
 
@@ -168,7 +179,7 @@ class Caller(Client[ApiLimit]):
 
     def take(self) -> Permit | None:
         """Try to take a permit."""
-        return SEMAPHORE_RECIPES[self.scenario.recipe].run(self)
+        return self.scenario.recipe.run(self)
 
     def call(self) -> bool:
         """Make the call: whether the API served all of it."""

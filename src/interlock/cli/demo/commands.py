@@ -10,11 +10,13 @@ import typer
 
 from interlock.cli.demo import api_limit, flash_sale
 from interlock.cli.demo.lock_recipes import LOCK_RECIPES
-from interlock.cli.demo.runner import run_recipes
+from interlock.cli.demo.runner import run_scenarios
 from interlock.cli.demo.semaphore_recipes import SEMAPHORE_RECIPES
 
 if TYPE_CHECKING:
-    from interlock.cli.demo.recipe import Recipes
+    from collections.abc import Sequence
+
+    from interlock.cli.demo.recipe import R, Recipe, Recipes
 
 __all__ = ["app"]
 
@@ -75,18 +77,22 @@ def sale(
     if context.invoked_subcommand is not None:
         return _reject_options_before(context)
     without_faults = faults is Faults.NONE
-    scenario = flash_sale.FlashSale(
-        goal=tickets,
-        clients=buyers,
-        ttl=_TTL_WITHOUT_FAULTS if without_faults else _TTL,
-        max_stalls=math.inf if without_faults else _MAX_STALLS,
-        faults={} if without_faults else flash_sale.plan(tickets, seed),
-    )
+    ttl = _TTL_WITHOUT_FAULTS if without_faults else _TTL
+    scenarios = [
+        flash_sale.FlashSale(
+            recipe=recipe,
+            goal=tickets,
+            clients=buyers,
+            ttl=ttl,
+            max_stalls=math.inf if without_faults else _MAX_STALLS,
+            faults={} if without_faults else flash_sale.plan(tickets, seed),
+        )
+        for recipe in _choose(LOCK_RECIPES, only)
+    ]
     title = (
-        f"{tickets} tickets, {processes} processes x {buyers} buyers, locks of {scenario.ttl} s, "
-        f"{_faults_label(faults, seed)}"
+        f"{tickets} tickets, {processes} processes x {buyers} buyers, locks of {ttl} s, {_faults_label(faults, seed)}"
     )
-    return run_recipes(scenario, title, processes=processes, only=only or [], url=url, as_json=as_json)
+    return run_scenarios(scenarios, title, processes=processes, url=url, as_json=as_json)
 
 
 def semaphore(
@@ -114,20 +120,33 @@ def semaphore(
     """
     without_faults = faults is Faults.NONE
     ttl = _TTL_WITHOUT_FAULTS if without_faults else _TTL
-    scenario = api_limit.ApiLimit(
-        goal=calls,
-        limit=limit,
-        clients=callers,
-        ttl=ttl,
-        max_stalls=math.inf,
-        faults={} if without_faults else api_limit.plan(calls, processes * callers, seed),
-        clock_offsets=() if without_faults else tuple(ttl * ahead for ahead in api_limit.CLOCK_OFFSETS),
-    )
+    scenarios = [
+        api_limit.ApiLimit(
+            recipe=recipe,
+            goal=calls,
+            limit=limit,
+            clients=callers,
+            ttl=ttl,
+            max_stalls=math.inf,
+            faults={} if without_faults else api_limit.plan(calls, processes * callers, seed),
+            clock_offsets=() if without_faults else tuple(ttl * ahead for ahead in api_limit.CLOCK_OFFSETS),
+        )
+        for recipe in _choose(SEMAPHORE_RECIPES, only)
+    ]
     title = (
         f"{calls} calls, {limit} at a time, {processes} processes x {callers} callers, permits of {ttl} s, "
         f"{_faults_label(faults, seed)}"
     )
-    return run_recipes(scenario, title, processes=processes, only=only or [], url=url, as_json=as_json)
+    return run_scenarios(scenarios, title, processes=processes, url=url, as_json=as_json)
+
+
+def _choose(recipes: Recipes[R], only: Sequence[str] | None) -> list[Recipe[R]]:
+    """The recipes that `--only` names, or all of them."""
+    names = [name.strip() for names in only or [] for name in names.split(",")]
+    for name in names:
+        if name not in recipes:
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(recipes)}", param_hint="--only")
+    return [recipe for recipe in recipes.values() if not names or recipe.name in names]
 
 
 def _reject_options_before(context: typer.Context) -> int:

@@ -27,13 +27,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from interlock.cli.demo.lock_recipes import LOCK_RECIPES
 from interlock.cli.demo.scenario import CardDeclined, Client, Column, Context, Fault, Result, Scenario, schedule_faults
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from interlock.cli.demo.connection import BareConnection, Execute
+    from interlock.cli.demo.recipe import Recipe
 
 __all__ = ["Buyer", "FlashSale", "SaleResult", "plan"]
 
@@ -59,13 +59,14 @@ def plan(tickets: int, seed: int) -> dict[int, Fault]:
 class FlashSale(Scenario):
     """One sale under one recipe."""
 
-    recipes = LOCK_RECIPES
     columns = (
         Column("sold", "sold"),
         Column("oversold", "oversold", "bold red"),
         Column("lost_sales", "lost", "yellow"),
     )
     done_label = "sold"
+
+    recipe: Recipe[Callable[[Buyer], bool]]
 
     @property
     def shop(self) -> str:
@@ -78,7 +79,7 @@ class FlashSale(Scenario):
 
     def run_client(self, context: Context[Any], connection: BareConnection) -> None:
         """Buy ticket after ticket until they are sold out."""
-        buy = LOCK_RECIPES[self.recipe].run
+        buy = self.recipe.run
         more = True
         while more:
             buyer = Buyer(context, connection)

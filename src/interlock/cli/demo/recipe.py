@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from interlock.cli.demo.scenario import Result
-
-__all__ = ["Recipe", "Recipes", "why"]
+__all__ = ["Recipe", "Recipes"]
 
 R = TypeVar("R", bound="Callable[..., Any]")
 
@@ -41,16 +39,3 @@ class Recipes(dict[str, Recipe[R]]):
             return run
 
         return register
-
-
-def why(recipe: Recipe[Any], result: Result) -> str:
-    """Explain a result in a sentence, by what was seen."""
-    events = result.events
-    if recipe.event and events[recipe.event]:
-        return recipe.flaw.format_map(events) + result.addition(recipe.event)
-    if not result.correct:
-        return result.failure
-    if not recipe.event:
-        shown = [f"{text} ({events[event]}x)" for event, text in result.strengths.items() if events[event]]
-        return ", ".join(shown) or result.uneventful
-    return "nothing went wrong in this run"

@@ -10,7 +10,6 @@ import signal
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import typer
 from rich import box
 from rich.console import Console, Group
 from rich.live import Live
@@ -21,16 +20,15 @@ from rich.text import Text
 from interlock import embedded
 from interlock.cli.demo.connection import BareConnection
 from interlock.cli.demo.processes import Processes
-from interlock.cli.demo.recipe import Recipe, why
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from interlock.cli.demo.connection import Execute
-    from interlock.cli.demo.recipe import Recipes
+    from interlock.cli.demo.recipe import Recipe
     from interlock.cli.demo.scenario import Scenario
 
-__all__ = ["run_recipes"]
+__all__ = ["run_scenarios"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,43 +45,33 @@ class Row:
         return {"name": self.recipe.name, **self.numbers, "seconds": self.seconds, "why": self.why}
 
 
-def run_recipes(
-    scenario: Scenario, title: str, *, processes: int, only: Sequence[str], url: str | None, as_json: bool
-) -> int:
+def run_scenarios(scenarios: Sequence[Scenario], title: str, *, processes: int, url: str | None, as_json: bool) -> int:
     """Hold the trial under each recipe of its ladder (or `only` some), and print what came of it.
 
     Returns 0 if interlock did it right, 1 if not. Raises BadParameter, ConfigError, Unavailable.
     """
-    recipes = _choose(scenario.recipes, only)
     rows: list[Row] = []
     status = 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does, and tidies up
     with (
         _server(url) as (where, execute, prefix),
         Processes(processes) as workers,
-        _progress_display(scenario, rows) as progress,
+        _progress_display(scenarios[0], rows) as progress,
     ):
-        for number, recipe in enumerate(recipes, 1):
-            task = progress.add_task(f"{number}/{len(recipes)} {recipe.name:<12}", total=scenario.goal)
-            scenario_of_recipe = replace(scenario, recipe=recipe.name, url=where, prefix=f"{prefix}{recipe.name}:")
-            seconds = workers.run(scenario_of_recipe, execute, functools.partial(_advance, progress, task))
-            result = scenario_of_recipe.result(execute, seconds)
+        for number, scenario in enumerate(scenarios, 1):
+            recipe = scenario.recipe
+            task = progress.add_task(f"{number}/{len(scenarios)} {recipe.name:<12}", total=scenario.goal)
+            placed = replace(scenario, url=where, prefix=f"{prefix}{recipe.name}:")
+            seconds = workers.run(placed, execute, functools.partial(_advance, progress, task))
+            result = placed.result(execute, seconds)
             progress.remove_task(task)
-            rows.append(Row(recipe, result.numbers(), round(seconds, 2), why(recipe, result)))
+            rows.append(Row(recipe, result.numbers(), round(seconds, 2), result.explain(recipe)))
             status |= recipe.name == "interlock" and not result.correct
     if as_json:
         print(json.dumps([row.as_json() for row in rows], indent=2, ensure_ascii=False))
     else:
-        Console().print(_table(scenario, rows, title))
+        Console().print(_table(scenarios[0], rows, title))
     return int(status)
-
-
-def _choose(recipes: Recipes[Any], only: Sequence[str]) -> list[Recipe[Any]]:
-    names = [name.strip() for names in only for name in names.split(",")]
-    for name in names:
-        if name not in recipes:
-            raise typer.BadParameter(f"{name!r} is none of {', '.join(recipes)}", param_hint="--only")
-    return [recipe for recipe in recipes.values() if not names or recipe.name in names]
 
 
 def _advance(progress: Progress, task: TaskID, done: int) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from interlock.cli.demo.connection import BareConnection, Execute
-    from interlock.cli.demo.recipe import Recipes
+    from interlock.cli.demo.recipe import Recipe
 
 __all__ = [
     "CLOSED_CHECK_INTERVAL",
@@ -101,11 +101,10 @@ class Column:
 class Scenario(ABC):
     """One trial of one recipe: all that a worker process must know."""
 
-    recipes: ClassVar[Recipes[Any]]
     columns: ClassVar[tuple[Column, ...]]
     done_label: ClassVar[str]  # what is said of the goal's units that were reached
 
-    recipe: str = ""
+    recipe: Recipe[Any]
     url: str = ""
     prefix: str = ""  # of every key, this trial's own
     goal: int  # tickets to sell, or calls to make
@@ -255,3 +254,15 @@ class Result(ABC):
     def addition(self, event: str) -> str:  # noqa: ARG002  # most have nothing to add
         """What is to be added to the flaw with this sign."""
         return ""
+
+    def explain(self, recipe: Recipe[Any]) -> str:
+        """Explain the result in a sentence, by what was seen."""
+        events = self.events
+        if recipe.event and events[recipe.event]:
+            return recipe.flaw.format_map(events) + self.addition(recipe.event)
+        if not self.correct:
+            return self.failure
+        if not recipe.event:
+            shown = [f"{text} ({events[event]}x)" for event, text in self.strengths.items() if events[event]]
+            return ", ".join(shown) or self.uneventful
+        return "nothing went wrong in this run"

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from interlock.cli.demo.api_limit import Permit
 from interlock.cli.demo.recipe import Recipes
 from interlock.errors import AcquireTimeout
 
@@ -19,21 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from interlock.cli.demo.api_limit import Caller
-    from interlock.cli.demo.connection import Execute
 
-__all__ = ["SEMAPHORE_RECIPES", "Permit"]
-
-
-@dataclass(frozen=True, slots=True)
-class Permit:
-    """A permit that was taken."""
-
-    release: Callable[[], object]
-    """Gives it back."""
-    execute: Execute | None = None
-    """Says a command under this permit only, where that can be had."""
-    by_rank: bool = False
-    """Whether the set was full, and it was taken all the same, as its rank was low."""
+__all__ = ["SEMAPHORE_RECIPES"]
 
 
 SEMAPHORE_RECIPES: Recipes[Callable[[Caller], Permit | None]] = Recipes()
