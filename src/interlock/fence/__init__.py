@@ -12,10 +12,10 @@ order; and the write may be done where there is no lease, by a service that was 
 data, one lock. Fences of different locks, or of locks on different servers, mean nothing to each other. (5) Refused is
 LeaseLost, never a silent count of 0, and what was refused has changed nothing.
 
-    dbapi     PostgreSQL and SQLite, over their DB-API connections
-    alchemy   the same for SQLAlchemy Core (needs sqlalchemy)
-    redis     several Redis commands, on any server
-    files     a file that is replaced as a whole
+    dbapi        PostgreSQL and SQLite, over their DB-API connections
+    sqlalchemy   the same for SQLAlchemy Core (needs sqlalchemy)
+    redis        several Redis commands, on any server
+    files        a file that is replaced as a whole
 
 Everywhere the order of arguments is: where, under which lease, what.
 """

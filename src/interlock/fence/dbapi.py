@@ -212,7 +212,7 @@ class _Statement:
 
 def _checked(connection: Connection, paramstyle: str | None) -> _Statement:
     if inspect.iscoroutinefunction(connection.commit):
-        raise ConfigError("an asyncio connection: use interlock.fence.alchemy with `run_sync`, or a thread")
+        raise ConfigError("an asyncio connection: use interlock.fence.sqlalchemy with `run_sync`, or a thread")
     if autocommits(connection):
         raise ConfigError(
             "the connection is in autocommit mode, so the guard would end before the write: turn it off, or begin a "

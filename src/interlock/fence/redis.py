@@ -65,7 +65,7 @@ def execute(
     commands: Sequence[Sequence[Word]],
     *,
     keys: Sequence[str | bytes],
-    beside: str | bytes,
+    fence_key: str | bytes,
     keep: float = WEEK,
 ) -> list[Reply]:
     """Run the commands in one atomic step, if no newer holder has done so before: the reply of each.
@@ -75,8 +75,8 @@ def execute(
         lease: of the lock that protects the data. Each piece of data has one lock.
         commands: for example [("SET", "{stock}:42", 9), ("INCR", "{stock}:sold")]. None at all only refuses
             older holders from now on; reads among them read what no older holder can change any more.
-        keys: all keys of the commands; in a cluster they share a slot with `beside`.
-        beside: the key for the fence, next to the data and used for nothing else.
+        keys: all keys of the commands; in a cluster they share a slot with `fence_key`.
+        fence_key: the key for the fence, next to the data and used for nothing else.
         keep: seconds for which the fence is remembered after its last use. It must be longer than any holder may
             be paused and still write; no key is kept for ever, and nobody wakes up after a week.
 
@@ -85,14 +85,14 @@ def execute(
 
     """
     _may(client, asynchronous=False)
-    script, words = load("guard", "interlock.fence"), _words(lease, commands, keys, beside, keep)
+    script, words = load("guard", "interlock.fence"), _words(lease, commands, keys, fence_key, keep)
     try:
         reply = client.execute_command("EVALSHA", script.sha, *words)
     except Exception as error:
         if not _unknown(error):
             raise
         reply = client.execute_command("EVAL", script.source, *words)
-    return _replies(reply, lease, commands, beside)
+    return _replies(reply, lease, commands, fence_key)
 
 
 async def aexecute(
@@ -101,19 +101,19 @@ async def aexecute(
     commands: Sequence[Sequence[Word]],
     *,
     keys: Sequence[str | bytes],
-    beside: str | bytes,
+    fence_key: str | bytes,
     keep: float = WEEK,
 ) -> list[Reply]:
     """Do the same as `execute`, with a client for asyncio."""
     _may(client, asynchronous=True)
-    script, words = load("guard", "interlock.fence"), _words(lease, commands, keys, beside, keep)
+    script, words = load("guard", "interlock.fence"), _words(lease, commands, keys, fence_key, keep)
     try:
         reply = await client.execute_command("EVALSHA", script.sha, *words)
     except Exception as error:
         if not _unknown(error):
             raise
         reply = await client.execute_command("EVAL", script.source, *words)
-    return _replies(reply, lease, commands, beside)
+    return _replies(reply, lease, commands, fence_key)
 
 
 def _unknown(error: Exception) -> bool:
@@ -130,15 +130,15 @@ def _may(client: object, *, asynchronous: bool) -> None:
 
 
 def _words(
-    lease: Fenced, commands: Sequence[Sequence[Word]], keys: Sequence[str | bytes], beside: str | bytes, keep: float
+    lease: Fenced, commands: Sequence[Sequence[Word]], keys: Sequence[str | bytes], fence_key: str | bytes, keep: float
 ) -> list[Word]:
     """What follows the script: numkeys, KEYS, ARGV."""
     keep = seconds(keep, "keep", least=1.0)
     if isinstance(keys, str | bytes):
         raise ConfigError(f"lock {lease.name!r}: keys is a list of keys, not {keys!r}")
-    if beside in keys:
-        raise ConfigError(f"lock {lease.name!r}: the fence needs a key of its own: {beside!r} is data")
-    words: list[Word] = [1 + len(keys), beside, *keys, str(fence_of(lease)), round(keep * 1000)]
+    if fence_key in keys:
+        raise ConfigError(f"lock {lease.name!r}: the fence needs a key of its own: {fence_key!r} is data")
+    words: list[Word] = [1 + len(keys), fence_key, *keys, str(fence_of(lease)), round(keep * 1000)]
     for command in commands:
         if isinstance(command, str | bytes) or not 1 <= len(command) <= MOST:
             raise ConfigError(
@@ -148,17 +148,17 @@ def _words(
     return words
 
 
-def _replies(reply: object, lease: Fenced, commands: Sequence[Sequence[Word]], beside: str | bytes) -> list[Reply]:
+def _replies(reply: object, lease: Fenced, commands: Sequence[Sequence[Word]], fence_key: str | bytes) -> list[Reply]:
     code, *rest = cast("list[Any]", reply)
     if code == DONE:
         done: list[Reply] = rest[0]
         return done
     if code == STALE:
-        raise refused(lease, int(rest[0]), f"key {_text(beside)}")
+        raise refused(lease, int(rest[0]), f"key {_text(fence_key)}")
     if code == MISUSED:
         raise ConfigError(
-            f"lock {lease.name!r}: the key {_text(beside)} holds no fence but something else [{_text(rest[0]):.60}]. "
-            "Nothing was run. Give a key that nothing else uses"
+            f"lock {lease.name!r}: the key {_text(fence_key)} holds no fence but something else "
+            f"[{_text(rest[0]):.60}]. Nothing was run. Give a key that nothing else uses"
         )
     if code == READONLY:
         raise Unavailable(f"lock {lease.name!r}: the server refuses writes, nothing was run [{_text(rest[0])}]")
