@@ -33,7 +33,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def both() -> tuple[Rows, Rows]:
-    """The ladder with faults and without, at once: they mostly wait."""
+    """All recipes with faults and without, at the same time: both runs mostly wait."""
     faulty = start("demo", "--json", "--tickets", "24", "--seed", "3")
     calm = start("demo", "sale", "--json", "--tickets", "6", "--faults", "none", "--processes", "3", "--buyers", "2")
     return rows(faulty), rows(calm)

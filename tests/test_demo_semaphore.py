@@ -1,4 +1,4 @@
-"""The rush on an API: what is wrong with each recipe, step by step; and the rows of `interlock demo semaphore`."""
+"""The API limit: the flaw of each recipe, step by step, and the rows of `interlock demo semaphore`."""
 
 from __future__ import annotations
 
@@ -182,12 +182,12 @@ def test_the_log_tells_how_many_were_open_and_which_were_too_many() -> None:
     assert count_open_calls(log("aBaBcdcd"), 1) == (2, Counter(served=1, by_rank=1))
 
 
-# The ladder
+# The recipes
 
 
 @pytest.fixture(scope="module")
 def both() -> tuple[Rows, Rows]:
-    """The ladder with faults and without, at once: they mostly wait."""
+    """All recipes with faults and without, at the same time: both runs mostly wait."""
     faulty = start("demo", "semaphore", "--json", "--seed", "3")
     calm = start("demo", "semaphore", "--json", "--calls", "20", "--limit", "2", "--faults", "none")
     return rows(faulty), rows(calm)
@@ -301,7 +301,7 @@ def test_bad_options_end_with_one_line_and_64(
     assert said in err
 
 
-def test_options_before_the_name_of_the_ladder_are_not_lost(
+def test_options_before_the_subcommand_are_not_lost(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["demo", "--json", "semaphore"], monkeypatch) == 64

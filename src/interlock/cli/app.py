@@ -1,4 +1,4 @@
-"""The commands by name, and how each of them ends: its exit status, and one line where something was wrong."""
+"""The commands by name. A command that fails prints one line to stderr, and its exit status says why it failed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["app", "run"]
 
 app = typer.Typer(
     add_completion=False,
-    rich_markup_mode=None,  # plain help flows, and can be searched
+    rich_markup_mode=None,  # plain text: a pager can search it
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -50,7 +50,7 @@ def run() -> int:
     except LockError as error:
         return _complain(str(error), EX_UNAVAILABLE)
     except Exception as error:
-        # Usage errors, whose class comes with typer in some versions and with click in others.
+        # A usage error: some versions of typer define its class, others take it from click.
         message = getattr(error, "format_message", None)
         if message is None:
             raise
@@ -59,5 +59,6 @@ def run() -> int:
 
 
 def _complain(message: str, status: int) -> int:
+    """Print an error on one line, and return the exit status."""
     print(f"interlock: {' '.join(message.split())}", file=sys.stderr)
     return status

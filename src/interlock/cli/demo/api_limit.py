@@ -1,22 +1,26 @@
-"""The rush: an API that takes five calls at a time, its callers, their bad luck, and the API's own log.
+"""The API limit: an API that takes five calls at a time, its callers, the faults, and the API's own log.
 
-A call asks the API for a few pages, one after the other. The API notes each request in its log, a stream:
+A call requests a few pages from the API, one after the other. The API appends each request to its log, a stream:
 
     XADD api * <call> <how it got its permit>
 
-So the API itself tells how many it had to serve at once: a call is open from its first request to its last one that the
-log has, in the order of the log. No clock takes part, and whoever crashed asks for nothing any more. A call whose
-first request comes while five others are open is one too many.
+So the log shows how many calls were open at once: a call is open from its first request in the log to its last one, in
+the order of the log. The count needs no clock, and a caller that crashed sends no more requests. A call whose first
+request stands in the log while five other calls are open is one too many.
 
-When all have left, newcomers ask for permits: what they do not get within two timeouts has leaked.
+After all callers have finished, the demo asks for all permits: those that it does not get within two timeouts have
+leaked.
 
-What is numbered, for the faults (see `trial`), is calls, before they ask for a permit. A call that was lost or refused
-is made again, with a new number. Some processes' clocks are wrong, by less than the timeout. The rules of the plan:
+The server numbers *calls* for the faults (see `scenario`), before the call takes a permit. The caller repeats a call
+that was lost or refused, with a new number. The clocks of some processes are wrong, by less than the timeout. The rules
+of the plan:
 
-  1. The crash comes first, and nothing more until each caller has had a number: it takes calls along, and their faults.
-  2. What outlasts the timeout comes next, so that the others are still busy when it has passed.
-  3. Then come calls that are long, but within the timeout; and callers that are slow in the middle of taking a permit.
-     They come in pairs: if one does no harm, as its clock is ahead, or as there is room just then, the other does.
+  1. The crash comes first, and no other fault until each caller has taken a number: the crash ends several calls, and
+     would end their faults, too.
+  2. Faults that outlast the timeout come next, so that other callers are still busy when the timeout has passed.
+  3. Then come calls that are long, but within the timeout, and callers that are slow in the middle of taking a permit.
+     These come in pairs: if one of a pair does no harm, because its clock is ahead or a permit is free just then, the
+     other one does.
 """
 
 from __future__ import annotations
@@ -50,15 +54,15 @@ if TYPE_CHECKING:
 
 __all__ = ["CLOCK_OFFSETS", "ApiLimit", "ApiLimitResult", "Caller", "Permit", "plan"]
 
-CLOCK_OFFSETS = (0.0, -0.6, 0.6)  # of the first processes: TTLs that they are ahead; those of the others are right
+CLOCK_OFFSETS = (0.0, -0.6, 0.6)  # TTLs by which the clocks of the first processes are ahead; other clocks are right
 
-_PAGES_PER_CALL = 3  # of a call
-_PAGE_SECONDS = (0.012, 0.02)  # seconds until the next one
-_LEAK_CHECK = 2.0  # TTLs for which newcomers ask for permits when all have left
+_PAGES_PER_CALL = 3
+_PAGE_SECONDS = (0.012, 0.02)  # between two requests of a call, at random
+_LEAK_CHECK = 2.0  # TTLs for which the demo asks for permits after all callers have finished
 
 
 def plan(calls: int, callers: int, seed: int) -> dict[int, Fault]:
-    """The faults of so many calls of so many callers, by number of call. See the rules above."""
+    """The faults of so many calls of so many callers, by the number of the call. The rules are above."""
     rng = random.Random(seed)
     outlasting = [
         [Fault("slow", "holding", 1.7)],
@@ -76,7 +80,7 @@ def plan(calls: int, callers: int, seed: int) -> dict[int, Fault]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiLimit(Scenario):
-    """One rush under one recipe."""
+    """The API limit under one recipe."""
 
     columns = (
         Column("calls", "calls"),
@@ -91,46 +95,46 @@ class ApiLimit(Scenario):
 
     @property
     def api(self) -> str:
-        """The API: its log."""
+        """The key of the API's log."""
         return f"{self.prefix}api"
 
     @property
     def todo(self) -> str:
-        """The list of calls that are to be made."""
+        """The key of the list of calls to make."""
         return f"{self.prefix}todo"
 
     @property
     def doing(self) -> str:
-        """The list of those that this process makes now."""
+        """The key of the list of calls that this process is making."""
         return f"{self.prefix}doing:{self.process_index}"
 
     def make_local_lock(self) -> threading.Semaphore:
-        """What keeps the threads of one process apart."""
+        """Make the semaphore that only limits threads of one process."""
         return threading.Semaphore(self.limit)
 
     def prepare(self, execute: Execute) -> None:
-        """List the calls."""
+        """Write the list of calls."""
         execute("RPUSH", self.todo, *range(self.goal))
 
     def run_client(self, context: Context[Any], connection: BareConnection) -> None:
-        """Make call after call, until no more are to be made."""
+        """Make one call after another until none is left."""
         while connection.execute("LMOVE", self.todo, self.doing, "LEFT", "RIGHT"):
             while not Caller(context, connection).call():
                 pass
-            # Together: what a crash leaves in the list was not made.
+            # One transaction: a call that a crash leaves in the list was not made.
             connection.transaction(("LPOP", self.doing), ("HINCRBY", self.events_key, "made", 1))
 
     def progress(self, execute: Execute) -> int:
-        """How many calls were made."""
+        """How many calls were made so far."""
         return int(execute("HGET", self.events_key, "made") or 0)
 
     def crashed(self, execute: Execute) -> None:
-        """List again what this process was doing."""
+        """Put the calls that this process was making back into the list."""
         while execute("LMOVE", self.doing, self.todo, "RIGHT", "LEFT"):
             pass
 
     def result(self, execute: Execute, seconds: float) -> ApiLimitResult:
-        """Read the API's log and the notes, and let newcomers ask for permits."""
+        """Read the API's log and the events, and count the permits that are still free."""
         lines = [(call, how) for _, (call, how) in execute("XRANGE", self.api, "-", "+")]
         most, over = count_open_calls(lines, self.limit)
         events = self.read_events(execute) + over
@@ -139,7 +143,7 @@ class ApiLimit(Scenario):
         return ApiLimitResult(calls=self.goal, made=events["made"], most=most, seconds=seconds, events=events)
 
     def _free_permits(self) -> int:
-        """How many permits newcomers get, up to the limit."""
+        """How many permits new callers get, up to the limit."""
         context: Context[ApiLimit] = Context(self, lambda _fault, _seconds: None)
         with contextlib.closing(context.locks), contextlib.closing(BareConnection(self.url)) as connection:
             deadline = time.monotonic() + _LEAK_CHECK * self.ttl
@@ -155,14 +159,14 @@ class ApiLimit(Scenario):
 
 @dataclass(frozen=True, slots=True)
 class Permit:
-    """A permit that was taken."""
+    """A permit, as a recipe returns it."""
 
     release: Callable[[], object]
-    """Gives it back."""
+    """Releases the permit."""
     execute: Execute | None = None
-    """Says a command under this permit only, where that can be had."""
+    """Sends a command that the server runs only while the permit is held, if the recipe offers that."""
     by_rank: bool = False
-    """Whether the set was full, and it was taken all the same, as its rank was low."""
+    """Whether the set was full, and its low rank gave the permit all the same."""
 
 
 class Caller(Client[ApiLimit]):
@@ -175,14 +179,14 @@ class Caller(Client[ApiLimit]):
     ) -> None:
         super().__init__(context, connection)
         self.limit = self.scenario.limit
-        self.timeout = timeout  # seconds to wait for a permit in the server, where that can be done
+        self.timeout = timeout  # seconds to wait for a permit in the server, if the recipe can wait there
 
     def take(self) -> Permit | None:
-        """Try to take a permit."""
+        """Try once to take a permit."""
         return self.scenario.recipe.run(self)
 
     def call(self) -> bool:
-        """Make the call: whether the API served all of it."""
+        """Make the call. Returns whether the API served all of its pages."""
         self.take_number()
         permit = self.wait(self.take)
         try:
@@ -200,14 +204,14 @@ class Caller(Client[ApiLimit]):
         return True
 
     def request(self, permit: Permit) -> None:
-        """Ask the API for a page. Raises LeaseLost if the permit is one that the server checks, and has ended."""
+        """Request a page from the API. Raises LeaseLost if the server checks the permit, and the permit has ended."""
         (permit.execute or self.execute)(
             "XADD", self.scenario.api, "*", self.token, "by_rank" if permit.by_rank else "served"
         )
 
 
 def count_open_calls(log: Iterable[tuple[bytes, bytes]], limit: int) -> tuple[int, Counter[str]]:
-    """How many calls were open at the most, and how those got in that were too many."""
+    """The most calls that were open at once, and how the calls too many got their permits."""
     lines = list(log)
     last = {call: number for number, (call, _) in enumerate(lines)}
     open_calls = set[bytes]()
@@ -224,7 +228,7 @@ def count_open_calls(log: Iterable[tuple[bytes, bytes]], limit: int) -> tuple[in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiLimitResult(Result):
-    """What the API's log says. `over`: calls too many; `cut`: those that a low rank let in; `leaked`: permits."""
+    """The API's log, counted. Events: `over`, calls too many; `by_rank`, those of them with a low rank; `leaked`."""
 
     strengths: ClassVar = {
         "slow": "renewed for slow calls",
@@ -239,16 +243,16 @@ class ApiLimitResult(Result):
 
     @property
     def correct(self) -> bool:
-        """Whether all calls were made, never too many at once, and all permits are there."""
+        """Whether all calls were made, never too many at once, and no permit has leaked."""
         return self.made == self.calls and not self.events["over"] and not self.events["leaked"]
 
     @property
     def failure(self) -> str:
-        """How callers fared."""
+        """How many calls were too many, how many permits leaked, and how many callers gave up."""
         return (
             f"calls too many: {self.events['over']}, leaked: {self.events['leaked']}, gave up: {self.events['gave_up']}"
         )
 
     def numbers(self) -> dict[str, int]:
-        """Calls made; the most that the API had at once; those that were too many; permits that are gone."""
+        """Calls made; the most that were open at once; those that were too many; permits that leaked."""
         return {"calls": self.made, "most": self.most, "over": self.events["over"], "leaked": self.events["leaked"]}

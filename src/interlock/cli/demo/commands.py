@@ -1,4 +1,4 @@
-"""`interlock demo`: the flash sale, and the rush on an API. Each is held under every recipe of its ladder."""
+"""`interlock demo`: runs the flash sale and the API limit, each under every recipe."""
 
 from __future__ import annotations
 
@@ -20,32 +20,38 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-_TTL = 0.25  # seconds: short, as a whole ladder waits for some fifty of them ...
-_TTL_WITHOUT_FAULTS = 1.0  # ... but without faults no hiccup of the machine should outlast one
-_MAX_STALLS = 9  # standstills of a sale; the plan's six faults make about as many
+_TTL = 0.25  # seconds: short, since all recipes together wait for some fifty TTLs
+_TTL_WITHOUT_FAULTS = 1.0  # seconds: longer than a busy machine delays a client, so that no TTL expires
+_MAX_STALLS = 9  # stalls of a sale; the six faults of a plan cause about as many
 
 
 class Faults(StrEnum):
-    """Which faults a trial meets."""
+    """Which faults the demo injects."""
 
     PLANNED = "planned"
     NONE = "none"
 
 
 _Processes = Annotated[int, typer.Option(min=1, help="Processes.")]
-_Faults = Annotated[Faults, typer.Option(help="What goes wrong: what the seed plans, or nothing (the control).")]
-_Seed = Annotated[int, typer.Option(help="Of the plan: who meets which fault.")]
-_Only = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this recipe; again, or a,b, for more.")]
+_Faults = Annotated[Faults, typer.Option(help="Inject the faults that the seed plans, or none (the control).")]
+_Seed = Annotated[int, typer.Option(help="Seed of the plan: which client meets which fault.")]
+_Only = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Run only this recipe. Repeat the option, or write a,b, for more."),
+]
 _Url = Annotated[
-    str | None, typer.Option(metavar="URL", help="Use this server, and leave nothing in it. Without: a private one.")
+    str | None,
+    typer.Option(
+        metavar="URL", help="Use this server, and delete the keys of the demo afterwards. Default: a private server."
+    ),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print the rows as JSON instead of the table.")]
 
 
 def _epilog(recipes: Recipes[Any], correct: str) -> str:
     recipe_lines = "\n".join(f"  {recipe.name:<13} {recipe.title}" for recipe in recipes.values())
-    status = f"Exit status: 0 if {correct}, 1 if not, 64 for a bad option, 69 without a server."
-    return f"The ladder:\n\n\b\n{recipe_lines}\n\n{status}"
+    status = f"Exit status: 0 if {correct}, 1 if not, 64 for a bad option, 69 if no server answers."
+    return f"The recipes:\n\n\b\n{recipe_lines}\n\n{status}"
 
 
 def _faults_label(faults: Faults, seed: int) -> str:
@@ -64,15 +70,15 @@ def sale(
     url: _Url = None,
     as_json: _Json = False,
 ) -> int:
-    """Sell tickets under every well-known lock recipe, on a real server, and count who got one.
+    """Sell tickets under every well-known lock recipe, on a real server, and count the tickets sold.
 
-    A shop has N tickets. P processes with T buyers each buy until they are sold out; a sale reads the stock,
-    thinks for a moment and writes it back, so two who do it at once sell the same ticket. On top come a process
-    that is killed, one that is stopped for a while, slow buyers and a declined card, at moments that the seed
-    plans: the same for all.
+    A shop has N tickets. P processes with T buyers each buy until the tickets are sold out. A sale reads the stock,
+    pauses for a moment and writes the stock back, so two buyers who do this at once sell the same ticket. The demo also
+    kills a process, stops another for a while, slows buyers down and declines a card, at moments that the seed plans.
+    Every recipe meets the same faults.
 
-    Each recipe then shows what it is worth: tickets sold twice (oversold), tickets left over because buyers waited in
-    vain (lost sales), and the time it took. A last column says why.
+    The table shows for each recipe: tickets sold twice (oversold), tickets left over because buyers waited in vain
+    (lost), and the time. The last column explains the result.
     """
     if context.invoked_subcommand is not None:
         return _reject_options_before(context)
@@ -107,16 +113,16 @@ def semaphore(
     url: _Url = None,
     as_json: _Json = False,
 ) -> int:
-    """Call an API that takes five calls at a time, under every well-known semaphore recipe, and count how many it had.
+    """Call an API that takes five calls at a time, under every well-known semaphore recipe, and count its open calls.
 
-    P processes with T callers each make N calls; a call takes a permit, asks the API for a few pages and gives the
-    permit back. The API itself notes every request. On top come a process that is killed, one that is stopped for a
-    while, slow calls, callers that are slow while they take a permit, and two processes whose clocks are
-    wrong by less than a permit's timeout: one is behind, one is ahead.
+    P processes with T callers each make N calls. A call takes a permit, requests a few pages from the API and releases
+    the permit. The API logs every request. The demo also kills a process, stops another for a while, slows down calls
+    and callers that take a permit, and sets the clocks of two processes wrong by less than a permit's timeout: one
+    behind, one ahead.
 
-    Each recipe then shows what it is worth: the most calls that the API had at once, those that came in when it was
-    full (too many), permits that nobody gets any more when all have left (leaked), and the time it took. A last column
-    says why.
+    The table shows for each recipe: the most calls that were open at once, the calls that began while the API was full
+    (too many), the permits that nobody can take any more when all callers have finished (leaked), and the time. The
+    last column explains the result.
     """
     without_faults = faults is Faults.NONE
     ttl = _TTL_WITHOUT_FAULTS if without_faults else _TTL
@@ -150,7 +156,7 @@ def _choose(recipes: Recipes[R], only: Sequence[str] | None) -> list[Recipe[R]]:
 
 
 def _reject_options_before(context: typer.Context) -> int:
-    """Options before the name of a ladder would be lost."""
+    """Refuse options before a subcommand, which typer would ignore."""
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if source is not None and source.name == "COMMANDLINE":

@@ -1,4 +1,4 @@
-"""A bare connection: what recipes speak to the server on, as people's clients do."""
+"""A bare connection to the server, over which the recipes send their commands as any client does."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ if TYPE_CHECKING:
 
 __all__ = ["BareConnection", "Execute"]
 
-Execute = Callable[..., Any]  # a Redis command, word by word, and its reply
+Execute = Callable[..., Any]  # takes a Redis command, word by word, and returns the reply
 
 _TIMEOUT = 5.0  # seconds within which a server must answer
 
 
 class BareConnection:
-    """A bare connection, on which any command may be said; replies are bytes and numbers. For one thread."""
+    """A bare connection that sends any command; replies are bytes and numbers. For one thread."""
 
     def __init__(self, url: str) -> None:
-        """Raises ConfigError for a bad URL, Unavailable where nobody answers."""
+        """Connect. Raises ConfigError for a bad URL, Unavailable if no server answers."""
         found = address(url, for_asyncio=False)
         if not isinstance(found, Address):
-            raise ConfigError(f"{found.shown}: one server is needed here, not a cluster")
+            raise ConfigError(f"{found.shown} is a cluster, but the demo needs a single server: give the URL of one")
         self._address = found
         with self._translate_errors():
-            self._connection = self._address.connection(_TIMEOUT)  # its methods have no types
+            self._connection = self._address.connection(_TIMEOUT)  # redis-py does not type its methods
             self._connection.connect()
 
     def execute(self, *words: str | bytes | float) -> Any:
-        """Say a command, word by word, and return the reply."""
+        """Send a command, word by word, and return the reply."""
         with self._translate_errors():
             self._connection.send_command(*words)
             return self._connection.read_response()
 
     def transaction(self, *commands: tuple[str | bytes | float, ...]) -> list[Any]:
-        """Say some commands as one transaction, in one packet, and return their replies."""
+        """Send commands as one transaction, in one packet, and return their replies."""
         with self._translate_errors():
             words = [("MULTI",), *commands, ("EXEC",)]
             self._connection.send_packed_command(self._connection.pack_commands(words))
@@ -49,7 +49,7 @@ class BareConnection:
             return replies[-1]
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._connection.disconnect()
 
     @contextlib.contextmanager

@@ -1,22 +1,23 @@
-"""The flash sale: a shop with N tickets, its buyers, their bad luck, and the books.
+"""The flash sale: a shop with N tickets, its buyers, the faults, and the ledger.
 
-A sale is what shops do, a read and then a write:
+A sale is a read and then a write, as in many shops:
 
     HGET shop stock                      ->  7
-    (a moment of thought)
+    (a short pause)
     HSET shop stock 6  sale:<entry> 7    ->  ticket 7 is sold
 
-The write is one command for the stock and for the ledger, so a crash never sells half a ticket, and the books are
-right whatever became of the buyer. The stock can be wrong, as two buyers can read the same 7; the ledger cannot: it has
-a line for each sale and says which ticket was sold. So `sold` counts lines, and a ticket on two lines was sold twice.
+One command writes both the stock and the ledger, so a crash never sells half a ticket, and the ledger is right
+whatever happens to the buyer. The stock can be wrong, since two buyers can read the same 7. The ledger cannot: each
+sale adds a line with its ticket. So `sold` counts lines, and a ticket on two lines was sold twice.
 
-What is numbered, for the faults (see `trial`), is *entries*: a buyer getting past the lock. The rules of the plan:
+The server numbers *entries* for the faults (see `scenario`): an entry is a buyer that passes the lock. The rules of
+the plan:
 
-  1. The crash comes first. Later it might take a sleeping buyer along, whose late write is the flaw to be shown.
-  2. Who is late in releasing (past its TTL) is followed by one that holds for long (within its TTL). So when the late
-     one awakes there is somebody else's lock to be freed, and its holder is still inside.
-  3. Between two of them is a sale at least, so that a shop where nothing is sold for long is known to be stuck.
-  4. What is to outlive a TTL lasts more than half a TTL longer, enough for others to get in on a busy machine.
+  1. The crash comes first. Later, it could kill a paused buyer, whose late write is a flaw that the demo must show.
+  2. After a buyer that releases late (past its TTL), the next buyer holds for long (within its TTL). So when the late
+     buyer runs again, it can free the lock of another buyer that is still inside.
+  3. Between two faults there is at least one sale, so that a long time without a sale means that the shop is stuck.
+  4. A fault that must outlast a TTL lasts more than half a TTL longer, so that others get in even on a busy machine.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _THINK_SECONDS = (0.002, 0.004)  # seconds between read and write
 
 
 def plan(tickets: int, seed: int) -> dict[int, Fault]:
-    """The faults of a sale of so many tickets, by number of entry. See the rules above."""
+    """The faults of a sale of so many tickets, by the number of the entry. The rules are above."""
     rng = random.Random(seed)
     episodes = [
         [Fault("error", "holding")],
@@ -57,7 +58,7 @@ def plan(tickets: int, seed: int) -> dict[int, Fault]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlashSale(Scenario):
-    """One sale under one recipe."""
+    """One flash sale under one recipe."""
 
     columns = (
         Column("sold", "sold"),
@@ -74,7 +75,7 @@ class FlashSale(Scenario):
         return f"{self.prefix}shop"
 
     def prepare(self, execute: Execute) -> None:
-        """Put the tickets in stock."""
+        """Write the initial stock."""
         execute("HSET", self.shop, "stock", self.goal)
 
     def run_client(self, context: Context[Any], connection: BareConnection) -> None:
@@ -88,14 +89,14 @@ class FlashSale(Scenario):
             buyer.record_if_still_locked()
 
     def progress(self, execute: Execute) -> int:
-        """How many tickets are sold."""
+        """How many tickets were sold so far."""
         lines: int = execute("HLEN", self.shop)
         return lines - 1
 
     def result(self, execute: Execute, seconds: float) -> SaleResult:
-        """Read the ledger and the notes."""
-        books: dict[bytes, bytes] = execute("HGETALL", self.shop)
-        tickets = [ticket for line, ticket in books.items() if line.startswith(b"sale:")]
+        """Read the ledger and the events."""
+        ledger: dict[bytes, bytes] = execute("HGETALL", self.shop)
+        tickets = [ticket for line, ticket in ledger.items() if line.startswith(b"sale:")]
         events = self.read_events(execute)
         if execute("PTTL", self.lock) == -1:
             events["no_ttl"] = 1
@@ -110,13 +111,13 @@ class Buyer(Client[FlashSale]):
     _entered_at = 0.0
 
     def wait(self, take: Callable[[], T | None]) -> T:
-        """Try until `take()` gives the lock, and enter; raises Closed when the shop closes first."""
+        """Call `take()` until it returns the lock, and enter; raises ScenarioClosed if the scenario is closed first."""
         got = super().wait(take)
         self.enter()
         return got
 
     def enter(self) -> None:
-        """Be the next one past the lock."""
+        """Take the next number, as the buyer that has just passed the lock."""
         self._entered_at = time.monotonic()
         self.take_number()
         self.inject_at("taken")
@@ -126,7 +127,7 @@ class Buyer(Client[FlashSale]):
         return int(self.execute("HGET", self.scenario.shop, "stock"))
 
     def sell(self, write: Execute | None = None) -> bool:
-        """Read, think, write: buy a ticket if there is one left. False: sold out."""
+        """Read the stock, pause, write: buy a ticket if one is left. Returns False if the tickets are sold out."""
         stock = self.stock()
         if stock <= 0:
             return False
@@ -138,20 +139,20 @@ class Buyer(Client[FlashSale]):
         return True
 
     def delete(self) -> None:
-        """DEL the lock; as GETDEL, for the books: it tells whose lock was freed."""
+        """Delete the lock: with GETDEL instead of DEL, which also returns whose lock it was, for the result."""
         freed = self.execute("GETDEL", self.lock)
         if freed not in {None, self.token}:
             self.record("freed_other")
 
     def record_if_still_locked(self) -> None:
-        """Note it if the lock was left locked."""
+        """Record it if this buyer has not released the lock."""
         if self.execute("GET", self.lock) == self.token:
             self.record("not_released")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaleResult(Result):
-    """The ledger of a sale that is over. `endless`: the lock was left without end; `twice`: tickets sold before."""
+    """The ledger of a sale. Events: `no_ttl`, a lock without TTL was left; `sold_twice`, a ticket was sold again."""
 
     strengths: ClassVar = {
         "slow": "renewed for slow buyers",
@@ -165,16 +166,16 @@ class SaleResult(Result):
 
     @property
     def correct(self) -> bool:
-        """Whether exactly all tickets were sold."""
+        """Whether the buyers bought exactly the tickets in stock."""
         return self.sold == self.tickets
 
     @property
     def failure(self) -> str:
-        """How buyers fared."""
+        """How many buyers outlasted the TTL or gave up."""
         return f"{self.events['past_ttl']} buyers worked longer than the TTL, {self.events['gave_up']} gave up"
 
     def numbers(self) -> dict[str, int]:
-        """Tickets sold; sold that there were not; left over, though buyers were waiting."""
+        """Tickets sold; tickets sold beyond the stock; tickets left over although buyers were waiting."""
         return {
             "sold": self.sold,
             "oversold": max(0, self.sold - self.tickets),
@@ -182,6 +183,6 @@ class SaleResult(Result):
         }
 
     def addition(self, event: str) -> str:
-        """Who leaves the lock behind has otherwise the recipe that is right but for the TTL."""
+        """A recipe that does not release shares the flaw of a recipe that is right but for the TTL."""
         late = self.events["past_ttl"] if event == "not_released" and self.sold > self.tickets else 0
         return f"; work outlasted it ({late}x)" if late else ""

@@ -1,8 +1,8 @@
-"""The flash sale's ladder: the recipes people write to keep two buyers apart, from none at all to interlock.
+"""The recipes of the flash sale: how people exclude a second buyer, from no lock at all to interlock.
 
-Each is one attempt to buy, as one meets it in code bases and tutorials: take the lock, sell, release. It returns False
-when the tickets are sold out. All of them wait by `buyer.wait`, sell by `buyer.sell` and free by `buyer.delete`, which
-does what `DEL` does; what differs is what they say to the server, and where they forget to.
+Each recipe is one attempt to buy, as it stands in code bases and tutorials: take the lock, sell, release. It returns
+False if the tickets are sold out. All recipes wait with `buyer.wait`, sell with `buyer.sell` and delete the lock with
+`buyer.delete`, which does what `DEL` does. They differ in the commands that they send, and in those that they forget.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LOCK_RECIPES: Recipes[Callable[[Buyer], bool]] = Recipes()
     "no-lock",
     "read, then write",
     event="sold_twice",
-    flaw="nobody waits: a ticket was sold again ({sold_twice}x)",
+    flaw="no buyer waits: a ticket was sold again ({sold_twice}x)",
 )
 def _no_lock(buyer: Buyer) -> bool:
     buyer.enter()
@@ -54,7 +54,7 @@ def _process_lock(buyer: Buyer) -> bool:
     "setnx",
     "SETNX, DEL",
     event="no_ttl",
-    flaw="the holder crashed, its lock never ends: {gave_up} buyers gave up",
+    flaw="the holder crashed, and its lock never expires: {gave_up} buyers gave up",
 )
 def _setnx(buyer: Buyer) -> bool:
     buyer.wait(lambda: buyer.execute("SETNX", buyer.lock, buyer.token))
@@ -65,7 +65,7 @@ def _setnx(buyer: Buyer) -> bool:
     "setnx-expire",
     "SETNX, EXPIRE, DEL",
     event="no_ttl",
-    flaw="crashed between the two, so the lock never ends: {gave_up} buyers gave up",
+    flaw="the holder crashed between the two, so the lock never expires: {gave_up} buyers gave up",
 )
 def _setnx_expire(buyer: Buyer) -> bool:
     buyer.wait(lambda: buyer.execute("SETNX", buyer.lock, buyer.token))
@@ -75,9 +75,9 @@ def _setnx_expire(buyer: Buyer) -> bool:
 
 @LOCK_RECIPES.recipe(
     "ttl-repair",
-    "the same, and who waits repairs: if not TTL, EXPIRE",
+    "the same, and a waiter repairs: if not TTL, EXPIRE",
     event="no_ttl",
-    flaw="a lock without end has TTL -1, which is true: no repair, {gave_up} buyers gave up",
+    flaw="a lock that never expires has TTL -1, which is true: no repair, {gave_up} buyers gave up",
 )
 def _ttl_repair(buyer: Buyer) -> bool:
     def take() -> bool:
@@ -96,7 +96,7 @@ def _ttl_repair(buyer: Buyer) -> bool:
     "set-del",
     "SET NX EX, DEL",
     event="freed_other",
-    flaw="DEL came after the TTL and freed another's lock ({freed_other}x)",
+    flaw="DEL ran after the TTL and freed another buyer's lock ({freed_other}x)",
 )
 def _set_del(buyer: Buyer) -> bool:
     _take(buyer)
@@ -107,7 +107,7 @@ def _set_del(buyer: Buyer) -> bool:
     "get-del",
     "SET NX EX token; GET, compare, DEL",
     event="freed_other",
-    flaw="the TTL ran out between GET and DEL: another's lock was freed ({freed_other}x)",
+    flaw="the TTL ran out between GET and DEL: DEL freed another buyer's lock ({freed_other}x)",
 )
 def _get_del(buyer: Buyer) -> bool:
     _take(buyer)
@@ -123,7 +123,7 @@ def _get_del(buyer: Buyer) -> bool:
     "bytes-str",
     "the same, comparing bytes with str",
     event="not_released",
-    flaw="b'1' == '1' is False: nothing was released ({not_released}x), all waited for the TTL",
+    flaw="b'1' == '1' is False: the lock was not released ({not_released}x), all waited for the TTL",
 )
 def _bytes_str(buyer: Buyer) -> bool:
     token = buyer.token.decode()
@@ -153,7 +153,7 @@ def _no_finally(buyer: Buyer) -> bool:
     "early-return",
     "the same with finally, but 'if sold out: return' comes before the try",
     event="not_released",
-    flaw="sold out, and still locked ({not_released}x): the next waited for the TTL, {gave_up} gave up",
+    flaw="sold out and still locked ({not_released}x): the next buyer waited for the TTL, {gave_up} gave up",
 )
 def _early_return(buyer: Buyer) -> bool:
     _take(buyer)
@@ -169,7 +169,7 @@ def _early_return(buyer: Buyer) -> bool:
     "lua",
     "SET NX EX token, compare-and-DEL in Lua: right but for the TTL",
     event="past_ttl",
-    flaw="freed only its own, but work outlasted the TTL and was written all the same ({past_ttl}x)",
+    flaw="freed only its own lock, but a late buyer wrote after the TTL all the same ({past_ttl}x)",
 )
 def _lua(buyer: Buyer) -> bool:
     _take(buyer)
@@ -192,7 +192,7 @@ def _interlock(buyer: Buyer) -> bool:
     sold = None
     try:
         with buyer.wait(take) as lease:
-            # The server writes only if the lease is still ours: no clock, and no pause, comes between.
+            # The server writes only if this lease still holds the lock: one atomic step, which no pause can divide.
             sold = buyer.sell(functools.partial(lease.execute, keys=[buyer.scenario.shop]))
             buyer.inject_at("releasing")
     except LeaseLost:

@@ -1,14 +1,14 @@
-"""The demo's processes: started once, used for trial after trial, replaced when a crash has taken one.
+"""The demo's worker processes: started once, reused for each scenario, replaced after a crash.
 
-One more is kept warm than are at work, as starting Python takes longer than a trial: it steps in at once for one that
-crashed, and the next one warms up meanwhile. Each has a process group of its own, so that Ctrl-C reaches only us and we
-end them; should we be killed, they see our end of the socket close, and one that is stopped is then woken (and ended)
-by the kernel, which does this for stopped groups that are orphaned.
+One process more than needed is running, because starting Python takes longer than a scenario: this spare replaces a
+worker that crashed at once, and another spare starts meanwhile. Each worker has a process group of its own, so that
+Ctrl-C reaches only the parent, which then kills the workers. If the parent is killed, each worker reads the end of its
+socket and exits; the kernel resumes a worker that is stopped at that moment, since its process group is orphaned.
 
-The crew is also the *doorman*, for some recipes would wait for ever. It closes the trial, upon which who waits for the
-lock gives up, when (1) nothing is done any more and the lock has no end; (2) all stood still so often that it cannot
-be the faults, which means that each waits for the TTL; (3) nothing is done any more as all is done. There is
-no closing time: on a busy machine everything is slow, and that must not look like a failure.
+The parent is also a *watchdog*, because clients of some recipes would wait for ever. It closes the scenario, and
+clients that wait for the lock then give up, when (1) there is no progress and the lock has no TTL; (2) there were more
+stalls than the faults can cause, so that each client waits for a TTL; (3) there is no progress and no work is left.
+There is no time limit on the whole scenario: a busy machine slows everything down, and that is no failure.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
 __all__ = ["Processes"]
 
 _CRASHED = "crashed"
-_CHECK_INTERVAL = 0.04  # seconds between two looks at the progress
-_MAX_IDLE_WITHOUT_TTL = 4.0  # TTLs without progress, with a lock that has no end: stuck for ever
-_MAX_IDLE_WHEN_DONE = 2.0  # TTLs without progress when there is nothing left to do
-_STALL = 0.6  # TTLs without progress that count as one of those that the trial's patience limits
+_CHECK_INTERVAL = 0.04  # seconds between two checks of the progress
+_MAX_IDLE_WITHOUT_TTL = 4.0  # TTLs without progress, while the lock has no TTL: nobody can ever take it
+_MAX_IDLE_WHEN_DONE = 2.0  # TTLs without progress, when no work is left
+_STALL = 0.6  # TTLs without progress that count as one stall
 _MAX_IDLE = 30.0  # seconds without progress, whatever the reason
 
 
 class _Worker:
-    """A worker process, as its parent sees it."""
+    """A worker process, seen from the parent."""
 
     def __init__(self) -> None:
         self.connection, child_end = multiprocessing.Pipe()
         with child_end:
-            # -P and the path: it shall import the same interlock as we, wherever it is started.
+            # -P and PYTHONPATH: the worker imports the same interlock as the parent, whatever its working directory.
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "interlock.cli.demo.worker", str(child_end.fileno())],
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
@@ -61,11 +61,11 @@ class _Worker:
             )
 
     def send(self, message: object) -> None:
-        with contextlib.suppress(OSError):  # it has crashed, which we shall read
+        with contextlib.suppress(OSError):  # the worker crashed: receive() reports that
             self.connection.send(message)
 
     def receive(self) -> tuple[str, Any]:
-        """The next word, and its value."""
+        """The next message: its kind, and its value."""
         try:
             message: tuple[str, Any] = self.connection.recv()
         except (EOFError, OSError):
@@ -79,7 +79,7 @@ class _Worker:
 
 
 class Processes:
-    """So many worker processes, and one in reserve: `with Crew(4) as crew: crew.run(trial, ...)`."""
+    """Worker processes and one spare: `with Processes(4) as workers: workers.run(scenario, ...)`."""
 
     def __init__(self, size: int) -> None:
         self._workers: list[_Worker] = []
@@ -99,14 +99,14 @@ class Processes:
         self.stop()
 
     def stop(self) -> None:
-        """End all processes."""
+        """Kill all processes."""
         for worker in self._workers:
             worker.stop()
 
     def run(self, scenario: Scenario, execute: Execute, progress: Callable[[int], object]) -> float:
-        """Hold a trial, from its opening until the last client has left; `progress` is told how far it is.
+        """Run a scenario until its last client has finished, and call `progress` with the work done so far.
 
-        Returns the seconds that it took.
+        Returns the duration in seconds.
         """
         scenario.prepare(execute)
         run = _Run(scenario, execute, self._workers[:-1], self.replace)
@@ -116,7 +116,7 @@ class Processes:
         return time.monotonic() - run.started_at
 
     def replace(self, crashed: _Worker) -> _Worker:
-        """Put the one in reserve in place of one that crashed, and start another."""
+        """Replace a crashed worker by the spare, and start another spare."""
         crashed.stop()
         self._workers.remove(crashed)
         self._workers.append(_Worker())
@@ -124,13 +124,13 @@ class Processes:
 
 
 class _Run:
-    """The crew during one trial. It is also the doorman."""
+    """One run of one scenario. It is also the watchdog."""
 
     def __init__(
         self, scenario: Scenario, execute: Execute, workers: list[_Worker], replace: Callable[[_Worker], _Worker]
     ) -> None:
-        self.active: dict[_Worker, Scenario] = {}  # and what each was told
-        self.started_at = 0.0  # not yet
+        self.active: dict[_Worker, Scenario] = {}  # with the scenario that each worker received
+        self.started_at = 0.0  # not started
         self._scenario = scenario
         self._execute = execute
         self._replace = replace
@@ -150,7 +150,7 @@ class _Run:
         worker.send(scenario)
 
     def handle_messages(self) -> None:
-        """Hear who has something to say, for a moment, and wake whose pause is over."""
+        """Handle messages of workers for one check interval, and resume each worker whose pause is over."""
         workers = {worker.connection: worker for worker in self.active}
         for connection in multiprocessing.connection.wait(list(workers), _CHECK_INTERVAL):
             self._handle_message(workers[cast("Connection[Any, Any]", connection)])
@@ -195,11 +195,11 @@ class _Run:
             worker.send(message)
 
     def check_progress(self) -> int:
-        """Look how far it is, and close the trial if it is stuck. See the doorman's rules above."""
+        """Return the work done so far, and close the scenario if it is stuck. The watchdog's rules are above."""
         scenario = self._scenario
         done = scenario.progress(self._execute)
         now = time.monotonic()
-        # Where we come late ourselves the machine was busy, which says nothing about the trial.
+        # If the parent itself was delayed, the machine was busy: that time says nothing about the scenario.
         passed, self._checked_at = min(now - self._checked_at, 2 * _CHECK_INTERVAL), now
         if not self.started_at or self._closed:
             return done

@@ -1,7 +1,7 @@
-"""A ladder: the recipes that people write for one thing, from none at all to interlock, and why each of them fails.
+"""Recipes: the ways in which people solve one task, from no lock at all to interlock, and the flaw of each.
 
-A recipe says what goes wrong with it, as a sentence that may be used only if this was seen: its `sign` is what must
-have been seen (see `Account`). A recipe that got through unharmed is told so. The last rung has no flaw to show.
+A recipe has a sentence about its flaw. The demo prints the sentence only if the run has shown the flaw: if the event
+that the recipe names was recorded (see `Result.explain`). The last recipe, interlock, has no flaw.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ R = TypeVar("R", bound="Callable[..., Any]")
 
 @dataclass(frozen=True, slots=True)
 class Recipe(Generic[R]):
-    """A named way to do it, and the sentence that explains its result."""
+    """A named way to solve the task, and the sentence about its flaw."""
 
     name: str
     title: str
-    event: str  # what must have been seen ...
-    flaw: str  # ... to say this
+    event: str  # the event that shows the flaw; "" for interlock
+    flaw: str  # the sentence, with `{event}` for the number of such events
     run: R
 
 
 class Recipes(dict[str, Recipe[R]]):
-    """Recipes by name, in the order in which people come upon them."""
+    """Recipes by name, from the most naive to interlock."""
 
     def recipe(self, name: str, title: str, *, event: str = "", flaw: str = "") -> Callable[[R], R]:
-        """Make a function the next rung."""
+        """Add the decorated function as the next recipe."""
 
         def register(run: R) -> R:
             self[name] = Recipe(name, title, event, flaw, run)

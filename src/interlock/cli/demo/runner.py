@@ -1,4 +1,4 @@
-"""Climbing a ladder: a trial under each of its recipes, on a real server, and the table of what came of it."""
+"""Runs a scenario under each of its recipes, on a real server, and prints a table of the results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["run_scenarios"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the table, and of `--json`."""
+    """A line of the table, and an object of `--json`."""
 
     recipe: Recipe[Any]
     numbers: dict[str, int]
@@ -41,18 +41,18 @@ class Row:
     why: str
 
     def as_json(self) -> dict[str, str | float]:
-        """What `--json` prints of it."""
+        """The object that `--json` prints."""
         return {"name": self.recipe.name, **self.numbers, "seconds": self.seconds, "why": self.why}
 
 
 def run_scenarios(scenarios: Sequence[Scenario], title: str, *, processes: int, url: str | None, as_json: bool) -> int:
-    """Hold the trial under each recipe of its ladder (or `only` some), and print what came of it.
+    """Run the scenarios one after the other, each under its recipe, and print their results.
 
-    Returns 0 if interlock did it right, 1 if not. Raises BadParameter, ConfigError, Unavailable.
+    Returns 0 if interlock's result is correct, 1 if not. Raises ConfigError, Unavailable.
     """
     rows: list[Row] = []
     status = 0
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does, and tidies up
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM runs the clean-up that Ctrl-C runs
     with (
         _server(url) as (where, execute, prefix),
         Processes(processes) as workers,
@@ -80,7 +80,7 @@ def _advance(progress: Progress, task: TaskID, done: int) -> None:
 
 @contextlib.contextmanager
 def _server(url: str | None) -> Generator[tuple[str, Execute, str]]:
-    """The server to use, a connection to it, and a prefix for keys, of which none is left in the end."""
+    """The URL of the server, a function that sends it commands, and a prefix; deletes all keys with it afterwards."""
     with contextlib.ExitStack() as stack:
         if url is None:
             url = stack.enter_context(embedded.Server()).url
@@ -100,7 +100,7 @@ def _server(url: str | None) -> Generator[tuple[str, Execute, str]]:
 
 @contextlib.contextmanager
 def _progress_display(scenario: Scenario, rows: Sequence[Row]) -> Generator[Progress]:
-    """A bar for the trial that is on, above the rows so far; nothing where there is no terminal."""
+    """A progress bar of the scenario that runs, above the rows so far; without a terminal nothing is shown."""
     console = Console(stderr=True)
     progress = Progress(
         TextColumn("{task.description}"),

@@ -1,11 +1,12 @@
-"""A trial of a recipe: processes with clients that all want the same thing, their bad luck, and the books.
+"""A scenario: processes with clients that contend for one lock or semaphore, the faults, and the result.
 
-What is wanted, and what the books say, is another matter for each ladder: see `sale` and `rush`.
+What the clients do under the lock, and how the result is counted, differs: see `flash_sale` and `api_limit`.
 
-Bad luck is planned. What the clients do is numbered by the server, so "number 12" is the same moment of the trial for
-every recipe, whichever process it falls to. The plan, made from a seed, says which number meets which fault, and where:
-in the middle of *taking* the lock or permit, for recipes that need more than one step; just after it is *taken*; while
-*holding* it; or while *releasing* it. A recipe breaks at its own weak point; the plan does not know recipes.
+A plan decides the faults. The server numbers the actions of the clients, so "number 12" is the same moment of the
+scenario under every recipe, whichever process takes that number. The plan, made from a seed, says which number meets
+which fault at which point: in the middle of *taking* the lock or permit (recipes that need more than one step), just
+after it is *taken*, while *holding* it, or while *releasing* it. The plan does not know recipes; each recipe fails at
+its own weak point.
 """
 
 from __future__ import annotations
@@ -48,20 +49,20 @@ LocalLock: TypeAlias = "threading.Lock | threading.Semaphore"
 CLOSED_CHECK_INTERVAL = 1.0  # seconds between two looks of a waiting client whether the scenario is closed
 
 
-class CardDeclined(Exception):  # noqa: N818  # it is an event of the trial, and no mistake
-    """The buyer's card was declined: an exception in the middle of a sale, as happens to all code."""
+class CardDeclined(Exception):  # noqa: N818  # an event of the scenario, not an error of the demo
+    """The buyer's card was declined: an exception in the middle of a sale."""
 
 
 class ScenarioClosed(Exception):  # noqa: N818
-    """The trial was closed while the client waited."""
+    """The scenario was closed while the client waited."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What goes wrong, where, and for how many TTLs.
+    """A fault, the point at which it happens, and its duration in TTLs.
 
-    `crash`: the process is killed. `pause`: it is stopped (SIGSTOP), as by a long collection or a suspended machine.
-    `slow`: only this client takes long. `error`: an exception in the section.
+    `crash`: the process is killed. `pause`: the process is stopped (SIGSTOP), as by a long garbage collection or a
+    suspended machine. `slow`: only this client is slow. `error`: an exception in the critical section.
     """
 
     kind: Literal["crash", "pause", "slow", "error"]
@@ -72,9 +73,9 @@ class Fault:
 def schedule_faults(
     episodes: Iterable[Sequence[Fault]], rng: random.Random, gap: int, after_first: int = 0
 ) -> dict[int, Fault]:
-    """Give the faults of each episode numbers in a row, at most `gap` after the episode before.
+    """Give the faults of each episode consecutive numbers, at most `gap` after the previous episode.
 
-    After the first episode so many more numbers are left out.
+    `after_first` more numbers stay without a fault after the first episode.
     """
     faults: dict[int, Fault] = {}
     number = 1
@@ -90,7 +91,7 @@ def schedule_faults(
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A number of the table: its name in `--json`, its heading, and how it looks when it is not 0."""
+    """A column of the table: its name in `--json`, its heading, and the style of a number other than 0."""
 
     name: str
     heading: str
@@ -99,90 +100,90 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario(ABC):
-    """One trial of one recipe: all that a worker process must know."""
+    """One scenario under one recipe: all that a worker process must know."""
 
     columns: ClassVar[tuple[Column, ...]]
-    done_label: ClassVar[str]  # what is said of the goal's units that were reached
+    done_label: ClassVar[str]  # what happens to the units of the goal, for the progress bar
 
     recipe: Recipe[Any]
     url: str = ""
-    prefix: str = ""  # of every key, this trial's own
+    prefix: str = ""  # of every key that the scenario writes
     goal: int  # tickets to sell, or calls to make
     clients: int  # in each process
     ttl: float  # of the lock or permit, seconds
-    max_stalls: float  # how often all may stand still before the trial is closed
+    max_stalls: float  # the watchdog closes the scenario after more stalls
     faults: dict[int, Fault] = field(default_factory=dict[int, Fault])
-    clock_offsets: tuple[float, ...] = ()  # seconds that the clock of each process is ahead, as far as it is
-    process_index: int = 0  # which of the processes this one is
+    clock_offsets: tuple[float, ...] = ()  # seconds by which the clock of each process is ahead; missing ones are right
+    process_index: int = 0  # the number of this worker process
 
     @property
     def lock(self) -> str:
-        """The key that is the lock, or the counter or set, of all recipes that have one in the server."""
+        """The key of the lock, counter or set of every recipe that keeps one in the server."""
         return f"{self.prefix}lock"
 
     @property
     def events_key(self) -> str:
-        """The hash that counts what was seen to happen; kept in the server, for processes crash."""
+        """The hash that counts events; the server keeps it, because processes crash."""
         return f"{self.prefix}events"
 
     @property
     def counter_key(self) -> str:
-        """The counter of what the clients do."""
+        """The key of the counter that numbers the actions of the clients."""
         return f"{self.prefix}numbers"
 
     @property
     def clock_offset(self) -> float:
-        """Seconds that this process' clock is ahead."""
+        """Seconds by which the clock of this process is ahead."""
         return self.clock_offsets[self.process_index] if self.process_index < len(self.clock_offsets) else 0.0
 
     def for_process(self, process_index: int) -> Self:
-        """The same for the process at this place."""
+        """The same scenario, for the worker process of this number."""
         return replace(self, process_index=process_index)
 
     def make_local_lock(self) -> LocalLock:
-        """What keeps the threads of one process apart."""
+        """Make the lock that excludes only threads of one process."""
         return threading.Lock()
 
     @abstractmethod
     def prepare(self, execute: Execute) -> None:
-        """Lay out what there is at first."""
+        """Write the initial data to the server."""
 
     @abstractmethod
     def run_client(self, context: Context[Any], connection: BareConnection) -> None:
-        """Be one client, until nothing is wanted any more. Raises Closed."""
+        """Run one client until no work is left. Raises ScenarioClosed."""
 
     @abstractmethod
     def progress(self, execute: Execute) -> int:
-        """How much of the goal is reached."""
+        """How many units of the goal are done."""
 
-    def crashed(self, execute: Execute) -> None:  # noqa: B027  # most leave nothing
-        """Put right what the crash of this process left undone outside of the recipe."""
+    def crashed(self, execute: Execute) -> None:  # noqa: B027  # optional: only one scenario needs it
+        """Restore the data that the crash of this process left behind, other than the recipe's own."""
 
     @abstractmethod
     def result(self, execute: Execute, seconds: float) -> Result:
-        """Read the books when all is over."""
+        """Read the result from the server, after all clients have finished."""
 
     def read_events(self, execute: Execute) -> Counter[str]:
-        """Read the notes."""
+        """Read the counts of events."""
         counts: dict[bytes, bytes] = execute("HGETALL", self.events_key)
         return Counter({name.decode(): int(count) for name, count in counts.items()})
 
 
 class Context(Generic[K]):
-    """What the clients of one process share during one trial."""
+    """What the clients of one process share during one scenario."""
 
     def __init__(self, scenario: K, inject: Callable[[Fault, float], None]) -> None:
         self.scenario = scenario
-        self.inject = inject  # makes a fault happen to this process, or thread, for so many seconds
+        self.inject = inject  # injects a fault of so many seconds into this process or thread
         self.local_lock = scenario.make_local_lock()
         self.locks = Interlock(scenario.url, prefix=scenario.prefix)
         self.closed = threading.Event()
 
 
 class Client(Generic[K]):
-    """One attempt of a client; what a recipe has to work with."""
+    """One attempt of a client: the tools that a recipe works with."""
 
-    poll_interval: ClassVar[tuple[float, float]]  # seconds between two tries of the recipes that have to poll
+    poll_interval: ClassVar[tuple[float, float]]  # seconds between two tries of a recipe that polls
 
     def __init__(self, context: Context[K], connection: BareConnection) -> None:
         self.context = context
@@ -196,27 +197,27 @@ class Client(Generic[K]):
         self._fault: Fault | None = None
 
     def now(self) -> float:
-        """The time of day, by the clock of this process: seconds."""
+        """Seconds since the epoch, by the clock of this process."""
         return time.time() + self.scenario.clock_offset
 
     def record(self, event: str) -> None:
-        """Count something that was seen to happen."""
+        """Count an event."""
         self.execute("HINCRBY", self.scenario.events_key, event, 1)
 
     def take_number(self) -> None:
-        """Be the next one; from now on the fault of this number may happen."""
+        """Take the next number, and with it the fault that the plan has for that number."""
         self.number = self.execute("INCR", self.scenario.counter_key)
         self._fault = self.scenario.faults.get(self.number)
 
     def wait(self, take: Callable[[], T | None]) -> T:
-        """Try until `take()` gives the lock; raises Closed when the trial is closed first."""
+        """Call `take()` until it returns the lock; raises ScenarioClosed if the scenario is closed first."""
         while not (got := take()):
             if self.context.closed.wait(random.uniform(*self.poll_interval)):
                 raise ScenarioClosed
         return got
 
     def inject_at(self, point: Point) -> None:
-        """Meet the fault that is planned for this number at this point, if there is one: once."""
+        """Inject the fault that the plan has for this number at this point, if any: once."""
         fault = self._fault
         if fault is None or fault.point != point:
             return
@@ -229,34 +230,34 @@ class Client(Generic[K]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result(ABC):
-    """What the books say after a trial."""
+    """The result of a scenario."""
 
-    strengths: ClassVar[Mapping[str, str]]  # what interlock is praised for, by what was seen
-    uneventful: ClassVar[str]  # what is said of it when nothing happened
+    strengths: ClassVar[Mapping[str, str]]  # what interlock did well, by event
+    uneventful: ClassVar[str]  # what interlock did well if no such event was recorded
 
     seconds: float
-    events: Counter[str]  # the notes, and what the books tell besides
+    events: Counter[str]  # events recorded during the run, or found in the data afterwards
 
     @property
     @abstractmethod
     def correct(self) -> bool:
-        """Whether all came out as it should."""
+        """Whether the result is the one that a correct lock gives."""
 
     @property
     @abstractmethod
     def failure(self) -> str:
-        """What is said of a bad result that has not shown the recipe's own flaw."""
+        """The explanation of a wrong result that has not shown the recipe's own flaw."""
 
     @abstractmethod
     def numbers(self) -> dict[str, int]:
         """The numbers of the table, by column."""
 
-    def addition(self, event: str) -> str:  # noqa: ARG002  # most have nothing to add
-        """What is to be added to the flaw with this sign."""
+    def addition(self, event: str) -> str:  # noqa: ARG002  # optional
+        """A supplement to the sentence about the flaw that this event shows."""
         return ""
 
     def explain(self, recipe: Recipe[Any]) -> str:
-        """Explain the result in a sentence, by what was seen."""
+        """Explain the result in a sentence, by the events."""
         events = self.events
         if recipe.event and events[recipe.event]:
             return recipe.flaw.format_map(events) + self.addition(recipe.event)

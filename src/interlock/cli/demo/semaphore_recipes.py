@@ -1,8 +1,8 @@
-"""The semaphore's ladder: the recipes people write to let five in at a time, from none at all to interlock.
+"""The recipes of the API limit: how people let five in at a time, from no limit at all to interlock.
 
-Each is one try to take a permit. It returns the permit, with what gives it back, or None when there is none. The sets
-are those of "Redis in Action" (6.3 and 11.2.3), and live on in many code bases: an identifier for each permit, with
-the time at which it was taken, and whoever comes drops those that are older than the timeout.
+Each recipe tries once to take a permit. It returns the permit, or None if no permit is free. The sorted sets are those
+of "Redis in Action" (6.3 and 11.2.3), which many code bases still use: the set has an identifier for each permit, with
+the time at which the caller took it, and each new caller removes the identifiers that are older than the timeout.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SEMAPHORE_RECIPES: Recipes[Callable[[Caller], Permit | None]] = Recipes()
     "no-limit",
     "just call",
     event="over",
-    flaw="nobody waits: in when it was full ({over}x)",
+    flaw="no caller waits: called a full API ({over}x)",
 )
 def _no_limit(_: Caller) -> Permit:
     return Permit(lambda: None)
@@ -40,7 +40,7 @@ def _no_limit(_: Caller) -> Permit:
     "process-limit",
     "threading.Semaphore",
     event="over",
-    flaw="each process counts alone: in when it was full ({over}x)",
+    flaw="each process counts only itself: called a full API ({over}x)",
 )
 def _process_limit(caller: Caller) -> Permit | None:
     local = caller.context.local_lock
@@ -51,7 +51,7 @@ def _process_limit(caller: Caller) -> Permit | None:
     "incr-decr",
     "INCR; above the limit, and when done, DECR",
     event="leaked",
-    flaw="crashed before DECR: permits gone for good ({leaked}x)",
+    flaw="a caller crashed before DECR: permits lost for good ({leaked}x)",
 )
 def _incr_decr(caller: Caller) -> Permit | None:
     release = functools.partial(caller.execute, "DECR", caller.lock)
@@ -65,7 +65,7 @@ def _incr_decr(caller: Caller) -> Permit | None:
     "token-list",
     "a list of tokens: BLPOP, RPUSH",
     event="leaked",
-    flaw="crashed with a token: permits gone for good ({leaked}x)",
+    flaw="a caller crashed with a token: permits lost for good ({leaked}x)",
 )
 def _token_list(caller: Caller) -> Permit | None:
     tokens = f"{caller.lock}:tokens"
@@ -83,7 +83,7 @@ def _token_list(caller: Caller) -> Permit | None:
     "one-set",
     "a sorted set by the client's time, ZRANK < limit",
     event="by_rank",
-    flaw="the earlier clock goes first: in when it was full ({by_rank}x)",
+    flaw="a slow clock ranks first: called a full API ({by_rank}x)",
 )
 def _one_set(caller: Caller) -> Permit | None:
     since, now = time.monotonic(), caller.now()
@@ -92,7 +92,7 @@ def _one_set(caller: Caller) -> Permit | None:
         ("ZREMRANGEBYSCORE", caller.lock, "-inf", now - caller.scenario.ttl),
         ("ZADD", caller.lock, now, caller.token),
         ("ZRANK", caller.lock, caller.token),
-        ("ZCARD", caller.lock),  # for the books
+        ("ZCARD", caller.lock),  # only for the result
     )
     if rank < caller.limit:
         return Permit(functools.partial(_remove, caller, since, caller.lock), by_rank=size > caller.limit)
@@ -104,7 +104,7 @@ def _one_set(caller: Caller) -> Permit | None:
     "two-sets",
     "the same, ranked by a counter (INCR) in a second set",
     event="by_rank",
-    flaw="INCR early, ZADD late: in when it was full ({by_rank}x)",
+    flaw="INCR early, ZADD late: called a full API ({by_rank}x)",
 )
 def _two_sets(caller: Caller) -> Permit | None:
     owners, counter = f"{caller.lock}:owner", f"{caller.lock}:counter"
@@ -119,7 +119,7 @@ def _two_sets(caller: Caller) -> Permit | None:
         ("ZADD", caller.lock, now, caller.token),
         ("ZADD", owners, number, caller.token),
         ("ZRANK", owners, caller.token),
-        ("ZCARD", owners),  # for the books
+        ("ZCARD", owners),  # only for the result
     )
     if rank < caller.limit:
         return Permit(functools.partial(_remove, caller, since, caller.lock, owners), by_rank=size > caller.limit)
@@ -131,7 +131,7 @@ def _two_sets(caller: Caller) -> Permit | None:
     "lua",
     "one set, ZCARD < limit in Lua, by the client's time",
     event="stolen",
-    flaw="a clock ahead dropped permits that were in use ({stolen}x)",
+    flaw="a fast clock removed permits that were in use ({stolen}x)",
 )
 def _lua(caller: Caller) -> Permit | None:
     since, now = time.monotonic(), caller.now()
@@ -143,7 +143,7 @@ def _lua(caller: Caller) -> Permit | None:
     "lua-time",
     "the same by the server's TIME: right but for the TTL",
     event="past_ttl",
-    flaw="calls outlasted it, others came in beside them ({past_ttl}x)",
+    flaw="calls outlasted the TTL, and others got their permits ({past_ttl}x)",
 )
 def _lua_time(caller: Caller) -> Permit | None:
     return _take_by_script(caller, time.monotonic(), 0, "local t = redis.call('TIME'); now = t[1] + t[2] / 1e6 ")
@@ -156,7 +156,7 @@ def _interlock(caller: Caller) -> Permit | None:
         lease = permits.acquire(timeout=caller.timeout)
     except AcquireTimeout:
         return None
-    # The server notes a request only if the permit is still ours: no clock, and no pause, comes between.
+    # The server logs a request only if this lease still holds its permit: one atomic step, which no pause can divide.
     return Permit(lease.release, functools.partial(lease.execute, keys=[caller.scenario.api]))
 
 
@@ -171,6 +171,6 @@ def _take_by_script(caller: Caller, since: float, now: float, server_time: str) 
 
 
 def _remove(caller: Caller, since: float, *sets: str) -> None:
-    """ZREM; it tells whether the permit was still there, and if not, the books know why."""
+    """Remove the permit with ZREM; if it was no longer in the set, record why."""
     if not caller.connection.transaction(*[("ZREM", each, caller.token) for each in sets])[0]:
         caller.record("past_ttl" if time.monotonic() - since > caller.scenario.ttl else "stolen")

@@ -1,11 +1,12 @@
-"""A worker process of the demo: it runs the clients of one trial after another, as its parent says.
+"""A worker process of the demo: it runs the clients of each scenario that its parent sends.
 
-    python -m interlock.cli.demo.worker FD       FD: our end of a pair of sockets
+    python -m interlock.cli.demo.worker FD       FD: the worker's end of a pair of sockets
 
-It is told a `Trial` and answers READY; then GO, perhaps CLOSE, and it answers DONE when its last client has left, or
-FAILED and why. As it cannot wake itself, it is stopped by the parent: it says PAUSE and for how long, and goes on
-at RESUME. A crash is SIGKILL. When the parent has gone, so does the worker. (Its words are pairs of plain values:
-the parent could not unpickle a class of this module, which runs as __main__.)
+The parent sends a `Scenario`, and the worker answers READY. The parent sends GO, and perhaps CLOSE; the worker answers
+DONE when its last client has finished, or FAILED with the error. A stopped process cannot resume itself, so for a pause
+the worker sends PAUSE with a duration, the parent stops it, and sends RESUME after that time. For a crash the worker
+kills itself with SIGKILL. It exits when the parent has exited. (Messages of the worker are pairs of plain values: the
+parent could not unpickle a class of this module, which runs as __main__.)
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Worker:
         self._context: Context[Any] | None = None
 
     def handle_messages(self) -> NoReturn:
-        """Do what the parent says until it has gone."""
+        """Handle messages of the parent until the parent exits."""
         while True:
             try:
                 message = self._parent.recv()
@@ -70,7 +71,7 @@ class Worker:
                 for client in [pool.submit(self._run_client, context) for _ in range(clients)]:
                     client.result()
             self._send(DONE)
-        except Exception as error:  # noqa: BLE001  # whatever it is, people should see it in the parent's one line
+        except Exception as error:  # noqa: BLE001  # the parent prints any error on one line
             self._send(FAILED, f"{type(error).__name__}: {error}")
 
     def _run_client(self, context: Context[Any]) -> None:
@@ -92,5 +93,5 @@ class Worker:
 
 
 if __name__ == "__main__":
-    logging.getLogger("interlock").addHandler(logging.NullHandler())  # the table tells of a lost lease
+    logging.getLogger("interlock").addHandler(logging.NullHandler())  # the table reports lost leases
     Worker(Connection(int(sys.argv[1]))).handle_messages()
