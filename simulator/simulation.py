@@ -167,11 +167,11 @@ def _burn(run: Run) -> None:
     run.story.over = True
     for holds in run.monitor.leases.held.values():
         for held in holds:
-            held.grant.ended = held.grant.ended or "the simulation is over"
+            held.grant.end_reason = held.grant.end_reason or "the simulation is over"
     for client in [*run.clients, *run.graves]:
         client.process.alive = False
         for grant in client.session.renewal.held():
-            grant.ended = "the simulation is over"
+            grant.end_reason = "the simulation is over"
         for task in client.process.tasks:
             with contextlib.suppress(BaseException):
                 task.work.close()

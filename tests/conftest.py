@@ -119,7 +119,7 @@ HEADERS: dict[str, Header] = {}
 @pytest.fixture(autouse=True)
 def every_message_is_as_the_lua_header_says(monkeypatch):
     """Holds the header of each script against what Python really sends, in every test."""
-    real, wrong = _wire.by_sha, []
+    real, wrong = _wire.evalsha, []
 
     def checked(script, keys, args, epoch):
         header = HEADERS.setdefault(script.name, Header(script.source))
@@ -130,7 +130,7 @@ def every_message_is_as_the_lua_header_says(monkeypatch):
             raise
         return real(script, keys, args, epoch)
 
-    monkeypatch.setattr(_wire, "by_sha", checked)
+    monkeypatch.setattr(_wire, "evalsha", checked)
     yield
     assert not wrong
 

@@ -176,7 +176,7 @@ def test_passwords_never_appear(make):
 )
 def test_addresses(url, kind, shown):
     found = address(url, for_asyncio=False)
-    assert (found.kind, found.shown) == (kind, shown)
+    assert (found.kind, found.display_url) == (kind, shown)
 
 
 def test_a_client_of_the_other_mode_says_which_one_to_use(clean):

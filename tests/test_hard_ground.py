@@ -72,7 +72,7 @@ def test_nothing_but_text_is_given_to_the_packer(kit_less_interlock, monkeypatch
         locks.lock("a").inspect()
         locks.lock("a").revoke("test")
         lease.release()
-        locks._session.core.port.listen("a")
+        locks._session.core.port.ensure_subscribed("a")
     assert seen
     assert all(type(word) in {str, bytes} for word in seen)
 
@@ -143,7 +143,7 @@ async def test_a_subscription_that_was_refused_for_a_moment_is_asked_for_again(k
     session = kit.session(others)
     busy = asyncio.ensure_future(asyncio.to_thread(_busy, node))
     await until(lambda: _is_busy(client))
-    session.port.listen("a")
+    session.port.ensure_subscribed("a")
     await asyncio.sleep(0.3)
     with contextlib.suppress(redis.ResponseError):
         client.script_kill()
@@ -274,9 +274,9 @@ def test_a_tls_handshake_that_is_cut_off_is_not_a_wrong_configuration():
     except ConnectionResetError as raised:
         error = raised
     address = SimpleNamespace(kind="tls", shown="rediss://localhost:6379/0")
-    refused = _wire.refused(error, address)
+    refused = _wire.connection_error(error, address)
     assert isinstance(refused, Disconnected), refused
-    wrong = _wire.refused(ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number"), address)
+    wrong = _wire.connection_error(ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number"), address)
     assert isinstance(wrong, ConfigError)
 
 
@@ -395,9 +395,9 @@ def test_closing_is_whole_even_if_the_goodbye_fails(server, clean, monkeypatch):
     async def broken(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(locks._session, "give_back", broken)
+    monkeypatch.setattr(locks._session, "release_all", broken)
     with pytest.raises(ZeroDivisionError):
         locks.close()
     assert not [each for each in threading.enumerate() if each.name.startswith("interlock-keeper")]
-    lease._grant.ended = "test"
+    lease._grant.end_reason = "test"
     clean.delete("lock:a")

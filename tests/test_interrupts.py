@@ -366,10 +366,10 @@ async def test_an_interrupt_while_a_thread_is_started_leaves_neither_none_nor_tw
         monkeypatch.setattr(threading.Thread, "start", interrupt)
         port = locks._session.port
         with pytest.raises(Stop):
-            port.listen("lock:a") if name == "interlock-listener" else locks.lock("a").acquire()
+            port.ensure_subscribed("lock:a") if name == "interlock-listener" else locks.lock("a").acquire()
         if name == "interlock-listener":
-            port.listen("lock:a")
-            await until(lambda: port.heard)
+            port.ensure_subscribed("lock:a")
+            await until(lambda: port.subscribed)
         with locks.lock("b", ttl=SHORT) as lease:
             await until(lambda: len(running()) == 1)
             before = lease._grant.deadline

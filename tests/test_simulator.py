@@ -22,12 +22,12 @@ pytest.importorskip("lupa")
 from headers import Header
 from interlock import _core, _owned, _renewal, _session, _undo, _waiters, aio
 from interlock.primitives import multi
-from interlock.primitives.barrier import barrier
-from interlock.primitives.election import election
-from interlock.primitives.latch import latch
-from interlock.primitives.lock import lock
-from interlock.primitives.once import once
-from interlock.primitives.permits import EVERYTHING, permits
+from interlock.primitives.barrier import barrier_resource
+from interlock.primitives.election import election_resource
+from interlock.primitives.latch import latch_resource
+from interlock.primitives.lock import lock_resource
+from interlock.primitives.once import once_resource
+from interlock.primitives.permits import ALL_PERMITS, permits_resource
 from planted import catch as caught
 from planted import replaced
 from simulator import PROFILES, RELAXED, SIDE_BY_SIDE, SUBJECTS, Plan, cli, natural, shrink, simulate, subject_of
@@ -203,8 +203,8 @@ def test_ambushes_spring_at_every_await_of_the_core(monkeypatch):
             ):
                 missing.add(ast.unparse(node))
     assert missing <= {
-        "await self.port.wait(self.port.signal(), self.port.now() + 0.1)",  # a keeper after a bug
-        "await port.wait(attempt.signal, min(until, port.now() + STOP_POLL))",  # of threads that can be stopped
+        "await self.port.wait(self.port.event(), self.port.now() + 0.1)",  # a keeper after a bug
+        "await port.wait(attempt.event, min(until, port.now() + STOP_POLL))",  # of threads that can be stopped
     }
 
 
@@ -250,18 +250,18 @@ def catch(rule, *, profiles, lua=str, subject="lock"):
 
 
 def a_deadline_counted_after_the_send(monkeypatch):
-    ask = _core.Core.ask
+    ask = _core.Core.request
 
     async def late(self, *args):
         reply, _ = await ask(self, *args)
         return reply, self.port.now()
 
-    monkeypatch.setattr(_core.Core, "ask", late)
+    monkeypatch.setattr(_core.Core, "request", late)
 
 
 def no_undo_on_cancel(monkeypatch):
     def forgetful(self, attempt):
-        done = self.port.signal()
+        done = self.port.event()
         done.set()
         return done
 
@@ -269,7 +269,7 @@ def no_undo_on_cancel(monkeypatch):
 
 
 def a_wake_without_check(monkeypatch):
-    granted, ask = _waiters.Waiters.granted, _core.Core.ask
+    granted, ask = _waiters.Waiters.on_granted, _core.Core.request
 
     def wake(self, token):
         vars(self).setdefault("woken", set()).add(token)
@@ -280,8 +280,8 @@ def a_wake_without_check(monkeypatch):
             return [_core.GRANTED, 1], self.port.now()
         return await ask(self, attempt, args, until)
 
-    monkeypatch.setattr(_waiters.Waiters, "granted", wake)
-    monkeypatch.setattr(_core.Core, "ask", credulous)
+    monkeypatch.setattr(_waiters.Waiters, "on_granted", wake)
+    monkeypatch.setattr(_core.Core, "request", credulous)
 
 
 def an_execute_that_is_sent_again(monkeypatch):
@@ -495,7 +495,7 @@ def an_inner_release_gives_it_back(monkeypatch):
 
 
 def an_upgrade_that_waits(monkeypatch):
-    monkeypatch.setattr("interlock.primitives.permits.beside", lambda primitive, _: primitive)
+    monkeypatch.setattr("interlock.primitives.permits.beside_own_leases", lambda primitive, _: primitive)
 
 
 def whoever_is_named_first_is_waited_for_first(monkeypatch):
@@ -513,17 +513,17 @@ def a_multi_that_waits_for_a_silent_server(monkeypatch):
 
 
 def one_that_cannot_wait_stays(monkeypatch):
-    obtain = _core.Core.obtain
+    obtain = _core.Core.wait_until_granted
 
     async def staying(self, primitive, accept, ttl, timeout, busy, attempt, try_for=None):
-        attempt.entered = False
+        attempt.is_queued = False
         return await obtain(self, primitive, accept, ttl, timeout, busy, attempt, try_for)
 
-    monkeypatch.setattr(_core.Core, "obtain", staying)
+    monkeypatch.setattr(_core.Core, "wait_until_granted", staying)
 
 
 def a_silence_that_is_told_as_a_refusal(monkeypatch):
-    monkeypatch.setattr(_core, "answered_lately", lambda *_: True)
+    monkeypatch.setattr(_core, "last_answer_counts", lambda *_: True)
 
 
 IN_THE_API = {
@@ -710,7 +710,7 @@ NO_LEASES = ("renew", "execute", "revoke")  # who waits there is not revoked by 
 
 def of_locks(dice):
     """KEYS and ARGV of a message as lock.lua's header has them."""
-    locks = [lock(name, "lock:") for name in ("a", "b")]
+    locks = [lock_resource(name, "lock:") for name in ("a", "b")]
     said = dice.choice(("", "", "t1")), dice.choice(("lock", "lock", "lock", "once"))
     return message(dice, locks, [(0, *said), (1, *said), (1, *said)], [of_fences(dice)])
 
@@ -722,19 +722,19 @@ def of_fences(dice):
 
 def of_permits(dice):
     """The same for permits.lua: two semaphores and a read-write lock."""
-    kinds = [permits("semaphore", "a", "lock:", 3), permits("rwlock", "b", "lock:", EVERYTHING)]
+    kinds = [permits_resource("semaphore", "a", "lock:", 3), permits_resource("rwlock", "b", "lock:", ALL_PERMITS)]
     asks = [(1, "semaphore", dice.choice((1, 1, 2)), dice.choice((3, 3, 2)), "") for _ in range(2)]
-    asks.append((dice.randrange(2), "rwlock", dice.choice((1, 1, EVERYTHING)), EVERYTHING, dice.choice(("", "t1"))))
+    asks.append((dice.randrange(2), "rwlock", dice.choice((1, 1, ALL_PERMITS)), ALL_PERMITS, dice.choice(("", "t1"))))
     return message(dice, kinds, asks, [("limit", f"op{dice.randrange(9)}", "semaphore", dice.randrange(1, 4))])
 
 
 def of_multi(dice):
     """Some of three locks and a semaphore; and each by itself, in the words of its own script."""
-    alone = [lock(name, "lock:") for name in ("a", "b", "c")]
-    members = dice.sample([*alone, permits("semaphore", "s", "lock:", 2)], dice.randrange(1, 5))
+    alone = [lock_resource(name, "lock:") for name in ("a", "b", "c")]
+    members = dice.sample([*alone, permits_resource("semaphore", "s", "lock:", 2)], dice.randrange(1, 5))
     said = "2000", "2000", "0", "ch0", "0"
     words = [
-        json.dumps([each.script.name, len(each.keys), "acquire", f"t{dice.randrange(6)}", *said, *each.terms])
+        json.dumps([each.script.name, len(each.keys), "acquire", f"t{dice.randrange(6)}", *said, *each.acquire_args])
         for each in members
     ]
     return [key for each in members for key in each.keys], ("acquire", *words)
@@ -742,14 +742,14 @@ def of_multi(dice):
 
 def of_elections(dice):
     """The same for election.lua."""
-    primitive = election("a", "lock:")
+    primitive = election_resource("a", "lock:")
     watching = "watch", f"w{dice.randrange(40)}", f"ch{dice.randrange(2)}"
     return message(dice, [primitive], [(1, "", "election")], [watching, watching, of_fences(dice)])
 
 
 def of_onces(dice):
     """The same for once.lua."""
-    primitive = once("a", "lock:", None)
+    primitive = once_resource("a", "lock:", None)
     ends = "release", f"t{dice.randrange(6)}", "0", dice.choice((0, 500, 3000)), dice.choice((0, 0, 2000))
     more = [ends, ends, ends, ("forget", "-"), of_fences(dice)]
     return message(dice, [primitive], [(0, "", "once"), (1, "", "once")], more, ["release"])
@@ -761,14 +761,14 @@ def of_latches(dice):
     counting = "count", operation, dice.choice((1, 1, 2, 50)), count, 10000
     more = [counting, counting, ("revoke", operation, "a good reason")]
     asks = [(1, count, 10000, "")] * 3 + [(0, count, 10000, "")]
-    return message(dice, [latch("a", "lock:", count, 10)], asks, more, NO_LEASES)
+    return message(dice, [latch_resource("a", "lock:", count, 10)], asks, more, NO_LEASES)
 
 
 def of_barriers(dice):
     """The same for barrier.lua."""
     operation = f"op{dice.randrange(99)}"
     more = [("reset", operation), ("reset", operation), ("revoke", operation, "a good reason")]
-    return message(dice, [barrier("a", "lock:", 3)], [(1, 3, "")] * 5 + [(0, 3, "")], more, NO_LEASES)
+    return message(dice, [barrier_resource("a", "lock:", 3)], [(1, 3, "")] * 5 + [(0, 3, "")], more, NO_LEASES)
 
 
 def message(dice, primitives, asks, more, without=()):
@@ -776,7 +776,7 @@ def message(dice, primitives, asks, more, without=()):
     keys = primitive.keys
     ttl, life, heard = dice.choice((300, 2000, 5000)), dice.choice((300, 2000)), dice.choice((0, 0, 1))
     pairs = [word for _ in range(dice.randrange(1, 4)) for word in (f"t{dice.randrange(6)}", dice.choice((300, 2000)))]
-    renewed = tuple(key for _ in pairs[::2] for key in dice.choice(primitives).renewed)
+    renewed = tuple(key for _ in pairs[::2] for key in dice.choice(primitives).renew_keys)
     common = [
         *[(keys, ("acquire", token, ttl, life, heard, channel, *ask)) for ask in asks],
         *[(keys, ("release", token, gone)) for gone in (0, 500, 60000)],
@@ -790,13 +790,13 @@ def message(dice, primitives, asks, more, without=()):
 
 
 TOLD = {
-    of_locks: lock("a", "lock:"),
-    of_permits: permits("semaphore", "a", "lock:", 3),
-    of_multi: multi.multi([lock("a", "lock:")]),
-    of_elections: election("a", "lock:"),
-    of_onces: once("a", "lock:", None),
-    of_latches: latch("a", "lock:", 1, 10),
-    of_barriers: barrier("a", "lock:", 3),
+    of_locks: lock_resource("a", "lock:"),
+    of_permits: permits_resource("semaphore", "a", "lock:", 3),
+    of_multi: multi.multi_resource([lock_resource("a", "lock:")]),
+    of_elections: election_resource("a", "lock:"),
+    of_onces: once_resource("a", "lock:", None),
+    of_latches: latch_resource("a", "lock:", 1, 10),
+    of_barriers: barrier_resource("a", "lock:", 3),
 }
 
 

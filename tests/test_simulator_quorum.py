@@ -55,11 +55,11 @@ def test_a_seed_is_one_run(profile):
 
 
 def half_is_enough(monkeypatch):
-    monkeypatch.setattr(_votes.Said, "majority", property(lambda said: said.total // 2))
+    monkeypatch.setattr(_votes.Votes, "majority", property(lambda said: said.total // 2))
 
 
 def one_renewal_is_enough(monkeypatch):
-    renewed = _votes._renewed
+    renewed = _votes._renewed_state
     monkeypatch.setattr(
         _votes, "_renewed", lambda column, said: GRANTED if GRANTED in column else renewed(column, said)
     )
@@ -82,7 +82,7 @@ def a_vouch_finds_nothing(monkeypatch):
 
 def clocks_run_alike(monkeypatch):
     monkeypatch.setattr(quorum.QuorumPort, "drift", 0.0)
-    monkeypatch.setattr(quorum, "DRIFT", 0.0)
+    monkeypatch.setattr(quorum, "QUORUM_DRIFT", 0.0)
 
 
 IN_PYTHON = {

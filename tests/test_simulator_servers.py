@@ -108,7 +108,7 @@ def an_isolated_primary_is_not_waited_for(monkeypatch):
 
 
 def every_restart_is_clean(monkeypatch):
-    monkeypatch.setattr(port, "lossless", lambda *_: 0.0)
+    monkeypatch.setattr(port, "least_lossless_ttl", lambda *_: 0.0)
 
 
 def clocks_are_not_compared(monkeypatch):
@@ -124,13 +124,13 @@ def a_promotion_is_as_old_as_its_process(monkeypatch):
 
 
 def who_connects_again_remembers_nothing(monkeypatch):
-    meet = _memory.Memory.meet
+    meet = _memory.ServerHistory.meet
 
     def forgetful(self, *args):
         self.before = "-"
         return meet(self, *args)
 
-    monkeypatch.setattr(_memory.Memory, "meet", forgetful)
+    monkeypatch.setattr(_memory.ServerHistory, "meet", forgetful)
 
 
 def a_connection_is_trusted_for_ever(monkeypatch):
@@ -183,15 +183,15 @@ def test_a_proof_is_of_the_server_that_was_asked_for():
     """One that came meanwhile may have lost something, for all that is known of the one before."""
     place = site.Site(World(0))
     process, before = Process(place.world, "c0"), place.primary
-    epoch = _memory.Memory(60.0).meet(before.facts(), port._ADDRESS)
-    assert _memory.lossless(place.seen_by(process), "another:one", epoch) == math.inf
+    epoch = _memory.ServerHistory(60.0).meet(before.facts(), port._ADDRESS)
+    assert _memory.least_lossless_ttl(place.seen_by(process), "another:one", epoch) == math.inf
     place.primary = place.another()
-    assert _memory.lossless(place.seen_by(process), "another:one", epoch) is None
+    assert _memory.least_lossless_ttl(place.seen_by(process), "another:one", epoch) is None
 
 
 def test_what_is_waited_for_is_not_forgotten_with_the_next_change():
     """A failover that lost something, then a handover that lost nothing: leases of before the first may still last."""
-    place, memory = site.Site(World(0)), _memory.Memory(60.0)
+    place, memory = site.Site(World(0)), _memory.ServerHistory(60.0)
     first = memory.meet(place.primary.facts(), port._ADDRESS)
-    evidence = [memory.meet(place.another().facts(), port._ADDRESS).former for _ in range(2)]
+    evidence = [memory.meet(place.another().facts(), port._ADDRESS).previous for _ in range(2)]
     assert evidence == [first.identity, first.identity]

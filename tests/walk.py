@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import random
 
-from interlock._core import GONE_FOR, ServerError
+from interlock._core import TOMBSTONE_TTL, ServerError
 from interlock._scripts import load
 from simulator import commands, server
 
@@ -159,8 +159,8 @@ class Walk:
 
     def late(self, most=300):
         """Say again what was said before, if a copy may still be on its way."""
-        then, verb, args, where = self.random.choice(self.sent[-most:] or [(-GONE_FOR, "", (), {})])
-        if self.world.clock - then < GONE_FOR and self.possible(verb, args):
+        then, verb, args, where = self.random.choice(self.sent[-most:] or [(-TOMBSTONE_TTL, "", (), {})])
+        if self.world.clock - then < TOMBSTONE_TTL and self.possible(verb, args):
             self.world.say(verb, *args, **where)
 
     def possible(self, verb, args):  # noqa: ARG002

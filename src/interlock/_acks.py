@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 
 from .errors import ConfigError, Unavailable
 
-MOST: Final = 1000
-PATIENCE: Final = 1.0  # seconds that replicas may take, at the most; and a third of the ttl
-DISKS: Final = 3.0  # seconds that disks may: most are written to once a second (appendfsync everysec)
+MAX_ACKS: Final = 1000
+ACK_TIMEOUT: Final = 1.0  # seconds that replicas may take, at the most; and a third of the ttl
+FSYNC_TIMEOUT: Final = 3.0  # seconds that disks may: most are written to once a second (appendfsync everysec)
 
 
 class Assurance(NamedTuple):
@@ -41,16 +41,16 @@ class Acks(NamedTuple):
             return max(1, (known + 1) // 2)
         return int(self.number)
 
-    def patience(self, ttl: float) -> float:
+    def timeout(self, ttl: float) -> float:
         """Seconds that replicas may take for a lease of so many."""
-        return min(DISKS if self.fsync else PATIENCE, ttl / 3)
+        return min(FSYNC_TIMEOUT if self.fsync else ACK_TIMEOUT, ttl / 3)
 
     def command(self, known: int, timeout: float) -> tuple[str, ...]:
         """What waits for them, on the connection of the grant, for so many seconds."""
         needed, ms = str(self.needed(known)), str(max(1, int(timeout * 1000)))
         return ("WAITAOF", "1", needed, ms) if self.fsync else ("WAIT", needed, ms)
 
-    def assured(self, subject: object, known: int, reply: int | list[int], timeout: float) -> Assurance:
+    def checked(self, subject: object, known: int, reply: int | list[int], timeout: float) -> Assurance:
         """What the reply to that command, after so many seconds, is worth. Raises Unavailable if it is too little."""
         disks, replicas = reply if isinstance(reply, list) else (0, reply)
         needed, where = self.needed(known), "on their disks" if self.fsync else "in their memory"
@@ -71,11 +71,11 @@ class Acks(NamedTuple):
         return Assurance(1, replicas, disks)
 
 
-def acks(number: object, fsync: object) -> Acks | None:
+def checked_acks(number: object, fsync: object) -> Acks | None:
     """What was asked for; None is nothing. Raises ConfigError."""
     if not isinstance(fsync, bool):
         raise ConfigError(f"fsync must be True or False, not {fsync!r}")
-    whole = isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= MOST
+    whole = isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= MAX_ACKS
     if number is not None and not whole and number not in ("majority", "all"):
         raise ConfigError(f'acks must be a number of replicas, "majority" or "all", not {number!r}')
     return Acks(number or 0, fsync) if number or fsync else None  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ class Cluster:
     """Nodes to begin with, and how to name it all to people (without its password)."""
 
     seeds: tuple[Address, ...]
-    shown: str
+    display_url: str
 
 
 def cluster(target: object, *, for_asyncio: bool) -> Cluster | None:
@@ -69,7 +69,7 @@ def _of_client(client: Any, *, for_asyncio: bool) -> Cluster:
     kind = "tls" if given.get("ssl") or "SSLConnection" in kinds else "tcp"
     nodes = list(manager.startup_nodes.values())
     seeds = [connect._address(kind, {**given, "host": node.host, "port": node.port}) for node in nodes]
-    hosts = ",".join(seed.shown.partition("://")[2].removesuffix("/0") for seed in seeds)
+    hosts = ",".join(seed.display_url.partition("://")[2].removesuffix("/0") for seed in seeds)
     return _made(seeds, f"redi{'ss' if kind == 'tls' else 's'}+cluster://{hosts}")
 
 

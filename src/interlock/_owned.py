@@ -44,5 +44,7 @@ class Owned:
         owners: Any = self._by_word if isinstance(owner, str) else self._by
         leases = [reference() for reference in owners.get(owner, {}).get(key, ())]
         return [
-            lease for lease in leases if lease is not None and lease._grant.ended not in {Grant.RELEASED, Grant.FORKED}
+            lease
+            for lease in leases
+            if lease is not None and lease._grant.end_reason not in {Grant.RELEASED, Grant.FORKED}
         ]

@@ -14,65 +14,67 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from ._core import FOREVER, Attempt, Message, Port, Signal, gone_ms
+from ._core import FOREVER, Attempt, AutoResetEvent, Message, Port, tombstone_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PATIENCE: Final = 1.0  # seconds that one call may take
-PAUSE: Final = 0.25  # seconds between two tries
+UNDO_TIMEOUT: Final = 1.0  # seconds that one call may take
+UNDO_INTERVAL: Final = 0.25  # seconds between two tries
 
 
 class Undo:
     """The attempts of one client that are being taken back."""
 
-    def __init__(self, port: Port, nudge: Callable[[float], None]) -> None:
+    def __init__(self, port: Port, wake_at: Callable[[float], None]) -> None:
         self.port = port
-        self.nudge = nudge
+        self.wake_at = wake_at
         # By token: what is taken back, until when, and the signals of those who wait for that.
-        self.jobs: dict[str, tuple[Attempt, float, tuple[Signal, ...]]] = {}
-        self.next = FOREVER
-        self.later: deque[Attempt] = deque()  # put here by finalizers: see take_up()
+        self.jobs: dict[str, tuple[Attempt, float, tuple[AutoResetEvent, ...]]] = {}
+        self.next_try = FOREVER
+        self.from_finalizers: deque[Attempt] = deque()  # put here by finalizers: see take_up()
 
     def due(self) -> float:
         """When the keeper must come at the latest."""
-        if self.later:
+        if self.from_finalizers:
             return self.port.now()
-        return self.next if self.jobs else FOREVER
+        return self.next_try if self.jobs else FOREVER
 
-    def add(self, attempt: Attempt) -> Signal:
+    def add(self, attempt: Attempt) -> AutoResetEvent:
         """Take it back in the background. The signal tells when that is done."""
-        now, done = self.port.now(), self.port.signal()
+        now, done = self.port.now(), self.port.event()
         with self.port.mutex:
             before = self.jobs.get(attempt.token)
             waiting = before[2] if before is not None else ()
             self.jobs[attempt.token] = (attempt, attempt.lasts_until(now), (*waiting, done))
-        self.next = now
-        self.nudge(now)
+        self.next_try = now
+        self.wake_at(now)
         return done
 
     def attempts(self) -> list[Attempt]:
         """All that is not taken back yet."""
-        return [*(attempt for attempt, _, _ in list(self.jobs.values())), *self.later]
+        return [*(attempt for attempt, _, _ in list(self.jobs.values())), *self.from_finalizers]
 
-    def take_up(self) -> None:
+    def adopt_from_finalizers(self) -> None:
         """Begin with what finalizers have left. The keeper of ends calls this, within a second of any lease."""
-        while self.later:
-            self.add(self.later.popleft())
+        while self.from_finalizers:
+            self.add(self.from_finalizers.popleft())
 
     async def tick(self) -> None:
         """Try what is not done yet."""
-        self.take_up()
-        if not self.jobs or self.next > self.port.now():
+        self.adopt_from_finalizers()
+        if not self.jobs or self.next_try > self.port.now():
             return
         jobs, now = list(self.jobs.items()), self.port.now()
-        self.next = now + PAUSE
-        replies = await self.port.calls([message(attempt) for _, (attempt, _, _) in jobs], now + PATIENCE)
+        self.next_try = now + UNDO_INTERVAL
+        replies = await self.port.calls([release_message(attempt) for _, (attempt, _, _) in jobs], now + UNDO_TIMEOUT)
         for (token, job), reply in zip(jobs, replies, strict=True):
             _, until, waiting = job
             answered = not isinstance(reply, Exception)
             if answered and reply[1] and now <= until:
-                self.next = now  # there are more dead waiters than one step drops: somebody who lives waits behind them
+                self.next_try = (
+                    now  # there are more dead waiters than one step drops: somebody who lives waits behind them
+                )
             elif answered or now > until:
                 with self.port.mutex:
                     if self.jobs.get(token) is not job:
@@ -82,7 +84,7 @@ class Undo:
                     done.set()
 
 
-def message(attempt: Attempt) -> Message:
+def release_message(attempt: Attempt) -> Message:
     """The undo of an attempt, which is also its release."""
-    primitive = attempt.primitive
-    return primitive.script, primitive.keys, ("release", attempt.token, gone_ms(attempt), *attempt.parting)
+    resource = attempt.resource
+    return resource.script, resource.keys, ("release", attempt.token, tombstone_ms(attempt), *attempt.release_args)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ._clusters import Cluster
 
 IO_TIMEOUT: Final = 5.0  # seconds without an answer after which a connection is given up
-OLDEST: Final = (6, 2)
+OLDEST_VERSION: Final = (6, 2)
 _SYNC: Final[Any] = redis.connection
 _ASYNC: Final[Any] = redis.asyncio.connection
 _HIREDIS: Final[Any] = hiredis
@@ -46,7 +46,7 @@ _KEPT: Final = ("host", "port", "path", "db", "username", "password", "credentia
 _SCHEMES: Final = {
     "redis": "redis", "valkey": "redis", "rediss": "rediss", "valkeys": "rediss", "unix": "unix",
 }  # fmt: skip
-FAILOVER: Final = 60.0  # seconds that a failover may take, the noticing included
+FAILOVER_TIME: Final = 60.0  # seconds that a failover may take, the noticing included
 # Seconds for which an isolated primary may accept writes beyond min-replicas-max-lag: it compares whole seconds, and
 # looks once a second.
 LAG_GRACE: Final = 2.0
@@ -54,8 +54,8 @@ LAG_GRACE: Final = 2.0
 # and looks every 0.1 s (of which we take ten, for a machine that is busy).
 NODE_TIMEOUTS: Final = 1.5
 NODE_GRACE: Final = 1.0  # seconds
-NODE_TIMEOUT: Final = 15.0  # seconds: cluster-node-timeout, as it is unless somebody sets it
-MAX_LAG: Final = 10  # seconds: min-replicas-max-lag, as it is unless somebody sets it
+DEFAULT_NODE_TIMEOUT: Final = 15.0  # seconds: cluster-node-timeout, as it is unless somebody sets it
+DEFAULT_MAX_LAG: Final = 10  # seconds: min-replicas-max-lag, as it is unless somebody sets it
 _SENTINEL: Final = "it is redis+sentinel://user:password@h1:26379,h2:26379/0?service=mymaster"
 _SEVERAL: Final = (
     "several servers are redis+sentinel://h1:26379,h2:26379/0?service=mymaster, redis+cluster://h1:7000,h2:7001, "
@@ -72,19 +72,19 @@ class Address:
     """One server: how to reach it, and how to name it to people (without its password)."""
 
     kind: str  # tcp, tls, unix, or embedded (found anew for each connection)
-    shown: str
+    display_url: str
     parameters: Mapping[str, Any] = field(repr=False)
     sentinels: Sentinels | None = None  # who name the primary, anew for each connection
     clustered: bool = False  # a node of a cluster
     votes: bool = False  # a server of a quorum
 
     @property
-    def patience(self) -> float:
+    def retry_for(self) -> float:
         """Seconds that the server may be away before a call says Unavailable."""
-        return FAILOVER if self.sentinels or self.clustered else RETRY_FOR
+        return FAILOVER_TIME if self.sentinels or self.clustered else RETRY_FOR
 
     @property
-    def fickle(self) -> bool:
+    def can_fail_over(self) -> bool:
         """Whether a server there may be demoted and promoted again, which no connection to it shows."""
         return self.sentinels is not None or self.clustered
 
@@ -94,7 +94,7 @@ class Address:
         return min(self.parameters.get("socket_timeout") or IO_TIMEOUT, IO_TIMEOUT)
 
     @property
-    def settings(self) -> list[tuple[str, ...]]:
+    def setup_commands(self) -> list[tuple[str, ...]]:
         """The first commands on a connection, in one write: what redis-py would say in a round trip each."""
         said: list[tuple[str, ...]] = []
         if self.parameters.get("db"):
@@ -104,7 +104,7 @@ class Address:
         return said
 
     @property
-    def former(self) -> str:
+    def previous_identity(self) -> str:
         """The identity of a server that is known to have been here before, or "-"."""
         if self.kind == "embedded":
             from . import embedded  # noqa: PLC0415 (an extra)
@@ -113,7 +113,7 @@ class Address:
         return "-"
 
     @property
-    def asks(self) -> tuple[tuple[str, ...], ...]:
+    def isolation_commands(self) -> tuple[tuple[str, ...], ...]:
         """What is asked of a server beside who it is: how long an isolated primary may go on."""
         settings: tuple[str, ...] = ()
         if self.sentinels is not None:
@@ -122,20 +122,20 @@ class Address:
             settings = ("cluster-node-timeout",)
         return tuple(("CONFIG", "GET", setting) for setting in settings)
 
-    def longer(self, replies: list[Any]) -> float:
+    def isolation_grace(self, replies: list[Any]) -> float:
         """Seconds by which a quarantine is longer for that, by the replies."""
         if not replies:
             return 0.0
         if refusals := [reply for reply in replies if isinstance(reply, Exception)]:
-            _warn_of_defaults(self.shown, str(refusals[0]))
+            _warn_of_defaults(self.display_url, str(refusals[0]))
         if self.clustered:
-            (node_timeout,) = map(setting, replies)
-            return (NODE_TIMEOUT if node_timeout is None else node_timeout / 1000) * NODE_TIMEOUTS + NODE_GRACE
-        enough, lag = map(setting, replies)
+            (node_timeout,) = map(config_value, replies)
+            return (DEFAULT_NODE_TIMEOUT if node_timeout is None else node_timeout / 1000) * NODE_TIMEOUTS + NODE_GRACE
+        enough, lag = map(config_value, replies)
         if enough == 0 or lag == 0:  # without end: there is nothing to wait for
-            _warn_of_isolation(self.shown)
+            _warn_of_isolation(self.display_url)
             return 0.0
-        return (MAX_LAG if lag is None else lag) + LAG_GRACE
+        return (DEFAULT_MAX_LAG if lag is None else lag) + LAG_GRACE
 
     def at(self, host: str, port: int) -> Address:
         """Another server, reached with the same credentials."""
@@ -180,9 +180,9 @@ class Quorum:
     members: tuple[Address, ...]
 
     @property
-    def shown(self) -> str:
+    def display_url(self) -> str:
         """To people."""
-        return f"the quorum of {', '.join(member.shown for member in self.members)}"
+        return f"the quorum of {', '.join(member.display_url for member in self.members)}"
 
 
 class _Packer:
@@ -229,10 +229,10 @@ def quorum(servers: object, *, for_asyncio: bool) -> Quorum:
     for server in cast("Iterable[object]", servers):
         found = None if server is None else address(server, for_asyncio=for_asyncio)
         if not isinstance(found, Address) or found.sentinels is not None:
-            named = found.shown if found else repr(server)
+            named = found.display_url if found else repr(server)
             raise ConfigError(f"a quorum is of single servers, each named by a URL or a client, not of {named}")
-        if any(found.shown == member.shown for member in members):
-            raise ConfigError(f"{found.shown} is in the quorum twice, and must not have two votes. Name it once")
+        if any(found.display_url == member.display_url for member in members):
+            raise ConfigError(f"{found.display_url} is in the quorum twice, and must not have two votes. Name it once")
         members.append(replace(found, votes=True))
     if not members:
         raise ConfigError("a quorum needs servers: 3 or 5 that know nothing of each other")
@@ -349,10 +349,10 @@ def _has_port(host: str) -> bool:
 def _watched(data: Address, each: list[dict[str, Any]], service: str) -> Address:
     """Whom these sentinels name as the primary of a service; reached as `data` is."""
     sentinels = Sentinels(tuple(_address(data.kind, {k: v for k, v in one.items() if v}) for one in each), service)
-    hosts = ",".join(one.shown.partition("://")[2].partition("/")[0] for one in sentinels.each)
+    hosts = ",".join(one.display_url.partition("://")[2].partition("/")[0] for one in sentinels.members)
     db = data.parameters.get("db", 0)
     scheme = "rediss" if data.kind == "tls" else "redis"
-    return replace(data, shown=f"{scheme}+sentinel://{hosts}/{db}?service={service}", sentinels=sentinels)
+    return replace(data, display_url=f"{scheme}+sentinel://{hosts}/{db}?service={service}", sentinels=sentinels)
 
 
 def _of_client(client: Any, *, for_asyncio: bool) -> Address:
@@ -419,14 +419,14 @@ def check_server(hello: Any, memory: Any, address: Address) -> None:
 
     `hello` is the reply to HELLO, `memory` that to INFO memory, which may be an error: then nothing is known.
     """
-    shown = address.shown
+    shown = address.display_url
     # A map in RESP3, a flat list in RESP2.
     facts: dict[bytes, Any] = dict(
         hello.items() if hasattr(hello, "items") else zip(hello[::2], hello[1::2], strict=False)
     )
     version = facts.get(b"version", b"").decode()
     numbers = version.split(".")[:2]
-    if all(number.isdecimal() for number in numbers) and tuple(map(int, numbers)) < OLDEST:
+    if all(number.isdecimal() for number in numbers) and tuple(map(int, numbers)) < OLDEST_VERSION:
         raise too_old(shown, version)
     mode = facts.get(b"mode")
     replica = facts.get(b"role") in (b"replica", b"slave")
@@ -465,7 +465,7 @@ def _warn_of_eviction(memory: str, shown: str) -> None:
         _warn(shown, policy)
 
 
-def setting(reply: Any) -> int | None:
+def config_value(reply: Any) -> int | None:
     """The number in a reply to CONFIG GET; None if it was refused, or there is no such setting."""
     if hasattr(reply, "values"):
         return next(map(int, reply.values()), None)

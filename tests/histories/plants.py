@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def believes() -> None:
     """The server is asked for a tenth of the ttl, and `ensure()` passes for all of it."""
-    capped, confirmed = Core._capped, Grant.confirmed
+    capped, confirmed = Core._capped_ttl, Grant.extend_deadline
 
     def tenth(self: Core, ttl: float, max_hold: float | None) -> float:
         return capped(self, ttl, max_hold) / 10
@@ -24,7 +24,7 @@ def believes() -> None:
     def all_of_it(self: Grant, sent: float, ttl: float) -> None:
         confirmed(self, sent, ttl * 10)
 
-    Core._capped, Grant.confirmed = tenth, all_of_it  # type: ignore[method-assign]
+    Core._capped_ttl, Grant.extend_deadline = tenth, all_of_it  # type: ignore[method-assign]
     Renewal.add = lambda _self, _grant: None  # type: ignore[method-assign]
 
 

@@ -28,7 +28,7 @@ class Wire:
         """Raises ConfigError for a bad URL, Unavailable where nobody answers."""
         found = address(url, for_asyncio=False)
         if not isinstance(found, Address):
-            raise ConfigError(f"{found.shown}: one server is needed here, not a cluster")
+            raise ConfigError(f"{found.display_url}: one server is needed here, not a cluster")
         self._address = found
         with self._told():
             self._connection = self._address.connection(_ANSWER)  # its methods have no types
@@ -57,4 +57,4 @@ class Wire:
         try:
             yield
         except (redis.RedisError, OSError) as error:
-            raise Unavailable(f"{self._address.shown}: {error}") from error
+            raise Unavailable(f"{self._address.display_url}: {error}") from error

@@ -15,18 +15,18 @@ import inspect
 import secrets
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar, overload
 
-from interlock._core import GONE, GRANTED, Grant, run
-from interlock._names import SHORTEST_TTL, seconds
+from interlock._core import GRANTED, NOT_FOUND, Grant, run
+from interlock._names import MIN_TTL, duration
 from interlock.errors import AcquireTimeout, ConfigError
-from interlock.primitives.lock import lock
-from interlock.primitives.permits import semaphore
+from interlock.primitives.lock import lock_resource
+from interlock.primitives.permits import semaphore_resource
 
 from ._targets import MAX_TTL, Cache, Client, close, found, interlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from interlock._core import Primitive
+    from interlock._core import Resource
     from interlock.threads import Interlock, Lease, Lockable
 
 __all__ = [
@@ -73,7 +73,7 @@ class RedisLock:
         Raises ConfigError, or Unavailable if nobody can tell; then it ends after its timeout.
         """
         locks, name = self._at(key)
-        return _give_back(locks, lock(name, locks.prefix), value)
+        return _give_back(locks, lock_resource(name, locks.prefix), value)
 
     @overload
     def redis_lock(
@@ -99,11 +99,11 @@ class RedisLock:
         may make others under the same key. Raises ConfigError.
 
         """
-        ttl = min(seconds(timeout, "timeout", least=SHORTEST_TTL), self._max_ttl)
+        ttl = min(duration(timeout, "timeout", least=MIN_TTL), self._max_ttl)
         wait = _waiting(wait)
         if not callable(key):  # what is wrong with it is told now, not at the first call
             locks, name = self._at(key)
-            lock(name, locks.prefix)
+            lock_resource(name, locks.prefix)
 
         def decorated(function: Callable[P, R]) -> Callable[P, R | None]:
             if inspect.iscoroutinefunction(function):
@@ -166,7 +166,10 @@ class GoZeroLock:
         Raises ConfigError or Unavailable.
         """
         locks, name = self._at()
-        if self._token and _renewed(locks, lock(name, locks.prefix), self._token.encode(), self._expire) == GRANTED:
+        if (
+            self._token
+            and _renewed(locks, lock_resource(name, locks.prefix), self._token.encode(), self._expire) == GRANTED
+        ):
             return True
         token = _value(locks.rlock(name, owner=self.id, ttl=self._expire, renew=False), 0)
         if token is not None:
@@ -179,7 +182,7 @@ class GoZeroLock:
         In another process acquire it first, as the same id may. Raises ConfigError, or Unavailable if nobody can tell.
         """
         locks, name = self._at()
-        return _give_back(locks, lock(name, locks.prefix), self._token)
+        return _give_back(locks, lock_resource(name, locks.prefix), self._token)
 
     def _at(self) -> tuple[Interlock, str]:
         return found(self._target, self._key, self._max_ttl)
@@ -199,13 +202,13 @@ def acquire_semaphore(conn: Client, semname: str, limit: int, timeout: float = 1
 def release_semaphore(conn: Client, semname: str, identifier: str | bytes | None) -> bool:
     """Give a permit back: whether this identifier still had it. Raises ConfigError or Unavailable."""
     locks = interlock(conn, SEMAPHORES)
-    return _give_back(locks, semaphore(semname, locks.prefix, 1), identifier)
+    return _give_back(locks, semaphore_resource(semname, locks.prefix, 1), identifier)
 
 
 def refresh_semaphore(conn: Client, semname: str, identifier: str | bytes | None, timeout: float = 10) -> bool:
     """Have it for at least `timeout` seconds from now: whether it is still had. Raises ConfigError or Unavailable."""
     locks = interlock(conn, SEMAPHORES)
-    primitive = semaphore(semname, locks.prefix, 1)
+    primitive = semaphore_resource(semname, locks.prefix, 1)
     ttl = _lasting(timeout, "timeout", locks)
     return bool(_renewed(locks, primitive, _token(primitive, identifier), ttl) == GRANTED)
 
@@ -228,18 +231,18 @@ def _value(lockable: Lockable[Any, Lease], wait: float | None) -> str | None:
             return None
         grant = lease._grant
         if not grant.attempt.in_doubt:
-            lease._session.renewal.forget(grant)
-            grant.ended = Grant.RELEASED
+            lease._session.renewal.remove(grant)
+            grant.end_reason = Grant.RELEASED
             return lease.token
         # A copy of its request may come late, and only this lease can see to it that the copy takes nothing.
         lease.release()
         wait = None if wait is None else 0
 
 
-def _give_back(locks: Interlock, primitive: Primitive, value: object) -> bool:
+def _give_back(locks: Interlock, primitive: Resource, value: object) -> bool:
     """Whether this value had it. Whoever waits next has it then."""
     token = _token(primitive, value)
-    if _renewed(locks, primitive, token, SHORTEST_TTL) == GONE:
+    if _renewed(locks, primitive, token, MIN_TTL) == NOT_FOUND:
         return False  # asked first, since to a release that comes twice the server says twice that it was ours
     had, again = False, 1
     while again:  # the dead in the queue are passed over, so many in one step
@@ -248,16 +251,16 @@ def _give_back(locks: Interlock, primitive: Primitive, value: object) -> bool:
     return had
 
 
-def _renewed(locks: Interlock, primitive: Primitive, token: bytes, ttl: float) -> Any:
+def _renewed(locks: Interlock, primitive: Resource, token: bytes, ttl: float) -> Any:
     """GRANTED if it is had, and now for `ttl` seconds at the least; GONE, [REVOKED, why], or the text of an error."""
     if not token:
-        return GONE
-    narrowed = primitive._replace(keys=primitive.renewed)
+        return NOT_FOUND
+    narrowed = primitive._replace(keys=primitive.renew_keys)
     (state,) = run(locks._session.core.query(narrowed, "renew", token, str(int(ttl * 1000))))
     return state
 
 
-def _token(primitive: Primitive, value: object) -> bytes:
+def _token(primitive: Resource, value: object) -> bytes:
     """A value as it is in the server; empty if it can hold nothing. What was stored in Redis comes back as bytes."""
     token = b"" if value is None else value.encode(errors="replace") if isinstance(value, str) else value
     if not isinstance(token, bytes):
@@ -268,7 +271,7 @@ def _token(primitive: Primitive, value: object) -> bytes:
 
 def _lasting(value: object, what: str, locks: Interlock) -> float:
     """How long something may be had, in seconds. Raises ConfigError."""
-    ttl = seconds(value, what, least=SHORTEST_TTL)
+    ttl = duration(value, what, least=MIN_TTL)
     if ttl > locks.max_ttl:
         raise ConfigError(
             f"{what} must be at most max_ttl ({locks.max_ttl:g} s), not {ttl:g}: after a crash all would wait for so "
@@ -278,4 +281,4 @@ def _lasting(value: object, what: str, locks: Interlock) -> float:
 
 
 def _waiting(wait: object) -> float | None:
-    return None if wait is None else seconds(wait, "wait")
+    return None if wait is None else duration(wait, "wait")

@@ -7,15 +7,15 @@ write it beside each lock, so another one there starts the quarantine of that lo
 own memory does: the identity that it met before.
 
 Rules.
- 1. How long: from when this identity began at the latest. A process that never was a replica began with its start;
-    for one that was promoted we only know since when we have known it.
+ 1. How long: from when this identity began at the latest. A process that never was a replica began with its start; for
+    one that was promoted we only know since when we have known it.
  2. The same process without a second replid has lost nothing: the first replica that attaches changes its replid.
- 3. Who has proof that nothing was lost (`lossless`) says so in its epoch, and its next grant renews the record. What a
-    server says of its settings proves nothing: they may have been others before.
- 4. Beside a new primary the old one, cut off, may go on to grant for some seconds (`longer`) what runs out there. Until
-    these are over, what the new one confirms or renews counts for nothing yet (`unsettled`).
+ 3. Who has proof that nothing was lost (`least_lossless_ttl`) says so in its epoch, and its next grant renews the
+    record. What a server says of its settings proves nothing: they may have been others before.
+ 4. Beside a new primary the old one, cut off, may go on to grant for some seconds (`isolation_grace`) what runs out
+    there. Until these are over, what the new one confirms or renews counts for nothing yet (`old_primary`).
  5. A young process that began with keys may lack the newest names: to a client that knows of no process before it, that
-    is evidence of one (`suspect`).
+    is evidence of one (`mark_untrusted`).
 """
 
 from __future__ import annotations
@@ -24,24 +24,30 @@ import math
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from interlock._core import DRIFT, GRANT_LIFE, log
+from interlock._core import DRIFT, HANDOVER_TTL, log
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from interlock.connect import Address
 
-SHORT: Final = 12  # characters of run_id and replid: enough to tell servers apart
+IDENTITY_LENGTH: Final = 12  # characters of run_id and replid: enough to tell servers apart
 NO_REPLID: Final = "0" * 40
-PATIENCE: Final = 2.0  # seconds that one step of a proof may take
-HASTE: Final = 0.2  # and when its caller's time is over
-STEPS: Final = 3  # that it has, at most, of about so long
+PROOF_STEP_TIMEOUT: Final = 2.0  # seconds that one step of a proof may take
+MIN_PROOF_TIME: Final = 0.2  # and when its caller's time is over
+PROOF_STEPS: Final = 3  # that it has, at most, of about so long
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-ASKED: Final = (("INFO", "server"), ("INFO", "replication"), ("TIME",))
-PAST: Final = (("INFO", "persistence"), ("INFO", "keyspace"), ("INFO", "stats"))  # with which keys a process began
-LOOKS: Final = 8  # at a server's clock, of which the one counts that took the shortest time
-MOST: Final = 12  # identities from which a server has all: who came and went before is of no account
-SAME: Final = 0.0005  # seconds: half of what the shortest lease ends sooner for its holder than for the server
+IDENTITY_COMMANDS: Final = (("INFO", "server"), ("INFO", "replication"), ("TIME",))
+PAST_COMMANDS: Final = (
+    ("INFO", "persistence"),
+    ("INFO", "keyspace"),
+    ("INFO", "stats"),
+)  # with which keys a process began
+CLOCK_READINGS: Final = 8  # at a server's clock, of which the one counts that took the shortest time
+MAX_IDENTITIES: Final = 12  # identities from which a server has all: who came and went before is of no account
+CLOCK_TOLERANCE: Final = (
+    0.0005  # seconds: half of what the shortest lease ends sooner for its holder than for the server
+)
 _REPLACED: Final = (
     "interlock: %s has been restarted or replaced, and may have lost leases: unless it is proven that it lost none, "
     "locks that it has not granted since are granted in %.3g s. docs/failover.md says how to make restarts short"
@@ -59,7 +65,7 @@ def now() -> float:
 
 def identity_of(info: dict[str, str]) -> str:
     """The process, and its history of writes, by its INFO."""
-    return f"{info.get('run_id', '')[:SHORT]}:{info.get('master_replid', '')[:SHORT]}"
+    return f"{info.get('run_id', '')[:IDENTITY_LENGTH]}:{info.get('master_replid', '')[:IDENTITY_LENGTH]}"
 
 
 class Facts(NamedTuple):
@@ -88,22 +94,25 @@ class Facts(NamedTuple):
         return self.replid2 not in ("", NO_REPLID)
 
 
-def fields(info: Any) -> dict[str, str]:
+def parse_info(info: Any) -> dict[str, str]:
     """The reply to INFO."""
     text: str = info.decode(errors="replace") if isinstance(info, bytes) else ""
     return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
 
 
-def facts(server: Any, replication: Any, time: Any, *past: Any) -> Facts | None:
-    """What the replies to `ASKED` and `PAST` tell; None if one of `ASKED` was refused, or does not tell who it is."""
+def parse_facts(server: Any, replication: Any, time: Any, *past: Any) -> Facts | None:
+    """What the replies to `IDENTITY_COMMANDS` and `PAST_COMMANDS` tell.
+
+    None if one of the former was refused, or does not tell who the server is.
+    """
     if not (isinstance(server, bytes) and isinstance(replication, bytes) and isinstance(time, list)):
         return None
-    info = fields(server) | fields(replication)
-    if min(len(info.get("run_id", "")), len(info.get("master_replid", ""))) < SHORT:
+    info = parse_info(server) | parse_info(replication)
+    if min(len(info.get("run_id", "")), len(info.get("master_replid", ""))) < IDENTITY_LENGTH:
         return None
     seconds, micros = cast("list[bytes]", time)
     for each in past:
-        info |= fields(each)
+        info |= parse_info(each)
     return Facts(
         info["run_id"],
         info["master_replid"],
@@ -137,66 +146,77 @@ def _loaded(info: dict[str, str], clock: int) -> bool:
     return unsaved and keys > number("rdb_changes_since_last_save")
 
 
-class Story(NamedTuple):
+class SlotHistory(NamedTuple):
     """How a slot of a cluster came to the node that serves it now."""
 
-    former: str
+    previous: str
     """The identity under which it was served, if something may have been lost since then; else "-"."""
-    at: float
+    since: float
     """When, by our clock: no lease of before is younger."""
-    fine: tuple[str, ...]
+    lossless_from: tuple[str, ...]
     """The identities of those from whom it came without loss: "<identity>" or "<identity>/<least ttl ms>"."""
-    behind: Story | None = None
+    earlier: SlotHistory | None = None
     """How it came to the former: that counts once it is proven that nothing was lost since."""
 
 
-def lasting(identity: str, least: float) -> str:
+def lossless_entry(identity: str, least: float) -> str:
     """What is said of an identity from which leases with this ttl (seconds) or a longer one came without loss."""
     return f"{identity}/{math.ceil(least * 1000)}" if least else identity
 
 
-def onwards(fine: Iterable[str], least: float) -> list[str]:
+def lossless_through(fine: Iterable[str], least: float) -> list[str]:
     """What is said of these one step further, to which leases came with this ttl (seconds) or a longer one."""
     parts = [each.partition("/") for each in fine]
-    return [lasting(identity, least + int(ms or 0) / 1000) for identity, _, ms in parts]
+    return [lossless_entry(identity, least + int(ms or 0) / 1000) for identity, _, ms in parts]
 
 
-class Epoch:
+class IdentityStamp:
     """What goes out with every message to a server under one identity."""
 
     __slots__ = (
         "_texts",
         "earlier",
         "facts",
-        "fine",
-        "former",
-        "longer",
+        "isolation_grace",
+        "lossless_from",
         "mark",
-        "met",
+        "met_at",
+        "previous",
+        "quarantine_seconds",
         "since",
-        "stories",
+        "slot_histories",
         "text",
-        "wait",
     )
 
-    def __init__(self, facts: Facts | None, wait: float | None, former: str, mark: str, longer: float = 0.0) -> None:
+    def __init__(
+        self,
+        facts: Facts | None,
+        quarantine_seconds: float | None,
+        previous: str,
+        mark: str,
+        isolation_grace: float = 0.0,
+    ) -> None:
         self.facts = facts
-        self.wait = None if wait is None else wait + longer  # seconds of quarantine; None: there is none
-        self.longer = 0.0 if wait is None else longer  # of them, those for which another one may still grant
-        self.former = former
+        self.quarantine_seconds = (
+            None if quarantine_seconds is None else quarantine_seconds + isolation_grace
+        )  # seconds of quarantine; None: there is none
+        self.isolation_grace = (
+            0.0 if quarantine_seconds is None else isolation_grace
+        )  # of them, those for which another one may still grant
+        self.previous = previous
         self.mark = mark
-        self.fine: list[str] = []
-        self.earlier: Mapping[str, Epoch] = {}  # those that the client knew here, by their identities
-        self.met = now()
-        self.stories: dict[int, Story] = {}  # of slots that were elsewhere before
+        self.lossless_from: list[str] = []
+        self.earlier: Mapping[str, IdentityStamp] = {}  # those that the client knew here, by their identities
+        self.met_at = now()
+        self.slot_histories: dict[int, SlotHistory] = {}  # of slots that were elsewhere before
         self._texts: dict[int, str] = {}
         self.since = 0
         if facts is not None:
             self.since = facts.now_ms - (0 if facts.promoted else int(max(0, facts.uptime - 1) * 1000))
             if not facts.promoted:
-                self.fine.append(facts.run_id[:SHORT] + ":")
+                self.lossless_from.append(facts.run_id[:IDENTITY_LENGTH] + ":")
         self.text = ""
-        self.write()
+        self.render()
 
     @property
     def identity(self) -> str:
@@ -205,91 +225,96 @@ class Epoch:
 
     def history(self) -> str:
         """What was before: the identity that the client knew, and those that are fine."""
-        return " ".join([self.former, *self.fine])
+        return " ".join([self.previous, *self.lossless_from])
 
     @property
     def began(self) -> float:
         """When, at the latest, by our clock."""
         assert self.facts is not None
-        return self.met - (self.facts.now_ms - self.since) / 1000
+        return self.met_at - (self.facts.now_ms - self.since) / 1000
 
     @property
-    def bars(self) -> bool:
+    def in_quarantine(self) -> bool:
         """Whether what was lost before it may still last, and nothing proves that there is no such thing."""
-        if self.facts is None or self.wait is None or self.former == "-":
+        if self.facts is None or self.quarantine_seconds is None or self.previous == "-":
             return False
-        return now() < self.began + self.wait
+        return now() < self.began + self.quarantine_seconds
 
-    def unsettled(self, slot: int = -1) -> str:
+    def old_primary(self, slot: int = -1) -> str:
         """Who was here before, and may still grant beside this one; "" if nobody."""
-        if not self.longer:
+        if not self.isolation_grace:
             return ""
-        former, at, *_ = self.story(slot)
-        return former if former != "-" and now() < at + self.longer else ""
+        former, at, *_ = self.slot_history(slot)
+        return former if former != "-" and now() < at + self.isolation_grace else ""
 
-    def story(self, slot: int) -> Story:
+    def slot_history(self, slot: int) -> SlotHistory:
         """What is known of a slot here."""
-        former, at, more, behind = self.stories.get(slot) or Story(self.former, self.began, ())
-        fine = [*self.fine, *more]
+        former, at, more, behind = self.slot_histories.get(slot) or SlotHistory(self.previous, self.began, ())
+        fine = [*self.lossless_from, *more]
         while (proof := next((each for each in fine if former.startswith(each.partition("/")[0])), None)) is not None:
             if behind is None:
                 former = "-"
                 break
             former, at, more, behind = behind
-            fine += onwards(more, int(proof.partition("/")[2] or 0) / 1000)
-        return Story(former, at, tuple(dict.fromkeys(fine)), behind)
+            fine += lossless_through(more, int(proof.partition("/")[2] or 0) / 1000)
+        return SlotHistory(former, at, tuple(dict.fromkeys(fine)), behind)
 
-    def tell(self, slot: int, story: Story) -> None:
+    def set_slot_history(self, slot: int, story: SlotHistory) -> None:
         """How this slot came here."""
-        self.stories[slot] = story
+        self.slot_histories[slot] = story
         self._texts.pop(slot, None)
 
-    def of(self, slot: int) -> str:
+    def text_for(self, slot: int) -> str:
         """The text for messages about a slot."""
-        if slot not in self.stories or self.facts is None or self.wait is None:
+        if slot not in self.slot_histories or self.facts is None or self.quarantine_seconds is None:
             return self.text
         text = self._texts.get(slot)
         if text is None:
-            former, at, fine, _ = self.story(slot)
-            since = self.facts.now_ms + int((at - self.met) * 1000)
-            history = " ".join([former, *fine[:MOST]])
-            text = self._texts[slot] = f"{self.identity}{self.mark}{since} {int(self.wait * 1000)} {history}"
+            former, at, fine, _ = self.slot_history(slot)
+            since = self.facts.now_ms + int((at - self.met_at) * 1000)
+            history = " ".join([former, *fine[:MAX_IDENTITIES]])
+            text = self._texts[slot] = (
+                f"{self.identity}{self.mark}{since} {int(self.quarantine_seconds * 1000)} {history}"
+            )
         return text
 
-    def write(self) -> None:
+    def render(self) -> None:
         """Make the text anew."""
         self._texts.clear()
-        if self.facts is None or self.wait is None:
+        if self.facts is None or self.quarantine_seconds is None:
             self.text = self.mark.strip()
         else:
-            self.text = f"{self.identity}{self.mark}{self.since} {int(self.wait * 1000)} {self.history()}"
+            self.text = f"{self.identity}{self.mark}{self.since} {int(self.quarantine_seconds * 1000)} {self.history()}"
 
-    def suspect(self) -> None:
+    def mark_untrusted(self) -> None:
         """It may have been another one before, for all that anybody here knows."""
-        if self.facts is not None and self.former == "-":
-            self.former = "?"
-            self.write()
+        if self.facts is not None and self.previous == "-":
+            self.previous = "?"
+            self.render()
 
-    def prove(self, identity: str, least: float = 0.0) -> None:
+    def mark_lossless(self, identity: str, least: float = 0.0) -> None:
         """Nothing was lost between that one and this, of leases with this ttl (seconds) or a longer one."""
-        if all(each.partition("/")[0] != identity for each in self.fine):
+        if all(each.partition("/")[0] != identity for each in self.lossless_from):
             before = self.earlier.get(identity)
-            self.fine += [lasting(identity, least), *onwards(before.fine if before else (), least)]
-            del self.fine[MOST:]
-        if any(self.former.startswith(each.partition("/")[0]) for each in self.fine):
-            self.former = "-"
-        self.write()
+            self.lossless_from += [
+                lossless_entry(identity, least),
+                *lossless_through(before.lossless_from if before else (), least),
+            ]
+            del self.lossless_from[MAX_IDENTITIES:]
+        if any(self.previous.startswith(each.partition("/")[0]) for each in self.lossless_from):
+            self.previous = "-"
+        self.render()
 
 
-class Memory:
+class ServerHistory:
     """The identities of the servers that one client met at one place: an address, or whom Sentinel names."""
 
-    def __init__(self, wait: float | None, *, former: str = "-", mark: str = " ") -> None:
-        self.wait = wait  # seconds that the longest lease lasts; None: no quarantine
+    def __init__(self, quarantine_seconds: float | None, *, previous: str = "-", mark: str = " ") -> None:
+        self.quarantine_seconds = quarantine_seconds  # seconds that the longest lease lasts; None: no quarantine
         self.mark = mark  # "+" for one server of a quorum
-        self.epochs: dict[str, Epoch] = {}
-        self.latest = Epoch(None, wait, former, mark)
-        self.before = former
+        self.stamps: dict[str, IdentityStamp] = {}
+        self.latest = IdentityStamp(None, quarantine_seconds, previous, mark)
+        self.previous = previous
         self._warned = False
         self.address: Address  # where that is
         self.known = (
@@ -297,53 +322,55 @@ class Memory:
         )
         self.replicas = 0  # the most that a server had here: one that is missing is missing
 
-    def count(self, replication: Any) -> int:
+    def count_replicas(self, replication: Any) -> int:
         """How many replicas there are, by the newest INFO and those before."""
-        self.replicas = max(self.replicas, int(fields(replication).get("connected_slaves", 0)))
+        self.replicas = max(self.replicas, int(parse_info(replication).get("connected_slaves", 0)))
         return self.replicas
 
-    def meet(self, found: Facts | None, address: Address, longer: float = 0.0) -> Epoch:
+    def meet(self, found: Facts | None, address: Address, isolation_grace: float = 0.0) -> IdentityStamp:
         """A new connection leads to this server; an isolated primary there may be believed for so much longer."""
         if found is None:
-            if self.wait is not None and not self._warned:
+            if self.quarantine_seconds is not None and not self._warned:
                 self._warned = True
                 log.warning(
                     "%s: INFO is refused, or tells no run_id, so a restart or failover that loses leases can't be "
                     "noticed: there is no quarantine. Give this user +info (docs/acl.md), or say quarantine=False",
-                    address.shown,
+                    address.display_url,
                 )
-            return Epoch(None, self.wait, "-", self.mark)
-        epoch = self.epochs.get(found.identity)
-        if epoch is None:
-            before = address.former if self.before == "-" else self.before
-            if self.latest.bars:  # what came since may have come without loss, but not what is waited for
-                before = self.latest.former
+            return IdentityStamp(None, self.quarantine_seconds, "-", self.mark)
+        stamp = self.stamps.get(found.identity)
+        if stamp is None:
+            before = address.previous_identity if self.previous == "-" else self.previous
+            if self.latest.in_quarantine:  # what came since may have come without loss, but not what is waited for
+                before = self.latest.previous
             # The one before may go on for as long as it was told to: its settings need not be those of this one.
-            epoch = Epoch(found, self.wait, before, self.mark, max(longer, self.latest.longer))
-            if any(before.startswith(each) for each in epoch.fine):
-                epoch.former = "-"
-            epoch.write()
-            epoch.earlier = self.epochs
-            self.epochs[found.identity] = epoch
-            if found.loaded and found.uptime < (epoch.wait or 0):
-                epoch.suspect()
-            if epoch.bars:
+            stamp = IdentityStamp(
+                found, self.quarantine_seconds, before, self.mark, max(isolation_grace, self.latest.isolation_grace)
+            )
+            if any(before.startswith(each) for each in stamp.lossless_from):
+                stamp.previous = "-"
+            stamp.render()
+            stamp.earlier = self.stamps
+            self.stamps[found.identity] = stamp
+            if found.loaded and found.uptime < (stamp.quarantine_seconds or 0):
+                stamp.mark_untrusted()
+            if stamp.in_quarantine:
                 log.warning(
-                    _STARTED if epoch.former == "?" else _REPLACED,
-                    address.shown,
-                    epoch.began + (epoch.wait or 0) - now(),
+                    _STARTED if stamp.previous == "?" else _REPLACED,
+                    address.display_url,
+                    stamp.began + (stamp.quarantine_seconds or 0) - now(),
                 )
-        self.latest, self.before = epoch, epoch.identity
+        self.latest, self.previous = stamp, stamp.identity
         self.replicas = max(self.replicas, found.replicas)
-        return epoch
+        return stamp
 
 
-class Move:
+class SlotMove:
     """Slots of a cluster have gone from one node to another."""
 
     __slots__ = ("at", "before", "here", "known", "least", "left")
 
-    def __init__(self, left: Memory, here: Memory, at: float) -> None:
+    def __init__(self, left: ServerHistory, here: ServerHistory, at: float) -> None:
         self.left = left
         self.here = here
         self.before = left.latest  # the epoch under which they were served
@@ -354,23 +381,25 @@ class Move:
         self.least: float | None = None
 
 
-class Memories:
+class Histories:
     """Those of one Interlock: of each address that it met, in all of its loops."""
 
     def __init__(self, wait: float | None) -> None:
-        self.wait = wait
-        self._by: dict[str, Memory] = {}
-        self.served: list[Memory | None] = []  # by slot of a cluster: who served it when somebody last looked
-        self.moves: dict[int, list[Move]] = {}  # slots that have moved, and were not asked for since
+        self.quarantine_seconds = wait
+        self._by: dict[str, ServerHistory] = {}
+        self.served: list[ServerHistory | None] = []  # by slot of a cluster: who served it when somebody last looked
+        self.moves: dict[int, list[SlotMove]] = {}  # slots that have moved, and were not asked for since
 
-    def of(self, address: Address, mark: str = " ") -> Memory:
+    def of(self, address: Address, mark: str = " ") -> ServerHistory:
         """That of this address."""
-        memory = self._by.setdefault(address.shown, Memory(self.wait, mark=mark))
+        memory = self._by.setdefault(address.display_url, ServerHistory(self.quarantine_seconds, mark=mark))
         memory.address = address
         return memory
 
 
-def lossless(address: Address, evidence: str, epoch: Epoch, left: float = PATIENCE * STEPS) -> float | None:
+def least_lossless_ttl(
+    address: Address, evidence: str, epoch: IdentityStamp, left: float = PROOF_STEP_TIMEOUT * PROOF_STEPS
+) -> float | None:
     """From which ttl (seconds) on no lease was lost between the server of that identity and the one of this epoch.
 
     math.inf: leases of any ttl may have been lost. None: not known yet. A handover loses nothing if the demoted primary
@@ -379,21 +408,21 @@ def lossless(address: Address, evidence: str, epoch: Epoch, left: float = PATIEN
     no-appendfsync-on-rewrite), and the new process knows only its own. Blocks, for about the seconds that are left to
     the caller. Only asked in a quarantine.
     """
-    patience = min(PATIENCE, max(HASTE, left) / STEPS)
-    here = read(address, patience)
-    if here is None or here.info.get("run_id", "")[:SHORT] != epoch.identity[:SHORT]:
+    patience = min(PROOF_STEP_TIMEOUT, max(MIN_PROOF_TIME, left) / PROOF_STEPS)
+    here = read_server(address, patience)
+    if here is None or here.info.get("run_id", "")[:IDENTITY_LENGTH] != epoch.identity[:IDENTITY_LENGTH]:
         return None  # out of reach; or another server by now, about which nobody has asked
     process, _, history = evidence.partition(":")
     second = here.info.get("master_replid2", NO_REPLID)
-    if second == NO_REPLID or second[:SHORT] != history:
+    if second == NO_REPLID or second[:IDENTITY_LENGTH] != history:
         return math.inf
     for key, value in here.info.items():
         if key.startswith("slave") and "ip=" in value:
             replica = dict(part.split("=", 1) for part in value.split(",") if "=" in part)
-            there = read(address.at(replica["ip"], int(replica["port"])), patience)
-            if there is not None and there.info.get("run_id", "")[:SHORT] == process:
+            there = read_server(address.at(replica["ip"], int(replica["port"])), patience)
+            if there is not None and there.info.get("run_id", "")[:IDENTITY_LENGTH] == process:
                 follows = there.info.get("role") == "slave" and there.info.get("master_replid2") == second
-                return least_ttl(here, there, address.shown, epoch.wait) if follows else None
+                return least_ttl(here, there, address.display_url, epoch.quarantine_seconds) if follows else None
     return None
 
 
@@ -407,14 +436,16 @@ class Reading(NamedTuple):
     after: float
 
 
-def read(address: Address, patience: float) -> Reading | None:
+def read_server(address: Address, patience: float) -> Reading | None:
     """What a server says of itself; None if it can't be reached, or does not tell."""
     times: list[tuple[float, float]] = []
     try:
-        server, replication, *clocks = ask(address, patience, *ASKED[:2], *LOOKS * ASKED[2:], times=times)
+        server, replication, *clocks = ask_server(
+            address, patience, *IDENTITY_COMMANDS[:2], *CLOCK_READINGS * IDENTITY_COMMANDS[2:], times=times
+        )
         looks = zip(times[2:], clocks, strict=True)
         (before, after), (seconds, micros) = min(looks, key=lambda look: look[0][1] - look[0][0])
-        return Reading(fields(server) | fields(replication), int(seconds) + int(micros) / 1e6, before, after)
+        return Reading(parse_info(server) | parse_info(replication), int(seconds) + int(micros) / 1e6, before, after)
     except Exception:  # noqa: BLE001 (whoever looks for a proof has none, then)
         return None
 
@@ -427,12 +458,12 @@ def least_ttl(here: Reading, before: Reading, shown: str, wait: float | None) ->
     that differ, the other half for clocks that run at different speeds.
     """
     ahead = here.clock - before.clock + before.after - here.before  # at most
-    if ahead <= SAME:
+    if ahead <= CLOCK_TOLERANCE:
         return 0.0
     least = 2 * ahead / DRIFT
     if wait is not None and least > wait:
         least = math.inf
-    if least > GRANT_LIFE:
+    if least > HANDOVER_TTL:
         log.warning(
             "interlock: %s took over without loss, but its clock may be %.3g s ahead of the clock of the server before "
             "it, so leases from there end too soon: locks %s are in quarantine",
@@ -443,7 +474,7 @@ def least_ttl(here: Reading, before: Reading, shown: str, wait: float | None) ->
     return least
 
 
-def ask(
+def ask_server(
     address: Address, within: float, *commands: tuple[str, ...], times: list[tuple[float, float]] | None = None
 ) -> list[Any]:
     """The replies of a server, be it a replica, over a connection of redis-py. Raises what that raises; blocks.

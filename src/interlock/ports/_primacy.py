@@ -5,10 +5,10 @@ that it is the primary, its history is the old one, its links to the replicas se
 grants, beside the new primary, to whoever still has a connection to it. So the server itself is no witness.
 
 Rules.
- 1. A request goes out over a connection only if its server has answered a request that was sent within the last `DOUBT`
-    seconds, or if others have named the server as the primary since then. The time of *sending* counts: an answer may
-    come after a pause that began before it. So a busy connection costs nothing, and the pause that it misses is shorter
-    than a failover.
+ 1. A request goes out over a connection only if its server has answered a request that was sent within the last
+    `TRUSTED_FOR` seconds, or if others have named the server as the primary since then. The time of *sending* counts:
+    an answer may come after a pause that began before it. So a busy connection costs nothing, and the pause that it
+    misses is shorter than a failover.
  2. Others that are silent, or disagree, have named nobody. Then the request is not sent.
  3. A request that was sent before the server was paused may be answered when the server goes on. That is harmless: a
     lease lasts from before its request was sent, and the new primary grants only after a quarantine as long as that.
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
     from interlock.connect import Address
 
-DOUBT: Final = 1.0  # seconds since a request that was answered, after which others are asked who the primary is
+TRUSTED_FOR: Final = 1.0  # seconds since a request that was answered, after which others are asked who the primary is
 NOT_NAMED: Final = "others name another server as the primary"
 
-Where = tuple[str, int]  # host and port
+HostPort = tuple[str, int]  # host and port
 
 
 class Primacy:
@@ -39,13 +39,13 @@ class Primacy:
         self.sentinels = address.sentinels
         self.timeout = address.timeout
         self.other_nodes: Callable[[float], bool] | None = None  # of a node of a cluster: whether they name it
-        self._named: Where = ("", 0)
+        self._named: HostPort = ("", 0)
         self._asked = 0.0  # when the sentinels were, before they named it
 
-    def is_confirmed(self, where: Where, until: float) -> bool:
+    def is_confirmed(self, where: HostPort, until: float) -> bool:
         """Whether others name the server there as the primary. Blocks. Raises Disconnected if they name nobody.
 
-        All connections of a port share what the sentinels say, for `DOUBT` seconds.
+        All connections of a port share what the sentinels say, for `TRUSTED_FOR` seconds.
         """
         asked = now()
         within = max(0.001, min(self.timeout, until - asked))
@@ -53,7 +53,7 @@ class Primacy:
             return self.other_nodes(within)
         if self.sentinels is None:
             return True
-        if asked - self._asked > DOUBT:
+        if asked - self._asked > TRUSTED_FOR:
             self._named = self.sentinels.primary(within)
             self._asked = asked
         return self._named == where

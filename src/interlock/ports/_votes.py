@@ -13,17 +13,17 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from interlock._core import (
-    AGAIN,
     BUSY,
-    FOREIGN,
-    GONE,
     GRANTED,
-    MISUSED,
+    NO_EXPIRY,
+    NOT_FOUND,
     QUARANTINE,
     QUEUED,
+    RETRY,
     REVOKED,
+    WRONG_KIND,
 )
-from interlock._waiters import MORE
+from interlock._waiters import MORE_DEAD_WAITERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 UNAGREED, SPLIT = -1, -2
 
 
-class Said(NamedTuple):
+class Votes(NamedTuple):
     """The replies to one message, so far."""
 
     args: Sequence[Any]
-    votes: list[Any]
+    replies: list[Any]
     pending: int
     """How many servers may still answer."""
     total: int
@@ -46,14 +46,14 @@ class Said(NamedTuple):
         """Of all servers, answering or not."""
         return self.total // 2 + 1
 
-    def times(self, pttls: list[int]) -> int:
+    def majority_pttl(self, pttls: list[int]) -> int:
         """When a majority is over this, if these servers are so after so many ms and the others never."""
         bounded = sorted(pttl for pttl in pttls if pttl >= 0)
         return bounded[min(self.majority, len(bounded)) - 1] if bounded else -1
 
 
-def _acquire(said: Said) -> Any:  # noqa: PLR0911 (it is a table of cases)
-    majority, votes = said.majority, said.votes
+def _acquire(said: Votes) -> Any:  # noqa: PLR0911 (it is a table of cases)
+    majority, votes = said.majority, said.replies
     noted = [vote for vote in votes if vote[0] == BUSY and len(vote) > 5 and vote[5] != b"0"]
     if noted:  # once: it has been run, whatever the others say
         return max(noted, key=lambda vote: vote[2])
@@ -69,7 +69,7 @@ def _acquire(said: Said) -> Any:  # noqa: PLR0911 (it is a table of cases)
     first, most = min(holders.items(), key=_rank) if holders else (b"", 0)
     if said.pending and most < majority:
         return None
-    pttl = said.times([*(0 for _ in fences), *(vote[2] for vote in others)])
+    pttl = said.majority_pttl([*(0 for _ in fences), *(vote[2] for vote in others)])
     head = int(bool(fences) or any(vote[3] for vote in others))
 
     def held(among: list[Any]) -> list[Any]:
@@ -78,7 +78,7 @@ def _acquire(said: Said) -> Any:  # noqa: PLR0911 (it is a table of cases)
 
     if most >= majority:
         return held([vote for vote in others if vote[1].removeprefix(b"!") == first])
-    for code in (MISUSED, FOREIGN, GONE, REVOKED, AGAIN):
+    for code in (WRONG_KIND, NO_EXPIRY, NOT_FOUND, REVOKED, RETRY):
         for vote in votes:
             if vote[0] == code:
                 return list(vote)
@@ -96,84 +96,87 @@ def _rank(share: tuple[bytes, int]) -> tuple[int, bytes]:
     return -share[1], share[0]
 
 
-def _fence(said: Said) -> list[Any] | None:
-    accepted = sum(vote[0] == GRANTED for vote in said.votes)
+def _fence(said: Votes) -> list[Any] | None:
+    accepted = sum(vote[0] == GRANTED for vote in said.replies)
     if accepted >= said.majority:
         return [GRANTED]
-    return None if accepted + said.pending >= said.majority else [GONE]
+    return None if accepted + said.pending >= said.majority else [NOT_FOUND]
 
 
-def _release(said: Said) -> list[Any] | None:
+def _release(said: Votes) -> list[Any] | None:
     """It was ours unless a majority says no: a server that lost it, or that was asked twice, does not end a lease."""
-    ours = sum(vote[0] for vote in said.votes)
+    ours = sum(vote[0] for vote in said.replies)
     spare = said.total - said.majority
-    if said.pending and ours < said.majority and len(said.votes) - ours <= spare:
+    if said.pending and ours < said.majority and len(said.replies) - ours <= spare:
         return None
-    return [int(ours > 0 and len(said.votes) - ours <= spare), int(any(vote[1] for vote in said.votes))]
+    return [int(ours > 0 and len(said.replies) - ours <= spare), int(any(vote[1] for vote in said.replies))]
 
 
-def _renew(said: Said) -> list[Any] | None:
-    states = [_renewed(column, said) for column in zip(*said.votes, strict=False)]
+def _renew(said: Votes) -> list[Any] | None:
+    states = [_renewed_state(column, said) for column in zip(*said.replies, strict=False)]
     return None if None in states else states
 
 
-def _renewed(column: tuple[Any, ...], said: Said) -> int | bytes | list[Any] | None:
+def _renewed_state(column: tuple[Any, ...], said: Votes) -> int | bytes | list[Any] | None:
     revoked = [state for state in column if not isinstance(state, int | bytes)]
-    lost = column.count(GONE) + len(revoked)
+    lost = column.count(NOT_FOUND) + len(revoked)
     held = column.count(GRANTED)
     if held >= said.majority:
         return GRANTED
     if lost > said.total - said.majority:
-        return revoked[0] if revoked else GONE
+        return revoked[0] if revoked else NOT_FOUND
     return None if said.pending else b"only %d of %d servers of the quorum renewed it" % (held, said.total)
 
 
-def _vouch(said: Said) -> list[Any] | None:
+def _heartbeat(said: Votes) -> list[Any] | None:
     if said.pending:
         return None
-    pttls, heads, *columns = zip(*said.votes, strict=False)
+    pttls, heads, *columns = zip(*said.replies, strict=False)
     ours = [head for head in heads if head.decode() in said.args]
     states = [
-        GRANTED if GRANTED in column else GONE if column.count(GONE) >= said.majority else QUEUED for column in columns
+        GRANTED if GRANTED in column else NOT_FOUND if column.count(NOT_FOUND) >= said.majority else QUEUED
+        for column in columns
     ]
-    pttl = next((each for each in (MORE, -2) if each in pttls), None)
-    return [said.times(list(pttls)) if pttl is None else pttl, (ours or heads)[0], *states]
+    pttl = next((each for each in (MORE_DEAD_WAITERS, -2) if each in pttls), None)
+    return [said.majority_pttl(list(pttls)) if pttl is None else pttl, (ours or heads)[0], *states]
 
 
-def _inspect(said: Said) -> list[Any] | None:
+def _inspect(said: Votes) -> list[Any] | None:
     if said.pending:
         return None
-    if isinstance(said.votes[0][0], list):  # once: the lock's, and the note of the last run
-        inner = _inspect(said._replace(votes=[vote[0] for vote in said.votes]))
-        return [inner, *max((vote[1:] for vote in said.votes), key=lambda note: note[1])]
-    value, number = Counter(_plain(vote[0]) for vote in said.votes).most_common(1)[0]
-    holding = [vote for vote in said.votes if _plain(vote[0]) == value] if value and number >= said.majority else []
-    waiting = _waiting(said, value if holding else b"")
+    if isinstance(said.replies[0][0], list):  # once: the lock's, and the note of the last run
+        inner = _inspect(said._replace(replies=[vote[0] for vote in said.replies]))
+        return [inner, *max((vote[1:] for vote in said.replies), key=lambda note: note[1])]
+    value, number = Counter(_holder_of(vote[0]) for vote in said.replies).most_common(1)[0]
+    holding = (
+        [vote for vote in said.replies if _holder_of(vote[0]) == value] if value and number >= said.majority else []
+    )
+    waiting = _longest_queue(said, value if holding else b"")
     if not holding:
-        return [b"", -2, max((vote[2] for vote in said.votes), key=_fence_of), *waiting]
-    fence = _agreed(said, [_fence_of(vote[2]) for vote in holding])
+        return [b"", -2, max((vote[2] for vote in said.replies), key=_fence_of), *waiting]
+    fence = _agreed_fence(said, [_fence_of(vote[2]) for vote in holding])
     record = next(vote[2] for vote in holding if fence is None or _fence_of(vote[2]) == fence)
     if fence is None:
         record = re.sub(rb"^(\S+ \S+) \d+", rb"\1 0", record)
     shown = Counter(vote[0] for vote in holding).most_common(1)[0][0]
-    return [shown, said.times([vote[1] for vote in holding]), record, *waiting]
+    return [shown, said.majority_pttl([vote[1] for vote in holding]), record, *waiting]
 
 
-def _waiting(said: Said, holder: bytes) -> list[Any]:
+def _longest_queue(said: Votes, holder: bytes) -> list[Any]:
     """The longest queue: how many, and who. Where a server is in quarantine the holder still stands in its queue."""
-    queues = [[each for each in vote[4:] if each != holder] for vote in said.votes]
-    numbers = [vote[3] - (len(vote) - 4 - len(queue)) for vote, queue in zip(said.votes, queues, strict=True)]
+    queues = [[each for each in vote[4:] if each != holder] for vote in said.replies]
+    numbers = [vote[3] - (len(vote) - 4 - len(queue)) for vote, queue in zip(said.replies, queues, strict=True)]
     longest = numbers.index(max(numbers))
     return [numbers[longest], *queues[longest]]
 
 
-def _agreed(said: Said, fences: list[int]) -> int | None:
+def _agreed_fence(said: Votes, fences: list[int]) -> int | None:
     """The fence that a majority has of this holder; None if they have not agreed yet, or who did is not among these."""
     fence, number = Counter(fences).most_common(1)[0]
     return fence if number >= said.majority else None
 
 
-def _plain(value: bytes) -> bytes:
+def _holder_of(value: bytes) -> bytes:
     """Whose it is: one that is revoked at some servers is the same at the others, and so is a quarantine."""
     return QUARANTINE if value.startswith(QUARANTINE) else value.removeprefix(b"!")
 
@@ -183,33 +186,33 @@ def _fence_of(record: bytes) -> int:
     return int(fields[2]) if len(fields) > 3 and fields[2].isdigit() else -1
 
 
-def _revoke(said: Said) -> list[Any] | None:
+def _revoke(said: Votes) -> list[Any] | None:
     if said.pending:
         return None
-    done = sum(vote[0] for vote in said.votes)
-    return [int(done >= said.majority), said.times([vote[1] for vote in said.votes])]
+    done = sum(vote[0] for vote in said.replies)
+    return [int(done >= said.majority), said.majority_pttl([vote[1] for vote in said.replies])]
 
 
-def _watch(said: Said) -> list[Any] | None:
+def _watch(said: Votes) -> list[Any] | None:
     if said.pending:
         return None
-    seen = [vote for vote in said.votes if vote[0] == GRANTED]
+    seen = [vote for vote in said.replies if vote[0] == GRANTED]
     if len(seen) < said.majority:
-        return list(next(vote for vote in said.votes if vote[0] != GRANTED))
-    leader, number = Counter(_plain(vote[1]) for vote in seen).most_common(1)[0]
-    leading = [vote for vote in seen if _plain(vote[1]) == leader]
-    term = _agreed(said, [vote[3] for vote in leading])
+        return list(next(vote for vote in said.replies if vote[0] != GRANTED))
+    leader, number = Counter(_holder_of(vote[1]) for vote in seen).most_common(1)[0]
+    leading = [vote for vote in seen if _holder_of(vote[1]) == leader]
+    term = _agreed_fence(said, [vote[3] for vote in leading])
     if number < said.majority or not leader or term is None:
         return [GRANTED, b"", -2, max(vote[3] for vote in seen)]
-    return [GRANTED, leading[0][1], said.times([vote[2] for vote in leading]), term]
+    return [GRANTED, leading[0][1], said.majority_pttl([vote[2] for vote in leading]), term]
 
 
-MERGED: Final[dict[str, Callable[[Said], Any]]] = {
+MERGED: Final[dict[str, Callable[[Votes], Any]]] = {
     "acquire": _acquire,
     "fence": _fence,
     "release": _release,
     "renew": _renew,
-    "vouch": _vouch,
+    "vouch": _heartbeat,
     "inspect": _inspect,
     "revoke": _revoke,
     "watch": _watch,

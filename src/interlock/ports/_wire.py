@@ -9,12 +9,12 @@ import hiredis
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as Silence
 
-from interlock._core import Disconnected, ServerError, log, passing
+from interlock._core import Disconnected, ServerError, is_transient, log
 from interlock.connect import check_server, too_old
 from interlock.errors import ConfigError, LockError
 
 from . import _memory
-from ._memory import ASKED, PAST, SHORT, facts, fields
+from ._memory import IDENTITY_COMMANDS, IDENTITY_LENGTH, PAST_COMMANDS, parse_facts, parse_info
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from interlock._core import Argument, Script
     from interlock.connect import Address
 
-    from ._memory import Epoch, Memory
+    from ._memory import IdentityStamp, ServerHistory
 
 _hiredis: Any = hiredis
 # It must get nothing but str and bytes: to turn a number into text it calls back into Python, where a signal handler
@@ -39,7 +39,7 @@ REPLICATION: Final = pack(("INFO", "replication"))
 ASKING: Final = pack(("ASKING",))
 
 
-class Sink(Protocol):
+class PushHandler(Protocol):
     """Whom a port tells what it hears."""
 
     channel: str
@@ -53,84 +53,96 @@ def reader() -> Any:
     return hiredis.Reader(notEnoughData=WAITING)
 
 
-def by_sha(script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], epoch: str) -> bytes:
+def evalsha(script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], epoch: str) -> bytes:
     """A script call, for a server that knows the script."""
     return pack(("EVALSHA", script.sha, str(len(keys)), *keys, *args, epoch))
 
 
-def by_text(script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], epoch: str) -> bytes:
+def eval_text(script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], epoch: str) -> bytes:
     """The same for a server that does not (after a restart, a failover, an eviction): it learns it."""
     return pack(("EVAL", script.source, str(len(keys)), *keys, *args, epoch))
 
 
-def unknown(reply: Any) -> bool:
+def is_noscript(reply: Any) -> bool:
     """Whether the server did not know the script. Then nothing was run."""
     return type(reply) is ReplyError and str(reply).startswith("NOSCRIPT")
 
 
-def checked(reply: Any) -> Any:
+def raise_if_error(reply: Any) -> Any:
     """The reply, or a ServerError raised."""
     if type(reply) is ReplyError:
         raise ServerError(str(reply))
     return reply
 
 
-def greeting(address: Address) -> list[tuple[str, ...]]:
+def handshake_commands(address: Address) -> list[tuple[str, ...]]:
     """What is said first on a connection."""
-    return [*address.settings, ("HELLO",), ("INFO", "memory"), *ASKED, *PAST, *address.asks]
+    return [
+        *address.setup_commands,
+        ("HELLO",),
+        ("INFO", "memory"),
+        *IDENTITY_COMMANDS,
+        *PAST_COMMANDS,
+        *address.isolation_commands,
+    ]
 
 
-def accepted(replies: list[Any], address: Address, memory: Memory) -> Epoch:
+def complete_handshake(replies: list[Any], address: Address, memory: ServerHistory) -> IdentityStamp:
     """Who the server is, by the replies to the greeting. Raises LockError if it is not what it should be."""
-    replies, more = replies[: len(replies) - len(address.asks)], replies[len(replies) - len(address.asks) :]
-    *settings, hello, limits, server, replication, time = replies[: -len(PAST)]
-    past = replies[-len(PAST) :]
+    replies, more = (
+        replies[: len(replies) - len(address.isolation_commands)],
+        replies[len(replies) - len(address.isolation_commands) :],
+    )
+    *settings, hello, limits, server, replication, time = replies[: -len(PAST_COMMANDS)]
+    past = replies[-len(PAST_COMMANDS) :]
     for reply in (*settings, hello):
         if type(reply) is ReplyError:
-            raise refused(ResponseError(str(reply)), address)
+            raise connection_error(ResponseError(str(reply)), address)
     check_server(hello, limits, address)
     for reply in (server, replication, time, *past):
-        if type(reply) is ReplyError and passing(str(reply)):  # not who it is: that would be no quarantine
+        if type(reply) is ReplyError and is_transient(str(reply)):  # not who it is: that would be no quarantine
             raise Disconnected(str(reply), sent=False)
-    return memory.meet(facts(server, replication, time, *past), address, address.longer(more))
+    return memory.meet(parse_facts(server, replication, time, *past), address, address.isolation_grace(more))
 
 
-def sharded(channel: str) -> bool:
+def is_sharded(channel: str) -> bool:
     """Whether it belongs to a slot, and so to a node of a cluster."""
     return "{" in channel
 
 
-def subscription(channel: str) -> tuple[bytes, bytes]:
+def subscribe_commands(channel: str) -> tuple[bytes, bytes]:
     """SUBSCRIBE, and an empty message to ourselves: whether this user may publish is best known before it matters."""
-    s = "S" if sharded(channel) else ""
+    s = "S" if is_sharded(channel) else ""
     return pack((f"{s}SUBSCRIBE", channel)), pack((f"{s}PUBLISH", channel, ""))
 
 
-def heed(reply: Any, channel: str, wanted: dict[str, None]) -> None:
+def check_subscribe_reply(reply: Any, channel: str, wanted: dict[str, None]) -> None:
     """Tell the user of a refused SUBSCRIBE or PUBLISH. Raises Disconnected if it is worth to try again."""
     if type(reply) is ReplyError:
-        if sharded(channel) and (passing(str(reply)) or str(reply).startswith("MOVED")):
+        if is_sharded(channel) and (is_transient(str(reply)) or str(reply).startswith("MOVED")):
             wanted.pop(channel, None)  # who wants it looks where its slot is
             return
-        if passing(str(reply)):
+        if is_transient(str(reply)):
             raise Disconnected(str(reply), sent=True)
         log.warning("interlock: waiters are woken by polling only, since %s. See docs/acl.md", reply)
 
 
-def demoted(reply: Any) -> bool:
+def is_readonly(reply: Any) -> bool:
     """Whether the server is a replica by now, or was left by its replicas. A new connection may lead to the primary."""
     return type(reply) is ReplyError and ("READONLY" in str(reply) or "NOREPLICAS" in str(reply))
 
 
-def same(reply: Any, epoch: Epoch) -> bool:
+def is_same_primary(reply: Any, epoch: IdentityStamp) -> bool:
     """By the reply to `REPLICATION`: whether the server says that it is still the primary that it was."""
     if not epoch.identity:
-        return type(reply) is not bytes or fields(reply).get("role") == "master"
-    info = fields(reply)
-    return info.get("role") == "master" and epoch.identity.endswith(":" + info.get("master_replid", "")[:SHORT])
+        return type(reply) is not bytes or parse_info(reply).get("role") == "master"
+    info = parse_info(reply)
+    return info.get("role") == "master" and epoch.identity.endswith(
+        ":" + info.get("master_replid", "")[:IDENTITY_LENGTH]
+    )
 
 
-def hear(push: Any, sink: Sink, wanted: dict[str, None], heard: set[str]) -> bool:
+def dispatch_push(push: Any, sink: PushHandler, wanted: dict[str, None], heard: set[str]) -> bool:
     """A push: a message, or which channel is heard from now on, or not any more. Whether it answers a command."""
     kind = push[0]
     if kind in (b"message", b"smessage"):
@@ -151,16 +163,16 @@ def hear(push: Any, sink: Sink, wanted: dict[str, None], heard: set[str]) -> boo
     return False
 
 
-def refused(error: Exception, address: Address) -> Exception:
+def connection_error(error: Exception, address: Address) -> Exception:
     """Why there is no connection."""
     if isinstance(error, LockError | Disconnected):  # from who looked for the address
         return error
-    text, shown = str(error), address.shown
+    text, shown = str(error), address.display_url
     if isinstance(error, AuthenticationError) or text.startswith(("WRONGPASS", "NOAUTH", "invalid username")):
         return ConfigError(f"{shown}: the user name or password is wrong or missing [{text}]")
     if isinstance(error, ResponseError) and "unknown command" in text.lower() and "HELLO" in text.upper():
         return too_old(shown, "before 6.0")
-    if isinstance(error, ResponseError) and not passing(text):
+    if isinstance(error, ResponseError) and not is_transient(text):
         return ConfigError(f"{shown}: the server refuses the connection [{text}]")
     if address.kind == "tls" and (advice := _tls_advice(error)):
         return ConfigError(f"{shown}: {advice}")
@@ -169,7 +181,7 @@ def refused(error: Exception, address: Address) -> Exception:
 
 
 # The line was cut, or the handshake was at work when something else went wrong: that passes by itself.
-_TLS_PASSING: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+_TLS_TRANSIENT: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 def _tls_advice(error: BaseException | None) -> str | None:
@@ -182,7 +194,7 @@ def _tls_advice(error: BaseException | None) -> str | None:
             )
         if isinstance(error, FileNotFoundError | IsADirectoryError | PermissionError):
             return f"a file of ssl_ca_certs, ssl_certfile or ssl_keyfile can't be read [{error}]"
-        if isinstance(error, ssl.SSLError) and not isinstance(error, _TLS_PASSING):
+        if isinstance(error, ssl.SSLError) and not isinstance(error, _TLS_TRANSIENT):
             return f"no TLS connection [{error}]. Does that port speak TLS, and are the ssl_ files what they should be?"
         error = error.__cause__ or error.__context__
     return None

@@ -14,12 +14,12 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from interlock._core import DRIFT, FOREVER, GRANTED, HERE, Disconnected, Place, ServerError, log
+from interlock._core import DRIFT, FOREVER, GRANTED, ONLY_ROUTE, Disconnected, Route, ServerError, log
 from interlock.errors import LockError
 
 from . import _wire
-from ._memory import lossless
-from ._primacy import DOUBT, NOT_NAMED, Primacy, Where
+from ._memory import least_lossless_ttl
+from ._primacy import NOT_NAMED, TRUSTED_FOR, HostPort, Primacy
 from ._proofs import Proofs
 
 if TYPE_CHECKING:
@@ -29,23 +29,27 @@ if TYPE_CHECKING:
     from interlock._core import Argument, Message, Script
     from interlock.connect import Address
 
-    from ._memory import Epoch, Memory
+    from ._memory import IdentityStamp, ServerHistory
 
 T = TypeVar("T")
-BATCH: Final = 16  # commands after which a write does not wait for the end of the turn: the server begins meanwhile
-SILENCE: Final = 0.9  # seconds without a word to those who wait, after which one whose time is over ends the connection
-STEADY: Final = 1.0  # seconds that a connection must last, so that the next one is made without a pause
-QUIET: Final = 5.0  # seconds without a message after which the connection is tested
+WRITE_BATCH: Final = (
+    16  # commands after which a write does not wait for the end of the turn: the server begins meanwhile
+)
+SILENCE_LIMIT: Final = (
+    0.9  # seconds without a word to those who wait, after which one whose time is over ends the connection
+)
+STEADY_AFTER: Final = 1.0  # seconds that a connection must last, so that the next one is made without a pause
+PING_AFTER: Final = 5.0  # seconds without a message after which the connection is tested
 
 
-class Unlocked:
+class NullMutex:
     """A mutex for one thread: there is nobody to exclude."""
 
     def __enter__(self) -> None: ...
     def __exit__(self, *_: object) -> None: ...
 
 
-class Signal:
+class AutoResetEvent:
     """A flag that one task waits for."""
 
     __slots__ = ("_up", "_waiter")
@@ -89,78 +93,80 @@ def _expire(waiter: asyncio.Future[bool]) -> None:
         waiter.set_result(False)
 
 
-class Wire(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """One open connection: a buffer on the way out, a row of those who expect a reply on the way back."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, sink: _wire.Sink, timeout: float) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, sink: _wire.PushHandler, timeout: float) -> None:
         self.loop = loop
-        self.sink = sink
-        self.epoch: Epoch
-        self.where: Where = ("", 0)
-        self.used = 0.0  # when a request was sent that has been answered (see `_primacy`): the last one that we know of
-        self.posted = 0  # how many requests were
+        self.push_handler = sink
+        self.stamp: IdentityStamp
+        self.host_port: HostPort = ("", 0)
+        self.answered_since = (
+            0.0  # when a request was sent that has been answered (see `_primacy`): the last one that we know of
+        )
+        self.sent_count = 0  # how many requests were
         self._mark = 0  # how many of them were at `_marked`: the next one was sent later
         self._marked = 0.0
         self.asking: asyncio.Task[None] | None = None  # who asks others whether it still leads to the primary
         self.wanted: dict[str, None] = {}  # the port's channels
-        self.ears: set[str] = set()  # those of them that are heard
+        self.subscribed: set[str] = set()  # those of them that are heard
         self.timeout = timeout
         self.reader = _wire.reader()
         self.transport: asyncio.Transport
-        self.keeper: object  # redis-py's stream writer, which would close the transport when collected
-        self.row: deque[asyncio.Future[Any] | Sent] = deque()
-        self.out: list[bytes] = []
+        self.redis_writer: object  # redis-py's stream writer, which would close the transport when collected
+        self.expecting: deque[asyncio.Future[Any] | SentBatch] = deque()
+        self.outgoing: list[bytes] = []
         self.broken: Disconnected | None = None
-        self.heard = loop.time()
-        self.gone: asyncio.Future[None] = loop.create_future()
+        self.last_heard = loop.time()
+        self.ended: asyncio.Future[None] = loop.create_future()
         self.watch = loop.call_later(timeout, self._watch)
 
     def send(self, packed: bytes) -> asyncio.Future[Any]:
         """The future of this command's reply."""
         reply = self.loop.create_future()
-        self.post(packed, reply)
+        self.send_for(packed, reply)
         return reply
 
-    def post(self, packed: bytes, reply: asyncio.Future[Any] | Sent, number: int = 1) -> None:
+    def send_for(self, packed: bytes, reply: asyncio.Future[Any] | SentBatch, number: int = 1) -> None:
         """Send this, of which so many replies come."""
         if self.broken is not None:
             raise Disconnected(str(self.broken), sent=False)
-        if not self.row:
-            self.heard = self.loop.time()  # the wait begins
+        if not self.expecting:
+            self.last_heard = self.loop.time()  # the wait begins
         try:
-            self.row.extend([reply] * number)
-            self.posted += number
-            if not self.out:
+            self.expecting.extend([reply] * number)
+            self.sent_count += number
+            if not self.outgoing:
                 self.loop.call_soon(self._flush)
-            self.out.append(packed)
-            if len(self.out) == BATCH:
+            self.outgoing.append(packed)
+            if len(self.outgoing) == WRITE_BATCH:
                 self._flush()
         except BaseException as error:
-            self._half_done(error)
+            self._fail_interrupted(error)
             raise
 
     def _flush(self) -> None:
         try:
-            if self.out and self.broken is None:
-                self.transport.write(b"".join(self.out))
-            self.out.clear()
+            if self.outgoing and self.broken is None:
+                self.transport.write(b"".join(self.outgoing))
+            self.outgoing.clear()
         except BaseException as error:
-            self._half_done(error)
+            self._fail_interrupted(error)
             raise
 
-    def _half_done(self, error: BaseException) -> None:
+    def _fail_interrupted(self, error: BaseException) -> None:
         """A signal handler has raised in here: from now on a reply might be taken for another one's."""
         self.fail(Disconnected(f"it was interrupted: {error!r}", sent=True))
 
     def data_received(self, data: bytes) -> None:
         """Replies to the row, pushes to the sink."""
         try:
-            self.heard = self.loop.time()
-            reader, row = self.reader, self.row
+            self.last_heard = self.loop.time()
+            reader, row = self.reader, self.expecting
             reader.feed(data)
             while (reply := reader.gets()) is not _wire.WAITING:
                 if type(reply) is _wire.Push:
-                    if _wire.hear(reply, self.sink, self.wanted, self.ears):
+                    if _wire.dispatch_push(reply, self.push_handler, self.wanted, self.subscribed):
                         row[0].set_result(None)  # the reply to SUBSCRIBE is a push, in its place in the row
                         row.popleft()
                 else:
@@ -168,7 +174,7 @@ class Wire(asyncio.Protocol):
                         row[0].set_result(reply)
                     row.popleft()  # only now: who is no longer in the row is not told that the connection ended
         except BaseException as error:
-            self._half_done(error)
+            self._fail_interrupted(error)
             raise
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -180,46 +186,46 @@ class Wire(asyncio.Protocol):
         if self.broken is None:
             self.broken = why
             self.watch.cancel()
-            self.ears.clear()
+            self.subscribed.clear()
             self.transport.abort()
-            for reply in self.row:
+            for reply in self.expecting:
                 if not reply.done():
                     reply.set_exception(why)
                     reply.exception()  # nobody may be waiting any more
-            self.row.clear()
-            if not self.gone.done():
-                self.gone.set_result(None)
+            self.expecting.clear()
+            if not self.ended.done():
+                self.ended.set_result(None)
 
-    def give_up(self, reply: asyncio.Future[Any] | Sent) -> None:
+    def give_up(self, reply: asyncio.Future[Any] | SentBatch) -> None:
         """The time of one who waits is over. If nobody has heard a word for long, the connection may be dead."""
         if not reply.done():
             why = Disconnected("no answer in time", sent=True, timed_out=True)
             reply.set_exception(why)
-            if self.loop.time() - self.heard >= SILENCE:
+            if self.loop.time() - self.last_heard >= SILENCE_LIMIT:
                 self.fail(why)
 
     def is_trusted(self, since: float) -> bool:
         """Whether its server has answered a request that was sent then or later. Before one is sent."""
-        answered = self.posted - len(self.row)
-        if self.posted == self._mark:
+        answered = self.sent_count - len(self.expecting)
+        if self.sent_count == self._mark:
             self._marked = _wire.now()
         elif answered > self._mark:
-            if self._marked - self.used <= DOUBT:  # else a pause may lie between
-                self.used = self._marked
-            self._mark, self._marked = self.posted, _wire.now()
-        return self.used >= since
+            if self._marked - self.answered_since <= TRUSTED_FOR:  # else a pause may lie between
+                self.answered_since = self._marked
+            self._mark, self._marked = self.sent_count, _wire.now()
+        return self.answered_since >= since
 
     def trust(self, asked: float) -> None:
         """Others have named its server as the primary; they were asked then."""
-        self.used, self._mark, self._marked = asked, self.posted, asked
+        self.answered_since, self._mark, self._marked = asked, self.sent_count, asked
 
     def _watch(self) -> None:
         """Nothing heard for a while: ask; nothing for long, though somebody waits: give up."""
-        silent = self.loop.time() - self.heard
-        if self.row and silent >= self.timeout:
+        silent = self.loop.time() - self.last_heard
+        if self.expecting and silent >= self.timeout:
             self.fail(Disconnected(f"no answer within {self.timeout:.3g} s", sent=True, timed_out=True))
             return
-        if not self.row and silent >= QUIET:
+        if not self.expecting and silent >= PING_AFTER:
             self.send(_wire.PING)
         self.watch = self.loop.call_later(self.timeout / 4, self._watch)
 
@@ -234,22 +240,22 @@ async def _greeted(connection: Any) -> None:
         raise
 
 
-class Sent:
+class SentBatch:
     """Messages on their way: it stands in the row for each of their replies, as a future would for one."""
 
-    __slots__ = ("epochs", "error", "messages", "replies", "then", "until", "wire")
+    __slots__ = ("connection", "error", "messages", "replies", "stamps", "then", "until")
 
     def __init__(self, messages: Sequence[Message], until: float) -> None:
         self.messages = messages
         self.until = until
-        self.wire: Wire | None = None
-        self.epochs: Sequence[str] = ()
+        self.connection: Connection | None = None
+        self.stamps: Sequence[str] = ()
         self.replies: list[Any] = []
         self.error: Exception | None = None  # in place of the replies
         self.then: Callable[[], None] | None = None  # what is to be done when it is over
 
     @property
-    def over(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all replies have come, or none will."""
         return self.error is not None or len(self.replies) == len(self.messages)
 
@@ -277,30 +283,32 @@ class Sent:
 class AsyncioPort:
     """The connection of one loop to one server."""
 
-    several = False
+    is_quorum = False
     majority = 1
     drift = DRIFT
 
-    def __init__(self, address: Address, memory: Memory) -> None:
+    def __init__(self, address: Address, memory: ServerHistory) -> None:
         self.address = address
         self.memory = memory
-        self.shown = address.shown
-        self.patience = address.patience
+        self.display_url = address.display_url
+        self.retry_for = address.retry_for
         self.primacy = Primacy(address)
-        self.sink: _wire.Sink
+        self.push_handler: _wire.PushHandler
         self.loop = asyncio.get_running_loop()
         self.now = _wire.now
-        self.signal = Signal
-        self.mutex = Unlocked()
+        self.event = AutoResetEvent
+        self.mutex = NullMutex()
         self._proofs = Proofs(self, self.memory, self._lossless)
-        self._wire: Wire | None = None
-        self._connecting: asyncio.Task[Wire] | None = None
+        self._connection: Connection | None = None
+        self._connecting: asyncio.Task[Connection] | None = None
         self._tasks: set[asyncio.Future[Any]] = set()
         self._wanted: dict[str, None] = {}  # channels
         self._listener: asyncio.Task[None] | None = None
         self._closed = False
-        self._waiting: list[Wire] = []  # idle connections on which grants wait for replicas
-        self.teach = False  # the next message goes with the text of its script, for the server did not know one
+        self._spares: list[Connection] = []  # idle connections on which grants wait for replicas
+        self.send_script_text = (
+            False  # the next message goes with the text of its script, for the server did not know one
+        )
 
     async def call(
         self,
@@ -311,20 +319,20 @@ class AsyncioPort:
         slot: int | None = None,
     ) -> Any:
         """See Port. `slot`, if this is a node of a cluster: what its epoch is depends on it."""
-        wire = self._wire
-        if wire is None or wire.broken is not None or self.address.fickle:
-            wire = await self._connected(until)
-        epoch = wire.epoch.text if slot is None else wire.epoch.of(slot)
-        future = wire.send(_wire.by_sha(script, keys, args, epoch))
+        wire = self._connection
+        if wire is None or wire.broken is not None or self.address.can_fail_over:
+            wire = await self._checkout(until)
+        epoch = wire.stamp.text if slot is None else wire.stamp.text_for(slot)
+        future = wire.send(_wire.evalsha(script, keys, args, epoch))
         reply = await (future if until == FOREVER else self._reply(wire, future, until))
         if type(reply) is _wire.ReplyError:
-            if _wire.unknown(reply):
-                reply = await self._reply(wire, wire.send(_wire.by_text(script, keys, args, epoch)), until)
-            self._leave_replica(wire, reply)
-            _wire.checked(reply)
+            if _wire.is_noscript(reply):
+                reply = await self._reply(wire, wire.send(_wire.eval_text(script, keys, args, epoch)), until)
+            self._drop_if_readonly(wire, reply)
+            _wire.raise_if_error(reply)
         return reply
 
-    async def assured(
+    async def call_with_acks(
         self,
         script: Script,
         keys: Sequence[str | bytes],
@@ -335,73 +343,73 @@ class AsyncioPort:
         slot: int | None = None,
     ) -> tuple[Any, int, Any]:
         """See Port. On connections of their own: what waits there would hold up all others."""
-        wire = await self._spare(until)
+        wire = await self._checkout_spare(until)
         try:
-            epoch = wire.epoch.text if slot is None else wire.epoch.of(slot)
-            reply = await self._reply(wire, wire.send(_wire.by_sha(script, keys, args, epoch)), until)
-            if _wire.unknown(reply):
-                reply = await self._reply(wire, wire.send(_wire.by_text(script, keys, args, epoch)), until)
+            epoch = wire.stamp.text if slot is None else wire.stamp.text_for(slot)
+            reply = await self._reply(wire, wire.send(_wire.evalsha(script, keys, args, epoch)), until)
+            if _wire.is_noscript(reply):
+                reply = await self._reply(wire, wire.send(_wire.eval_text(script, keys, args, epoch)), until)
             known, got = 0, None
             if type(reply) is list and reply[0] == GRANTED:
-                known = self.memory.count(await self._reply(wire, wire.send(_wire.REPLICATION), until))
+                known = self.memory.count_replicas(await self._reply(wire, wire.send(_wire.REPLICATION), until))
                 got = await self._reply(wire, wire.send(_wire.pack(acks.command(known, patience))), until)
         except BaseException:
             wire.fail(Disconnected("given up", sent=True))  # what it waits for would hold up the next one
             raise
-        if self._closed or _wire.demoted(reply):
+        if self._closed or _wire.is_readonly(reply):
             wire.fail(Disconnected("closed", sent=False))
         else:
-            self._waiting.append(wire)
-        return _wire.checked(reply), known, _wire.checked(got)
+            self._spares.append(wire)
+        return _wire.raise_if_error(reply), known, _wire.raise_if_error(got)
 
-    async def asked(self, message: Message, until: float, slot: int) -> Any:
+    async def call_asking(self, message: Message, until: float, slot: int) -> Any:
         """A call about a slot that is on its way here, after a redirection by ASK."""
-        wire = await self._connected(until)
+        wire = await self._checkout(until)
         reply: Any = None
-        for packed in (_wire.by_sha, _wire.by_text):
+        for packed in (_wire.evalsha, _wire.eval_text):
             asking = wire.send(_wire.ASKING)  # nothing comes between this and the next
-            reply = await self._reply(wire, wire.send(packed(*message, wire.epoch.of(slot))), until)
+            reply = await self._reply(wire, wire.send(packed(*message, wire.stamp.text_for(slot))), until)
             if type(await asking) is _wire.ReplyError:  # without that right it only sends us back
                 reply = asking.result()
-            if not _wire.unknown(reply):
+            if not _wire.is_noscript(reply):
                 break
-        return _wire.checked(reply)
+        return _wire.raise_if_error(reply)
 
     async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
         """See Port."""
-        return await self.finish(await self.begin(messages, until))
+        return await self.read_batch(await self.send_batch(messages, until))
 
-    async def begin(self, messages: Sequence[Message], until: float, slots: Sequence[int] = ()) -> Sent:
+    async def send_batch(self, messages: Sequence[Message], until: float, slots: Sequence[int] = ()) -> SentBatch:
         """The first half of `calls`: send, and wait for nothing."""
-        sent, wire = Sent(messages, until), self._wire
+        sent, wire = SentBatch(messages, until), self._connection
         try:
-            if wire is None or wire.broken is not None or self.address.fickle:
-                wire = await self._connected(until)
-            epochs = [wire.epoch.of(slot) for slot in slots] if slots else [wire.epoch.text] * len(messages)
-            said, self.teach = _wire.by_text if self.teach else _wire.by_sha, False
+            if wire is None or wire.broken is not None or self.address.can_fail_over:
+                wire = await self._checkout(until)
+            epochs = [wire.stamp.text_for(slot) for slot in slots] if slots else [wire.stamp.text] * len(messages)
+            said, self.send_script_text = _wire.eval_text if self.send_script_text else _wire.evalsha, False
             packed = b"".join([said(*each, epoch) for each, epoch in zip(messages, epochs, strict=True)])
-            wire.post(packed, sent, len(messages))
-            sent.wire, sent.epochs = wire, epochs
+            wire.send_for(packed, sent, len(messages))
+            sent.connection, sent.stamps = wire, epochs
         except Exception as error:  # noqa: BLE001 (one of many: see Port)
             sent.error = error
         return sent
 
-    async def finish(self, sent: Sent, *, late: bool = False) -> list[Any]:
+    async def read_batch(self, sent: SentBatch, *, late: bool = False) -> list[Any]:
         """The second half: the replies. If it is late by now, a script that was unknown is not sent after all."""
-        wire, replies = sent.wire, sent.replies
-        if not sent.over and wire is not None and not await self.answered([sent], 1, sent.until):
+        wire, replies = sent.connection, sent.replies
+        if not sent.is_complete and wire is not None and not await self.wait_any([sent], 1, sent.until):
             wire.give_up(sent)
         if sent.error is not None or wire is None:
             return [sent.error] * len(sent.messages)
         for i, reply in enumerate(replies):
             if type(reply) is _wire.ReplyError:
                 try:
-                    if not _wire.unknown(reply):
-                        self._leave_replica(wire, reply)
+                    if not _wire.is_noscript(reply):
+                        self._drop_if_readonly(wire, reply)
                     elif late:
-                        self.teach = True
+                        self.send_script_text = True
                     else:
-                        text = _wire.by_text(*sent.messages[i], sent.epochs[i])
+                        text = _wire.eval_text(*sent.messages[i], sent.stamps[i])
                         replies[i] = await self._reply(wire, wire.send(text), sent.until)
                 except Disconnected as error:
                     return [error] * len(replies)
@@ -409,26 +417,26 @@ class AsyncioPort:
                     replies[i] = ServerError(str(replies[i]))
         return replies
 
-    def drop(self, sent: Sent) -> None:
+    def discard_batch(self, sent: SentBatch) -> None:
         """Nobody will ask for these replies. They keep their places in the row."""
 
     @property
     def ready(self) -> bool:
         """Whether something can be sent without connecting first."""
-        return self._wire is not None and self._wire.broken is None
+        return self._connection is not None and self._connection.broken is None
 
-    async def greet(self, until: float) -> None:
+    async def ping(self, until: float) -> None:
         """Connect if need be, and see that it answers. Raises what keeps it from that."""
-        wire = await self._connected(until)
+        wire = await self._checkout(until)
         await self._reply(wire, wire.send(_wire.PING), until)
 
     @staticmethod
-    async def answered(sents: Sequence[Sent], number: int, until: float) -> list[int]:
+    async def wait_any(sents: Sequence[SentBatch], number: int, until: float) -> list[int]:
         """Which of these have their replies, as soon as so many have, or the time is over."""
-        waiting = [sent for sent in sents if not sent.over]
+        waiting = [sent for sent in sents if not sent.is_complete]
         missing, left = number - len(sents) + len(waiting), until - _wire.now()
         if missing > 0 and waiting and left > 0:
-            loop = waiting[0].wire.loop  # type: ignore[union-attr]  # it waits there
+            loop = waiting[0].connection.loop  # type: ignore[union-attr]  # it waits there
             enough = loop.create_future()
 
             def came() -> None:
@@ -446,38 +454,38 @@ class AsyncioPort:
                 timer.cancel()
                 for each in waiting:
                     each.then = None
-        return [i for i, sent in enumerate(sents) if sent.over]
+        return [i for i, sent in enumerate(sents) if sent.is_complete]
 
-    async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
+    async def prove_lossless(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
         """See Port."""
-        return await self._proofs.wanted(evidence, until)
+        return await self._proofs.prove_lossless(evidence, until)
 
-    def unsettled(self, key: str, slot: int = -1) -> str:  # noqa: ARG002 (see Port)
+    def old_primary_may_still_grant(self, key: str, slot: int = -1) -> str:  # noqa: ARG002 (see Port)
         """See Port."""
-        return self._proofs.unsettled(slot)
+        return self._proofs.old_primary(slot)
 
-    async def _lossless(self, evidence: str, epoch: Epoch, left: float) -> float | None:
-        return await self.aside(partial(lossless, self.address, evidence, epoch, left))
+    async def _lossless(self, evidence: str, epoch: IdentityStamp, left: float) -> float | None:
+        return await self.run_blocking(partial(least_lossless_ttl, self.address, evidence, epoch, left))
 
-    async def met(self, until: float) -> Epoch:
+    async def current_identity(self, until: float) -> IdentityStamp:
         """Under which epoch it is reached now. Raises Disconnected."""
-        return (await self._connected(until)).epoch
+        return (await self._checkout(until)).stamp
 
-    async def aside(self, work: Callable[[], T]) -> T:
+    async def run_blocking(self, work: Callable[[], T]) -> T:
         """Do what blocks."""
         return await asyncio.to_thread(work)
 
     @property
-    def heard(self) -> set[str]:
+    def subscribed(self) -> set[str]:
         """The channels that are heard now."""
-        return self._wire.ears if self._wire is not None else set()
+        return self._connection.subscribed if self._connection is not None else set()
 
     @staticmethod
-    def _leave_replica(wire: Wire, reply: Any) -> None:
-        if _wire.demoted(reply):
+    def _drop_if_readonly(wire: Connection, reply: Any) -> None:
+        if _wire.is_readonly(reply):
             wire.fail(Disconnected("it is a replica by now", sent=True))  # another connection may lead to the primary
 
-    async def _reply(self, wire: Wire, reply: asyncio.Future[Any], until: float) -> Any:
+    async def _reply(self, wire: Connection, reply: asyncio.Future[Any], until: float) -> Any:
         left = until - _wire.now()
         if left >= self.address.timeout or reply.done():  # the connection itself is given up before
             return await reply
@@ -489,58 +497,58 @@ class AsyncioPort:
 
     # The connection
 
-    async def _connected(self, until: float) -> Wire:
+    async def _checkout(self, until: float) -> Connection:
         asked = _wire.now()
         while True:
-            wire = self._wire
+            wire = self._connection
             if wire is None or wire.broken is not None:
                 if self._connecting is None or self._connecting.done():
                     self._connecting = self._task(self._connect(), "interlock-connect")
-                wire = await self._made(self._connecting, until)
-            if await self._trusted(wire, asked, until):
+                wire = await self._open_in_time(self._connecting, until)
+            if await self._is_trusted(wire, asked, until):
                 return wire
 
-    async def _spare(self, until: float) -> Wire:
+    async def _checkout_spare(self, until: float) -> Connection:
         """An idle connection, of one's own for a while. One that is made too late is for the next who asks."""
         asked = _wire.now()
         while True:
-            if not self._waiting:
-                await self._made(self._task(self._add(), "interlock-connect"), until)
+            if not self._spares:
+                await self._open_in_time(self._task(self._open_spare(), "interlock-connect"), until)
             with contextlib.suppress(IndexError):  # another task was faster
-                wire = self._waiting.pop()
+                wire = self._spares.pop()
                 try:
-                    if await self._trusted(wire, asked, until):
+                    if await self._is_trusted(wire, asked, until):
                         return wire
                 except BaseException:
-                    self._waiting.append(wire)
+                    self._spares.append(wire)
                     raise
 
-    async def _add(self) -> None:
-        self._waiting.append(await self._open())
+    async def _open_spare(self) -> None:
+        self._spares.append(await self._open())
 
-    async def _trusted(self, wire: Wire, asked: float, until: float) -> bool:
+    async def _is_trusted(self, wire: Connection, asked: float, until: float) -> bool:
         """Whether it leads to the primary to which it led, with what that had: by its answers, or the word of others.
 
         `asked`: when the caller's request was made. All callers wait for one look.
         """
-        while wire.broken is None and self.address.fickle and not wire.is_trusted(asked - DOUBT):
+        while wire.broken is None and self.address.can_fail_over and not wire.is_trusted(asked - TRUSTED_FOR):
             if wire.asking is None or wire.asking.done():
-                wire.asking = self._task(self._look(wire), "interlock-look")
-            await self._made(wire.asking, until)
+                wire.asking = self._task(self._ask_others(wire), "interlock-look")
+            await self._open_in_time(wire.asking, until)
         return wire.broken is None
 
-    async def _look(self, wire: Wire) -> None:
+    async def _ask_others(self, wire: Connection) -> None:
         asked = _wire.now()
-        same = await self.aside(partial(self.primacy.is_confirmed, wire.where, FOREVER))
+        same = await self.run_blocking(partial(self.primacy.is_confirmed, wire.host_port, FOREVER))
         if same and wire.broken is None:
-            same = _wire.same(await wire.send(_wire.REPLICATION), wire.epoch)
+            same = _wire.is_same_primary(await wire.send(_wire.REPLICATION), wire.stamp)
         if same:
             wire.trust(asked)
         else:
             wire.fail(Disconnected("it was not the primary all the time", sent=False))
 
     @staticmethod
-    async def _made(making: asyncio.Task[T], until: float) -> T:
+    async def _open_in_time(making: asyncio.Task[T], until: float) -> T:
         left = max(0.001, until - _wire.now()) if until != FOREVER else None
         done, _ = await asyncio.wait([making], timeout=left)
         if not done:
@@ -549,18 +557,18 @@ class AsyncioPort:
             raise Disconnected("it was closed while connecting", sent=False)
         return making.result()
 
-    async def _connect(self) -> Wire:
-        wire = self._wire = await self._open()
+    async def _connect(self) -> Connection:
+        wire = self._connection = await self._open()
         wire.wanted = self._wanted
         for channel in list(self._wanted):
             self._subscribe(wire, channel)
         return wire
 
-    async def _open(self) -> Wire:
+    async def _open(self) -> Connection:
         make: Any = self.address.async_connection
         connection: Any = None
         asked = _wire.now()
-        if self.address.clustered and not await self.aside(partial(self.primacy.is_confirmed, ("", 0), FOREVER)):
+        if self.address.clustered and not await self.run_blocking(partial(self.primacy.is_confirmed, ("", 0), FOREVER)):
             raise Disconnected(NOT_NAMED, sent=False)
         try:
             if self.address.kind == "embedded" or self.address.sentinels:  # to find where it is may block
@@ -574,70 +582,70 @@ class AsyncioPort:
         except Exception as error:  # noqa: BLE001 (also that of a user's credential provider)
             if connection is not None:
                 await connection.disconnect(nowait=True)
-            raise _wire.refused(error, self.address) from None
-        wire = Wire(self.loop, self.sink, self.address.timeout)
+            raise _wire.connection_error(error, self.address) from None
+        wire = Connection(self.loop, self.push_handler, self.address.timeout)
         writer: Any = connection._writer
         connection._writer = connection._reader = None  # redis-py's part ends here
-        wire.keeper, wire.transport = writer, writer.transport
+        wire.redis_writer, wire.transport = writer, writer.transport
         writer.transport.set_protocol(wire)
         try:
-            greeting = [wire.send(_wire.pack(command)) for command in _wire.greeting(self.address)]
-            wire.epoch = _wire.accepted([await reply for reply in greeting], self.address, self.memory)
-            wire.where = where
+            greeting = [wire.send(_wire.pack(command)) for command in _wire.handshake_commands(self.address)]
+            wire.stamp = _wire.complete_handshake([await reply for reply in greeting], self.address, self.memory)
+            wire.host_port = where
             wire.trust(asked)
         except BaseException:
             wire.fail(Disconnected("refused", sent=False))
             raise
         return wire
 
-    def ear(self, key: str) -> tuple[str, str]:  # noqa: ARG002 (see Port)
+    def subscription_of(self, key: str) -> tuple[str, str]:  # noqa: ARG002 (see Port)
         """See Port."""
-        channel = self.sink.channel
-        return "1" if self._wire is not None and channel in self._wire.ears else "0", channel
+        channel = self.push_handler.channel
+        return "1" if self._connection is not None and channel in self._connection.subscribed else "0", channel
 
-    def place(self, key: str) -> Place:  # noqa: ARG002 (see Port)
+    def route(self, key: str) -> Route:  # noqa: ARG002 (see Port)
         """See Port."""
-        return HERE
+        return ONLY_ROUTE
 
-    def _subscribe(self, wire: Wire, channel: str) -> None:
+    def _subscribe(self, wire: Connection, channel: str) -> None:
         def answered(reply: asyncio.Future[Any]) -> None:
             if not reply.exception():
                 try:
-                    _wire.heed(reply.result(), channel, self._wanted)
+                    _wire.check_subscribe_reply(reply.result(), channel, self._wanted)
                 except Disconnected as again:
                     wire.fail(again)
 
-        for packed in _wire.subscription(channel):
+        for packed in _wire.subscribe_commands(channel):
             wire.send(packed).add_done_callback(answered)
 
-    def listen(self, key: str) -> None:  # noqa: ARG002 (see Port)
+    def ensure_subscribed(self, key: str) -> None:  # noqa: ARG002 (see Port)
         """See Port."""
-        self.subscribe(self.sink.channel)
+        self.subscribe(self.push_handler.channel)
 
     def subscribe(self, channel: str) -> None:
         """Hear this channel, too, from now on."""
         if channel not in self._wanted:
             self._wanted[channel] = None
-            if self._wire is not None and self._wire.broken is None:
-                self._subscribe(self._wire, channel)
+            if self._connection is not None and self._connection.broken is None:
+                self._subscribe(self._connection, channel)
         if self._listener is None or self._listener.done():  # somebody may have cancelled it with all others
-            self._listener = self._task(self._stay(), "interlock-listener")
+            self._listener = self._task(self._stay_subscribed(), "interlock-listener")
 
-    def quiet(self) -> None:
+    def unsubscribe_all(self) -> None:
         """Hear nothing any more: it is no primary, and its identity as one is over."""
         self._wanted.clear()
-        if self._wire is not None:
-            self._wire.fail(Disconnected("it is no primary any more", sent=True))
+        if self._connection is not None:
+            self._connection.fail(Disconnected("it is no primary any more", sent=True))
 
-    async def _stay(self) -> None:
+    async def _stay_subscribed(self) -> None:
         """A lost connection is made again at once, so that no push is missed for long."""
         pause = 0.0
         while self._wanted and not self._closed:
             started = self.now()
             try:
-                wire = await self._connected(FOREVER)
-                await asyncio.shield(wire.gone)
-                pause = 0.0 if self.now() - started > STEADY else min(1.0, pause * 2 or 0.02)
+                wire = await self._checkout(FOREVER)
+                await asyncio.shield(wire.ended)
+                pause = 0.0 if self.now() - started > STEADY_AFTER else min(1.0, pause * 2 or 0.02)
             except Disconnected:
                 pause = min(1.0, pause * 2 or 0.02)
             except Exception as error:  # noqa: BLE001 (the next call tells the user)
@@ -647,7 +655,7 @@ class AsyncioPort:
 
     # Waiting and background work
 
-    async def wait(self, signal: Signal, until: float) -> bool:
+    async def wait(self, signal: AutoResetEvent, until: float) -> bool:
         """See Port."""
         return await signal.wait(self.loop, until - _wire.now() if until != FOREVER else FOREVER)
 
@@ -655,7 +663,7 @@ class AsyncioPort:
         """See Port."""
         self._task(work(), name).add_done_callback(lambda _: over())
 
-    def tell(self, callback: Callable[[Any], object], subject: Any) -> None:
+    def run_callback(self, callback: Callable[[Any], object], subject: Any) -> None:
         """See Port."""
 
         async def told() -> None:
@@ -690,18 +698,18 @@ class AsyncioPort:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        open_ = [*self._waiting, *([self._wire] if self._wire is not None else [])]
+        open_ = [*self._spares, *([self._connection] if self._connection is not None else [])]
         for wire in open_:
             wire.fail(Disconnected("closed", sent=False))
         if open_:
             await asyncio.sleep(0)  # the transport says goodbye in the next turn
 
-    def forget(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a child after fork: what was open belongs to the parent, who still polls these sockets.
 
         To close them in the ordinary way would take them out of the parent's poll, so they are only kept.
         """
-        _parents.append((self._wire, self._waiting, self._tasks, self.loop))
+        _parents.append((self._connection, self._spares, self._tasks, self.loop))
 
 
 _parents: list[object] = []

@@ -29,12 +29,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redis.exceptions import ResponseError
 
-from interlock._core import DRIFT, RETRY_FOR, Disconnected, Place, ServerError, passing
+from interlock._core import DRIFT, RETRY_FOR, Disconnected, Route, ServerError, is_transient
 from interlock.errors import ConfigError, LockError
 
 from . import _wire
-from ._memory import Move, Story, ask, fields, identity_of, lasting, least_ttl, onwards, read
-from ._primacy import DOUBT
+from ._memory import (
+    SlotHistory,
+    SlotMove,
+    ask_server,
+    identity_of,
+    least_ttl,
+    lossless_entry,
+    lossless_through,
+    parse_info,
+    read_server,
+)
+from ._primacy import TRUSTED_FOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,16 +54,18 @@ if TYPE_CHECKING:
     from interlock._core import Argument, Message, Script
     from interlock.connect import Address
 
-    from ._memory import Memories, Memory
+    from ._memory import Histories, ServerHistory
 
 SLOTS: Final = 16384
-HOPS: Final = 5  # redirections of one message
-RELOAD: Final = 0.25  # seconds between two maps
-PAUSE: Final = 0.1  # seconds from a meeting to the map that is read after it, beside the time until it may be read
-ROUNDS: Final = 40  # of meetings, while a primary does not answer
-LOOK: Final = 1.0  # seconds that one node may take to tell the map, or who it is
-MAP: Final = (("HELLO",), ("CLUSTER", "SLOTS"), ("CLUSTER", "INFO"))
-SHARDED: Final = 7  # the first version with sharded channels
+MAX_REDIRECTIONS: Final = 5  # redirections of one message
+MAP_INTERVAL: Final = 0.25  # seconds between two maps
+MEETING_PAUSE: Final = (
+    0.1  # seconds from a meeting to the map that is read after it, beside the time until it may be read
+)
+MEETING_ROUNDS: Final = 40  # of meetings, while a primary does not answer
+NODE_TIMEOUT: Final = 1.0  # seconds that one node may take to tell the map, or who it is
+MAP_COMMANDS: Final = (("HELLO",), ("CLUSTER", "SLOTS"), ("CLUSTER", "INFO"))
+SHARDED_SINCE: Final = 7  # the first version with sharded channels
 
 
 @lru_cache(maxsize=1 << 16)
@@ -78,71 +90,71 @@ def tag_of(slot: int) -> str:
     return _tags[slot]
 
 
-class Member:
+class Node:
     """A node, as one client knows it."""
 
-    __slots__ = ("address", "failed", "memory", "met", "named", "port")
+    __slots__ = ("address", "failed_at", "has_answered", "history", "named_at", "port")
 
-    def __init__(self, address: Address, memory: Memory, port: Any) -> None:
+    def __init__(self, address: Address, memory: ServerHistory, port: Any) -> None:
         self.address = address
-        self.memory = memory
+        self.history = memory
         self.port = port
-        self.failed = 0.0  # when, if it has not answered since
-        self.met = False  # since it was a primary last, and has answered
-        self.named = 0.0  # when another node was asked last that named it as a primary
+        self.failed_at = 0.0  # when, if it has not answered since
+        self.has_answered = False  # since it was a primary last, and has answered
+        self.named_at = 0.0  # when another node was asked last that named it as a primary
 
 
 class ClusterPort:
     """All nodes of a cluster, as one."""
 
-    several = False
+    is_quorum = False
     majority = 1
     drift = DRIFT
 
-    def __init__(self, cluster: Cluster, make: Callable[[Address, Memory], Any], memories: Memories) -> None:
+    def __init__(self, cluster: Cluster, make: Callable[[Address, ServerHistory], Any], memories: Histories) -> None:
         self.cluster = cluster
-        self.shown = cluster.shown
+        self.display_url = cluster.display_url
         self.make = make
         self.memories = memories
-        home = self._home = make(cluster.seeds[0], memories.of(cluster.seeds[0]))
-        self.now, self.signal, self.wait = home.now, home.signal, home.wait
-        self.spawn, self.tell = home.spawn, home.tell
-        self._sink: _wire.Sink | None = None
-        self._members: dict[str, Member] = {}
-        self._map: list[Member | None] = [None] * SLOTS
+        home = self.runtime = make(cluster.seeds[0], memories.of(cluster.seeds[0]))
+        self.now, self.event, self.wait = home.now, home.event, home.wait
+        self.spawn, self.run_callback = home.spawn, home.run_callback
+        self._push_handler: _wire.PushHandler | None = None
+        self._nodes: dict[str, Node] = {}
+        self._map: list[Node | None] = [None] * SLOTS
         self._replicas: list[Address] = []
         self._moves = memories.moves
         self._loaded = False
         self._sharded = True
         self._closed = False
-        self._begin()
+        self._start()
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         self._next = 0.0  # before then no new map is asked for
         self._loading: list[Any] | None = None  # the signals of those who wait for the map
-        self._witnessing = False
+        self._learning = False
         self._channels: dict[int, str] = {}
-        self._importing: dict[int, Member] = {}  # slots that are on their way, and where to
+        self._importing: dict[int, Node] = {}  # slots that are on their way, and where to
 
     @property
     def mutex(self) -> Any:
         """See Port."""
-        return self._home.mutex
+        return self.runtime.mutex
 
     @property
-    def patience(self) -> float:
+    def retry_for(self) -> float:
         """See Port: who has seen the cluster believes that it comes back."""
-        return self.cluster.seeds[0].patience if self.memories.served else RETRY_FOR
+        return self.cluster.seeds[0].retry_for if self.memories.served else RETRY_FOR
 
     @property
-    def sink(self) -> _wire.Sink:
+    def push_handler(self) -> _wire.PushHandler:
         """Whom the nodes tell what they hear."""
-        assert self._sink is not None
-        return self._sink
+        assert self._push_handler is not None
+        return self._push_handler
 
-    @sink.setter
-    def sink(self, sink: _wire.Sink) -> None:
-        self._sink = self._home.sink = sink
+    @push_handler.setter
+    def push_handler(self, sink: _wire.PushHandler) -> None:
+        self._push_handler = self.runtime.sink = sink
 
     # Asking
 
@@ -150,19 +162,19 @@ class ClusterPort:
         """See Port."""
         slot = slot_of(keys[0])
         member = self._map[slot]
-        if member is None or member.failed or slot in self._moves:
-            member = await self._serving(slot, until)
+        if member is None or member.failed_at or slot in self._moves:
+            member = await self._node_of(slot, until)
         try:
             reply = await member.port.call(script, keys, args, until, slot)
-            member.failed = 0.0
+            member.failed_at = 0.0
             return reply  # noqa: TRY300 (the shortest way is for the usual case)
         except Disconnected as error:
-            self._lost(member, error)
+            self._note_loss(member, error)
             raise
         except ServerError as error:
-            return await self._followed(str(error), (script, keys, args), slot, member, until)
+            return await self._follow(str(error), (script, keys, args), slot, member, until)
 
-    async def assured(
+    async def call_with_acks(
         self,
         script: Script,
         keys: Sequence[str | bytes],
@@ -173,25 +185,27 @@ class ClusterPort:
     ) -> tuple[Any, int, Any]:
         """See Port. A slot that is on its way must arrive first."""
         slot, text = slot_of(keys[0]), ""
-        for _ in range(HOPS):
-            member = await self._serving(slot, until)
+        for _ in range(MAX_REDIRECTIONS):
+            member = await self._node_of(slot, until)
             try:
-                reply: tuple[Any, int, Any] = await member.port.assured(script, keys, args, until, acks, patience, slot)
+                reply: tuple[Any, int, Any] = await member.port.call_with_acks(
+                    script, keys, args, until, acks, patience, slot
+                )
             except Disconnected as error:
-                self._lost(member, error)
+                self._note_loss(member, error)
                 raise
             except ServerError as error:
                 text = str(error)
             else:
-                member.failed = 0.0
+                member.failed_at = 0.0
                 return reply
             if text.startswith("ASK "):
                 break
             if not text.startswith("MOVED "):
-                if passing(text):
-                    self._failed(member, text)
+                if is_transient(text):
+                    self._note_failure(member, text)
                 raise ServerError(text)
-            await self._mover(text, slot, member, until)
+            await self._on_moved(text, slot, member, until)
         raise ServerError(f"TRYAGAIN [{text}]")
 
     async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
@@ -199,11 +213,11 @@ class ClusterPort:
         replies: list[Any] = [None] * len(messages)
         slots = [slot_of(keys[0]) for _, keys, _ in messages]
         groups, single = self._grouped(range(len(messages)), slots)
-        lost = [i for member in [*groups] if member.failed for i in groups.pop(member)]
+        lost = [i for member in [*groups] if member.failed_at for i in groups.pop(member)]
         single += await self._sent(groups, messages, slots, replies, until)
         if lost:  # after all others: who serves these by now
             with contextlib.suppress(Disconnected, LockError):
-                await self._load(until)
+                await self._load_map(until)
             groups, more = self._grouped(lost, slots)
             single += more + await self._sent(groups, messages, slots, replies, until)
         for i in single:
@@ -213,9 +227,9 @@ class ClusterPort:
                 replies[i] = error
         return replies
 
-    def _grouped(self, which: Iterable[int], slots: Sequence[int]) -> tuple[dict[Member, list[int]], list[int]]:
+    def _grouped(self, which: Iterable[int], slots: Sequence[int]) -> tuple[dict[Node, list[int]], list[int]]:
         """By the node that serves them; and those about which more is to be known first."""
-        groups: dict[Member, list[int]] = {}
+        groups: dict[Node, list[int]] = {}
         single: list[int] = []
         for i in which:
             member = self._map[slots[i]]
@@ -227,69 +241,69 @@ class ClusterPort:
 
     async def _sent(
         self,
-        groups: dict[Member, list[int]],
+        groups: dict[Node, list[int]],
         messages: Sequence[Message],
         slots: Sequence[int],
         replies: list[Any],
         until: float,
     ) -> list[int]:
         """Send to each node what is its own, and take the replies. Returns those that are to be sent elsewhere."""
-        sent: list[tuple[Member, list[int], Any]] = []
+        sent: list[tuple[Node, list[int], Any]] = []
         elsewhere: list[int] = []
-        order = sorted(groups, key=lambda member: (not member.port.ready, member.failed))
+        order = sorted(groups, key=lambda member: (not member.port.ready, member.failed_at))
         for left, member in zip(range(len(order), 0, -1), order, strict=True):
             limit = until if member.port.ready else self.now() + (until - self.now()) / left
             mine = groups[member]
-            begun = await member.port.begin([messages[i] for i in mine], limit, [slots[i] for i in mine])
+            begun = await member.port.send_batch([messages[i] for i in mine], limit, [slots[i] for i in mine])
             sent.append((member, mine, begun))
         for member, mine, begun in sent:
-            for i, reply in zip(mine, await member.port.finish(begun), strict=True):
+            for i, reply in zip(mine, await member.port.read_batch(begun), strict=True):
                 replies[i] = reply
                 if isinstance(reply, Disconnected):
-                    self._lost(member, reply)
+                    self._note_loss(member, reply)
                 elif isinstance(reply, ServerError):
                     if str(reply).startswith(("MOVED", "ASK")):
                         elsewhere.append(i)
-                    elif passing(str(reply)):
-                        self._failed(member, str(reply))
+                    elif is_transient(str(reply)):
+                        self._note_failure(member, str(reply))
                 else:
-                    member.failed = 0.0
+                    member.failed_at = 0.0
         return elsewhere
 
-    async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:
+    async def prove_lossless(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:
         """See Port."""
         with contextlib.suppress(Disconnected, ServerError, LockError):  # then nothing is proven
-            member = await self._serving(slot_of(keys[0]), until)
-            return bool(await member.port.proven(keys, evidence, until))
+            member = await self._node_of(slot_of(keys[0]), until)
+            return bool(await member.port.prove_lossless(keys, evidence, until))
         return False
 
-    def unsettled(self, key: str) -> str:
+    def old_primary_may_still_grant(self, key: str) -> str:
         """See Port."""
         slot = slot_of(key)
         member = self._map[slot]
-        return member.port.unsettled(key, slot) if member else ""
+        return member.port.old_primary_may_still_grant(key, slot) if member else ""
 
-    def place(self, key: str) -> Place:
+    def route(self, key: str) -> Route:
         """See Port."""
         slot = slot_of(key)
         member = self._map[slot]
-        return Place(member and member.address.shown, slot)
+        return Route(member and member.address.display_url, slot)
 
-    async def _followed(self, text: str, message: Message, slot: int, member: Member, until: float) -> Any:
+    async def _follow(self, text: str, message: Message, slot: int, member: Node, until: float) -> Any:
         """The reply of the node to which a refusal sends us. Raises the refusal if it sends us nowhere."""
-        for _ in range(HOPS):
+        for _ in range(MAX_REDIRECTIONS):
             asking = text.startswith("ASK ")
             if not asking and not text.startswith("MOVED "):
-                if passing(text):
-                    self._failed(member, text)
+                if is_transient(text):
+                    self._note_failure(member, text)
                 break
-            member = await (self._importer if asking else self._mover)(text, slot, member, until)
+            member = await (self._on_ask if asking else self._on_moved)(text, slot, member, until)
             try:
                 if asking:
-                    return await member.port.asked(message, until, slot)
+                    return await member.port.call_asking(message, until, slot)
                 return await member.port.call(*message, until, slot)
             except Disconnected as error:
-                self._lost(member, error)
+                self._note_loss(member, error)
                 raise
             except ServerError as error:
                 text = str(error)
@@ -297,71 +311,71 @@ class ClusterPort:
             text = f"TRYAGAIN one node sends us to the next [{text}]"
         raise ServerError(text)
 
-    async def _mover(self, text: str, slot: int, member: Member, until: float) -> Member:
+    async def _on_moved(self, text: str, slot: int, member: Node, until: float) -> Node:
         """The node that has this slot now."""
-        here = self._named(text, member)
+        here = self._redirected_to(text, member)
         if self.now() >= self._next:
-            await self._load(until, here)
+            await self._load_map(until, here)
         with self.mutex:
             old = self.memories.served[slot]
-            if old is not None and old is not here.memory:
-                self._moved(slot, Move(old, here.memory, self.now()))
-            self.memories.served[slot], self._map[slot] = here.memory, here
+            if old is not None and old is not here.history:
+                self._moved(slot, SlotMove(old, here.history, self.now()))
+            self.memories.served[slot], self._map[slot] = here.history, here
         if slot in self._moves:
-            await self._settle(slot, until)
+            await self._process_moves(slot, until)
         return here
 
-    async def _importer(self, text: str, slot: int, member: Member, until: float) -> Member:
+    async def _on_ask(self, text: str, slot: int, member: Node, until: float) -> Node:
         """The node to which this slot is on its way."""
-        here = self._named(text, member)
+        here = self._redirected_to(text, member)
         if self._importing.get(slot) is not here:
-            await self._come(slot, here, [Move(member.memory, here.memory, self.now())], until)
+            await self._learn_slot_history(slot, here, [SlotMove(member.history, here.history, self.now())], until)
             self._importing[slot] = here
         return here
 
-    def _named(self, text: str, by: Member) -> Member:
+    def _redirected_to(self, text: str, by: Node) -> Node:
         """The node that a redirection names: MOVED 3999 127.0.0.1:6381."""
         host, _, port = text.split(" ")[2].rpartition(":")
         member = self._node(_address(by.address, host, int(port)))
-        member.named = self.now()
+        member.named_at = self.now()
         return member
 
-    def _node(self, address: Address) -> Member:
+    def _node(self, address: Address) -> Node:
         with self.mutex:
-            member = self._members.get(address.shown)
+            member = self._nodes.get(address.display_url)
             if member is None:
                 if self._closed:  # nobody would close its connections
                     raise Disconnected("it is closed", sent=False)
                 memory = self.memories.of(address)
-                member = self._members[address.shown] = Member(address, memory, self.make(address, memory))
+                member = self._nodes[address.display_url] = Node(address, memory, self.make(address, memory))
                 member.port.primacy.other_nodes = partial(self._is_named, member)
-                if self._sink is not None:
-                    member.port.sink = self._sink
+                if self._push_handler is not None:
+                    member.port.push_handler = self._push_handler
         return member
 
-    def _lost(self, member: Member, error: Disconnected) -> None:
+    def _note_loss(self, member: Node, error: Disconnected) -> None:
         if not error.stale:
-            member.failed, member.met = self.now(), False
+            member.failed_at, member.has_answered = self.now(), False
 
-    def _failed(self, member: Member, text: str) -> None:
+    def _note_failure(self, member: Node, text: str) -> None:
         if not text.startswith("TRYAGAIN"):  # the slot is between two nodes: that passes
-            member.failed = self.now()
+            member.failed_at = self.now()
 
     # The map
 
-    async def _serving(self, slot: int, until: float) -> Member:
+    async def _node_of(self, slot: int, until: float) -> Node:
         """The node that serves this slot. Raises Disconnected if no node answers, ServerError if none serves it."""
         member = self._map[slot]
-        if member is None or member.failed:
-            await self._load(until)
+        if member is None or member.failed_at:
+            await self._load_map(until)
             member = self._map[slot]
             if member is None:
                 raise ServerError(f"CLUSTERDOWN no node serves slot {slot}")
         if slot in self._moves:
-            await self._settle(slot, until)
+            await self._process_moves(slot, until)
         return member
 
-    async def _load(self, until: float, told: Member | None = None) -> None:
+    async def _load_map(self, until: float, told: Node | None = None) -> None:
         """A new map, unless there was one just now. One asks, and all who come meanwhile wait for it."""
         with self.mutex:
             if self._loaded and self._loading is None and self.now() < self._next:
@@ -370,52 +384,54 @@ class ClusterPort:
             if self._loading is None:
                 self._loading = []
             else:
-                self._loading.append(mine := self.signal())
+                self._loading.append(mine := self.event())
         if mine is not None:
             await self.wait(mine, until)
             if not self._loaded:
                 raise Disconnected("no map of the cluster yet", sent=False)
             return
         try:
-            met = {member: member.memory.latest.identity for member in list(self._members.values())}
-            seed, slots, asked = await self._look(until, told)
-            self._apply(seed, slots, met, asked)
+            met = {member: member.history.latest.identity for member in list(self._nodes.values())}
+            seed, slots, asked = await self._read_map(until, told)
+            self._apply_map(seed, slots, met, asked)
         except Disconnected:
             if not self._loaded:
                 raise
         finally:
             with self.mutex:
-                self._next = self.now() + RELOAD
+                self._next = self.now() + MAP_INTERVAL
                 waiting, self._loading = self._loading or (), None
             for signal in waiting:
                 signal.set()
 
-    async def _look(self, until: float, told: Member | None) -> tuple[Address, list[Any], float]:
+    async def _read_map(self, until: float, told: Node | None) -> tuple[Address, list[Any], float]:
         """What the first node says that is of one mind with the others, and when it was asked; else what any, and 0."""
-        members = sorted((member for member in {*self._map} if member), key=lambda member: member.failed)
+        members = sorted((member for member in {*self._map} if member), key=lambda member: member.failed_at)
         nodes = [told, *members] if told else members
-        addresses = {each.shown: each for each in (*(node.address for node in nodes), *self.cluster.seeds)}
-        addresses |= {memory.address.shown: memory.address for memory in {*self.memories.served} if memory}
+        addresses = {each.display_url: each for each in (*(node.address for node in nodes), *self.cluster.seeds)}
+        addresses |= {memory.address.display_url: memory.address for memory in {*self.memories.served} if memory}
         second: tuple[Address, list[Any], float] | None = None
         errors: list[Exception] = []
         for address in addresses.values():
             asked = self.now()
-            within = min(LOOK, until - asked)
+            within = min(NODE_TIMEOUT, until - asked)
             if within <= 0:
                 break
             try:
-                hello, slots, info = await self._home.aside(partial(ask, address, within, *MAP))
+                hello, slots, info = await self.runtime.run_blocking(
+                    partial(ask_server, address, within, *MAP_COMMANDS)
+                )
                 if isinstance(hello, ResponseError):
                     raise hello
             except Exception as error:  # noqa: BLE001 (told below, if nobody else answers)
-                errors.append(_wire.refused(error, address))
-                if member := self._members.get(address.shown):  # the next one to look asks others first
-                    member.failed = self.now()
+                errors.append(_wire.connection_error(error, address))
+                if member := self._nodes.get(address.display_url):  # the next one to look asks others first
+                    member.failed_at = self.now()
                 continue
             if refusals := [str(reply) for reply in (slots, info) if isinstance(reply, ResponseError)]:
-                errors.append(_unmapped(refusals[0], address))
+                errors.append(_map_error(refusals[0], address))
                 continue
-            self._sharded = _version(hello) >= SHARDED
+            self._sharded = _version(hello) >= SHARDED_SINCE
             if _is_well(info):
                 return address, slots, asked
             second = second or (address, slots, 0.0)  # such a node vouches for nobody
@@ -425,18 +441,18 @@ class ClusterPort:
         silent = Disconnected("no time", sent=False, timed_out=True)
         raise (*told_plainly, *errors, silent)[0]
 
-    def _apply(self, seed: Address, slots: list[Any], met: Mapping[Member, str], asked: float) -> None:
+    def _apply_map(self, seed: Address, slots: list[Any], met: Mapping[Node, str], asked: float) -> None:
         """This map was asked for then, when the nodes had been met under these identities: see Move.known."""
-        fresh: list[Member | None] = [None] * SLOTS
+        fresh: list[Node | None] = [None] * SLOTS
         replicas: list[Address] = []
         for first, last, primary, *others in slots:
-            here = self._node(_told_address(seed, primary))
+            here = self._node(_address_in_map(seed, primary))
             fresh[first : last + 1] = [here] * (last - first + 1)
-            replicas += [_told_address(seed, each) for each in others]
-            if here.address.shown != seed.shown:
-                here.named = max(here.named, asked)
+            replicas += [_address_in_map(seed, each) for each in others]
+            if here.address.display_url != seed.display_url:
+                here.named_at = max(here.named_at, asked)
         self._replicas = replicas
-        moves: dict[tuple[Memory, Memory], Move] = {}
+        moves: dict[tuple[ServerHistory, ServerHistory], SlotMove] = {}
         with self.mutex:
             served = self.memories.served or [None] * SLOTS
             for slot, old in enumerate(served):
@@ -444,142 +460,152 @@ class ClusterPort:
                 if member is None:
                     fresh[slot] = self._map[slot]  # it will say itself what became of it
                     continue
-                new = served[slot] = member.memory
+                new = served[slot] = member.history
                 if old is not None and old is not new:
-                    move = moves.get((old, new)) or moves.setdefault((old, new), Move(old, new, self.now()))
+                    move = moves.get((old, new)) or moves.setdefault((old, new), SlotMove(old, new, self.now()))
                     self._moved(slot, move)
             self.memories.served, self._map, self._loaded = served, fresh, True
             primaries = {*fresh}
-            for member in list(self._members.values()):
-                member.memory.known = met.get(member, "")
+            for member in list(self._nodes.values()):
+                member.history.known = met.get(member, "")
                 if member not in primaries:
-                    member.port.quiet()
-                    member.met = False  # if it serves again, then under another identity
-        wanted = self._sink is not None and self.memories.wait is not None and not (self._witnessing or self._closed)
-        if wanted and self._unmet():
-            self._witnessing = True
+                    member.port.unsubscribe_all()
+                    member.has_answered = False  # if it serves again, then under another identity
+        wanted = (
+            self._push_handler is not None
+            and self.memories.quarantine_seconds is not None
+            and not (self._learning or self._closed)
+        )
+        if wanted and self._unidentified():
+            self._learning = True
             try:
-                self.spawn(self._witness, "interlock-witness", self._witnessed)
+                self.spawn(self._learn_identities, "interlock-witness", self._identities_learned)
             except BaseException:
-                self._witnessing = False
+                self._learning = False
                 raise
 
-    def _is_named(self, member: Member, within: float) -> bool:
+    def _is_named(self, member: Node, within: float) -> bool:
         """Whether another node names it as a primary. Blocks. Raises Disconnected if none can tell.
 
         A node that the map lacks is asked only because another one sends us there.
         """
         began = self.now()
         primaries = {each for each in self._map if each is not None}
-        if began - member.named <= DOUBT or member not in primaries:
+        if began - member.named_at <= TRUSTED_FOR or member not in primaries:
             return True
-        others = {each.address.shown: each for each in sorted(primaries - {member}, key=lambda each: each.failed)}
-        addresses = {each.shown: each for each in (*(each.address for each in others.values()), *self._replicas)}
-        addresses.pop(member.address.shown, None)
+        others = {
+            each.address.display_url: each for each in sorted(primaries - {member}, key=lambda each: each.failed_at)
+        }
+        addresses = {each.display_url: each for each in (*(each.address for each in others.values()), *self._replicas)}
+        addresses.pop(member.address.display_url, None)
         for left, address in zip(range(len(addresses), 0, -1), addresses.values(), strict=True):
             asked = self.now()
-            share = min(LOOK, max(0.001, began + within - asked) / left)
+            share = min(NODE_TIMEOUT, max(0.001, began + within - asked) / left)
             try:
-                _, slots, info = ask(address, share, *MAP)
+                _, slots, info = ask_server(address, share, *MAP_COMMANDS)
             except Exception:  # noqa: BLE001 (the next one may tell)
-                if address.shown in others:
-                    others[address.shown].failed = asked
+                if address.display_url in others:
+                    others[address.display_url].failed_at = asked
                 continue
             if not isinstance(slots, ResponseError) and _is_well(info):
-                named = {_told_address(address, primary).shown for _, _, primary, *_ in slots}
-                for each in primaries - {others.get(address.shown)}:
-                    if each.address.shown in named:
-                        each.named = asked
-                return member.address.shown in named
+                named = {_address_in_map(address, primary).display_url for _, _, primary, *_ in slots}
+                for each in primaries - {others.get(address.display_url)}:
+                    if each.address.display_url in named:
+                        each.named_at = asked
+                return member.address.display_url in named
         if not others:
             return True  # nobody can have voted for another one
         raise Disconnected("no other node that is well says who the primary is", sent=False)
 
     # Quarantine
 
-    def _unmet(self) -> list[Member]:
+    def _unidentified(self) -> list[Node]:
         """The primaries that answer, and may be under another identity by now than when the map was read last."""
-        primaries = [member for member in {*self._map} if member is not None and not member.failed]
-        return [each for each in primaries if not each.met or each.memory.known != each.memory.latest.identity]
+        primaries = [member for member in {*self._map} if member is not None and not member.failed_at]
+        return [
+            each for each in primaries if not each.has_answered or each.history.known != each.history.latest.identity
+        ]
 
-    async def _witness(self) -> None:
+    async def _learn_identities(self) -> None:
         """Meet all primaries, and read the map after that: see Move.known."""
-        for number in range(ROUNDS):
-            for member in self._unmet():
-                if not member.met:
+        for number in range(MEETING_ROUNDS):
+            for member in self._unidentified():
+                if not member.has_answered:
                     with contextlib.suppress(Disconnected, LockError):
-                        await member.port.met(self.now() + LOOK)
-                        member.met = True
-            await self.wait(self.signal(), max(self.now(), self._next) + min(LOOK, PAUSE * (1 + number)))
-            unmet = self._unmet()
+                        await member.port.current_identity(self.now() + NODE_TIMEOUT)
+                        member.has_answered = True
+            await self.wait(self.event(), max(self.now(), self._next) + min(NODE_TIMEOUT, MEETING_PAUSE * (1 + number)))
+            unmet = self._unidentified()
             if self._closed or not unmet:
                 return
-            if any(member.met for member in unmet):
+            if any(member.has_answered for member in unmet):
                 with contextlib.suppress(Disconnected, LockError):
-                    await self._load(self.now() + LOOK)
+                    await self._load_map(self.now() + NODE_TIMEOUT)
 
-    def _witnessed(self) -> None:
-        self._witnessing = False
+    def _identities_learned(self) -> None:
+        self._learning = False
 
-    def _moved(self, slot: int, move: Move) -> None:
+    def _moved(self, slot: int, move: SlotMove) -> None:
         self._importing.pop(slot, None)
-        if move.before.identity and self.memories.wait is not None:
+        if move.before.identity and self.memories.quarantine_seconds is not None:
             self._moves.setdefault(slot, []).append(move)
 
-    async def _settle(self, slot: int, until: float) -> None:
+    async def _process_moves(self, slot: int, until: float) -> None:
         """Before the first message about a slot that has moved: how it came there."""
         while moves := self._moves.get(slot):
             number = len(moves)
-            await self._come(slot, self._node(moves[-1].here.address), list(moves), until)
+            await self._learn_slot_history(slot, self._node(moves[-1].here.address), list(moves), until)
             with self.mutex:
                 if len(moves) == number:
                     self._moves.pop(slot, None)
 
-    async def _come(self, slot: int, here: Member, moves: list[Move], until: float) -> None:
+    async def _learn_slot_history(self, slot: int, here: Node, moves: list[SlotMove], until: float) -> None:
         try:
-            epoch = await here.port.met(until)
+            epoch = await here.port.current_identity(until)
         except Disconnected as error:
-            self._lost(here, error)
+            self._note_loss(here, error)
             raise
-        story: Story | None = None
+        story: SlotHistory | None = None
         for move in moves:
-            story = await self._told(move, slot, story, until)
-        if story is not None and epoch.facts is not None and epoch.wait is not None:
-            epoch.tell(slot, story)
+            story = await self._history_after(move, slot, story, until)
+        if story is not None and epoch.facts is not None and epoch.quarantine_seconds is not None:
+            epoch.set_slot_history(slot, story)
 
-    async def _told(self, move: Move, slot: int, story: Story | None, until: float) -> Story | None:
+    async def _history_after(
+        self, move: SlotMove, slot: int, story: SlotHistory | None, until: float
+    ) -> SlotHistory | None:
         under, here = move.before.identity, move.here.latest
         if not under:
             return None
         if (least := move.least) is None:
-            within = min(LOOK, max(0.05, until - self.now()))
-            least = move.least = await self._home.aside(partial(_kept, move, within, under))
-        before = story or move.before.story(slot)
+            within = min(NODE_TIMEOUT, max(0.05, until - self.now()))
+            least = move.least = await self.runtime.run_blocking(partial(_least_kept_ttl, move, within, under))
+        before = story or move.before.slot_history(slot)
         if least < math.inf and move.known and move.known == here.identity:
-            fine = (lasting(under, least), *onwards(before.fine, least))
-            return Story(before.former, before.at, fine, before.behind)
-        before = before._replace(behind=None)
+            fine = (lossless_entry(under, least), *lossless_through(before.lossless_from, least))
+            return SlotHistory(before.previous, before.since, fine, before.earlier)
+        before = before._replace(earlier=None)
         if least == 0 and here.facts is not None and not here.facts.promoted:  # new: nothing is older than itself
-            return Story(under, here.met - (here.facts.now_ms - here.since) / 1000, (), before)
-        return Story(under, move.at, (), before)
+            return SlotHistory(under, here.met_at - (here.facts.now_ms - here.since) / 1000, (), before)
+        return SlotHistory(under, move.at, (), before)
 
     # Pushes
 
     def _channel(self, slot: int) -> str:
         if not self._sharded:
-            return self.sink.channel
+            return self.push_handler.channel
         channel = self._channels.get(slot)
         if channel is None:
-            channel = self._channels[slot] = f"{self.sink.channel}{{{tag_of(slot)}}}"
+            channel = self._channels[slot] = f"{self.push_handler.channel}{{{tag_of(slot)}}}"
         return channel
 
-    def ear(self, key: str) -> tuple[str, str]:
+    def subscription_of(self, key: str) -> tuple[str, str]:
         """See Port."""
         slot = slot_of(key)
         channel, member = self._channel(slot), self._map[slot]
-        return "1" if member is not None and channel in member.port.heard else "0", channel
+        return "1" if member is not None and channel in member.port.subscribed else "0", channel
 
-    def listen(self, key: str) -> None:
+    def ensure_subscribed(self, key: str) -> None:
         """See Port."""
         slot = slot_of(key)
         member = self._map[slot]
@@ -592,16 +618,16 @@ class ClusterPort:
         """End the connections and what runs in the background. To be awaited where the nodes' own is."""
         with self.mutex:
             self._closed = True
-            ports = [self._home, *(member.port for member in self._members.values())]
+            ports = [self.runtime, *(member.port for member in self._nodes.values())]
         ends = [port.close() for port in ports]
         return _all(ends) if ends[0] is not None else None
 
-    def forget(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a child after fork: what was open belongs to the parent."""
-        self._home.forget()
-        for member in self._members.values():
-            member.port.forget()
-        self._begin()
+        self.runtime.forget()
+        for member in self._nodes.values():
+            member.port.reset_after_fork()
+        self._start()
 
 
 async def _all(ends: list[Any]) -> None:
@@ -615,18 +641,20 @@ def _version(hello: Any) -> int:
     return int(said.get(b"version", b"0").split(b".")[0])
 
 
-def _unmapped(text: str, address: Address) -> Exception:
+def _map_error(text: str, address: Address) -> Exception:
     """Why a node tells no map."""
     if "unknown command" in text:
         return ConfigError(
-            f"{address.shown} is no node of a cluster: it has no command CLUSTER. Is it a sentinel? They stand in "
-            "redis+sentinel://h1:26379,h2:26379/0?service=mymaster"
+            f"{address.display_url} is no node of a cluster: it has no command CLUSTER. Is it a sentinel? They stand "
+            "in redis+sentinel://h1:26379,h2:26379/0?service=mymaster"
         )
     if "cluster support disabled" in text:
-        return ConfigError(f"{address.shown} is no node of a cluster. Use a URL redis://, or a client of one server")
-    if passing(text):
+        return ConfigError(
+            f"{address.display_url} is no node of a cluster. Use a URL redis://, or a client of one server"
+        )
+    if is_transient(text):
         return Disconnected(text, sent=False)
-    return ConfigError(f"{address.shown} tells no slots [{text}]. Give this user the rights in docs/acl.md")
+    return ConfigError(f"{address.display_url} tells no slots [{text}]. Give this user the rights in docs/acl.md")
 
 
 def _address(by: Address, host: str, port: int) -> Address:
@@ -634,7 +662,7 @@ def _address(by: Address, host: str, port: int) -> Address:
     return replace(by.at(host if host not in ("", "?") else by.parameters["host"], port), clustered=True)
 
 
-def _told_address(by: Address, told: Sequence[Any]) -> Address:
+def _address_in_map(by: Address, told: Sequence[Any]) -> Address:
     """Where a node is, by its entry in a map."""
     host, port, *_ = told
     return _address(by, (host or b"").decode(), port)
@@ -642,12 +670,12 @@ def _told_address(by: Address, told: Sequence[Any]) -> Address:
 
 def _is_well(info: Any) -> bool:
     """Whether a node is of one mind with the others, by its CLUSTER INFO."""
-    return "ok" in fields(info).get("cluster_state", "ok")
+    return "ok" in parse_info(info).get("cluster_state", "ok")
 
 
-def _kept(move: Move, within: float, identity: str) -> float:
+def _least_kept_ttl(move: SlotMove, within: float, identity: str) -> float:
     """See Move.least. What has moved may carry the time at which a lease ends, by the clock of the other. Blocks."""
-    left, here = read(move.left.address, within), read(move.here.address, within)
+    left, here = read_server(move.left.address, within), read_server(move.here.address, within)
     if left is None or here is None or left.info.get("role") != "master" or identity_of(left.info) != identity:
         return math.inf
-    return least_ttl(here, left, move.here.address.shown, move.before.wait)
+    return least_ttl(here, left, move.here.address.display_url, move.before.quarantine_seconds)

@@ -15,14 +15,16 @@ if TYPE_CHECKING:
 
     from interlock.connect import Address
 
-    from ._memory import Memories, Memory
+    from ._memory import Histories, ServerHistory
 
 
-def opened(target: Address | Cluster | Quorum, make: Callable[[Address, Memory], Any], memories: Memories) -> Any:
+def open_port(
+    target: Address | Cluster | Quorum, make: Callable[[Address, ServerHistory], Any], memories: Histories
+) -> Any:
     """The port for this target; `make` makes one for a single server, of threads or of asyncio."""
     if isinstance(target, Cluster):
         return ClusterPort(target, make, memories)
     if isinstance(target, Quorum):
         members = [(each, memories.of(each, mark="+")) for each in target.members]
-        return QuorumPort([make(each, memory) for each, memory in members], target.shown)
+        return QuorumPort([make(each, memory) for each, memory in members], target.display_url)
     return make(target, memories.of(target))

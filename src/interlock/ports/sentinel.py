@@ -23,14 +23,14 @@ from ._memory import now
 if TYPE_CHECKING:
     from interlock.connect import Address
 
-EACH: Final = 0.5  # seconds that one sentinel may take
+SENTINEL_TIMEOUT: Final = 0.5  # seconds that one sentinel may take
 
 
 @dataclass(frozen=True)
 class Sentinels:
     """Those who watch a service."""
 
-    each: tuple[Address, ...]
+    members: tuple[Address, ...]
     service: str
     _failed: dict[str, float] = field(default_factory=dict[str, float], init=False, repr=False, compare=False)
     """When each did so last that did not answer."""
@@ -40,52 +40,54 @@ class Sentinels:
 
         Raises ConfigError if they don't know the service, or if all of them refuse in a way that does not mend itself.
         """
-        from ._wire import refused  # noqa: PLC0415 (it knows addresses, which know us)
+        from ._wire import connection_error  # noqa: PLC0415 (it knows addresses, which know us)
 
         named: Counter[tuple[str, int]] = Counter()
         strangers, errors, end = 0, list[Exception](), now() + within
         # A sentinel that did not answer is asked last: a machine that is down costs its share of the time once only.
-        order = sorted(self.each, key=lambda sentinel: self._failed.get(sentinel.shown, 0.0))
+        order = sorted(self.members, key=lambda sentinel: self._failed.get(sentinel.display_url, 0.0))
         for sentinel in order:
             # If all of them are silent, or slow, that takes no longer than the caller has.
-            share = min(EACH, within / len(order), max(0.001, end - now()))
+            share = min(SENTINEL_TIMEOUT, within / len(order), max(0.001, end - now()))
             try:
                 reply = self._ask(sentinel, share, "GET-MASTER-ADDR-BY-NAME", self.service)
-                self._failed.pop(sentinel.shown, None)
+                self._failed.pop(sentinel.display_url, None)
             except (RedisError, OSError) as error:
-                self._failed[sentinel.shown] = now()
+                self._failed[sentinel.display_url] = now()
                 advice = _advice(error, str(error))
-                errors.append(ConfigError(f"{_place(sentinel)} {advice}") if advice else refused(error, sentinel))
+                errors.append(
+                    ConfigError(f"{_place(sentinel)} {advice}") if advice else connection_error(error, sentinel)
+                )
                 continue
             if reply is None:
                 strangers += 1
                 continue
             host, port = (part.decode() if isinstance(part, bytes) else str(part) for part in reply)
             named[host, int(port)] += 1
-            if named[host, int(port)] * 2 > len(self.each):
+            if named[host, int(port)] * 2 > len(self.members):
                 break
-        if len(named) == 1 or any(votes * 2 > len(self.each) for votes in named.values()):
+        if len(named) == 1 or any(votes * 2 > len(self.members) for votes in named.values()):
             return named.most_common(1)[0][0]
         if named:
             told = ", ".join(f"{votes} say {host}:{port}" for (host, port), votes in named.most_common())
-            raise Disconnected(f"the sentinels at {self._shown} disagree: {told}", sent=False)
+            raise Disconnected(f"the sentinels at {self._display} disagree: {told}", sent=False)
         if strangers:
             raise ConfigError(
-                f"no sentinel of {self._shown} knows the service {self.service!r}. They watch: {self._services()}"
+                f"no sentinel of {self._display} knows the service {self.service!r}. They watch: {self._services()}"
             )
         if all(isinstance(error, LockError) for error in errors):
             raise errors[-1]
         cause = next(error for error in errors if not isinstance(error, LockError))
-        raise Disconnected(f"none of the sentinels at {self._shown} answers: {cause}", sent=False)
+        raise Disconnected(f"none of the sentinels at {self._display} answers: {cause}", sent=False)
 
     @property
-    def _shown(self) -> str:
-        return ", ".join(map(_place, self.each))
+    def _display(self) -> str:
+        return ", ".join(map(_place, self.members))
 
     def _services(self) -> str:
-        for sentinel in self.each:
+        for sentinel in self.members:
             with contextlib.suppress(RedisError, OSError):
-                masters = self._ask(sentinel, EACH, "MASTERS")
+                masters = self._ask(sentinel, SENTINEL_TIMEOUT, "MASTERS")
                 return ", ".join(sorted(one[b"name"].decode() for one in masters)) or "nothing"
         return "nobody knows what"
 
@@ -101,7 +103,7 @@ class Sentinels:
 
 
 def _place(sentinel: Address) -> str:
-    return sentinel.shown.partition("://")[2].partition("/")[0]
+    return sentinel.display_url.partition("://")[2].partition("/")[0]
 
 
 def _advice(error: Exception, text: str) -> str:

@@ -18,12 +18,12 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from interlock._core import DRIFT, FOREVER, GRANTED, HERE, Disconnected, Place, ServerError, log, run
+from interlock._core import DRIFT, FOREVER, GRANTED, ONLY_ROUTE, Disconnected, Route, ServerError, log, run
 from interlock.errors import LockError
 
 from . import _wire
-from ._memory import lossless
-from ._primacy import DOUBT, NOT_NAMED, Primacy
+from ._memory import least_lossless_ttl
+from ._primacy import NOT_NAMED, TRUSTED_FOR, Primacy
 from ._proofs import Proofs
 
 if TYPE_CHECKING:
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from interlock._core import Argument, Message, Script
     from interlock.connect import Address
 
-    from ._memory import Epoch, Memory
+    from ._memory import IdentityStamp, ServerHistory
 
 T = TypeVar("T")
-QUIET: Final = 5.0  # seconds without a message after which the subscription is tested
+PING_AFTER: Final = 5.0  # seconds without a message after which the subscription is tested
 # The kernel keeps the timeout of a plain socket. Not that of TLS, nor of gevent's, which never blocks: they do.
 _SOCKET: Final = socket.socket if socket.socket.__module__ == "socket" else None
-STEADY: Final = 1.0  # seconds that a subscription must last, so that the next one is made without a pause
-LONGEST: Final = 3600.0  # seconds of one wait: locks take no infinite timeout
+STEADY_AFTER: Final = 1.0  # seconds that a subscription must last, so that the next one is made without a pause
+MAX_WAIT: Final = 3600.0  # seconds of one wait: locks take no infinite timeout
 
 
-class Signal:
+class AutoResetEvent:
     """A flag that one thread waits for: a raw lock, which is the cheapest thing that can wake a thread."""
 
     __slots__ = ("_lock",)
@@ -62,34 +62,45 @@ class Signal:
         return self._lock.acquire(timeout=max(0.0, seconds)) if seconds != FOREVER else self._lock.acquire()
 
 
-class Wire:
+class Connection:
     """One open connection, and its parser."""
 
-    __slots__ = ("epoch", "fresh", "keeper", "limit", "reader", "said", "sock", "timeout", "used", "where")
+    __slots__ = (
+        "answered_since",
+        "fresh",
+        "host_port",
+        "limit",
+        "reader",
+        "redis_connection",
+        "sock",
+        "stamp",
+        "timeout",
+        "unanswered_channels",
+    )
 
-    def __init__(self, address: Address, memory: Memory, until: float) -> None:
+    def __init__(self, address: Address, memory: ServerHistory, until: float) -> None:
         within = max(0.001, until - _wire.now())
-        self.keeper: Any = None  # it would close the socket when collected
+        self.redis_connection: Any = None  # it would close the socket when collected
         try:
-            self.keeper = address.connection(within)
-            self.keeper.connect()
+            self.redis_connection = address.connection(within)
+            self.redis_connection.connect()
         except Exception as error:  # noqa: BLE001 (also that of a user's credential provider)
-            if self.keeper is not None:
-                self.keeper.disconnect()
-            raise _wire.refused(error, address) from None
-        sock: Any = self.keeper._sock
+            if self.redis_connection is not None:
+                self.redis_connection.disconnect()
+            raise _wire.connection_error(error, address) from None
+        sock: Any = self.redis_connection._sock
         self.sock: socket.socket = sock  # redis-py's part ends here
         self.reader = _wire.reader()
-        self.said: deque[str] = deque()  # the channels of what was said and not answered yet
+        self.unanswered_channels: deque[str] = deque()  # the channels of what was said and not answered yet
         self.limit = 0.0
         self.timeout = address.timeout
         self.fresh = True
-        self.used = 0.0  # when the last request was sent that has been answered (see `_primacy`)
-        self.where = getattr(self.keeper, "host", ""), getattr(self.keeper, "port", 0)
+        self.answered_since = 0.0  # when the last request was sent that has been answered (see `_primacy`)
+        self.host_port = getattr(self.redis_connection, "host", ""), getattr(self.redis_connection, "port", 0)
         try:
-            greeting = _wire.greeting(address)
+            greeting = _wire.handshake_commands(address)
             self.send(b"".join(map(_wire.pack, greeting)), until)
-            self.epoch = _wire.accepted([self.receive(until) for _ in greeting], address, memory)
+            self.stamp = _wire.complete_handshake([self.receive(until) for _ in greeting], address, memory)
         except BaseException:
             self.close()
             raise
@@ -102,11 +113,11 @@ class Wire:
     def send(self, packed: bytes, until: float = FOREVER) -> None:
         """Send. Raises Disconnected."""
         if until != FOREVER or self.limit != self.timeout:
-            self._within(until)
+            self._set_timeout(until)
         try:
             self.sock.sendall(packed)
         except OSError as error:
-            raise self._broken(error) from None
+            raise self._disconnected(error) from None
 
     def receive(self, until: float = FOREVER) -> Any:
         """The next reply. Raises Disconnected, after which the connection is no use any more."""
@@ -115,15 +126,15 @@ class Wire:
             try:
                 data = self.sock.recv(65536)
             except OSError as error:
-                raise self._broken(error) from None
+                raise self._disconnected(error) from None
             if not data:
                 raise Disconnected("it closed the connection", sent=True, stale=not self.fresh)
             reader.feed(data)
             if len(data) == 65536 and until != FOREVER:
-                self._within(until)  # a long reply: each part may take no more than what is left
+                self._set_timeout(until)  # a long reply: each part may take no more than what is left
         return reply
 
-    def _within(self, until: float) -> None:
+    def _set_timeout(self, until: float) -> None:
         """No send or receive takes longer than this, from now on."""
         seconds = self.timeout
         if until != FOREVER:
@@ -139,12 +150,12 @@ class Wire:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
 
-    def _broken(self, error: OSError) -> Disconnected:
+    def _disconnected(self, error: OSError) -> Disconnected:
         if isinstance(error, BlockingIOError | TimeoutError):
             return Disconnected(f"no answer within {self.limit:.3g} s", sent=True, timed_out=True)
         return Disconnected(str(error), sent=True, stale=not self.fresh)
 
-    def shut(self) -> None:
+    def shut_down(self) -> None:
         """End it, so that a thread that waits on it is told."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
@@ -155,49 +166,53 @@ class Wire:
             self.sock.close()
 
 
-class Sent(NamedTuple):
+class SentBatch(NamedTuple):
     """What is on its way: its replies come over this connection, unless there was an error."""
 
     messages: Sequence[Message]
     until: float
-    wire: Wire | None
+    connection: Connection | None
     error: Exception | None
-    epochs: list[str]
+    stamps: list[str]
 
 
 class ThreadPort:
     """Connections to one server, for any number of threads."""
 
-    several = False
+    is_quorum = False
     majority = 1
     drift = DRIFT
 
-    def __init__(self, address: Address, memory: Memory) -> None:
+    def __init__(self, address: Address, memory: ServerHistory) -> None:
         self.address = address
         self.memory = memory
-        self.shown = address.shown
-        self.patience = address.patience
+        self.display_url = address.display_url
+        self.retry_for = address.retry_for
         self.primacy = Primacy(address)
-        self.sink: _wire.Sink
+        self.push_handler: _wire.PushHandler
         self.now = _wire.now
-        self.signal = Signal
-        self._begin()
+        self.event = AutoResetEvent
+        self._start()
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         self.mutex = threading.RLock()  # a signal handler may come in while its own thread is inside
-        self._idle: deque[Wire] = deque()
+        self._idle: deque[Connection] = deque()
         self._proofs = Proofs(self, self.memory, self._lossless)
         self._threads: list[threading.Thread] = []
         self._closed = False
-        self.teach = False  # the next message goes with the text of its script, for the server did not know one
-        self._ears: Wire | None = None  # the connection that hears the subscription
-        self._listening = False  # no other thread is to be started for it
-        self._hearing = False
-        self._rest = Signal()
-        self._met = ""  # the identity of the server at the newest connection
-        self._voice = threading.Lock()  # several may subscribe
+        self.send_script_text = (
+            False  # the next message goes with the text of its script, for the server did not know one
+        )
+        self._subscription: Connection | None = None  # the connection that hears the subscription
+        self._listener_started = False  # no other thread is to be started for it
+        self._listener_running = False
+        self._reconnect_delay = AutoResetEvent()
+        self._identity = ""  # the identity of the server at the newest connection
+        self._subscribe_lock = threading.Lock()  # several may subscribe
         self._wanted: dict[str, None] = {}  # channels
-        self.heard: set[str] = set()  # of them; a server without a subscriber to one of these knows that we are dead
+        self.subscribed: set[str] = (
+            set()
+        )  # of them; a server without a subscriber to one of these knows that we are dead
 
     async def call(
         self,
@@ -208,21 +223,21 @@ class ThreadPort:
         slot: int | None = None,
     ) -> Any:
         """See Port. `slot`, if this is a node of a cluster: what its epoch is depends on it."""
-        wire = self._take(until)
+        wire = self._checkout(until)
         try:
-            epoch = wire.epoch.text if slot is None else wire.epoch.of(slot)
-            reply = wire.exchange(_wire.by_sha(script, keys, args, epoch), until)
-            if type(reply) is _wire.ReplyError and _wire.unknown(reply):
-                reply = wire.exchange(_wire.by_text(script, keys, args, epoch), until)
+            epoch = wire.stamp.text if slot is None else wire.stamp.text_for(slot)
+            reply = wire.exchange(_wire.evalsha(script, keys, args, epoch), until)
+            if type(reply) is _wire.ReplyError and _wire.is_noscript(reply):
+                reply = wire.exchange(_wire.eval_text(script, keys, args, epoch), until)
         except BaseException as error:
-            self._broken(wire, error)
+            self._discard(wire, error)
             raise
-        self._give(wire)
-        if type(reply) is _wire.ReplyError and _wire.demoted(reply):
-            self._leave()
-        return _wire.checked(reply)
+        self._checkin(wire)
+        if type(reply) is _wire.ReplyError and _wire.is_readonly(reply):
+            self._drop_all()
+        return _wire.raise_if_error(reply)
 
-    async def assured(
+    async def call_with_acks(
         self,
         script: Script,
         keys: Sequence[str | bytes],
@@ -233,113 +248,113 @@ class ThreadPort:
         slot: int | None = None,
     ) -> tuple[Any, int, Any]:
         """See Port."""
-        wire = self._take(until)
+        wire = self._checkout(until)
         try:
-            epoch = wire.epoch.text if slot is None else wire.epoch.of(slot)
-            reply = wire.exchange(_wire.by_sha(script, keys, args, epoch), until)
-            if _wire.unknown(reply):
-                reply = wire.exchange(_wire.by_text(script, keys, args, epoch), until)
+            epoch = wire.stamp.text if slot is None else wire.stamp.text_for(slot)
+            reply = wire.exchange(_wire.evalsha(script, keys, args, epoch), until)
+            if _wire.is_noscript(reply):
+                reply = wire.exchange(_wire.eval_text(script, keys, args, epoch), until)
             known, got = 0, None
             if type(reply) is list and reply[0] == GRANTED:
-                known = self.memory.count(wire.exchange(_wire.REPLICATION, until))
+                known = self.memory.count_replicas(wire.exchange(_wire.REPLICATION, until))
                 got = wire.exchange(_wire.pack(acks.command(known, patience)), until)
         except BaseException as error:
-            self._broken(wire, error)
+            self._discard(wire, error)
             raise
-        self._give(wire)
-        if _wire.demoted(reply):
-            self._leave()
-        return _wire.checked(reply), known, _wire.checked(got)
+        self._checkin(wire)
+        if _wire.is_readonly(reply):
+            self._drop_all()
+        return _wire.raise_if_error(reply), known, _wire.raise_if_error(got)
 
-    async def asked(self, message: Message, until: float, slot: int) -> Any:
+    async def call_asking(self, message: Message, until: float, slot: int) -> Any:
         """A call about a slot that is on its way here, after a redirection by ASK."""
-        wire = self._take(until)
+        wire = self._checkout(until)
         try:
             reply: Any = None
-            for packed in (_wire.by_sha, _wire.by_text):
-                wire.send(_wire.ASKING + packed(*message, wire.epoch.of(slot)), until)
+            for packed in (_wire.evalsha, _wire.eval_text):
+                wire.send(_wire.ASKING + packed(*message, wire.stamp.text_for(slot)), until)
                 asking = wire.receive(until)
                 reply = wire.receive(until)
                 if type(asking) is _wire.ReplyError:  # without that right it only sends us back
                     reply = asking
-                if not _wire.unknown(reply):
+                if not _wire.is_noscript(reply):
                     break
         except BaseException as error:
-            self._broken(wire, error)
+            self._discard(wire, error)
             raise
-        self._give(wire)
-        return _wire.checked(reply)
+        self._checkin(wire)
+        return _wire.raise_if_error(reply)
 
     async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
         """See Port."""
-        return await self.finish(await self.begin(messages, until))
+        return await self.read_batch(await self.send_batch(messages, until))
 
-    async def begin(self, messages: Sequence[Message], until: float, slots: Sequence[int] = ()) -> Sent:
+    async def send_batch(self, messages: Sequence[Message], until: float, slots: Sequence[int] = ()) -> SentBatch:
         """The first half of `calls`: send, and wait for nothing."""
         try:
-            wire = self._take(until)
+            wire = self._checkout(until)
         except Exception as error:  # noqa: BLE001 (one of many: see Port)
-            return Sent(messages, until, None, error, [])
+            return SentBatch(messages, until, None, error, [])
         try:
-            epochs = [wire.epoch.of(slot) for slot in slots] if slots else [wire.epoch.text] * len(messages)
-            said, self.teach = _wire.by_text if self.teach else _wire.by_sha, False
+            epochs = [wire.stamp.text_for(slot) for slot in slots] if slots else [wire.stamp.text] * len(messages)
+            said, self.send_script_text = _wire.eval_text if self.send_script_text else _wire.evalsha, False
             wire.send(b"".join(said(*each, epoch) for each, epoch in zip(messages, epochs, strict=True)), until)
         except Disconnected as error:
-            self._broken(wire, error)
-            return Sent(messages, until, None, error, [])
+            self._discard(wire, error)
+            return SentBatch(messages, until, None, error, [])
         except BaseException as error:
-            self._broken(wire, error)
+            self._discard(wire, error)
             raise
-        return Sent(messages, until, wire, None, epochs)
+        return SentBatch(messages, until, wire, None, epochs)
 
-    async def finish(self, sent: Sent, *, late: bool = False) -> list[Any]:
+    async def read_batch(self, sent: SentBatch, *, late: bool = False) -> list[Any]:
         """The second half: the replies. If it is late by now, a script that was unknown is not sent after all."""
-        wire, until, messages = sent.wire, sent.until, sent.messages
+        wire, until, messages = sent.connection, sent.until, sent.messages
         if wire is None:
             return [sent.error] * len(messages)
         try:
             replies = [wire.receive(until) for _ in messages]
             for i, message in enumerate(messages):
-                if _wire.unknown(replies[i]):
-                    self.teach |= late
+                if _wire.is_noscript(replies[i]):
+                    self.send_script_text |= late
                     if not late:
-                        replies[i] = wire.exchange(_wire.by_text(*message, sent.epochs[i]), until)
+                        replies[i] = wire.exchange(_wire.eval_text(*message, sent.stamps[i]), until)
         except Disconnected as error:
-            self._broken(wire, error)
+            self._discard(wire, error)
             return [error] * len(messages)
         except BaseException as error:
-            self._broken(wire, error)
+            self._discard(wire, error)
             raise
-        self._give(wire)
-        if any(map(_wire.demoted, replies)):
-            self._leave()
+        self._checkin(wire)
+        if any(map(_wire.is_readonly, replies)):
+            self._drop_all()
         return [ServerError(str(r)) if type(r) is _wire.ReplyError else r for r in replies]
 
-    def drop(self, sent: Sent) -> None:
+    def discard_batch(self, sent: SentBatch) -> None:
         """Nobody will ask for these replies."""
-        if sent.wire is not None:
-            sent.wire.close()
+        if sent.connection is not None:
+            sent.connection.close()
 
     @property
     def ready(self) -> bool:
         """Whether something can be sent without connecting first."""
         return bool(self._idle)
 
-    async def greet(self, until: float) -> None:
+    async def ping(self, until: float) -> None:
         """Connect if need be, and see that it answers. Raises what keeps it from that."""
-        wire = self._take(until)
+        wire = self._checkout(until)
         try:
             wire.exchange(_wire.PING, until)
         except BaseException as error:
-            self._broken(wire, error)
+            self._discard(wire, error)
             raise
-        self._give(wire)
+        self._checkin(wire)
 
     @staticmethod
-    async def answered(sents: Sequence[Sent], number: int, until: float) -> list[int]:
+    async def wait_any(sents: Sequence[SentBatch], number: int, until: float) -> list[int]:
         """Which of these have their replies, as soon as so many have, or the time is over."""
-        ready = [i for i, sent in enumerate(sents) if sent.wire is None]
-        waiting = {sent.wire.sock.fileno(): i for i, sent in enumerate(sents) if sent.wire is not None}
+        ready = [i for i, sent in enumerate(sents) if sent.connection is None]
+        waiting = {sent.connection.sock.fileno(): i for i, sent in enumerate(sents) if sent.connection is not None}
         poll = select.poll()
         for each in waiting:
             poll.register(each, select.POLLIN)
@@ -352,53 +367,53 @@ class ThreadPort:
                 ready.append(waiting.pop(each))
         return ready
 
-    async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
+    async def prove_lossless(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
         """See Port."""
-        return await self._proofs.wanted(evidence, until)
+        return await self._proofs.prove_lossless(evidence, until)
 
-    def unsettled(self, key: str, slot: int = -1) -> str:  # noqa: ARG002 (see Port)
+    def old_primary_may_still_grant(self, key: str, slot: int = -1) -> str:  # noqa: ARG002 (see Port)
         """See Port."""
-        return self._proofs.unsettled(slot)
+        return self._proofs.old_primary(slot)
 
-    async def _lossless(self, evidence: str, epoch: Epoch, left: float) -> float | None:
-        return await self.aside(partial(lossless, self.address, evidence, epoch, left))
+    async def _lossless(self, evidence: str, epoch: IdentityStamp, left: float) -> float | None:
+        return await self.run_blocking(partial(least_lossless_ttl, self.address, evidence, epoch, left))
 
-    async def met(self, until: float) -> Epoch:
+    async def current_identity(self, until: float) -> IdentityStamp:
         """Under which epoch it is reached now. Raises Disconnected."""
-        wire = self._take(until)
-        self._give(wire)
-        return wire.epoch
+        wire = self._checkout(until)
+        self._checkin(wire)
+        return wire.stamp
 
-    async def aside(self, work: Callable[[], T]) -> T:
+    async def run_blocking(self, work: Callable[[], T]) -> T:
         """Do what blocks."""
         return work()
 
-    def _take(self, until: float) -> Wire:
+    def _checkout(self, until: float) -> Connection:
         try:
             wire = self._idle.pop()
         except IndexError:
             return self._open(until)
         wire.fresh = False
-        if self.address.fickle:
+        if self.address.can_fail_over:
             now = self.now()
-            if now - wire.used > DOUBT and not self._same(wire, until):
-                self._leave()
+            if now - wire.answered_since > TRUSTED_FOR and not self._is_still_primary(wire, until):
+                self._drop_all()
                 return self._open(until)
-            wire.used = now
+            wire.answered_since = now
         return wire
 
-    def _same(self, wire: Wire, until: float) -> bool:
+    def _is_still_primary(self, wire: Connection, until: float) -> bool:
         """Whether it leads to the primary to which it led, with what that had: by the word of others, and its own."""
         try:
-            same = self.primacy.is_confirmed(wire.where, until)
+            same = self.primacy.is_confirmed(wire.host_port, until)
         except (Disconnected, LockError):  # nobody knows: the connection is what it was
-            self._give(wire)
+            self._checkin(wire)
             raise
         except BaseException:
             wire.close()
             raise
         try:
-            same = same and _wire.same(wire.exchange(_wire.REPLICATION, until), wire.epoch)
+            same = same and _wire.is_same_primary(wire.exchange(_wire.REPLICATION, until), wire.stamp)
         except Disconnected:
             same = False
         except BaseException:
@@ -408,46 +423,46 @@ class ThreadPort:
             wire.close()
         return same
 
-    def _open(self, until: float) -> Wire:
+    def _open(self, until: float) -> Connection:
         asked = self.now()
         if self.address.clustered and not self.primacy.is_confirmed(("", 0), until):
             raise Disconnected(NOT_NAMED, sent=False)
-        wire = Wire(self.address, self.memory, until)
-        wire.used = asked
-        if wire.epoch.identity != self._met:
-            if self._met:
-                self._leave()  # what is still open leads to another server, or to none
-            self._met = wire.epoch.identity
+        wire = Connection(self.address, self.memory, until)
+        wire.answered_since = asked
+        if wire.stamp.identity != self._identity:
+            if self._identity:
+                self._drop_all()  # what is still open leads to another server, or to none
+            self._identity = wire.stamp.identity
         return wire
 
-    def _give(self, wire: Wire) -> None:
+    def _checkin(self, wire: Connection) -> None:
         self._idle.append(wire)
         if self._closed:
-            self._drain()
+            self._close_idle()
 
-    def _broken(self, wire: Wire, error: BaseException) -> None:
+    def _discard(self, wire: Connection, error: BaseException) -> None:
         wire.close()
         if isinstance(error, Disconnected) and (error.stale or error.timed_out):
-            self._drain()  # what has been idle for longer may be dead too, and nobody has told
+            self._close_idle()  # what has been idle for longer may be dead too, and nobody has told
 
-    def _drain(self) -> None:
+    def _close_idle(self) -> None:
         with contextlib.suppress(IndexError):
             while True:
                 self._idle.pop().close()
 
-    def _leave(self) -> None:
+    def _drop_all(self) -> None:
         """The server is a replica by now: the next connections may lead to another one."""
-        self._drain()
-        if self._ears:
-            self._ears.shut()
+        self._close_idle()
+        if self._subscription:
+            self._subscription.shut_down()
 
-    async def wait(self, signal: Signal, until: float) -> bool:
+    async def wait(self, signal: AutoResetEvent, until: float) -> bool:
         """See Port."""
         while until != FOREVER:
             left = until - _wire.now()
-            if signal.wait(min(left, LONGEST)):
+            if signal.wait(min(left, MAX_WAIT)):
                 return True
-            if left <= LONGEST:
+            if left <= MAX_WAIT:
                 return False
         return signal.wait(FOREVER)
 
@@ -462,7 +477,7 @@ class ThreadPort:
 
         self._thread(whole, name)
 
-    def tell(self, callback: Callable[[Any], object], subject: Any) -> None:
+    def run_callback(self, callback: Callable[[Any], object], subject: Any) -> None:
         """See Port."""
 
         def told() -> None:
@@ -481,18 +496,18 @@ class ThreadPort:
 
     # The subscription
 
-    def ear(self, key: str) -> tuple[str, str]:  # noqa: ARG002 (see Port)
+    def subscription_of(self, key: str) -> tuple[str, str]:  # noqa: ARG002 (see Port)
         """See Port."""
-        channel = self.sink.channel
-        return "1" if channel in self.heard else "0", channel
+        channel = self.push_handler.channel
+        return "1" if channel in self.subscribed else "0", channel
 
-    def place(self, key: str) -> Place:  # noqa: ARG002 (see Port)
+    def route(self, key: str) -> Route:  # noqa: ARG002 (see Port)
         """See Port."""
-        return HERE
+        return ONLY_ROUTE
 
-    def listen(self, key: str) -> None:  # noqa: ARG002 (see Port)
+    def ensure_subscribed(self, key: str) -> None:  # noqa: ARG002 (see Port)
         """See Port."""
-        self.subscribe(self.sink.channel)
+        self.subscribe(self.push_handler.channel)
 
     def subscribe(self, channel: str) -> None:
         """Hear this channel, too, from now on."""
@@ -500,57 +515,57 @@ class ThreadPort:
             return
         with self.mutex:
             self._wanted[channel] = None
-            if not self._listening:
-                self._listening = True
+            if not self._listener_started:
+                self._listener_started = True
                 try:
-                    self._thread(self._hear, "interlock-listener")
+                    self._thread(self._listen, "interlock-listener")
                 except BaseException:  # an interrupt: it may have begun, or not
-                    self._listening = False
+                    self._listener_started = False
                     del self._wanted[channel]
                     raise
                 return
-        if (wire := self._ears) is not None:
+        if (wire := self._subscription) is not None:
             with contextlib.suppress(Disconnected):  # it is made anew, for all channels
                 self._subscribe(wire, channel)
 
-    def quiet(self) -> None:
+    def unsubscribe_all(self) -> None:
         """Hear nothing any more: it is no primary. What is idle was connected to one."""
         self._wanted.clear()
-        self._leave()
+        self._drop_all()
 
-    def _subscribe(self, wire: Wire, channel: str) -> None:
-        with self._voice:
-            wire.said += (channel, channel)  # SUBSCRIBE and PUBLISH
-            wire.send(b"".join(_wire.subscription(channel)))
+    def _subscribe(self, wire: Connection, channel: str) -> None:
+        with self._subscribe_lock:
+            wire.unanswered_channels += (channel, channel)  # SUBSCRIBE and PUBLISH
+            wire.send(b"".join(_wire.subscribe_commands(channel)))
 
-    def _hear(self) -> None:
+    def _listen(self) -> None:
         with self.mutex:
-            if self._hearing:
+            if self._listener_running:
                 return  # one is enough
-            self._hearing = True
+            self._listener_running = True
         pause = 0.0
         while not self._closed:
             with self.mutex:
                 if not self._wanted:
-                    self._listening = self._hearing = False
+                    self._listener_started = self._listener_running = False
                     return
             started = self.now()
             try:
-                wire = self._ears = self._open(FOREVER)
+                wire = self._subscription = self._open(FOREVER)
                 try:
-                    self._subscription(wire)
+                    self._serve_subscription(wire)
                 finally:
-                    self.heard.clear()  # the server must not take our silence for death
+                    self.subscribed.clear()  # the server must not take our silence for death
                     wire.close()
             except Disconnected:  # at once, unless it did not last
-                pause = 0.0 if self.now() - started > STEADY else min(1.0, pause * 2 or 0.02)
+                pause = 0.0 if self.now() - started > STEADY_AFTER else min(1.0, pause * 2 or 0.02)
             except Exception as error:  # noqa: BLE001 (polling goes on without it; the next call tells the user)
                 pause = 1.0
                 log.warning("interlock: waiters are woken by polling only, since %s", error)
-            self._rest.wait(pause)
+            self._reconnect_delay.wait(pause)
 
-    def _subscription(self, wire: Wire) -> None:
-        wire.timeout = QUIET
+    def _serve_subscription(self, wire: Connection) -> None:
+        wire.timeout = PING_AFTER
         for channel in list(self._wanted):
             self._subscribe(wire, channel)
         tested = 0
@@ -561,34 +576,34 @@ class ThreadPort:
                 if tested or not silence.timed_out:
                     raise
                 tested = 1
-                with self._voice:
-                    wire.said.append("")
+                with self._subscribe_lock:
+                    wire.unanswered_channels.append("")
                     wire.send(_wire.PING)
                 continue
             tested = 0
             if type(reply) is not _wire.Push:
-                if channel := wire.said.popleft():  # not of PING
-                    _wire.heed(reply, channel, self._wanted)
-            elif _wire.hear(reply, self.sink, self._wanted, self.heard):
-                wire.said.popleft()
+                if channel := wire.unanswered_channels.popleft():  # not of PING
+                    _wire.check_subscribe_reply(reply, channel, self._wanted)
+            elif _wire.dispatch_push(reply, self.push_handler, self._wanted, self.subscribed):
+                wire.unanswered_channels.popleft()
 
     # Its end
 
     def close(self) -> None:
         """End the connections and the threads."""
         self._closed = True
-        self._rest.set()
-        if self._ears:
-            self._ears.shut()
+        self._reconnect_delay.set()
+        if self._subscription:
+            self._subscription.shut_down()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(1.0)
-        self._drain()
+        self._close_idle()
 
-    def forget(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a child after fork: what was open belongs to the parent."""
-        for wire in [*self._idle, *([self._ears] if self._ears else [])]:
+        for wire in [*self._idle, *([self._subscription] if self._subscription else [])]:
             wire.close()
         closed = self._closed
-        self._begin()
+        self._start()
         self._closed = closed
