@@ -6,10 +6,10 @@ import copy
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from interlock import _session, aio
-from interlock._session import Session
-from interlock.ports._memory import ServerHistory
-from interlock.ports.quorum import QuorumPort
+from interlock import aio
+from interlock._client.session import Session, _sessions
+from interlock._quarantine.history import ServerHistory
+from interlock._servers.quorum import QuorumPort
 
 from .chance import CLIENT, GAP, SECTION
 from .coroutines import Cancelled, Process, Task
@@ -59,7 +59,7 @@ class Client:
         run.world.acting = process
         self.session = self.port.push_handler = Session(self.port, None, self._where, longest, lambda: self.port)
         self.session.process_id = name
-        _session._sessions.discard(self.session)  # it never was a part of this real process
+        _sessions.discard(self.session)  # it never was a part of this real process
         self.locks = Locks(self.session)
         self.known: dict[str, Any] = {}  # what its workers have learned of things, by name
         if image is not None:

@@ -6,12 +6,13 @@ import contextlib
 import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from interlock._core import DRIFT, FOREVER, ONLY_ROUTE, RETRY_FOR, Disconnected, Route, ServerError
+from interlock._protocol.timing import DRIFT, FOREVER, RETRY_FOR
+from interlock._protocol.types import ONLY_ROUTE, Disconnected, Route, ServerError
+from interlock._quarantine.lossless import MIN_PROOF_TIME, PROOF_STEP_TIMEOUT, PROOF_STEPS, least_lossless_ttl
+from interlock._quarantine.primacy import TRUSTED_FOR
+from interlock._quarantine.proofs import Proofs
+from interlock._transports.asyncio import SILENCE_LIMIT
 from interlock.errors import LockError, Unavailable
-from interlock.ports._memory import MIN_PROOF_TIME, PROOF_STEP_TIMEOUT, PROOF_STEPS, least_lossless_ttl
-from interlock.ports._primacy import TRUSTED_FOR
-from interlock.ports._proofs import Proofs
-from interlock.ports.asyncio import SILENCE_LIMIT
 
 from .chance import MESSAGE, TRAFFIC
 from .coroutines import Future, Process, Task, Timer
@@ -21,11 +22,13 @@ from .site import Site
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from interlock._acks import Acks
-    from interlock._core import Argument, Message, Script
-    from interlock._session import Session
-    from interlock.connect import Address as RealAddress
-    from interlock.ports._memory import Facts, IdentityStamp, ServerHistory
+    from interlock._client.session import Session
+    from interlock._connect.address import Address as RealAddress
+    from interlock._protocol.acks import Acks
+    from interlock._protocol.types import Argument, Message, Script
+    from interlock._quarantine.history import ServerHistory
+    from interlock._quarantine.identity import Facts
+    from interlock._quarantine.stamp import IdentityStamp
 
     from .scheduler import World
     from .site import Host

@@ -17,8 +17,8 @@ import hashlib
 from math import floor
 from typing import TYPE_CHECKING, Any, Final
 
-from interlock._core import ServerError
-from interlock.ports._memory import IDENTITY_COMMANDS, NO_REPLID, PAST_COMMANDS, Facts, parse_facts
+from interlock._protocol.types import ServerError
+from interlock._quarantine.identity import IDENTITY_COMMANDS, NO_REPLID, PAST_COMMANDS, Facts, parse_facts
 
 from .server import Server
 

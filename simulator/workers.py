@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from interlock._core import ANSWER_COUNTS_FOR, TRY_FOR, UNDO_GRACE
-from interlock._waiters import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
+from interlock._client.waiting import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
+from interlock._protocol.timing import ANSWER_COUNTS_FOR, TRY_FOR, UNDO_GRACE
 from interlock.errors import AcquireTimeout, ConfigError, LeaseLost, LockError, Unavailable
 
 from .chance import MESSAGE

@@ -30,7 +30,7 @@ from pathlib import Path
 import interlock
 import interlock.aio
 from histories.lines import Pen, clock
-from interlock import _core
+from interlock._client import core as _core
 
 SECTIONS = 25
 TTL = 1.5

@@ -15,8 +15,9 @@ from grounds import BASE, PASSWORD, USER, cluster_rights, least_rights, required
 from harness.servers import Missing
 from harness.topology import Cluster, Independents, Sentinels
 from harness.topology.group import ask
-from interlock import AcquireTimeout, ConfigError, Unavailable, _waiters
-from interlock.connect import Address, _warn_of_defaults
+from interlock import AcquireTimeout, ConfigError, Unavailable
+from interlock._client import waiting as _waiters
+from interlock._connect.address import Address, _warn_of_defaults
 from kit import outcome, queued, until
 
 rule = pytest.mark.rule

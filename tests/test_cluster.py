@@ -13,10 +13,16 @@ import redis.asyncio
 from grounds import BASE, MODES, required
 from harness.servers import Missing, faketime
 from harness.topology import Cluster
-from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Unavailable, _core, _waiters, connect
-from interlock.ports import _wire
-from interlock.ports._memory import Facts, ServerHistory, SlotHistory
-from interlock.ports.cluster import SLOTS, slot_of, tag_of
+from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Unavailable
+from interlock._client import waiting as _waiters
+from interlock._connect import address as connect
+from interlock._protocol.timing import RETRY_FOR
+from interlock._quarantine.history import ServerHistory
+from interlock._quarantine.identity import Facts
+from interlock._quarantine.slot_history import SlotHistory
+from interlock._servers.slots import SLOTS, slot_of, tag_of
+from interlock._transports import asyncio as transport_of_asyncio
+from interlock._transports import blocking, resp
 from kit import outcome, queued, until
 
 rule = pytest.mark.rule
@@ -124,13 +130,13 @@ async def test_waiters_on_all_nodes_are_woken_by_push(kit, clean, cluster, monke
         await until(lambda name=name: ear(kit, others, name)[0] == "1")
         await until(lambda name=name: queued(locks, 1, name))
         asked = []
-        real = _wire.evalsha
-        monkeypatch.setattr(_wire, "evalsha", lambda *message: (asked.append(message[2][0]), real(*message))[1])
+        real, transport = resp.evalsha, blocking if kit.mode == "threads" else transport_of_asyncio
+        monkeypatch.setattr(transport, "evalsha", lambda *message: (asked.append(message[2][0]), real(*message))[1])
         await lease.release()
         await (await asyncio.wait_for(waiter, 10)).release()
         assert asked.count("acquire") <= 2, asked  # that of the subscription, if it was late, and the confirmation
         assert "vouch" not in asked
-        monkeypatch.setattr(_wire, "evalsha", real)
+        monkeypatch.setattr(transport, "evalsha", real)
 
 
 @rule(3)
@@ -585,6 +591,6 @@ async def test_a_client_of_the_other_mode_is_refused(kit, clean, cluster):
 
 async def test_who_has_seen_the_cluster_believes_in_it(kit, clean):
     locks = kit.interlock()
-    assert port_of(kit, locks).retry_for == _core.RETRY_FOR
+    assert port_of(kit, locks).retry_for == RETRY_FOR
     await use(locks.lock("a"))
-    assert port_of(kit, locks).retry_for > _core.RETRY_FOR
+    assert port_of(kit, locks).retry_for > RETRY_FOR

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from interlock._core import GRANTED, QUEUED
+from interlock.primitives.codes import GRANTED, QUEUED
 from interlock.primitives.election import election_resource
 from interlock.primitives.lock import lock_resource
 from interlock.primitives.permits import semaphore_resource, write_resource

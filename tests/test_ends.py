@@ -8,7 +8,7 @@ import gc
 import pytest
 
 from interlock import LeaseState
-from interlock._core import run
+from interlock._protocol.run import run
 from kit import until
 
 rule = pytest.mark.rule

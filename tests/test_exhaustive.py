@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("lupa")
 
-from interlock import _scripts
+from interlock.primitives import scripts as _scripts
 from simulator.exhaustive import SUITE, Bounds, Design, search
 from simulator.exhaustive.__main__ import main
 from simulator.exhaustive.clients import World

@@ -11,8 +11,10 @@ import pytest
 import interlock
 import interlock.aio
 from interlock import LeaseLost, LeaseState, Unavailable
-from interlock._core import Attempt, Disconnected, run
-from interlock._waiters import LocalQueue, Waiters
+from interlock._client.grant import Attempt
+from interlock._client.waiting import LocalQueue, Waiters
+from interlock._protocol.run import run
+from interlock._protocol.types import Disconnected
 from interlock.primitives.lock import lock_resource
 from kit import outcome, queued, until
 

@@ -12,14 +12,18 @@ from grounds import MODES
 from harness.servers import Node
 from harness.topology import Cluster, Sentinels
 from interlock import AcquireTimeout, ConfigError, Unavailable
-from interlock._acks import Acks
-from interlock._core import GRANTED, NOT_FOUND, Disconnected
-from interlock.connect import address, config_value
-from interlock.ports import _memory, sentinel
-from interlock.ports._memory import NO_REPLID, Facts, IdentityStamp, ServerHistory, parse_facts
+from interlock._connect import sentinels as sentinel
+from interlock._connect.address import address, config_value
+from interlock._protocol.acks import Acks
+from interlock._protocol.types import Disconnected
+from interlock._quarantine.history import ServerHistory
+from interlock._quarantine.identity import NO_REPLID, Facts, parse_facts
+from interlock._quarantine.stamp import IdentityStamp
+from interlock.primitives.codes import GRANTED, NOT_FOUND
 from kit import outcome, until
 
 rule = pytest.mark.rule
+TRANSPORTS = {"threads": "interlock._transports.blocking", "asyncio": "interlock._transports.asyncio"}
 KINDS = {"lock": lambda locks: locks.lock("a"), "semaphore": lambda locks: locks.semaphore("a", 1)}
 
 
@@ -36,7 +40,7 @@ async def test_a_proof_that_changes_nothing_is_looked_for_once(kit, node, monkey
     await (await locks.lock("a").acquire()).release()
     crash(node)
     assert isinstance(await outcome(locks.lock("a").acquire(timeout=0)), AcquireTimeout)  # its marker stays
-    monkeypatch.setattr(f"interlock.ports.{kit.mode}.least_lossless_ttl", lambda *_: 0.0)
+    monkeypatch.setattr(TRANSPORTS[kit.mode] + ".least_lossless_ttl", lambda *_: 0.0)
     error = await outcome(other.lock("a").acquire(timeout=timeout))
     assert isinstance(error, AcquireTimeout)
     assert "quarantine" in str(error)
@@ -83,9 +87,9 @@ async def test_a_look_whether_something_was_lost_is_one_for_all_and_holds_up_nob
         looks.append(args)
         over.wait(30)
 
-    monkeypatch.setattr(_memory.IdentityStamp, "old_primary", lambda *_: former[0])
+    monkeypatch.setattr(IdentityStamp, "old_primary", lambda *_: former[0])
     for mode in MODES:
-        monkeypatch.setattr(f"interlock.ports.{mode}.least_lossless_ttl", look)
+        monkeypatch.setattr(TRANSPORTS[mode] + ".least_lossless_ttl", look)
     locks = kit.interlock(node.url)
     leases = [await kit.keep(locks.lock(f"held-{number}", ttl=1, renew=bool(number)).acquire()) for number in range(2)]
     former[0] = "who:knows"

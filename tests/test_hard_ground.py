@@ -17,8 +17,8 @@ import redis.asyncio
 import interlock
 import interlock.aio
 from interlock import AcquireTimeout, ConfigError, LeaseState, LockError, Unavailable
-from interlock._core import Disconnected
-from interlock.ports import _wire
+from interlock._connect.refusals import connection_error
+from interlock._protocol.types import Disconnected
 from kit import hears, outcome, queued, until
 from proxy import Proxy
 
@@ -60,10 +60,10 @@ print("OK")
 
 @rule(8)
 def test_nothing_but_text_is_given_to_the_packer(kit_less_interlock, monkeypatch):
-    from interlock.ports import _wire
+    from interlock._transports import resp
 
-    real, seen = _wire.pack, []
-    monkeypatch.setattr(_wire, "pack", lambda words: seen.extend(words) or real(words))
+    real, seen = resp.pack, []
+    monkeypatch.setattr(resp, "pack", lambda words: seen.extend(words) or real(words))
     with kit_less_interlock as locks:
         lease = locks.lock("a").acquire()
         lease.extend(10)
@@ -274,9 +274,9 @@ def test_a_tls_handshake_that_is_cut_off_is_not_a_wrong_configuration():
     except ConnectionResetError as raised:
         error = raised
     address = SimpleNamespace(kind="tls", shown="rediss://localhost:6379/0")
-    refused = _wire.connection_error(error, address)
+    refused = connection_error(error, address)
     assert isinstance(refused, Disconnected), refused
-    wrong = _wire.connection_error(ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number"), address)
+    wrong = connection_error(ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number"), address)
     assert isinstance(wrong, ConfigError)
 
 

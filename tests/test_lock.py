@@ -10,6 +10,7 @@ import warnings
 import pytest
 
 from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState
+from interlock._protocol.run import run
 from kit import hears, outcome, queued, until
 
 rule = pytest.mark.rule
@@ -68,9 +69,7 @@ async def test_a_release_sent_twice_is_told_from_a_loss(kit):
     message = (lease._grant.attempt, ("release", lease.token, 0), time.monotonic() + 1000)
     await lease.release()
     ask = core.request(*message)
-    (ours, _), _ = (
-        await ask if kit.mode == "asyncio" else await kit.in_thread(lambda: __import__("interlock")._core.run(ask))
-    )
+    (ours, _), _ = await ask if kit.mode == "asyncio" else await kit.in_thread(lambda: run(ask))
     assert ours == 1
 
 

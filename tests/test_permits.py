@@ -17,9 +17,10 @@ import pytest
 pytest.importorskip("lupa")
 
 import walk
-from interlock._core import BUSY, GRANTED, LIMIT_MISMATCH, NOT_FOUND, QUEUED, RETRY, REVOKED, WRONG_KIND, ServerError
-from interlock._scripts import load
+from interlock._protocol.types import ServerError
+from interlock.primitives.codes import BUSY, GRANTED, LIMIT_MISMATCH, NOT_FOUND, QUEUED, RETRY, REVOKED, WRONG_KIND
 from interlock.primitives.permits import ALL_PERMITS
+from interlock.primitives.scripts import load
 from simulator import commands
 from walk import ROUNDED
 

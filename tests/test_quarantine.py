@@ -13,10 +13,13 @@ from grounds import required
 from harness.servers import Missing, Node, faketime
 from harness.topology import Sentinels
 from interlock import AcquireTimeout, Skipped
-from interlock._core import Core
-from interlock.connect import address
-from interlock.ports import _memory
-from interlock.ports._memory import NO_REPLID, Facts, IdentityStamp, Reading, ServerHistory, least_ttl
+from interlock._client.core import Core
+from interlock._connect.address import address
+from interlock._quarantine import lossless
+from interlock._quarantine.history import ServerHistory
+from interlock._quarantine.identity import NO_REPLID, Facts
+from interlock._quarantine.lossless import Reading, least_ttl
+from interlock._quarantine.stamp import IdentityStamp
 from kit import outcome, until
 
 rule = pytest.mark.rule
@@ -360,7 +363,7 @@ async def test_a_handover_to_a_clock_that_is_behind_is_not(kit, clocks):
 
 @rule(5, 10)
 async def test_a_clock_that_is_ahead_by_a_little_concerns_short_leases_only(kit, monkeypatch):
-    monkeypatch.setattr(_memory, "least_ttl", lambda *_: 3.0)
+    monkeypatch.setattr(lossless, "least_ttl", lambda *_: 3.0)
     kinds = {"lock": lambda locks, name, ttl: locks.lock(name, ttl=ttl),
              "semaphore": lambda locks, name, ttl: locks.semaphore(name, 1, ttl=ttl)}  # fmt: skip
     with Sentinels(replicas=1, sentinels=0) as group:

@@ -10,7 +10,9 @@ import pytest
 
 from harness.topology import Independents
 from harness.topology.group import ask
-from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Ran, Skipped, Unavailable, _core, _waiters
+from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Ran, Skipped, Unavailable
+from interlock._client import waiting as _waiters
+from interlock._protocol.run import run
 from kit import outcome, queued, real, until
 from proxy import Proxy
 
@@ -510,7 +512,7 @@ async def test_what_was_given_back_without_an_answer_has_no_vote_any_more(kit, s
         node.unconfirmed_releases[attempt.token] = True
     core = kit.session(locks).core
     asking = core.wait_until_granted(attempt.resource, lambda _, reply, __: reply, 30, 0, None, attempt)
-    error = await outcome(asking if kit.mode == "asyncio" else kit.in_thread(_core.run, asking))
+    error = await outcome(asking if kit.mode == "asyncio" else kit.in_thread(run, asking))
     assert isinstance(error, Unavailable)
     await until(lambda: nothing_left(servers, 3))
 

@@ -17,8 +17,9 @@ pytest.importorskip("lupa")
 import test_permits
 import test_walks
 import walk
-from interlock._core import BUSY, WRONG_KIND, ServerError
+from interlock._protocol.types import ServerError
 from interlock.errors import ConfigError
+from interlock.primitives.codes import BUSY, WRONG_KIND
 from interlock.primitives.permits import ALL_PERMITS
 from kit import outcome, until, waiting
 from simulator import later

@@ -10,6 +10,7 @@ import pytest
 
 from actors import actors
 from interlock import AcquireTimeout, ConfigError, LeaseLost
+from interlock._protocol.run import run
 from kit import outcome, until, waiting
 
 rule = pytest.mark.rule
@@ -74,7 +75,7 @@ async def test_giving_back_twice_gives_back_once(kit):
     core = kit.session(limited._interlock).core
     message = (one._grant.attempt, ("release", one.token, 0), time.monotonic() + 1000)
     ask = core.request(*message)
-    await (ask if kit.mode == "asyncio" else kit.in_thread(lambda: __import__("interlock")._core.run(ask)))
+    await (ask if kit.mode == "asyncio" else kit.in_thread(lambda: run(ask)))
     assert await limited.available() == 1
     assert await other.release()
     assert await limited.available() == 2

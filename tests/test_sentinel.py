@@ -14,8 +14,8 @@ from harness.servers import KINDS, Missing
 from harness.topology import Sentinels
 from harness.topology.group import ask
 from interlock import AcquireTimeout, ConfigError, Unavailable
-from interlock.connect import address
-from interlock.ports import sentinel
+from interlock._connect import sentinels as sentinel
+from interlock._connect.address import address
 from kit import outcome, queued, until
 
 rule = pytest.mark.rule

@@ -20,12 +20,22 @@ import pytest
 pytest.importorskip("lupa")
 
 from headers import Header
-from interlock import _core, _owned, _renewal, _session, _undo, _waiters, aio
-from interlock.primitives import multi
+from interlock import aio
+from interlock._client import core as _core
+from interlock._client import multi as multi_client
+from interlock._client import reentrancy as _owned
+from interlock._client import renewal as _renewal
+from interlock._client import session as _session
+from interlock._client import undo as _undo
+from interlock._client import waiting as _waiters
+from interlock._protocol.timing import FOREVER
+from interlock.errors import Unavailable
 from interlock.primitives.barrier import barrier_resource
+from interlock.primitives.codes import GRANTED
 from interlock.primitives.election import election_resource
 from interlock.primitives.latch import latch_resource
 from interlock.primitives.lock import lock_resource
+from interlock.primitives.multi import multi_resource
 from interlock.primitives.once import once_resource
 from interlock.primitives.permits import ALL_PERMITS, permits_resource
 from planted import catch as caught
@@ -277,7 +287,7 @@ def a_wake_without_check(monkeypatch):
 
     async def credulous(self, attempt, args, until):
         if attempt.token in vars(self.waiters).get("woken", ()) and args[0] == "acquire":
-            return [_core.GRANTED, 1], self.port.now()
+            return [GRANTED, 1], self.port.now()
         return await ask(self, attempt, args, until)
 
     monkeypatch.setattr(_waiters.Waiters, "on_granted", wake)
@@ -290,7 +300,7 @@ def an_execute_that_is_sent_again(monkeypatch):
     async def stubborn(self, *args):
         try:
             return await execute(self, *args)
-        except _core.Unavailable:
+        except Unavailable:
             return await execute(self, *args)
 
     monkeypatch.setattr(_core.Core, "execute", stubborn)
@@ -508,8 +518,8 @@ def a_part_that_is_kept(monkeypatch):
 
 
 def a_multi_that_waits_for_a_silent_server(monkeypatch):
-    together = multi.together
-    monkeypatch.setattr(multi, "together", lambda core, requests, _: together(core, requests, _core.FOREVER))
+    together = multi_client.together
+    monkeypatch.setattr(multi_client, "together", lambda core, requests, _: together(core, requests, FOREVER))
 
 
 def one_that_cannot_wait_stays(monkeypatch):
@@ -792,7 +802,7 @@ def message(dice, primitives, asks, more, without=()):
 TOLD = {
     of_locks: lock_resource("a", "lock:"),
     of_permits: permits_resource("semaphore", "a", "lock:", 3),
-    of_multi: multi.multi_resource([lock_resource("a", "lock:")]),
+    of_multi: multi_resource([lock_resource("a", "lock:")]),
     of_elections: election_resource("a", "lock:"),
     of_onces: once_resource("a", "lock:", None),
     of_latches: latch_resource("a", "lock:", 1, 10),

@@ -6,8 +6,10 @@ import pytest
 
 pytest.importorskip("lupa")
 
-from interlock._core import GRANTED, QUEUED
-from interlock.ports import _votes, quorum
+from interlock.ports import quorum
+
+from interlock._servers import quorum_votes as _votes
+from interlock.primitives.codes import GRANTED, QUEUED
 from planted import catch, replaced
 from simulator import WORLDS, natural, port, shrink, simulate, subject_of
 

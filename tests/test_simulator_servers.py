@@ -7,7 +7,8 @@ import pytest
 
 pytest.importorskip("lupa")
 
-from interlock.ports import _memory
+from interlock._quarantine import identity, lossless
+from interlock._quarantine.history import ServerHistory
 from planted import catch, replaced
 from simulator import SERVERS, natural, outages, port, profiles, shrink, simulate, site, subject_of
 from simulator.coroutines import Process
@@ -112,25 +113,25 @@ def every_restart_is_clean(monkeypatch):
 
 
 def clocks_are_not_compared(monkeypatch):
-    monkeypatch.setattr(_memory, "least_ttl", lambda *_: 0.0)
+    monkeypatch.setattr(lossless, "least_ttl", lambda *_: 0.0)
 
 
 def nobody_asks_with_which_keys_a_process_began(monkeypatch):
-    monkeypatch.setattr(_memory, "_loaded", lambda *_: False)
+    monkeypatch.setattr(identity, "_loaded", lambda *_: False)
 
 
 def a_promotion_is_as_old_as_its_process(monkeypatch):
-    monkeypatch.setattr(_memory.Facts, "promoted", property(lambda _: False))
+    monkeypatch.setattr(identity.Facts, "promoted", property(lambda _: False))
 
 
 def who_connects_again_remembers_nothing(monkeypatch):
-    meet = _memory.ServerHistory.meet
+    meet = ServerHistory.meet
 
     def forgetful(self, *args):
         self.before = "-"
         return meet(self, *args)
 
-    monkeypatch.setattr(_memory.ServerHistory, "meet", forgetful)
+    monkeypatch.setattr(ServerHistory, "meet", forgetful)
 
 
 def a_connection_is_trusted_for_ever(monkeypatch):
@@ -183,15 +184,15 @@ def test_a_proof_is_of_the_server_that_was_asked_for():
     """One that came meanwhile may have lost something, for all that is known of the one before."""
     place = site.Site(World(0))
     process, before = Process(place.world, "c0"), place.primary
-    epoch = _memory.ServerHistory(60.0).meet(before.facts(), port._ADDRESS)
-    assert _memory.least_lossless_ttl(place.seen_by(process), "another:one", epoch) == math.inf
+    epoch = ServerHistory(60.0).meet(before.facts(), port._ADDRESS)
+    assert lossless.least_lossless_ttl(place.seen_by(process), "another:one", epoch) == math.inf
     place.primary = place.another()
-    assert _memory.least_lossless_ttl(place.seen_by(process), "another:one", epoch) is None
+    assert lossless.least_lossless_ttl(place.seen_by(process), "another:one", epoch) is None
 
 
 def test_what_is_waited_for_is_not_forgotten_with_the_next_change():
     """A failover that lost something, then a handover that lost nothing: leases of before the first may still last."""
-    place, memory = site.Site(World(0)), _memory.ServerHistory(60.0)
+    place, memory = site.Site(World(0)), ServerHistory(60.0)
     first = memory.meet(place.primary.facts(), port._ADDRESS)
     evidence = [memory.meet(place.another().facts(), port._ADDRESS).previous for _ in range(2)]
     assert evidence == [first.identity, first.identity]

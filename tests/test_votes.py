@@ -1,11 +1,11 @@
-"""What several servers' replies mean together: the tables of `ports/_votes.py`, without any server."""
+"""What several servers' replies mean together: the tables of `_servers/quorum_votes.py`, without any server."""
 
 from __future__ import annotations
 
 import pytest
 
-from interlock._core import BUSY, GRANTED, NOT_FOUND, QUARANTINE, QUEUED, REVOKED
-from interlock.ports._votes import MERGED, SPLIT, UNAGREED, Votes
+from interlock._servers.quorum_votes import MERGED, SPLIT, UNAGREED, Votes
+from interlock.primitives.codes import BUSY, GRANTED, NOT_FOUND, QUARANTINE, QUEUED, REVOKED
 
 ME, OTHER = b"me/1", b"other/2"
 ACQUIRE = ("acquire", "me/1", "1000", "1000", "0", "-", "1", "", "lock")

@@ -16,7 +16,8 @@ import pytest
 pytest.importorskip("lupa")
 
 import walk
-from interlock._core import (
+from interlock._protocol.types import ServerError
+from interlock.primitives.codes import (
     BROKEN,
     BUSY,
     GRANTED,
@@ -26,7 +27,6 @@ from interlock._core import (
     RETRY,
     REVOKED,
     WRONG_KIND,
-    ServerError,
 )
 from walk import SOME
 

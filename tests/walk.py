@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import random
 
-from interlock._core import TOMBSTONE_TTL, ServerError
-from interlock._scripts import load
+from interlock._protocol.timing import TOMBSTONE_TTL
+from interlock._protocol.types import ServerError
+from interlock.primitives.scripts import load
 from simulator import commands, server
 
 ROUNDED = 0.5  # ms by which the scripts round ends and now: less than a client's margin

@@ -10,7 +10,8 @@ from simulator.messages import requests
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from interlock._core import Argument, Grant, Message
+    from interlock._client.grant import Grant
+    from interlock._protocol.types import Argument, Message
     from simulator.coroutines import Process, Task
     from simulator.site import Site
     from simulator.subjects import Thing

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from interlock._core import Grant
+from interlock._client.grant import Grant
 from simulator.subjects.subject import Share
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from interlock._core import GRANTED, QUARANTINE, QUEUED, ServerError, quarantine_evidence
+from interlock._protocol.types import ServerError
+from interlock.primitives.codes import GRANTED, QUARANTINE, QUEUED, quarantine_evidence
 from simulator.commands import Hash, ZSet
 from simulator.messages import answers, requests
 from simulator.subjects.subject import live

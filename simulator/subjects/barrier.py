@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from interlock._core import BROKEN, GRANTED, QUEUED
 from interlock.errors import BrokenBarrier
 from interlock.primitives.barrier import barrier_resource
+from interlock.primitives.codes import BROKEN, GRANTED, QUEUED
 from simulator.commands import Hash, ZSet
 
 from .subject import Reading, Share, Subject, Thing, Turn

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from interlock._core import BROKEN, GRANTED, QUEUED
 from interlock.errors import BrokenBarrier
+from interlock.primitives.codes import BROKEN, GRANTED, QUEUED
 from interlock.primitives.latch import latch_resource
 from simulator.commands import Hash
 

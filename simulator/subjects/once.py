@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from interlock._core import BUSY, GRANTED
 from interlock.aio import LeaseState, Ran
+from interlock.primitives.codes import BUSY, GRANTED
 from interlock.primitives.once import once_resource
 
 from .lock import LockThing

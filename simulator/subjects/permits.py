@@ -11,7 +11,7 @@ from .subject import Reading, Share, Thing, read
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from interlock._core import Argument, Resource
+    from interlock._protocol.types import Argument, Resource
     from simulator.server import Server
 
 

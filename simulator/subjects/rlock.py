@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from interlock._core import Grant
+from interlock._client.grant import Grant
 from interlock.primitives.lock import lock_resource
 from simulator.terms import Terms, terms
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from interlock._core import BUSY, QUEUED
 from interlock.errors import ConfigError, LockError
+from interlock.primitives.codes import BUSY, QUEUED
 from interlock.primitives.permits import read_resource
 from simulator.terms import Terms, terms
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from interlock import aio
-    from interlock._core import Argument
+    from interlock._protocol.types import Argument
     from simulator.server import Server
     from simulator.workers import Worker
 

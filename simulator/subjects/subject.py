@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from random import Random
 
     from interlock import aio
-    from interlock._core import Argument, Grant, Resource
+    from interlock._client.grant import Grant
+    from interlock._protocol.types import Argument, Resource
     from simulator.invariants.attempts import Attempt
     from simulator.server import Server
     from simulator.workers import Worker

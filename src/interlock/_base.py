@@ -11,23 +11,29 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ._acks import Acks
-from ._acks import checked_acks as acks_of
-from ._core import FOREVER, UNDO_GRACE, Grant, Stopped, log
-from ._names import MIN_TTL, checked_name, duration, positive_int, tagged
-from ._owned import Owned
-from .connect import Quorum, address
+from interlock._client import multi as multi_client
+from interlock._client.grant import Grant
+from interlock._client.reentrancy import Owned
+from interlock._connect.address import Quorum, address
+from interlock._protocol.acks import Acks
+from interlock._protocol.acks import checked_acks as acks_of
+from interlock._protocol.log import log
+from interlock._protocol.names import MIN_TTL, checked_name, duration, positive_int, tagged
+from interlock._protocol.timing import FOREVER, UNDO_GRACE
+from interlock._protocol.types import Stopped
+from interlock._quarantine.history import Histories
+
 from .errors import AcquireTimeout, ConfigError, LeaseLost, LockError, Unavailable
-from .ports._memory import Histories
 from .primitives import barrier, latch, multi, once, permits
 from .primitives.lock import parse_state as lock_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ._core import Resource
+    from interlock._client.session import Session
+    from interlock._protocol.types import Resource
+
     from ._section import BaseSection
-    from ._session import Session
 
 TTL: Final = 30.0  # seconds that a lease lasts, unless somebody says otherwise
 SHORTEST_TRY: Final = 0.01  # seconds: less than a round trip is no try
@@ -416,15 +422,17 @@ class BaseMulti(BaseLock):
             rest = [member for member in self._members if member.name not in leases]
             names = [member.name for member in rest]
             requests = [
-                multi.Request(each._asked(), each._hold, each._terms.ttl, each._terms.renew, each._terms.max_hold)
+                multi_client.Request(
+                    each._asked(), each._hold, each._terms.ttl, each._terms.renew, each._terms.max_hold
+                )
                 for each in rest
             ]
             # Otherwise each is had by itself: in different slots, on several servers, or acknowledged by replicas.
-            apart = core.port.is_quorum or multi.apart(core, requests)
+            apart = core.port.is_quorum or multi_client.apart(core, requests)
             one_step = not apart and not any(each._terms.acks for each in rest)
             busy: Resource | None = None
             if rest:
-                busy = await multi.together(core, requests, until, leases) if one_step else requests[0].resource
+                busy = await multi_client.together(core, requests, until, leases) if one_step else requests[0].resource
             if busy is None:
                 for member, name in zip(rest, names, strict=True):
                     member._taken(leases[name])

@@ -12,14 +12,14 @@ import weakref
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
-from ._acks import Assurance
-from ._core import Grant
+from interlock._client.grant import Grant
+from interlock._protocol.acks import Assurance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ._core import AutoResetEvent
-    from ._session import Session
+    from interlock._client.session import Session
+    from interlock._protocol.types import AutoResetEvent
 
 L = TypeVar("L", bound="BaseLease")
 # What `execute` gives back: bytes for strings, as the server sent them.

@@ -10,7 +10,20 @@ import weakref
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
 
-from ._acks import Assurance
+from interlock._client import barrier as barrier_client
+from interlock._client import latch as latch_client
+from interlock._client import permits as permits_client
+from interlock._client.election import Watch, leader
+from interlock._client.session import Session
+from interlock._connect.address import quorum
+from interlock._protocol.acks import Assurance
+from interlock._protocol.names import checked_name, token_part
+from interlock._protocol.run import run
+from interlock._protocol.timing import TRY_FOR
+from interlock._servers.open import open_port
+from interlock._transports.blocking import ThreadPort
+from interlock.primitives.election import Leader, election_resource
+
 from ._base import (
     TTL,
     UNSET,
@@ -28,19 +41,12 @@ from ._base import (
     Unset,
     timeout_of,
 )
-from ._core import TRY_FOR, run
 from ._lease import BaseLease, BaseMultiLease, BaseReentrantLease, LeaseState, Reply
-from ._names import checked_name, token_part
 from ._section import BaseSection, Exit, loaded, pooled
-from ._session import Session
 from ._template import Template, busy_skips
-from .connect import quorum
 from .errors import AcquireTimeout, ConfigError, LeaseLost
-from .ports.opening import open_port
-from .ports.threads import ThreadPort
 from .primitives import barrier, latch, permits
 from .primitives.barrier import BarrierState
-from .primitives.election import Leader, Watch, election_resource, leader
 from .primitives.latch import LatchState
 from .primitives.lock import State, lock_resource, owner_prefix
 from .primitives.once import Limits, OnceState, Ran, Skipped, once_resource
@@ -576,14 +582,14 @@ class Semaphore(BasePermits, Lockable[PermitState, Lease]):
 
     def available(self) -> int:
         """How many permits are free now. It is old when you read it."""
-        return run(permits.available(self._session.core, self._primitive))
+        return run(permits_client.available(self._session.core, self._primitive))
 
     def set_limit(self, limit: int) -> None:
         """Change the limit for everybody, in the server. Holders keep what they have.
 
         Requests that wait for more than that fail; clients that come with another limit are told so.
         """
-        self._primitive = run(permits.set_limit(self._session.core, self._primitive, limit))
+        self._primitive = run(permits_client.set_limit(self._session.core, self._primitive, limit))
 
 
 class RWLock:
@@ -640,7 +646,7 @@ class Latch(BaseLatch):
 
         Raises Unavailable (it may have been counted then), BrokenBarrier if it was revoked, or ConfigError.
         """
-        return run(latch.count_down(self._session.core, self._primitive, n))
+        return run(latch_client.count_down(self._session.core, self._primitive, n))
 
     def count(self) -> int:
         """How many are left now."""
@@ -652,7 +658,7 @@ class Latch(BaseLatch):
         `timeout` is in seconds: None waits for ever, 0 does not wait. Raises AcquireTimeout; BrokenBarrier if the
         latch was revoked, or is gone from the server; Unavailable or ConfigError.
         """
-        run(latch.wait(self._session.core, self._primitive, timeout_of(timeout)))
+        run(latch_client.wait(self._session.core, self._primitive, timeout_of(timeout)))
 
     def inspect(self) -> LatchState:
         """How many are left and who waits, now. For people: it is old when you read it."""
@@ -674,11 +680,11 @@ class Barrier(BaseBarrier):
         `timeout` is in seconds: None waits for ever. One whose time is over breaks the barrier for all who wait, as
         does one that dies or is interrupted. Raises BrokenBarrier, until reset(); Unavailable or ConfigError.
         """
-        return run(barrier.wait(self._session.core, self._primitive, timeout_of(timeout)))
+        return run(barrier_client.wait(self._session.core, self._primitive, timeout_of(timeout)))
 
     def reset(self) -> None:
         """Begin anew. Who waits is told BrokenBarrier; who comes from now on waits for the others again."""
-        run(barrier.reset(self._session.core, self._primitive))
+        run(barrier_client.reset(self._session.core, self._primitive))
 
     def inspect(self) -> BarrierState:
         """Who has arrived, and whether it is broken, now. For people: it is old when you read it."""

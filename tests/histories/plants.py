@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from interlock import _scripts, aio
-from interlock._core import Core, Grant
-from interlock._renewal import Renewal
+from interlock import aio
+from interlock._client.core import Core
+from interlock._client.grant import Grant
+from interlock._client.renewal import Renewal
 from interlock.primitives import lock
+from interlock.primitives import scripts as _scripts
 
 if TYPE_CHECKING:
-    from interlock._core import Script
+    from interlock._protocol.types import Script
 
 
 def believes() -> None:

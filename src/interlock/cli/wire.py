@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
-from interlock.connect import Address, address
+from interlock._connect.address import Address, address
 from interlock.errors import ConfigError, Unavailable
 
 if TYPE_CHECKING:

@@ -15,9 +15,11 @@ import inspect
 import secrets
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar, overload
 
-from interlock._core import GRANTED, NOT_FOUND, Grant, run
-from interlock._names import MIN_TTL, duration
+from interlock._client.grant import Grant
+from interlock._protocol.names import MIN_TTL, duration
+from interlock._protocol.run import run
 from interlock.errors import AcquireTimeout, ConfigError
+from interlock.primitives.codes import GRANTED, NOT_FOUND
 from interlock.primitives.lock import lock_resource
 from interlock.primitives.permits import semaphore_resource
 
@@ -26,7 +28,7 @@ from ._targets import MAX_TTL, Cache, Client, close, found, interlock
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from interlock._core import Resource
+    from interlock._protocol.types import Resource
     from interlock.threads import Interlock, Lease, Lockable
 
 __all__ = [

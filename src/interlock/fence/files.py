@@ -36,7 +36,7 @@ import stat
 import time
 from typing import IO, TYPE_CHECKING, BinaryIO, Final, TextIO, cast, overload
 
-from interlock._names import duration
+from interlock._protocol.names import duration
 from interlock.errors import ConfigError, Unavailable
 
 from . import Fenced, fence_of, refused

@@ -13,9 +13,9 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from interlock._names import duration
-from interlock._scripts import load
+from interlock._protocol.names import duration
 from interlock.errors import ConfigError, LockError, Unavailable
+from interlock.primitives.scripts import load
 
 from . import Fenced, fence_of, refused
 

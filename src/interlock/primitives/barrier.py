@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from interlock._core import GRANTED, HANDOVER_TTL, UNDO_GRACE, WRONG_KIND, Attempt, Resource, reply_error
-from interlock._names import keys_of, positive_int
-from interlock._scripts import load
-from interlock.errors import AcquireTimeout, BrokenBarrier, LockError
+from interlock._protocol.names import keys_of, positive_int
+from interlock._protocol.types import Resource
+from interlock.primitives.scripts import load
 
 from .lock import COMPANIONS
-
-if TYPE_CHECKING:
-    from interlock._core import Core
 
 MAX_PARTIES: Final = 100_000  # parties
 
@@ -25,51 +19,6 @@ def barrier_resource(name: object, prefix: str, parties: object) -> Resource:
     checked, keys = keys_of(name, prefix, (*COMPANIONS, "present"))
     number = positive_int(parties, "its parties", f"barrier {name!r}", MAX_PARTIES)
     return Resource("barrier", checked, load("barrier"), keys, (), (str(number),), has_generation=True)
-
-
-async def wait(core: Core, resource: Resource, timeout: float | None) -> int:
-    """See Barrier.wait."""
-    attempt = core.attempt(resource, HANDOVER_TTL, wait=timeout is None or timeout > 0)
-    attempt.is_queued = attempt.event is None  # it arrives even if it can't wait, and then has to leave
-
-    def index(attempt: Attempt, reply: Any, _sent: float) -> int:
-        core.waiters.unregister(attempt)
-        return int(reply[1])
-
-    try:
-        return await core.wait_until_granted(resource, index, HANDOVER_TTL, timeout, _timeout_error, attempt)
-    except AcquireTimeout as error:
-        passed = await _passed_unheard(core, attempt)
-        if passed is None:
-            raise BrokenBarrier(str(error)) from error.__cause__
-        return passed
-
-
-async def _passed_unheard(core: Core, attempt: Attempt) -> int | None:
-    """The index of one that has passed though its time is over: the others had gone on with it, unheard. Else None."""
-    resource, phase = attempt.resource, attempt.generation or "-"  # not an arrival in any case
-    _, channel = core.port.subscription_of(resource.keys[0])
-    args = ("acquire", attempt.token, "0", attempt.handover_ttl_ms, "0", channel, "0", *resource.acquire_args, phase)
-    with contextlib.suppress(LockError):
-        reply, _ = await core.request(Attempt(resource, "-", 0, None), args, core.port.now() + UNDO_GRACE)
-        if reply[0] == GRANTED:
-            return int(reply[1])
-    return None
-
-
-def _timeout_error(resource: Resource, timeout: float, reply: Any) -> AcquireTimeout:
-    parties = str(resource.acquire_args[0])
-    return AcquireTimeout(
-        f"{resource}: the others did not come within {timeout:g} s, and so it is broken for all until reset(). "
-        f"Of {parties} parties {reply[1]} had come when last asked"
-    )
-
-
-async def reset(core: Core, resource: Resource) -> None:
-    """See Barrier.reset."""
-    reply = await core.query(resource, "reset", f"reset/{secrets.token_hex(16)}")
-    if reply[0] == WRONG_KIND:
-        raise reply_error(resource, WRONG_KIND, reply)
 
 
 @dataclass(frozen=True)

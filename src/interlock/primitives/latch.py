@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from interlock._core import GRANTED, HANDOVER_TTL, Resource, reply_error
-from interlock._names import duration, keys_of, positive_int
-from interlock._scripts import load
-from interlock.errors import AcquireTimeout
+from interlock._protocol.names import duration, keys_of, positive_int
+from interlock._protocol.types import Resource
+from interlock.primitives.scripts import load
 
 from .lock import COMPANIONS
-
-if TYPE_CHECKING:
-    from interlock._core import Attempt, Core
 
 MAX_COUNT: Final = 1_000_000_000  # that a latch counts
 MIN_LATCH_TTL: Final = 10.0  # seconds that a latch lives at least: its waiters are heard of every second
@@ -26,30 +21,6 @@ def latch_resource(name: object, prefix: str, count: object, ttl: object) -> Res
     number = positive_int(count, "its count", f"latch {name!r}", MAX_COUNT)
     keep_ms = int(duration(ttl, "ttl", least=MIN_LATCH_TTL) * 1000)
     return Resource("latch", checked, load("latch"), keys, (), (str(number), str(keep_ms)), has_generation=True)
-
-
-async def count_down(core: Core, resource: Resource, by: object) -> int:
-    """See Latch.count_down."""
-    number = positive_int(by, "what it counts down", resource, MAX_COUNT)
-    reply = await core.query(resource, "count", f"count/{secrets.token_hex(16)}", str(number), *resource.acquire_args)
-    if reply[0] != GRANTED:
-        raise reply_error(resource, reply[0], reply)
-    left: int = reply[1]
-    return left
-
-
-async def wait(core: Core, resource: Resource, timeout: float | None) -> None:
-    """See Latch.wait."""
-
-    def opened(attempt: Attempt, _reply: Any, _sent: float) -> bool:
-        core.waiters.unregister(attempt)
-        return True
-
-    await core.wait_until_granted(resource, opened, HANDOVER_TTL, timeout, _timeout_error)
-
-
-def _timeout_error(resource: Resource, timeout: float, reply: Any) -> AcquireTimeout:
-    return AcquireTimeout(f"{resource} did not open within {timeout:g} s: {reply[1]} have yet to count down")
 
 
 @dataclass(frozen=True)

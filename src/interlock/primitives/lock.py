@@ -6,10 +6,11 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from interlock._core import QUARANTINE, Resource, free_text
-from interlock._names import keys_of, token_part
-from interlock._scripts import load
+from interlock._protocol.names import keys_of, token_part
+from interlock._protocol.types import Resource
 from interlock.errors import ConfigError
+from interlock.primitives.codes import QUARANTINE, free_text
+from interlock.primitives.scripts import load
 
 COMPANIONS = ("record", "queue", "waiters", "gone")
 RECORD_VERSION = "1"  # the version that records begin with

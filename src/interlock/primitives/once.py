@@ -7,15 +7,16 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 from urllib.parse import quote
 
-from interlock._core import QUARANTINE
-from interlock._names import MIN_TTL, duration
+from interlock._protocol.names import MIN_TTL, duration
 from interlock.errors import AcquireTimeout, ConfigError
+from interlock.primitives.codes import QUARANTINE
 
 from .lock import over_lock
 from .lock import parse_state as lock_state
 
 if TYPE_CHECKING:
-    from interlock._core import Grant, Resource
+    from interlock._client.grant import Grant
+    from interlock._protocol.types import Resource
 
 R = TypeVar("R")
 RUN_TTL: Final = 30.0  # seconds after which the run of a dead process is over, if at_most is not shorter

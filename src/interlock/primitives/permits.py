@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from interlock._core import GRANTED, Resource, reply_error
-from interlock._names import keys_of, positive_int
-from interlock._scripts import load
+from interlock._protocol.names import keys_of, positive_int
+from interlock._protocol.types import Resource
 from interlock.errors import ConfigError
+from interlock.primitives.scripts import load
 
 from .lock import RECORD_VERSION
-
-if TYPE_CHECKING:
-    from interlock._core import Core
 
 COMPANIONS = ("record", "queue", "waiters", "gone", "shares")
 ALL_PERMITS: Final = 1_000_000_000  # permits of a read-write lock: what a writer takes; a reader takes one
@@ -67,22 +63,6 @@ def beside_own_leases(resource: Resource, leases: list[Any]) -> Resource:
             "other for ever. Release the read lease first, and read anew under the write lease"
         )
     return resource._replace(acquire_args=(kind, number, limit, held[-1].token))
-
-
-async def available(core: Core, resource: Resource) -> int:
-    """See Semaphore.available."""
-    now = parse_state(resource.name, await core.query(resource, "inspect", "1"))
-    return max(0, (now.limit or int(resource.acquire_args[2])) - now.used)
-
-
-async def set_limit(core: Core, resource: Resource, limit: object) -> Resource:
-    """See Semaphore.set_limit."""
-    number = _checked_limit(resource.name, limit)
-    kind, wants, _, under = resource.acquire_args
-    reply = await core.query(resource, "limit", f"limit/{secrets.token_hex(16)}", kind, str(number))
-    if reply[0] != GRANTED:
-        raise reply_error(resource, reply[0], reply)
-    return resource._replace(acquire_args=(kind, wants, str(number), under))
 
 
 def _checked_limit(name: object, limit: object) -> int:
