@@ -167,7 +167,7 @@ async def met(locks):
     """Once it has met all primaries, it is a witness of what they do."""
     await (await locks.lock("hello", ttl=1).acquire()).release()
     port = locks._session.port
-    await until(lambda: all(member is not None and member.memory.known for member in {*port._map}), within=30)
+    await until(lambda: all(member is not None and member.history.known for member in {*port._map}), within=30)
 
 
 @rule(1, 10)
@@ -223,7 +223,7 @@ async def test_a_primary_that_hears_nothing_more_stops_before_it_is_no_longer_wa
             return False
 
         await until(refuses)
-    longer = {member.memory.latest.isolation_grace for member in {*locks._session.port._map}}
+    longer = {member.history.latest.isolation_grace for member in {*locks._session.port._map}}
     assert longer == {4.0}
     assert last - silent < 4.0
 

@@ -90,7 +90,7 @@ async def knows_all(kit, locks):
     """Once it has met all primaries, it is a witness of what they do."""
     await use(locks.lock("hello"))
     port = port_of(kit, locks)
-    await until(lambda: all(member is not None and member.memory.known for member in {*port._map}))
+    await until(lambda: all(member is not None and member.history.known for member in {*port._map}))
     return port
 
 
@@ -468,7 +468,7 @@ async def test_a_slot_that_goes_to_a_node_which_serves_once_more_is_not_in_quara
         await use(locks.lock(there), 10)
     serving = harmed.primary_of(f"lock:{there}")
     member = next(each for each in {*port._map} if each.address.parameters["port"] == serving.port)
-    await until(lambda: member.memory.known == member.memory.latest.identity)
+    await until(lambda: member.history.known == member.history.latest.identity)
     old = harmed.primary_of(slot)
     harmed.migrate(slot, to=serving)
     try:

@@ -322,12 +322,12 @@ class SilentPort:
     def now(self) -> float:
         return self.time
 
-    def listen(self, key: str) -> None: ...
+    def ensure_subscribed(self, key: str) -> None: ...
 
     def set(self) -> None:
         self.woken += 1
 
-    def ear(self, _key):
+    def subscription_of(self, _key):
         return "0", "channel"
 
     async def calls(self, messages, _until):

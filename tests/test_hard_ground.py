@@ -273,7 +273,7 @@ def test_a_tls_handshake_that_is_cut_off_is_not_a_wrong_configuration():
             raise ConnectionResetError(104, "Connection reset by peer")  # noqa: B904 (its context is the point)
     except ConnectionResetError as raised:
         error = raised
-    address = SimpleNamespace(kind="tls", shown="rediss://localhost:6379/0")
+    address = SimpleNamespace(kind="tls", display_url="rediss://localhost:6379/0")
     refused = connection_error(error, address)
     assert isinstance(refused, Disconnected), refused
     wrong = connection_error(ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number"), address)

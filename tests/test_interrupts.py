@@ -304,7 +304,7 @@ async def test_an_interrupt_in_the_connection_gives_nobody_the_reply_to_another(
 
 def half_way(frame, event) -> bool:
     """Within one of the steps that must be done as a whole."""
-    return event == "c_return" and frame.f_code.co_name in {"post", "_flush", "data_received"}
+    return event == "c_return" and frame.f_code.co_name in {"send_for", "_flush", "data_received"}
 
 
 @rule(8)

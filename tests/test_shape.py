@@ -54,7 +54,7 @@ def imports(path: Path) -> set[str]:
 def test_client_libraries_are_known_to_transports_connect_and_embedded_only(path):
     place = path.relative_to(SOURCE)
     # The demo's recipes are what people write with a client, so they need one.
-    if place.parts[0] in {"_transports", "_connect", "_quarantine", "cli", "testing"} or str(place) == "embedded.py":
+    if place.parts[0] in {"_transports", "_connect", "_quarantine", "_servers", "cli", "testing"} or str(place) == "embedded.py":
         return
     assert not imports(path) & CLIENT_LIBRARIES
 

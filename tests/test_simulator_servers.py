@@ -135,7 +135,7 @@ def who_connects_again_remembers_nothing(monkeypatch):
 
 
 def a_connection_is_trusted_for_ever(monkeypatch):
-    monkeypatch.setattr(port, "DOUBT", math.inf)
+    monkeypatch.setattr(port, "TRUSTED_FOR", math.inf)
 
 
 def an_answer_counts_when_it_comes(monkeypatch):

@@ -188,7 +188,7 @@ class Quorum:
 
 
 class _Packer:
-    """What redis-py packs its handshake with: text only, see `ports._wire.pack`."""
+    """What redis-py packs its handshake with: text only, see `_transports.resp.pack`."""
 
     @staticmethod
     def pack(*args: object) -> list[bytes]:

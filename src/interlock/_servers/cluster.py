@@ -129,7 +129,7 @@ class ClusterPort:
 
     @push_handler.setter
     def push_handler(self, sink: PushHandler) -> None:
-        self._push_handler = self.runtime.sink = sink
+        self._push_handler = self.runtime.push_handler = sink
 
     # Asking
 
@@ -599,7 +599,7 @@ class ClusterPort:
 
     def reset_after_fork(self) -> None:
         """In a child after fork: what was open belongs to the parent."""
-        self.runtime.forget()
+        self.runtime.reset_after_fork()
         for member in self._nodes.values():
             member.port.reset_after_fork()
         self._start()
