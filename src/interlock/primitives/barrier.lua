@@ -28,202 +28,203 @@
 --include queue
 
 local BARRIER, PRESENT = KEYS[1], KEYS[6]
-local BROKEN, KNOWN_MS = 10, 60000
-local generation, text, parties, arrivals, passed, told, why
-local rest = ''  -- what follows the words of the record that this version knows
+local BROKEN, ARRIVAL_TTL_MS = 10, 60000
+local generation, record, parties, arrivals, passed, woken, reason
+local tail = ''  -- what follows the words of the record that this version knows
 
 -- Whether there is none, or one that is ours to read: then the variables above are its own.
-local function read()
-  text = call('GET', RECORD)
-  local number, more = string.match((text or '') .. ' ', '^1 barrier (%d+)( .*)')
-  if text and not number then return false end
+local function read_barrier()
+  record = call('GET', RECORD)
+  local stored_generation, text = string.match((record or '') .. ' ', '^1 barrier (%d+)( .*)')
+  if record and not stored_generation then return false end
   local stored = call('HMGET', BARRIER, 'parties', 'arrivals', 'passed', 'told', 'why')
-  if text and stored[1] then
-    generation, rest, parties = number, string.sub(more, 1, -2), tonumber(stored[1])
-    arrivals, passed, told, why = tonumber(stored[2]), tonumber(stored[3]), tonumber(stored[4]), stored[5]
+  if record and stored[1] then
+    generation, tail, parties = stored_generation, string.sub(text, 1, -2), tonumber(stored[1])
+    arrivals, passed, woken, reason = tonumber(stored[2]), tonumber(stored[3]), tonumber(stored[4]), stored[5]
   end
   return true
 end
 
-local function keep()
-  call('PEXPIRE', RECORD, RECORD_MS)
-  call('PEXPIRE', BARRIER, RECORD_MS)
-  for _, key in ipairs({QUEUE, WAITERS, PRESENT}) do call('PEXPIRE', key, KNOWN_MS) end
+local function refresh_ttls()
+  call('PEXPIRE', RECORD, RECORD_TTL_MS)
+  call('PEXPIRE', BARRIER, RECORD_TTL_MS)
+  for _, key in ipairs({QUEUE, WAITERS, PRESENT}) do call('PEXPIRE', key, ARRIVAL_TTL_MS) end
 end
 
-local function write()
-  call('SET', RECORD, '1 barrier ' .. generation .. rest, 'PX', RECORD_MS)
-  call('HSET', BARRIER, 'parties', parties, 'arrivals', arrivals, 'passed', passed, 'told', told)
-  if why then call('HSET', BARRIER, 'why', why) else call('HDEL', BARRIER, 'why') end
-  keep()
+local function write_barrier()
+  call('SET', RECORD, '1 barrier ' .. generation .. tail, 'PX', RECORD_TTL_MS)
+  call('HSET', BARRIER, 'parties', parties, 'arrivals', arrivals, 'passed', passed, 'told', woken)
+  if reason then call('HSET', BARRIER, 'why', reason) else call('HDEL', BARRIER, 'why') end
+  refresh_ttls()
 end
 
 -- Those who came after this number, up to that one: some of them.
-local function some(from, to)
-  return call('ZRANGEBYSCORE', QUEUE, '(' .. from, to, 'LIMIT', 0, SKIP)
+local function list_arrivals(after, last)
+  return call('ZRANGEBYSCORE', QUEUE, '(' .. after, last, 'LIMIT', 0, MAX_PER_CALL)
 end
 
-local function rouse(who)
-  local channel = string.match(call('HGET', WAITERS, who) or '', '^%d+ %d+ %d (%S+)')
-  if channel then tell(channel, 'granted ' .. who) end
+local function wake_one(party)
+  local channel = string.match(call('HGET', WAITERS, party) or '', '^%d+ %d+ %d (%S+)')
+  if channel then publish(channel, 'granted ' .. party) end
 end
 
 -- Go on with telling those who passed, or everybody if it is broken.
-local function wake()
-  local last = why and arrivals or passed
-  if told >= last then return end
-  local found = some(told, last)
-  for _, who in ipairs(found) do rouse(who) end
-  told = #found == SKIP and tonumber(call('ZSCORE', QUEUE, found[SKIP])) or last
-  call('HSET', BARRIER, 'told', told)
+local function wake_some()
+  local last = reason and arrivals or passed
+  if woken >= last then return end
+  local found = list_arrivals(woken, last)
+  for _, party in ipairs(found) do wake_one(party) end
+  woken = #found == MAX_PER_CALL and tonumber(call('ZSCORE', QUEUE, found[MAX_PER_CALL])) or last
+  call('HSET', BARRIER, 'told', woken)
 end
 
-local function break_for(reason)
-  why = reason
+local function break_barrier(cause)
+  reason = cause
   call('DEL', PRESENT)
-  call('HSET', BARRIER, 'why', why)
-  wake()
+  call('HSET', BARRIER, 'why', reason)
+  wake_some()
 end
 
 -- Break it if somebody who waits is not heard of any more.
-local function check()
-  if why or arrivals == passed then return end
-  local dead = call('ZRANGEBYSCORE', PRESENT, '-inf', string.format('%.0f', micros() / 1000), 'LIMIT', 0, 1)[1]
+local function break_if_party_died()
+  if reason or arrivals == passed then return end
+  local dead = call('ZRANGEBYSCORE', PRESENT, '-inf', string.format('%.0f', get_time_us() / 1000), 'LIMIT', 0, 1)[1]
   if dead or call('ZCARD', PRESENT) < arrivals - passed then
-    break_for('a party is not heard of any more: ' .. (dead or 'the server has lost it'))
+    break_barrier('a party is not heard of any more: ' .. (dead or 'the server has lost it'))
   end
 end
 
-local function alive(who)
-  call('ZADD', PRESENT, string.format('%.0f', micros() / 1000 + ALIVE_MS), who)
+local function mark_alive(party)
+  call('ZADD', PRESENT, string.format('%.0f', get_time_us() / 1000 + LIVENESS_MS), party)
 end
 
 -- Forget some of those who passed long ago.
-local function forget()
-  local now = micros() / 1000
-  for _, who in ipairs(some(0, passed)) do
-    local until_ms = string.match(call('HGET', WAITERS, who) or '0', '^%d+')
-    if until_ms + KNOWN_MS > now then return end
-    leave(who)
+local function forget_passed()
+  local now_ms = get_time_us() / 1000
+  for _, party in ipairs(list_arrivals(0, passed)) do
+    local alive_until = string.match(call('HGET', WAITERS, party) or '0', '^%d+')
+    if alive_until + ARRIVAL_TTL_MS > now_ms then return end
+    dequeue(party)
   end
 end
 
 if verb == 'acquire' then
-  local life, heard, channel, wait = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
-  local wanted, arrived_in = tonumber(ARGV[8]), ARGV[9]
-  if not read() then return {MISUSED, text} end
-  local number = generation and tonumber(call('ZSCORE', QUEUE, token) or nil)
-  if number then  -- the same request again
-    keep()  -- before the first write: one that is here already needs no memory
-    if number > passed then
-      if not why then alive(token) end
-      check()
+  local handover_ttl, subscribed, channel, may_wait = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+  local wanted_parties, arrived_in = tonumber(ARGV[8]), ARGV[9]
+  if not read_barrier() then return {MISUSED, record} end
+  local arrival = generation and tonumber(call('ZSCORE', QUEUE, token) or nil)
+  if arrival then  -- the same request again
+    refresh_ttls()  -- before the first write: one that is here already needs no memory
+    if arrival > passed then
+      if not reason then mark_alive(token) end
+      break_if_party_died()
     end
-    wake()
-    if number <= passed then
+    wake_some()
+    if arrival <= passed then
       return {GRANTED, tonumber(string.match(call('HGET', WAITERS, token) or '', '^%d+ %d+ %d %S+ (%d+)') or 0)}
     end
-    if not why and wait ~= '1' then break_for('the time of a party was over: ' .. token) end
-    if why then return {BROKEN, why} end
-    enqueue(token, life, heard, channel, string.format(' %d', number - passed - 1))
-    keep()
+    if not reason and may_wait ~= '1' then break_barrier('the time of a party was over: ' .. token) end
+    if reason then return {BROKEN, reason} end
+    enqueue(token, handover_ttl, subscribed, channel, string.format(' %d', arrival - passed - 1))
+    refresh_ttls()
     return {QUEUED, arrivals - passed, 1000, 0, generation}
   end
-  if call('ZSCORE', GONES, token) then return {BROKEN, 'it was reset, or this party has left'} end
+  if call('ZSCORE', TOMBSTONES, token) then return {BROKEN, 'it was reset, or this party has left'} end
   if arrived_in ~= '' and arrived_in ~= generation then
     return {BROKEN, 'it was reset, or the server has lost it'}
   end
   if not generation then
-    generation, parties, arrivals, passed, told = string.format('%.0f', micros()), wanted, 0, 0, 0
-    call('SET', RECORD, '1 barrier ' .. generation, 'PX', RECORD_MS)
+    generation, parties, arrivals, passed, woken = string.format('%.0f', get_time_us()), wanted_parties, 0, 0, 0
+    call('SET', RECORD, '1 barrier ' .. generation, 'PX', RECORD_TTL_MS)
     call('DEL', BARRIER, QUEUE, WAITERS, PRESENT)
   end
-  check()
-  if why then return {BROKEN, why} end
+  break_if_party_died()
+  if reason then return {BROKEN, reason} end
   if arrived_in ~= '' then return {BROKEN, 'the server does not know any more that this party came'} end
-  if parties ~= wanted and arrivals > passed then return {LIMIT, parties} end
-  parties = wanted  -- nobody waits, so nobody counts on another number
-  forget()
+  if parties ~= wanted_parties and arrivals > passed then return {LIMIT, parties} end
+  parties = wanted_parties  -- nobody waits, so nobody counts on another number
+  forget_passed()
   arrivals = arrivals + 1
   local index = arrivals - passed - 1
-  write()  -- if there is no memory, this fails, and nothing was done
+  write_barrier()  -- if there is no memory, this fails, and nothing was done
   call('ZADD', QUEUE, arrivals, token)
-  enqueue(token, life, heard, channel, ' ' .. index)
+  enqueue(token, handover_ttl, subscribed, channel, ' ' .. index)
   if index == parties - 1 then
     call('DEL', PRESENT)
     passed = arrivals
   else
-    alive(token)
-    if wait ~= '1' then
-      break_for('a party came that could not wait: ' .. token)
-      keep()
-      return {BROKEN, why}
+    mark_alive(token)
+    if may_wait ~= '1' then
+      break_barrier('a party came that could not wait: ' .. token)
+      refresh_ttls()
+      return {BROKEN, reason}
     end
   end
-  write()
-  wake()
+  write_barrier()
+  wake_some()
   if passed == arrivals then return {GRANTED, index} end
   return {QUEUED, index + 1, 1000, 0, generation}
 
 elseif verb == 'release' then
-  if read() and generation then
-    local number = tonumber(call('ZSCORE', QUEUE, token) or 0)
-    if number > passed then
-      if not why then break_for('a party left, or its time was over: ' .. token) end
-      leave(token)
+  if read_barrier() and generation then
+    local arrival = tonumber(call('ZSCORE', QUEUE, token) or 0)
+    if arrival > passed then
+      if not reason then break_barrier('a party left, or its time was over: ' .. token) end
+      dequeue(token)
     end
   end
-  bury(token, ARGV[3])
+  add_tombstone(token, ARGV[3])
   return {0, 0}
 
 elseif verb == 'vouch' then
-  read()
-  if generation then keep() end  -- before the first write: who waits already needs no memory
-  return vouch(
+  read_barrier()
+  if generation then refresh_ttls() end  -- before the first write: who waits already needs no memory
+  return heartbeat(
     function()
       if generation then
         for i = 4, #ARGV, 2 do
-          if call('ZSCORE', PRESENT, ARGV[i]) then alive(ARGV[i]) end
+          if call('ZSCORE', PRESENT, ARGV[i]) then mark_alive(ARGV[i]) end
         end
-        check()
-        wake()
-        keep()
+        break_if_party_died()
+        wake_some()
+        refresh_ttls()
       end
       return 1000
     end,
-    function(who) return not generation or why or tonumber(call('ZSCORE', QUEUE, who) or 0) <= passed end
+    function(party) return not generation or reason or tonumber(call('ZSCORE', QUEUE, party) or 0) <= passed end
   )
 
 elseif verb == 'reset' then
-  if not read() then return {MISUSED, text} end
-  if not generation or call('ZSCORE', GONES, token) then return {0} end
-  for _, who in ipairs(some(passed, arrivals)) do rouse(who) end
-  for _, who in ipairs(call('ZRANGEBYSCORE', QUEUE, '(' .. passed, '+inf')) do
-    leave(who)
-    redis.pcall('ZADD', GONES, string.format('%.0f', micros() / 1000 + KNOWN_MS), who)  -- a late copy is no arrival
+  if not read_barrier() then return {MISUSED, record} end
+  if not generation or call('ZSCORE', TOMBSTONES, token) then return {0} end
+  for _, party in ipairs(list_arrivals(passed, arrivals)) do wake_one(party) end
+  for _, party in ipairs(call('ZRANGEBYSCORE', QUEUE, '(' .. passed, '+inf')) do
+    dequeue(party)
+    -- A late copy is no arrival.
+    redis.pcall('ZADD', TOMBSTONES, string.format('%.0f', get_time_us() / 1000 + ARRIVAL_TTL_MS), party)
   end
   call('DEL', PRESENT)
-  generation = string.format('%.0f', math.max(generation + 1, micros()))
-  passed, told, why = arrivals, arrivals, nil
-  rest = ''
-  write()
-  bury(token, tostring(KNOWN_MS))
+  generation = string.format('%.0f', math.max(generation + 1, get_time_us()))
+  passed, woken, reason = arrivals, arrivals, nil
+  tail = ''
+  write_barrier()
+  add_tombstone(token, tostring(ARRIVAL_TTL_MS))
   return {1}
 
 elseif verb == 'revoke' then
-  if call('ZSCORE', GONES, token) then return {1} end
-  if not read() or not generation or why then return {0} end
-  break_for(ARGV[3])
-  bury(token, tostring(KNOWN_MS))
+  if call('ZSCORE', TOMBSTONES, token) then return {1} end
+  if not read_barrier() or not generation or reason then return {0} end
+  break_barrier(ARGV[3])
+  add_tombstone(token, tostring(ARRIVAL_TTL_MS))
   return {1}
 
 elseif verb == 'inspect' then
-  if not read() then return redis.error_reply('WRONGTYPE ' .. text) end
+  if not read_barrier() then return redis.error_reply('WRONGTYPE ' .. record) end
   if generation then
-    check()
-    wake()
+    break_if_party_died()
+    wake_some()
   end
-  return {generation or '', parties or 0, (arrivals or 0) - (passed or 0), why or '',
+  return {generation or '', parties or 0, (arrivals or 0) - (passed or 0), reason or '',
     unpack(call('ZRANGEBYSCORE', QUEUE, '(' .. (passed or 0), '+inf', 'LIMIT', 0, ARGV[2]))}
 end
 return redis.error_reply('ERR interlock: unknown verb ' .. tostring(verb))

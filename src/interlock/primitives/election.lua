@@ -26,7 +26,7 @@
 --function lock
 
 local verb, LOCK, RECORD, WATCHERS = ARGV[1], KEYS[1], KEYS[2], KEYS[6]
-local GRANTED, MISUSED, SOME, MOST, WATCH_MS = 1, 8, 32, 10000, 10000
+local GRANTED, MISUSED, MAX_NOTIFIED, MAX_WATCHERS, WATCHERS_TTL_MS = 1, 8, 32, 10000, 10000
 
 if verb == 'renew' or verb == 'keys' then return lock(KEYS, ARGV) end
 local reply = verb ~= 'watch' and lock(KEYS, ARGV)
@@ -36,17 +36,17 @@ local record = redis.call('GET', RECORD)
 local kind, term = string.match(record or '1 election 0 - -', '^1 (%a+) (%d+)')
 if kind ~= 'election' and kind ~= 'unknown' then return reply or {MISUSED, record} end
 local leader = redis.call('GET', LOCK)
-local known = string.format('%.0f', term * 2 + (leader and 0 or 1))
+local version = string.format('%.0f', term * 2 + (leader and 0 or 1))
 if verb == 'watch' then
   -- So many have never come again, or are too many for pushes: who lives comes again by itself.
-  if redis.call('ZCARD', WATCHERS) >= MOST then redis.call('DEL', WATCHERS) end
-  redis.call('ZADD', WATCHERS, known, ARGV[3] .. ' ' .. ARGV[2])
-  redis.call('PEXPIRE', WATCHERS, WATCH_MS)
+  if redis.call('ZCARD', WATCHERS) >= MAX_WATCHERS then redis.call('DEL', WATCHERS) end
+  redis.call('ZADD', WATCHERS, version, ARGV[3] .. ' ' .. ARGV[2])
+  redis.call('PEXPIRE', WATCHERS, WATCHERS_TTL_MS)
   reply = {GRANTED, leader or '', redis.call('PTTL', LOCK), tonumber(term)}
 end
-for _, other in ipairs(redis.call('ZRANGEBYSCORE', WATCHERS, '-inf', '(' .. known, 'LIMIT', 0, SOME)) do
-  local channel, token = string.match(other, '^(%S+) (%S+)')
-  redis.call('ZREM', WATCHERS, other)
+for _, watcher in ipairs(redis.call('ZRANGEBYSCORE', WATCHERS, '-inf', '(' .. version, 'LIMIT', 0, MAX_NOTIFIED)) do
+  local channel, token = string.match(watcher, '^(%S+) (%S+)')
+  redis.call('ZREM', WATCHERS, watcher)
   redis.pcall(string.find(channel, '{', 1, true) and 'SPUBLISH' or 'PUBLISH', channel, 'granted ' .. token)
 end
 return reply

@@ -26,113 +26,113 @@
 --include queue
 
 local LATCH = KEYS[1]
-local BROKEN, DONE_MS = 10, 60000
-local generation, text, left, keep, why
+local BROKEN, OPERATION_TTL_MS = 10, 60000
+local generation, record, left, keep_ms, reason
 
 -- Whether there is none, or one that is ours to read: then generation, left, keep and why are its own.
-local function read()
-  text = call('GET', RECORD)
-  local number = text and string.match(text .. ' ', '^1 latch (%d+) ')
-  if text and not number then return false end
+local function read_latch()
+  record = call('GET', RECORD)
+  local stored_generation = record and string.match(record .. ' ', '^1 latch (%d+) ')
+  if record and not stored_generation then return false end
   local stored = call('HMGET', LATCH, 'left', 'keep', 'why')
-  if text and stored[1] then
-    generation, left, keep, why = number, tonumber(stored[1]), stored[2], stored[3]
+  if record and stored[1] then
+    generation, left, keep_ms, reason = stored_generation, tonumber(stored[1]), stored[2], stored[3]
   end
   return true
 end
 
 -- It lives for as long after this as was asked for.
-local function touch()
-  call('PEXPIRE', LATCH, keep)
-  call('PEXPIRE', RECORD, keep)
+local function refresh_ttl()
+  call('PEXPIRE', LATCH, keep_ms)
+  call('PEXPIRE', RECORD, keep_ms)
 end
 
 -- Make it, unless there is one. Those who waited in another one learn from their next vouch that it is gone.
-local function make(count, ms)
+local function create_if_absent(count, requested_keep_ms)
   if left then return end
-  keep, left, generation = ms, tonumber(count), string.format('%.0f', micros())
-  call('SET', RECORD, '1 latch ' .. generation, 'PX', keep)
+  keep_ms, left, generation = requested_keep_ms, tonumber(count), string.format('%.0f', get_time_us())
+  call('SET', RECORD, '1 latch ' .. generation, 'PX', keep_ms)
   call('DEL', LATCH, QUEUE, WAITERS)
-  call('HSET', LATCH, 'count', count, 'left', count, 'keep', keep)
-  touch()
+  call('HSET', LATCH, 'count', count, 'left', count, 'keep', keep_ms)
+  refresh_ttl()
 end
 
-local function over()
-  return not left or left == 0 or why
+local function is_over()
+  return not left or left == 0 or reason
 end
 
 -- Wake some of those who wait for nothing any more.
-local function wake()
-  if not over() then return end
-  for _, who in ipairs(call('ZRANGE', QUEUE, 0, SKIP - 1)) do
-    local channel = string.match(call('HGET', WAITERS, who) or '', '^%d+ %d+ %d (%S+)')
-    leave(who)
-    if channel then tell(channel, 'granted ' .. who) end
+local function wake_some()
+  if not is_over() then return end
+  for _, waiter in ipairs(call('ZRANGE', QUEUE, 0, MAX_PER_CALL - 1)) do
+    local channel = string.match(call('HGET', WAITERS, waiter) or '', '^%d+ %d+ %d (%S+)')
+    dequeue(waiter)
+    if channel then publish(channel, 'granted ' .. waiter) end
   end
 end
 
 if verb == 'acquire' then
-  local life, heard, channel, wait, count, ms, waits_in =
+  local handover_ttl, subscribed, channel, may_wait, count, requested_keep_ms, waiting_in =
     ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10]
-  if not read() then return {MISUSED, text} end
-  if call('ZSCORE', GONES, token) then return {GONE} end
-  if waits_in ~= '' and waits_in ~= generation then
+  if not read_latch() then return {MISUSED, record} end
+  if call('ZSCORE', TOMBSTONES, token) then return {GONE} end
+  if waiting_in ~= '' and waiting_in ~= generation then
     return {BROKEN, 'it is gone from the server: its ttl has passed, or the server has lost it'}
   end
-  make(count, ms)
-  touch()
-  if over() then
-    leave(token)
-    wake()
-    return why and {BROKEN, why} or {GRANTED}
+  create_if_absent(count, requested_keep_ms)
+  refresh_ttl()
+  if is_over() then
+    dequeue(token)
+    wake_some()
+    return reason and {BROKEN, reason} or {GRANTED}
   end
-  if wait ~= '1' then return {BUSY, left, 1000, 0, generation} end
-  enqueue(token, life, heard, channel)
+  if may_wait ~= '1' then return {BUSY, left, 1000, 0, generation} end
+  enqueue(token, handover_ttl, subscribed, channel)
   return {QUEUED, left, 1000, 0, generation}
 
 elseif verb == 'release' then
-  leave(token)
-  bury(token, ARGV[3])
+  dequeue(token)
+  add_tombstone(token, ARGV[3])
   return {0, 0}
 
 elseif verb == 'vouch' then
-  local ours = read()
-  if left then touch() end  -- before the first write: who waits already needs no memory
-  return vouch(
+  local is_ours = read_latch()
+  if left then refresh_ttl() end  -- before the first write: who waits already needs no memory
+  return heartbeat(
     function()
-      if ours then wake() end  -- else they are the waiters of something else that has the name now
+      if is_ours then wake_some() end  -- else they are the waiters of something else that has the name now
       return 1000
     end,
-    over
+    is_over
   )
 
 elseif verb == 'count' then
-  local by, count, ms = ARGV[3], ARGV[4], ARGV[5]
-  if not read() then return {MISUSED, text} end
-  local before = call('ZSCORE', GONES, token)
-  if not before then
-    make(count, ms)
-    touch()
-    if why then return {BROKEN, why} end
+  local by, count, requested_keep_ms = ARGV[3], ARGV[4], ARGV[5]
+  if not read_latch() then return {MISUSED, record} end
+  local was_counted = call('ZSCORE', TOMBSTONES, token)
+  if not was_counted then
+    create_if_absent(count, requested_keep_ms)
+    refresh_ttl()
+    if reason then return {BROKEN, reason} end
     left = math.max(0, left - by)
     call('HSET', LATCH, 'left', left)
-    bury(token, tostring(DONE_MS))
-    wake()
+    add_tombstone(token, tostring(OPERATION_TTL_MS))
+    wake_some()
   end
   return {GRANTED, left or 0}
 
 elseif verb == 'revoke' then
-  if call('ZSCORE', GONES, token) then return {1} end
-  if not read() or over() then return {0} end
-  why = ARGV[3]
-  call('HSET', LATCH, 'why', why)
-  bury(token, tostring(DONE_MS))
-  wake()
+  if call('ZSCORE', TOMBSTONES, token) then return {1} end
+  if not read_latch() or is_over() then return {0} end
+  reason = ARGV[3]
+  call('HSET', LATCH, 'why', reason)
+  add_tombstone(token, tostring(OPERATION_TTL_MS))
+  wake_some()
   return {1}
 
 elseif verb == 'inspect' then
-  if not read() then return redis.error_reply('WRONGTYPE ' .. text) end
-  return {generation or '', tonumber(call('HGET', LATCH, 'count') or 0), left or 0, call('PTTL', LATCH), why or '',
+  if not read_latch() then return redis.error_reply('WRONGTYPE ' .. record) end
+  return {generation or '', tonumber(call('HGET', LATCH, 'count') or 0), left or 0, call('PTTL', LATCH), reason or '',
     call('ZCARD', QUEUE), unpack(call('ZRANGE', QUEUE, 0, ARGV[2] - 1))}
 end
 return redis.error_reply('ERR interlock: unknown verb ' .. tostring(verb))

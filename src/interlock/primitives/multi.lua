@@ -13,31 +13,31 @@
 --function permits
 
 local GRANTED = 1
-local EPOCH = table.remove(ARGV)  -- see queue.lua: each of the scripts has it at its end
+local STAMP = table.remove(ARGV)  -- see queue.lua: each of the scripts has it at its end
 
-local function answer(script, keys, words)
-  local reply = script(keys, words)
+local function call_script(script, keys, args)
+  local reply = script(keys, args)
   if reply.err then error(reply, 0) end
   return reply
 end
 
 if ARGV[1] == 'acquire' then
-  local scripts, granted, replies, at = {lock = lock, permits = permits}, {}, {GRANTED}, 1
+  local scripts, granted, replies, next_key = {lock = lock, permits = permits}, {}, {GRANTED}, 1
   for i = 2, #ARGV do
-    local words = cjson.decode(ARGV[i])
-    words[#words + 1] = EPOCH
-    local script, keys = scripts[table.remove(words, 1)], {}
-    for k = 1, table.remove(words, 1) do keys[k], at = KEYS[at], at + 1 end
-    local fine, reply = pcall(answer, script, keys, words)
-    if not fine or reply[1] ~= GRANTED then
+    local args = cjson.decode(ARGV[i])
+    args[#args + 1] = STAMP
+    local script, keys = scripts[table.remove(args, 1)], {}
+    for k = 1, table.remove(args, 1) do keys[k], next_key = KEYS[next_key], next_key + 1 end
+    local ok, reply = pcall(call_script, script, keys, args)
+    if not ok or reply[1] ~= GRANTED then
       for k = #granted, 1, -1 do
-        local before = granted[k]
-        before[1](before[2], {'release', before[3], '0', EPOCH})
+        local earlier = granted[k]
+        earlier[1](earlier[2], {'release', earlier[3], '0', STAMP})
       end
-      if fine then return {reply[1], i - 2, reply} end
+      if ok then return {reply[1], i - 2, reply} end
       return type(reply) == 'table' and reply or redis.error_reply(reply)
     end
-    granted[#granted + 1] = {script, keys, words[2]}
+    granted[#granted + 1] = {script, keys, args[2]}
     replies[#replies + 1] = reply
   end
   return replies

@@ -25,47 +25,48 @@
 
 --function lock
 
-local verb, token, LOCK, RECORD, DONE = ARGV[1], ARGV[2], KEYS[1], KEYS[2], KEYS[6]
+local verb, token, LOCK, RECORD, NOTE = ARGV[1], ARGV[2], KEYS[1], KEYS[2], KEYS[6]
 local BUSY, MISUSED = 3, 8
 
-local function started()
+local function read_start()
   return string.match(redis.call('GET', RECORD) or '', '^1 once (%d+)') or '0'
 end
 
 if verb == 'acquire' then
-  local done = redis.call('GET', DONE)
-  if done then
-    local who, start, ended = string.match(done, '^(%S+) (%d+) (%d+)')
-    if not who then return {MISUSED, done} end
-    return {BUSY, who, redis.call('PTTL', DONE), 0, start, ended}
+  local note = redis.call('GET', NOTE)
+  if note then
+    local runner, started_us, ended_us = string.match(note, '^(%S+) (%d+) (%d+)')
+    if not runner then return {MISUSED, note} end
+    return {BUSY, runner, redis.call('PTTL', NOTE), 0, started_us, ended_us}
   end
   local reply = lock(KEYS, ARGV)
   if reply[1] == BUSY then
-    reply[5], reply[6] = started(), '0'
+    reply[5], reply[6] = read_start(), '0'
   end
   return reply
 
 elseif verb == 'release' then
   local holder = redis.call('GET', LOCK)
   if holder == token or holder == '!' .. token then  -- one that was revoked has run, too, though to no good end
-    local t = redis.call('TIME')
-    local start = tonumber(started())
-    local now = math.max(start, t[1] * 1000000 + t[2])  -- another server may have noted the start, with a clock ahead
-    local least = ARGV[4] - (now - start) / 1000
-    local ms = math.ceil(math.max(least, holder == token and tonumber(ARGV[5]) or 0))
+    local time = redis.call('TIME')
+    local started_us = tonumber(read_start())
+    local now_us = math.max(started_us, time[1] * 1000000 + time[2])  -- another server may have noted the start, with a clock ahead
+    local at_least_left_ms = ARGV[4] - (now_us - started_us) / 1000
+    local note_ttl_ms = math.ceil(math.max(at_least_left_ms, holder == token and tonumber(ARGV[5]) or 0))
     -- The note first: if the server has no memory for it, then nothing is released, and who releases comes again.
-    if ms > 0 then
-      redis.call('SET', DONE, string.format('%s %.0f %.0f', token, start, now), 'PX', string.format('%.0f', ms))
+    if note_ttl_ms > 0 then
+      redis.call('SET', NOTE, string.format('%s %.0f %.0f', token, started_us, now_us), 'PX',
+        string.format('%.0f', note_ttl_ms))
     end
   end
   return lock(KEYS, ARGV)
 
 elseif verb == 'inspect' then
-  return {lock(KEYS, ARGV), redis.call('GET', DONE) or '', redis.call('PTTL', DONE)}
+  return {lock(KEYS, ARGV), redis.call('GET', NOTE) or '', redis.call('PTTL', NOTE)}
 
 elseif verb == 'forget' then
-  local done = redis.call('GET', DONE) == ARGV[2]  -- a late copy must not forget the next run
-  if done then redis.call('DEL', DONE) end
-  return {done and 1 or 0}
+  local is_same_note = redis.call('GET', NOTE) == ARGV[2]  -- a late copy must not forget the next run
+  if is_same_note then redis.call('DEL', NOTE) end
+  return {is_same_note and 1 or 0}
 end
 return lock(KEYS, ARGV)
