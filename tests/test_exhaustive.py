@@ -61,7 +61,7 @@ BUGS = {
         Bounds(ticks=1, skews=(0, 0, 2)),
         Design(
             lua=planted(
-                "if call('GET', LOCK) ~= token or not read_record() then return {GONE} end",
+                "if call('GET', LOCK) ~= token or not read_record() then return {NOT_FOUND} end",
                 "read_record() kind = kind or 'lock'",
             )
         ),

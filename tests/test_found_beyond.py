@@ -13,7 +13,7 @@ from harness.servers import Node
 from harness.topology import Cluster, Sentinels
 from interlock import AcquireTimeout, ConfigError, Unavailable
 from interlock._acks import Acks
-from interlock._core import GONE, GRANTED, Disconnected
+from interlock._core import GRANTED, NOT_FOUND, Disconnected
 from interlock.connect import address, setting
 from interlock.ports import _memory, sentinel
 from interlock.ports._memory import NO_REPLID, Epoch, Facts, Memory, facts
@@ -191,7 +191,7 @@ def test_witnesses_keep_nobody_from_being_renewed(monkeypatch, script, full):
     assert say("acquire", "me", 5000, 3000, 0, "c", 0, *terms, keys=every, former="-")[0] == GRANTED
     world.server.full = full
     asked = ("lost", 9000, "lost", 9000, "me", 9000)
-    assert say("renew", *asked, keys=keys("one", "two", "held"), former="a:b") == [GONE, GONE, GRANTED]
+    assert say("renew", *asked, keys=keys("one", "two", "held"), former="a:b") == [NOT_FOUND, NOT_FOUND, GRANTED]
     marks = [world.look(keys(name)[script == "permits"]) for name in ("one", "two")]
     assert marks == [None, None] if full else all(b"a:b>" in mark for mark in marks)
 

@@ -17,7 +17,7 @@ pytest.importorskip("lupa")
 import test_permits
 import test_walks
 import walk
-from interlock._core import BUSY, MISUSED, ServerError
+from interlock._core import BUSY, WRONG_KIND, ServerError
 from interlock.errors import ConfigError
 from interlock.primitives.permits import EVERYTHING
 from kit import outcome, until, waiting
@@ -140,8 +140,8 @@ def test_a_record_of_another_version_is_refused_and_left_as_it_is(script):
         records = {key: text for key, text in before.items() if key.endswith(b"record")}
         assert {key: data.get(key) for key in records} == records, f"{args} changed it"
         if args[0] in ASKS and records and not isinstance(other, ServerError):
-            assert other[0] in {MISUSED, BUSY}
-            refused += other[0] == MISUSED
+            assert other[0] in {WRONG_KIND, BUSY}
+            refused += other[0] == WRONG_KIND
         mains = [key.removesuffix(b"record") or b"k" for key in records]
         was, now = had(before, mains), had(data, mains)
         for key, holders in now.items():

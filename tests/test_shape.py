@@ -109,7 +109,7 @@ def test_a_header_tells_a_wrong_message():
 def test_reply_codes_are_the_same_on_both_sides():
     from interlock import _core
 
-    names, numbers = re.search(r"^local (GRANTED[A-Z, ]+) = ([\d, ]+)$", QUEUE.read_text(), re.MULTILINE).groups()
+    names, numbers = re.search(r"^local (GRANTED[A-Z_, ]+) =\s+([\d, ]+)$", QUEUE.read_text(), re.MULTILINE).groups()
     for name, number in zip(names.split(", "), numbers.split(", "), strict=True):
         assert getattr(_core, name) == int(number)
 

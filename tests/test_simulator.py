@@ -309,9 +309,9 @@ IN_PYTHON = {
 IN_LUA = {
     "renewal that re-creates": (
         replaced(
-            "      else\n        states[#states + 1] = GONE\n",
+            "      else\n        states[#states + 1] = NOT_FOUND\n",
             "      else\n        if not holder then call('SET', KEYS[i], lease_token, 'PX', ttl) end\n"
-            "        states[#states + 1] = holder and GONE or GRANTED\n",
+            "        states[#states + 1] = holder and NOT_FOUND or GRANTED\n",
         ),
         5, ["slow", "lossy cancel", "pause"],
     ),
@@ -322,7 +322,7 @@ IN_LUA = {
         ), 1, ["cancel"],
     ),
     "no tombstone": (
-        replaced("if call('ZSCORE', TOMBSTONES, token) then return {GONE} end", ""), 5, ["loss", "lossy cancel"],
+        replaced("if call('ZSCORE', TOMBSTONES, token) then return {NOT_FOUND} end", ""), 5, ["loss", "lossy cancel"],
     ),
     "the newest first": (
         replaced("call('ZRANGE', QUEUE, position, position + batch_size - 1)", "call('ZRANGE', QUEUE, -1, -1)"),
@@ -345,7 +345,7 @@ IN_LUA = {
     ),
     "the dead are not skipped": (replaced("tonumber(alive_until) > now_ms", "true"), 4, ["crash"]),
     "an execute without the lease": (
-        replaced("if not is_holder then return {GONE} end", ""), 11, ["cancel"],
+        replaced("if not is_holder then return {NOT_FOUND} end", ""), 11, ["cancel"],
     ),
 }  # fmt: skip
 
@@ -409,7 +409,7 @@ IN_PERMITS = {
     "holders for ever": ("semaphore", replaced("  call('PEXPIRE', HOLDERS, ttl)\n", ""), 3, ["calm"]),
     "no tombstone": (
         "semaphore", replaced(
-            "  if call('ZSCORE', TOMBSTONES, token) then return {GONE} end\n",
+            "  if call('ZSCORE', TOMBSTONES, token) then return {NOT_FOUND} end\n",
             "",
         ), 5, ["lossy cancel"],
     ),

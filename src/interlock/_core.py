@@ -40,7 +40,7 @@ L = TypeVar("L")
 log = logging.getLogger("interlock")
 
 # Reply codes, the same in every .lua file.
-GRANTED, QUEUED, BUSY, AGAIN, GONE, REVOKED, FOREIGN, MISUSED, LIMIT, BROKEN = range(1, 11)
+GRANTED, QUEUED, BUSY, RETRY, NOT_FOUND, REVOKED, NO_EXPIRY, WRONG_KIND, LIMIT_MISMATCH, BROKEN = range(1, 11)
 
 RETRY_FOR: Final = 5.0  # seconds that a server may stay away before a call says Unavailable
 TRY_FOR: Final = 1.0  # seconds that a call which does not wait may take, unless the Interlock says otherwise
@@ -480,7 +480,7 @@ class Core:
                         raise self._last_word(attempt, busy(primitive, timeout or 0, reply))
                 elif code == BUSY:
                     raise busy(primitive, 0, reply)
-                elif code != AGAIN:
+                elif code != RETRY:
                     raise unobtainable(primitive, code, reply)
         except BaseException as error:
             attempt.over = True  # before any call: an interrupt here must not leave a waiter that nobody is
@@ -775,7 +775,7 @@ def renewal_verdict(state: Any) -> str | None:
     """Why a renewal's answer means that the lease is lost; None if it holds."""
     if state == GRANTED:
         return None
-    if state != GONE:
+    if state != NOT_FOUND:
         return f"it was revoked: {state[1].decode(errors='replace')}"
     return "the server has no such lease any more: it was revoked by force, or the server lost it"
 
@@ -812,18 +812,18 @@ def held_by_another(primitive: Primitive, timeout: float, reply: Any) -> Acquire
 
 def unobtainable(primitive: Primitive, code: int, reply: Any) -> LockError:
     text = reply[1].decode(errors="replace") if len(reply) > 1 and isinstance(reply[1], bytes) else ""
-    if code == FOREIGN:
+    if code == NO_EXPIRY:
         return ConfigError(
             f"{primitive} is held without an expiry, which interlock never does, by {text!r} in the key "
             f"{primitive.keys[0]!r}. If nobody is at work there, DEL that key; nothing was changed"
         )
-    if code == MISUSED:
+    if code == WRONG_KIND:
         version_and_kind = " ".join(text.split()[:2])
         return ConfigError(
             f"{primitive}: the name is in use as something else, or by another version ({version_and_kind!r}). "
             "Use another name"
         )
-    if code == LIMIT:
+    if code == LIMIT_MISMATCH:
         what, way = (
             ("parties", "") if primitive.kind == "barrier" else ("limit", ", or change it for all with set_limit()")
         )

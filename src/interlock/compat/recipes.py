@@ -15,7 +15,7 @@ import inspect
 import secrets
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar, overload
 
-from interlock._core import GONE, GRANTED, Grant, run
+from interlock._core import GRANTED, NOT_FOUND, Grant, run
 from interlock._names import SHORTEST_TTL, seconds
 from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives.lock import lock
@@ -239,7 +239,7 @@ def _value(lockable: Lockable[Any, Lease], wait: float | None) -> str | None:
 def _give_back(locks: Interlock, primitive: Primitive, value: object) -> bool:
     """Whether this value had it. Whoever waits next has it then."""
     token = _token(primitive, value)
-    if _renewed(locks, primitive, token, SHORTEST_TTL) == GONE:
+    if _renewed(locks, primitive, token, SHORTEST_TTL) == NOT_FOUND:
         return False  # asked first, since to a release that comes twice the server says twice that it was ours
     had, again = False, 1
     while again:  # the dead in the queue are passed over, so many in one step
@@ -249,9 +249,9 @@ def _give_back(locks: Interlock, primitive: Primitive, value: object) -> bool:
 
 
 def _renewed(locks: Interlock, primitive: Primitive, token: bytes, ttl: float) -> Any:
-    """GRANTED if it is had, and now for `ttl` seconds at the least; GONE, [REVOKED, why], or the text of an error."""
+    """GRANTED if it is held, now for at least `ttl` seconds; NOT_FOUND, [REVOKED, why], or the text of an error."""
     if not token:
-        return GONE
+        return NOT_FOUND
     narrowed = primitive._replace(keys=primitive.renewed)
     (state,) = run(locks._session.core.query(narrowed, "renew", token, str(int(ttl * 1000))))
     return state

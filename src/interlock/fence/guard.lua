@@ -13,15 +13,15 @@
 -- ARGV   1 fence    ours, decimal
 --        2 keep     ms for which the fence is remembered after its last use
 --        3 ...      (number of words  word...)...     one group a command
--- RETURN {DONE, {reply...}} | {STALE, newest fence} | {MISUSED, what stands in the key} | {READONLY, error text}
+-- RETURN {DONE, {reply...}} | {STALE, newest fence} | {WRONG_KIND, what stands in the key} | {READONLY, error text}
 --      | {FAILED, which command from 1, error text, {reply...}}
 
-local DONE, STALE, MISUSED, READONLY, FAILED = 1, 2, 3, 4, 5
+local DONE, STALE, WRONG_KIND, READONLY, FAILED = 1, 2, 3, 4, 5
 local FENCE, fence, ttl_ms = KEYS[1], ARGV[1], tonumber(ARGV[2])
 
 local newest = redis.pcall('GET', FENCE)
-if type(newest) == 'table' then return {MISUSED, newest.err} end
-if newest and not string.match(newest, '^%d+$') then return {MISUSED, newest} end
+if type(newest) == 'table' then return {WRONG_KIND, newest.err} end
+if newest and not string.match(newest, '^%d+$') then return {WRONG_KIND, newest} end
 if newest and tonumber(newest) > tonumber(fence) then return {STALE, newest} end
 
 ttl_ms = string.format('%.0f', math.max(ttl_ms, redis.call('PTTL', FENCE)))

@@ -13,15 +13,15 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from interlock._core import (
-    AGAIN,
     BUSY,
-    FOREIGN,
-    GONE,
     GRANTED,
-    MISUSED,
+    NO_EXPIRY,
+    NOT_FOUND,
     QUARANTINE,
     QUEUED,
+    RETRY,
     REVOKED,
+    WRONG_KIND,
 )
 from interlock._waiters import MORE
 
@@ -78,7 +78,7 @@ def _acquire(said: Said) -> Any:  # noqa: PLR0911 (it is a table of cases)
 
     if most >= majority:
         return held([vote for vote in others if vote[1].removeprefix(b"!") == first])
-    for code in (MISUSED, FOREIGN, GONE, REVOKED, AGAIN):
+    for code in (WRONG_KIND, NO_EXPIRY, NOT_FOUND, REVOKED, RETRY):
         for vote in votes:
             if vote[0] == code:
                 return list(vote)
@@ -100,7 +100,7 @@ def _fence(said: Said) -> list[Any] | None:
     accepted = sum(vote[0] == GRANTED for vote in said.votes)
     if accepted >= said.majority:
         return [GRANTED]
-    return None if accepted + said.pending >= said.majority else [GONE]
+    return None if accepted + said.pending >= said.majority else [NOT_FOUND]
 
 
 def _release(said: Said) -> list[Any] | None:
@@ -119,12 +119,12 @@ def _renew(said: Said) -> list[Any] | None:
 
 def _renewed(column: tuple[Any, ...], said: Said) -> int | bytes | list[Any] | None:
     revoked = [state for state in column if not isinstance(state, int | bytes)]
-    lost = column.count(GONE) + len(revoked)
+    lost = column.count(NOT_FOUND) + len(revoked)
     held = column.count(GRANTED)
     if held >= said.majority:
         return GRANTED
     if lost > said.total - said.majority:
-        return revoked[0] if revoked else GONE
+        return revoked[0] if revoked else NOT_FOUND
     return None if said.pending else b"only %d of %d servers of the quorum renewed it" % (held, said.total)
 
 
@@ -134,7 +134,8 @@ def _vouch(said: Said) -> list[Any] | None:
     pttls, heads, *columns = zip(*said.votes, strict=False)
     ours = [head for head in heads if head.decode() in said.args]
     states = [
-        GRANTED if GRANTED in column else GONE if column.count(GONE) >= said.majority else QUEUED for column in columns
+        GRANTED if GRANTED in column else NOT_FOUND if column.count(NOT_FOUND) >= said.majority else QUEUED
+        for column in columns
     ]
     pttl = next((each for each in (MORE, -2) if each in pttls), None)
     return [said.times(list(pttls)) if pttl is None else pttl, (ours or heads)[0], *states]

@@ -27,13 +27,13 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._core import (
-    AGAIN,
     FOREVER,
     GONE_FOR,
     GRANTED,
     HERE,
     QUARANTINE,
     QUEUED,
+    RETRY,
     RETRY_FOR,
     Disconnected,
     ServerError,
@@ -228,7 +228,7 @@ class QuorumPort:
                 (agreed, *_), _ = await self._poll([(script, keys, ("fence", token, str(reply[1])))], until, within)
                 if isinstance(agreed, Exception):
                     raise agreed
-                reply = [GRANTED if agreed[0] == GRANTED else AGAIN, reply[1]]
+                reply = [GRANTED if agreed[0] == GRANTED else RETRY, reply[1]]
             if reply[0] != SPLIT:
                 if reply[0] == GRANTED:
                     self._bounced.pop(token, None)
@@ -258,7 +258,7 @@ class QuorumPort:
         _bound(self._bounced)
         least, most = PAUSE
         await self._sleep(random.uniform(0.2, 1.0) * min(most, least * 2 ** min(times, 10)), until)
-        return [AGAIN] if self.now() < until else reply
+        return [RETRY] if self.now() < until else reply
 
     async def _own(self, message: Message, until: float) -> Any:
         """The same of each, but that each has its own word for it: a marker or a note, with its clock or identity."""

@@ -17,11 +17,11 @@
 --   acquire  token  ttl ms  life ms  heard 0|1  channel  wait 0|1  parties  generation
 --                             `generation`: in which it has arrived already, or ""
 --                             RETURN {GRANTED, index} | {QUEUED, arrived, 1000, 0, generation}
---                                  | {BROKEN, why} | {LIMIT, parties} | {MISUSED, record}
+--                                  | {BROKEN, why} | {LIMIT_MISMATCH, parties} | {WRONG_KIND, record}
 --   release  token  gone ms   RETURN {0, 0}     one that waits breaks it by this
 --   vouch    channel  heard 0|1  (token  life ms)...
 --                             RETURN {1000, head's token | "", state...}
---   reset    operation        RETURN {done 0|1} | {MISUSED, record}     once for each operation
+--   reset    operation        RETURN {done 0|1} | {WRONG_KIND, record}     once for each operation
 --   revoke   operation  why   RETURN {done 0|1}   not done: it is broken, or there is none     once for each operation
 --   inspect  most             RETURN {generation | "", parties, arrived, why | "", token...}
 
@@ -111,7 +111,7 @@ end
 if verb == 'acquire' then
   local handover_ttl, subscribed, channel, may_wait = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
   local wanted_parties, arrived_in = tonumber(ARGV[8]), ARGV[9]
-  if not read_barrier() then return {MISUSED, record} end
+  if not read_barrier() then return {WRONG_KIND, record} end
   local arrival = generation and tonumber(call('ZSCORE', QUEUE, token) or nil)
   if arrival then  -- the same request again
     refresh_ttls()  -- before the first write: one that is here already needs no memory
@@ -141,7 +141,7 @@ if verb == 'acquire' then
   break_if_party_died()
   if reason then return {BROKEN, reason} end
   if arrived_in ~= '' then return {BROKEN, 'the server does not know any more that this party came'} end
-  if parties ~= wanted_parties and arrivals > passed then return {LIMIT, parties} end
+  if parties ~= wanted_parties and arrivals > passed then return {LIMIT_MISMATCH, parties} end
   parties = wanted_parties  -- nobody waits, so nobody counts on another number
   forget_passed()
   arrivals = arrivals + 1
@@ -195,7 +195,7 @@ elseif verb == 'vouch' then
   )
 
 elseif verb == 'reset' then
-  if not read_barrier() then return {MISUSED, record} end
+  if not read_barrier() then return {WRONG_KIND, record} end
   if not generation or call('ZSCORE', TOMBSTONES, token) then return {0} end
   for _, party in ipairs(list_arrivals(passed, arrivals)) do wake_one(party) end
   for _, party in ipairs(call('ZRANGEBYSCORE', QUEUE, '(' .. passed, '+inf')) do

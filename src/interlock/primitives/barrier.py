@@ -7,7 +7,7 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from interlock._core import COURTESY, GRANT_LIFE, GRANTED, MISUSED, Attempt, Primitive, unobtainable
+from interlock._core import COURTESY, GRANT_LIFE, GRANTED, WRONG_KIND, Attempt, Primitive, unobtainable
 from interlock._names import keys_of, whole
 from interlock._scripts import load
 from interlock.errors import AcquireTimeout, BrokenBarrier, LockError
@@ -68,8 +68,8 @@ def _alone(primitive: Primitive, timeout: float, reply: Any) -> AcquireTimeout:
 async def reset(core: Core, primitive: Primitive) -> None:
     """See Barrier.reset."""
     reply = await core.query(primitive, "reset", f"reset/{secrets.token_hex(16)}")
-    if reply[0] == MISUSED:
-        raise unobtainable(primitive, MISUSED, reply)
+    if reply[0] == WRONG_KIND:
+        raise unobtainable(primitive, WRONG_KIND, reply)
 
 
 @dataclass(frozen=True)

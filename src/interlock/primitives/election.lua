@@ -12,7 +12,7 @@
 --        6 watchers zset    "<channel> <token>" -> what it knows: twice the term, and 1 more if nobody leads now
 --        ... for `renew`: lock, record, lock, record, ... of many instead; for `execute`: its keys follow
 -- ARGV   1 verb, then as in lock.lua; and
---   watch    token  channel   RETURN {GRANTED, leader | "", pttl ms, term} | {MISUSED, record}
+--   watch    token  channel   RETURN {GRANTED, leader | "", pttl ms, term} | {WRONG_KIND, record}
 --   acquire  token  ttl ms  life ms  heard 0|1  channel  wait 0|1  owner  kind
 --   release  token  gone ms
 --   vouch    channel  heard 0|1  (token  life ms)...
@@ -26,7 +26,7 @@
 --function lock
 
 local verb, LOCK, RECORD, WATCHERS = ARGV[1], KEYS[1], KEYS[2], KEYS[6]
-local GRANTED, MISUSED, MAX_NOTIFIED, MAX_WATCHERS, WATCHERS_TTL_MS = 1, 8, 32, 10000, 10000
+local GRANTED, WRONG_KIND, MAX_NOTIFIED, MAX_WATCHERS, WATCHERS_TTL_MS = 1, 8, 32, 10000, 10000
 
 if verb == 'renew' or verb == 'keys' then return lock(KEYS, ARGV) end
 local reply = verb ~= 'watch' and lock(KEYS, ARGV)
@@ -34,7 +34,7 @@ if reply and redis.call('EXISTS', WATCHERS) == 0 then return reply end
 
 local record = redis.call('GET', RECORD)
 local kind, term = string.match(record or '1 election 0 - -', '^1 (%a+) (%d+)')
-if kind ~= 'election' and kind ~= 'unknown' then return reply or {MISUSED, record} end
+if kind ~= 'election' and kind ~= 'unknown' then return reply or {WRONG_KIND, record} end
 local leader = redis.call('GET', LOCK)
 local version = string.format('%.0f', term * 2 + (leader and 0 or 1))
 if verb == 'watch' then

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from interlock._core import GRANT_LIFE, GRANTED, MISUSED, QUARANTINE, Primitive, unobtainable
+from interlock._core import GRANT_LIFE, GRANTED, QUARANTINE, WRONG_KIND, Primitive, unobtainable
 
 from .lock import WIRE, over_lock
 
@@ -81,7 +81,7 @@ async def leader(core: Core, primitive: Primitive) -> Leader | None:
     """See Election.leader."""
     value, pttl, record, *_ = await core.query(primitive, "inspect", "1")
     if record and not record.startswith((f"{WIRE} election ".encode(), f"{WIRE} unknown ".encode())):
-        raise unobtainable(primitive, MISUSED, (MISUSED, record))
+        raise unobtainable(primitive, WRONG_KIND, (WRONG_KIND, record))
     term = int(record.split(b" ")[2]) if record else 0
     if not led(value) or (record and not term):  # in a quorum they agree on the term just now
         return None

@@ -13,13 +13,13 @@
 -- ARGV   1 verb, then
 --   acquire  token  ttl ms  life ms  heard 0|1  channel  wait 0|1  count  keep ms  generation
 --                             `generation`: in which it waits already, or ""
---                             RETURN {GRANTED} | {QUEUED | BUSY, left, 1000, 0, generation} | {GONE} | {BROKEN, why}
---                                  | {MISUSED, record}
+--                             RETURN {GRANTED} | {QUEUED | BUSY, left, 1000, 0, generation} | {NOT_FOUND} | {BROKEN, why}
+--                                  | {WRONG_KIND, record}
 --   release  token  gone ms   RETURN {0, 0}     takes a waiter out of the queue
 --   vouch    channel  heard 0|1  (token  life ms)...
 --                             RETURN {1000, head's token | "", state...}
 --   count    operation  by  count  keep ms
---                             RETURN {GRANTED, left} | {BROKEN, why} | {MISUSED, record}    once for each operation
+--                             RETURN {GRANTED, left} | {BROKEN, why} | {WRONG_KIND, record}    once for each operation
 --   revoke   operation  why   RETURN {done 0|1}   not done: it is open, or there is none     once for each operation
 --   inspect  most             RETURN {generation | "", count, left, pttl ms, why | "", number of waiters, token...}
 
@@ -74,8 +74,8 @@ end
 if verb == 'acquire' then
   local handover_ttl, subscribed, channel, may_wait, count, requested_keep_ms, waiting_in =
     ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10]
-  if not read_latch() then return {MISUSED, record} end
-  if call('ZSCORE', TOMBSTONES, token) then return {GONE} end
+  if not read_latch() then return {WRONG_KIND, record} end
+  if call('ZSCORE', TOMBSTONES, token) then return {NOT_FOUND} end
   if waiting_in ~= '' and waiting_in ~= generation then
     return {BROKEN, 'it is gone from the server: its ttl has passed, or the server has lost it'}
   end
@@ -108,7 +108,7 @@ elseif verb == 'vouch' then
 
 elseif verb == 'count' then
   local by, count, requested_keep_ms = ARGV[3], ARGV[4], ARGV[5]
-  if not read_latch() then return {MISUSED, record} end
+  if not read_latch() then return {WRONG_KIND, record} end
   local was_counted = call('ZSCORE', TOMBSTONES, token)
   if not was_counted then
     create_if_absent(count, requested_keep_ms)

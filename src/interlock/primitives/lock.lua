@@ -26,13 +26,13 @@
 --                             `owner`: takes over from a holder whose token begins so, or ""
 --                             `kind`: lock, or what is built over it: election, once
 --                             RETURN {GRANTED, fence} | {QUEUED | BUSY, holder, its pttl ms, head 0|1}
---                                  | {AGAIN} | {GONE} | {REVOKED, why} | {FOREIGN, value} | {MISUSED, record}
+--                                  | {RETRY} | {NOT_FOUND} | {REVOKED, why} | {NO_EXPIRY, value} | {WRONG_KIND, record}
 --   release  token  gone ms   RETURN {was it ours 0|1, again 0|1}     also takes a waiter out of the queue
 --   vouch    channel  heard 0|1  (token  life ms)...
---                             RETURN {pttl ms | MORE_EXPIRED, head's token | "", state...}   state: GRANTED | QUEUED | AGAIN | GONE
---   renew    (token  ttl ms)...     RETURN {state...}   state: GRANTED | GONE | {REVOKED, why} | error text
---   execute  token  command  argument...    RETURN {GRANTED, reply} | {GONE}
---   fence    token  fence     RETURN {GRANTED | GONE}   in a quorum: on this fence they have agreed
+--                             RETURN {pttl ms | MORE_EXPIRED, head's token | "", state...}   state: GRANTED | QUEUED | RETRY | NOT_FOUND
+--   renew    (token  ttl ms)...     RETURN {state...}   state: GRANTED | NOT_FOUND | {REVOKED, why} | error text
+--   execute  token  command  argument...    RETURN {GRANTED, reply} | {NOT_FOUND}
+--   fence    token  fence     RETURN {GRANTED | NOT_FOUND}   in a quorum: on this fence they have agreed
 --   revoke   token  force 0|1  why          RETURN {done 0|1, pttl ms}   not done: another holder, or no TTL
 --   keys     command  argument...           RETURN {key...}   which of the arguments are keys
 --   inspect  most waiters     RETURN {value | "", pttl ms, record | "", number of waiters, token...}
@@ -146,7 +146,7 @@ end
 if verb == 'acquire' then
   local ttl, handover_ttl, subscribed, channel, may_wait = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
   local holder = call('GET', LOCK)
-  if not read_record() or kind and kind ~= ARGV[9] then return {MISUSED, record} end
+  if not read_record() or kind and kind ~= ARGV[9] then return {WRONG_KIND, record} end
   kind = ARGV[9]
   local evidence = parse_marker(holder)
   if evidence and IDENTITY ~= '-' then  -- this client may know more, and so that it is over
@@ -164,10 +164,10 @@ if verb == 'acquire' then
     return {GRANTED, fence}
   end
   if has_queue_or_tombstones then
-    if call('ZSCORE', TOMBSTONES, token) then return {GONE} end
+    if call('ZSCORE', TOMBSTONES, token) then return {NOT_FOUND} end
     if not holder then
       local head, retry = next_waiter(0)
-      if retry == 1 then return {AGAIN} end
+      if retry == 1 then return {RETRY} end
       if head and head[1] ~= token then
         local _, failure
         holder, _, failure = hand_over(head)
@@ -195,7 +195,7 @@ if verb == 'acquire' then
     return {REVOKED, parse_reason(tail)}
   end
   local pttl = call('PTTL', LOCK)
-  if pttl == -1 then return {FOREIGN, holder} end
+  if pttl == -1 then return {NO_EXPIRY, holder} end
   if may_wait ~= '1' then return {BUSY, holder, pttl, 0} end
   enqueue(token, handover_ttl, subscribed, channel, ' ' .. kind)
   return {QUEUED, holder, pttl, call('ZRANGE', QUEUE, 0, 0)[1] == token and 1 or 0}
@@ -264,14 +264,14 @@ elseif verb == 'renew' then
         local text = type(record) == 'string' and string.match(record, '^1 %a+ %d+ %S+ %d+ %S+ %S+ %S+(.*)')
         states[#states + 1] = {REVOKED, text and parse_reason(text) or ''}
       else
-        states[#states + 1] = GONE
+        states[#states + 1] = NOT_FOUND
       end
     end
   end
   return states
 
 elseif verb == 'fence' then
-  if call('GET', LOCK) ~= token or not read_record() then return {GONE} end
+  if call('GET', LOCK) ~= token or not read_record() then return {NOT_FOUND} end
   fence = math.max(fence, ARGV[3])
   update_record(token)
   return {GRANTED}

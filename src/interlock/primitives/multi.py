@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from interlock._core import AGAIN, BUSY, GRANTED, Attempt, Grant, Primitive, capped, unobtainable
+from interlock._core import BUSY, GRANTED, RETRY, Attempt, Grant, Primitive, capped, unobtainable
 from interlock._scripts import load
 from interlock.errors import LockError, Unavailable
 
@@ -59,11 +59,11 @@ async def together(core: Core, requests: Sequence[Request], until: float, leases
         args = ("acquire", *(_acquire(core, attempt) for attempt in attempts))
         reply, sent = await core.ask(asked, args, until)
         for _ in range(TRIES):
-            if reply[0] == AGAIN:
+            if reply[0] == RETRY:
                 reply, sent = await core.ask(asked, args, until)
         if reply[0] != GRANTED:
             first: Request = requests[int(reply[1])]
-            if reply[0] not in {BUSY, AGAIN}:
+            if reply[0] not in {BUSY, RETRY}:
                 raise unobtainable(first.primitive, reply[0], reply[2])
             _leave(core, attempts, undo=asked.in_doubt)  # also if it was refused when it was asked again
             return first.primitive

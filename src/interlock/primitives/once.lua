@@ -11,7 +11,7 @@
 -- ARGV   1 verb, then as in lock.lua; and
 --   acquire  token  ttl ms  life ms  heard 0|1  channel  wait 0|1  owner  kind
 --                             RETURN ... | {BUSY, who, ms until the next may be, 0, started µs, ended µs | "0"}
---                                  | {MISUSED, done}
+--                                  | {WRONG_KIND, done}
 --   release  token  gone ms  at least ms  keep ms
 --                             the next may start so long after the start of this one, and so long after its end
 --   vouch    channel  heard 0|1  (token  life ms)...
@@ -26,7 +26,7 @@
 --function lock
 
 local verb, token, LOCK, RECORD, NOTE = ARGV[1], ARGV[2], KEYS[1], KEYS[2], KEYS[6]
-local BUSY, MISUSED = 3, 8
+local BUSY, WRONG_KIND = 3, 8
 
 local function read_start()
   return string.match(redis.call('GET', RECORD) or '', '^1 once (%d+)') or '0'
@@ -36,7 +36,7 @@ if verb == 'acquire' then
   local note = redis.call('GET', NOTE)
   if note then
     local runner, started_us, ended_us = string.match(note, '^(%S+) (%d+) (%d+)')
-    if not runner then return {MISUSED, note} end
+    if not runner then return {WRONG_KIND, note} end
     return {BUSY, runner, redis.call('PTTL', NOTE), 0, started_us, ended_us}
   end
   local reply = lock(KEYS, ARGV)

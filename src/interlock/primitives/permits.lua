@@ -22,14 +22,14 @@
 --   acquire  token  ttl ms  life ms  heard 0|1  channel  wait 0|1  kind  permits  limit  own
 --                             `own`: a lease of the same reader or writer, beside which it may read; or ""
 --                             RETURN {GRANTED, fence} | {QUEUED | BUSY, a holder, pttl of the next end, head 0|1}
---                                  | {AGAIN} | {GONE} | {REVOKED, why} | {MISUSED, record} | {LIMIT, limit}
+--                                  | {RETRY} | {NOT_FOUND} | {REVOKED, why} | {WRONG_KIND, record} | {LIMIT_MISMATCH, limit}
 --   release  token  gone ms   RETURN {was it ours 0|1, again 0|1}     also takes a waiter out of the queue
 --   vouch    channel  heard 0|1  (token  life ms)...
 --                             RETURN {pttl of the next end | MORE_EXPIRED, head's token | "", state...}
---   renew    (token  ttl ms)...     RETURN {state...}   state: GRANTED | GONE | {REVOKED, why} | error text
---   execute  token  command  argument...    RETURN {GRANTED, reply} | {GONE}
+--   renew    (token  ttl ms)...     RETURN {state...}   state: GRANTED | NOT_FOUND | {REVOKED, why} | error text
+--   execute  token  command  argument...    RETURN {GRANTED, reply} | {NOT_FOUND}
 --   revoke   token  force 0|1  why          RETURN {done 0|1, ms left}   `token`: or "!quarantine:<evidence>", as inspected
---   limit    operation  kind  limit         RETURN {GRANTED, limit} | {MISUSED, record}   once for each operation
+--   limit    operation  kind  limit         RETURN {GRANTED, limit} | {WRONG_KIND, record}   once for each operation
 --   keys     command  argument...           RETURN {key...}   which of the arguments are keys
 --   inspect  most             RETURN {record | "", sum, number of holders, number of waiters,
 --                                     {holder, ms left, its share, ...}, {waiter, what it wants, ...},
@@ -178,7 +178,7 @@ end
 if verb == 'acquire' then
   local ttl, handover_ttl, subscribed, channel, may_wait = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
   local wanted_kind, permits, wanted_limit, own_lease = ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10]), ARGV[11]
-  if not read_record() or kind and kind ~= wanted_kind then return {MISUSED, record} end
+  if not read_record() or kind and kind ~= wanted_kind then return {WRONG_KIND, record} end
   kind = wanted_kind
   local retry = drop_expired()
   if is_holder(token) then  -- the same request again, or the confirmation of a handover
@@ -186,7 +186,7 @@ if verb == 'acquire' then
     local _, held_fence, _, reason = read_share(token)
     if not held_fence then
       remove_holder(token)
-      return {GONE}
+      return {NOT_FOUND}
     end
     if reason then return {REVOKED, reason} end
     local lease_end = get_time_ms() + ttl
@@ -197,15 +197,15 @@ if verb == 'acquire' then
     hand_out_permits()  -- 32 were let in at most, and each goes on with it here
     return {GRANTED, tonumber(held_fence)}
   end
-  if call('ZSCORE', TOMBSTONES, token) then return {GONE} end
+  if call('ZSCORE', TOMBSTONES, token) then return {NOT_FOUND} end
   limit = limit or wanted_limit
   if limit ~= wanted_limit then
     dequeue(token)
     hand_out_permits()
-    return {LIMIT, limit}
+    return {LIMIT_MISMATCH, limit}
   end
   local retry_scan, blocker = hand_out_permits()
-  if math.max(retry, retry_scan) == 1 then return {AGAIN} end
+  if math.max(retry, retry_scan) == 1 then return {RETRY} end
   if not is_holder(token) then
     -- Beside its own lease a reader never waits: a writer that stands in between would wait for it, and it for him.
     local reads_beside_own =
@@ -264,12 +264,12 @@ elseif verb == 'renew' then
         granted_by = '-'
         pcall(apply_quarantine)
       end
-      states[#states + 1] = GONE
+      states[#states + 1] = NOT_FOUND
     else
       local ok, permits, _, _, reason = pcall(read_share, lease_token)
       if not ok then permits = nil end
       if not permits or reason then
-        states[#states + 1] = permits and {REVOKED, reason} or GONE
+        states[#states + 1] = permits and {REVOKED, reason} or NOT_FOUND
       else
         if tonumber(lease_end) < get_time_ms() + ttl then
           extend_keys(get_time_ms() + ttl)  -- first: after a write that needs no memory, ZADD is not refused
@@ -318,7 +318,7 @@ elseif verb == 'revoke' then
 
 elseif verb == 'limit' then
   local wanted_kind, wanted_limit = ARGV[3], tonumber(ARGV[4])
-  if not read_record() or kind and kind ~= wanted_kind then return {MISUSED, record} end
+  if not read_record() or kind and kind ~= wanted_kind then return {WRONG_KIND, record} end
   if not call('ZSCORE', TOMBSTONES, token) then  -- a late copy must not undo what somebody set since
     kind, limit = wanted_kind, wanted_limit
     write_record(0)

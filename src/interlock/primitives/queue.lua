@@ -17,7 +17,8 @@
 --                      space, or alone, this is one server of a quorum. The connection adds it to every message, so
 --                      no header names it.
 
-local GRANTED, QUEUED, BUSY, AGAIN, GONE, REVOKED, FOREIGN, MISUSED, LIMIT = 1, 2, 3, 4, 5, 6, 7, 8, 9
+local GRANTED, QUEUED, BUSY, RETRY, NOT_FOUND, REVOKED, NO_EXPIRY, WRONG_KIND, LIMIT_MISMATCH =
+  1, 2, 3, 4, 5, 6, 7, 8, 9
 local STAMP = table.remove(ARGV)
 local IDENTITY = #STAMP < 25 and '-' or string.sub(STAMP, 1, 25)  -- of this server: under it is granted now
 local IN_QUORUM = STAMP == '+' or string.byte(STAMP, 26) == 43  -- whether it is one of a quorum
@@ -173,7 +174,7 @@ local function heartbeat(hand_out_free, is_granted)
       local wants = string.match(entry, '^%d+ %d+ %d %S+( .*)') or ''
       call('HSET', WAITERS, ARGV[i], alive_until .. ' ' .. ARGV[i + 1] .. ' ' .. subscribed .. ' ' .. channel .. wants)
     end
-    states[#states + 1] = is_queued and QUEUED or GONE
+    states[#states + 1] = is_queued and QUEUED or NOT_FOUND
   end
   call('PEXPIRE', QUEUE, QUEUE_TTL_MS)
   call('PEXPIRE', WAITERS, QUEUE_TTL_MS)
@@ -183,7 +184,7 @@ local function heartbeat(hand_out_free, is_granted)
     if is_granted(ARGV[i]) then
       states[i / 2 - 1] = GRANTED
     elseif head_must_ask and ARGV[i] == head then
-      states[i / 2 - 1] = AGAIN
+      states[i / 2 - 1] = RETRY
     end
   end
   return {pttl, head, unpack(states)}
@@ -203,7 +204,7 @@ end
 
 -- The verb execute, and the one that finds its keys.
 local function execute_command(is_holder)
-  if not is_holder then return {GONE} end
+  if not is_holder then return {NOT_FOUND} end
   return {GRANTED, call(ARGV[3], unpack(ARGV, 4))}
 end
 
