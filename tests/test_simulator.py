@@ -341,7 +341,7 @@ IN_LUA = {
         replaced("if pttl <= tonumber(ttl) then call('PEXPIRE', LOCK, ttl) end", ""), 1, ["pause", "loss", "crash"],
     ),
     "a renewal that shortens": (
-        replaced("if call('PTTL', KEYS[i]) < ttl then", "if true then"), 1, ["pause", "cancel"],
+        replaced("if call('PTTL', lock) < ttl then", "if true then"), 1, ["pause", "cancel"],
     ),
     "the dead are not skipped": (replaced("tonumber(alive_until) > now_ms", "true"), 4, ["crash"]),
     "an execute without the lease": (
@@ -414,7 +414,7 @@ IN_PERMITS = {
         ), 5, ["lossy cancel"],
     ),
     "a lowered limit that is not told": (
-        "semaphore", replaced("if permits > limit then  -- the limit", "if false then  -- the limit"),
+        "semaphore", replaced("if permits > limit then", "if false then"),
         4, ["pause"],
     ),
     "a limit that was before": (
@@ -489,7 +489,7 @@ IN_OTHERS = {
         "latch", replaced("  if left then return end", "  if left and left > 0 then return end"), 12, ["calm"],
     ),
     "a retried arrival counts twice": (
-        "barrier", replaced("  if arrival then  -- the same", "  if arrival and arrival <= passed then  -- the same"),
+        "barrier", replaced("  if arrival then", "  if arrival and arrival <= passed then"),
         12, ["loss", "lossy cancel", "chaos"],
     ),
     "the others are not told": (
@@ -521,7 +521,7 @@ IN_OTHERS = {
     ),
     "no note": ("once", replaced("    if note_ttl_ms > 0 then\n", "    if false then\n"), 12, ["calm"]),
     "a note of the end only": (
-        "once", replaced("math.max(at_least_left_ms, holder == token and tonumber(ARGV[5]) or 0)", "tonumber(ARGV[5])"),
+        "once", replaced("math.max(at_least_left_ms, holder == token and tonumber(keep_ms) or 0)", "tonumber(keep_ms)"),
         12, ["calm"],
     ),
     "a note of half the time": (

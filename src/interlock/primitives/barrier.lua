@@ -166,6 +166,7 @@ if verb == 'acquire' then
   return {QUEUED, index + 1, 1000, 0, generation}
 
 elseif verb == 'release' then
+  local tombstone_ttl = ARGV[3]
   if read_barrier() and generation then
     local arrival = tonumber(call('ZSCORE', QUEUE, token) or 0)
     if arrival > passed then
@@ -173,7 +174,7 @@ elseif verb == 'release' then
       dequeue(token)
     end
   end
-  add_tombstone(token, ARGV[3])
+  add_tombstone(token, tombstone_ttl)
   return {0, 0}
 
 elseif verb == 'vouch' then
@@ -183,7 +184,8 @@ elseif verb == 'vouch' then
     function()
       if generation then
         for i = 4, #ARGV, 2 do
-          if call('ZSCORE', PRESENT, ARGV[i]) then mark_alive(ARGV[i]) end
+          local party = ARGV[i]
+          if call('ZSCORE', PRESENT, party) then mark_alive(party) end
         end
         break_if_party_died()
         wake_some()
@@ -212,19 +214,21 @@ elseif verb == 'reset' then
   return {1}
 
 elseif verb == 'revoke' then
+  local cause = ARGV[3]
   if call('ZSCORE', TOMBSTONES, token) then return {1} end
   if not read_barrier() or not generation or reason then return {0} end
-  break_barrier(ARGV[3])
+  break_barrier(cause)
   add_tombstone(token, tostring(ARRIVAL_TTL_MS))
   return {1}
 
 elseif verb == 'inspect' then
+  local max_parties = ARGV[2]
   if not read_barrier() then return redis.error_reply('WRONGTYPE ' .. record) end
   if generation then
     break_if_party_died()
     wake_some()
   end
   return {generation or '', parties or 0, (arrivals or 0) - (passed or 0), reason or '',
-    unpack(call('ZRANGEBYSCORE', QUEUE, '(' .. (passed or 0), '+inf', 'LIMIT', 0, ARGV[2]))}
+    unpack(call('ZRANGEBYSCORE', QUEUE, '(' .. (passed or 0), '+inf', 'LIMIT', 0, max_parties))}
 end
 return redis.error_reply('ERR interlock: unknown verb ' .. tostring(verb))

@@ -38,9 +38,10 @@ if kind ~= 'election' and kind ~= 'unknown' then return reply or {WRONG_KIND, re
 local leader = redis.call('GET', LOCK)
 local version = string.format('%.0f', term * 2 + (leader and 0 or 1))
 if verb == 'watch' then
+  local token, channel = ARGV[2], ARGV[3]
   -- So many have never come again, or are too many for pushes: who lives comes again by itself.
   if redis.call('ZCARD', WATCHERS) >= MAX_WATCHERS then redis.call('DEL', WATCHERS) end
-  redis.call('ZADD', WATCHERS, version, ARGV[3] .. ' ' .. ARGV[2])
+  redis.call('ZADD', WATCHERS, version, channel .. ' ' .. token)
   redis.call('PEXPIRE', WATCHERS, WATCHERS_TTL_MS)
   reply = {GRANTED, leader or '', redis.call('PTTL', LOCK), tonumber(term)}
 end

@@ -91,8 +91,9 @@ if verb == 'acquire' then
   return {QUEUED, left, 1000, 0, generation}
 
 elseif verb == 'release' then
+  local tombstone_ttl = ARGV[3]
   dequeue(token)
-  add_tombstone(token, ARGV[3])
+  add_tombstone(token, tombstone_ttl)
   return {0, 0}
 
 elseif verb == 'vouch' then
@@ -122,17 +123,19 @@ elseif verb == 'count' then
   return {GRANTED, left or 0}
 
 elseif verb == 'revoke' then
+  local new_reason = ARGV[3]
   if call('ZSCORE', TOMBSTONES, token) then return {1} end
   if not read_latch() or is_over() then return {0} end
-  reason = ARGV[3]
+  reason = new_reason
   call('HSET', LATCH, 'why', reason)
   add_tombstone(token, tostring(OPERATION_TTL_MS))
   wake_some()
   return {1}
 
 elseif verb == 'inspect' then
+  local max_waiters = ARGV[2]
   if not read_latch() then return redis.error_reply('WRONGTYPE ' .. record) end
   return {generation or '', tonumber(call('HGET', LATCH, 'count') or 0), left or 0, call('PTTL', LATCH), reason or '',
-    call('ZCARD', QUEUE), unpack(call('ZRANGE', QUEUE, 0, ARGV[2] - 1))}
+    call('ZCARD', QUEUE), unpack(call('ZRANGE', QUEUE, 0, max_waiters - 1))}
 end
 return redis.error_reply('ERR interlock: unknown verb ' .. tostring(verb))

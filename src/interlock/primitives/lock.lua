@@ -145,9 +145,10 @@ end
 
 if verb == 'acquire' then
   local ttl, handover_ttl, subscribed, channel, may_wait = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+  local owner, wanted_kind = ARGV[8], ARGV[9]
   local holder = call('GET', LOCK)
-  if not read_record() or kind and kind ~= ARGV[9] then return {WRONG_KIND, record} end
-  kind = ARGV[9]
+  if not read_record() or kind and kind ~= wanted_kind then return {WRONG_KIND, record} end
+  kind = wanted_kind
   local evidence = parse_marker(holder)
   if evidence and IDENTITY ~= '-' then  -- this client may know more, and so that it is over
     if granted_by == '-' then granted_by = evidence end
@@ -177,7 +178,6 @@ if verb == 'acquire' then
       end
     end
   end
-  local owner = ARGV[8]
   if holder and not marker and owner ~= '' and string.sub(holder, 1, #owner) == owner then
     local pttl = call('PTTL', LOCK)  -- the same owner, in another process: its new token ends the old one
     local stored_holder, old_channel = parse_holder()
@@ -244,24 +244,24 @@ elseif verb == 'vouch' then
 elseif verb == 'renew' then
   local states = {}
   for i = 1, #KEYS, 2 do
-    local lease_token, ttl = ARGV[i + 1], tonumber(ARGV[i + 2])
-    local holder = redis.pcall('GET', KEYS[i])  -- one key of a wrong type must not stop the others
+    local lock, its_record, lease_token, ttl = KEYS[i], KEYS[i + 1], ARGV[i + 1], tonumber(ARGV[i + 2])
+    local holder = redis.pcall('GET', lock)  -- one key of a wrong type must not stop the others
     if type(holder) == 'table' then
       states[#states + 1] = holder.err
     elseif holder == lease_token then
-      if call('PTTL', KEYS[i]) < ttl then call('PEXPIRE', KEYS[i], ttl) end
+      if call('PTTL', lock) < ttl then call('PEXPIRE', lock, ttl) end
       -- Seldom a write, but for a lease that was extended.
       local min_record_ttl = math.max(RECORD_TTL_MS, ttl + RECORD_TTL_MS / 2)
-      if call('PTTL', KEYS[i + 1]) < min_record_ttl then call('PEXPIRE', KEYS[i + 1], RECORD_TTL_MS + ttl) end
+      if call('PTTL', its_record) < min_record_ttl then call('PEXPIRE', its_record, RECORD_TTL_MS + ttl) end
       states[#states + 1] = GRANTED
     else
-      if not holder and call('EXISTS', KEYS[i + 1]) == 0 then  -- who knows that it was held is a witness, too
+      if not holder and call('EXISTS', its_record) == 0 then  -- who knows that it was held is a witness, too
         local left_ms, evidence = quarantine_left()
-        if left_ms > 0 then redis.pcall('SET', KEYS[i], '!quarantine:' .. evidence, 'PX', left_ms) end
+        if left_ms > 0 then redis.pcall('SET', lock, '!quarantine:' .. evidence, 'PX', left_ms) end
       end
       if holder == '!' .. lease_token then
-        local record = redis.pcall('GET', KEYS[i + 1])
-        local text = type(record) == 'string' and string.match(record, '^1 %a+ %d+ %S+ %d+ %S+ %S+ %S+(.*)')
+        local stored = redis.pcall('GET', its_record)
+        local text = type(stored) == 'string' and string.match(stored, '^1 %a+ %d+ %S+ %d+ %S+ %S+ %S+(.*)')
         states[#states + 1] = {REVOKED, text and parse_reason(text) or ''}
       else
         states[#states + 1] = NOT_FOUND
@@ -271,8 +271,9 @@ elseif verb == 'renew' then
   return states
 
 elseif verb == 'fence' then
+  local agreed_fence = ARGV[3]
   if call('GET', LOCK) ~= token or not read_record() then return {NOT_FOUND} end
-  fence = math.max(fence, ARGV[3])
+  fence = math.max(fence, agreed_fence)
   update_record(token)
   return {GRANTED}
 
@@ -309,7 +310,7 @@ elseif verb == 'revoke' then
   return {1, pttl}
 
 elseif verb == 'keys' then
-  return find_command_keys()
+  return call('COMMAND', 'GETKEYS', unpack(ARGV, 2))
 
 elseif verb == 'inspect' then
   local max_waiters, holder, pttl = ARGV[2], call('GET', LOCK), call('PTTL', LOCK)

@@ -13,6 +13,7 @@
 --function permits
 
 local GRANTED = 1
+local verb = ARGV[1]
 local STAMP = table.remove(ARGV)  -- see queue.lua: each of the scripts has it at its end
 
 local function call_script(script, keys, args)
@@ -21,7 +22,7 @@ local function call_script(script, keys, args)
   return reply
 end
 
-if ARGV[1] == 'acquire' then
+if verb == 'acquire' then
   local scripts, granted, replies, next_key = {lock = lock, permits = permits}, {}, {GRANTED}, 1
   for i = 2, #ARGV do
     local args = cjson.decode(ARGV[i])
@@ -42,4 +43,4 @@ if ARGV[1] == 'acquire' then
   end
   return replies
 end
-return redis.error_reply('ERR interlock: unknown verb ' .. tostring(ARGV[1]))
+return redis.error_reply('ERR interlock: unknown verb ' .. tostring(verb))

@@ -46,13 +46,14 @@ if verb == 'acquire' then
   return reply
 
 elseif verb == 'release' then
+  local at_least_ms, keep_ms = ARGV[4], ARGV[5]
   local holder = redis.call('GET', LOCK)
   if holder == token or holder == '!' .. token then  -- one that was revoked has run, too, though to no good end
     local time = redis.call('TIME')
     local started_us = tonumber(read_start())
     local now_us = math.max(started_us, time[1] * 1000000 + time[2])  -- another server may have noted the start, with a clock ahead
-    local at_least_left_ms = ARGV[4] - (now_us - started_us) / 1000
-    local note_ttl_ms = math.ceil(math.max(at_least_left_ms, holder == token and tonumber(ARGV[5]) or 0))
+    local at_least_left_ms = at_least_ms - (now_us - started_us) / 1000
+    local note_ttl_ms = math.ceil(math.max(at_least_left_ms, holder == token and tonumber(keep_ms) or 0))
     -- The note first: if the server has no memory for it, then nothing is released, and who releases comes again.
     if note_ttl_ms > 0 then
       redis.call('SET', NOTE, string.format('%s %.0f %.0f', token, started_us, now_us), 'PX',
@@ -65,7 +66,8 @@ elseif verb == 'inspect' then
   return {lock(KEYS, ARGV), redis.call('GET', NOTE) or '', redis.call('PTTL', NOTE)}
 
 elseif verb == 'forget' then
-  local is_same_note = redis.call('GET', NOTE) == ARGV[2]  -- a late copy must not forget the next run
+  local seen_note = ARGV[2]
+  local is_same_note = redis.call('GET', NOTE) == seen_note  -- a late copy must not forget the next run
   if is_same_note then redis.call('DEL', NOTE) end
   return {is_same_note and 1 or 0}
 end

@@ -228,6 +228,7 @@ if verb == 'acquire' then
   return {GRANTED, tonumber(held_fence)}
 
 elseif verb == 'release' then
+  local tombstone_ttl = ARGV[3]
   read_record()
   local is_ours = is_holder(token) or last_released == token
   dequeue(token)
@@ -237,7 +238,7 @@ elseif verb == 'release' then
     pcall(write_record, 0)
   end
   local retry = hand_out_permits()
-  add_tombstone(token, ARGV[3])
+  add_tombstone(token, tombstone_ttl)
   return {is_ours and not reason and 1 or 0, retry}
 
 elseif verb == 'vouch' then
@@ -328,7 +329,7 @@ elseif verb == 'limit' then
   return {GRANTED, limit}
 
 elseif verb == 'keys' then
-  return find_command_keys()
+  return call('COMMAND', 'GETKEYS', unpack(ARGV, 2))
 
 elseif verb == 'inspect' then
   local last_index = ARGV[2] - 1

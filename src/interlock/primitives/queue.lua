@@ -20,8 +20,9 @@
 local GRANTED, QUEUED, BUSY, RETRY, NOT_FOUND, REVOKED, NO_EXPIRY, WRONG_KIND, LIMIT_MISMATCH =
   1, 2, 3, 4, 5, 6, 7, 8, 9
 local STAMP = table.remove(ARGV)
-local IDENTITY = #STAMP < 25 and '-' or string.sub(STAMP, 1, 25)  -- of this server: under it is granted now
-local IN_QUORUM = STAMP == '+' or string.byte(STAMP, 26) == 43  -- whether it is one of a quorum
+local MARK_AT, PLUS = 26, 43  -- PLUS: the byte of "+"
+local IDENTITY = #STAMP < MARK_AT and '-' or string.sub(STAMP, 1, MARK_AT - 1)
+local IN_QUORUM = STAMP == '+' or string.byte(STAMP, MARK_AT) == PLUS
 local RECORD_TTL_MS, QUEUE_TTL_MS, LIVENESS_MS, MAX_PER_CALL = 300000, 10000, 3000, 32
 -- Waiters that a script call looks at; that are read at once; that can't be woken.
 local MAX_SCANNED, MAX_READ, MAX_UNREACHABLE = 500, 100, 64
@@ -34,6 +35,10 @@ local function get_time_us()
   return t[1] * 1000000 + t[2]
 end
 
+local function parse_history()
+  return string.match(STAMP, '^(%d+) (%d+) (%S+) ?(.*)', MARK_AT + 1)
+end
+
 -- For how many ms nothing may be granted here, since leases that this server does not know may be alive; and the
 -- evidence: the identity of the one before, with that of this one and since when it is known, so that clients that come
 -- later, and know only when they met it themselves, wait no longer. A record says under which identity of the server was
@@ -43,7 +48,7 @@ end
 -- identities came without loss: all, or with "/<least ttl ms>" those of leases with that ttl or a longer one.
 local function quarantine_left(recorded, ttl)
   if IDENTITY == '-' or recorded == IDENTITY then return 0 end
-  local since, wait, previous, lossless = string.match(STAMP, '(%d+) (%d+) (%S+) ?(.*)', 27)
+  local since, wait, previous, lossless = parse_history()
   if not recorded or recorded == '-' then recorded = previous end
   if recorded == '-' then return 0 end
   local evidence, successor, known_since = string.match(recorded, '^([^>]*)>([^>]*)>(%d+)')
@@ -164,15 +169,16 @@ local function heartbeat(hand_out_free, is_granted)
   local channel, subscribed, states = ARGV[2], ARGV[3], {}
   local alive_until = string.format('%.0f', get_time_us() / 1000 + LIVENESS_MS)
   for i = 4, #ARGV, 2 do
-    local is_queued = call('ZSCORE', QUEUE, ARGV[i])
-    local entry = is_queued and call('HGET', WAITERS, ARGV[i])
+    local waiter, handover_ttl = ARGV[i], ARGV[i + 1]
+    local is_queued = call('ZSCORE', QUEUE, waiter)
+    local entry = is_queued and call('HGET', WAITERS, waiter)
     if is_queued and not entry then  -- evicted: nobody knows what it wants
-      dequeue(ARGV[i])
+      dequeue(waiter)
       is_queued = nil
     end
     if is_queued then
       local wants = string.match(entry, '^%d+ %d+ %d %S+( .*)') or ''
-      call('HSET', WAITERS, ARGV[i], alive_until .. ' ' .. ARGV[i + 1] .. ' ' .. subscribed .. ' ' .. channel .. wants)
+      call('HSET', WAITERS, waiter, alive_until .. ' ' .. handover_ttl .. ' ' .. subscribed .. ' ' .. channel .. wants)
     end
     states[#states + 1] = is_queued and QUEUED or NOT_FOUND
   end
@@ -180,11 +186,12 @@ local function heartbeat(hand_out_free, is_granted)
   call('PEXPIRE', WAITERS, QUEUE_TTL_MS)
   local pttl, head_must_ask = hand_out_free()
   local head = call('ZRANGE', QUEUE, 0, 0)[1] or ''
-  for i = 4, #ARGV, 2 do
-    if is_granted(ARGV[i]) then
-      states[i / 2 - 1] = GRANTED
-    elseif head_must_ask and ARGV[i] == head then
-      states[i / 2 - 1] = RETRY
+  for n = 1, #states do
+    local waiter = ARGV[2 + 2 * n]
+    if is_granted(waiter) then
+      states[n] = GRANTED
+    elseif head_must_ask and waiter == head then
+      states[n] = RETRY
     end
   end
   return {pttl, head, unpack(states)}
@@ -202,12 +209,8 @@ local function add_tombstone(member, ttl)
   end
 end
 
--- The verb execute, and the one that finds its keys.
+-- The verb execute.
 local function execute_command(is_holder)
   if not is_holder then return {NOT_FOUND} end
-  return {GRANTED, call(ARGV[3], unpack(ARGV, 4))}
-end
-
-local function find_command_keys()
-  return call('COMMAND', 'GETKEYS', unpack(ARGV, 2))
+  return {GRANTED, call(unpack(ARGV, 3))}
 end
