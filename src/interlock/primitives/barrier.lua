@@ -1,38 +1,46 @@
--- The barrier: so many parties wait for each other, and go on together; again and again.
+-- The barrier: a number of parties wait for each other and go on together, again and again.
 --
--- Theory. Arrivals are numbered. Those up to `passed` went through; when `parties` more have come, they pass as well. An
--- arrival stays known for a while after that, so that one whose answer was lost hears that it passed, and is not
--- taken for another arrival. Who waits vouches for itself; whoever comes and finds one that no longer does
--- breaks the barrier, and so does one that leaves. It stays broken until it is reset, which begins another
--- generation. Who is to be told of either is woken a bounded number in one step, in order of arrival (`told`); each
--- that comes back goes on with it, and one whose message is lost finds out with its next vouch.
+-- Theory. The barrier numbers the arrivals. The arrivals up to `passed` have gone on. When `parties` more have arrived,
+-- they pass as well. The script remembers an arrival for a while after it has passed, so that a party whose reply got
+-- lost learns that it has passed, and does not arrive twice. Waiting parties send heartbeats. A request that finds a
+-- party without heartbeats breaks the barrier, and so does a party that leaves. The barrier stays broken until a reset,
+-- which begins another generation. The script wakes parties in order of arrival, a bounded number in one call; the
+-- field `told` of the hash is the last arrival that it woke. Each woken party asks again and thereby wakes more. A
+-- party whose push got lost learns the outcome from its next heartbeat.
 --
--- KEYS   1 barrier  hash     parties, arrivals, passed, told, why (it is broken)
+-- KEYS   1 barrier  hash     parties; arrivals; passed; told; why: the reason, if the barrier is broken
 --        2 record   string  "1 barrier <generation>"
 --        3 queue    zset    token of an arrival -> its number
---        4 waiters  hash    as in queue.lua; it "wants" its index
---        5 gone     zset    also those whom a reset sent away, and the operations that were done
---        6 present  zset    token of who waits -> alive until, ms
--- ARGV   1 verb, then
---   acquire  token  ttl ms  life ms  heard 0|1  channel  wait 0|1  parties  generation
---                             `generation`: in which it has arrived already, or ""
---                             RETURN {GRANTED, index} | {QUEUED, arrived, 1000, 0, generation}
---                                  | {BROKEN, why} | {LIMIT_MISMATCH, parties} | {WRONG_KIND, record}
---   release  token  gone ms   RETURN {0, 0}     one that waits breaks it by this
---   vouch    channel  heard 0|1  (token  life ms)...
+--        4 waiters  hash    as in queue.lua; a waiter wants "<its index>"
+--        5 gone     zset    as in queue.lua; also the parties that a reset sent away, and the operations that were done
+--        6 present  zset    token of a waiting party -> alive until, ms
+-- ARGV   1 verb, then the verb's arguments; RETURN: the reply
+--   acquire  token  ttl ms  handover ttl ms  subscribed 0|1  channel  may wait 0|1  parties  generation
+--                             RETURN {GRANTED, index} | {QUEUED, arrived, 1000, 0, generation} | {BROKEN, why}
+--                                  | {LIMIT_MISMATCH, parties} | {WRONG_KIND, record}
+--                             generation: in which the party has arrived already, or ""
+--   release  token  tombstone ttl ms
+--                             RETURN {0, 0}
+--                             breaks the barrier if the party waits
+--   vouch    channel  subscribed 0|1  (token  handover ttl ms)...
 --                             RETURN {1000, head's token | "", state...}
---   reset    operation        RETURN {done 0|1} | {WRONG_KIND, record}     once for each operation
---   revoke   operation  why   RETURN {done 0|1}   not done: it is broken, or there is none     once for each operation
---   inspect  most             RETURN {generation | "", parties, arrived, why | "", token...}
+--   reset    operation        RETURN {done 0|1} | {WRONG_KIND, record}
+--                             runs once for each operation
+--   revoke   operation  why   RETURN {done 0|1}
+--                             runs once for each operation; not done: the barrier is broken, or there is none
+--   inspect  max parties      RETURN {generation | "", parties, arrived, why | "", token...}
 
 --include queue
 
 local BARRIER, PRESENT = KEYS[1], KEYS[6]
+-- BROKEN: a reply code, as in queue.lua. ARRIVAL_TTL_MS: how long the script remembers an arrival that has passed, and
+-- an operation.
 local BROKEN, ARRIVAL_TTL_MS = 10, 60000
-local generation, record, parties, arrivals, passed, woken, reason
-local tail = ''  -- what follows the words of the record that this version knows
+local generation, record, parties, arrivals, passed, woken, reason  -- woken: the field `told`
+local tail = ''  -- the rest of the record, after the words that this version knows
 
--- Whether there is none, or one that is ours to read: then the variables above are its own.
+-- Reads the barrier into the variables above. Returns false if another version or another kind of primitive owns the
+-- record.
 local function read_barrier()
   record = call('GET', RECORD)
   local stored_generation, text = string.match((record or '') .. ' ', '^1 barrier (%d+)( .*)')
@@ -58,7 +66,7 @@ local function write_barrier()
   refresh_ttls()
 end
 
--- Those who came after this number, up to that one: some of them.
+-- Returns some arrivals after the number `after`, up to `last`.
 local function list_arrivals(after, last)
   return call('ZRANGEBYSCORE', QUEUE, '(' .. after, last, 'LIMIT', 0, MAX_PER_CALL)
 end
@@ -68,7 +76,7 @@ local function wake_one(party)
   if channel then publish(channel, 'granted ' .. party) end
 end
 
--- Go on with telling those who passed, or everybody if it is broken.
+-- Wakes some of the parties that passed; some of all parties if the barrier is broken.
 local function wake_some()
   local last = reason and arrivals or passed
   if woken >= last then return end
@@ -85,7 +93,7 @@ local function break_barrier(cause)
   wake_some()
 end
 
--- Break it if somebody who waits is not heard of any more.
+-- Breaks the barrier if a waiting party sends no heartbeats any more.
 local function break_if_party_died()
   if reason or arrivals == passed then return end
   local dead = call('ZRANGEBYSCORE', PRESENT, '-inf', string.format('%.0f', get_time_us() / 1000), 'LIMIT', 0, 1)[1]
@@ -98,7 +106,7 @@ local function mark_alive(party)
   call('ZADD', PRESENT, string.format('%.0f', get_time_us() / 1000 + LIVENESS_MS), party)
 end
 
--- Forget some of those who passed long ago.
+-- Forgets some arrivals that passed long ago.
 local function forget_passed()
   local now_ms = get_time_us() / 1000
   for _, party in ipairs(list_arrivals(0, passed)) do
@@ -113,8 +121,8 @@ if verb == 'acquire' then
   local wanted_parties, arrived_in = tonumber(ARGV[8]), ARGV[9]
   if not read_barrier() then return {WRONG_KIND, record} end
   local arrival = generation and tonumber(call('ZSCORE', QUEUE, token) or nil)
-  if arrival then  -- the same request again
-    refresh_ttls()  -- before the first write: one that is here already needs no memory
+  if arrival then  -- a second copy of the request
+    refresh_ttls()  -- this first write needs no memory, so the server refuses none of the later ones
     if arrival > passed then
       if not reason then mark_alive(token) end
       break_if_party_died()
@@ -142,11 +150,11 @@ if verb == 'acquire' then
   if reason then return {BROKEN, reason} end
   if arrived_in ~= '' then return {BROKEN, 'the server does not know any more that this party came'} end
   if parties ~= wanted_parties and arrivals > passed then return {LIMIT_MISMATCH, parties} end
-  parties = wanted_parties  -- nobody waits, so nobody counts on another number
+  parties = wanted_parties  -- nobody waits, so nobody relies on another number
   forget_passed()
   arrivals = arrivals + 1
   local index = arrivals - passed - 1
-  write_barrier()  -- if there is no memory, this fails, and nothing was done
+  write_barrier()  -- without memory this write fails, and nothing has changed
   call('ZADD', QUEUE, arrivals, token)
   enqueue(token, handover_ttl, subscribed, channel, ' ' .. index)
   if index == parties - 1 then
@@ -179,7 +187,8 @@ elseif verb == 'release' then
 
 elseif verb == 'vouch' then
   read_barrier()
-  if generation then refresh_ttls() end  -- before the first write: who waits already needs no memory
+  -- This first write needs no memory, so the server refuses none of the later ones.
+  if generation then refresh_ttls() end
   return heartbeat(
     function()
       if generation then
@@ -202,7 +211,7 @@ elseif verb == 'reset' then
   for _, party in ipairs(list_arrivals(passed, arrivals)) do wake_one(party) end
   for _, party in ipairs(call('ZRANGEBYSCORE', QUEUE, '(' .. passed, '+inf')) do
     dequeue(party)
-    -- A late copy is no arrival.
+    -- A late copy of this party's request must not arrive in the new generation.
     redis.pcall('ZADD', TOMBSTONES, string.format('%.0f', get_time_us() / 1000 + ARRIVAL_TTL_MS), party)
   end
   call('DEL', PRESENT)

@@ -1,35 +1,44 @@
--- The latch: a count that goes down to nothing, once; then all who wait, and all who come later, go on.
+-- The latch: a count that goes down to zero, once; then every waiter goes on, and so does every later caller.
 --
--- Theory. Whoever comes first, to wait or to count, makes it. Who waits stands in the queue, of which a bounded number is
--- woken in one step once the latch is open; each comes back, is let through, and goes on with the waking. One whose
--- message is lost finds out with its next vouch. Each latch is a generation: a waiter says in which one it
--- waits, so that it is told if that one is gone, and can't be kept by another one of the same name.
+-- Theory. The first caller, whether it waits or counts, creates the latch. Waiters stand in the queue. Once the latch
+-- is open, each script call wakes a bounded number of them; each woken waiter asks again, goes on, and thereby wakes
+-- more. A waiter whose push got lost learns that the latch is open from its next heartbeat. Each latch has a
+-- generation. A waiter names the generation in which it waits, so that it gets BROKEN once that latch is gone, and does
+-- not keep another latch of the same name alive.
 --
--- KEYS   1 latch    hash     count, left, keep (ms that it lives when nobody comes), why (it was revoked)
+-- KEYS   1 latch    hash     count; left; keep: ms for which the latch outlives its last caller; why: the reason of a
+--                           revocation
 --        2 record   string  "1 latch <generation>"
 --        3 queue    zset    as in queue.lua
---        4 waiters  hash
---        5 gone     zset    also the operations that were done
--- ARGV   1 verb, then
---   acquire  token  ttl ms  life ms  heard 0|1  channel  wait 0|1  count  keep ms  generation
---                             `generation`: in which it waits already, or ""
---                             RETURN {GRANTED} | {QUEUED | BUSY, left, 1000, 0, generation} | {NOT_FOUND} | {BROKEN, why}
---                                  | {WRONG_KIND, record}
---   release  token  gone ms   RETURN {0, 0}     takes a waiter out of the queue
---   vouch    channel  heard 0|1  (token  life ms)...
+--        4 waiters  hash    as in queue.lua
+--        5 gone     zset    as in queue.lua; also the operations that were done
+-- ARGV   1 verb, then the verb's arguments; RETURN: the reply
+--   acquire  token  ttl ms  handover ttl ms  subscribed 0|1  channel  may wait 0|1  count  keep ms  generation
+--                             RETURN {GRANTED} | {QUEUED | BUSY, left, 1000, 0, generation} | {NOT_FOUND}
+--                                  | {BROKEN, why} | {WRONG_KIND, record}
+--                             generation: in which the caller waits already, or ""
+--                             NOT_FOUND: the token has a tombstone
+--   release  token  tombstone ttl ms
+--                             RETURN {0, 0}
+--                             takes a waiter out of the queue
+--   vouch    channel  subscribed 0|1  (token  handover ttl ms)...
 --                             RETURN {1000, head's token | "", state...}
 --   count    operation  by  count  keep ms
---                             RETURN {GRANTED, left} | {BROKEN, why} | {WRONG_KIND, record}    once for each operation
---   revoke   operation  why   RETURN {done 0|1}   not done: it is open, or there is none     once for each operation
---   inspect  most             RETURN {generation | "", count, left, pttl ms, why | "", number of waiters, token...}
+--                             RETURN {GRANTED, left} | {BROKEN, why} | {WRONG_KIND, record}
+--                             runs once for each operation
+--   revoke   operation  why   RETURN {done 0|1}
+--                             runs once for each operation; not done: the latch is open, or there is none
+--   inspect  max waiters      RETURN {generation | "", count, left, pttl ms, why | "", number of waiters, token...}
 
 --include queue
 
 local LATCH = KEYS[1]
+-- BROKEN: a reply code, as in queue.lua. OPERATION_TTL_MS: how long the script remembers an operation.
 local BROKEN, OPERATION_TTL_MS = 10, 60000
 local generation, record, left, keep_ms, reason
 
--- Whether there is none, or one that is ours to read: then generation, left, keep and why are its own.
+-- Reads the latch into the variables above. Returns false if another version or another kind of primitive owns the
+-- record.
 local function read_latch()
   record = call('GET', RECORD)
   local stored_generation = record and string.match(record .. ' ', '^1 latch (%d+) ')
@@ -41,13 +50,13 @@ local function read_latch()
   return true
 end
 
--- It lives for as long after this as was asked for.
 local function refresh_ttl()
   call('PEXPIRE', LATCH, keep_ms)
   call('PEXPIRE', RECORD, keep_ms)
 end
 
--- Make it, unless there is one. Those who waited in another one learn from their next vouch that it is gone.
+-- Creates the latch unless there is one. Waiters of an earlier latch learn from their next heartbeat that their latch
+-- is gone.
 local function create_if_absent(count, requested_keep_ms)
   if left then return end
   keep_ms, left, generation = requested_keep_ms, tonumber(count), string.format('%.0f', get_time_us())
@@ -61,7 +70,7 @@ local function is_over()
   return not left or left == 0 or reason
 end
 
--- Wake some of those who wait for nothing any more.
+-- Wakes some of the waiters, if they have nothing to wait for any more.
 local function wake_some()
   if not is_over() then return end
   for _, waiter in ipairs(call('ZRANGE', QUEUE, 0, MAX_PER_CALL - 1)) do
@@ -98,10 +107,10 @@ elseif verb == 'release' then
 
 elseif verb == 'vouch' then
   local is_ours = read_latch()
-  if left then refresh_ttl() end  -- before the first write: who waits already needs no memory
+  if left then refresh_ttl() end  -- this first write needs no memory, so the server refuses none of the later ones
   return heartbeat(
     function()
-      if is_ours then wake_some() end  -- else they are the waiters of something else that has the name now
+      if is_ours then wake_some() end  -- else the waiters belong to another primitive, which owns the name now
       return 1000
     end,
     is_over

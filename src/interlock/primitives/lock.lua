@@ -1,51 +1,73 @@
--- The lock: one holder, and a queue that lives in the server and hands over.
+-- The lock: one holder, and a queue in the server that hands the lock over.
 --
--- Theory. The lock is a plain string whose value is its holder's token, so it excludes, and is excluded by,
--- anyone who uses SET key token NX PX. Who waits stands in a sorted set, by arrival. Whoever ends a hold
--- hands the lock to the oldest live waiter in the same step and wakes only that one: there is no moment in
--- which a newcomer could overtake, and no herd. A handover is a short grant (the waiter's `handover_ttl`) until
--- the waiter confirms it by asking again, so a lock handed to a dead process is free again in seconds.
+-- Theory. The lock is a plain string key whose value is the holder's token. So the lock and every client that uses `SET
+-- key token NX PX` exclude each other. A sorted set holds the waiters in order of arrival. The request that ends a
+-- lease hands the lock to the oldest live waiter in the same step, and wakes only that waiter: no newcomer can
+-- overtake, and no crowd wakes for one grant. A handover is a short grant, for the waiter's handover ttl. The waiter
+-- confirms the grant by sending its acquire again, and so gets the full ttl. Therefore a lock that was handed to a dead
+-- process is free again within seconds.
 --
--- Rules. (1) Every verb may come twice or late and then changes nothing more. (2) Any request that finds the
--- key absent hands over to the head. (3) State first, then PUBLISH, which may fail. (4) Nothing without a TTL.
--- (5) A TTL is only ever lengthened by who holds it. (6) Every decision is by the server's clock. (7) Who takes over
--- from an owner of the same name may hold beside it, being the same; another one may not, until that lease has run out.
--- (8) While leases may be alive that this server has lost, nobody is granted anything: a marker holds the lock.
+-- Rules.
+--  1. Every message may arrive twice or late. A second or a late copy changes nothing more.
+--  2. Any request that finds the lock's key absent hands the lock to the head of the queue.
+--  3. The script writes its state first and publishes last, because PUBLISH may fail.
+--  4. Every key has a TTL.
+--  5. Only the holder's requests change the TTL of its lease, and they only lengthen it.
+--  6. Every decision uses the server's clock.
+--  7. A client with the same owner name may take the lock over, because an owner counts as one holder. Every other
+--     client waits until the earlier lease has run out.
+--  8. While leases that this server has lost may be alive, the script grants nothing: a marker holds the lock.
 --
--- KEYS   1 lock     string  <token>, or !<token> once revoked, or !taken-over, by rule 7, or !quarantine:<evidence>, by 8
---        2 record   string  "1 <kind> <fence> <identity> <ttl ms> <last released> <holder> <channel>[ !<why revoked>]";
---                           "-" is none; kind is "unknown" after a quarantine of what left no record; identity and
---                           ttl are those of the last grant; identity is the evidence in a quarantine, see quarantine_left()
---        3 queue    zset    token of a waiter -> number of arrival
---        4 waiters  hash    token of a waiter -> as in queue.lua; a waiter wants "<kind>"
---        5 gone     zset    token that left in doubt -> forget after, ms: a late acquire of it takes nothing;
---                           "ousted" -> until when one that was taken over from may believe in its lease
+-- KEYS   1 lock     string  "<token>" of the holder; "!<token>" after a revocation; "!taken-over" by rule 7;
+--                           "!quarantine:<evidence>" by rule 8
+--        2 record   string  "1 <kind> <fence> <identity> <ttl ms> <last released> <holder> <channel>[ !<why revoked>]":
+--                           fence, identity of the server and ttl of the last grant, the token released last, the
+--                           holder's token and channel; "-" is none. In a quarantine, the identity is the evidence, see
+--                           quarantine_left(). The kind is "unknown" if a quarantine ended where no record was.
+--        3 queue    zset    as in queue.lua
+--        4 waiters  hash    as in queue.lua; a waiter wants "<kind>"
+--        5 gone     zset    as in queue.lua; and "ousted" -> until when the holder that lost the lock by rule 7 may
+--                           believe in its lease, ms
 --        ... for `renew`: lock, record, lock, record, ... of many locks instead; for `execute`: its keys follow
--- ARGV   1 verb, then
---   acquire  token  ttl ms  life ms  heard 0|1  channel  wait 0|1  owner  kind
---                             `owner`: takes over from a holder whose token begins so, or ""
---                             `kind`: lock, or what is built over it: election, once
---                             RETURN {GRANTED, fence} | {QUEUED | BUSY, holder, its pttl ms, head 0|1}
---                                  | {RETRY} | {NOT_FOUND} | {REVOKED, why} | {NO_EXPIRY, value} | {WRONG_KIND, record}
---   release  token  gone ms   RETURN {was it ours 0|1, again 0|1}     also takes a waiter out of the queue
---   vouch    channel  heard 0|1  (token  life ms)...
---                             RETURN {pttl ms | MORE_EXPIRED, head's token | "", state...}   state: GRANTED | QUEUED | RETRY | NOT_FOUND
---   renew    (token  ttl ms)...     RETURN {state...}   state: GRANTED | NOT_FOUND | {REVOKED, why} | error text
---   execute  token  command  argument...    RETURN {GRANTED, reply} | {NOT_FOUND}
---   fence    token  fence     RETURN {GRANTED | NOT_FOUND}   in a quorum: on this fence they have agreed
---   revoke   token  force 0|1  why          RETURN {done 0|1, pttl ms}   not done: another holder, or no TTL
---   keys     command  argument...           RETURN {key...}   which of the arguments are keys
---   inspect  most waiters     RETURN {value | "", pttl ms, record | "", number of waiters, token...}
+-- ARGV   1 verb, then the verb's arguments; RETURN: the reply
+--   acquire  token  ttl ms  handover ttl ms  subscribed 0|1  channel  may wait 0|1  owner  kind
+--                             RETURN {GRANTED, fence} | {QUEUED | BUSY, holder, its pttl ms, head 0|1} | {RETRY}
+--                                  | {NOT_FOUND} | {REVOKED, why} | {NO_EXPIRY, value} | {WRONG_KIND, record}
+--                             owner: takes over from a holder whose token begins with this text; "" from nobody
+--                             kind: lock, election or once
+--                             NOT_FOUND: the token has a tombstone
+--   release  token  tombstone ttl ms
+--                             RETURN {the lease was the sender's 0|1, ask again 0|1}
+--                             also takes a waiter out of the queue
+--   vouch    channel  subscribed 0|1  (token  handover ttl ms)...
+--                             RETURN {pttl ms | MORE_EXPIRED, head's token | "", state...}
+--                             state: GRANTED | QUEUED | RETRY | NOT_FOUND
+--   renew    (token  ttl ms)...
+--                             RETURN {state...}
+--                             state: GRANTED | NOT_FOUND | {REVOKED, why} | error text
+--   execute  token  command  argument...
+--                             RETURN {GRANTED, reply} | {NOT_FOUND}
+--   fence    token  fence     RETURN {GRANTED} | {NOT_FOUND}
+--                             stores the fence that a quorum has agreed on
+--   revoke   token  force 0|1  why
+--                             RETURN {done 0|1, pttl ms}
+--                             token: the holder's, or a marker that inspect returned; not done: the lock holds another
+--                             value, or has no TTL
+--   keys     command  argument...
+--                             RETURN {key...}
+--                             the arguments that are keys of the command
+--   inspect  max waiters      RETURN {value | "", pttl ms, record | "", number of waiters, token...}
 
 --include queue
 
 local LOCK = KEYS[1]
--- What the record says, after read_record(); `rest` is what follows the words that this version knows.
+-- The words of the record, which read_record() sets; `tail` is the rest of the record, after the words that this
+-- version knows.
 local kind, fence, granted_by, last_ttl, last_released, tail, record = nil, 0, '-', '0', '-', '', nil
-local is_readable = true
+local is_readable = true  -- false: another version or another kind of primitive owns the record
 
--- Whether the record is missing or ours to read: of this version, and of a lock or what is built over it. The script
--- leaves any other record as it is, and grants nobody anything.
+-- Returns whether this script may change the record: there is no record, or its version is 1 and its kind is a lock or
+-- a primitive over the lock. The script leaves every other record as it is, and grants nothing.
 local function read_record()
   record = call('GET', RECORD)
   if not record then return true end
@@ -59,20 +81,20 @@ local function read_record()
   return true
 end
 
--- Its holder and channel. Only rare verbs need these.
+-- Returns holder and channel of the record. Only rare verbs need them, so read_record() skips them.
 local function parse_holder()
   if is_readable and record then return string.match(record, '^1 %a+ %d+ %S+ %d+ %S+ (%S+) (%S+)') end
 end
 
--- Why the lease was revoked, by what follows the words of the record. A version before wrote it without the mark.
+-- Returns why the lease was revoked, from the end of a record. An early version wrote the reason without the mark " !".
 local function parse_reason(text)
   local _, why = split_free_text(text)
   return why or string.sub(text, 2)
 end
 
--- The only function that stores the record. The record outlives a lease of `ttl` ms by RECORD_TTL_MS, and ends after the
--- clock has reached the fence, even if the clock was set back: the fence is `ahead` ms ahead of the clock. Without a ttl
--- the record keeps the TTL that it has, which is right for the fence that it has.
+-- Stores the record; no other function does. The record outlives a lease of `ttl` ms by RECORD_TTL_MS, and outlives the
+-- moment at which the clock reaches the fence, even if somebody sets the clock back: the fence is `ahead_ms` ahead of
+-- the clock. Without `ttl` the record keeps its TTL, which is right while the fence stays the same.
 local function write_record(holder, channel, text, ttl, ahead_ms)
   local value = string.format(
     '1 %s %.0f %s %s %s %s %s%s', kind or 'unknown', fence, granted_by, last_ttl, last_released, holder, channel, text
@@ -83,29 +105,29 @@ local function write_record(holder, channel, text, ttl, ahead_ms)
   call('SET', RECORD, value, 'PX', string.format('%.0f', record_ttl))
 end
 
--- The record, with what has changed in it.
+-- Stores the record with its holder, or with `holder` if the record names none.
 local function update_record(holder)
   local stored_holder, channel = parse_holder()
   write_record(stored_holder or holder, channel or '-', tail, 0)
 end
 
--- The lock's own key is set last: if the server has no memory left for either, nothing is granted.
--- The fence of what runs once is also when it began: never counted.
+-- Grants the lock. The lock's key is the last write: if the server has no memory for both keys, nothing is granted. The
+-- fence of a `once` is also the time at which the run began, so even a quorum never counts it up.
 local function grant(new_holder, ttl, channel)
   local ahead_ms
   fence, ahead_ms = next_fence(fence, kind ~= 'once' and granted_by)
   granted_by, last_ttl = IDENTITY, ttl
-  write_record(new_holder, channel, '', ttl, ahead_ms)  -- it begins anew: what a later version noted was of another grant
+  write_record(new_holder, channel, '', ttl, ahead_ms)  -- words of a later version described the last grant
   call('SET', LOCK, new_holder, 'PX', ttl)
 end
 
--- Of what a marker is the evidence; nil if it is none.
+-- Returns the evidence in a quarantine marker; nil if the value is no marker.
 local function parse_marker(holder)
   return holder and string.match(holder, '^!quarantine:(.*)')
 end
 
--- The marker, if nothing may be granted now: it holds the lock, if nobody else does. The record keeps the evidence,
--- which others may not have.
+-- Returns the quarantine marker if the script must grant nothing now, else nil. The marker takes the lock's key if
+-- `holder` is nil. The record stores the evidence for clients that have none.
 local function apply_quarantine(holder)
   if not is_readable then return end
   local left_ms, evidence = quarantine_left(granted_by, last_ttl)
@@ -118,9 +140,9 @@ local function apply_quarantine(holder)
   return '!quarantine:' .. evidence
 end
 
--- Nobody holds the lock now: hand it to the head of the queue, or free it. The head stays in the queue
--- until it confirms. Returns who got it, whether to come again, and why the head could not be granted it. `first`: the
--- head, if next_waiter() was asked already.
+-- Frees the lock and hands it to the head of the queue, if there is one. The head stays in the queue until it confirms.
+-- Returns the new holder or nil, whether the client must ask again (0|1), and the error if the grant failed. `head`:
+-- what next_waiter() returned, if the caller has called it already.
 local function hand_over(head)
   if apply_quarantine() then return nil, 0 end
   local retry = 0
@@ -139,7 +161,7 @@ local function hand_over(head)
       return waiter, 0
     end
   end
-  call('DEL', LOCK)  -- allowed even when the server is out of memory and the grant was refused
+  call('DEL', LOCK)  -- without memory the grant failed, but DEL is allowed
   return nil, retry, failure
 end
 
@@ -150,18 +172,19 @@ if verb == 'acquire' then
   if not read_record() or kind and kind ~= wanted_kind then return {WRONG_KIND, record} end
   kind = wanted_kind
   local evidence = parse_marker(holder)
-  if evidence and IDENTITY ~= '-' then  -- this client may know more, and so that it is over
+  if evidence and IDENTITY ~= '-' then  -- this client may know that the quarantine is over
     if granted_by == '-' then granted_by = evidence end
     holder = nil
   end
   local marker = holder ~= token and apply_quarantine(holder)
   holder = holder or marker
   local has_queue_or_tombstones = call('EXISTS', QUEUE, TOMBSTONES) > 0
-  if holder == token then  -- the same request again, or the confirmation of a handover
+  if holder == token then  -- a second copy of the request, or the confirmation of a handover
     if has_queue_or_tombstones then dequeue(token) end
     local pttl = call('PTTL', LOCK)
-    if parse_holder() ~= token then grant(token, math.max(pttl, ttl), channel) end  -- the record was evicted
-    if pttl <= tonumber(ttl) then call('PEXPIRE', LOCK, ttl) end  -- always a write, for replicas to acknowledge
+    if parse_holder() ~= token then grant(token, math.max(pttl, ttl), channel) end  -- the server has evicted the record
+    -- Writes in any case, so that replicas have a write to acknowledge.
+    if pttl <= tonumber(ttl) then call('PEXPIRE', LOCK, ttl) end
     return {GRANTED, fence}
   end
   if has_queue_or_tombstones then
@@ -172,14 +195,15 @@ if verb == 'acquire' then
       if head and head[1] ~= token then
         local _, failure
         holder, _, failure = hand_over(head)
-        if failure then  -- nobody overtakes for that
+        if failure then  -- the head keeps its turn: nobody may overtake because of the error
           return type(failure) == 'table' and failure or redis.error_reply(failure)
         end
       end
     end
   end
+  -- Rule 7: the same owner in another process. The new token ends the old lease, and outlasts it.
   if holder and not marker and owner ~= '' and string.sub(holder, 1, #owner) == owner then
-    local pttl = call('PTTL', LOCK)  -- the same owner, in another process: its new token ends the old one
+    local pttl = call('PTTL', LOCK)
     local stored_holder, old_channel = parse_holder()
     ttl = math.max(ttl, pttl)
     add_tombstone('ousted', string.format('%.0f', pttl))
@@ -213,13 +237,14 @@ elseif verb == 'release' then
     local taken_over_ms = holder and has_queue_or_tombstones
       and (call('ZSCORE', TOMBSTONES, 'ousted') or 0) - get_time_us() / 1000 or 0
     if taken_over_ms >= 1 then
-      call('SET', LOCK, '!taken-over', 'PX', math.floor(taken_over_ms))  -- nobody's, until then
+      call('SET', LOCK, '!taken-over', 'PX', math.floor(taken_over_ms))  -- rule 7: nobody may hold the lock until then
     elseif has_queue_or_tombstones then
       new_holder, retry = hand_over()
     else
       call('DEL', LOCK)
     end
-    -- Only the answer to a release that comes twice hangs on this, so out of memory it may fail.
+    -- Only the reply to a second copy of this release needs the record's last released token. So without memory this
+    -- write may fail.
     if not new_holder and is_ours and record and is_readable then
       pcall(write_record, '-', '-', (split_free_text(tail)))
     end
@@ -245,17 +270,19 @@ elseif verb == 'renew' then
   local states = {}
   for i = 1, #KEYS, 2 do
     local lock, its_record, lease_token, ttl = KEYS[i], KEYS[i + 1], ARGV[i + 1], tonumber(ARGV[i + 2])
-    local holder = redis.pcall('GET', lock)  -- one key of a wrong type must not stop the others
+    local holder = redis.pcall('GET', lock)  -- a key of a wrong type must not stop the renewal of the others
     if type(holder) == 'table' then
       states[#states + 1] = holder.err
     elseif holder == lease_token then
       if call('PTTL', lock) < ttl then call('PEXPIRE', lock, ttl) end
-      -- Seldom a write, but for a lease that was extended.
+      -- The margin makes this write rare, except for a lease that was extended.
       local min_record_ttl = math.max(RECORD_TTL_MS, ttl + RECORD_TTL_MS / 2)
       if call('PTTL', its_record) < min_record_ttl then call('PEXPIRE', its_record, RECORD_TTL_MS + ttl) end
       states[#states + 1] = GRANTED
     else
-      if not holder and call('EXISTS', its_record) == 0 then  -- who knows that it was held is a witness, too
+      -- The lease and its record have vanished together. The sender knows that the lease existed, so its memory is
+      -- evidence.
+      if not holder and call('EXISTS', its_record) == 0 then
         local left_ms, evidence = quarantine_left()
         if left_ms > 0 then redis.pcall('SET', lock, '!quarantine:' .. evidence, 'PX', left_ms) end
       end
@@ -287,11 +314,13 @@ elseif verb == 'revoke' then
   if named_evidence then
     if force ~= '1' or holder and not parse_marker(holder) or not read_record() then return {0, pttl} end
     local left_ms, evidence = quarantine_left(granted_by == '-' and parse_marker(holder) or granted_by, last_ttl)
-    -- The message ends only the quarantine that it names: it may be late, and its sender have seen the server before.
+    -- The message ends only the quarantine that it names: it may be late, and its sender may have seen the server
+    -- before another change.
     if left_ms > 0 and string.match(evidence, '.*>') ~= string.match(named_evidence, '.*>') then return {0, pttl} end
     if left_ms == 0 and holder ~= token then return {0, pttl} end
-    -- Somebody knows that nothing is at work: from here on it is as if granted here. Fences go on from where the clock
-    -- would be after all of the quarantine, and pass those of lost grants, though the clock may be behind or they counted.
+    -- The sender vouches that no lost lease is alive, so the record names this identity from now on. The fences of lost
+    -- grants are below the clock as it will be when the quarantine would have ended, or were counted up from the
+    -- record's fence. The new fence passes both.
     granted_by, fence = IDENTITY, math.max(fence + 1000000, get_time_us() + math.max(left_ms, pttl) * 1000)
     write_record('-', '-', (split_free_text(tail)), 0)
   else
@@ -303,7 +332,7 @@ elseif verb == 'revoke' then
     call('SET', LOCK, '!' .. token, 'PX', math.max(1, pttl))
     if owner then write_record(owner, channel, split_free_text(tail) .. ' !' .. reason) end
   else
-    dequeue(token)  -- it may not have confirmed yet, and would be the next one
+    dequeue(token)  -- a holder that has not confirmed stands in the queue still, and would be the next holder
     hand_over()
   end
   if channel then publish(channel, 'revoked ' .. token .. ' !' .. reason) end

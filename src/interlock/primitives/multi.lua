@@ -1,20 +1,22 @@
--- Several at once: all or none, in one step.
+-- Several acquires in one step: all of them are granted, or none.
 --
--- Theory. The requests are those that each primitive's own script answers, one after another; at the first that is
--- not granted, those before it are released by the same scripts. Nobody sees what was in between.
+-- Theory. The script runs the acquire of each request in that primitive's own script, one after another. At the first
+-- acquire that is not granted, the script releases the earlier ones through the same scripts. No other client sees the
+-- states in between.
 --
--- KEYS   1 first    those of the first request, then those of the others
--- ARGV   1 verb, then
+-- KEYS   1 first    the keys of the first request, then those of the second, and so on
+-- ARGV   1 verb, then the verb's arguments; RETURN: the reply
 --   acquire  request...
---                             a request: JSON [script, number of its keys, argument...] of an acquire that does not wait
---                             RETURN {GRANTED, reply...} | {the code, which of the requests, its reply}
+--                             RETURN {GRANTED, reply...} | {code, which of the requests, its reply}
+--                             request: JSON [script, number of its keys, argument...] of an acquire that must not wait
+--                             code: of the first request that was not granted, counted from 0
 
 --function lock
 --function permits
 
 local GRANTED = 1
 local verb = ARGV[1]
-local STAMP = table.remove(ARGV)  -- see queue.lua: each of the scripts has it at its end
+local STAMP = table.remove(ARGV)  -- see queue.lua: the last argument of each acquire, too
 
 local function call_script(script, keys, args)
   local reply = script(keys, args)

@@ -1,55 +1,73 @@
--- Permits: up to a limit, held by many, with one queue for all. A semaphore; and a read-write lock, whose readers take
--- one permit each and whose writer takes them all.
+-- Permits: many holders up to a limit, and one queue for all. A semaphore; and a read-write lock, whose readers take
+-- one permit each and whose writer takes all of them.
 --
--- Theory. Holders stand in a sorted set by when their leases end, so each goes alone, by the server's clock. What each
--- has is in a hash, with the sum. Whoever gives permits back, or finds some that have run out, hands what is free
--- to the queue, strictly in order of arrival: while the oldest does not fit, nobody behind it is let in. So a large
--- request (or a writer) can't starve, and neighbouring small ones (readers) enter together. A handover is a short
--- grant until it is confirmed, as with the lock, and a confirmation goes on with handing out.
+-- Theory. A sorted set holds the holders by the end of their leases, so each lease ends by itself, on the server's
+-- clock. A hash holds the share of each holder, and the sum of all shares. The request that gives permits back, or that
+-- finds expired leases, hands the free permits to the queue, strictly in order of arrival: while the request of the
+-- oldest waiter does not fit, nobody behind that waiter gets a permit. So a large request (or a writer) cannot starve,
+-- and small requests (readers) side by side in the queue enter together. A handover is a short grant until the waiter
+-- confirms it, as in lock.lua, and each confirmation hands out more.
 --
--- Rules. As in lock.lua. And: (7) the sum is changed together with the share that it counts, never apart. (8) The
--- limit is what the record says; a client with another is told so.
+-- Rules. As in lock.lua, and:
+--  7. A script call changes a share and the sum together.
+--  8. The limit is the record's. A client with another limit gets LIMIT_MISMATCH.
 --
 -- KEYS   1 holders  zset    token of a holder -> end of its lease, ms
---        2 record   string  "1 <kind> <fence> <identity> <ttl ms> <last released> <limit>"; or kind "unknown", limit 0: who
---                           began or ended a quarantine did not know
+--        2 record   string  "1 <kind> <fence> <identity> <ttl ms> <last released> <limit>", as in lock.lua. Where
+--                           no record was, a quarantine stores the kind "unknown" and the limit 0.
 --        3 queue    zset    as in queue.lua; a waiter wants "<permits>"
---        4 waiters  hash
---        5 gone     zset
+--        4 waiters  hash    as in queue.lua
+--        5 gone     zset    as in queue.lua; also the operations that were done
 --        6 shares   hash    token of a holder -> "<permits> <fence> <channel>[ !<why revoked>]"; "sum" -> their sum
 --        ... for `renew`: holders, record, shares, ... of many instead; for `execute`: its keys follow
--- ARGV   1 verb, then
---   acquire  token  ttl ms  life ms  heard 0|1  channel  wait 0|1  kind  permits  limit  own
---                             `own`: a lease of the same reader or writer, beside which it may read; or ""
+-- ARGV   1 verb, then the verb's arguments; RETURN: the reply
+--   acquire  token  ttl ms  handover ttl ms  subscribed 0|1  channel  may wait 0|1  kind  permits  limit  own lease
 --                             RETURN {GRANTED, fence} | {QUEUED | BUSY, a holder, pttl of the next end, head 0|1}
---                                  | {RETRY} | {NOT_FOUND} | {REVOKED, why} | {WRONG_KIND, record} | {LIMIT_MISMATCH, limit}
---   release  token  gone ms   RETURN {was it ours 0|1, again 0|1}     also takes a waiter out of the queue
---   vouch    channel  heard 0|1  (token  life ms)...
+--                                  | {RETRY} | {NOT_FOUND} | {REVOKED, why} | {WRONG_KIND, record}
+--                                  | {LIMIT_MISMATCH, limit}
+--                             own lease: token of a lease of the same reader or writer, beside which the client may
+--                             read; or ""
+--                             NOT_FOUND: the token has a tombstone, or the server has evicted its share
+--   release  token  tombstone ttl ms
+--                             RETURN {the lease was the sender's 0|1, ask again 0|1}
+--                             also takes a waiter out of the queue
+--   vouch    channel  subscribed 0|1  (token  handover ttl ms)...
 --                             RETURN {pttl of the next end | MORE_EXPIRED, head's token | "", state...}
---   renew    (token  ttl ms)...     RETURN {state...}   state: GRANTED | NOT_FOUND | {REVOKED, why} | error text
---   execute  token  command  argument...    RETURN {GRANTED, reply} | {NOT_FOUND}
---   revoke   token  force 0|1  why          RETURN {done 0|1, ms left}   `token`: or "!quarantine:<evidence>", as inspected
---   limit    operation  kind  limit         RETURN {GRANTED, limit} | {WRONG_KIND, record}   once for each operation
---   keys     command  argument...           RETURN {key...}   which of the arguments are keys
---   inspect  most             RETURN {record | "", sum, number of holders, number of waiters,
+--                             state: GRANTED | QUEUED | RETRY | NOT_FOUND
+--   renew    (token  ttl ms)...
+--                             RETURN {state...}
+--                             state: GRANTED | NOT_FOUND | {REVOKED, why} | error text
+--   execute  token  command  argument...
+--                             RETURN {GRANTED, reply} | {NOT_FOUND}
+--   revoke   token  force 0|1  why
+--                             RETURN {done 0|1, ms left}
+--                             token: a holder's, or "!quarantine:<evidence>" that inspect returned
+--   limit    operation  kind  limit
+--                             RETURN {GRANTED, limit} | {WRONG_KIND, record}
+--                             runs once for each operation
+--   keys     command  argument...
+--                             RETURN {key...}
+--                             the arguments that are keys of the command
+--   inspect  max items        RETURN {record | "", sum, number of holders, number of waiters,
 --                                     {holder, ms left, its share, ...}, {waiter, what it wants, ...},
 --                                     ms of quarantine left, "!quarantine:<evidence>" | ""}
 
 --include queue
 
 local HOLDERS, SHARES = KEYS[1], KEYS[6]
--- What the record says, once read_record() was called; `rest` is what follows the words that this version knows.
+-- The words of the record, which read_record() sets; `tail` is the rest of the record, after the words that this
+-- version knows.
 local fence, granted_by, last_ttl, last_released, limit, kind, tail, record = 0, '-', '0', '-', nil, nil, '', nil
-local is_readable = true
-local time_ms
+local is_readable = true  -- false: another version or another kind of primitive owns the record
+local time_ms  -- one reading of the clock for the whole script call
 
 local function get_time_ms()
   time_ms = time_ms or get_time_us() / 1000
   return time_ms
 end
 
--- Whether the record is missing or ours to read: of this version, and of permits. The script leaves any other record as
--- it is, and grants nobody anything.
+-- Returns whether this script may change the record: there is no record, or its version is 1 and its kind is one of
+-- these here. The script leaves every other record as it is, and grants nothing.
 local function read_record()
   record = call('GET', RECORD)
   if not record then return true end
@@ -63,8 +81,8 @@ local function read_record()
   return true
 end
 
--- The only function that stores the record. The record outlives a lease of `ttl` ms by RECORD_TTL_MS, and ends after the
--- clock has reached the fence, even if the clock was set back.
+-- Stores the record; no other function does. The record outlives a lease of `ttl` ms by RECORD_TTL_MS, and outlives the
+-- moment at which the clock reaches the fence, even if somebody sets the clock back.
 local function write_record(ttl)
   local record_ttl =
     math.max(RECORD_TTL_MS + ttl + math.max(0, math.ceil(fence / 1000 - get_time_ms())), call('PTTL', RECORD))
@@ -74,7 +92,8 @@ local function write_record(ttl)
   call('SET', RECORD, value, 'PX', string.format('%.0f', record_ttl))
 end
 
--- The share of this token: permits, fence, channel, the reason of a revocation, the words of a later version. Or nothing.
+-- Returns the token's permits, fence, channel, reason of a revocation or nil, and the words of a later version; nothing
+-- if the token has no share.
 local function read_share(holder)
   local permits, held_fence, channel, text = string.match(call('HGET', SHARES, holder) or '', '^(%d+) (%d+) (%S+)(.*)')
   if not permits then return end
@@ -86,7 +105,7 @@ local function read_sum()
   return tonumber(call('HGET', SHARES, 'sum') or 0)
 end
 
--- Both keys live as long as the longest lease in them.
+-- Makes holders and shares live as long as the longest lease in them.
 local function extend_keys(until_ms)
   local ttl = math.ceil(math.max(until_ms - get_time_ms(), call('PTTL', HOLDERS)))
   call('PEXPIRE', HOLDERS, ttl)
@@ -109,7 +128,7 @@ local function is_holder(holder)
   return lease_end and tonumber(lease_end) > get_time_ms()
 end
 
--- The record is written first: if there is no memory, this is what fails, and nothing else was done.
+-- Grants permits. The record is the first write: without memory this write fails, and nothing is granted.
 local function grant(holder, permits, ttl, channel)
   fence, granted_by, last_ttl = next_fence(fence, granted_by), IDENTITY, ttl
   write_record(ttl)
@@ -119,7 +138,7 @@ local function grant(holder, permits, ttl, channel)
   extend_keys(get_time_ms() + ttl)
 end
 
--- Those whose leases have run out are dropped; 1 if there are more than one step takes.
+-- Drops expired leases; returns 1 if there may be more than one script call drops, so that the client must ask again.
 local function drop_expired()
   if call('EXISTS', HOLDERS) == 0 then call('DEL', SHARES) end
   local expired = call('ZRANGEBYSCORE', HOLDERS, '-inf', string.format('%.0f', get_time_ms()), 'LIMIT', 0, MAX_PER_CALL)
@@ -127,7 +146,7 @@ local function drop_expired()
   return #expired == MAX_PER_CALL and 1 or 0
 end
 
--- For how many ms nothing may be granted, see quarantine_left(); the record keeps the evidence, which others may not have.
+-- Returns what quarantine_left() returns, after storing the evidence in the record for clients that have none.
 local function apply_quarantine()
   if not is_readable then return 0 end
   local left_ms, evidence = quarantine_left(granted_by, last_ttl)
@@ -138,7 +157,9 @@ local function apply_quarantine()
   return left_ms, evidence
 end
 
--- Hand what is free to the queue, in order. Returns whether to come again, and who does not fit.
+-- Hands the free permits to the queue, in order. Returns whether the client must ask again (0|1), and what keeps
+-- permits from a newcomer: the token of a waiter whose request does not fit, "!" in a quarantine, "" if this call has
+-- granted as many requests as one call may, or nil.
 local function hand_out_permits()
   local retry = drop_expired()
   if retry == 1 or not limit then return retry end
@@ -149,10 +170,10 @@ local function hand_out_permits()
     if not candidate then return math.max(retry, retry_scan) end
     local waiter, handover_ttl, channel, wants, found_at = unpack(candidate)
     if is_holder(waiter) then
-      position = found_at + 1  -- granted, and not confirmed yet
+      position = found_at + 1  -- this waiter has been granted its permits, and has not confirmed yet
     else
       local permits = tonumber(string.match(wants, '^%d+')) or math.huge
-      if permits > limit then  -- the limit was lowered: it is woken to hear that
+      if permits > limit then  -- somebody has lowered the limit: the waiter wakes up, asks and learns so
         dequeue(waiter)
         publish(channel, 'granted ' .. waiter)
         position = found_at
@@ -167,7 +188,7 @@ local function hand_out_permits()
   return retry, ''
 end
 
--- When the next lease or the quarantine ends, in ms from now, and whose that is; -2: there is none.
+-- Returns in how many ms the next lease ends, or the quarantine, and the token or the marker; -2 if there is neither.
 local function find_next_end()
   local left_ms, evidence = apply_quarantine()
   if left_ms > 0 then return left_ms, '!quarantine:' .. evidence end
@@ -181,7 +202,7 @@ if verb == 'acquire' then
   if not read_record() or kind and kind ~= wanted_kind then return {WRONG_KIND, record} end
   kind = wanted_kind
   local retry = drop_expired()
-  if is_holder(token) then  -- the same request again, or the confirmation of a handover
+  if is_holder(token) then  -- a second copy of the request, or the confirmation of a handover
     dequeue(token)
     local _, held_fence, _, reason = read_share(token)
     if not held_fence then
@@ -194,7 +215,7 @@ if verb == 'acquire' then
       call('ZADD', HOLDERS, string.format('%.0f', lease_end), token)
       extend_keys(lease_end)
     end
-    hand_out_permits()  -- 32 were let in at most, and each goes on with it here
+    hand_out_permits()  -- one call grants to MAX_PER_CALL waiters at most; their confirmations hand out the rest
     return {GRANTED, tonumber(held_fence)}
   end
   if call('ZSCORE', TOMBSTONES, token) then return {NOT_FOUND} end
@@ -207,7 +228,8 @@ if verb == 'acquire' then
   local retry_scan, blocker = hand_out_permits()
   if math.max(retry, retry_scan) == 1 then return {RETRY} end
   if not is_holder(token) then
-    -- Beside its own lease a reader never waits: a writer that stands in between would wait for it, and it for him.
+    -- A reader with a lease of its own never waits. Otherwise a writer between the two would wait for the first lease,
+    -- and the reader for the writer.
     local reads_beside_own =
       wanted_kind == 'rwlock' and own_lease ~= '' and permits == 1 and blocker ~= '!' and is_holder(own_lease)
     if reads_beside_own or permits <= limit - read_sum() and (not blocker or blocker == token) then
@@ -257,11 +279,14 @@ elseif verb == 'renew' then
     local pair = (i - 1) / 3 * 2
     local lease_token, ttl = ARGV[pair + 2], tonumber(ARGV[pair + 3])
     HOLDERS, RECORD, SHARES = KEYS[i], KEYS[i + 1], KEYS[i + 2]
-    local lease_end = redis.pcall('ZSCORE', HOLDERS, lease_token)  -- one key of a wrong type must not stop the others
+    -- A key of a wrong type must not stop the renewal of the others.
+    local lease_end = redis.pcall('ZSCORE', HOLDERS, lease_token)
     if type(lease_end) == 'table' then
       states[#states + 1] = lease_end.err
     elseif not lease_end or tonumber(lease_end) <= get_time_ms() then
-      if not lease_end and call('EXISTS', RECORD) == 0 then  -- who knows that it was held is a witness
+      -- The lease and its record have vanished together. The sender knows that the lease existed, so its memory is
+      -- evidence.
+      if not lease_end and call('EXISTS', RECORD) == 0 then
         granted_by = '-'
         pcall(apply_quarantine)
       end
@@ -273,10 +298,11 @@ elseif verb == 'renew' then
         states[#states + 1] = permits and {REVOKED, reason} or NOT_FOUND
       else
         if tonumber(lease_end) < get_time_ms() + ttl then
-          extend_keys(get_time_ms() + ttl)  -- first: after a write that needs no memory, ZADD is not refused
+          -- First, because for lack of memory the server refuses ZADD only as the first write of a script.
+          extend_keys(get_time_ms() + ttl)
           call('ZADD', HOLDERS, string.format('%.0f', get_time_ms() + ttl), lease_token)
         end
-        -- Seldom a write, but for a lease that was extended.
+        -- The margin makes this write rare, except for a lease that was extended.
         local min_record_ttl = math.max(RECORD_TTL_MS, ttl + RECORD_TTL_MS / 2)
         if call('PTTL', RECORD) < min_record_ttl then call('PEXPIRE', RECORD, RECORD_TTL_MS + ttl) end
         states[#states + 1] = GRANTED
@@ -295,10 +321,12 @@ elseif verb == 'revoke' then
   local named_evidence = string.match(token, '^!quarantine:(.*>)')
   if named_evidence then
     local left_ms, evidence = apply_quarantine()
-    -- The message ends only the quarantine that it names: it may be late, and its sender have seen the server before.
+    -- The message ends only the quarantine that it names: it may be late, and its sender may have seen the server
+    -- before another change.
     if force ~= '1' or left_ms == 0 or string.match(evidence, '.*>') ~= named_evidence then return {0, left_ms} end
-    -- Somebody knows that nothing is at work: from here on it is as if granted here. Fences go on from where the clock
-    -- would be after all of the quarantine, and pass those of lost grants, though the clock may be behind or they counted.
+    -- The sender vouches that no lost lease is alive, so the record names this identity from now on. The fences of lost
+    -- grants are below the clock as it will be when the quarantine would have ended, or were counted up from the
+    -- record's fence. The new fence passes both.
     granted_by, fence = IDENTITY, math.max(fence + 1000000, get_time_us() + left_ms * 1000)
     write_record(0)
     hand_out_permits()
@@ -320,7 +348,7 @@ elseif verb == 'revoke' then
 elseif verb == 'limit' then
   local wanted_kind, wanted_limit = ARGV[3], tonumber(ARGV[4])
   if not read_record() or kind and kind ~= wanted_kind then return {WRONG_KIND, record} end
-  if not call('ZSCORE', TOMBSTONES, token) then  -- a late copy must not undo what somebody set since
+  if not call('ZSCORE', TOMBSTONES, token) then  -- a late copy must not undo a limit that somebody has set since
     kind, limit = wanted_kind, wanted_limit
     write_record(0)
     add_tombstone(token, tostring(RECORD_TTL_MS))
