@@ -414,7 +414,7 @@ def test_a_lost_reply_is_not_a_lost_lock_and_its_copy_takes_nothing(client, clea
         primitive = locks.lock("stock")._primitive
     args = ("acquire", first, 30000, 3000, 0, "nowhere", 1, *primitive.acquire_args, "")
     late = clean.eval(primitive.script.source, 5, *primitive.keys, *args)
-    assert late == [5]  # GONE
+    assert late == [5]  # NOT_FOUND
     assert not clean.exists("stock")
 
 

@@ -243,8 +243,8 @@ class World(walk.World):
             assert not held or reply[0] == WRONG_KIND
 
     def spins(self):
-        """AGAIN is answered by asking at once: it must mean that this step got something done."""
-        assert self.before_again != self.image(), "AGAIN, but nothing was done: the client spins"
+        """RETRY is answered by asking at once: it must mean that this step got something done."""
+        assert self.before_again != self.image(), "RETRY, but nothing was done: the client spins"
 
     def after_release(self, token, args, reply, before, after, now):
         was = before.get(token)

@@ -101,7 +101,7 @@ IN_LUA = {
         "lock", 1, "q empty", replaced("if IDENTITY == '-' or recorded ==", "if true or recorded =="),
     ),
     "a fence that is stored by nobody": (
-        "lock", 2, "q loss", replaced("  fence = math.max(fence, ARGV[3])\n", ""),
+        "lock", 2, "q loss", replaced("  fence = math.max(fence, agreed_fence)\n", ""),
     ),
 }  # fmt: skip
 

@@ -73,33 +73,38 @@ IN_LUA = {
         "semaphore", 13, "failover", replaced("if IDENTITY == '-' or recorded ==", "if true or recorded =="),
     ),
     "an identity that is not written": (
-        "lock", 13, "snapshot", replaced("under, lasts = IDENTITY, ttl",
-                                         "under, lasts = '-', ttl"),
+        "lock", 13, "snapshot", replaced("granted_by, last_ttl = IDENTITY, ttl",
+                                         "granted_by, last_ttl = '-', ttl"),
     ),
     "a memory that nobody asks": (
-        "lock", 13, "empty", replaced("if not recorded or recorded == '-' then recorded = former end", ""),
+        "lock", 13, "empty", replaced("if not recorded or recorded == '-' then recorded = previous end", ""),
     ),
     "a marker that nobody heeds": (
-        "rlock", 13, "empty", replaced("    if under == '-' then under = evidence end\n", ""),
+        "rlock", 13, "empty", replaced("    if granted_by == '-' then granted_by = evidence end\n", ""),
     ),
     "a confirmation that takes the record over": (
-        "semaphore", 13, "snapshot", replaced("    if why then return {REVOKED, why} end\n",
-                                              "    if why then return {REVOKED, why} end\n"
-                                              "    under = IDENTITY write(0)\n"),
+        "semaphore", 13, "snapshot", replaced("    if reason then return {REVOKED, reason} end\n",
+                                              "    if reason then return {REVOKED, reason} end\n"
+                                              "    granted_by = IDENTITY write_record(0)\n"),
     ),
     "a quarantine that hands over": (
-        "lock", 13, "snapshot", replaced("if quarantined() then return nil, 0 end", ""),
+        "lock", 13, "snapshot", replaced("if apply_quarantine() then return nil, 0 end", ""),
     ),
     "half a quarantine": ("rwlock", 13, "empty", replaced("since + math.max(wait, ttl or 0)", "since + wait / 2")),
     "a word that ends any quarantine of a lock": (
-        "lock", 13, "ended by hand", replaced("string.match(evidence, '.*>') ~= string.match(named, '.*>')", "false"),
+        "lock", 13, "ended by hand", replaced(
+            "string.match(evidence, '.*>') ~= string.match(named_evidence, '.*>')",
+            "false",
+        ),
     ),
     "a word that ends any quarantine of permits": (
-        "rwlock", 13, "ended by hand", replaced("string.match(evidence, '.*>') ~= named", "false"),
+        "rwlock", 13, "ended by hand", replaced("string.match(evidence, '.*>') ~= named_evidence", "false"),
     ),
-    "a run that ends before it began": ("once", 12, "failover", replaced("math.max(start, t[1]", "math.max(0, t[1]")),
+    "a run that ends before it began": (
+        "once", 12, "failover", replaced("math.max(started_us, time[1]", "math.max(0, time[1]"),
+    ),
     "a quarantine without an end": (
-        "lock", 4, "snapshot", replaced("since + math.max(wait, ttl or 0) - micros() / 1000", "30000"),
+        "lock", 4, "snapshot", replaced("since + math.max(wait, ttl or 0) - get_time_us() / 1000", "30000"),
     ),
 }  # fmt: skip
 

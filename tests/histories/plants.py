@@ -33,7 +33,9 @@ def believes() -> None:
 def shares() -> None:
     """The script grants a lock that somebody holds."""
     _change(
-        "lock", "local holder = call('GET', LOCK)\n  if not read() or kind", "local holder\n  if not read() or kind"
+        "lock",
+        "local holder = call('GET', LOCK)\n  if not read_record() or kind",
+        "local holder\n  if not read_record() or kind",
     )
 
 

@@ -2,9 +2,9 @@
 
 Theory. A server that restarted, or a replica that took over, may have lost the last grants. Its identity tells: the
 process (run_id) and its history of writes (master_replid). We read it once, with the greeting of each connection, which
-ends with the server's process; and send it with every message as the *epoch* (see barred() in queue.lua). The scripts
-write it beside each lock, so another one there starts the quarantine of that lock. What no record tells, the client's
-own memory does: the identity that it met before.
+ends with the server's process; and send it with every message as the *epoch* (see quarantine_left() in queue.lua). The
+scripts write it beside each lock, so another one there starts the quarantine of that lock. What no record tells, the
+client's own memory does: the identity that it met before.
 
 Rules.
  1. How long: from when this identity began at the latest. A process that never was a replica began with its start; for

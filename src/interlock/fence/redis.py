@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncClient", "Client", "Incomplete", "aexecute", "execute"]
 
-DONE, STALE, MISUSED, READONLY, FAILED = 1, 2, 3, 4, 5  # as in guard.lua
+DONE, STALE, WRONG_KIND, READONLY, FAILED = 1, 2, 3, 4, 5  # as in guard.lua
 WEEK: Final = 7 * 86400.0
 MOST: Final = 7000  # words of a command: what Lua can pass on
 Word = str | bytes | int | float
@@ -155,7 +155,7 @@ def _replies(reply: object, lease: Fenced, commands: Sequence[Sequence[Word]], b
         return done
     if code == STALE:
         raise refused(lease, int(rest[0]), f"key {_text(beside)}")
-    if code == MISUSED:
+    if code == WRONG_KIND:
         raise ConfigError(
             f"lock {lease.name!r}: the key {_text(beside)} holds no fence but something else [{_text(rest[0]):.60}]. "
             "Nothing was run. Give a key that nothing else uses"
