@@ -1,24 +1,21 @@
--- Several commands in one step, unless the data has seen a newer fence.
+-- Several commands in one atomic step, unless a newer holder has written to the data.
 --
--- Theory. A key beside the data, in the same slot, holds the newest fence that the data has seen. So the server
--- replicates, moves and loses both together, and the script needs no other server. The script compares the fences, then
--- raises the stored fence, then runs the commands; no other client's command comes in between.
+-- Theory. A key next to the data, in the same slot, stores the newest fence that the data has seen: so the server
+-- replicates, moves and loses both together, and no other server takes part. The script compares the fence, stores it,
+-- and then runs the commands; no other command can run in between.
 --
--- Rules.
---  1. A refused call has changed nothing.
---  2. Redis rolls no command back: the first command that fails ends the script. The reply names that command and holds
---     the replies of the earlier ones.
---  3. The script stores the fence before it runs the first command: without memory that write must be the one that
---     fails.
---  4. The key has a TTL, and the script never shortens a TTL.
+-- Rules. (1) A refusal has changed nothing. (2) Redis has no rollback: the first command that fails ends the script,
+-- and the reply has its number and the replies before it. (3) The script stores the fence before the first command: if
+-- the server is out of memory, this write fails, and no command runs. (4) No key without a TTL; the script never
+-- shortens a TTL.
 --
 -- KEYS   1 fence    string  the newest fence seen, decimal
 --        ... the keys of the commands
--- ARGV   1 fence    the caller's fence, decimal
---        2 keep     ms for which the key outlives this call
---        3 ...      (number of words  word...)...     one group for each command
--- RETURN {DONE, {reply...}} | {STALE, newest fence} | {WRONG_KIND, value of the key, or the error of reading it}
---      | {READONLY, error text} | {FAILED, which command from 1, error text, {reply...}}
+-- ARGV   1 fence    the fence of the lease, decimal
+--        2 keep     ms for which the server remembers the fence after its last use
+--        3 ...      (number of words  word...)...     one group a command
+-- RETURN {DONE, {reply...}} | {STALE, newest fence} | {MISUSED, what stands in the key} | {READONLY, error text}
+--      | {FAILED, which command from 1, error text, {reply...}}
 
 local DONE, STALE, WRONG_KIND, READONLY, FAILED = 1, 2, 3, 4, 5
 local FENCE, fence, ttl_ms = KEYS[1], ARGV[1], tonumber(ARGV[2])

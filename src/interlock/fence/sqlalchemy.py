@@ -1,7 +1,7 @@
-"""The guards of `dbapi` for SQLAlchemy Core, on PostgreSQL and SQLite. What they promise, and why, stands there.
+"""The guards of `dbapi` for SQLAlchemy Core, on PostgreSQL and SQLite. `dbapi` says what they promise, and why.
 
-An AsyncConnection uses them through `run_sync`: `await connection.run_sync(guard, lease)`. A Session has its
-connection: `guard(session.connection(), lease)`.
+With an AsyncConnection, call a guard through `run_sync`: `await connection.run_sync(guard, lease)`. With a Session,
+give its connection: `guard(session.connection(), lease)`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DIALECTS: Final = ("postgresql", "sqlite")
 
 
 def fence_table(metadata: MetaData, *, name: str = TABLE, schema: str | None = None) -> Table:
-    """The table that `guard()` uses, to be made with the others of `metadata`."""
+    """Define the table that `guard()` uses; `metadata.create_all()` creates it with the other tables."""
     return Table(
         name, metadata, Column("name", Text, primary_key=True), Column("fence", BigInteger, nullable=False),
         schema=schema,
@@ -36,10 +36,10 @@ _TABLE: Final = fence_table(MetaData())
 
 
 def guard(connection: Connection, lease: Fenced, *, table: Table | None = None) -> None:
-    """Refuse this transaction if a newer holder of the lock has guarded one; refuse older ones from now on.
+    """Refuse this transaction if a newer holder of the lock has guarded one; from now on, refuse older holders.
 
-    The first statement of a transaction. `table` is one made by `fence_table()`; by default that of `dbapi.create()`.
-    Raises LeaseLost if there is a newer fence, ConfigError for AUTOCOMMIT or another database.
+    Call this as the first statement of a transaction. `table` comes from `fence_table()`; the default is the table of
+    `dbapi.create()`. Raises LeaseLost if the table has a newer fence, ConfigError for AUTOCOMMIT or another database.
     """
     fence = fence_of(lease)
     dialect = _checked(connection)
@@ -52,24 +52,26 @@ def guard(connection: Connection, lease: Fenced, *, table: Table | None = None) 
         set_={"fence": new.excluded.fence},
         where=rows.c.fence <= new.excluded.fence,
     )
-    # rowcount of an INSERT is not kept unless asked for.
+    # SQLAlchemy keeps the rowcount of an INSERT only on request.
     if connection.execute(insert, execution_options={"preserve_rowcount": True}).rowcount == 1:
         return
     newest = connection.execute(select(rows.c.fence).where(rows.c.name == lease.name)).scalar() or 0
     if newest > fence:
         raise refused(lease, newest, f"table {rows.fullname}")
     if newest < fence:
-        raise ConfigError(f"lock {lease.name!r}: table {rows.fullname} did not take the fence: is a trigger on it?")
+        raise ConfigError(
+            f"lock {lease.name!r}: table {rows.fullname} did not store the fence: is there a trigger on it?"
+        )
 
 
 def update(connection: Connection, lease: Fenced, statement: Update, *, column: str = "fence") -> int:
-    """Run an UPDATE that stores our fence in each of its rows: all of them or none.
+    """Run an UPDATE that also stores the fence in each of its rows: all of them or none.
 
-    `statement` is `sqlalchemy.update(table).where(...).values(...)`; `column`, a BigInteger of its table, is added to
-    its values. Null counts as older than any fence.
+    `statement` is `sqlalchemy.update(table).where(...).values(...)`; update() adds `column`, a BigInteger of that
+    table, to the values. A row whose fence is null counts as older than any fence.
 
-    Returns the number of rows; 0 means that there is no such row, never a refusal. Raises LeaseLost if any of the rows
-    has a newer fence, ConfigError without `where` or such a column, for AUTOCOMMIT or another database.
+    Returns the number of rows; 0 means that no row matches, never a refusal. Raises LeaseLost if any of the rows has a
+    newer fence, ConfigError without `where` or such a column, for AUTOCOMMIT or another database.
     """
     fence = fence_of(lease)
     table, where = cast("FromClause", statement.table), statement.whereclause
@@ -95,10 +97,12 @@ def update(connection: Connection, lease: Fenced, statement: Update, *, column: 
 def _checked(connection: Connection) -> str:
     dialect = connection.dialect.name
     if dialect not in _DIALECTS:
-        raise ConfigError(f"{dialect} is not supported: fences are guarded in {' and '.join(_DIALECTS)}")
+        raise ConfigError(f"{dialect} is not supported: the guards work with {' and '.join(_DIALECTS)}")
     if not connection.in_transaction():
-        connection.begin()  # as the first statement would; some engines say BEGIN only here
-    asked = connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT"  # asyncpg's does not tell
+        connection.begin()  # as the first statement would; some engines send BEGIN only at that moment
+    asked = (
+        connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT"
+    )  # a connection of asyncpg does not show it
     if asked or autocommits(connection.connection.driver_connection):
         raise ConfigError("the connection is in AUTOCOMMIT mode, so the guard would end before the write")
     return dialect
