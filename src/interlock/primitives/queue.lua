@@ -28,7 +28,7 @@ local GRANTED, QUEUED, BUSY, RETRY, NOT_FOUND, REVOKED, NO_EXPIRY, WRONG_KIND, L
 --
 --   1 .. 25   identity   of this server: "<12 characters of run_id>:<12 characters of master_replid>"
 --   26        mark       " ", or "+" if this server is one of a quorum
---   27 ..     history    "<since> <wait> <previous>[ <lossless>...]", which parse_history() reads
+--   27 ..     history    "<since> <wait> <previous>[ <lossless>...]", which only quarantine_left() reads
 --
 --   since      on this server's clock, ms: this identity began no later than then
 --   wait       ms: the longest ttl that a lease granted under an earlier identity may have
@@ -59,10 +59,6 @@ local function get_time_us()
   return t[1] * 1000000 + t[2]
 end
 
-local function parse_history()
-  return string.match(STAMP, '^(%d+) (%d+) (%S+) ?(.*)', MARK_AT + 1)
-end
-
 -- Returns for how many ms this server must grant nothing, because leases that the server has lost may be alive; and the
 -- evidence for that, as text. `recorded` is the identity or the evidence in a record, and `ttl` the ttl of the record's
 -- last lease; nil if there is no record. A record names the identity of the server that granted last. If this server
@@ -74,7 +70,7 @@ end
 -- longer.
 local function quarantine_left(recorded, ttl)
   if IDENTITY == '-' or recorded == IDENTITY then return 0 end
-  local since, wait, previous, lossless = parse_history()
+  local since, wait, previous, lossless = string.match(STAMP, '[ +](%d+) (%d+) (%S+) ?(.*)')
   if not recorded or recorded == '-' then recorded = previous end
   if recorded == '-' then return 0 end
   local evidence, successor, known_since = string.match(recorded, '^([^>]*)>([^>]*)>(%d+)')
