@@ -30,9 +30,9 @@ import interlock
 import interlock.aio
 import postgres
 from interlock import ConfigError, LeaseLost, LockError, Unavailable
-from interlock._scripts import load
 from interlock.fence import dbapi, files, sqlalchemy
 from interlock.fence import redis as guarded
+from interlock.primitives.scripts import load
 from kit import until
 from late import KINDS
 

@@ -13,37 +13,24 @@ SOURCE = Path(__file__).parent.parent / "src" / "interlock"
 
 # From bottom to top. A name stands for the module, or for all modules of the package that no longer name stands for.
 LAYERS = {
-    "errors, names": "errors _names",
-    "protocol types": "_acks",
-    "primitives": "primitives _scripts",
-    "client": "_core _renewal _undo _waiters _session",
-    "embedded, quarantine, connect": "embedded connect _clusters ports._memory ports._proofs ports._primacy",
-    "transports": "ports ports._wire ports.threads ports.asyncio",
-    "servers": "ports.opening ports.sentinel ports.cluster ports.quorum ports._votes",
-    "api": "_base _lease _owned _scopes _section _template",
+    "errors, names, timing": "errors _protocol.names _protocol.timing _protocol.log _protocol.run",
+    "protocol types": "_protocol",
+    "primitives": "primitives",
+    "client": "_client",
+    "embedded, quarantine, connect": "embedded _quarantine _connect",
+    "transports": "_transports",
+    "servers": "_servers",
+    "api": "_base _lease _scopes _section _template",
     "aio, threads": "interlock threads aio",
     "fence, compat": "fence compat",
     "cli, testing": "cli __main__ testing",
 }
 
 # importer: what it imports from a higher layer
-UPWARD = {
-    "_scripts": "_core",
-    "connect": "ports.sentinel",
-    "primitives.barrier": "_core",
-    "primitives.election": "_core",
-    "primitives.latch": "_core",
-    "primitives.lock": "_core",
-    "primitives.multi": "_core",
-    "primitives.once": "_core",
-    "primitives.permits": "_core",
-}
+UPWARD: dict[str, str] = {}
 
 # Modules that import each other in a circle.
-CYCLES = [
-    "_clusters connect ports._memory ports._wire ports.sentinel",
-    "_core _renewal _undo _waiters",
-]
+CYCLES: list[str] = []
 
 Graph = dict[str, set[str]]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Final, Protocol
 
-from interlock._names import checked_name
-from interlock.connect import address
+from interlock._connect.address import address
+from interlock._protocol.names import checked_name
 from interlock.errors import ConfigError
 from interlock.threads import Interlock
 

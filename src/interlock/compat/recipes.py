@@ -16,18 +16,20 @@ import inspect
 import secrets
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar, overload
 
-from interlock._core import GONE, GRANTED, Grant, run
-from interlock._names import SHORTEST_TTL, seconds
+from interlock._client.grant import Grant
+from interlock._protocol.names import MIN_TTL, duration
+from interlock._protocol.run import run
 from interlock.errors import AcquireTimeout, ConfigError
-from interlock.primitives.lock import lock
-from interlock.primitives.permits import semaphore
+from interlock.primitives.codes import GRANTED, NOT_FOUND
+from interlock.primitives.lock import lock_resource
+from interlock.primitives.permits import semaphore_resource
 
 from ._targets import MAX_TTL, Cache, Client, close, found, interlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from interlock._core import Primitive
+    from interlock._protocol.types import Resource
     from interlock.threads import Interlock, Lease, Lockable
 
 __all__ = [
@@ -76,7 +78,7 @@ class RedisLock:
         Raises ConfigError, or Unavailable if the server does not answer; then the lock expires after its timeout.
         """
         locks, name = self._at(key)
-        return _give_back(locks, lock(name, locks.prefix), value)
+        return _give_back(locks, lock_resource(name, locks.prefix), value)
 
     @overload
     def redis_lock(
@@ -102,11 +104,11 @@ class RedisLock:
         other calls under the same key. Raises ConfigError.
 
         """
-        ttl = min(seconds(timeout, "timeout", least=SHORTEST_TTL), self._max_ttl)
+        ttl = min(duration(timeout, "timeout", least=MIN_TTL), self._max_ttl)
         wait = _waiting(wait)
         if not callable(key):  # raises ConfigError for a wrong key now, not at the first call
             locks, name = self._at(key)
-            lock(name, locks.prefix)
+            lock_resource(name, locks.prefix)
 
         def decorated(function: Callable[P, R]) -> Callable[P, R | None]:
             if inspect.iscoroutinefunction(function):
@@ -170,7 +172,10 @@ class GoZeroLock:
         Does not wait. Raises ConfigError or Unavailable.
         """
         locks, name = self._at()
-        if self._token and _renewed(locks, lock(name, locks.prefix), self._token.encode(), self._expire) == GRANTED:
+        if (
+            self._token
+            and _renewed(locks, lock_resource(name, locks.prefix), self._token.encode(), self._expire) == GRANTED
+        ):
             return True
         token = _value(locks.rlock(name, owner=self.id, ttl=self._expire, renew=False), 0)
         if token is not None:
@@ -184,7 +189,7 @@ class GoZeroLock:
         if the server does not answer.
         """
         locks, name = self._at()
-        return _give_back(locks, lock(name, locks.prefix), self._token)
+        return _give_back(locks, lock_resource(name, locks.prefix), self._token)
 
     def _at(self) -> tuple[Interlock, str]:
         return found(self._target, self._key, self._max_ttl)
@@ -205,7 +210,7 @@ def acquire_semaphore(conn: Client, semname: str, limit: int, timeout: float = 1
 def release_semaphore(conn: Client, semname: str, identifier: str | bytes | None) -> bool:
     """Release a permit. Returns whether this identifier still held it. Raises ConfigError or Unavailable."""
     locks = interlock(conn, SEMAPHORES)
-    return _give_back(locks, semaphore(semname, locks.prefix, 1), identifier)
+    return _give_back(locks, semaphore_resource(semname, locks.prefix, 1), identifier)
 
 
 def refresh_semaphore(conn: Client, semname: str, identifier: str | bytes | None, timeout: float = 10) -> bool:
@@ -214,7 +219,7 @@ def refresh_semaphore(conn: Client, semname: str, identifier: str | bytes | None
     Raises ConfigError or Unavailable.
     """
     locks = interlock(conn, SEMAPHORES)
-    primitive = semaphore(semname, locks.prefix, 1)
+    primitive = semaphore_resource(semname, locks.prefix, 1)
     ttl = _lasting(timeout, "timeout", locks)
     return bool(_renewed(locks, primitive, _token(primitive, identifier), ttl) == GRANTED)
 
@@ -237,18 +242,18 @@ def _value(lockable: Lockable[Any, Lease], wait: float | None) -> str | None:
             return None
         grant = lease._grant
         if not grant.attempt.in_doubt:
-            lease._session.renewal.forget(grant)
-            grant.ended = Grant.RELEASED
+            lease._session.renewal.remove(grant)
+            grant.end_reason = Grant.RELEASED
             return lease.token
         # A copy of the request may reach the server late: releasing the lease makes sure that it acquires nothing.
         lease.release()
         wait = None if wait is None else 0
 
 
-def _give_back(locks: Interlock, primitive: Primitive, value: object) -> bool:
+def _give_back(locks: Interlock, primitive: Resource, value: object) -> bool:
     """Release, and hand over to the next waiter. Returns whether this value still held it."""
     token = _token(primitive, value)
-    if _renewed(locks, primitive, token, SHORTEST_TTL) == GONE:
+    if _renewed(locks, primitive, token, MIN_TTL) == NOT_FOUND:
         return False  # ask first: if a release is sent twice, the server answers both times that the value held it
     had, again = False, 1
     while again:  # one step skips only a limited number of dead waiters
@@ -257,16 +262,16 @@ def _give_back(locks: Interlock, primitive: Primitive, value: object) -> bool:
     return had
 
 
-def _renewed(locks: Interlock, primitive: Primitive, token: bytes, ttl: float) -> Any:
-    """Extend to at least `ttl` seconds: GRANTED, GONE if not held any more, [REVOKED, why], or the text of an error."""
+def _renewed(locks: Interlock, primitive: Resource, token: bytes, ttl: float) -> Any:
+    """Extend to at least `ttl` seconds: GRANTED, NOT_FOUND if not held, [REVOKED, why], or the text of an error."""
     if not token:
-        return GONE
-    narrowed = primitive._replace(keys=primitive.renewed)
+        return NOT_FOUND
+    narrowed = primitive._replace(keys=primitive.renew_keys)
     (state,) = run(locks._session.core.query(narrowed, "renew", token, str(int(ttl * 1000))))
     return state
 
 
-def _token(primitive: Primitive, value: object) -> bytes:
+def _token(primitive: Resource, value: object) -> bytes:
     """The token in the server for this value; empty if this value can hold nothing. Redis returns values as bytes."""
     token = b"" if value is None else value.encode(errors="replace") if isinstance(value, str) else value
     if not isinstance(token, bytes):
@@ -277,7 +282,7 @@ def _token(primitive: Primitive, value: object) -> bytes:
 
 def _lasting(value: object, what: str, locks: Interlock) -> float:
     """Check a duration of a lease, in seconds. Raises ConfigError."""
-    ttl = seconds(value, what, least=SHORTEST_TTL)
+    ttl = duration(value, what, least=MIN_TTL)
     if ttl > locks.max_ttl:
         raise ConfigError(
             f"{what} must be at most max_ttl ({locks.max_ttl:g} s), not {ttl:g}: after a crash all would wait that "
@@ -287,4 +292,4 @@ def _lasting(value: object, what: str, locks: Interlock) -> float:
 
 
 def _waiting(wait: object) -> float | None:
-    return None if wait is None else seconds(wait, "wait")
+    return None if wait is None else duration(wait, "wait")

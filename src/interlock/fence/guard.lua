@@ -17,24 +17,24 @@
 -- RETURN {DONE, {reply...}} | {STALE, newest fence} | {MISUSED, what stands in the key} | {READONLY, error text}
 --      | {FAILED, which command from 1, error text, {reply...}}
 
-local DONE, STALE, MISUSED, READONLY, FAILED = 1, 2, 3, 4, 5
-local FENCE, ours, keep = KEYS[1], ARGV[1], tonumber(ARGV[2])
+local DONE, STALE, WRONG_KIND, READONLY, FAILED = 1, 2, 3, 4, 5
+local FENCE, fence, ttl_ms = KEYS[1], ARGV[1], tonumber(ARGV[2])
 
 local newest = redis.pcall('GET', FENCE)
-if type(newest) == 'table' then return {MISUSED, newest.err} end
-if newest and not string.match(newest, '^%d+$') then return {MISUSED, newest} end
-if newest and tonumber(newest) > tonumber(ours) then return {STALE, newest} end
+if type(newest) == 'table' then return {WRONG_KIND, newest.err} end
+if newest and not string.match(newest, '^%d+$') then return {WRONG_KIND, newest} end
+if newest and tonumber(newest) > tonumber(fence) then return {STALE, newest} end
 
-keep = string.format('%.0f', math.max(keep, redis.call('PTTL', FENCE)))
-local stored = redis.pcall('SET', FENCE, ours, 'PX', keep)
+ttl_ms = string.format('%.0f', math.max(ttl_ms, redis.call('PTTL', FENCE)))
+local stored = redis.pcall('SET', FENCE, fence, 'PX', ttl_ms)
 if stored.err then return {READONLY, stored.err} end
 
-local replies, at = {}, 3
-while at <= #ARGV do
-  local last = at + tonumber(ARGV[at])
-  local reply = redis.pcall(unpack(ARGV, at + 1, last))
+local replies, next_word = {}, 3
+while next_word <= #ARGV do
+  local last_word = next_word + tonumber(ARGV[next_word])
+  local reply = redis.pcall(unpack(ARGV, next_word + 1, last_word))
   if type(reply) == 'table' and reply.err then return {FAILED, #replies + 1, reply.err, replies} end
   replies[#replies + 1] = reply
-  at = last + 1
+  next_word = last_word + 1
 end
 return {DONE, replies}

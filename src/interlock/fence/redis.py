@@ -14,9 +14,9 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from interlock._names import seconds
-from interlock._scripts import load
+from interlock._protocol.names import duration
 from interlock.errors import ConfigError, LockError, Unavailable
+from interlock.primitives.scripts import load
 
 from . import Fenced, fence_of, refused
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncClient", "Client", "Incomplete", "aexecute", "execute"]
 
-DONE, STALE, MISUSED, READONLY, FAILED = 1, 2, 3, 4, 5  # as in guard.lua
+DONE, STALE, WRONG_KIND, READONLY, FAILED = 1, 2, 3, 4, 5  # as in guard.lua
 WEEK: Final = 7 * 86400.0
 MOST: Final = 7000  # words of a command: what Lua can unpack
 Word = str | bytes | int | float
@@ -134,7 +134,7 @@ def _words(
     lease: Fenced, commands: Sequence[Sequence[Word]], keys: Sequence[str | bytes], fence_key: str | bytes, keep: float
 ) -> list[Word]:
     """The arguments after the script: numkeys, KEYS, ARGV."""
-    keep = seconds(keep, "keep", least=1.0)
+    keep = duration(keep, "keep", least=1.0)
     if isinstance(keys, str | bytes):
         raise ConfigError(f"lock {lease.name!r}: keys is a list of keys, not {keys!r}")
     if fence_key in keys:
@@ -158,7 +158,7 @@ def _replies(reply: object, lease: Fenced, commands: Sequence[Sequence[Word]], f
         return done
     if code == STALE:
         raise refused(lease, int(rest[0]), f"key {_text(fence_key)}")
-    if code == MISUSED:
+    if code == WRONG_KIND:
         raise ConfigError(
             f"lock {lease.name!r}: the key {_text(fence_key)} holds no fence, but other data "
             f"[{_text(rest[0]):.60}]; nothing was run. Give a key that nothing else uses"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
-from interlock.connect import Address, address
+from interlock._connect.address import Address, address
 from interlock.errors import ConfigError, Unavailable
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ class BareConnection:
         """Connect. Raises ConfigError for a bad URL, Unavailable if no server answers."""
         found = address(url, for_asyncio=False)
         if not isinstance(found, Address):
-            raise ConfigError(f"{found.shown} is a cluster, but the demo needs a single server: give the URL of one")
+            raise ConfigError(
+                f"{found.display_url} is a cluster, but the demo needs a single server: give the URL of one"
+            )
         self._address = found
         with self._translate_errors():
             self._connection = self._address.connection(_TIMEOUT)  # redis-py does not type its methods
@@ -57,4 +59,4 @@ class BareConnection:
         try:
             yield
         except (redis.RedisError, OSError) as error:
-            raise Unavailable(f"{self._address.shown}: {error}") from error
+            raise Unavailable(f"{self._address.display_url}: {error}") from error
