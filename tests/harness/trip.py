@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 SOURCE: Final = str(Path(interlock.__file__).parent) + "/"
-TRANSPORTS: Final = "ports/"
+TRANSPORTS: Final = ("_transports/", "_servers/", "_quarantine/")  # below the client
 
 
 class Size(NamedTuple):
