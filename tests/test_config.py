@@ -17,7 +17,8 @@ import interlock
 import interlock.aio
 from grounds import HOME, PASSWORD, USER, least_rights
 from interlock import AcquireTimeout, ConfigError, LockError, Unavailable
-from interlock._connect.address import _warn, address, check_server, quorum
+from interlock._connect.server_check import _warn, check_server
+from interlock._connect.target import address, quorum
 from interlock._protocol.names import checked_name, tagged
 from kit import Kit, outcome, queued, until
 

@@ -13,7 +13,8 @@ from harness.servers import Node
 from harness.topology import Cluster, Sentinels
 from interlock import AcquireTimeout, ConfigError, Unavailable
 from interlock._connect import sentinels as sentinel
-from interlock._connect.address import address, config_value
+from interlock._connect.address import config_value
+from interlock._connect.target import address
 from interlock._protocol.acks import Acks
 from interlock._protocol.types import Disconnected
 from interlock._quarantine.history import ServerHistory

@@ -14,7 +14,7 @@ from harness.servers import Missing, Node, faketime
 from harness.topology import Sentinels
 from interlock import AcquireTimeout, Skipped
 from interlock._client.core import Core
-from interlock._connect.address import address
+from interlock._connect.target import address
 from interlock._quarantine import lossless
 from interlock._quarantine.history import ServerHistory
 from interlock._quarantine.identity import NO_REPLID, Facts

@@ -15,7 +15,7 @@ from harness.topology import Sentinels
 from harness.topology.group import ask
 from interlock import AcquireTimeout, ConfigError, Unavailable
 from interlock._connect import sentinels as sentinel
-from interlock._connect.address import address
+from interlock._connect.target import address
 from kit import outcome, queued, until
 
 rule = pytest.mark.rule

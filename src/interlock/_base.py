@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 from interlock._client import multi as multi_client
 from interlock._client.grant import Grant
 from interlock._client.reentrancy import Owned
-from interlock._connect.address import Quorum, address
+from interlock._connect.address import Quorum
+from interlock._connect.target import address
 from interlock._protocol.acks import Acks
 from interlock._protocol.acks import checked_acks as acks_of
 from interlock._protocol.log import log
 from interlock._protocol.names import MIN_TTL, checked_name, duration, positive_int, tagged
 from interlock._protocol.timing import FOREVER, UNDO_GRACE
 from interlock._protocol.types import Stopped
-from interlock._quarantine.history import Histories
+from interlock._quarantine.histories import Histories
 
 from .errors import AcquireTimeout, ConfigError, LeaseLost, LockError, Unavailable
 from .primitives import barrier, latch, multi, once, permits
@@ -586,7 +587,7 @@ class BaseOnce(BaseLock):
         """The run has succeeded: its release will say so. Raises LeaseLost if the lease did not last until now."""
         lease.ensure()
         lease._grant.attempt.release_args = self._limits.release_args(succeeded=True)
-        return once.ran(lease._grant, value)
+        return once.ran(lease.name, lease.token, lease.fence, value)
 
     async def _forget(self) -> bool:
         _, note, _ = await self._ask("inspect", "1")

@@ -16,7 +16,7 @@ from interlock._client import latch as latch_client
 from interlock._client import permits as permits_client
 from interlock._client.election import Watch, leader
 from interlock._client.session import Session
-from interlock._connect.address import quorum
+from interlock._connect.target import quorum
 from interlock._protocol.acks import Assurance
 from interlock._protocol.names import checked_name, token_part
 from interlock._protocol.timing import TRY_FOR

@@ -1,15 +1,14 @@
-"""Where a cluster is: some of its nodes, of a URL or of a client. Each of them tells of all others."""
+"""The address of a cluster: some of its nodes, from a URL or a client. Each node knows all others."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from interlock._connect import address as connect
+from interlock._connect.address import Address, make_address
+from interlock._connect.clients import check_mode
+from interlock._connect.urls import address_of_url, credentials_once
 from interlock.errors import ConfigError
-
-if TYPE_CHECKING:
-    from interlock._connect.address import Address
 
 _SCHEMES: Final = {f"{scheme}+cluster": scheme for scheme in ("redis", "rediss", "valkey", "valkeys")}
 _LIKE: Final = "It is redis+cluster://user:password@host1:7000,host2:7001"
@@ -23,7 +22,7 @@ class Cluster:
     display_url: str
 
 
-def cluster(target: object, *, for_asyncio: bool) -> Cluster | None:
+def cluster_of(target: object, *, for_asyncio: bool) -> Cluster | None:
     """The cluster that a URL or a client means; None if it means something else. Raises ConfigError."""
     if isinstance(target, str):
         return _of_url(target) if target.partition("://")[0] in _SCHEMES else None
@@ -46,12 +45,12 @@ def _of_url(url: str) -> Cluster:
     if path not in ("", "0"):
         raise ConfigError(f"{shown!r} is no cluster's URL: a cluster has but the database 0. {_LIKE}")
     credentials, at, hosts = where.rpartition("@")
-    connect.credentials_once(credentials, shown)
+    credentials_once(credentials, shown)
     if not all(hosts.split(",")):
         raise ConfigError(f"{shown!r} is no cluster's URL: a host is missing. {_LIKE}")
     try:
         seeds = [
-            connect._of_url(f"{_SCHEMES[scheme]}://{credentials}{at}{host}/0{mark}{query}") for host in hosts.split(",")
+            address_of_url(f"{_SCHEMES[scheme]}://{credentials}{at}{host}/0{mark}{query}") for host in hosts.split(",")
         ]
     except ConfigError:
         raise ConfigError(f"{shown!r} is no cluster's URL. {_LIKE}, with special characters percent-encoded") from None
@@ -63,12 +62,12 @@ def _of_client(client: Any, *, for_asyncio: bool) -> Cluster:
     manager: Any = getattr(client, "nodes_manager", None)
     if manager is None:
         raise ConfigError(f"{name} is neither a URL nor a client of redis-py or valkey-py")
-    connect.check_mode(name, asynchronous=".asyncio." in type(client).__module__, for_asyncio=for_asyncio)
+    check_mode(name, asynchronous=".asyncio." in type(client).__module__, for_asyncio=for_asyncio)
     given: dict[str, Any] = getattr(client, "connection_kwargs", None) or manager.connection_kwargs
     kinds = [cls.__name__ for cls in getattr(given.get("connection_class"), "__mro__", ())]
     kind = "tls" if given.get("ssl") or "SSLConnection" in kinds else "tcp"
     nodes = list(manager.startup_nodes.values())
-    seeds = [connect._address(kind, {**given, "host": node.host, "port": node.port}) for node in nodes]
+    seeds = [make_address(kind, {**given, "host": node.host, "port": node.port}) for node in nodes]
     hosts = ",".join(seed.display_url.partition("://")[2].removesuffix("/0") for seed in seeds)
     return _made(seeds, f"redi{'ss' if kind == 'tls' else 's'}+cluster://{hosts}")
 

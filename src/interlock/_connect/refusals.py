@@ -1,16 +1,19 @@
-"""Why there is no connection: what only the user can mend is a ConfigError, all else is Disconnected."""
+"""The error for a failed connection: ConfigError if only the user can correct the cause, else Disconnected."""
 
 from __future__ import annotations
 
 import ssl
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as Silence
 
-from interlock._connect.address import Address, too_old
+from interlock._connect.server_check import too_old
 from interlock._protocol.types import Disconnected, is_transient
 from interlock.errors import ConfigError, LockError
+
+if TYPE_CHECKING:
+    from interlock._connect.address import Address
 
 
 def connection_error(error: Exception, address: Address) -> Exception:

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from redis.exceptions import AuthenticationError, RedisError
 
+from interlock._connect.address import Address, make_address
+from interlock._connect.refusals import connection_error
 from interlock._protocol.timing import now
 from interlock._protocol.types import Disconnected
 from interlock.errors import ConfigError, LockError
-
-if TYPE_CHECKING:
-    from interlock._connect.address import Address
 
 SENTINEL_TIMEOUT: Final = 0.5  # seconds that one sentinel may take
 
@@ -39,8 +38,6 @@ class Sentinels:
 
         Raises ConfigError if they don't know the service, or if all of them refuse in a way that does not mend itself.
         """
-        from interlock._connect.refusals import connection_error  # noqa: PLC0415 (it knows addresses, which know us)
-
         named: Counter[tuple[str, int]] = Counter()
         strangers, errors, end = 0, list[Exception](), now() + within
         # A sentinel that did not answer is asked last: a machine that is down costs its share of the time once only.
@@ -112,3 +109,12 @@ def _advice(error: Exception, text: str) -> str:
     if isinstance(error, AuthenticationError) or "must be called with the client already authenticated" in text:
         return f"refuses us: ?sentinel_password= (and ?sentinel_username=) are wrong or missing [{text}]"
     return ""
+
+
+def watched_by(data: Address, each: list[dict[str, Any]], service: str) -> Address:
+    """The primary that these sentinels name for a service, with the credentials and options of `data`."""
+    sentinels = Sentinels(tuple(make_address(data.kind, {k: v for k, v in one.items() if v}) for one in each), service)
+    hosts = ",".join(one.display_url.partition("://")[2].partition("/")[0] for one in sentinels.members)
+    db = data.parameters.get("db", 0)
+    scheme = "rediss" if data.kind == "tls" else "redis"
+    return replace(data, display_url=f"{scheme}+sentinel://{hosts}/{db}?service={service}", sentinels=sentinels)

@@ -29,7 +29,6 @@ from interlock._quarantine.stamp import IdentityStamp
 
 if TYPE_CHECKING:
     from interlock._connect.address import Address
-    from interlock._quarantine.slot_history import SlotMove
 
 _REPLACED: Final = (
     "interlock: %s has been restarted or replaced, and may have lost leases: unless it is proven that it lost none, "
@@ -98,19 +97,3 @@ class ServerHistory:
         self.latest, self.previous = stamp, stamp.identity
         self.replicas = max(self.replicas, found.replicas)
         return stamp
-
-
-class Histories:
-    """Those of one Interlock: of each address that it met, in all of its loops."""
-
-    def __init__(self, wait: float | None) -> None:
-        self.quarantine_seconds = wait
-        self._by: dict[str, ServerHistory] = {}
-        self.served: list[ServerHistory | None] = []  # by slot of a cluster: who served it when somebody last looked
-        self.moves: dict[int, list[SlotMove]] = {}  # slots that have moved, and were not asked for since
-
-    def of(self, address: Address, mark: str = " ") -> ServerHistory:
-        """That of this address."""
-        memory = self._by.setdefault(address.display_url, ServerHistory(self.quarantine_seconds, mark=mark))
-        memory.address = address
-        return memory

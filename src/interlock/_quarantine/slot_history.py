@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from interlock._quarantine.history import ServerHistory
-
 
 class SlotHistory(NamedTuple):
     """How a slot of a cluster came to the node that serves it now."""
@@ -33,19 +31,3 @@ def lossless_through(fine: Iterable[str], least: float) -> list[str]:
     """What is said of these one step further, to which leases came with this ttl (seconds) or a longer one."""
     parts = [each.partition("/") for each in fine]
     return [lossless_entry(identity, least + int(ms or 0) / 1000) for identity, _, ms in parts]
-
-
-class SlotMove:
-    """Slots of a cluster have gone from one node to another."""
-
-    __slots__ = ("at", "before", "here", "known", "least", "left")
-
-    def __init__(self, left: ServerHistory, here: ServerHistory, at: float) -> None:
-        self.left = left
-        self.here = here
-        self.before = left.latest  # the epoch under which they were served
-        self.known = here.known
-        self.at = at
-        # The ttl (seconds) of leases that came whole from a node that is still the primary that it was; math.inf: it is
-        # not; None: nobody has looked.
-        self.least: float | None = None

@@ -42,7 +42,8 @@ from interlock._protocol.types import (
 from interlock._quarantine.identity import identity_of, parse_info
 from interlock._quarantine.lossless import ask_server, least_ttl, read_server
 from interlock._quarantine.primacy import TRUSTED_FOR
-from interlock._quarantine.slot_history import SlotHistory, SlotMove, lossless_entry, lossless_through
+from interlock._quarantine.slot_history import SlotHistory, lossless_entry, lossless_through
+from interlock._quarantine.slot_move import SlotMove
 from interlock._servers.slots import SLOTS, slot_of, tag_of
 from interlock.errors import ConfigError, LockError
 
@@ -52,7 +53,8 @@ if TYPE_CHECKING:
     from interlock._connect.address import Address
     from interlock._connect.clusters import Cluster
     from interlock._protocol.acks import Acks
-    from interlock._quarantine.history import Histories, ServerHistory
+    from interlock._quarantine.histories import Histories
+    from interlock._quarantine.history import ServerHistory
 
 MAX_REDIRECTIONS: Final = 5  # redirections of one message
 MAP_INTERVAL: Final = 0.25  # seconds between two maps

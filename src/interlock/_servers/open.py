@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from interlock._connect.address import Address
-    from interlock._quarantine.history import Histories, ServerHistory
+    from interlock._quarantine.histories import Histories
+    from interlock._quarantine.history import ServerHistory
 
 
 def open_port(

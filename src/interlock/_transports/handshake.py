@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
-from interlock._connect.address import Address, check_server
 from interlock._connect.refusals import connection_error
+from interlock._connect.server_check import check_server
 from interlock._protocol.types import Disconnected, is_transient
 from interlock._quarantine.identity import IDENTITY_COMMANDS, IDENTITY_LENGTH, PAST_COMMANDS, parse_facts, parse_info
 from interlock._transports.resp import ReplyError
 
 if TYPE_CHECKING:
+    from interlock._connect.address import Address
     from interlock._quarantine.history import ServerHistory
     from interlock._quarantine.stamp import IdentityStamp
 

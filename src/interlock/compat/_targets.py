@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Protocol
 
-from interlock._connect.address import address
+from interlock._connect.target import address
 from interlock._protocol.names import checked_name
 from interlock.errors import ConfigError
 from interlock.threads import Interlock

@@ -15,7 +15,6 @@ from .lock import over_lock
 from .lock import parse_state as lock_state
 
 if TYPE_CHECKING:
-    from interlock._client.grant import Grant
     from interlock._protocol.types import Resource
 
 R = TypeVar("R")
@@ -97,9 +96,9 @@ def skipped_error(resource: Resource, _timeout: float, reply: Any) -> Passed:
     return error
 
 
-def ran(grant: Grant, value: R) -> Ran[R]:
-    """What the one who ran it is told."""
-    return Ran(grant.resource.name, value, grant.token, datetime_of(grant.fence) or datetime.now(UTC))
+def ran(name: str, token: str, fence: int, value: R) -> Ran[R]:
+    """The result of a run. Its fence is the time of the server at which the run began, in µs since 1970."""
+    return Ran(name, value, token, datetime_of(fence) or datetime.now(UTC))
 
 
 def datetime_of(micros: bytes | int) -> datetime | None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
-from interlock._connect.address import Address, address
+from interlock._connect.address import Address
+from interlock._connect.target import address
 from interlock.errors import ConfigError, Unavailable
 
 if TYPE_CHECKING:
