@@ -25,9 +25,9 @@ from interlock._client import core as _core
 from interlock._client import multi as multi_client
 from interlock._client import reentrancy as _owned
 from interlock._client import renewal as _renewal
-from interlock._client import session as _session
 from interlock._client import undo as _undo
 from interlock._client import waiting as _waiters
+from interlock._client import worker as _worker
 from interlock._protocol.timing import FOREVER
 from interlock.errors import Unavailable
 from interlock.primitives.barrier import barrier_resource
@@ -144,7 +144,7 @@ def test_a_revocation_reaches_its_holder_within_a_second(subject):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("LONG", 1000.0), ("EARLY", 0)],
+    [("SUBSCRIBE_AFTER", 1000.0), ("MAX_EARLY_REVOCATIONS", 0)],
     ids=["nobody asks about young leases", "a push before its grant is forgotten"],
 )
 def test_a_revocation_that_comes_too_late_is_found(monkeypatch, name, value):
@@ -208,7 +208,7 @@ def test_ambushes_spring_at_every_await_of_the_core(monkeypatch):
         for seed in range(500, 500 + number):
             simulate(seed, "chaos", subject=subject)
     missing = set()
-    for module in (_core, _renewal, _session, _undo, _waiters):
+    for module in (_core, _renewal, _undo, _waiters, _worker):
         file = module.__name__.rpartition(".")[2] + ".py"
         for node in ast.walk(ast.parse(inspect.getsource(module))):
             called = ast.unparse(node.value.func) if isinstance(node, ast.Await) else ""
@@ -218,7 +218,7 @@ def test_ambushes_spring_at_every_await_of_the_core(monkeypatch):
                 missing.add(ast.unparse(node))
     assert missing <= {
         "await self.port.wait(self.port.event(), self.port.now() + 0.1)",  # a keeper after a bug
-        "await port.wait(attempt.event, min(until, port.now() + STOP_POLL))",  # of threads that can be stopped
+        "await port.wait(attempt.event, min(until, port.now() + STOP_POLL_INTERVAL))",  # of threads that can be stopped
     }
 
 
