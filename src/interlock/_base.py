@@ -11,23 +11,30 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ._acks import Acks
-from ._acks import acks as acks_of
-from ._core import COURTESY, FOREVER, Grant, Stopped, log
-from ._names import SHORTEST_TTL, checked_name, seconds, tagged, whole
-from ._owned import Owned
-from .connect import Quorum, address
+from interlock._client import multi as multi_client
+from interlock._client.grant import Grant
+from interlock._client.reentrancy import Owned
+from interlock._connect.address import Quorum
+from interlock._connect.target import address
+from interlock._protocol.acks import Acks
+from interlock._protocol.acks import checked_acks as acks_of
+from interlock._protocol.log import log
+from interlock._protocol.names import MIN_TTL, checked_name, duration, positive_int, tagged
+from interlock._protocol.timing import FOREVER, UNDO_GRACE
+from interlock._protocol.types import Stopped
+from interlock._quarantine.histories import Histories
+
 from .errors import AcquireTimeout, ConfigError, LeaseLost, LockError, Unavailable
-from .ports._memory import Memories
 from .primitives import barrier, latch, multi, once, permits
-from .primitives.lock import state as lock_state
+from .primitives.lock import parse_state as lock_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ._core import Primitive
+    from interlock._client.session import Session
+    from interlock._protocol.types import Resource
+
     from ._section import BaseSection
-    from ._session import Session
 
 TTL: Final = 30.0  # seconds that a lease lasts, unless somebody says otherwise
 SHORTEST_TRY: Final = 0.01  # seconds: less than a round trip is no try
@@ -62,16 +69,16 @@ class Terms:
     def __post_init__(self) -> None:
         timeout_of(self.timeout)
         if self.max_hold is not None:
-            seconds(self.max_hold, "max_hold", least=SHORTEST_TTL)
+            duration(self.max_hold, "max_hold", least=MIN_TTL)
         if self.on_lost is not None and not callable(self.on_lost):
             raise ConfigError(f"on_lost must be callable with the lease, not {self.on_lost!r}")
 
 
 def timeout_of(timeout: object) -> float | None:
     """Seconds to wait: None for ever, 0 not at all. Raises ConfigError."""
-    if timeout is None or seconds(timeout, "timeout") == float("inf"):
+    if timeout is None or duration(timeout, "timeout") == float("inf"):
         return None
-    return seconds(timeout, "timeout")
+    return duration(timeout, "timeout")
 
 
 def _wanted(quarantine: object) -> bool:
@@ -103,13 +110,13 @@ class BaseInterlock:
             checked_name(prefix)
             tagged(re.sub(r"\{[^{}]*$", "", prefix))  # a tag may end in the name, but not be broken already
         self.prefix = prefix
-        self.max_ttl = seconds(max_ttl, "max_ttl", least=SHORTEST_TTL)
-        self.try_for = seconds(try_for, "try_for", least=SHORTEST_TRY, most=LONGEST_TRY)
+        self.max_ttl = duration(max_ttl, "max_ttl", least=MIN_TTL)
+        self.try_for = duration(try_for, "try_for", least=SHORTEST_TRY, most=LONGEST_TRY)
         if label is not None and not re.search(r"\w", label):
             raise ConfigError(f"label must be some words for people, not {label!r}")
         self.label = label
         self._address = target if isinstance(target, Quorum) else address(target, for_asyncio=for_asyncio)
-        self._memories = Memories(self.max_ttl if _wanted(quarantine) else None)
+        self._memories = Histories(self.max_ttl if _wanted(quarantine) else None)
         self._closed = False
         self._owned = Owned()
 
@@ -126,7 +133,7 @@ class BaseInterlock:
             )
 
     def _checked_ttl(self, ttl: float) -> float:
-        if not seconds(ttl, "ttl", least=SHORTEST_TTL) <= self.max_ttl:
+        if not duration(ttl, "ttl", least=MIN_TTL) <= self.max_ttl:
             raise ConfigError(
                 f"ttl must be at most max_ttl ({self.max_ttl:g} s), not {ttl:g}: long work needs no long ttl, since "
                 "the lease is renewed. Or raise Interlock(max_ttl=...)"
@@ -156,7 +163,7 @@ class BaseInterlock:
         return Terms(ttl, timeout, renew, max_hold, fair, on_lost, wanted)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__module__}.Interlock {self._address.shown}{' closed' if self._closed else ''}>"
+        return f"<{type(self).__module__}.Interlock {self._address.display_url}{' closed' if self._closed else ''}>"
 
 
 class Named:
@@ -164,10 +171,10 @@ class Named:
 
     __slots__ = ("__weakref__", "_interlock", "_primitive")
 
-    def __init__(self, interlock: Any, primitive: Primitive) -> None:
-        interlock._can(primitive.kind)
+    def __init__(self, interlock: Any, resource: Resource) -> None:
+        interlock._can(resource.kind)
         self._interlock = interlock
-        self._primitive = primitive
+        self._primitive = resource
 
     @property
     def name(self) -> str:
@@ -188,7 +195,7 @@ class Named:
         why = re.sub(r"[\x00-\x1f\x7f]+", " ", reason).strip()[:200]
         if not why:
             raise ConfigError(f"{self._primitive}: a revocation needs a reason, which its holder is told")
-        return f"{why} (by {self._session.core.who()})"
+        return f"{why} (by {self._session.core.holder_id()})"
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.{type(self).__name__} {self.name!r}>"
@@ -200,8 +207,8 @@ class BaseLock(Named):
     __slots__ = ("_by_hand", "_inside", "_terms")
     _kind: type[Any]  # of its leases
 
-    def __init__(self, interlock: Any, primitive: Primitive, terms: Terms) -> None:
-        super().__init__(interlock, primitive)
+    def __init__(self, interlock: Any, resource: Resource, terms: Terms) -> None:
+        super().__init__(interlock, resource)
         self._terms = terms
         self._inside: dict[weakref.ref[Any], weakref.ref[Any]] = {}  # by thread or task: the lease it entered last
         self._by_hand: list[BaseSection] = []  # what was entered by __enter__() without a `with`, the innermost last
@@ -209,7 +216,7 @@ class BaseLock(Named):
     # Acquiring
 
     async def _take(
-        self, timeout: float | Unset | None, primitive: Primitive | None = None, try_for: float | None = None
+        self, timeout: float | Unset | None, resource: Resource | None = None, try_for: float | None = None
     ) -> Any:
         """A lease, waited for; or with timeout=0 tried for, for at most so many seconds.
 
@@ -219,7 +226,7 @@ class BaseLock(Named):
             return lease
         terms = self._terms
         lease = await self._session.core.acquire(
-            primitive or self._asked(),
+            resource or self._asked(),
             self._hold,
             terms.ttl,
             self._timeout(timeout),
@@ -242,7 +249,7 @@ class BaseLock(Named):
         """The lease that this thread or task has already, taken once more; None if it is to be asked for."""
         return None
 
-    def _asked(self) -> Primitive:
+    def _asked(self) -> Resource:
         """What is asked for. Raises ConfigError for what could never be had."""
         return self._primitive
 
@@ -326,7 +333,7 @@ class BaseRLock(BaseLock):
 
     @property
     def _owner(self) -> Any:
-        return self._primitive.owner or self._interlock._here()
+        return self._primitive.owner_prefix or self._interlock._here()
 
     def _again(self) -> Any:
         held = [lease for lease in self._interlock._owned.of(self._owner, self._primitive.keys[0]) if lease.inside]
@@ -348,7 +355,7 @@ class BasePermits(BaseLock):
         """Several permits may be had by one."""
 
     async def _state(self) -> permits.PermitState:
-        return permits.state(self.name, await self._ask("inspect", "100"))
+        return permits.parse_state(self.name, await self._ask("inspect", "100"))
 
     async def _revoke(self, reason: str, *, force: bool) -> bool:
         why = self._why(reason)
@@ -363,9 +370,9 @@ class BaseRWSide(BasePermits):
 
     __slots__ = ()
 
-    def _asked(self) -> Primitive:
+    def _asked(self) -> Resource:
         owned = self._interlock._owned.of(self._interlock._here(), self._primitive.keys[0])
-        return permits.beside(self._primitive, owned)
+        return permits.beside_own_leases(self._primitive, owned)
 
     def _taken(self, lease: Any) -> None:
         self._interlock._owned.add(self._interlock._here(), self._primitive.keys[0], lease)
@@ -378,12 +385,12 @@ class BaseMulti(BaseLock):
 
     def __init__(self, interlock: Any, lockables: Iterable[Any], terms: Terms) -> None:
         members = sorted(lockables, key=lambda each: each._primitive.keys[0].encode())
-        super().__init__(interlock, multi.multi([member._primitive for member in members]), terms)
+        super().__init__(interlock, multi.multi_resource([member._primitive for member in members]), terms)
         self._members = members
 
     @staticmethod
     def _checked(interlock: Any, lockables: tuple[Any, ...]) -> tuple[Any, ...]:
-        whole(len(lockables), "the number of its locks", "multi", MOST)
+        positive_int(len(lockables), "the number of its locks", "multi", MOST)
         seen: set[str] = set()
         for each in lockables:
             if not isinstance(each, BaseLock) or each._primitive.script.name not in {"lock", "permits"}:
@@ -392,7 +399,7 @@ class BaseMulti(BaseLock):
                 )
             if each._interlock is not interlock:
                 raise ConfigError(f"multi(): {each!r} belongs to another Interlock. Make all of them with one")
-            if each._primitive.owner:
+            if each._primitive.owner_prefix:
                 raise ConfigError(f"multi(): {each!r} has an owner= and would be taken over: acquire it by itself")
             if each._primitive.keys[0] in seen:
                 raise ConfigError(f"multi(): the name {each.name!r} is there twice, and would wait for itself")
@@ -400,12 +407,12 @@ class BaseMulti(BaseLock):
         return lockables
 
     async def _take(
-        self, timeout: float | Unset | None, primitive: Primitive | None = None, try_for: float | None = None
+        self, timeout: float | Unset | None, resource: Resource | None = None, try_for: float | None = None
     ) -> Any:
-        assert primitive is None
+        assert resource is None
         assert try_for is None
         core, timeout = self._session.core, self._timeout(timeout)
-        try_for = core.patient if any(each._terms.acks for each in self._members) else core.try_for
+        try_for = core.patient_timeout if any(each._terms.acks for each in self._members) else core.try_for
         until = FOREVER if timeout is None else core.port.now() + (timeout or try_for)
         leases: dict[str, Any] = {}
         try:
@@ -416,15 +423,17 @@ class BaseMulti(BaseLock):
             rest = [member for member in self._members if member.name not in leases]
             names = [member.name for member in rest]
             requests = [
-                multi.Request(each._asked(), each._hold, each._terms.ttl, each._terms.renew, each._terms.max_hold)
+                multi_client.Request(
+                    each._asked(), each._hold, each._terms.ttl, each._terms.renew, each._terms.max_hold
+                )
                 for each in rest
             ]
             # Otherwise each is had by itself: in different slots, on several servers, or acknowledged by replicas.
-            apart = core.port.several or multi.apart(core, requests)
+            apart = core.port.is_quorum or multi_client.apart(core, requests)
             one_step = not apart and not any(each._terms.acks for each in rest)
-            busy: Primitive | None = None
+            busy: Resource | None = None
             if rest:
-                busy = await multi.together(core, requests, until, leases) if one_step else requests[0].primitive
+                busy = await multi_client.together(core, requests, until, leases) if one_step else requests[0].resource
             if busy is None:
                 for member, name in zip(rest, names, strict=True):
                     member._taken(leases[name])
@@ -442,7 +451,7 @@ class BaseMulti(BaseLock):
             now = core.port.now()
             if isinstance(error, LockError):
                 for signal in filter(None, undone):  # the one that was waited for had its courtesy already
-                    await core.port.wait(signal, min(until, now) + COURTESY)
+                    await core.port.wait(signal, min(until, now) + UNDO_GRACE)
             if timeout and isinstance(error, AcquireTimeout):
                 raise AcquireTimeout(f"{self._primitive} was not acquired within {timeout:g} s: {error}") from error
             raise
@@ -461,10 +470,10 @@ class BaseLatch(Named):
 
     async def _count(self) -> int:
         left = (await self._state()).left
-        return int(self._primitive.terms[0]) if left is None else left
+        return int(self._primitive.acquire_args[0]) if left is None else left
 
     async def _state(self) -> latch.LatchState:
-        return latch.state(self.name, await self._ask("inspect", "100"))
+        return latch.parse_state(self.name, await self._ask("inspect", "100"))
 
     async def _revoke(self, reason: str) -> bool:
         (done,) = await self._ask("revoke", f"revoke/{secrets.token_hex(16)}", f"it was revoked: {self._why(reason)}")
@@ -477,7 +486,7 @@ class BaseBarrier(Named):
     __slots__ = ()
 
     async def _state(self) -> barrier.BarrierState:
-        return barrier.state(self.name, await self._ask("inspect", "100"))
+        return barrier.parse_state(self.name, await self._ask("inspect", "100"))
 
     async def _revoke(self, reason: str) -> bool:
         (done,) = await self._ask("revoke", f"revoke/{secrets.token_hex(16)}", f"it was revoked: {self._why(reason)}")
@@ -489,8 +498,8 @@ class BaseElection(BaseLock):
 
     __slots__ = ("_won",)
 
-    def __init__(self, interlock: Any, primitive: Primitive, terms: Terms) -> None:
-        super().__init__(interlock, primitive, terms)
+    def __init__(self, interlock: Any, resource: Resource, terms: Terms) -> None:
+        super().__init__(interlock, resource, terms)
         self._won: weakref.ref[Any] | None = None
 
     def _taken(self, lease: Any) -> None:
@@ -516,7 +525,7 @@ class BaseElection(BaseLock):
                     terms.renew,
                     terms.max_hold,
                     acks=terms.acks,
-                    stopped=stopped,
+                    should_stop=stopped,
                 )
             except Stopped:
                 break
@@ -526,7 +535,7 @@ class BaseElection(BaseLock):
                 if not told:
                     log.warning("%s The campaign goes on", error)
                     told = True
-                await session.port.wait(session.port.signal(), session.port.now() + OUTAGE_PAUSE)
+                await session.port.wait(session.port.event(), session.port.now() + OUTAGE_PAUSE)
             except ConfigError:
                 if not session.core.closed:
                     raise
@@ -550,8 +559,8 @@ class BaseOnce(BaseLock):
 
     __slots__ = ("_limits",)
 
-    def __init__(self, interlock: Any, primitive: Primitive, terms: Terms, limits: once.Limits) -> None:
-        super().__init__(interlock, primitive, terms)
+    def __init__(self, interlock: Any, resource: Resource, terms: Terms, limits: once.Limits) -> None:
+        super().__init__(interlock, resource, terms)
         self._limits = limits
 
     async def _begin(self, section: BaseSection) -> Any:
@@ -559,19 +568,26 @@ class BaseOnce(BaseLock):
         limits, core = self._limits, self._session.core
         try:
             lease = section.lease = await core.acquire(
-                self._primitive, self._hold, limits.ttl, 0, True, limits.at_most, once.passed, try_for=core.patient
+                self._primitive,
+                self._hold,
+                limits.ttl,
+                0,
+                True,
+                limits.at_most,
+                once.skipped_error,
+                try_for=core.patient_timeout,
             )
         except once.Passed as passed:
             return passed.skipped
         lease._in_with = True
-        lease._grant.attempt.parting = limits.parting(succeeded=False)
+        lease._grant.attempt.release_args = limits.release_args(succeeded=False)
         return lease
 
     def _done(self, lease: Any, value: Any) -> once.Ran[Any]:
         """The run has succeeded: its release will say so. Raises LeaseLost if the lease did not last until now."""
         lease.ensure()
-        lease._grant.attempt.parting = self._limits.parting(succeeded=True)
-        return once.ran(lease._grant, value)
+        lease._grant.attempt.release_args = self._limits.release_args(succeeded=True)
+        return once.ran(lease.name, lease.token, lease.fence, value)
 
     async def _forget(self) -> bool:
         _, note, _ = await self._ask("inspect", "1")
@@ -580,7 +596,7 @@ class BaseOnce(BaseLock):
         return bool(note)
 
     async def _state(self) -> once.OnceState:
-        return once.state(self.name, await self._ask("inspect", "1"))
+        return once.parse_state(self.name, await self._ask("inspect", "1"))
 
     async def _revoke(self, reason: str, *, force: bool) -> bool:
         state = await self._state()
@@ -596,17 +612,17 @@ def _over(who: weakref.ref[Any] | None) -> bool:
     return one is None or not (one.is_alive() if hasattr(one, "is_alive") else not one.done())
 
 
-async def revoke(session: Session, primitive: Primitive, why: str, *, force: bool) -> bool:
+async def revoke(session: Session, resource: Resource, why: str, *, force: bool) -> bool:
     """See Lock.revoke."""
     query = session.core.query
-    value, pttl, *_ = await query(primitive, "inspect", "1")
+    value, pttl, *_ = await query(resource, "inspect", "1")
     holder = value.removeprefix(b"!")
     if not holder or (value != holder and not force):
         return False
     if pttl == -1 and not force:
         raise ConfigError(
-            f"{primitive} is held without an expiry by {holder.decode(errors='replace')!r}: a revocation that "
+            f"{resource} is held without an expiry by {holder.decode(errors='replace')!r}: a revocation that "
             "waits for its holder would wait for ever. If nobody is at work there, use force=True"
         )
-    done, _ = await query(primitive, "revoke", value, "1" if force else "0", why)
+    done, _ = await query(resource, "revoke", value, "1" if force else "0", why)
     return bool(done)

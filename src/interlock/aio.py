@@ -11,7 +11,22 @@ from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
 
-from ._acks import Assurance
+from interlock._client import barrier as barrier_client
+from interlock._client import latch as latch_client
+from interlock._client import permits as permits_client
+from interlock._client.election import Watch, leader
+from interlock._client.session import Session
+from interlock._connect.target import quorum
+from interlock._protocol.acks import Assurance
+from interlock._protocol.names import checked_name, token_part
+from interlock._protocol.timing import TRY_FOR
+from interlock._servers.cluster import ClusterPort
+from interlock._servers.open import open_port
+from interlock._servers.quorum import QuorumPort
+from interlock._transports.asyncio import AsyncioPort
+from interlock._transports.blocking import ThreadPort
+from interlock.primitives.election import Leader, election_resource
+
 from ._base import (
     TTL,
     UNSET,
@@ -29,26 +44,16 @@ from ._base import (
     Unset,
     timeout_of,
 )
-from ._core import TRY_FOR
 from ._lease import BaseLease, BaseMultiLease, BaseReentrantLease, LeaseState, Reply
-from ._names import checked_name, word
 from ._scopes import Entered, StopScope, UntilAnyEnd
 from ._section import BaseSection, Exit, loaded
-from ._session import Session
 from ._template import Template, busy_skips
-from .connect import quorum
 from .errors import AcquireTimeout, ConfigError, LeaseLost
-from .ports.asyncio import AsyncioPort
-from .ports.cluster import ClusterPort
-from .ports.opening import opened
-from .ports.quorum import QuorumPort
-from .ports.threads import ThreadPort
 from .primitives import barrier, latch, permits
 from .primitives.barrier import BarrierState
-from .primitives.election import Leader, Watch, election, leader
 from .primitives.latch import LatchState
-from .primitives.lock import State, lock, owned_by
-from .primitives.once import Limits, OnceState, Ran, Skipped, once
+from .primitives.lock import State, lock_resource, owner_prefix
+from .primitives.once import Limits, OnceState, Ran, Skipped, once_resource
 from .primitives.permits import Holder, PermitState
 
 if TYPE_CHECKING:
@@ -57,7 +62,8 @@ if TYPE_CHECKING:
 
     import redis.asyncio
 
-    from ._core import Attempt, Grant, Port
+    from interlock._client.grant import Attempt, Grant
+    from interlock._protocol.types import Port
 
 __all__ = [
     "Assurance", "Barrier", "BarrierState", "Election", "Holder", "Interlock", "Latch", "LatchState", "Leader",
@@ -139,8 +145,8 @@ class Interlock(BaseInterlock):
         if session is None or session.core.closed:
             self._open()
             left = self._prune()
-            port = opened(self._address, AsyncioPort, self._memories)
-            session = port.sink = Session(port, self.label, _task, self.max_ttl, self._farewell, self.try_for)
+            port = open_port(self._address, AsyncioPort, self._memories)
+            session = port.push_handler = Session(port, self.label, _task, self.max_ttl, self._farewell, self.try_for)
             with self._guard:
                 self._sessions[loop] = session
             for attempt in left:
@@ -150,7 +156,7 @@ class Interlock(BaseInterlock):
 
     def _farewell(self) -> Port:
         """One that needs no loop."""
-        port: Port = opened(self._address, ThreadPort, self._memories)
+        port: Port = open_port(self._address, ThreadPort, self._memories)
         return port
 
     def _prune(self) -> list[Attempt]:
@@ -217,7 +223,7 @@ class Interlock(BaseInterlock):
         terms = self._terms(
             ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold, fair=fair, on_lost=on_lost, acks=acks, fsync=fsync
         )
-        return Lock(self, lock(name, self.prefix), terms)
+        return Lock(self, lock_resource(name, self.prefix), terms)
 
     def rlock(self, name: str, *, owner: str | None = None, **options: Unpack[Options]) -> RLock:
         """Mutual exclusion that its holder may enter again: the task that has it, without I/O and with one fence.
@@ -227,7 +233,7 @@ class Interlock(BaseInterlock):
         before has lost it. Two tasks of one process that come with it at the same moment may do that to each other.
         Raises ConfigError. Nothing is sent until it is acquired.
         """
-        return RLock(self, lock(name, self.prefix, owned_by(owner)), self._terms(**options))
+        return RLock(self, lock_resource(name, self.prefix, owner_prefix(owner)), self._terms(**options))
 
     def rwlock(self, name: str, **options: Unpack[Options]) -> RWLock:
         """Many readers, `.read()`, or one writer, `.write()`: in order of arrival, so that neither starves.
@@ -243,7 +249,7 @@ class Interlock(BaseInterlock):
         Permits are leased, so a crash gives them back. The limit is the server's: who comes with another one gets a
         ConfigError. Raises ConfigError. Nothing is sent until it is acquired.
         """
-        return Semaphore(self, permits.semaphore(name, self.prefix, limit), self._terms(**options))
+        return Semaphore(self, permits.semaphore_resource(name, self.prefix, limit), self._terms(**options))
 
     def multi(
         self,
@@ -266,19 +272,19 @@ class Interlock(BaseInterlock):
         Nothing is sent until it is used.
         """
         self._open()
-        return Latch(self, latch.latch(name, self.prefix, count, ttl))
+        return Latch(self, latch.latch_resource(name, self.prefix, count, ttl))
 
     def barrier(self, name: str, parties: int) -> Barrier:
         """So many parties wait for each other, and go on together; again and again. Raises ConfigError."""
         self._open()
-        return Barrier(self, barrier.barrier(name, self.prefix, parties))
+        return Barrier(self, barrier.barrier_resource(name, self.prefix, parties))
 
     def election(self, name: str, **options: Unpack[Options]) -> Election:
         """One of many processes leads, until it dies, loses its lease, or resigns. Options as for `lock()`.
 
         A dead leader is replaced within ttl + 1 s. Raises ConfigError. Nothing is sent until it is used.
         """
-        return Election(self, election(name, self.prefix), self._terms(**options))
+        return Election(self, election_resource(name, self.prefix), self._terms(**options))
 
     def once(
         self, name: str, *, at_most: float, at_least: float = 0.0, key: str | None = None, keep: float = MONTH
@@ -296,7 +302,7 @@ class Interlock(BaseInterlock):
 
         """
         limits = Limits(at_most, at_least, keep, keyed=key is not None, max_ttl=self.max_ttl)
-        return Once(self, once(name, self.prefix, key), self._terms(ttl=limits.ttl), limits)
+        return Once(self, once_resource(name, self.prefix, key), self._terms(ttl=limits.ttl), limits)
 
     @overload
     def synchronized(
@@ -323,7 +329,7 @@ class Interlock(BaseInterlock):
 
             @functools.wraps(function)
             async def synchronized(*args: P.args, **kwargs: P.kwargs) -> R | Skipped:
-                asked = RLock(self, lock(template.name(args, kwargs), self.prefix), terms)
+                asked = RLock(self, lock_resource(template.name(args, kwargs), self.prefix), terms)
                 async with Section(asked) as section:
                     try:
                         lease = section.lease = await asked.acquire(timeout)
@@ -358,7 +364,7 @@ class Interlock(BaseInterlock):
 
 def _task() -> str:
     task = asyncio.current_task()
-    return word(task.get_name()) if task else "-"
+    return token_part(task.get_name()) if task else "-"
 
 
 class Lease(Entered, BaseLease):
@@ -402,7 +408,7 @@ class Lease(Entered, BaseLease):
         return await self._session.execute(self._grant, command, args, keys)  # type: ignore[no-any-return]
 
     async def _leave(self, error: BaseException | None) -> None:
-        await self._session.core.leave(self._grant, error)
+        await self._session.core.exit_section(self._grant, error)
 
 
 class ReentrantLease(BaseReentrantLease, Lease):
@@ -640,14 +646,14 @@ class Semaphore(BasePermits, Lockable[PermitState, Lease]):
 
     async def available(self) -> int:
         """How many permits are free now. It is old when you read it."""
-        return await permits.available(self._session.core, self._primitive)
+        return await permits_client.available(self._session.core, self._primitive)
 
     async def set_limit(self, limit: int) -> None:
         """Change the limit for everybody, in the server. Holders keep what they have.
 
         Requests that wait for more than that fail; clients that come with another limit are told so.
         """
-        self._primitive = await permits.set_limit(self._session.core, self._primitive, limit)
+        self._primitive = await permits_client.set_limit(self._session.core, self._primitive, limit)
 
 
 class RWLock:
@@ -665,11 +671,11 @@ class RWLock:
 
     def read(self) -> RWSide:
         """To be held together with other readers. Whoever writes may read as well, and go on reading."""
-        return RWSide(self._interlock, permits.reading(self._name, self._interlock.prefix), self._terms)
+        return RWSide(self._interlock, permits.read_resource(self._name, self._interlock.prefix), self._terms)
 
     def write(self) -> RWSide:
         """To be held alone. Who reads can't begin to write: that would wait for itself, and is refused."""
-        return RWSide(self._interlock, permits.writing(self._name, self._interlock.prefix), self._terms)
+        return RWSide(self._interlock, permits.write_resource(self._name, self._interlock.prefix), self._terms)
 
     async def inspect(self) -> PermitState:
         """Who reads or writes and who waits, now. For people: it is old when you read it."""
@@ -704,7 +710,7 @@ class Latch(BaseLatch):
 
         Raises Unavailable (it may have been counted then), BrokenBarrier if it was revoked, or ConfigError.
         """
-        return await latch.count_down(self._session.core, self._primitive, n)
+        return await latch_client.count_down(self._session.core, self._primitive, n)
 
     async def count(self) -> int:
         """How many are left now."""
@@ -716,7 +722,7 @@ class Latch(BaseLatch):
         `timeout` is in seconds: None waits for ever, 0 does not wait. Raises AcquireTimeout; BrokenBarrier if the
         latch was revoked, or is gone from the server; Unavailable or ConfigError.
         """
-        await latch.wait(self._session.core, self._primitive, timeout_of(timeout))
+        await latch_client.wait(self._session.core, self._primitive, timeout_of(timeout))
 
     async def inspect(self) -> LatchState:
         """How many are left and who waits, now. For people: it is old when you read it."""
@@ -738,11 +744,11 @@ class Barrier(BaseBarrier):
         `timeout` is in seconds: None waits for ever. One whose time is over breaks the barrier for all who wait, as
         does one that dies or is cancelled. Raises BrokenBarrier, until reset(); Unavailable or ConfigError.
         """
-        return await barrier.wait(self._session.core, self._primitive, timeout_of(timeout))
+        return await barrier_client.wait(self._session.core, self._primitive, timeout_of(timeout))
 
     async def reset(self) -> None:
         """Begin anew. Who waits is told BrokenBarrier; who comes from now on waits for the others again."""
-        await barrier.reset(self._session.core, self._primitive)
+        await barrier_client.reset(self._session.core, self._primitive)
 
     async def inspect(self) -> BarrierState:
         """Who has arrived, and whether it is broken, now. For people: it is old when you read it."""
@@ -876,4 +882,4 @@ class Once(BaseOnce):
         return await self._revoke(reason, force=force)
 
 
-_wanted = permits.wanted  # `permits` is also what the argument of acquire() is called
+_wanted = permits.with_permits  # `permits` is also what the argument of acquire() is called

@@ -10,7 +10,20 @@ import weakref
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
 
-from ._acks import Assurance
+from interlock._client import barrier as barrier_client
+from interlock._client import latch as latch_client
+from interlock._client import permits as permits_client
+from interlock._client.election import Watch, leader
+from interlock._client.session import Session
+from interlock._connect.target import quorum
+from interlock._protocol.acks import Assurance
+from interlock._protocol.names import checked_name, token_part
+from interlock._protocol.run import run
+from interlock._protocol.timing import TRY_FOR
+from interlock._servers.open import open_port
+from interlock._transports.blocking import ThreadPort
+from interlock.primitives.election import Leader, election_resource
+
 from ._base import (
     TTL,
     UNSET,
@@ -28,22 +41,15 @@ from ._base import (
     Unset,
     timeout_of,
 )
-from ._core import TRY_FOR, run
 from ._lease import BaseLease, BaseMultiLease, BaseReentrantLease, LeaseState, Reply
-from ._names import checked_name, word
 from ._section import BaseSection, Exit, loaded, pooled
-from ._session import Session
 from ._template import Template, busy_skips
-from .connect import quorum
 from .errors import AcquireTimeout, ConfigError, LeaseLost
-from .ports.opening import opened
-from .ports.threads import ThreadPort
 from .primitives import barrier, latch, permits
 from .primitives.barrier import BarrierState
-from .primitives.election import Leader, Watch, election, leader
 from .primitives.latch import LatchState
-from .primitives.lock import State, lock, owned_by
-from .primitives.once import Limits, OnceState, Ran, Skipped, once
+from .primitives.lock import State, lock_resource, owner_prefix
+from .primitives.once import Limits, OnceState, Ran, Skipped, once_resource
 from .primitives.permits import Holder, PermitState
 
 if TYPE_CHECKING:
@@ -117,8 +123,8 @@ class Interlock(BaseInterlock):
             label=label,
             for_asyncio=False,
         )
-        port = self._port = opened(self._address, ThreadPort, self._memories)
-        self._session = port.sink = Session(port, label, _thread, self.max_ttl, lambda: port, self.try_for)
+        port = self._port = open_port(self._address, ThreadPort, self._memories)
+        self._session = port.push_handler = Session(port, label, _thread, self.max_ttl, lambda: port, self.try_for)
 
     @classmethod
     def quorum(
@@ -174,7 +180,7 @@ class Interlock(BaseInterlock):
         terms = self._terms(
             ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold, fair=fair, on_lost=on_lost, acks=acks, fsync=fsync
         )
-        return Lock(self, lock(name, self.prefix), terms)
+        return Lock(self, lock_resource(name, self.prefix), terms)
 
     def rlock(self, name: str, *, owner: str | None = None, **options: Unpack[Options]) -> RLock:
         """Mutual exclusion that its holder may enter again: the thread that has it, without I/O and with one fence.
@@ -184,7 +190,7 @@ class Interlock(BaseInterlock):
         before has lost it. Two threads of one process that come with it at the same moment may do that to each other.
         Raises ConfigError. Nothing is sent until it is acquired.
         """
-        return RLock(self, lock(name, self.prefix, owned_by(owner)), self._terms(**options))
+        return RLock(self, lock_resource(name, self.prefix, owner_prefix(owner)), self._terms(**options))
 
     def rwlock(self, name: str, **options: Unpack[Options]) -> RWLock:
         """Many readers, `.read()`, or one writer, `.write()`: in order of arrival, so that neither starves.
@@ -200,7 +206,7 @@ class Interlock(BaseInterlock):
         Permits are leased, so a crash gives them back. The limit is the server's: who comes with another one gets a
         ConfigError. Raises ConfigError. Nothing is sent until it is acquired.
         """
-        return Semaphore(self, permits.semaphore(name, self.prefix, limit), self._terms(**options))
+        return Semaphore(self, permits.semaphore_resource(name, self.prefix, limit), self._terms(**options))
 
     def multi(
         self,
@@ -223,19 +229,19 @@ class Interlock(BaseInterlock):
         Nothing is sent until it is used.
         """
         self._open()
-        return Latch(self, latch.latch(name, self.prefix, count, ttl))
+        return Latch(self, latch.latch_resource(name, self.prefix, count, ttl))
 
     def barrier(self, name: str, parties: int) -> Barrier:
         """So many parties wait for each other, and go on together; again and again. Raises ConfigError."""
         self._open()
-        return Barrier(self, barrier.barrier(name, self.prefix, parties))
+        return Barrier(self, barrier.barrier_resource(name, self.prefix, parties))
 
     def election(self, name: str, **options: Unpack[Options]) -> Election:
         """One of many processes leads, until it dies, loses its lease, or resigns. Options as for `lock()`.
 
         A dead leader is replaced within ttl + 1 s. Raises ConfigError. Nothing is sent until it is used.
         """
-        return Election(self, election(name, self.prefix), self._terms(**options))
+        return Election(self, election_resource(name, self.prefix), self._terms(**options))
 
     def once(
         self, name: str, *, at_most: float, at_least: float = 0.0, key: str | None = None, keep: float = MONTH
@@ -253,7 +259,7 @@ class Interlock(BaseInterlock):
 
         """
         limits = Limits(at_most, at_least, keep, keyed=key is not None, max_ttl=self.max_ttl)
-        return Once(self, once(name, self.prefix, key), self._terms(ttl=limits.ttl), limits)
+        return Once(self, once_resource(name, self.prefix, key), self._terms(ttl=limits.ttl), limits)
 
     @overload
     def synchronized(
@@ -280,7 +286,7 @@ class Interlock(BaseInterlock):
 
             @functools.wraps(function)
             def synchronized(*args: P.args, **kwargs: P.kwargs) -> R | Skipped:
-                asked = RLock(self, lock(template.name(args, kwargs), self.prefix), terms)
+                asked = RLock(self, lock_resource(template.name(args, kwargs), self.prefix), terms)
                 with Section(asked) as section:
                     try:
                         lease = section.lease = asked.acquire(timeout)
@@ -316,7 +322,7 @@ def _thread() -> str:
     try:
         return thread._interlock_word  # type: ignore[attr-defined,no-any-return]  # made once a thread
     except AttributeError:
-        made = thread._interlock_word = word(thread.name)  # type: ignore[attr-defined]
+        made = thread._interlock_word = token_part(thread.name)  # type: ignore[attr-defined]
         return made
 
 
@@ -361,7 +367,7 @@ class Lease(BaseLease):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        run(self._session.core.leave(self._grant, error))
+        run(self._session.core.exit_section(self._grant, error))
 
 
 class ReentrantLease(BaseReentrantLease, Lease):
@@ -576,14 +582,14 @@ class Semaphore(BasePermits, Lockable[PermitState, Lease]):
 
     def available(self) -> int:
         """How many permits are free now. It is old when you read it."""
-        return run(permits.available(self._session.core, self._primitive))
+        return run(permits_client.available(self._session.core, self._primitive))
 
     def set_limit(self, limit: int) -> None:
         """Change the limit for everybody, in the server. Holders keep what they have.
 
         Requests that wait for more than that fail; clients that come with another limit are told so.
         """
-        self._primitive = run(permits.set_limit(self._session.core, self._primitive, limit))
+        self._primitive = run(permits_client.set_limit(self._session.core, self._primitive, limit))
 
 
 class RWLock:
@@ -601,11 +607,11 @@ class RWLock:
 
     def read(self) -> RWSide:
         """To be held together with other readers. Whoever writes may read as well, and go on reading."""
-        return RWSide(self._interlock, permits.reading(self._name, self._interlock.prefix), self._terms)
+        return RWSide(self._interlock, permits.read_resource(self._name, self._interlock.prefix), self._terms)
 
     def write(self) -> RWSide:
         """To be held alone. Who reads can't begin to write: that would wait for itself, and is refused."""
-        return RWSide(self._interlock, permits.writing(self._name, self._interlock.prefix), self._terms)
+        return RWSide(self._interlock, permits.write_resource(self._name, self._interlock.prefix), self._terms)
 
     def inspect(self) -> PermitState:
         """Who reads or writes and who waits, now. For people: it is old when you read it."""
@@ -640,7 +646,7 @@ class Latch(BaseLatch):
 
         Raises Unavailable (it may have been counted then), BrokenBarrier if it was revoked, or ConfigError.
         """
-        return run(latch.count_down(self._session.core, self._primitive, n))
+        return run(latch_client.count_down(self._session.core, self._primitive, n))
 
     def count(self) -> int:
         """How many are left now."""
@@ -652,7 +658,7 @@ class Latch(BaseLatch):
         `timeout` is in seconds: None waits for ever, 0 does not wait. Raises AcquireTimeout; BrokenBarrier if the
         latch was revoked, or is gone from the server; Unavailable or ConfigError.
         """
-        run(latch.wait(self._session.core, self._primitive, timeout_of(timeout)))
+        run(latch_client.wait(self._session.core, self._primitive, timeout_of(timeout)))
 
     def inspect(self) -> LatchState:
         """How many are left and who waits, now. For people: it is old when you read it."""
@@ -674,11 +680,11 @@ class Barrier(BaseBarrier):
         `timeout` is in seconds: None waits for ever. One whose time is over breaks the barrier for all who wait, as
         does one that dies or is interrupted. Raises BrokenBarrier, until reset(); Unavailable or ConfigError.
         """
-        return run(barrier.wait(self._session.core, self._primitive, timeout_of(timeout)))
+        return run(barrier_client.wait(self._session.core, self._primitive, timeout_of(timeout)))
 
     def reset(self) -> None:
         """Begin anew. Who waits is told BrokenBarrier; who comes from now on waits for the others again."""
-        run(barrier.reset(self._session.core, self._primitive))
+        run(barrier_client.reset(self._session.core, self._primitive))
 
     def inspect(self) -> BarrierState:
         """Who has arrived, and whether it is broken, now. For people: it is old when you read it."""
@@ -809,4 +815,4 @@ class Once(BaseOnce):
         return run(self._revoke(reason, force=force))
 
 
-_wanted = permits.wanted  # `permits` is also what the argument of acquire() is called
+_wanted = permits.with_permits  # `permits` is also what the argument of acquire() is called
