@@ -49,12 +49,15 @@ BUSY = {
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Tests that compute come first, on as many workers as there are cores; the others wait for most of their time."""
     busy = [item for item in items if item.path.stem in BUSY]
     for i, item in enumerate(busy):
         item.add_marker(pytest.mark.xdist_group(f"busy {i % (os.cpu_count() or 1)}"))
     items[:] = [*busy, *(item for item in items if item.path.stem not in BUSY)]
+    if not config.getoption("full"):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
 
 
 def pytest_collection_finish():

@@ -173,7 +173,7 @@ class Park:
         """One that has a replica, and is watched by a sentinel."""
         if kind not in self.watched:
             try:
-                group = Sentinels(kind, replicas=1, sentinels=1)
+                group = Sentinels(kind, replicas=1, sentinels=1, down_after=60)  # nobody is replaced on this ground
             except Missing as missing:
                 required(f"no {kind} here: {missing}")
                 raise

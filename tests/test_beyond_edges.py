@@ -18,7 +18,7 @@ from harness.topology.group import ask
 from interlock import AcquireTimeout, ConfigError, Unavailable
 from interlock._client import waiting as _waiters
 from interlock._connect.address import Address, _warn_of_defaults
-from kit import outcome, queued, until
+from kit import SLACK, outcome, queued, until
 
 rule = pytest.mark.rule
 
@@ -167,7 +167,7 @@ async def met(locks):
     """Once it has met all primaries, it is a witness of what they do."""
     await (await locks.lock("hello", ttl=1).acquire()).release()
     port = locks._session.port
-    await until(lambda: all(member is not None and member.history.known for member in {*port._map}), within=30)
+    await until(lambda: all(member is not None and member.history.known for member in {*port._map}))
 
 
 @rule(1, 10)
@@ -214,12 +214,13 @@ async def test_a_primary_that_hears_nothing_more_stops_before_it_is_no_longer_wa
 
         def refuses():
             nonlocal last
+            asked = time.monotonic()
             try:
                 plain.set("users:a", 1)
             except redis.ResponseError as error:
                 assert "cluster is down" in str(error)
                 return True
-            last = time.monotonic()
+            last = asked  # and not when the answer was read, for which this process may have had no time
             return False
 
         await until(refuses)
@@ -232,7 +233,7 @@ async def test_a_primary_that_hears_nothing_more_stops_before_it_is_no_longer_wa
 async def test_a_node_that_was_paused_and_goes_on_grants_nobody(kit):
     """It says that it is a primary; the others have replaced it, and it has not heard of that."""
     with started(Cluster, BASE, shards=3, replicas=1, node_timeout=1.0, wired=True) as cluster:
-        idle, cut = kit.interlock(cluster.url, max_ttl=1), kit.interlock(f"{cluster.url}?client_name=cut", max_ttl=1)
+        idle, cut = kit.interlock(cluster.url, max_ttl=4), kit.interlock(f"{cluster.url}?client_name=cut", max_ttl=4)
         for locks in (idle, cut):
             await met(locks)
             await (await locks.lock("a", ttl=1).acquire()).release()
@@ -244,8 +245,8 @@ async def test_a_node_that_was_paused_and_goes_on_grants_nobody(kit):
         old.pause()
         try:
             ask(new, "CLUSTER", "FAILOVER", "TAKEOVER")
-            other = kit.interlock(cluster.url, max_ttl=1)
-            lease = await kit.keep(other.lock("a", ttl=1).acquire(timeout=40))
+            other = kit.interlock(cluster.url, max_ttl=4)
+            lease = await kit.keep(other.lock("a", ttl=4).acquire(timeout=40))
         finally:
             old.resume()
         for locks in (idle, cut):
@@ -271,7 +272,7 @@ async def test_a_node_grants_nobody_anything_after_a_pause_while_no_other_one_an
             began = time.monotonic()
             error = await outcome(locks.lock("a").acquire(timeout=0.5))
             assert isinstance(error, Unavailable | AcquireTimeout), error
-            assert time.monotonic() - began < 3
+            assert time.monotonic() - began < 0.5 + SLACK
             assert not ask(serving, "EXISTS", "lock:a")
         finally:
             for node in others:
@@ -323,10 +324,10 @@ async def handed_over(lockable, other, heard):
     """It goes to who waits, by push."""
     lease = await lockable.acquire()
     waiting = asyncio.ensure_future(other.acquire())
-    await until(heard, within=30)  # of a busy machine
-    await until(lambda: waits(lockable), within=30)
+    await until(heard)
+    await until(lambda: waits(lockable))
     await lease.release()
-    await (await asyncio.wait_for(waiting, 10)).release()
+    await (await asyncio.wait_for(waiting, 30)).release()
 
 
 async def waits(lockable):

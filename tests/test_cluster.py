@@ -23,7 +23,7 @@ from interlock._quarantine.slot_history import SlotHistory
 from interlock._servers.slots import SLOTS, slot_of, tag_of
 from interlock._transports import asyncio as transport_of_asyncio
 from interlock._transports import blocking, resp
-from kit import outcome, queued, until
+from kit import SLACK, outcome, queued, until
 
 rule = pytest.mark.rule
 PLAIN = [f"job-{number}" for number in range(12)]
@@ -159,10 +159,10 @@ async def test_a_wake_up_concerns_one_channel_only(kit, clean, cluster):
 
 async def test_a_revocation_is_pushed(kit, clean, cluster, monkeypatch):
     locks, others = kit.interlock(), kit.interlock()
-    lease = await locks.lock("a").acquire()
+    lease = await locks.lock("a", ttl=60).acquire()
     await until(lambda: ear(kit, locks, "a")[0] == "1")
     assert await others.lock("a").revoke("enough")
-    await until(lambda: lease.state is LeaseState.LOST, within=5)  # the renewal is due in 10
+    await until(lambda: lease.state is LeaseState.LOST, within=15)  # the renewal is due in 20
 
 
 @rule(6)
@@ -175,7 +175,7 @@ async def test_a_revocation_of_a_young_lease_reaches_it_on_every_shard(kit, clea
         began = time.monotonic()
         assert await others.lock(name).revoke("enough")
         await until(lambda lease=lease: lease.state is LeaseState.LOST)
-        assert time.monotonic() - began < 2.5
+        assert time.monotonic() - began < 1 + SLACK  # its renewal is due in 10
         with pytest.raises(LeaseLost, match="it was revoked: enough"):
             lease.ensure()
         await lease.release()
@@ -355,9 +355,9 @@ async def test_a_lease_whose_slot_is_on_its_way_is_asked_for_there(kit, clean, h
 
 
 async def test_leases_of_a_slot_that_is_half_way_are_renewed_each_by_itself(kit, clean, harmed):
-    locks = kit.interlock(max_ttl=3)
+    locks = kit.interlock(max_ttl=6)
     await knows_all(kit, locks)
-    leases = [await locks.lock(f"{number}:{{half}}", ttl=1.5).acquire() for number in range(6)]
+    leases = [await locks.lock(f"{number}:{{half}}", ttl=4).acquire() for number in range(6)]
     slot = harmed.slot("lock:0:{half}")
     old = harmed.primary_of(slot)
     new = _another(harmed, old)
@@ -366,10 +366,10 @@ async def test_leases_of_a_slot_that_is_half_way_are_renewed_each_by_itself(kit,
             whole = [lease for lease in leases if _together(old, new, lease.name)]
             grants = [lease._grant for lease in whole]
             began = port_of(kit, locks).now()
-            await until(lambda: all(grant.deadline > began + 3 for grant in grants))
+            await until(lambda: all(grant.deadline > began + 6 for grant in grants))
     harmed.migrate(slot, to=old)
-    for lease in whole:
-        assert await lease.release()
+    for lease in leases:
+        assert await lease.release() or lease not in whole
 
 
 def _together(old, new, name):

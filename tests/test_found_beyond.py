@@ -75,7 +75,7 @@ async def test_who_only_renews_follows_a_failover_of_its_shard(kit, cluster):
     leases = [await kit.keep(locks.lock(name, ttl=12).acquire()) for name in names]
     cluster.catch_up(*cluster.nodes)
     primary.kill()
-    await until(lambda: {lease.state for lease in leases} == {"jeopardy"}, within=20)
+    await until(lambda: {lease.state for lease in leases} == {"jeopardy"})
     await until(lambda: {lease.state for lease in leases} == {"held"})
 
 

@@ -14,7 +14,7 @@ from actors import actors
 from grounds import required
 from harness.servers import Missing, faketime
 from interlock import AcquireTimeout, LeaseLost, LeaseState, Unavailable
-from kit import outcome, queued, real, until
+from kit import SLACK, outcome, queued, real, until
 from proxy import Proxy
 
 rule = pytest.mark.rule
@@ -57,7 +57,7 @@ class Crowd:
     async def more(self, number: int = 20) -> None:
         """Until there were so many more sections."""
         goal = len(self.fences) + number
-        await until(lambda: len(self.fences) >= goal, within=30)
+        await until(lambda: len(self.fences) >= goal)
 
     async def stop(self) -> None:
         self.over = True
@@ -71,7 +71,7 @@ class Crowd:
 @rule(6, 7)
 async def test_a_server_that_comes_back_empty_is_a_loss_that_is_told_and_fences_grow(kit, node, client):
     locks = kit.interlock(node.url, max_ttl=3)  # for so long nobody gets it then
-    lease = await locks.lock("a", ttl=1.5).acquire()
+    lease = await locks.lock("a", ttl=3).acquire()
     waiting = asyncio.ensure_future(kit.interlock(node.url, max_ttl=3).lock("a").acquire(timeout=30))
     await until(lambda: queued(locks, 1))
     node.kill()
@@ -90,12 +90,12 @@ async def test_a_server_that_comes_back_empty_is_a_loss_that_is_told_and_fences_
 @rule(6, 9)
 async def test_a_server_that_comes_back_from_its_aof_keeps_holder_waiters_and_their_order(kit, park, ground):
     with park.spare(ground.server, config=DURABLE) as node, redis.Redis.from_url(node.url) as client:
-        holder = kit.interlock(node.url, max_ttl=4)
-        lease = await holder.lock("a", ttl=4).acquire()
-        others = [kit.interlock(node.url, max_ttl=4) for _ in range(3)]
+        holder = kit.interlock(node.url, max_ttl=8)
+        lease = await holder.lock("a", ttl=8).acquire()
+        others = [kit.interlock(node.url, max_ttl=8) for _ in range(3)]
         waiting = []
         for number, other in enumerate(others):
-            waiting.append(asyncio.ensure_future(other.lock("a", ttl=4).acquire(timeout=30)))
+            waiting.append(asyncio.ensure_future(other.lock("a", ttl=8).acquire(timeout=30)))
             await until(lambda number=number: queued(holder, number + 1))
         order = (await holder.lock("a").inspect()).waiters
         node.kill()
@@ -159,7 +159,7 @@ async def test_a_waiter_that_lost_its_connection_is_passed_over_and_keeps_its_pl
 async def test_a_lease_outlives_a_restart_from_the_aof(kit, park, ground):
     """Renewals fail while the server is away, which is no loss, and go on when it is back."""
     with park.spare(ground.server, config=DURABLE) as node:
-        lease = await kit.interlock(node.url).lock("a", ttl=3).acquire()
+        lease = await kit.interlock(node.url).lock("a", ttl=8).acquire()
         node.kill()
         await until(lambda: lease.state is LeaseState.JEOPARDY)
         node.restart()
@@ -204,7 +204,7 @@ async def test_a_crowd_outlives_crashes_of_a_server_that_forgets(kit, node):
 @rule(6)
 async def test_a_server_that_stops_for_less_than_the_ttl_costs_nothing(kit, node, client):
     locks = kit.interlock(node.url)
-    lease = await locks.lock("a", ttl=4).acquire()
+    lease = await locks.lock("a", ttl=8).acquire()
     waiting = asyncio.ensure_future(kit.interlock(node.url).lock("a").acquire(timeout=30))
     await until(lambda: queued(locks, 1))
     node.pause()
@@ -230,7 +230,7 @@ async def test_a_server_that_stops_for_longer_than_the_ttl_is_a_loss_that_is_tol
             lease.ensure()
     finally:
         node.resume()
-    mine = await kit.interlock(node.url).lock("a").acquire(timeout=10)
+    mine = await kit.interlock(node.url).lock("a").acquire(timeout=30)
     assert mine.fence > lease.fence
     assert await lease.release() is False
     assert await mine.release()
@@ -248,7 +248,7 @@ async def test_a_timeout_bounds_the_call_while_the_server_is_stopped_and_leaves_
         started = time.monotonic()
         error = await outcome(locks.lock("a").acquire(timeout=0.5))
         assert isinstance(error, Unavailable)
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 0.5 + SLACK
     finally:
         node.resume()
     await until(lambda: free(client))
@@ -292,7 +292,7 @@ async def test_an_undo_goes_on_for_as_long_as_the_lease_was_extended(kit, clean,
 @rule(6, 7)
 async def test_flushall_is_a_loss_that_is_told_and_waiters_queue_again(kit, node, client):
     locks = kit.interlock(node.url)
-    lease = await locks.lock("a", ttl=1.5).acquire()
+    lease = await locks.lock("a", ttl=4).acquire()
     waiting = [asyncio.ensure_future(kit.interlock(node.url).lock("a").acquire(timeout=30)) for _ in range(4)]
     await until(lambda: queued(locks, 4))
     client.flushall()
@@ -336,12 +336,12 @@ async def test_an_evicted_lock_is_a_loss_that_is_told_and_fences_grow(kit, park,
                     filling.execute()
             return not client.exists("lock:a")
 
-        await until(evicted, within=30)
+        await until(evicted)
         await until(lease.lost.is_set)
         with pytest.raises(LeaseLost):
             lease.ensure()
         client.config_set("maxmemory", "0")
-        mine = await locks.lock("a").acquire(timeout=10)
+        mine = await locks.lock("a").acquire(timeout=30)
         assert mine.fence > lease.fence
         assert await mine.release()
 
@@ -365,7 +365,7 @@ async def test_a_crowd_outlives_the_end_of_all_connections(kit, node, client):
 @rule(6)
 async def test_client_pause_delays_and_loses_nothing(kit, node, client):
     locks = kit.interlock(node.url)
-    lease = await locks.lock("a", ttl=3).acquire()
+    lease = await locks.lock("a", ttl=4).acquire()
     waiting = asyncio.ensure_future(kit.interlock(node.url).lock("a").acquire(timeout=30))
     await until(lambda: queued(locks, 1))
     deadline = lease._grant.deadline
@@ -406,7 +406,7 @@ async def shift(node, seconds: float) -> None:
 async def test_a_server_clock_that_is_set_costs_leases_at_most_and_fences_grow(kit, shifting, seconds):
     """Set forward, it ends leases early (outside the promise, and told); set back, nothing is lost."""
     locks = kit.interlock(shifting.url)
-    lease = await locks.lock("a", ttl=3).acquire()
+    lease = await locks.lock("a", ttl=6).acquire()
     waiting = [asyncio.ensure_future(kit.interlock(shifting.url).lock("a").acquire(timeout=30)) for _ in range(3)]
     await until(lambda: queued(locks, 3))
     await shift(shifting, seconds)
@@ -446,7 +446,7 @@ async def test_a_quarantine_that_is_ended_by_hand_after_the_clock_was_set_back_k
     assert isinstance(await outcome(made(locks).acquire(timeout=0)), AcquireTimeout)
     assert await made(locks).revoke("nobody is at work", force=True)
     await shift(shifting, -3600 + 310)  # longer than a record lives by itself
-    mine = await made(locks).acquire(timeout=10)
+    mine = await made(locks).acquire(timeout=30)
     assert mine.fence > lease.fence
     assert await mine.release()
 
@@ -465,5 +465,5 @@ async def test_a_dead_waiter_is_skipped_even_if_the_clock_was_set_back(kit, shif
         await dying.end(signal.SIGKILL)
         await shift(shifting, -600)
         await lease.release()
-        mine = await locks.lock("a").acquire(timeout=10)
+        mine = await locks.lock("a").acquire(timeout=30)
         assert await mine.release()

@@ -8,7 +8,8 @@ import time
 import pytest
 
 from interlock import LeaseLost
-from kit import outcome, until
+from interlock._client.renewal import SUBSCRIBE_AFTER
+from kit import SLACK, outcome, until
 
 rule = pytest.mark.rule
 pytestmark = [pytest.mark.grounds("servers"), pytest.mark.quorum]
@@ -25,7 +26,7 @@ PERMITS = {
     "reader": lambda locks: locks.rwlock("h").read(),
     "writer": lambda locks: locks.rwlock("i").write(),
 }
-SOON = 2.5  # a second, and what a busy machine adds; it took a third of the ttl, 10 s
+SOON = 1 + SLACK  # without a push it takes a third of the ttl, 10 s
 
 
 def kinds(kit):
@@ -37,7 +38,7 @@ def kinds(kit):
 
 async def told(lease, since):
     """Seconds until the holder knew, and what it was told."""
-    await until(lambda: lease.state == "lost", within=20)
+    await until(lambda: lease.state == "lost")
     took = time.monotonic() - since
     with pytest.raises(LeaseLost) as caught:
         lease.ensure()
@@ -152,10 +153,12 @@ async def test_a_short_section_costs_neither_a_question_nor_a_subscription(kit, 
         return await calls(messages, until)
 
     session.port.calls = watching
-    lease = await locks.lock("a").acquire()
     began = session.port.now()
-    await until(lambda: session.port.now() > began + 0.5)
+    lease = await locks.lock("a").acquire()
+    await until(lambda: session.port.now() > began + SUBSCRIBE_AFTER / 2)
     await lease.release()
+    if session.port.now() > began + SUBSCRIBE_AFTER:
+        pytest.skip("this machine was too busy for a short section")
     assert not asked
     assert not clean.pubsub_channels()
     del session.port.calls
@@ -164,11 +167,11 @@ async def test_a_short_section_costs_neither_a_question_nor_a_subscription(kit, 
 @rule(6)
 @pytest.mark.one_server
 async def test_a_fixed_lease_is_asked_about_and_not_lengthened(kit, clean):
-    lease = await kit.interlock().lock("a", ttl=3, renew=False).acquire()
+    lease = await kit.interlock().lock("a", ttl=6, renew=False).acquire()
     grant = lease._grant
     overdue, deadline = grant.jeopardy_after, grant.deadline
     await until(lambda: grant.jeopardy_after > overdue)  # it was asked about
     assert grant.deadline == deadline
     assert lease.state == "held"
-    assert clean.pttl("lock:a") < 2500
+    assert clean.pttl("lock:a") < 5700
     await lease.release()

@@ -16,12 +16,11 @@ from harness.topology.group import ask
 from interlock import AcquireTimeout, ConfigError, Unavailable
 from interlock._connect import sentinels as sentinel
 from interlock._connect.target import address
-from kit import outcome, queued, until
+from kit import SLACK, outcome, queued, until
 
 rule = pytest.mark.rule
 GUARDED = {"min-replicas-to-write": "1", "min-replicas-max-lag": "1"}
-LONGEST = 2.0  # seconds: max_ttl in these tests
-SLACK = 0.1
+LONGEST = 4.0  # seconds: max_ttl in these tests. A lease of so long outlives that this process is stopped for two
 
 
 def watched(kind="valkey-9.1", **options):
@@ -216,7 +215,7 @@ async def test_nobody_is_granted_anything_after_a_pause_while_no_sentinel_answer
         started = time.monotonic()
         error = await outcome(locks.lock("a").acquire(timeout=0.5))
         assert isinstance(error, Unavailable | AcquireTimeout), error
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 0.5 + SLACK
         assert not ask(primary, "EXISTS", "lock:a")
     finally:
         for each in group.sentinels:
@@ -276,7 +275,7 @@ async def test_wrong_sentinels_are_told(kit, group):
     error = await outcome(nobody.lock("a").acquire(timeout=1))
     assert isinstance(error, Unavailable | AcquireTimeout)
     assert "none of the sentinels at 127.0.0.1:1, 127.0.0.1:2 answers" in str(error)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 1 + SLACK
 
 
 async def test_a_dead_sentinel_is_no_harm(kit, group):
@@ -307,12 +306,13 @@ async def test_a_primary_whose_replicas_fall_silent_is_believed_to_go_on_for_lon
 
             def refuses():
                 nonlocal last
+                asked = time.monotonic()
                 try:
                     plain.set("users:a", 1)
                 except redis.ResponseError as error:
                     assert "NOREPLICAS" in str(error)
                     return True
-                last = time.monotonic()
+                last = asked  # and not when the answer was read, for which this process may have had no time
                 return False
 
             await until(refuses)

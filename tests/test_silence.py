@@ -14,7 +14,7 @@ import interlock
 import interlock.aio
 from harness.topology import Independents
 from interlock import AcquireTimeout, ConfigError, Skipped, Unavailable
-from kit import outcome, queued, until
+from kit import SLACK, outcome, queued, until
 
 rule = pytest.mark.rule
 
@@ -29,7 +29,6 @@ KINDS = {
     "barrier": lambda locks, timeout: locks.barrier("b", 2).wait(timeout=timeout),
     "election": lambda locks, timeout: locks.election("e").campaign(timeout=timeout),
 }
-SLACK = 2.0  # seconds that a busy machine may add
 
 
 async def timed(acquiring):
@@ -106,9 +105,11 @@ async def test_a_waiter_whose_server_falls_silent_for_good_is_not_told_that_anot
 @rule(8)
 async def test_a_waiter_whose_server_answered_lately_is_told_who_has_it(kit, node):
     await _hold_all(kit, node)
-    locks = kit.interlock(node.url)
-    waiting = asyncio.ensure_future(of_all_kinds(locks, 1.2))
+    locks, timeout = kit.interlock(node.url), 5.0
+    ends = time.monotonic() + timeout
+    waiting = asyncio.ensure_future(of_all_kinds(locks, timeout))
     await _until_all_wait(kit, node)
+    await asyncio.sleep(max(0, ends - 0.7 - time.monotonic()))  # its silence is shorter than its answer counts
     node.pause()
     try:
         results = await waiting
@@ -287,8 +288,8 @@ async def test_a_lease_that_ends_is_told_in_time_whatever_the_silent_server_is_a
     """Renewals, heartbeats and undos wait for the server; the word that a lease has ended waits for nobody."""
     holder, locks = kit.interlock(), kit.interlock(proxy.url)
     await kit.keep(holder.lock("held", ttl=60).acquire())
-    leases = [await locks.lock(f"l{i}", ttl=1.2 + i / 5).acquire() for i in range(10)]
-    leases += [await locks.lock(f"f{i}", ttl=1.3 + i / 5, renew=False).acquire() for i in range(10)]
+    leases = [await locks.lock(f"l{i}", ttl=3.2 + i / 5).acquire() for i in range(10)]
+    leases += [await locks.lock(f"f{i}", ttl=3.3 + i / 5, renew=False).acquire() for i in range(10)]
     lost = [lease.lost for lease in leases]
     calls = [asyncio.ensure_future(outcome(locks.lock("held").acquire(timeout=4)))]
     await until(lambda: queued(holder, 1, "held"))
@@ -307,4 +308,4 @@ async def test_a_lease_that_ends_is_told_in_time_whatever_the_silent_server_is_a
     await asyncio.gather(*calls)
     proxy.hold = False
     assert min(seen.values()) >= 0
-    assert max(seen.values()) < 0.4, sorted(seen.values())
+    assert max(seen.values()) < 2, sorted(seen.values())  # the server would have been waited for for 5 s

@@ -6,21 +6,21 @@ import pytest
 
 pytest.importorskip("lupa")
 
-from interlock.ports import quorum
-
+from interlock._servers import quorum
 from interlock._servers import quorum_votes as _votes
 from interlock.primitives.codes import GRANTED, QUEUED
-from planted import catch, replaced
+from planted import catch, replaced, shares
 from simulator import WORLDS, natural, port, shrink, simulate, subject_of
 
-SEEDS = 2000
+SEEDS = 1000  # and all of them with --full:
+ALL_SEEDS = 2000
 SHARE = 50
 PROFILES = WORLDS["quorum"]
 SUBJECTS = ("lock", "rlock", "election", "once", "multi")
 
 
 @pytest.mark.rule(1, 3, 7, 10)
-@pytest.mark.parametrize("first", range(0, SEEDS, SHARE))
+@pytest.mark.parametrize("first", shares(SEEDS, SHARE, ALL_SEEDS))
 def test_no_rule_is_broken(first):
     for seed in range(first, first + SHARE):
         report = simulate(seed, world="quorum")
@@ -31,7 +31,7 @@ def test_no_rule_is_broken(first):
 def test_the_seeds_are_dealt_out_to_all_subjects_and_profiles():
     runs = Counter((subject_of(seed, "quorum"), natural(seed, "quorum").name) for seed in range(SEEDS))
     assert runs.keys() == {(subject, profile) for subject in SUBJECTS for profile in PROFILES}
-    assert min(runs.values()) >= 40
+    assert min(runs.values()) >= 20
 
 
 def test_the_faults_really_happen():

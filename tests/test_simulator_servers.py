@@ -9,18 +9,19 @@ pytest.importorskip("lupa")
 
 from interlock._quarantine import identity, lossless
 from interlock._quarantine.history import ServerHistory
-from planted import catch, replaced
+from planted import catch, replaced, shares
 from simulator import SERVERS, natural, outages, port, profiles, shrink, simulate, site, subject_of
 from simulator.coroutines import Process
 from simulator.scheduler import World
 
-SEEDS = 2000
+SEEDS = 1000  # and all of them with --full:
+ALL_SEEDS = 2000
 SHARE = 50
 SUBJECTS = ("lock", "rlock", "rwlock", "semaphore", "election", "once", "multi")
 
 
 @pytest.mark.rule(1, 3, 4, 6, 7, 8, 9, 10)
-@pytest.mark.parametrize("first", range(0, SEEDS, SHARE))
+@pytest.mark.parametrize("first", shares(SEEDS, SHARE, ALL_SEEDS))
 def test_no_rule_is_broken(first):
     for seed in range(first, first + SHARE):
         report = simulate(seed, world="servers")
@@ -31,7 +32,7 @@ def test_no_rule_is_broken(first):
 def test_the_seeds_are_dealt_out_to_all_subjects_and_profiles():
     runs = Counter((subject_of(seed, "servers"), natural(seed, "servers").name) for seed in range(SEEDS))
     assert runs.keys() == {(subject, profile) for subject in SUBJECTS for profile in SERVERS}
-    assert min(runs.values()) >= 40
+    assert min(runs.values()) >= 20
 
 
 def test_the_faults_really_happen():
@@ -164,17 +165,25 @@ IN_PYTHON = {
 }
 
 
+# Where the search begins, since few seeds catch it.
+FIRST = {
+    "an identity that is not written": 139, "a marker that nobody heeds": 137, "a run that ends before it began": 81,
+    "a confirmation that takes the record over": 96, "clocks are not compared": 57,
+    "nobody asks with which keys a process began": 57,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("bug", IN_LUA)
 def test_a_planted_bug_in_the_lua_is_caught(bug):
     subject, rule, profile, planted = IN_LUA[bug]
-    catch(rule, subject, profile, planted)
+    catch(rule, subject, profile, planted, FIRST.get(bug, 0))
 
 
 @pytest.mark.parametrize("bug", IN_PYTHON)
 def test_a_planted_bug_in_a_client_is_caught(bug, monkeypatch):
     subject, rule, profile, plant = IN_PYTHON[bug]
     plant(monkeypatch)
-    catch(rule, subject, profile)
+    catch(rule, subject, profile, first=FIRST.get(bug, 0))
 
 
 def test_a_lost_lease_makes_a_short_story():

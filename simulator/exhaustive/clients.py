@@ -70,14 +70,9 @@ class Client(NamedTuple):
     """Whether the next thing that happens is that something it has just sent arrives."""
 
 
-class State(NamedTuple):
-    """All there is, seen from now; the numbers of columns stand for the servers. And what bounds are left."""
+class Left(NamedTuple):
+    """What is left of the bounds."""
 
-    a: Client
-    b: Client
-    nodes: Nodes
-    last: int
-    """The fence of the last grant."""
     ticks: int
     starts: int
     asks: int
@@ -85,15 +80,29 @@ class State(NamedTuple):
     faults: int
     restarts: int
 
-    @property
-    def clients(self) -> tuple[Client, Client]:
-        """Both."""
-        return self.a, self.b
+
+class State(NamedTuple):
+    """All there is, seen from now; the numbers of columns stand for the servers.
+
+    A search makes millions of states. So the code below names all five fields: `_replace` takes three times as long.
+    """
+
+    a: Client
+    b: Client
+    nodes: Nodes
+    last: int
+    """The fence of the last grant."""
+    left: Left
+
+    def client(self, who: int) -> Client:
+        """A or B."""
+        return self.b if who else self.a
 
     @property
     def ended(self) -> bool:
         """Whether nobody can be granted anything any more."""
-        return not self.starts and self.a.phase >= HOLDING and self.b.phase >= HOLDING and not self.renewals
+        left = self.left
+        return not left.starts and self.a.phase >= HOLDING and self.b.phase >= HOLDING and not left.renewals
 
 
 Next = tuple[str, Event, State, str]
@@ -112,72 +121,71 @@ class World:
         """Nobody has asked for anything."""
         bounds, before = self.bounds, (NOTHING,) if self.bounds.tail else ()
         nodes = tuple([self.columns.number(Column(skew, before=before)) for skew in bounds.skews])
-        left = (bounds.ticks, bounds.starts, bounds.asks, bounds.renewals, bounds.faults, bounds.restarts)
-        return State(Client(), Client(), nodes, NEVER, *left)
+        left = Left(bounds.ticks, bounds.starts, bounds.asks, bounds.renewals, bounds.faults, bounds.restarts)
+        return State(Client(), Client(), nodes, NEVER, left)
 
     def plain(self, state: State) -> State:
         """The same for all states that differ only by the names of clients and servers."""
-        a, b = state.a, state.b
-        if a != b:
-            if a < b:
-                return state._replace(nodes=tuple(sorted(state.nodes)))
-            return state._replace(a=b, b=a, nodes=tuple(sorted(map(self.columns.mirrored, state.nodes))))
-        nodes = min(sorted(state.nodes), sorted(map(self.columns.mirrored, state.nodes)))
-        return state._replace(nodes=tuple(nodes))
+        a, b, nodes, last, left = state
+        if a < b:
+            return State(a, b, tuple(sorted(nodes)), last, left)
+        mirrored = sorted(map(self.columns.mirrored, nodes))
+        return State(b, a, tuple(mirrored if b < a else min(sorted(nodes), mirrored)), last, left)
 
     def following(self, state: State) -> Iterator[Next]:
         """Everything that can happen now."""
         if state.ended:
             return
-        bound = next((who for who, client in enumerate(state.clients) if client.bound), None)
+        bound = 0 if state.a.bound else 1 if state.b.bound else None
         yield from self._arrivals(state, bound)
         if bound is not None:
-            if state.clients[bound].phase == OVER:
+            if state.client(bound).phase == OVER:
                 yield from self._acts(state, bound)
             return
-        if state.restarts:
+        left = state.left
+        if left.restarts:
             for place, number in enumerate(state.nodes):
                 for step in self.columns.restarted(number):
                     after = self._arrived(state, place, step)
-                    yield SERVERS[place], step.event, after._replace(restarts=state.restarts - 1), ""
+                    yield SERVERS[place], step.event, _spent(after, restarts=left.restarts - 1), ""
         yield from self._acts(state, 0)
         yield from self._acts(state, 1)
-        if state.ticks:
+        if left.ticks:
             yield "", TICKS, self._later(state), ""
 
     def _arrivals(self, state: State, bound: int | None) -> Iterator[Next]:
+        faults, after, wanted = state.left.faults, state, None
+        if bound is not None:
+            client = state.client(bound)
+            wanted = bound, client.attempt, client.phase
+            after = _with(state, bound, client._replace(bound=False))
         for place, number in enumerate(state.nodes):
             for step in self.columns.steps(number):
-                if step.cost > state.faults:
-                    continue
-                after = state
-                if bound is not None:
-                    client = state.clients[bound]
-                    if (step.client, step.attempt, step.phase) != (bound, client.attempt, client.phase):
-                        continue
-                    client = client._replace(bound=False)
-                    after = state._replace(a=client) if bound == 0 else state._replace(b=client)
-                yield SERVERS[place], step.event, self._arrived(after, place, step), ""
+                if step.cost <= faults and (wanted is None or (step.client, step.attempt, step.phase) == wanted):
+                    yield SERVERS[place], step.event, self._arrived(after, place, step), ""
 
     def _arrived(self, state: State, place: int, step: Step) -> State:
-        nodes = (*state.nodes[:place], step.after, *state.nodes[place + 1 :])
-        if step.cost and step.cost == state.faults:
-            nodes = tuple(map(self.columns.punctual, nodes))
-        return state._replace(nodes=nodes, faults=state.faults - step.cost)
+        a, b, nodes, last, left = state
+        nodes = (*nodes[:place], step.after, *nodes[place + 1 :])
+        if step.cost:
+            left = left._replace(faults=left.faults - step.cost)
+            if not left.faults:
+                nodes = tuple(map(self.columns.punctual, nodes))
+        return State(a, b, nodes, last, left)
 
     # What clients do
 
     def _acts(self, state: State, who: int) -> Iterator[Next]:
-        client = state.clients[who]
+        client = state.client(who)
         if client.phase == OVER:
-            if state.starts:
+            if state.left.starts:
                 yield self._begins(state, who, client.attempt + 1)
             return
         yield NAMES[who], Event("releases" if client.phase == HOLDING else "gives up"), self._over(state, who, True), ""
         if client.phase == HOLDING:
             yield from self._renews(state, who)
             return
-        if state.asks:
+        if state.left.asks:
             yield self._asks(state, who)
         if client.phase == VOTING:
             yield from self._counts(state, who)
@@ -188,11 +196,11 @@ class World:
         nodes = [self.columns.begun(number, who, attempt) for number in state.nodes]
         after = self._set(state, who, Client(attempt, VOTING, TTL, bound=True), nodes)
         event = Event(f"asks for votes as {NAMES[who]}{attempt}")
-        return NAMES[who], event, after._replace(starts=state.starts - 1), ""
+        return NAMES[who], event, _spent(after, starts=state.left.starts - 1), ""
 
     def _asks(self, state: State, who: int) -> Next:
         """Again, under the same token."""
-        client, back = state.clients[who], self.design.gives_back
+        client, back = state.client(who), self.design.gives_back
         counts = client.phase == VOTING and not self.design.forgets
         nodes = [
             number if counts and self.columns.answer(number, who) is not None else self.columns.again(number, who, back)
@@ -200,11 +208,11 @@ class World:
         ]
         after = self._set(state, who, client._replace(phase=VOTING, left=TTL, fence=0, bound=True), nodes)
         event = Event("gives back, and asks again" if back else "asks again")
-        return NAMES[who], event, after._replace(asks=state.asks - 1), ""
+        return NAMES[who], event, _spent(after, asks=state.left.asks - 1), ""
 
     def _counts(self, state: State, who: int) -> Iterator[Next]:
         """The votes: any majority of those that are there may be what it sees."""
-        client = state.clients[who]
+        client = state.client(who)
         for fence, agreed in self._decisions(state, who):
             if not agreed and self.design.agreed:
                 nodes = [self.columns.turned(number, who, AGREEING, fence) for number in state.nodes]
@@ -227,7 +235,7 @@ class World:
         }
 
     def _believes(self, state: State, who: int, fence: int) -> Next:
-        client, other = state.clients[who], state.clients[1 - who]
+        client, other = state.client(who), state.client(1 - who)
         left = TTL if self.design.counted == "majority" else client.left
         broken = ""
         if other.phase == HOLDING:
@@ -235,15 +243,15 @@ class World:
         elif fence <= state.last:
             broken = "this fence is no higher than the last one"
         nodes = [self.columns.turned(number, who, HOLDING) for number in state.nodes]
-        after = self._set(state, who, Client(client.attempt, HOLDING, left), nodes)
-        return NAMES[who], Event("believes", fence), after._replace(last=fence), broken
+        a, b, after, _, bounds = self._set(state, who, Client(client.attempt, HOLDING, left), nodes)
+        return NAMES[who], Event("believes", fence), State(a, b, after, fence, bounds), broken
 
     def _renews(self, state: State, who: int) -> Iterator[Next]:
-        client, turned = state.clients[who], self.columns.turned
-        if not client.renewed and state.renewals:
+        client, turned, renewals = state.client(who), self.columns.turned, state.left.renewals
+        if not client.renewed and renewals:
             nodes = [turned(number, who, HOLDING, None, True) for number in state.nodes]
             after = self._set(state, who, client._replace(renewed=TTL, bound=True), nodes)
-            yield NAMES[who], Event("renews"), after._replace(renewals=state.renewals - 1), ""
+            yield NAMES[who], Event("renews"), _spent(after, renewals=renewals - 1), ""
         elif client.renewed and self._answers(state, who) >= self.design.renewing:
             nodes = [turned(number, who, HOLDING) for number in state.nodes]
             renewed = client._replace(left=max(client.left, client.renewed), renewed=0)
@@ -251,27 +259,40 @@ class World:
 
     def _over(self, state: State, who: int, bound: bool = False) -> State:
         nodes = [self.columns.turned(number, who, OVER) for number in state.nodes]
-        return self._set(state, who, Client(state.clients[who].attempt, bound=bound), nodes)
+        return self._set(state, who, Client(state.client(who).attempt, bound=bound), nodes)
 
     def _set(self, state: State, who: int, client: Client, nodes: list[int]) -> State:
-        after = tuple(nodes) if state.faults else tuple(map(self.columns.punctual, nodes))
-        return state._replace(a=client, nodes=after) if who == 0 else state._replace(b=client, nodes=after)
+        a, b, _, last, left = state
+        after = tuple(nodes) if left.faults else tuple(map(self.columns.punctual, nodes))
+        return State(client, b, after, last, left) if who == 0 else State(a, client, after, last, left)
 
     # Time
 
     def _later(self, state: State) -> State:
         nodes = tuple(map(self.columns.later, state.nodes))
         last = state.last if state.last == NEVER else state.last - TICK_US
-        state = state._replace(nodes=nodes, last=last, ticks=state.ticks - 1)
-        for who, client in enumerate(state.clients):
+        state = State(state.a, state.b, nodes, last, state.left._replace(ticks=state.left.ticks - 1))
+        for who in (0, 1):
+            client = state.client(who)
             if client.phase == OVER:
                 continue
             stands = client.phase == AGREEING and self.design.counted == "vote"
             left = max(0, client.left - (not stands))
-            if not left and (client.phase == HOLDING or (not state.asks and self.design.counted != "majority")):
+            if not left and (client.phase == HOLDING or (not state.left.asks and self.design.counted != "majority")):
                 state = self._over(state, who)
                 continue
             fence = client.fence - TICK_US if client.phase == AGREEING else 0
-            after = client._replace(left=left, fence=fence, renewed=max(0, client.renewed - 1))
-            state = state._replace(a=after) if who == 0 else state._replace(b=after)
+            state = _with(state, who, client._replace(left=left, fence=fence, renewed=max(0, client.renewed - 1)))
         return state
+
+
+def _with(state: State, who: int, client: Client) -> State:
+    """The same but for one client."""
+    a, b, nodes, last, left = state
+    return State(client, b, nodes, last, left) if who == 0 else State(a, client, nodes, last, left)
+
+
+def _spent(state: State, **less: int) -> State:
+    """The same with less left of these bounds."""
+    a, b, nodes, last, left = state
+    return State(a, b, nodes, last, left._replace(**less))

@@ -79,9 +79,8 @@ class _Search:
                 if broken:
                     story = self._story(at, each, broken)
                     break
-                after = self.world.plain(after)
-                if after not in self.numbers:
-                    self.numbers[after] = len(self.states)
+                after, new = self.world.plain(after), len(self.states)
+                if self.numbers.setdefault(after, new) == new:
                     self.states.append(after)
                     self.parents.append(at)
             at += 1

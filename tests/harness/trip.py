@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 SOURCE: Final = str(Path(interlock.__file__).parent) + "/"
-TRANSPORTS: Final = ("_transports/", "_servers/", "_quarantine/")  # below the client
+TRANSPORTS: Final = ("_transports/", "_servers/", "_connect/", "_quarantine/")  # and what they stand on
 
 
 class Size(NamedTuple):
@@ -37,7 +37,7 @@ class Size(NamedTuple):
 
 # Without transports. No trip may grow beyond its ceiling; a change that shortens a trip lowers its ceiling.
 GOAL: Final = Size(files=6, functions=16)
-CEILINGS: Final = {"threads": Size(files=12, functions=40), "asyncio": Size(files=11, functions=41)}
+CEILINGS: Final = {"threads": Size(files=11, functions=39), "asyncio": Size(files=11, functions=40)}
 
 
 class Step(NamedTuple):
