@@ -347,7 +347,7 @@ class BasePermits(BaseLock):
     def _may_enter(self, who: weakref.ref[Any]) -> None:
         """Several permits may be had by one."""
 
-    async def _state(self) -> permits.PermitState:
+    async def _state(self) -> permits.SemaphoreState:
         return permits.state(self.name, await self._ask("inspect", "100"))
 
     async def _revoke(self, reason: str, *, force: bool) -> bool:

@@ -42,9 +42,9 @@ from .primitives import barrier, latch, permits
 from .primitives.barrier import BarrierState
 from .primitives.election import Leader, Watch, election, leader
 from .primitives.latch import LatchState
-from .primitives.lock import State, lock, owned_by
+from .primitives.lock import LockState, lock, owned_by
 from .primitives.once import Limits, OnceState, Ran, Skipped, once
-from .primitives.permits import Holder, PermitState
+from .primitives.permits import Holder, SemaphoreState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Assurance", "Barrier", "BarrierState", "Election", "Holder", "Interlock", "Latch", "LatchState", "Leader",
-    "Leadership", "Lease", "LeaseState", "Lock", "Multi", "MultiLease", "Once", "OnceState", "Options", "PermitState",
-    "RLock", "RWLock", "RWSide", "Ran", "Semaphore", "Skipped", "State",
+    "Leadership", "Lease", "LeaseState", "Lock", "LockState", "MultiLease", "MultiLock", "Once", "OnceState",
+    "Options", "RLock", "RWLock", "Ran", "ReadLock", "Semaphore", "SemaphoreState", "Skipped", "WriteLock",
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -204,17 +204,17 @@ class Interlock(BaseInterlock):
 
     def multi(
         self,
-        *lockables: Lock | RWSide | Semaphore,
+        *lockables: Lock | ReadLock | WriteLock | Semaphore,
         timeout: float | None = None,
         on_lost: Callable[[MultiLease], object] | None = None,
-    ) -> Multi:
+    ) -> MultiLock:
         """All of these or none, without deadlock, in whatever order they are named here or elsewhere.
 
         Each is held as it says itself (its ttl, renew, max_hold); `timeout` (seconds) is for all together, and
         `on_lost` is called with the lease over all when any is lost. Raises ConfigError. Nothing is sent until it is
         acquired.
         """
-        return Multi(self, Multi._checked(self, lockables), self._terms(timeout=timeout, on_lost=on_lost))
+        return MultiLock(self, MultiLock._checked(self, lockables), self._terms(timeout=timeout, on_lost=on_lost))
 
     def latch(self, name: str, count: int, *, ttl: float = 3600.0) -> Latch:
         """A count that goes down to zero, once: who waits for that goes on, and so does who comes later.
@@ -530,7 +530,7 @@ class Lockable(BaseLock, Generic[S, L]):
         return run(self._revoke(reason, force=force))
 
 
-class Lock(Lockable[State, Lease]):
+class Lock(Lockable[LockState, Lease]):
     """A lock by name; see Interlock.lock."""
 
     __slots__ = ()
@@ -553,7 +553,7 @@ class RLock(BaseRLock, Lock):
         return super().acquire(timeout)
 
 
-class Semaphore(BasePermits, Lockable[PermitState, Lease]):
+class Semaphore(BasePermits, Lockable[SemaphoreState, Lease]):
     """Up to a limit of permits; see Interlock.semaphore."""
 
     __slots__ = ()
@@ -599,15 +599,15 @@ class RWLock:
         """The name, without the prefix."""
         return self._name
 
-    def read(self) -> RWSide:
+    def read(self) -> ReadLock:
         """To be held together with other readers. Whoever writes may read as well, and go on reading."""
-        return RWSide(self._interlock, permits.reading(self._name, self._interlock.prefix), self._terms)
+        return ReadLock(self._interlock, permits.reading(self._name, self._interlock.prefix), self._terms)
 
-    def write(self) -> RWSide:
+    def write(self) -> WriteLock:
         """To be held alone. Who reads can't begin to write: that would wait for itself, and is refused."""
-        return RWSide(self._interlock, permits.writing(self._name, self._interlock.prefix), self._terms)
+        return WriteLock(self._interlock, permits.writing(self._name, self._interlock.prefix), self._terms)
 
-    def inspect(self) -> PermitState:
+    def inspect(self) -> SemaphoreState:
         """Who reads or writes and who waits, now. For people: it is old when you read it."""
         return self.read().inspect()
 
@@ -616,14 +616,21 @@ class RWLock:
         return self.read().revoke(reason, force)
 
 
-class RWSide(BaseRWSide, Lockable[PermitState, Lease]):
-    """Reading, or writing, under a read-write lock."""
+class ReadLock(BaseRWSide, Lockable[SemaphoreState, Lease]):
+    """The part of a reader; see RWLock.read."""
 
     __slots__ = ()
     _kind = Lease
 
 
-class Multi(BaseMulti, Lockable[dict[str, State | PermitState], MultiLease]):
+class WriteLock(BaseRWSide, Lockable[SemaphoreState, Lease]):
+    """The part of a writer; see RWLock.write."""
+
+    __slots__ = ()
+    _kind = Lease
+
+
+class MultiLock(BaseMulti, Lockable[dict[str, LockState | SemaphoreState], MultiLease]):
     """Several things, all or none; see Interlock.multi."""
 
     __slots__ = ()
@@ -704,7 +711,7 @@ class Leadership(Lease):
         return self.release()
 
 
-class Election(BaseElection, Lockable[State, Leadership]):
+class Election(BaseElection, Lockable[LockState, Leadership]):
     """One of many leads; see Interlock.election. `acquire` and `campaign` are the same, and `with` leads."""
 
     __slots__ = ()

@@ -38,7 +38,7 @@ def owned_by(owner: object) -> str:
 
 
 @dataclass(frozen=True)
-class State:
+class LockState:
     """What the server says of a lock, at one moment."""
 
     name: str
@@ -64,14 +64,14 @@ class State:
         return self.holder is not None
 
 
-def state(name: str, reply: list[Any]) -> State:
+def state(name: str, reply: list[Any]) -> LockState:
     """The reply of `inspect`, for people."""
     value, pttl, record, waiting, *waiters = reply
     holder = value.decode(errors="replace")
     fields = record.decode(errors="replace").split(" ", 8)
     quarantined = holder.startswith(QUARANTINE.decode())
     known = fields[0] == WIRE and len(fields) > 7 and fields[1] in KINDS
-    return State(
+    return LockState(
         name=name,
         holder=None if quarantined else holder.removeprefix("!") or None,
         fence=(int(fields[2]) or None) if known else None,
