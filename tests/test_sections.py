@@ -149,7 +149,7 @@ async def test_a_lease_that_is_lost_before_its_body_leaves_nothing_to_wait_for(s
         lease._session.renewal.lose(lease._grant, "it was revoked")
 
     async with interlock.aio.Interlock(server.url) as others:
-        monkeypatch.setattr(interlock.aio.Lock, "_taken", revoked)
+        monkeypatch.setattr(interlock.aio.Lock, "_on_acquired", revoked)
         with pytest.raises(LeaseLost):
             async with others.lock("a"):
                 pytest.fail("no body runs under a lease that is lost")

@@ -487,7 +487,7 @@ IN_OTHERS = {
 
 
 def every_entry_asks(monkeypatch):
-    monkeypatch.setattr(_owned.Owned, "of", lambda *_: [])
+    monkeypatch.setattr(_owned.HeldByCaller, "of", lambda *_: [])
 
 
 def an_inner_release_gives_it_back(monkeypatch):

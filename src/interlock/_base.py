@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from ._acks import Acks
 from ._acks import acks as acks_of
 from ._core import COURTESY, FOREVER, Grant, Stopped, log
-from ._names import SHORTEST_TTL, checked_name, seconds, tagged, whole
-from ._owned import Owned
+from ._names import SHORTEST_TTL, checked_name, duration, positive_int, tagged
+from ._owned import HeldByCaller
 from .connect import Quorum, address
 from .errors import AcquireTimeout, ConfigError, LeaseLost, LockError, Unavailable
 from .ports._memory import Memories
@@ -48,7 +48,7 @@ UNSET: Final = Unset()
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class AcquireOptions:
     """How a lock is acquired and held: checked."""
 
     ttl: float
@@ -62,16 +62,16 @@ class Terms:
     def __post_init__(self) -> None:
         timeout_of(self.timeout)
         if self.max_hold is not None:
-            seconds(self.max_hold, "max_hold", least=SHORTEST_TTL)
+            duration(self.max_hold, "max_hold", least=SHORTEST_TTL)
         if self.on_lost is not None and not callable(self.on_lost):
             raise ConfigError(f"on_lost must be callable with the lease, not {self.on_lost!r}")
 
 
 def timeout_of(timeout: object) -> float | None:
     """Seconds to wait: None for ever, 0 not at all. Raises ConfigError."""
-    if timeout is None or seconds(timeout, "timeout") == float("inf"):
+    if timeout is None or duration(timeout, "timeout") == float("inf"):
         return None
-    return seconds(timeout, "timeout")
+    return duration(timeout, "timeout")
 
 
 def _wanted(quarantine: object) -> bool:
@@ -84,7 +84,7 @@ class BaseInterlock:
     """Where the locks are, and what is common to them."""
 
     @staticmethod
-    def _here() -> Any:
+    def _current_owner() -> Any:
         """The thread or the task that runs now."""
         raise NotImplementedError
 
@@ -103,21 +103,21 @@ class BaseInterlock:
             checked_name(prefix)
             tagged(re.sub(r"\{[^{}]*$", "", prefix))  # a tag may end in the name, but not be broken already
         self.prefix = prefix
-        self.max_ttl = seconds(max_ttl, "max_ttl", least=SHORTEST_TTL)
-        self.try_for = seconds(try_for, "try_for", least=SHORTEST_TRY, most=LONGEST_TRY)
+        self.max_ttl = duration(max_ttl, "max_ttl", least=SHORTEST_TTL)
+        self.try_for = duration(try_for, "try_for", least=SHORTEST_TRY, most=LONGEST_TRY)
         if label is not None and not re.search(r"\w", label):
             raise ConfigError(f"label must be some words for people, not {label!r}")
         self.label = label
         self._address = target if isinstance(target, Quorum) else address(target, for_asyncio=for_asyncio)
         self._memories = Memories(self.max_ttl if _wanted(quarantine) else None)
         self._closed = False
-        self._owned = Owned()
+        self._held_by_caller = HeldByCaller()
 
-    def _open(self) -> None:
+    def _check_not_closed(self) -> None:
         if self._closed:
             raise ConfigError("this Interlock is closed. Make a new one")
 
-    def _can(self, kind: str) -> None:
+    def _require_supported(self, kind: str) -> None:
         """Raises ConfigError for what there is not, where this one is connected."""
         if isinstance(self._address, Quorum) and kind not in AGREED:
             raise ConfigError(
@@ -126,14 +126,14 @@ class BaseInterlock:
             )
 
     def _checked_ttl(self, ttl: float) -> float:
-        if not seconds(ttl, "ttl", least=SHORTEST_TTL) <= self.max_ttl:
+        if not duration(ttl, "ttl", least=SHORTEST_TTL) <= self.max_ttl:
             raise ConfigError(
                 f"ttl must be at most max_ttl ({self.max_ttl:g} s), not {ttl:g}: long work needs no long ttl, since "
                 "the lease is renewed. Or raise Interlock(max_ttl=...)"
             )
         return float(ttl)
 
-    def _terms(
+    def _options(
         self,
         *,
         ttl: float = TTL,
@@ -144,8 +144,8 @@ class BaseInterlock:
         on_lost: Callable[[Any], object] | None = None,
         acks: int | str | None = None,
         fsync: bool = False,
-    ) -> Terms:
-        self._open()
+    ) -> AcquireOptions:
+        self._check_not_closed()
         ttl = self._checked_ttl(min(TTL, self.max_ttl) if ttl is TTL else ttl)  # not said: no more than there may be
         wanted = acks_of(acks, fsync)
         if wanted is not None and isinstance(self._address, Quorum):
@@ -153,7 +153,7 @@ class BaseInterlock:
                 "a quorum takes no acks= and no fsync=: a majority of its servers is what its leases rest on, and "
                 "lease.assurance says of how many"
             )
-        return Terms(ttl, timeout, renew, max_hold, fair, on_lost, wanted)
+        return AcquireOptions(ttl, timeout, renew, max_hold, fair, on_lost, wanted)
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.Interlock {self._address.shown}{' closed' if self._closed else ''}>"
@@ -165,7 +165,7 @@ class Named:
     __slots__ = ("__weakref__", "_interlock", "_primitive")
 
     def __init__(self, interlock: Any, primitive: Primitive) -> None:
-        interlock._can(primitive.kind)
+        interlock._require_supported(primitive.kind)
         self._interlock = interlock
         self._primitive = primitive
 
@@ -197,12 +197,12 @@ class Named:
 class BaseLock(Named):
     """A description of something that can be held. Nothing is sent until it is acquired."""
 
-    __slots__ = ("_by_hand", "_inside", "_terms")
+    __slots__ = ("_by_hand", "_inside", "_options")
     _kind: type[Any]  # of its leases
 
-    def __init__(self, interlock: Any, primitive: Primitive, terms: Terms) -> None:
+    def __init__(self, interlock: Any, primitive: Primitive, options: AcquireOptions) -> None:
         super().__init__(interlock, primitive)
-        self._terms = terms
+        self._options = options
         self._inside: dict[weakref.ref[Any], weakref.ref[Any]] = {}  # by thread or task: the lease it entered last
         self._by_hand: list[BaseSection] = []  # what was entered by __enter__() without a `with`, the innermost last
 
@@ -215,30 +215,30 @@ class BaseLock(Named):
 
         An interrupt before it is returned gives it back.
         """
-        if (lease := self._again()) is not None:
+        if (lease := self._reenter()) is not None:
             return lease
-        terms = self._terms
+        options = self._options
         lease = await self._session.core.acquire(
             primitive or self._asked(),
             self._hold,
-            terms.ttl,
+            options.ttl,
             self._timeout(timeout),
-            terms.renew,
-            terms.max_hold,
-            acks=terms.acks,
+            options.renew,
+            options.max_hold,
+            acks=options.acks,
             try_for=try_for,
         )
         try:
-            self._taken(lease)
+            self._on_acquired(lease)
         except BaseException:
             lease._abandon()
             raise
         return lease
 
     def _timeout(self, timeout: float | Unset | None) -> float | None:
-        return self._terms.timeout if isinstance(timeout, Unset) else timeout_of(timeout)
+        return self._options.timeout if isinstance(timeout, Unset) else timeout_of(timeout)
 
-    def _again(self) -> Any:
+    def _reenter(self) -> Any:
         """The lease that this thread or task has already, taken once more; None if it is to be asked for."""
         return None
 
@@ -247,14 +247,14 @@ class BaseLock(Named):
         return self._primitive
 
     def _hold(self, grant: Any) -> Any:
-        return self._kind(self._session, self._terms.on_lost, grant)
+        return self._kind(self._session, self._options.on_lost, grant)
 
-    def _taken(self, lease: Any) -> None:
+    def _on_acquired(self, lease: Any) -> None:
         """It was had."""
 
     # Its `with`
 
-    def _may_enter(self, who: weakref.ref[Any]) -> None:
+    def _check_not_inside(self, who: weakref.ref[Any]) -> None:
         """Refuse what would wait for itself for ever. Raises ConfigError."""
         inside = self._inside.get(who)
         if inside is not None and (lease := inside()) is not None and not lease._ended:
@@ -267,7 +267,7 @@ class BaseLock(Named):
         """The lease of a `with`, which this section owns. Whatever ends it otherwise: the section gives up."""
         who = section.who
         if who is not None:
-            self._may_enter(who)
+            self._check_not_inside(who)
         lease = section.lease = await self._take(UNSET)
         lease._in_with = not section.by_hand
         if who is not None:
@@ -326,17 +326,19 @@ class BaseRLock(BaseLock):
 
     @property
     def _owner(self) -> Any:
-        return self._primitive.owner or self._interlock._here()
+        return self._primitive.owner or self._interlock._current_owner()
 
-    def _again(self) -> Any:
-        held = [lease for lease in self._interlock._owned.of(self._owner, self._primitive.keys[0]) if lease.inside]
+    def _reenter(self) -> Any:
+        held = [
+            lease for lease in self._interlock._held_by_caller.of(self._owner, self._primitive.keys[0]) if lease.inside
+        ]
         held.sort(key=lambda lease: lease._ended)  # one that was taken over comes last
-        return held[0].again() if held else None
+        return held[0].reenter() if held else None
 
-    def _taken(self, lease: Any) -> None:
-        self._interlock._owned.add(self._owner, self._primitive.keys[0], lease)
+    def _on_acquired(self, lease: Any) -> None:
+        self._interlock._held_by_caller.add(self._owner, self._primitive.keys[0], lease)
 
-    def _may_enter(self, who: weakref.ref[Any]) -> None: ...
+    def _check_not_inside(self, who: weakref.ref[Any]) -> None: ...
 
 
 class BasePermits(BaseLock):
@@ -344,7 +346,7 @@ class BasePermits(BaseLock):
 
     __slots__ = ()
 
-    def _may_enter(self, who: weakref.ref[Any]) -> None:
+    def _check_not_inside(self, who: weakref.ref[Any]) -> None:
         """Several permits may be had by one."""
 
     async def _state(self) -> permits.SemaphoreState:
@@ -364,11 +366,11 @@ class BaseRWSide(BasePermits):
     __slots__ = ()
 
     def _asked(self) -> Primitive:
-        owned = self._interlock._owned.of(self._interlock._here(), self._primitive.keys[0])
+        owned = self._interlock._held_by_caller.of(self._interlock._current_owner(), self._primitive.keys[0])
         return permits.beside(self._primitive, owned)
 
-    def _taken(self, lease: Any) -> None:
-        self._interlock._owned.add(self._interlock._here(), self._primitive.keys[0], lease)
+    def _on_acquired(self, lease: Any) -> None:
+        self._interlock._held_by_caller.add(self._interlock._current_owner(), self._primitive.keys[0], lease)
 
 
 class BaseMulti(BaseLock):
@@ -376,14 +378,14 @@ class BaseMulti(BaseLock):
 
     __slots__ = ("_members",)
 
-    def __init__(self, interlock: Any, lockables: Iterable[Any], terms: Terms) -> None:
+    def __init__(self, interlock: Any, lockables: Iterable[Any], options: AcquireOptions) -> None:
         members = sorted(lockables, key=lambda each: each._primitive.keys[0].encode())
-        super().__init__(interlock, multi.multi([member._primitive for member in members]), terms)
+        super().__init__(interlock, multi.multi([member._primitive for member in members]), options)
         self._members = members
 
     @staticmethod
     def _checked(interlock: Any, lockables: tuple[Any, ...]) -> tuple[Any, ...]:
-        whole(len(lockables), "the number of its locks", "multi", MOST)
+        positive_int(len(lockables), "the number of its locks", "multi", MOST)
         seen: set[str] = set()
         for each in lockables:
             if not isinstance(each, BaseLock) or each._primitive.script.name not in {"lock", "permits"}:
@@ -405,29 +407,29 @@ class BaseMulti(BaseLock):
         assert primitive is None
         assert try_for is None
         core, timeout = self._session.core, self._timeout(timeout)
-        try_for = core.patient if any(each._terms.acks for each in self._members) else core.try_for
+        try_for = core.patient if any(each._options.acks for each in self._members) else core.try_for
         until = FOREVER if timeout is None else core.port.now() + (timeout or try_for)
         leases: dict[str, Any] = {}
         try:
             for member in self._members:
                 name = member.name  # before it is taken: no call comes between that and `leases`, so no interrupt
-                if (lease := member._again()) is not None:
+                if (lease := member._reenter()) is not None:
                     leases[name] = lease
             rest = [member for member in self._members if member.name not in leases]
             names = [member.name for member in rest]
             requests = [
-                multi.Request(each._asked(), each._hold, each._terms.ttl, each._terms.renew, each._terms.max_hold)
+                multi.Request(each._asked(), each._hold, each._options.ttl, each._options.renew, each._options.max_hold)
                 for each in rest
             ]
             # Otherwise each is had by itself: in different slots, on several servers, or acknowledged by replicas.
             apart = core.port.several or multi.apart(core, requests)
-            one_step = not apart and not any(each._terms.acks for each in rest)
+            one_step = not apart and not any(each._options.acks for each in rest)
             busy: Primitive | None = None
             if rest:
                 busy = await multi.together(core, requests, until, leases) if one_step else requests[0].primitive
             if busy is None:
                 for member, name in zip(rest, names, strict=True):
-                    member._taken(leases[name])
+                    member._on_acquired(leases[name])
             elif timeout == 0 and one_step:
                 raise AcquireTimeout(f"{self._primitive} is not free, since {busy} is not")
             else:
@@ -436,7 +438,7 @@ class BaseMulti(BaseLock):
                     leases[name] = await member._take(left if timeout else timeout, try_for=left)
                     for lease in leases.values():  # what was had first may have been lost since
                         lease.ensure()
-            return self._kind(self._session, self._terms.on_lost, self._primitive.name, leases)
+            return self._kind(self._session, self._options.on_lost, self._primitive.name, leases)
         except BaseException as error:
             undone = [lease._abandon() for lease in reversed(leases.values())]
             now = core.port.now()
@@ -489,11 +491,11 @@ class BaseElection(BaseLock):
 
     __slots__ = ("_won",)
 
-    def __init__(self, interlock: Any, primitive: Primitive, terms: Terms) -> None:
-        super().__init__(interlock, primitive, terms)
+    def __init__(self, interlock: Any, primitive: Primitive, options: AcquireOptions) -> None:
+        super().__init__(interlock, primitive, options)
         self._won: weakref.ref[Any] | None = None
 
-    def _taken(self, lease: Any) -> None:
+    def _on_acquired(self, lease: Any) -> None:
         self._won = weakref.ref(lease)
 
     def _elected(self) -> Any:
@@ -504,18 +506,18 @@ class BaseElection(BaseLock):
 
         None if run() is to end instead.
         """
-        terms, told = self._terms, False
+        options, told = self._options, False
         while not self._interlock._closed:
             session = self._session
             try:
                 lease = section.lease = await session.core.acquire(
                     self._primitive,
                     self._hold,
-                    terms.ttl,
+                    options.ttl,
                     None,
-                    terms.renew,
-                    terms.max_hold,
-                    acks=terms.acks,
+                    options.renew,
+                    options.max_hold,
+                    acks=options.acks,
                     stopped=stopped,
                 )
             except Stopped:
@@ -532,7 +534,7 @@ class BaseElection(BaseLock):
                     raise
             else:
                 lease._in_with = True
-                self._taken(lease)
+                self._on_acquired(lease)
                 return lease
         return None
 
@@ -550,8 +552,8 @@ class BaseOnce(BaseLock):
 
     __slots__ = ("_limits",)
 
-    def __init__(self, interlock: Any, primitive: Primitive, terms: Terms, limits: once.Limits) -> None:
-        super().__init__(interlock, primitive, terms)
+    def __init__(self, interlock: Any, primitive: Primitive, options: AcquireOptions, limits: once.Limits) -> None:
+        super().__init__(interlock, primitive, options)
         self._limits = limits
 
     async def _begin(self, section: BaseSection) -> Any:

@@ -94,7 +94,7 @@ class Watched:
 class BaseLease(Watched):
     """What a lease can tell without any I/O."""
 
-    __slots__ = ("__weakref__", "_depth", "_grant", "_in_with", "_on_lost_call", "_session", "_wholes")
+    __slots__ = ("__weakref__", "_depth", "_grant", "_in_with", "_multi_leases", "_on_lost_call", "_session")
 
     def __init__(self, session: Session, on_lost: Callable[[Any], object] | None, grant: Grant) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class BaseLease(Watched):
         self._on_lost_call = on_lost
         self._depth: int = 1  # how often it was acquired, and not released yet
         self._in_with = False  # a `with` of its lockable acquired it, and so gives it back
-        self._wholes: tuple[weakref.ref[BaseMultiLease[Any]], ...] = ()  # of which it is a part
+        self._multi_leases: tuple[weakref.ref[BaseMultiLease[Any]], ...] = ()  # of which it is a part
         grant.owner = weakref.ref(self)
 
     @property
@@ -153,7 +153,7 @@ class BaseLease(Watched):
         self._on_end()
         if self._on_lost_call is not None:
             self._session.port.tell(self._on_lost_call, self)
-        for reference in self._wholes:
+        for reference in self._multi_leases:
             if whole := reference():
                 whole._on_lost()
 
@@ -161,7 +161,7 @@ class BaseLease(Watched):
         """Tell who watches. Called once."""
         if self._end_event is not None:
             self._end_event.set()
-        for reference in self._wholes:
+        for reference in self._multi_leases:
             if whole := reference():
                 whole._on_end()
 
@@ -216,7 +216,7 @@ class BaseReentrantLease(BaseLease):
 
     __slots__ = ()
 
-    def again(self) -> Self:
+    def reenter(self) -> Self:
         """Have it once more. Raises LeaseLost."""
         self.ensure()
         self._depth += 1
@@ -261,7 +261,7 @@ class BaseMultiLease(Watched, Generic[L]):
         self._leases = leases
         self._told = False
         for lease in leases.values():
-            lease._wholes = (*(each for each in lease._wholes if each()), weakref.ref(self))
+            lease._multi_leases = (*(each for each in lease._multi_leases if each()), weakref.ref(self))
         if self.state is LeaseState.LOST:  # before it could be told here
             self._on_lost()
 

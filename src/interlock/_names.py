@@ -33,7 +33,7 @@ def checked_name(name: object) -> str:
 
 
 @lru_cache(maxsize=4096)
-def word(text: str, most: int = 48) -> str:
+def token_part(text: str, most: int = 48) -> str:
     """Any text as a part of a token: one that can't be mistaken for another part."""
     return re.sub(r"[^A-Za-z0-9._@-]+", "-", text)[:most] or "-"
 
@@ -63,7 +63,7 @@ def tagged(key: str) -> tuple[str, str]:
     )
 
 
-def seconds(value: object, what: str, *, least: float = 0.0, most: float = math.inf) -> float:
+def duration(value: object, what: str, *, least: float = 0.0, most: float = math.inf) -> float:
     """A duration. Raises ConfigError, which says what would be right."""
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
         raise ConfigError(f"{what} must be a number of seconds, not {value!r}")
@@ -73,7 +73,7 @@ def seconds(value: object, what: str, *, least: float = 0.0, most: float = math.
     return float(value)
 
 
-def whole(value: object, what: str, subject: object, most: int) -> int:
+def positive_int(value: object, what: str, subject: object, most: int) -> int:
     """A number of things. Raises ConfigError, which says what would be right."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise ConfigError(f"{subject}: {what} must be a whole number from 1 to {most}, not {value!r}")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from . import _core
 from ._core import FOREVER, TRY_FOR, Attempt, Core, Grant, Port, Signal, free_text, run
-from ._names import SHORTEST_TTL, seconds, word
+from ._names import SHORTEST_TTL, duration, token_part
 from ._renewal import Renewal
 from ._undo import Undo, message
 from ._waiters import Waiters
@@ -118,8 +118,8 @@ class Session:
 
     def _begin(self) -> None:
         port = self.port
-        host = word(socket.gethostname())
-        self.me = f"{word(self.label)}@{host}/{os.getpid()}" if self.label else f"{host}/{os.getpid()}"
+        host = token_part(socket.gethostname())
+        self.me = f"{token_part(self.label)}@{host}/{os.getpid()}" if self.label else f"{host}/{os.getpid()}"
         self.channel = f"interlock:{secrets.token_hex(8)}"
         names = ("", "-renewal", "-waiters", "-undo")
         ends, renewal, waiters, undo = self.keepers = [Keeper(port, f"interlock-keeper{name}", self) for name in names]
@@ -157,7 +157,7 @@ class Session:
 
     async def extend(self, grant: Grant, ttl: float) -> None:
         """See Lease.extend."""
-        await self.core.extend(grant, seconds(ttl, "ttl", least=SHORTEST_TTL, most=self.max_ttl))
+        await self.core.extend(grant, duration(ttl, "ttl", least=SHORTEST_TTL, most=self.max_ttl))
 
     async def execute(
         self, grant: Grant, command: str, words: Sequence[str | bytes | float], keys: Sequence[str | bytes] | None

@@ -15,6 +15,7 @@ from ._acks import Assurance
 from ._base import (
     TTL,
     UNSET,
+    AcquireOptions,
     BaseBarrier,
     BaseElection,
     BaseInterlock,
@@ -25,13 +26,12 @@ from ._base import (
     BasePermits,
     BaseRLock,
     BaseRWSide,
-    Terms,
     Unset,
     timeout_of,
 )
 from ._core import TRY_FOR
 from ._lease import BaseLease, BaseMultiLease, BaseReentrantLease, LeaseState, Reply
-from ._names import checked_name, word
+from ._names import checked_name, token_part
 from ._scopes import Entered, StopScope, UntilAnyEnd
 from ._section import BaseSection, Exit, loaded
 from ._session import Session
@@ -103,7 +103,7 @@ class Interlock(BaseInterlock):
     """
 
     @staticmethod
-    def _here() -> asyncio.Task[object] | None:
+    def _current_owner() -> asyncio.Task[object] | None:
         return asyncio.current_task()
 
     def __init__(
@@ -137,7 +137,7 @@ class Interlock(BaseInterlock):
             return session
         session = self._sessions.get(loop)
         if session is None or session.core.closed:
-            self._open()
+            self._check_not_closed()
             left = self._prune()
             port = opened(self._address, AsyncioPort, self._memories)
             session = port.sink = Session(port, self.label, _task, self.max_ttl, self._farewell, self.try_for)
@@ -214,10 +214,10 @@ class Interlock(BaseInterlock):
         Raises ConfigError. Nothing is sent until it is acquired.
 
         """
-        terms = self._terms(
+        options = self._options(
             ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold, fair=fair, on_lost=on_lost, acks=acks, fsync=fsync
         )
-        return Lock(self, lock(name, self.prefix), terms)
+        return Lock(self, lock(name, self.prefix), options)
 
     def rlock(self, name: str, *, owner: str | None = None, **options: Unpack[Options]) -> RLock:
         """Mutual exclusion that its holder may enter again: the task that has it, without I/O and with one fence.
@@ -227,15 +227,15 @@ class Interlock(BaseInterlock):
         before has lost it. Two tasks of one process that come with it at the same moment may do that to each other.
         Raises ConfigError. Nothing is sent until it is acquired.
         """
-        return RLock(self, lock(name, self.prefix, owned_by(owner)), self._terms(**options))
+        return RLock(self, lock(name, self.prefix, owned_by(owner)), self._options(**options))
 
     def rwlock(self, name: str, **options: Unpack[Options]) -> RWLock:
         """Many readers, `.read()`, or one writer, `.write()`: in order of arrival, so that neither starves.
 
         Options as for `lock()`; each reader has a lease of its own. Raises ConfigError.
         """
-        self._can("rwlock")
-        return RWLock(self, checked_name(name), self._terms(**options))
+        self._require_supported("rwlock")
+        return RWLock(self, checked_name(name), self._options(**options))
 
     def semaphore(self, name: str, limit: int, **options: Unpack[Options]) -> Semaphore:
         """Up to `limit` permits at a time, over all processes; in order of arrival. Options as for `lock()`.
@@ -243,7 +243,7 @@ class Interlock(BaseInterlock):
         Permits are leased, so a crash gives them back. The limit is the server's: who comes with another one gets a
         ConfigError. Raises ConfigError. Nothing is sent until it is acquired.
         """
-        return Semaphore(self, permits.semaphore(name, self.prefix, limit), self._terms(**options))
+        return Semaphore(self, permits.semaphore(name, self.prefix, limit), self._options(**options))
 
     def multi(
         self,
@@ -257,7 +257,7 @@ class Interlock(BaseInterlock):
         `on_lost` is called (or awaited) with the lease over all when any is lost. Raises ConfigError. Nothing is sent
         until it is acquired.
         """
-        return MultiLock(self, MultiLock._checked(self, lockables), self._terms(timeout=timeout, on_lost=on_lost))
+        return MultiLock(self, MultiLock._checked(self, lockables), self._options(timeout=timeout, on_lost=on_lost))
 
     def latch(self, name: str, count: int, *, ttl: float = 3600.0) -> Latch:
         """A count that goes down to zero, once: who waits for that goes on, and so does who comes later.
@@ -265,12 +265,12 @@ class Interlock(BaseInterlock):
         Whoever comes first sets the count. It is forgotten `ttl` seconds after anybody last came. Raises ConfigError.
         Nothing is sent until it is used.
         """
-        self._open()
+        self._check_not_closed()
         return Latch(self, latch.latch(name, self.prefix, count, ttl))
 
     def barrier(self, name: str, parties: int) -> Barrier:
         """So many parties wait for each other, and go on together; again and again. Raises ConfigError."""
-        self._open()
+        self._check_not_closed()
         return Barrier(self, barrier.barrier(name, self.prefix, parties))
 
     def election(self, name: str, **options: Unpack[Options]) -> Election:
@@ -278,7 +278,7 @@ class Interlock(BaseInterlock):
 
         A dead leader is replaced within ttl + 1 s. Raises ConfigError. Nothing is sent until it is used.
         """
-        return Election(self, election(name, self.prefix), self._terms(**options))
+        return Election(self, election(name, self.prefix), self._options(**options))
 
     def once(
         self, name: str, *, at_most: float, at_least: float = 0.0, key: str | None = None, keep: float = MONTH
@@ -296,7 +296,7 @@ class Interlock(BaseInterlock):
 
         """
         limits = Limits(at_most, at_least, keep, keyed=key is not None, max_ttl=self.max_ttl)
-        return Once(self, once(name, self.prefix, key), self._terms(ttl=limits.ttl), limits)
+        return Once(self, once(name, self.prefix, key), self._options(ttl=limits.ttl), limits)
 
     @overload
     def synchronized(
@@ -316,14 +316,14 @@ class Interlock(BaseInterlock):
         Raises ConfigError; a call that lacks an argument which the name needs raises it, too.
         """
         skips, timeout = busy_skips(busy, name, options.get("timeout"))
-        terms = self._terms(**options)
+        checked = self._options(**options)
 
         def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Running[R | Skipped]]:
             template = Template(name, function, for_asyncio=True)
 
             @functools.wraps(function)
             async def synchronized(*args: P.args, **kwargs: P.kwargs) -> R | Skipped:
-                asked = RLock(self, lock(template.name(args, kwargs), self.prefix), terms)
+                asked = RLock(self, lock(template.name(args, kwargs), self.prefix), checked)
                 async with Section(asked) as section:
                     try:
                         lease = section.lease = await asked.acquire(timeout)
@@ -358,7 +358,7 @@ class Interlock(BaseInterlock):
 
 def _task() -> str:
     task = asyncio.current_task()
-    return word(task.get_name()) if task else "-"
+    return token_part(task.get_name()) if task else "-"
 
 
 class Lease(Entered, BaseLease):
@@ -653,10 +653,10 @@ class Semaphore(BasePermits, Lockable[SemaphoreState, Lease]):
 class RWLock:
     """Many readers or one writer; see Interlock.rwlock."""
 
-    __slots__ = ("_interlock", "_name", "_terms")
+    __slots__ = ("_interlock", "_name", "_options")
 
-    def __init__(self, interlock: Interlock, name: str, terms: Terms) -> None:
-        self._interlock, self._name, self._terms = interlock, name, terms
+    def __init__(self, interlock: Interlock, name: str, options: AcquireOptions) -> None:
+        self._interlock, self._name, self._options = interlock, name, options
 
     @property
     def name(self) -> str:
@@ -665,11 +665,11 @@ class RWLock:
 
     def read(self) -> ReadLock:
         """To be held together with other readers. Whoever writes may read as well, and go on reading."""
-        return ReadLock(self._interlock, permits.reading(self._name, self._interlock.prefix), self._terms)
+        return ReadLock(self._interlock, permits.reading(self._name, self._interlock.prefix), self._options)
 
     def write(self) -> WriteLock:
         """To be held alone. Who reads can't begin to write: that would wait for itself, and is refused."""
-        return WriteLock(self._interlock, permits.writing(self._name, self._interlock.prefix), self._terms)
+        return WriteLock(self._interlock, permits.writing(self._name, self._interlock.prefix), self._options)
 
     async def inspect(self) -> SemaphoreState:
         """Who reads or writes and who waits, now. For people: it is old when you read it."""
@@ -821,7 +821,7 @@ class Election(BaseElection, Lockable[LockState, Leadership]):
         and when the lease is lost; when `stop` is set, it leads until it has ended. Raises what `work` raises, and
         ConfigError.
         """
-        self._interlock._open()
+        self._interlock._check_not_closed()
         if stop is not None and stop.is_set():
             return None
         async with StopScope(stop):

@@ -14,6 +14,7 @@ from ._acks import Assurance
 from ._base import (
     TTL,
     UNSET,
+    AcquireOptions,
     BaseBarrier,
     BaseElection,
     BaseInterlock,
@@ -24,13 +25,12 @@ from ._base import (
     BasePermits,
     BaseRLock,
     BaseRWSide,
-    Terms,
     Unset,
     timeout_of,
 )
 from ._core import TRY_FOR, run
 from ._lease import BaseLease, BaseMultiLease, BaseReentrantLease, LeaseState, Reply
-from ._names import checked_name, word
+from ._names import checked_name, token_part
 from ._section import BaseSection, Exit, loaded, pooled
 from ._session import Session
 from ._template import Template, busy_skips
@@ -95,7 +95,7 @@ class Interlock(BaseInterlock):
     """
 
     @staticmethod
-    def _here() -> threading.Thread:
+    def _current_owner() -> threading.Thread:
         return threading.current_thread()
 
     def __init__(
@@ -171,10 +171,10 @@ class Interlock(BaseInterlock):
         Raises ConfigError. Nothing is sent until it is acquired.
 
         """
-        terms = self._terms(
+        options = self._options(
             ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold, fair=fair, on_lost=on_lost, acks=acks, fsync=fsync
         )
-        return Lock(self, lock(name, self.prefix), terms)
+        return Lock(self, lock(name, self.prefix), options)
 
     def rlock(self, name: str, *, owner: str | None = None, **options: Unpack[Options]) -> RLock:
         """Mutual exclusion that its holder may enter again: the thread that has it, without I/O and with one fence.
@@ -184,15 +184,15 @@ class Interlock(BaseInterlock):
         before has lost it. Two threads of one process that come with it at the same moment may do that to each other.
         Raises ConfigError. Nothing is sent until it is acquired.
         """
-        return RLock(self, lock(name, self.prefix, owned_by(owner)), self._terms(**options))
+        return RLock(self, lock(name, self.prefix, owned_by(owner)), self._options(**options))
 
     def rwlock(self, name: str, **options: Unpack[Options]) -> RWLock:
         """Many readers, `.read()`, or one writer, `.write()`: in order of arrival, so that neither starves.
 
         Options as for `lock()`; each reader has a lease of its own. Raises ConfigError.
         """
-        self._can("rwlock")
-        return RWLock(self, checked_name(name), self._terms(**options))
+        self._require_supported("rwlock")
+        return RWLock(self, checked_name(name), self._options(**options))
 
     def semaphore(self, name: str, limit: int, **options: Unpack[Options]) -> Semaphore:
         """Up to `limit` permits at a time, over all processes; in order of arrival. Options as for `lock()`.
@@ -200,7 +200,7 @@ class Interlock(BaseInterlock):
         Permits are leased, so a crash gives them back. The limit is the server's: who comes with another one gets a
         ConfigError. Raises ConfigError. Nothing is sent until it is acquired.
         """
-        return Semaphore(self, permits.semaphore(name, self.prefix, limit), self._terms(**options))
+        return Semaphore(self, permits.semaphore(name, self.prefix, limit), self._options(**options))
 
     def multi(
         self,
@@ -214,7 +214,7 @@ class Interlock(BaseInterlock):
         `on_lost` is called with the lease over all when any is lost. Raises ConfigError. Nothing is sent until it is
         acquired.
         """
-        return MultiLock(self, MultiLock._checked(self, lockables), self._terms(timeout=timeout, on_lost=on_lost))
+        return MultiLock(self, MultiLock._checked(self, lockables), self._options(timeout=timeout, on_lost=on_lost))
 
     def latch(self, name: str, count: int, *, ttl: float = 3600.0) -> Latch:
         """A count that goes down to zero, once: who waits for that goes on, and so does who comes later.
@@ -222,12 +222,12 @@ class Interlock(BaseInterlock):
         Whoever comes first sets the count. It is forgotten `ttl` seconds after anybody last came. Raises ConfigError.
         Nothing is sent until it is used.
         """
-        self._open()
+        self._check_not_closed()
         return Latch(self, latch.latch(name, self.prefix, count, ttl))
 
     def barrier(self, name: str, parties: int) -> Barrier:
         """So many parties wait for each other, and go on together; again and again. Raises ConfigError."""
-        self._open()
+        self._check_not_closed()
         return Barrier(self, barrier.barrier(name, self.prefix, parties))
 
     def election(self, name: str, **options: Unpack[Options]) -> Election:
@@ -235,7 +235,7 @@ class Interlock(BaseInterlock):
 
         A dead leader is replaced within ttl + 1 s. Raises ConfigError. Nothing is sent until it is used.
         """
-        return Election(self, election(name, self.prefix), self._terms(**options))
+        return Election(self, election(name, self.prefix), self._options(**options))
 
     def once(
         self, name: str, *, at_most: float, at_least: float = 0.0, key: str | None = None, keep: float = MONTH
@@ -253,7 +253,7 @@ class Interlock(BaseInterlock):
 
         """
         limits = Limits(at_most, at_least, keep, keyed=key is not None, max_ttl=self.max_ttl)
-        return Once(self, once(name, self.prefix, key), self._terms(ttl=limits.ttl), limits)
+        return Once(self, once(name, self.prefix, key), self._options(ttl=limits.ttl), limits)
 
     @overload
     def synchronized(
@@ -273,14 +273,14 @@ class Interlock(BaseInterlock):
         Raises ConfigError; a call that lacks an argument which the name needs raises it, too.
         """
         skips, timeout = busy_skips(busy, name, options.get("timeout"))
-        terms = self._terms(**options)
+        checked = self._options(**options)
 
         def decorate(function: Callable[P, R]) -> Callable[P, R | Skipped]:
             template = Template(name, function, for_asyncio=False)
 
             @functools.wraps(function)
             def synchronized(*args: P.args, **kwargs: P.kwargs) -> R | Skipped:
-                asked = RLock(self, lock(template.name(args, kwargs), self.prefix), terms)
+                asked = RLock(self, lock(template.name(args, kwargs), self.prefix), checked)
                 with Section(asked) as section:
                     try:
                         lease = section.lease = asked.acquire(timeout)
@@ -316,7 +316,7 @@ def _thread() -> str:
     try:
         return thread._interlock_word  # type: ignore[attr-defined,no-any-return]  # made once a thread
     except AttributeError:
-        made = thread._interlock_word = word(thread.name)  # type: ignore[attr-defined]
+        made = thread._interlock_word = token_part(thread.name)  # type: ignore[attr-defined]
         return made
 
 
@@ -589,10 +589,10 @@ class Semaphore(BasePermits, Lockable[SemaphoreState, Lease]):
 class RWLock:
     """Many readers or one writer; see Interlock.rwlock."""
 
-    __slots__ = ("_interlock", "_name", "_terms")
+    __slots__ = ("_interlock", "_name", "_options")
 
-    def __init__(self, interlock: Interlock, name: str, terms: Terms) -> None:
-        self._interlock, self._name, self._terms = interlock, name, terms
+    def __init__(self, interlock: Interlock, name: str, options: AcquireOptions) -> None:
+        self._interlock, self._name, self._options = interlock, name, options
 
     @property
     def name(self) -> str:
@@ -601,11 +601,11 @@ class RWLock:
 
     def read(self) -> ReadLock:
         """To be held together with other readers. Whoever writes may read as well, and go on reading."""
-        return ReadLock(self._interlock, permits.reading(self._name, self._interlock.prefix), self._terms)
+        return ReadLock(self._interlock, permits.reading(self._name, self._interlock.prefix), self._options)
 
     def write(self) -> WriteLock:
         """To be held alone. Who reads can't begin to write: that would wait for itself, and is refused."""
-        return WriteLock(self._interlock, permits.writing(self._name, self._interlock.prefix), self._terms)
+        return WriteLock(self._interlock, permits.writing(self._name, self._interlock.prefix), self._options)
 
     def inspect(self) -> SemaphoreState:
         """Who reads or writes and who waits, now. For people: it is old when you read it."""
@@ -757,7 +757,7 @@ class Election(BaseElection, Lockable[LockState, Leadership]):
         returns (unless the lease has ended): it has to look at `stop`, and at lease.ended or lease.ensure(). What it
         returns counts, if the lease was not lost. Raises what `work` raises, and ConfigError.
         """
-        self._interlock._open()
+        self._interlock._check_not_closed()
         stopped = stop.is_set if stop is not None else None
         lease: Leadership | None = None
         while True:

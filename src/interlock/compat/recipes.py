@@ -16,7 +16,7 @@ import secrets
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar, overload
 
 from interlock._core import GONE, GRANTED, Grant, run
-from interlock._names import SHORTEST_TTL, seconds
+from interlock._names import SHORTEST_TTL, duration
 from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives.lock import lock
 from interlock.primitives.permits import semaphore
@@ -99,7 +99,7 @@ class RedisLock:
         may make others under the same key. Raises ConfigError.
 
         """
-        ttl = min(seconds(timeout, "timeout", least=SHORTEST_TTL), self._max_ttl)
+        ttl = min(duration(timeout, "timeout", least=SHORTEST_TTL), self._max_ttl)
         wait = _waiting(wait)
         if not callable(key):  # what is wrong with it is told now, not at the first call
             locks, name = self._at(key)
@@ -268,7 +268,7 @@ def _token(primitive: Primitive, value: object) -> bytes:
 
 def _lasting(value: object, what: str, locks: Interlock) -> float:
     """How long something may be had, in seconds. Raises ConfigError."""
-    ttl = seconds(value, what, least=SHORTEST_TTL)
+    ttl = duration(value, what, least=SHORTEST_TTL)
     if ttl > locks.max_ttl:
         raise ConfigError(
             f"{what} must be at most max_ttl ({locks.max_ttl:g} s), not {ttl:g}: after a crash all would wait for so "
@@ -278,4 +278,4 @@ def _lasting(value: object, what: str, locks: Interlock) -> float:
 
 
 def _waiting(wait: object) -> float | None:
-    return None if wait is None else seconds(wait, "wait")
+    return None if wait is None else duration(wait, "wait")

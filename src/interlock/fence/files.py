@@ -36,7 +36,7 @@ import stat
 import time
 from typing import IO, TYPE_CHECKING, BinaryIO, Final, TextIO, cast, overload
 
-from interlock._names import seconds
+from interlock._names import duration
 from interlock.errors import ConfigError, Unavailable
 
 from . import Fenced, fence_of, refused
@@ -119,7 +119,7 @@ def _opened(draft: str, encoding: str | None) -> IO[bytes] | IO[str]:
 def _passed(target: str, lease: Fenced, timeout: float) -> Generator[None]:
     """Hold the flock, with our number in the file."""
     fence, path = fence_of(lease), f"{target}.fence"
-    file = _locked(path, lease, seconds(timeout, "timeout"))
+    file = _locked(path, lease, duration(timeout, "timeout"))
     try:
         found = os.pread(file, 64, 0)
         number = _NUMBER.fullmatch(found)

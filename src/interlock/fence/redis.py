@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from interlock._names import seconds
+from interlock._names import duration
 from interlock._scripts import load
 from interlock.errors import ConfigError, LockError, Unavailable
 
@@ -133,7 +133,7 @@ def _words(
     lease: Fenced, commands: Sequence[Sequence[Word]], keys: Sequence[str | bytes], beside: str | bytes, keep: float
 ) -> list[Word]:
     """What follows the script: numkeys, KEYS, ARGV."""
-    keep = seconds(keep, "keep", least=1.0)
+    keep = duration(keep, "keep", least=1.0)
     if isinstance(keys, str | bytes):
         raise ConfigError(f"lock {lease.name!r}: keys is a list of keys, not {keys!r}")
     if beside in keys:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._core import COURTESY, GRANT_LIFE, GRANTED, MISUSED, Attempt, Primitive, unobtainable
-from interlock._names import keys_of, whole
+from interlock._names import keys_of, positive_int
 from interlock._scripts import load
 from interlock.errors import AcquireTimeout, BrokenBarrier, LockError
 
@@ -23,7 +23,7 @@ MOST: Final = 100_000  # parties
 def barrier(name: object, prefix: str, parties: object) -> Primitive:
     """The barrier of this name. Raises ConfigError."""
     checked, keys = keys_of(name, prefix, (*COMPANIONS, "present"))
-    number = whole(parties, "its parties", f"barrier {name!r}", MOST)
+    number = positive_int(parties, "its parties", f"barrier {name!r}", MOST)
     return Primitive("barrier", checked, load("barrier"), keys, (), (str(number),), phased=True)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._core import GRANT_LIFE, GRANTED, Primitive, unobtainable
-from interlock._names import keys_of, seconds, whole
+from interlock._names import duration, keys_of, positive_int
 from interlock._scripts import load
 from interlock.errors import AcquireTimeout
 
@@ -23,14 +23,14 @@ SHORTEST: Final = 10.0  # seconds that a latch lives at least: its waiters are h
 def latch(name: object, prefix: str, count: object, ttl: object) -> Primitive:
     """The latch of this name. Raises ConfigError."""
     checked, keys = keys_of(name, prefix, COMPANIONS)
-    number = whole(count, "its count", f"latch {name!r}", MOST)
-    keep_ms = int(seconds(ttl, "ttl", least=SHORTEST) * 1000)
+    number = positive_int(count, "its count", f"latch {name!r}", MOST)
+    keep_ms = int(duration(ttl, "ttl", least=SHORTEST) * 1000)
     return Primitive("latch", checked, load("latch"), keys, (), (str(number), str(keep_ms)), phased=True)
 
 
 async def count_down(core: Core, primitive: Primitive, by: object) -> int:
     """See Latch.count_down."""
-    number = whole(by, "what it counts down", primitive, MOST)
+    number = positive_int(by, "what it counts down", primitive, MOST)
     reply = await core.query(primitive, "count", f"count/{secrets.token_hex(16)}", str(number), *primitive.terms)
     if reply[0] != GRANTED:
         raise unobtainable(primitive, reply[0], reply)

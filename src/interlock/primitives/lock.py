@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from interlock._core import QUARANTINE, Primitive, free_text
-from interlock._names import keys_of, word
+from interlock._names import keys_of, token_part
 from interlock._scripts import load
 from interlock.errors import ConfigError
 
@@ -34,7 +34,7 @@ def owned_by(owner: object) -> str:
         return ""
     if not isinstance(owner, str) or not owner:
         raise ConfigError(f"owner must be a word that names the holder in all processes, not {owner!r}")
-    return f"{word(owner)}~{hashlib.sha256(owner.encode()).hexdigest()[:16]}/"
+    return f"{token_part(owner)}~{hashlib.sha256(owner.encode()).hexdigest()[:16]}/"
 
 
 @dataclass(frozen=True)

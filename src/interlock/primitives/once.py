@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 from urllib.parse import quote
 
 from interlock._core import QUARANTINE
-from interlock._names import SHORTEST_TTL, seconds
+from interlock._names import SHORTEST_TTL, duration
 from interlock.errors import AcquireTimeout, ConfigError
 
 from .lock import over_lock
@@ -26,11 +26,11 @@ class Limits:
     """How long one run may take, and how long no other one may begin: checked."""
 
     def __init__(self, at_most: object, at_least: object, keep: object, *, keyed: bool, max_ttl: float) -> None:
-        self.at_most = seconds(at_most, "at_most", least=SHORTEST_TTL, most=LONGEST)
-        self.at_least = seconds(at_least, "at_least", most=LONGEST)
+        self.at_most = duration(at_most, "at_most", least=SHORTEST_TTL, most=LONGEST)
+        self.at_least = duration(at_least, "at_least", most=LONGEST)
         if self.at_least > self.at_most:
             raise ConfigError(f"at_least ({self.at_least:g} s) must not be more than at_most ({self.at_most:g} s)")
-        self.keep = seconds(keep, "keep", least=1, most=LONGEST) if keyed else 0.0
+        self.keep = duration(keep, "keep", least=1, most=LONGEST) if keyed else 0.0
         self.ttl = min(self.at_most, TTL, max_ttl)
 
     def parting(self, *, succeeded: bool) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._core import GRANTED, Primitive, unobtainable
-from interlock._names import keys_of, whole
+from interlock._names import keys_of, positive_int
 from interlock._scripts import load
 from interlock.errors import ConfigError
 
@@ -38,7 +38,7 @@ def semaphore(name: object, prefix: str, limit: object) -> Primitive:
 def wanted(primitive: Primitive, number: object) -> Primitive:
     """So many of a semaphore's permits. Raises ConfigError."""
     kind, _, limit, under = primitive.terms
-    permits = whole(number, "permits", primitive, int(limit))
+    permits = positive_int(number, "permits", primitive, int(limit))
     return primitive._replace(terms=(kind, str(permits), limit, under))
 
 
@@ -86,7 +86,7 @@ async def set_limit(core: Core, primitive: Primitive, limit: object) -> Primitiv
 
 
 def _checked_limit(name: object, limit: object) -> int:
-    return whole(limit, "its limit", f"semaphore {name!r}", MOST)
+    return positive_int(limit, "its limit", f"semaphore {name!r}", MOST)
 
 
 @dataclass(frozen=True)
