@@ -491,7 +491,7 @@ def every_entry_asks(monkeypatch):
 
 
 def an_inner_release_gives_it_back(monkeypatch):
-    monkeypatch.setattr(aio.ReentrantLease, "_inner", lambda _: False)
+    monkeypatch.setattr(aio.Lease, "_leaves_inner", lambda _: False)
 
 
 def an_upgrade_that_waits(monkeypatch):
@@ -499,7 +499,7 @@ def an_upgrade_that_waits(monkeypatch):
 
 
 def whoever_is_named_first_is_waited_for_first(monkeypatch):
-    monkeypatch.setattr("interlock._base.sorted", lambda members, **_: list(members), raising=False)
+    monkeypatch.setattr("interlock._api.multi.sorted", lambda members, **_: list(members), raising=False)
 
 
 def a_part_that_is_kept(monkeypatch):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from interlock._core import Primitive
-    from interlock.threads import Interlock, Lease, Lockable
+    from interlock.threads import Interlock, Lock, Semaphore
 
 __all__ = [
     "Cache", "Client", "GoZeroLock", "RedisLock", "acquire_fair_semaphore", "acquire_semaphore",
@@ -219,7 +219,7 @@ refresh_fair_semaphore = refresh_semaphore
 # From a lease to a value, and back
 
 
-def _value(lockable: Lockable[Any, Lease], wait: float | None) -> str | None:
+def _value(lockable: Lock | Semaphore, wait: float | None) -> str | None:
     """The token of a grant that nobody holds here; None if it was not had in time."""
     while True:
         try:
