@@ -169,21 +169,22 @@ class Once(OnceCore[Lease]):
         run = blocking(OnceCore._run)
 
 
-Core = InterlockCore[Lease, MultiLease, Lock | ReadLock | WriteLock | Semaphore]
+_Member = Lock | ReadLock | WriteLock | Semaphore  # of a multi
+_Core = InterlockCore[Lease, MultiLease, _Member]
 
 
-class Interlock(InterlockForThreads[Lease, MultiLease, Lock | ReadLock | WriteLock | Semaphore]):
+class Interlock(InterlockForThreads[Lease, MultiLease, _Member]):
     _rlock_type = RLock
-    lock = making(Lock, Core._lock)
-    rlock = making(RLock, Core._rlock)
-    rwlock = making(RWLock, Core._rwlock)
-    semaphore = making(Semaphore, Core._semaphore)
-    multi = making(MultiLock, Core._multi)
-    latch = making(Latch, Core._latch)
-    barrier = making(Barrier, Core._barrier)
-    election = making(Election, Core._election)
-    once = making(Once, Core._once)
-    close = blocking(Core._close)
+    lock = making(Lock, _Core._lock)
+    rlock = making(RLock, _Core._rlock)
+    rwlock = making(RWLock, _Core._rwlock)
+    semaphore = making(Semaphore, _Core._semaphore)
+    multi = making(MultiLock, _Core._multi)
+    latch = making(Latch, _Core._latch)
+    barrier = making(Barrier, _Core._barrier)
+    election = making(Election, _Core._election)
+    once = making(Once, _Core._once)
+    close = blocking(_Core._close)
     if TYPE_CHECKING:
 
         @overload
@@ -197,4 +198,4 @@ class Interlock(InterlockForThreads[Lease, MultiLease, Lock | ReadLock | WriteLo
         def synchronized(self, name: str, *, busy: str = "wait", **options: Unpack[Options]) -> object: ...
 
     else:
-        synchronized = awaitable(Core._synchronized)
+        synchronized = awaitable(_Core._synchronized)

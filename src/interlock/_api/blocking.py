@@ -34,10 +34,20 @@ def blocking(method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]]) -> Cal
     """The method for threads: the calling thread runs the coroutine to its end."""
 
     def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return run(method(self, *args, **kwargs))
+        try:
+            return run(method(self, *args, **kwargs))
+        except RuntimeError as error:
+            raise_stop_iteration(error)
+            raise
 
     # A function that a user gives returns its value itself; for asyncio, it is awaited.
     return _as(method, call, "Awaitable[R]", "R")
+
+
+def raise_stop_iteration(error: RuntimeError) -> None:
+    """Raise the StopIteration of a user's function, which is what made this error of it: a coroutine can't raise it."""
+    if isinstance(error.__cause__, StopIteration):
+        raise error.__cause__ from None
 
 
 def iterating(method: Callable[Concatenate[S, P], AsyncIterator[R]]) -> Callable[Concatenate[S, P], Iterator[R]]:

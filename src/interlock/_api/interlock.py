@@ -298,13 +298,14 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
     ) -> AcquireOptions:
         """The options of a lockable. Raises ConfigError."""
         self._check_not_closed()
-        ttl = min(DEFAULT_TTL, self.max_ttl) if ttl is DEFAULT_TTL else ttl  # not given: no more than there may be
-        if not duration(ttl, "ttl", least=SHORTEST_TTL) <= self.max_ttl:
+        if ttl is DEFAULT_TTL:  # not given: no more than there may be
+            ttl = min(ttl, self.max_ttl)
+        elif not duration(ttl, "ttl", least=SHORTEST_TTL) <= self.max_ttl:
             raise ConfigError(
                 f"ttl must be at most max_ttl ({self.max_ttl:g} s), not {ttl:g}: long work needs no long ttl, since "
                 "the lease is renewed. Or raise Interlock(max_ttl=...)"
             )
-        wanted = acks_of(acks, fsync)
+        wanted = acks_of(acks, fsync) if acks is not None or fsync is not False else None
         if wanted is not None and isinstance(self._address, Quorum):
             raise ConfigError(
                 "a quorum takes no acks= and no fsync=: a majority of its servers is what its leases rest on, and "

@@ -7,7 +7,7 @@ A lockable is a description: nothing is sent until it is acquired. A class of a 
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
 from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives.lock import LockState
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from interlock._core import Grant, Primitive
 
     from .options import AcquireOptions
-
-R = TypeVar("R")
 
 
 class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
@@ -90,7 +88,8 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
 
         async def locked(*args: Any, **kwargs: Any) -> Any:
             async with Section(self) as section:
-                section.who = weakref.ref(self._interlock._current_owner())
+                if (owner := self._interlock._current_owner()) is not None:
+                    section.who = weakref.ref(owner)
                 await self._enter(section)
                 return await self._call(function, *args, **kwargs)
 

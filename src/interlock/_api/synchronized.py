@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from interlock._core import run
 from interlock.errors import ConfigError
 
+from .blocking import raise_stop_iteration
 from .options import UNSET, Unset
 
 if TYPE_CHECKING:
@@ -32,7 +33,11 @@ def decorated(
     """`call` in place of the user's function, which is an `async def` or none."""
 
     def blocking(*args: Any, **kwargs: Any) -> Any:
-        return run(call(*args, **kwargs))
+        try:
+            return run(call(*args, **kwargs))
+        except RuntimeError as error:
+            raise_stop_iteration(error)
+            raise
 
     return functools.wraps(function)(call if for_asyncio else blocking)
 
