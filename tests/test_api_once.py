@@ -7,9 +7,11 @@ import inspect
 import pydoc
 import re
 import types
+from pathlib import Path
 
 import pytest
 
+import interlock._api
 import interlock.aio
 import interlock.threads
 from interlock._api.blocking import Face
@@ -94,6 +96,13 @@ def test_what_waits_is_awaited_in_asyncio_and_called_in_threads(name):
         assert inspect.isasyncgenfunction(other) is steps, each
         assert not inspect.iscoroutinefunction(member), each
         assert inspect.isgeneratorfunction(member) is steps, each
+
+
+def test_only_the_two_modes_know_threads_and_asyncio():
+    for path in Path(interlock._api.__file__).parent.glob("*.py"):
+        if path.stem not in {"threads", "asyncio", "scopes"}:
+            mode = r"^ *(import asyncio|from \.(threads|asyncio|scopes) |from interlock\.ports\.(threads|asyncio) )"
+            assert not re.search(mode, path.read_text(), re.MULTILINE), path.name
 
 
 def test_a_method_is_a_function_of_its_class():

@@ -102,8 +102,8 @@ class Face:
 
     __slots__ = ()
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
         cls.__doc__ = cls.__doc__ or next(base.__doc__ for base in cls.__mro__[1:] if base.__doc__)
         types, seen = _types(cls), set[str]()
         for base in cls.__mro__[: -1 if types else 1]:

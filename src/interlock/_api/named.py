@@ -55,10 +55,10 @@ class NamedCore(Face, Generic[StateT]):
         return await self._session.core.query(self._primitive, *args)
 
     def _reason(self, reason: str) -> str:
-        """What a revocation tells those from whom this is taken. Raises ConfigError if that is nothing."""
+        """What a revocation says to the holder or the waiters. Raises ConfigError if that is nothing."""
         why = re.sub(r"[\x00-\x1f\x7f]+", " ", reason).strip()[:200]
         if not why:
-            raise ConfigError(f"{self._primitive}: a revocation needs a reason, which its holder is told")
+            raise ConfigError(f"{self._primitive}: a revocation needs a reason, which its holder can read")
         return f"{why} (by {self._session.core.who()})"
 
     def __repr__(self) -> str:

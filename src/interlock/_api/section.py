@@ -1,4 +1,4 @@
-"""One `with` of a lockable: what owns its lease, and what happens to the lease if nobody leaves the `with`.
+"""One `with` of a lockable: what owns its lease, and what becomes of the lease if the `with` is never left.
 
 Theory. A `with lock:` statement first loads `lock.__exit__`, then calls `lock.__enter__`, and keeps what it has loaded
 for as long as it can still be left. So the descriptor `Exit` makes a Section each time that it is loaded, and the
@@ -7,7 +7,8 @@ Section owns the lease of this one `with`. It leaves that lease, in whichever th
 
 Rules. (1) Between the grant and the body, and between the body and the end of the release, an interrupt gives the
 lease back in the background. (2) A Section that is collected does the same; its finalizer does no I/O, and waits for
-no lock. (3) Who calls `__enter__` by hand has no such frame: then the lockable keeps the Section until `__exit__`.
+no lock. (3) A caller of `__enter__` without a `with` has no such frame: the lockable keeps its Section until the call
+of `__exit__`.
 """
 
 from __future__ import annotations
