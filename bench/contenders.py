@@ -24,7 +24,7 @@ from redis_fifo_lock import FifoLock
 
 import interlock
 import interlock.aio
-from interlock._core import GRANTED, QUEUED
+from interlock.primitives.codes import GRANTED, QUEUED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

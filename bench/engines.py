@@ -18,8 +18,8 @@ import redis
 from contenders import Bare, Tapped
 from harness.topology import Cluster, Independents, Sentinels
 from interlock import Interlock
+from interlock._servers.slots import slot_of
 from interlock.aio import Interlock as AsyncInterlock
-from interlock.ports.cluster import slot_of
 from measure import Bench, Check, Goal, Outcome, rate
 
 if TYPE_CHECKING:

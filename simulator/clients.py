@@ -6,10 +6,10 @@ import copy
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from interlock import _session, aio
-from interlock._session import Session
-from interlock.ports._memory import Memory
-from interlock.ports.quorum import QuorumPort
+from interlock import aio
+from interlock._client.session import Session, _sessions
+from interlock._quarantine.history import ServerHistory
+from interlock._servers.quorum import QuorumPort
 
 from .chance import CLIENT, GAP, SECTION
 from .coroutines import Cancelled, Process, Task
@@ -50,14 +50,16 @@ class Client:
             process.offset, process.rate = image.process.offset, image.process.rate
         longest = run.profile.max_ttl
         mark = "+" if len(run.networks) > 1 else " "
-        self.ports = [SimPort(process, each, Memory(longest, mark=mark), run.profile.longer) for each in run.networks]
-        several: Any = QuorumPort(self.ports, Site.shown)
+        self.ports = [
+            SimPort(process, each, ServerHistory(longest, mark=mark), run.profile.longer) for each in run.networks
+        ]
+        several: Any = QuorumPort(self.ports, Site.display_url)
         self.port: Any = several if len(self.ports) > 1 else self.ports[0]
         run.monitor.things.ports[name] = self.ports[0]
         run.world.acting = process
-        self.session = self.port.sink = Session(self.port, None, self._where, longest, lambda: self.port)
-        self.session.me = name
-        _session._sessions.discard(self.session)  # it never was a part of this real process
+        self.session = self.port.push_handler = Session(self.port, None, self._where, longest, lambda: self.port)
+        self.session.process_id = name
+        _sessions.discard(self.session)  # it never was a part of this real process
         self.locks = Locks(self.session)
         self.known: dict[str, Any] = {}  # what its workers have learned of things, by name
         if image is not None:
@@ -70,7 +72,7 @@ class Client:
         self.closing: Task | None = None
 
     def _remember(self, image: Client) -> None:
-        self.session.me, self.session.channel = image.session.me, image.session.channel
+        self.session.process_id, self.session.channel = image.session.process_id, image.session.channel
         self.known = copy.copy(image.known)
         for port, other in zip(self.ports, image.ports, strict=True):
             vars(port.memory).update(vars(copy.deepcopy(other.memory)))
@@ -83,7 +85,7 @@ class Client:
         session = self.session
         return not (
             any(task.in_section for task in self.process.tasks)
-            or session.renewal.held() or session.renewal.dropped or session.waiters.expected
+            or session.renewal.held() or session.renewal.dropped or session.waiters.registered
             or session.undo.jobs or session.core.releasing or session.core.closed
         )  # fmt: skip
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from interlock._core import ServerError
+from interlock._protocol.types import ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

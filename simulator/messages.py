@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from interlock._core import GRANTED
+from interlock.primitives.codes import GRANTED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

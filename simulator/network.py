@@ -19,13 +19,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from interlock._core import Disconnected
+from interlock._protocol.types import Disconnected
 
 from .chance import ERA, MESSAGE
 
 if TYPE_CHECKING:
-    from interlock._core import Script
-    from interlock.ports._memory import Facts
+    from interlock._protocol.types import Script
+    from interlock._quarantine.identity import Facts
 
     from .chance import Actor
     from .coroutines import Future, Process

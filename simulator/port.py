@@ -6,12 +6,13 @@ import contextlib
 import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from interlock._core import DRIFT, FOREVER, HERE, RETRY_FOR, Disconnected, Place, ServerError
+from interlock._protocol.timing import DRIFT, FOREVER, RETRY_FOR
+from interlock._protocol.types import ONLY_ROUTE, Disconnected, Route, ServerError
+from interlock._quarantine.lossless import MIN_PROOF_TIME, PROOF_STEP_TIMEOUT, PROOF_STEPS, least_lossless_ttl
+from interlock._quarantine.primacy import TRUSTED_FOR
+from interlock._quarantine.proofs import Proofs
+from interlock._transports.asyncio import SILENCE_LIMIT
 from interlock.errors import LockError, Unavailable
-from interlock.ports._memory import HASTE, PATIENCE, STEPS, lossless
-from interlock.ports._primacy import DOUBT
-from interlock.ports._proofs import Proofs
-from interlock.ports.asyncio import SILENCE
 
 from .chance import MESSAGE, TRAFFIC
 from .coroutines import Future, Process, Task, Timer
@@ -21,11 +22,13 @@ from .site import Site
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from interlock._acks import Acks
-    from interlock._core import Argument, Message, Script
-    from interlock._session import Session
-    from interlock.connect import Address as RealAddress
-    from interlock.ports._memory import Epoch, Facts, Memory
+    from interlock._client.session import Session
+    from interlock._connect.address import Address as RealAddress
+    from interlock._protocol.acks import Acks
+    from interlock._protocol.types import Argument, Message, Script
+    from interlock._quarantine.history import ServerHistory
+    from interlock._quarantine.identity import Facts
+    from interlock._quarantine.stamp import IdentityStamp
 
     from .scheduler import World
     from .site import Host
@@ -55,7 +58,7 @@ class Link:
 
     __slots__ = ("broken", "epoch", "heard", "host", "port", "process", "row", "used")
 
-    def __init__(self, port: SimPort, host: Host, epoch: Epoch, asked: float) -> None:
+    def __init__(self, port: SimPort, host: Host, epoch: IdentityStamp, asked: float) -> None:
         self.port = port
         self.process = port.process
         self.host = host
@@ -67,7 +70,7 @@ class Link:
 
     def answered(self, sent: float) -> None:
         """The reply to a request that was sent then has come."""
-        if sent - self.used <= DOUBT:  # else a pause may lie between
+        if sent - self.used <= TRUSTED_FOR:  # else a pause may lie between
             self.used = max(self.used, sent)
 
 
@@ -84,18 +87,18 @@ class Sent(NamedTuple):
 class SimPort:
     """See `interlock._core.Port`. Every await passes a brink first."""
 
-    shown = Site.shown
-    patience = RETRY_FOR
-    several = False
+    display_url = Site.display_url
+    retry_for = RETRY_FOR
+    is_quorum = False
     majority = 1
     drift = DRIFT
 
-    def __init__(self, process: Process, network: Network, memory: Memory, longer: float = 0.0) -> None:
+    def __init__(self, process: Process, network: Network, memory: ServerHistory, longer: float = 0.0) -> None:
         self.process = process
         self.network = network
         self.memory = memory
         self.longer = longer  # seconds that an isolated primary may be believed for
-        self.sink: Session
+        self.push_handler: Session
         self.mutex = contextlib.nullcontext()
         self._proofs = Proofs(self, self.memory, self._verdict)
         self.now = process.clock
@@ -109,9 +112,9 @@ class SimPort:
         self._connected = 0  # how many there were
         self._channel: bytes | None = None
         self._heard = "0"
-        self.teach = False  # the next message goes with the text of its script
+        self.send_script_text = False  # the next message goes with the text of its script
         self._pause = 0.0  # before the listener connects again
-        self.doubt = DOUBT if network.site.promotes else FOREVER
+        self.doubt = TRUSTED_FOR if network.site.promotes else FOREVER
         self.deaf_until = 0.0  # pushes may be lost until then
 
     async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
@@ -121,7 +124,7 @@ class SimPort:
             raise reply
         return reply
 
-    async def assured(
+    async def call_with_acks(
         self,
         script: Script,
         keys: Sequence[str | bytes],
@@ -154,7 +157,7 @@ class SimPort:
                 raise Disconnected("connection refused", sent=False)
             if network.strikes(journey, "replica met", weather.replica):
                 await self.wait(SimSignal(), min(until, self.now() + network.trip(journey)))
-                raise Unavailable(f"{self.shown} is a read-only replica. Connect to its primary")
+                raise Unavailable(f"{self.display_url} is a read-only replica. Connect to its primary")
         for _, keys, args in batch:
             self.sending([*map(str, keys)], args)
         replies = await self._request(batch, until, by_text=False)
@@ -191,7 +194,7 @@ class SimPort:
         try:
             replies: list[Any] = await future
         except Disconnected as error:
-            if error is silence and process.world.now - link.heard >= SILENCE:
+            if error is silence and process.world.now - link.heard >= SILENCE_LIMIT:
                 self.lost(link, "no answer in time")
             raise
         finally:
@@ -204,7 +207,7 @@ class SimPort:
 
     # For a quorum
 
-    async def begin(self, messages: Sequence[Message], until: float) -> Sent:
+    async def send_batch(self, messages: Sequence[Message], until: float) -> Sent:
         """The first half of `calls`: send, and wait for nothing."""
         task = current(self.process.world)
         task.sends = True
@@ -215,14 +218,14 @@ class SimPort:
             link = await self._linked(max(until, self.now() + 0.001))
             for _, keys, args in messages:
                 self.sending([*map(str, keys)], args)
-            taught, self.teach = self.teach, False
+            taught, self.send_script_text = self.send_script_text, False
             return Sent(messages, until, link, self._send(link, messages, by_text=taught), None)
         except Disconnected as error:
             future = Future()
             future.resolve(error)
             return Sent(messages, until, None, future, error)
 
-    async def finish(self, sent: Sent, *, late: bool = False) -> list[Any]:
+    async def read_batch(self, sent: Sent, *, late: bool = False) -> list[Any]:
         """The second half: the replies."""
         messages, until = sent.messages, max(sent.until, self.now() + 0.001)
         if sent.link is None:
@@ -232,14 +235,14 @@ class SimPort:
             for i, reply in enumerate(replies):
                 if isinstance(reply, ServerError) and str(reply).startswith("NOSCRIPT"):
                     self.network.record.counts["script unknown"] += 1
-                    self.teach |= late
+                    self.send_script_text |= late
                     if not late:
                         replies[i] = (await self._request([messages[i]], until, by_text=True))[0]
         except Disconnected as error:
             return [error] * len(messages)
         return replies
 
-    def drop(self, sent: Sent) -> None:
+    def discard_batch(self, sent: Sent) -> None:
         """Nobody will ask for these replies."""
 
     @property
@@ -247,7 +250,7 @@ class SimPort:
         """Whether something can be sent without connecting first."""
         return self.link is not None
 
-    async def greet(self, until: float) -> None:
+    async def ping(self, until: float) -> None:
         """Connect if need be, and see that it answers. Raises what keeps it from that."""
         until = max(until, self.now() + 0.001)
         link, heard = await self._linked(until), Future()
@@ -261,7 +264,7 @@ class SimPort:
         finally:
             link.row.discard(heard)
 
-    async def answered(self, sents: Sequence[Sent], number: int, until: float) -> list[int]:
+    async def wait_any(self, sents: Sequence[Sent], number: int, until: float) -> list[int]:
         """Which of these have their replies, as soon as so many have, or the time is over."""
         waiting = [sent.future for sent in sents if not sent.future.done]
         missing = number - (len(sents) - len(waiting))
@@ -380,7 +383,7 @@ class SimPort:
         if self.link is None and self.process.alive:
             self.expect(connected)
 
-    def signal(self) -> SimSignal:
+    def event(self) -> SimSignal:
         """See Port."""
         return SimSignal()
 
@@ -413,7 +416,7 @@ class SimPort:
 
         self.process.spawn(whole(), name)
 
-    def tell(self, callback: Callable[[Any], object], subject: Any) -> None:
+    def run_callback(self, callback: Callable[[Any], object], subject: Any) -> None:
         """See Port."""
 
         def told() -> None:
@@ -421,32 +424,32 @@ class SimPort:
 
         self.process.world.soon(told, self.process)
 
-    def forget(self) -> None:
+    def reset_after_fork(self) -> None:
         """See Port. Nothing forks here."""
 
-    def unsettled(self, key: str) -> str:  # noqa: ARG002 (see Port)
+    def old_primary_may_still_grant(self, key: str) -> str:  # noqa: ARG002 (see Port)
         """See Port."""
-        former = self._proofs.unsettled()
+        former = self._proofs.old_primary()
         self.network.record.counts["not believed yet"] += bool(former)
         return former
 
-    async def proven(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
+    async def prove_lossless(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
         """See Port."""
-        return await self._proofs.wanted(evidence, until)
+        return await self._proofs.prove_lossless(evidence, until)
 
-    async def _verdict(self, evidence: str, epoch: Epoch, left: float) -> float | None:
-        """What `lossless` says, which asks over connections of its own: there, and back."""
+    async def _verdict(self, evidence: str, epoch: IdentityStamp, left: float) -> float | None:
+        """What `least_lossless_ttl` says, which asks over connections of its own: there, and back."""
         network, found = self.network, Future()
         process, journey = self.process, Journey(current(self.process.world), TRAFFIC)
 
         def asked() -> None:
             if not network.blocked(process, there=False):
-                verdict = lossless(_as_address(network.site.seen_by(process)), evidence, epoch)
+                verdict = least_lossless_ttl(_as_address(network.site.seen_by(process)), evidence, epoch)
                 process.world.at(process.world.now + network.trip(journey, 1), lambda: found.resolve(verdict), process)
 
         if not network.blocked(process, there=True):
             process.world.at(process.world.now + network.trip(journey), asked)
-        patience = min(PATIENCE, max(HASTE, left) / STEPS)
+        patience = min(PROOF_STEP_TIMEOUT, max(MIN_PROOF_TIME, left) / PROOF_STEPS)
         process.world.at(process.world.now + patience, Timer(found, None), process)
         verdict: float | None = await found
         network.record.counts["proven lossless"] += verdict is not None and verdict < math.inf
@@ -454,18 +457,18 @@ class SimPort:
 
     # The subscription
 
-    def ear(self, key: str) -> tuple[str, str]:  # noqa: ARG002 (see Port)
+    def subscription_of(self, key: str) -> tuple[str, str]:  # noqa: ARG002 (see Port)
         """See Port."""
-        return self._heard, self.sink.channel
+        return self._heard, self.push_handler.channel
 
-    def place(self, key: str) -> Place:  # noqa: ARG002 (see Port)
+    def route(self, key: str) -> Route:  # noqa: ARG002 (see Port)
         """See Port."""
-        return HERE
+        return ONLY_ROUTE
 
-    def listen(self, key: str) -> None:  # noqa: ARG002 (see Port)
+    def ensure_subscribed(self, key: str) -> None:  # noqa: ARG002 (see Port)
         """See Port."""
         if self._channel is None:
-            self._channel = self.sink.channel.encode()
+            self._channel = self.push_handler.channel.encode()
             if self.link is not None:
                 self._subscribe(self.link)
             else:
@@ -473,7 +476,7 @@ class SimPort:
 
     def restored(self) -> None:
         """It was a part of a snapshot: it listened, and its connection is dead."""
-        self._channel = self.sink.channel.encode()
+        self._channel = self.push_handler.channel.encode()
         self._stay()
 
     @property
@@ -483,7 +486,7 @@ class SimPort:
 
     def hear(self, payload: bytes) -> None:
         """A push has come."""
-        self.sink.pushed(payload)
+        self.push_handler.pushed(payload)
 
     def deafen(self, noticed: float) -> None:
         """A fault: the connection that hears breaks, which is noticed this many seconds later."""
@@ -511,7 +514,7 @@ class SimPort:
         def acknowledged() -> None:
             if self.link is link:
                 self._heard, answered[:] = "1", [True]
-                self.sink.subscribed()
+                self.push_handler.subscribed()
 
         def in_vain() -> None:
             if not answered:
@@ -523,10 +526,10 @@ class SimPort:
 
 
 class _Name:
-    """As `Memory` knows an address."""
+    """As `ServerHistory` knows an address."""
 
-    shown = Site.shown
-    former = "-"
+    display_url = Site.display_url
+    previous_identity = "-"
 
 
 def _as_address(address: Any) -> RealAddress:

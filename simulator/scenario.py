@@ -143,8 +143,8 @@ class Run:
         for client in self.clients:
             session = client.session
             for what, left in (
-                ("waiters", session.waiters.expected),
-                ("rooms", session.waiters.rooms),
+                ("waiters", session.waiters.registered),
+                ("rooms", session.waiters.queues),
                 ("undos", session.undo.jobs),
                 ("leases", list(session.renewal._all())),
             ):

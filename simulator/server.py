@@ -15,7 +15,7 @@ import json
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from interlock._core import ServerError
+from interlock._protocol.types import ServerError
 
 from .commands import COMMANDS, HUNGRY, WRITES, ZSet, text
 

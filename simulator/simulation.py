@@ -11,10 +11,8 @@ import sys
 import types
 import warnings
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 from unittest import mock
-
-from interlock.ports import _memory
 
 from .chance import CoreChance
 from .loop import asyncio_of
@@ -29,9 +27,6 @@ if TYPE_CHECKING:
     from .invariants import Story, Violation
     from .plan import Fault, Plan, Section
     from .scheduler import World
-
-
-QUORUM: Final = "interlock.ports.quorum"
 
 
 @dataclass(frozen=True)
@@ -122,6 +117,7 @@ def _apart() -> Generator[Callable[[World], None]]:
         return chances[0].uniform(low, high)
 
     replaced: dict[str, Any] = {
+        "now": now,
         "asyncio": asyncio_of(lambda: worlds[0]),
         "random": types.SimpleNamespace(uniform=uniform),
         "secrets": types.SimpleNamespace(token_hex=token_hex),
@@ -131,11 +127,10 @@ def _apart() -> Generator[Callable[[World], None]]:
     gc.disable()
     with contextlib.ExitStack() as stack:
         for name, module in list(sys.modules.items()):
-            if name.startswith(("interlock._", "interlock.primitives.")) or name in {"interlock.aio", QUORUM}:
+            if name.startswith(("interlock._", "interlock.primitives.")) or name == "interlock.aio":
                 for attribute, substitute in replaced.items():
                     if hasattr(module, attribute):
                         stack.enter_context(mock.patch.object(module, attribute, substitute))
-        stack.enter_context(mock.patch.object(_memory, "now", now))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore", ResourceWarning)
         try:
@@ -167,11 +162,11 @@ def _burn(run: Run) -> None:
     run.story.over = True
     for holds in run.monitor.leases.held.values():
         for held in holds:
-            held.grant.ended = held.grant.ended or "the simulation is over"
+            held.grant.end_reason = held.grant.end_reason or "the simulation is over"
     for client in [*run.clients, *run.graves]:
         client.process.alive = False
         for grant in client.session.renewal.held():
-            grant.ended = "the simulation is over"
+            grant.end_reason = "the simulation is over"
         for task in client.process.tasks:
             with contextlib.suppress(BaseException):
                 task.work.close()

@@ -17,8 +17,8 @@ import hashlib
 from math import floor
 from typing import TYPE_CHECKING, Any, Final
 
-from interlock._core import ServerError
-from interlock.ports._memory import ASKED, NO_REPLID, PAST, Facts, facts
+from interlock._protocol.types import ServerError
+from interlock._quarantine.identity import IDENTITY_COMMANDS, NO_REPLID, PAST_COMMANDS, Facts, parse_facts
 
 from .server import Server
 
@@ -130,7 +130,7 @@ class Host:
 
     def facts(self) -> Facts:
         """What a connection learns with its greeting."""
-        found = facts(*(self.asked(*command) for command in (*ASKED, *PAST)))
+        found = parse_facts(*(self.asked(*command) for command in (*IDENTITY_COMMANDS, *PAST_COMMANDS)))
         assert found is not None
         return found
 
@@ -138,7 +138,7 @@ class Host:
 class Site:
     """One address, and the hosts behind it."""
 
-    shown = "sim://"
+    display_url = "sim://"
 
     def __init__(self, world: World, name: str = "", *, offset: float = 0.0, rate: float = 1.0) -> None:
         self.world = world
@@ -188,7 +188,7 @@ class Site:
         """How many were run."""
         return sum(host.server.scripts for host in self.hosts)
 
-    # As ports know an address: what `lossless` needs of it
+    # As ports know an address: what `least_lossless_ttl` needs of it
 
     def seen_by(self, process: Process) -> Address:
         """The address, as this process reaches it."""
@@ -198,7 +198,7 @@ class Site:
 class Address:
     """See `interlock.connect.Address`: what a proof needs of it."""
 
-    shown = Site.shown
+    display_url = Site.display_url
 
     def __init__(self, site: Site, process: Process, host: Host | None) -> None:
         self.site, self.process, self._host = site, process, host

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from interlock._core import ANSWER_COUNTS_FOR, COURTESY, TRY_FOR
-from interlock._waiters import PATIENCE, VOUCH
+from interlock._client.waiting import HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT
+from interlock._protocol.timing import ANSWER_COUNTS_FOR, TRY_FOR, UNDO_GRACE
 from interlock.errors import AcquireTimeout, ConfigError, LeaseLost, LockError, Unavailable
 
 from .chance import MESSAGE
@@ -105,7 +105,7 @@ class Worker:
             return result
         finally:
             self.run.monitor.attempts.ended(task, kept)
-            bound = math.inf if timeout is None else timeout + courtesies * COURTESY
+            bound = math.inf if timeout is None else timeout + courtesies * UNDO_GRACE
             if timeout == 0:
                 bound += TRY_FOR if what in {"acquire", "wait"} else IO_TIMEOUT
             took = self.now() - started
@@ -116,7 +116,7 @@ class Worker:
     def _check_refusal(self, what: str, courtesies: int) -> None:
         """Rule 4: who is told that another one has it is so by a server that answered lately."""
         # Silence begins with a heartbeat that is not answered, is known when that is given up, and is told at the end.
-        longest = VOUCH + max(ANSWER_COUNTS_FOR, PATIENCE) + courtesies * COURTESY + SLACK
+        longest = HEARTBEAT_INTERVAL + max(ANSWER_COUNTS_FOR, HEARTBEAT_TIMEOUT) + courtesies * UNDO_GRACE + SLACK
         now, heard = self.client.process.world.now, max(port.answered_at for port in self.client.ports)
         if now - heard > longest:
             self.violated(4, f"{what} timed out, and no server has answered for {now - heard:.3f} s")

@@ -16,7 +16,8 @@ from grounds import HOME, MODES, QUORUM, WIDTHS, Ground, Park
 from harness.topology import Cluster
 from harness.topology.group import ask
 from headers import Header
-from interlock.ports import _wire
+from interlock._transports import asyncio as transport_of_asyncio
+from interlock._transports import blocking, resp
 from kit import Kit, Residue
 from proxy import Proxy
 
@@ -119,7 +120,7 @@ HEADERS: dict[str, Header] = {}
 @pytest.fixture(autouse=True)
 def every_message_is_as_the_lua_header_says(monkeypatch):
     """Holds the header of each script against what Python really sends, in every test."""
-    real, wrong = _wire.by_sha, []
+    real, wrong = resp.evalsha, []
 
     def checked(script, keys, args, epoch):
         header = HEADERS.setdefault(script.name, Header(script.source))
@@ -130,7 +131,8 @@ def every_message_is_as_the_lua_header_says(monkeypatch):
             raise
         return real(script, keys, args, epoch)
 
-    monkeypatch.setattr(_wire, "by_sha", checked)
+    for transport in (blocking, transport_of_asyncio):
+        monkeypatch.setattr(transport, "evalsha", checked)
     yield
     assert not wrong
 

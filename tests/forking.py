@@ -24,9 +24,9 @@ import traceback
 
 import interlock
 import interlock.aio
-from interlock import _waiters
+from interlock._client import waiting as _waiters
 
-_waiters.VOUCH = 1000.0  # a push that is lost would be missed for ever
+_waiters.HEARTBEAT_INTERVAL = 1000.0  # a push that is lost would be missed for ever
 mode, *urls = sys.argv[1:]
 NAMES = [f"held-{number}" for number in range(12)]
 TTL = 1.5

@@ -84,9 +84,9 @@ class Alchemy(Store):
         )  # fmt: skip
 
     def make(self) -> None:
-        from interlock.fence import alchemy
+        from interlock.fence import sqlalchemy
 
-        alchemy.fence_table(self.metadata)
+        sqlalchemy.fence_table(self.metadata)
         self.metadata.drop_all(self.engine)
         self.metadata.create_all(self.engine)
         with self.engine.begin() as connection:
@@ -100,14 +100,14 @@ class Alchemy(Store):
         return self.paper.update().where(self.paper.c.id == 1).values(words=text)
 
     def guarded(self, lease, text: str) -> None:
-        from interlock.fence import alchemy
+        from interlock.fence import sqlalchemy
 
         with self.engine.begin() as connection:
             if self.whole:
-                alchemy.guard(connection, lease)
+                sqlalchemy.guard(connection, lease)
                 connection.execute(self._write(text))
             else:
-                assert alchemy.update(connection, lease, self._write(text)) == 1
+                assert sqlalchemy.update(connection, lease, self._write(text)) == 1
 
     def plain(self, text: str) -> None:
         with self.engine.begin() as connection:
@@ -133,7 +133,7 @@ class Redis(Store):
     def guarded(self, lease, text: str) -> None:
         with self.client:
             command = ("SET", "users:{paper}", text)
-            redis.execute(self.client, lease, [command], keys=["users:{paper}"], beside="users:{paper}:fence")
+            redis.execute(self.client, lease, [command], keys=["users:{paper}"], fence_key="users:{paper}:fence")
 
     def plain(self, text: str) -> None:
         with self.client:
@@ -165,10 +165,10 @@ KINDS = {
     "sqlite-update": partial(Dbapi, False, sqlite3.connect, "?"),
     "postgres-guard": partial(Dbapi, True, postgres, "%s"),
     "postgres-update": partial(Dbapi, False, postgres, "%s"),
-    "alchemy-sqlite-guard": partial(Alchemy, True),
-    "alchemy-sqlite-update": partial(Alchemy, False),
-    "alchemy-postgres-guard": partial(Alchemy, True),
-    "alchemy-postgres-update": partial(Alchemy, False),
+    "sqlalchemy-sqlite-guard": partial(Alchemy, True),
+    "sqlalchemy-sqlite-update": partial(Alchemy, False),
+    "sqlalchemy-postgres-guard": partial(Alchemy, True),
+    "sqlalchemy-postgres-update": partial(Alchemy, False),
     "redis": Redis,
     "file": File,
 }

@@ -101,7 +101,7 @@ def test_what_waits_is_awaited_in_asyncio_and_called_in_threads(name):
 def test_only_the_two_modes_know_threads_and_asyncio():
     for path in Path(interlock._api.__file__).parent.glob("*.py"):
         if path.stem not in {"threads", "asyncio", "scopes"}:
-            mode = r"^ *(import asyncio|from \.(threads|asyncio|scopes) |from interlock\.ports\.(threads|asyncio) )"
+            mode = r"^ *(import asyncio|from \.(threads|asyncio|scopes) |from interlock\._(transports|servers)\.)"
             assert not re.search(mode, path.read_text(), re.MULTILINE), path.name
 
 

@@ -98,7 +98,7 @@ async def test_a_lost_message_costs_a_poll(kit):
     first = asyncio.ensure_future(locks.barrier("a", 2).wait(timeout=30))
     looking = kit.interlock().barrier("a", 2)
     await until(lambda: waiting(looking, 1))
-    kit.session(locks).waiters.granted = lambda _token: None  # it hears nothing
+    kit.session(locks).waiters.on_granted = lambda _token: None  # it hears nothing
     assert await looking.wait(timeout=10) == 1
     assert await asyncio.wait_for(first, 10) == 0
 
@@ -110,7 +110,7 @@ async def test_one_whose_time_is_over_after_all_have_come_has_passed(kit):
     first = asyncio.ensure_future(outcome(locks.barrier("a", 2).wait(timeout=1.5)))
     await until(lambda: waiting(looking, 1))
     waiters = kit.session(locks).waiters
-    waiters.granted = waiters.wake_all = waiters._heard = lambda *_: None  # it hears nothing
+    waiters.on_granted = waiters.wake_all = waiters._on_heartbeat_reply = lambda *_: None  # it hears nothing
     assert await looking.wait(timeout=10) == 1
     assert await first == 0
 

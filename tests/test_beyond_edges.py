@@ -15,8 +15,9 @@ from grounds import BASE, PASSWORD, USER, cluster_rights, least_rights, required
 from harness.servers import Missing
 from harness.topology import Cluster, Independents, Sentinels
 from harness.topology.group import ask
-from interlock import AcquireTimeout, ConfigError, Unavailable, _waiters
-from interlock.connect import Address, _warn_of_defaults
+from interlock import AcquireTimeout, ConfigError, Unavailable
+from interlock._client import waiting as _waiters
+from interlock._connect.address import Address, _warn_of_defaults
 from kit import outcome, queued, until
 
 rule = pytest.mark.rule
@@ -166,7 +167,7 @@ async def met(locks):
     """Once it has met all primaries, it is a witness of what they do."""
     await (await locks.lock("hello", ttl=1).acquire()).release()
     port = locks._session.port
-    await until(lambda: all(member is not None and member.memory.known for member in {*port._map}), within=30)
+    await until(lambda: all(member is not None and member.history.known for member in {*port._map}), within=30)
 
 
 @rule(1, 10)
@@ -222,7 +223,7 @@ async def test_a_primary_that_hears_nothing_more_stops_before_it_is_no_longer_wa
             return False
 
         await until(refuses)
-    longer = {member.memory.latest.longer for member in {*locks._session.port._map}}
+    longer = {member.history.latest.isolation_grace for member in {*locks._session.port._map}}
     assert longer == {4.0}
     assert last - silent < 4.0
 
@@ -334,15 +335,17 @@ async def waits(lockable):
 
 @pytest.mark.parametrize("kind", [BASE, "redis-6.2"])
 async def test_the_least_rights_on_a_cluster_are_enough(kit, kind, monkeypatch):
-    monkeypatch.setattr(_waiters, "VOUCH", 1000.0)  # a push that is lost would be missed for ever
+    monkeypatch.setattr(_waiters, "HEARTBEAT_INTERVAL", 1000.0)  # a push that is lost would be missed for ever
     with started(Cluster, kind, shards=3, replicas=1) as cluster:
         grant_least(cluster, *cluster_rights(kind).split())
         locks, others = (kit.interlock(as_user(cluster.url), max_ttl=30) for _ in range(2))
         await met(locks)
         await met(others)
         port = others._session.port
-        await handed_over(locks.lock("a"), others.lock("a"), lambda: port.ear("lock:a")[0] == "1")
-        await handed_over(locks.semaphore("s", 1), others.semaphore("s", 1), lambda: port.ear("lock:s")[0] == "1")
+        await handed_over(locks.lock("a"), others.lock("a"), lambda: port.subscription_of("lock:a")[0] == "1")
+        await handed_over(
+            locks.semaphore("s", 1), others.semaphore("s", 1), lambda: port.subscription_of("lock:s")[0] == "1"
+        )
         slot = cluster.slot("lock:held")
         held = await kit.keep(locks.lock("held").acquire())
         old = cluster.primary_of(slot)
@@ -369,13 +372,15 @@ async def test_the_least_rights_on_a_cluster_are_enough(kit, kind, monkeypatch):
 
 
 async def test_the_least_rights_of_a_quorum_are_those_of_one_server(kit, monkeypatch):
-    monkeypatch.setattr(_waiters, "VOUCH", 1000.0)
+    monkeypatch.setattr(_waiters, "HEARTBEAT_INTERVAL", 1000.0)
     with started(Independents, BASE, number=3) as servers:
         grant_least(servers)
         locks, others = (kit.interlock([as_user(url) for url in servers.urls], max_ttl=30) for _ in range(2))
         port = others._session.port
         await handed_over(
-            locks.lock("a"), others.lock("a"), lambda: all(each.port.ear("lock:a")[0] == "1" for each in port.nodes)
+            locks.lock("a"),
+            others.lock("a"),
+            lambda: all(each.port.subscription_of("lock:a")[0] == "1" for each in port.nodes),
         )
         await kit.keep(locks.lock("lost", renew=False).acquire())
         for node in servers.nodes[1:]:
@@ -454,7 +459,7 @@ async def test_a_cluster_over_tls(kit, tls):
         assert len({cluster.primary_of(f"lock:{lease.name}") for lease in leases}) == 3
         port = others._session.port
         assert all(member.address.kind == "tls" for member in {*port._map})
-        await handed_over(locks.lock("a"), others.lock("a"), lambda: port.ear("lock:a")[0] == "1")
+        await handed_over(locks.lock("a"), others.lock("a"), lambda: port.subscription_of("lock:a")[0] == "1")
         slot = cluster.slot("lock:held-0")
         old = cluster.primary_of(slot)
         cluster.migrate(slot, to=next(node for node in cluster.nodes[:3] if node is not old))
@@ -469,7 +474,7 @@ async def test_sentinel_over_tls(kit, tls):
     with started(Sentinels, "redis-7.0", replicas=1, sentinels=1, tls=tls) as group:
         locks, others = kit.interlock(group.url), kit.interlock(group.url)
         port = others._session.port
-        await handed_over(locks.lock("a"), others.lock("a"), lambda: port.ear("lock:a")[0] == "1")
+        await handed_over(locks.lock("a"), others.lock("a"), lambda: port.subscription_of("lock:a")[0] == "1")
         held = await kit.keep(locks.lock("held").acquire())
         group.catch_up(*group.replicas)
         group.primary.kill()

@@ -357,7 +357,7 @@ class Case:
     def lose(self) -> None:
         leases = self.lease._leases.values() if hasattr(self.lease, "_leases") else [self.lease]
         for lease in leases:
-            if self.lost and not self.over and lease._grant.ended is None:
+            if self.lost and not self.over and lease._grant.end_reason is None:
                 self.told = True
                 lose(self.locks, lease)
 

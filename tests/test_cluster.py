@@ -13,10 +13,16 @@ import redis.asyncio
 from grounds import BASE, MODES, required
 from harness.servers import Missing, faketime
 from harness.topology import Cluster
-from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Unavailable, _core, _waiters, connect
-from interlock.ports import _wire
-from interlock.ports._memory import Facts, Memory, Story
-from interlock.ports.cluster import SLOTS, slot_of, tag_of
+from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Unavailable
+from interlock._client import waiting as _waiters
+from interlock._connect import address as connect
+from interlock._protocol.timing import RETRY_FOR
+from interlock._quarantine.history import ServerHistory
+from interlock._quarantine.identity import Facts
+from interlock._quarantine.slot_history import SlotHistory
+from interlock._servers.slots import SLOTS, slot_of, tag_of
+from interlock._transports import asyncio as transport_of_asyncio
+from interlock._transports import blocking, resp
 from kit import outcome, queued, until
 
 rule = pytest.mark.rule
@@ -56,7 +62,7 @@ def harmed(clean, cluster):
 
 def ear(kit, locks, name):
     """Whether this client hears of a lock, and on which channel."""
-    return kit.session(locks).port.ear(f"lock:{name}")
+    return kit.session(locks).port.subscription_of(f"lock:{name}")
 
 
 def port_of(kit, locks):
@@ -84,7 +90,7 @@ async def knows_all(kit, locks):
     """Once it has met all primaries, it is a witness of what they do."""
     await use(locks.lock("hello"))
     port = port_of(kit, locks)
-    await until(lambda: all(member is not None and member.memory.known for member in {*port._map}))
+    await until(lambda: all(member is not None and member.history.known for member in {*port._map}))
     return port
 
 
@@ -116,7 +122,7 @@ async def test_names_on_all_shards_with_and_without_tags(kit, clean, cluster):
 @rule(3)
 @pytest.mark.parametrize("cluster", [BASE, "redis-7.0", "redis-6.2"], indirect=True)
 async def test_waiters_on_all_nodes_are_woken_by_push(kit, clean, cluster, monkeypatch):
-    monkeypatch.setattr(_waiters, "VOUCH", 1000.0)  # a message that is lost would be missed for ever
+    monkeypatch.setattr(_waiters, "HEARTBEAT_INTERVAL", 1000.0)  # a message that is lost would be missed for ever
     locks, others = kit.interlock(), kit.interlock()
     for name in one_on_each(cluster).values():
         lease = await locks.lock(name).acquire()
@@ -124,13 +130,13 @@ async def test_waiters_on_all_nodes_are_woken_by_push(kit, clean, cluster, monke
         await until(lambda name=name: ear(kit, others, name)[0] == "1")
         await until(lambda name=name: queued(locks, 1, name))
         asked = []
-        real = _wire.by_sha
-        monkeypatch.setattr(_wire, "by_sha", lambda *message: (asked.append(message[2][0]), real(*message))[1])
+        real, transport = resp.evalsha, blocking if kit.mode == "threads" else transport_of_asyncio
+        monkeypatch.setattr(transport, "evalsha", lambda *message: (asked.append(message[2][0]), real(*message))[1])
         await lease.release()
         await (await asyncio.wait_for(waiter, 10)).release()
         assert asked.count("acquire") <= 2, asked  # that of the subscription, if it was late, and the confirmation
         assert "vouch" not in asked
-        monkeypatch.setattr(_wire, "by_sha", real)
+        monkeypatch.setattr(transport, "evalsha", real)
 
 
 @rule(3)
@@ -143,7 +149,7 @@ async def test_a_wake_up_concerns_one_channel_only(kit, clean, cluster):
     woken = []
     kit.session(others).waiters._wake = woken.extend
     kit.session(others).subscribed(ear(kit, others, names[0])[1])
-    assert [attempt.primitive.name for attempt in woken] == names[:1]
+    assert [attempt.resource.name for attempt in woken] == names[:1]
     del kit.session(others).waiters._wake
     for lease in leases:
         await lease.release()
@@ -462,7 +468,7 @@ async def test_a_slot_that_goes_to_a_node_which_serves_once_more_is_not_in_quara
         await use(locks.lock(there), 10)
     serving = harmed.primary_of(f"lock:{there}")
     member = next(each for each in {*port._map} if each.address.parameters["port"] == serving.port)
-    await until(lambda: member.memory.known == member.memory.latest.identity)
+    await until(lambda: member.history.known == member.history.latest.identity)
     old = harmed.primary_of(slot)
     harmed.migrate(slot, to=serving)
     try:
@@ -475,14 +481,20 @@ async def test_a_slot_that_goes_to_a_node_which_serves_once_more_is_not_in_quara
 def test_what_moved_without_loss_before_a_handover_came_without_loss():
     """A name that was not used between the two was in quarantine: only the last step was looked at."""
     where = connect.address("redis://127.0.0.1", for_asyncio=False)
-    epoch = Memory(60.0).meet(Facts("d" * 40, "d" * 40, "b" * 40, uptime=500, now_ms=1_000_000, replicas=1), where)
-    epoch.tell(7, Story("bb:bb", epoch.met, (), Story("-", epoch.met - 9, ("aa:aa/1000",))))
-    epoch.tell(8, Story("bb:bb", epoch.met, (), Story("zz:zz", epoch.met - 9, ("aa:aa",))))
-    assert epoch.of(7).split()[3:] == ["bb:bb"]
-    epoch.prove("bb:bb", 2.0)
-    assert epoch.of(7).split()[3:] == ["-", "bb:bb/2000", "aa:aa/3000"]
-    assert epoch.of(8).split()[3:] == ["zz:zz", "bb:bb/2000", "aa:aa/2000"]  # that one is waited for, as before
-    assert int(epoch.of(8).split()[1]) == 991_000
+    epoch = ServerHistory(60.0).meet(
+        Facts("d" * 40, "d" * 40, "b" * 40, uptime=500, now_ms=1_000_000, replicas=1), where
+    )
+    epoch.set_slot_history(
+        7, SlotHistory("bb:bb", epoch.met_at, (), SlotHistory("-", epoch.met_at - 9, ("aa:aa/1000",)))
+    )
+    epoch.set_slot_history(
+        8, SlotHistory("bb:bb", epoch.met_at, (), SlotHistory("zz:zz", epoch.met_at - 9, ("aa:aa",)))
+    )
+    assert epoch.text_for(7).split()[3:] == ["bb:bb"]
+    epoch.mark_lossless("bb:bb", 2.0)
+    assert epoch.text_for(7).split()[3:] == ["-", "bb:bb/2000", "aa:aa/3000"]
+    assert epoch.text_for(8).split()[3:] == ["zz:zz", "bb:bb/2000", "aa:aa/2000"]  # that one is waited for, as before
+    assert int(epoch.text_for(8).split()[1]) == 991_000
 
 
 @rule(5, 10)
@@ -579,6 +591,6 @@ async def test_a_client_of_the_other_mode_is_refused(kit, clean, cluster):
 
 async def test_who_has_seen_the_cluster_believes_in_it(kit, clean):
     locks = kit.interlock()
-    assert port_of(kit, locks).patience == _core.RETRY_FOR
+    assert port_of(kit, locks).retry_for == RETRY_FOR
     await use(locks.lock("a"))
-    assert port_of(kit, locks).patience > _core.RETRY_FOR
+    assert port_of(kit, locks).retry_for > RETRY_FOR

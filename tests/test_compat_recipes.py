@@ -412,9 +412,9 @@ def test_a_lost_reply_is_not_a_lost_lock_and_its_copy_takes_nothing(client, clea
     assert RedisLock(client).del_lock("stock", value) is True  # also where nobody knows of the first one
     with interlock.Interlock(client, prefix="") as locks:
         primitive = locks.lock("stock")._primitive
-    args = ("acquire", first, 30000, 3000, 0, "nowhere", 1, *primitive.terms, "")
+    args = ("acquire", first, 30000, 3000, 0, "nowhere", 1, *primitive.acquire_args, "")
     late = clean.eval(primitive.script.source, 5, *primitive.keys, *args)
-    assert late == [5]  # GONE
+    assert late == [5]  # NOT_FOUND
     assert not clean.exists("stock")
 
 
@@ -578,7 +578,7 @@ def test_threads_caches_and_clients_share_one_interlock(server, clean, caches):
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(work, range(40)))
-    used = [made for made in _made if made._session.keepers[0].started]
+    used = [made for made in _made if made._session.workers[0].started]
     assert len(used) == 1
     assert sum(thread.name == "interlock-keeper" for thread in threading.enumerate()) == 1
 

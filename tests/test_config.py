@@ -17,8 +17,9 @@ import interlock
 import interlock.aio
 from grounds import HOME, PASSWORD, USER, least_rights
 from interlock import AcquireTimeout, ConfigError, LockError, Unavailable
-from interlock._names import checked_name, tagged
-from interlock.connect import _warn, address, check_server, quorum
+from interlock._connect.server_check import _warn, check_server
+from interlock._connect.target import address, quorum
+from interlock._protocol.names import checked_name, tagged
 from kit import Kit, outcome, queued, until
 
 rule = pytest.mark.rule
@@ -176,7 +177,7 @@ def test_passwords_never_appear(make):
 )
 def test_addresses(url, kind, shown):
     found = address(url, for_asyncio=False)
-    assert (found.kind, found.shown) == (kind, shown)
+    assert (found.kind, found.display_url) == (kind, shown)
 
 
 def test_a_client_of_the_other_mode_says_which_one_to_use(clean):

@@ -7,20 +7,20 @@ import time
 
 import pytest
 
-from interlock._core import GRANTED, QUEUED
-from interlock.primitives.election import election
-from interlock.primitives.lock import lock
-from interlock.primitives.permits import semaphore, writing
+from interlock.primitives.codes import GRANTED, QUEUED
+from interlock.primitives.election import election_resource
+from interlock.primitives.lock import lock_resource
+from interlock.primitives.permits import semaphore_resource, write_resource
 from kit import until
 
 rule = pytest.mark.rule
 pytestmark = [pytest.mark.grounds("servers"), pytest.mark.single]
 KINDS = {
-    "stopped lock": (lock("a", "lock:"), lambda locks: locks.lock("a")),
-    "killed lock": (lock("b", "lock:"), lambda locks: locks.lock("b")),
-    "stopped semaphore": (semaphore("c", "lock:", 1), lambda locks: locks.semaphore("c", 1)),
-    "killed rwlock": (writing("d", "lock:"), lambda locks: locks.rwlock("d").write()),
-    "stopped election": (election("e", "lock:"), lambda locks: locks.election("e")),
+    "stopped lock": (lock_resource("a", "lock:"), lambda locks: locks.lock("a")),
+    "killed lock": (lock_resource("b", "lock:"), lambda locks: locks.lock("b")),
+    "stopped semaphore": (semaphore_resource("c", "lock:", 1), lambda locks: locks.semaphore("c", 1)),
+    "killed rwlock": (write_resource("d", "lock:"), lambda locks: locks.rwlock("d").write()),
+    "stopped election": (election_resource("e", "lock:"), lambda locks: locks.election("e")),
 }
 
 
@@ -37,7 +37,7 @@ def crowd(client, primitive, number, *, killed):
     sha = client.script_load(primitive.script.source)
     pipe = client.pipeline(transaction=False)
     for i in range(number):
-        words = ("acquire", f"dead/{i}", 30_000, 3000, int(killed), "nobody", 1, *primitive.terms, "")
+        words = ("acquire", f"dead/{i}", 30_000, 3000, int(killed), "nobody", 1, *primitive.acquire_args, "")
         pipe.evalsha(sha, len(primitive.keys), *primitive.keys, *words)
     first, *others = (reply[0] for reply in pipe.execute())
     assert first == GRANTED
@@ -73,10 +73,10 @@ async def test_an_undo_passes_over_the_dead_without_a_pause(kit, clean):
     """It dropped 32 of them every 250 ms, and whoever waits behind them waited for that."""
     locks = kit.interlock()
     lease = await locks.lock("a").acquire()
-    _, _, queue, waiters, _ = lease._grant.primitive.keys
+    _, _, queue, waiters, _ = lease._grant.resource.keys
     clean.zadd(queue, {f"dead/{i}": i for i in range(5_000)})
     clean.hset(waiters, mapping={f"dead/{i}": f"{i} 3000 0 nowhere" for i in range(5_000)})
     clean.pexpire(queue, 60_000)
     clean.pexpire(waiters, 60_000)
-    kit.session(locks).core.give_up(lease._grant)
+    kit.session(locks).core.release_in_background(lease._grant)
     await until(lambda: not clean.exists(queue, waiters), within=5)

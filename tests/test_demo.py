@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from demos import Rows, finish, rows, run, start
-from interlock.cli.recipes import RECIPES
-from interlock.cli.sale import plan
-from interlock.cli.wire import Wire
+from interlock.cli.demo.connection import BareConnection
+from interlock.cli.demo.flash_sale import plan
+from interlock.cli.demo.lock_recipes import LOCK_RECIPES
 from interlock.embedded import Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-NAMES = list(RECIPES)
+NAMES = list(LOCK_RECIPES)
 
 pytestmark = pytest.mark.xdist_group("demo")  # they share a run of 20 s
 
@@ -33,7 +33,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def both() -> tuple[Rows, Rows]:
-    """The ladder with faults and without, at once: they mostly wait."""
+    """All recipes with faults and without, at the same time: both runs mostly wait."""
     faulty = start("demo", "--json", "--tickets", "24", "--seed", "3")
     calm = start("demo", "sale", "--json", "--tickets", "6", "--faults", "none", "--processes", "3", "--buyers", "2")
     return rows(faulty), rows(calm)
@@ -71,7 +71,7 @@ def test_these_lose_sales(faulty: Rows, name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "interlock"])
 def test_each_shows_its_own_flaw(faulty: Rows, name: str) -> None:
-    assert faulty[name]["why"].startswith(RECIPES[name].flaw.partition("{")[0])
+    assert faulty[name]["why"].startswith(LOCK_RECIPES[name].flaw.partition("{")[0])
 
 
 def test_interlock_meets_the_same_faults_and_sells_exactly_all(faulty: Rows) -> None:
@@ -147,26 +147,26 @@ def test_a_server_out_of_reach_is_one_line_without_its_password(
 
 
 def test_the_table_is_plain_without_a_terminal_and_the_users_server_stays_clean(server: Server) -> None:
-    wire = Wire(server.url)
-    wire.ask("SET", "mine", "1")
+    connection = BareConnection(server.url)
+    connection.execute("SET", "mine", "1")
     status, out, err = finish(start("demo", "--url", server.url, "--only", "setnx,interlock", "--tickets", "8"))
     assert err == ""
     assert status == 0
     assert "\x1b" not in out
     assert "SETNX" in out
-    assert wire.ask("KEYS", "*") == [b"mine"]
-    wire.close()
+    assert connection.execute("KEYS", "*") == [b"mine"]
+    connection.close()
 
 
-@pytest.mark.parametrize("ladder", ["--only setnx", "semaphore --only incr-decr"])
+@pytest.mark.parametrize("recipes", ["--only setnx", "semaphore --only incr-decr"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all_processes_and_leaves_nothing_in_the_users_server(
-    number: int, ladder: str, server: Server
+    number: int, recipes: str, server: Server
 ) -> None:
-    wire = Wire(server.url)
-    wire.ask("FLUSHALL")
-    with start("demo", *ladder.split(), "--url", server.url) as demo:
-        while not wire.ask("KEYS", "*:lock"):
+    connection = BareConnection(server.url)
+    connection.execute("FLUSHALL")
+    with start("demo", *recipes.split(), "--url", server.url) as demo:
+        while not connection.execute("KEYS", "*:lock"):
             time.sleep(0.01)
         children = subprocess.run(
             ["ps", "-o", "pid=", "--ppid", str(demo.pid)], capture_output=True, text=True, check=True
@@ -179,8 +179,8 @@ def test_a_signal_ends_all_processes_and_leaves_nothing_in_the_users_server(
     for child in children:
         with pytest.raises(ProcessLookupError):
             os.kill(int(child), 0)
-    assert wire.ask("KEYS", "*") == []
-    wire.close()
+    assert connection.execute("KEYS", "*") == []
+    connection.close()
 
 
 def test_without_typer_one_line_says_what_to_install() -> None:

@@ -1,4 +1,4 @@
-"""The rush on an API: what is wrong with each recipe, step by step; and the rows of `interlock demo semaphore`."""
+"""The API limit: the flaw of each recipe, step by step, and the rows of `interlock demo semaphore`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from demos import Rows, rows, run, start
-from interlock.cli.rush import Caller, Rush, count, plan
-from interlock.cli.semaphores import SEMAPHORES
-from interlock.cli.trial import Fault, Scene
-from interlock.cli.wire import Wire
+from interlock.cli.demo.api_limit import ApiLimit, Caller, count_open_calls, plan
+from interlock.cli.demo.connection import BareConnection
+from interlock.cli.demo.scenario import Context, Fault
+from interlock.cli.demo.semaphore_recipes import SEMAPHORE_RECIPES
 from interlock.embedded import Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from interlock.cli.semaphores import Permit
+    from interlock.cli.demo.api_limit import Permit
 
-NAMES = list(SEMAPHORES)
+NAMES = list(SEMAPHORE_RECIPES)
 TTL = 60.0  # of the direct tests: nothing runs out in them
 
 pytestmark = pytest.mark.xdist_group("demo semaphore")  # they share a run of 20 s
@@ -31,37 +31,37 @@ pytestmark = pytest.mark.xdist_group("demo semaphore")  # they share a run of 20
 # Step by step: two clients, a real server, and clocks and pauses that are injected
 
 
-class Street:
+class SharedSemaphore:
     """Clients of one semaphore of three permits, each with a clock of its own."""
 
     def __init__(self, recipe: str, url: str, stack: contextlib.ExitStack) -> None:
         self.recipe, self.url, self.stack = recipe, url, stack
-        self.wire = stack.enter_context(contextlib.closing(Wire(url)))
+        self.connection = stack.enter_context(contextlib.closing(BareConnection(url)))
         self.taken: list[Permit | None] = []  # a lease that is dropped would be missed
 
-    def client(self, clock: float = 0.0, meanwhile: Callable[[], object] | None = None) -> Caller:
+    def client(self, clock_offset: float = 0.0, meanwhile: Callable[[], object] | None = None) -> Caller:
         """One whose clock is so many seconds ahead; `meanwhile` happens in the middle of its first try."""
-        rush = Rush(
-            recipe=self.recipe,
+        scenario = ApiLimit(
+            recipe=SEMAPHORE_RECIPES[self.recipe],
             url=self.url,
-            prefix="street:",
+            prefix="semaphore:",
             goal=1,
             limit=3,
             clients=1,
             ttl=TTL,
-            patience=math.inf,
-            clocks=(clock,),
+            max_stalls=math.inf,
+            clock_offsets=(clock_offset,),
             faults={} if meanwhile is None else {1: Fault("slow", "taking")},
         )
-        scene = Scene(rush, lambda _fault, _seconds: meanwhile and meanwhile())
-        self.stack.callback(scene.locks.close)
-        client = Caller(scene, self.wire, patience=0.0)
+        context = Context(scenario, lambda _fault, _seconds: meanwhile and meanwhile())
+        self.stack.callback(context.locks.close)
+        client = Caller(context, self.connection, timeout=0.0)
         if meanwhile is not None:
             client.take_number()
         return client
 
-    def take(self, clock: float = 0.0) -> Permit | None:
-        self.taken.append(self.client(clock).take())
+    def take(self, clock_offset: float = 0.0) -> Permit | None:
+        self.taken.append(self.client(clock_offset).take())
         return self.taken[-1]
 
     def fill(self, permits: int = 3) -> list[Permit]:
@@ -69,8 +69,8 @@ class Street:
         assert all(held)
         return held
 
-    def noted(self) -> dict[bytes, bytes]:
-        return self.wire.ask("HGETALL", "street:notes")
+    def events(self) -> dict[bytes, bytes]:
+        return self.connection.execute("HGETALL", "semaphore:events")
 
 
 @pytest.fixture(scope="module")
@@ -80,112 +80,114 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def street(request: pytest.FixtureRequest, server: Server) -> Iterator[Street]:
+def semaphore(request: pytest.FixtureRequest, server: Server) -> Iterator[SharedSemaphore]:
     with contextlib.ExitStack() as stack:
-        street = Street(request.param, server.url, stack)
-        street.wire.ask("FLUSHALL")
-        yield street
+        semaphore = SharedSemaphore(request.param, server.url, stack)
+        semaphore.connection.execute("FLUSHALL")
+        yield semaphore
 
 
 def on(*recipes: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("street", recipes, indirect=True)
+    return pytest.mark.parametrize("semaphore", recipes, indirect=True)
 
 
 @on(*[name for name in NAMES if name != "no-limit"][1:])
-def test_with_right_clocks_and_no_haste_each_keeps_the_limit(street: Street) -> None:
-    held = street.fill()
-    assert street.take() is None
-    held.pop().give()
-    assert street.take()
-    assert street.take() is None
+def test_with_right_clocks_and_no_haste_each_keeps_the_limit(semaphore: SharedSemaphore) -> None:
+    held = semaphore.fill()
+    assert semaphore.take() is None
+    held.pop().release()
+    assert semaphore.take()
+    assert semaphore.take() is None
 
 
 @on("one-set")
-def test_one_set_gives_the_last_permit_to_a_second_client_whose_clock_is_behind(street: Street) -> None:
-    held = street.fill()
-    assert street.take() is None
-    fourth = street.take(clock=-1.0)
+def test_one_set_gives_the_last_permit_to_a_second_client_whose_clock_is_behind(semaphore: SharedSemaphore) -> None:
+    held = semaphore.fill()
+    assert semaphore.take() is None
+    fourth = semaphore.take(clock_offset=-1.0)
     assert fourth
-    assert fourth.cut  # before the others, who have not lost anything that they could notice
+    assert fourth.by_rank  # before the others, who have not lost anything that they could notice
     for permit in held:
-        permit.give()
-    assert street.noted() == {}
+        permit.release()
+    assert semaphore.events() == {}
 
 
 @on("two-sets")
-def test_two_sets_give_the_last_permit_to_two_clients_if_one_is_slow_between_incr_and_zadd(street: Street) -> None:
-    street.fill(2)
+def test_two_sets_give_the_last_permit_to_two_clients_if_one_is_slow_between_incr_and_zadd(
+    semaphore: SharedSemaphore,
+) -> None:
+    semaphore.fill(2)
     last: list[Permit | None] = []
-    slow = street.client(meanwhile=lambda: last.append(street.take())).take()
+    slow = semaphore.client(meanwhile=lambda: last.append(semaphore.take())).take()
     assert last[0]
     assert slow  # both have the third of three
-    assert slow.cut
-    assert not last[0].cut
-    assert street.take() is None
+    assert slow.by_rank
+    assert not last[0].by_rank
+    assert semaphore.take() is None
 
 
 @on("one-set", "two-sets", "lua")
-def test_a_client_whose_clock_is_ahead_takes_permits_away_from_their_holders(street: Street) -> None:
-    held = street.fill()
-    assert street.take() is None
-    assert street.take(clock=TTL + 1)
+def test_a_client_whose_clock_is_ahead_takes_permits_away_from_their_holders(semaphore: SharedSemaphore) -> None:
+    held = semaphore.fill()
+    assert semaphore.take() is None
+    assert semaphore.take(clock_offset=TTL + 1)
     for permit in held:
-        permit.give()
-    assert street.noted() == {b"stolen": b"3"}
+        permit.release()
+    assert semaphore.events() == {b"stolen": b"3"}
 
 
 @on("two-sets", "lua")
-def test_a_clock_that_is_behind_gains_nothing_there(street: Street) -> None:
-    street.fill()
-    assert street.take(clock=-1.0) is None
+def test_a_clock_that_is_behind_gains_nothing_there(semaphore: SharedSemaphore) -> None:
+    semaphore.fill()
+    assert semaphore.take(clock_offset=-1.0) is None
 
 
 @on("one-set", "two-sets", "lua")
-def test_a_clock_that_is_behind_by_the_timeout_gets_permits_that_count_for_nobody(street: Street) -> None:
-    street.fill(2)
-    assert street.take(clock=-TTL - 1)
-    assert street.take()
+def test_a_clock_that_is_behind_by_the_timeout_gets_permits_that_count_for_nobody(semaphore: SharedSemaphore) -> None:
+    semaphore.fill(2)
+    assert semaphore.take(clock_offset=-TTL - 1)
+    assert semaphore.take()
 
 
 @on("incr-decr", "token-list", "lua-time", "interlock")
-@pytest.mark.parametrize("clock", [-TTL - 1, -1.0, 1.0, TTL + 1])
-def test_the_others_do_not_ask_clients_for_the_time(street: Street, clock: float) -> None:
-    street.fill(2)
-    third = street.take(clock)
+@pytest.mark.parametrize("clock_offset", [-TTL - 1, -1.0, 1.0, TTL + 1])
+def test_the_others_do_not_ask_clients_for_the_time(semaphore: SharedSemaphore, clock_offset: float) -> None:
+    semaphore.fill(2)
+    third = semaphore.take(clock_offset)
     assert third
-    assert street.take(clock) is None
-    assert street.take() is None
-    third.give()
-    assert street.noted() == {}
+    assert semaphore.take(clock_offset) is None
+    assert semaphore.take() is None
+    third.release()
+    assert semaphore.events() == {}
 
 
 @on("incr-decr", "token-list")
-def test_a_permit_that_is_not_given_back_is_gone(street: Street) -> None:
-    for permit in street.fill()[1:]:
-        permit.give()
-    assert street.fill(2)
-    assert street.take() is None
-    assert street.wire.ask("TTL", "street:lock") == -1
+def test_a_permit_that_is_not_given_back_is_gone(semaphore: SharedSemaphore) -> None:
+    for permit in semaphore.fill()[1:]:
+        permit.release()
+    assert semaphore.fill(2)
+    assert semaphore.take() is None
+    assert semaphore.connection.execute("TTL", "semaphore:lock") == -1
 
 
 def test_the_log_tells_how_many_were_open_and_which_were_too_many() -> None:
     def log(text: str) -> list[tuple[bytes, bytes]]:
-        return [(call.encode(), b"cut" if call.isupper() else b"served") for call in text]
+        return [(call.encode(), b"by_rank" if call.isupper() else b"served") for call in text]
 
-    assert count([], 1) == (0, Counter())
-    assert count(log("abab"), 2) == (2, Counter(served=0))
-    assert count(log("aabbcc"), 1) == (1, Counter(served=0))
-    assert count(log("aba"), 1) == (2, Counter(served=1))
-    assert count(log("abCDacDb"), 2) == (3, Counter(served=1, cut=2))
-    assert count(log("aBaBcdcd"), 1) == (2, Counter(served=1, cut=1))
+    assert count_open_calls([], 1) == (0, Counter())
+    assert count_open_calls(log("abab"), 2) == (2, Counter(served=0))
+    assert count_open_calls(log("aabbcc"), 1) == (1, Counter(served=0))
+    assert count_open_calls(log("aba"), 1) == (2, Counter(served=1))
+    assert count_open_calls(log("abCDacDb"), 2) == (3, Counter(served=1, by_rank=2))
+    assert count_open_calls(log("aBaBcdcd"), 1) == (2, Counter(served=1, by_rank=1))
 
 
-# The ladder
+# The recipes
 
 
 @pytest.fixture(scope="module")
 def both() -> tuple[Rows, Rows]:
-    """The ladder with faults and without, at once: they mostly wait."""
+    """All recipes with faults and without, at the same time: both runs mostly wait."""
     faulty = start("demo", "semaphore", "--json", "--seed", "3")
     calm = start("demo", "semaphore", "--json", "--calls", "20", "--limit", "2", "--faults", "none")
     return rows(faulty), rows(calm)
@@ -224,7 +226,7 @@ def test_these_leak(faulty: Rows, name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "interlock"])
 def test_each_shows_its_own_flaw(faulty: Rows, name: str) -> None:
-    assert faulty[name]["why"].startswith(SEMAPHORES[name].flaw.partition("{")[0])
+    assert faulty[name]["why"].startswith(SEMAPHORE_RECIPES[name].flaw.partition("{")[0])
 
 
 def test_interlock_meets_the_same_faults_and_lets_five_in(faulty: Rows) -> None:
@@ -299,7 +301,7 @@ def test_bad_options_end_with_one_line_and_64(
     assert said in err
 
 
-def test_options_before_the_name_of_the_ladder_are_not_lost(
+def test_options_before_the_subcommand_are_not_lost(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["demo", "--json", "semaphore"], monkeypatch) == 64
@@ -309,7 +311,7 @@ def test_options_before_the_name_of_the_ladder_are_not_lost(
 def test_help_teaches(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["demo", "semaphore", "--help"], monkeypatch) == 0
     out = capsys.readouterr().out
-    for recipe in SEMAPHORES.values():
+    for recipe in SEMAPHORE_RECIPES.values():
         assert f"{recipe.name:<13} {recipe.title}" in out
     assert all(word in out for word in ("five calls at a time", "--limit", "too many", "leaked", "Exit status"))
 
@@ -318,20 +320,20 @@ def test_the_users_server_stays_clean_and_a_bad_result_is_told(
     server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     args = ["demo", "semaphore", "--url", server.url, "--only", "interlock", "--calls", "5", "--faults", "none"]
-    wire = Wire(server.url)
-    wire.ask("FLUSHALL")
-    wire.ask("SET", "mine", "1")
+    connection = BareConnection(server.url)
+    connection.execute("FLUSHALL")
+    connection.execute("SET", "mine", "1")
     monkeypatch.setenv("COLUMNS", "200")
     before = signal.getsignal(signal.SIGTERM)
     try:
         assert run(args, monkeypatch) == 0
         assert "never too many, in order" in capsys.readouterr().out
-        monkeypatch.setattr(Rush, "_spare", lambda _: 4)
+        monkeypatch.setattr(ApiLimit, "_free_permits", lambda _: 4)
         assert run(args, monkeypatch) == 1
         out = capsys.readouterr().out
     finally:
         signal.signal(signal.SIGTERM, before)
     assert "calls too many: 0, leaked: 1, gave up: 0" in out
     assert "\x1b" not in out
-    assert wire.ask("KEYS", "*") == [b"mine"]
-    wire.close()
+    assert connection.execute("KEYS", "*") == [b"mine"]
+    connection.close()

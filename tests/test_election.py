@@ -221,12 +221,12 @@ async def test_run_campaigns_again_when_it_was_revoked_in_the_moment_it_was_hand
     waiters = kit.session(locks).waiters
     # it has asked again since it is subscribed, and will not do so once more by itself
     await until(lambda: [each.split()[2] for each in clean.hvals("{lock:a}{waiters}")] == [b"1"])
-    hear, heard = waiters.granted, []
-    waiters.granted, waiters._heard = heard.append, lambda *_: None  # it does not confirm yet
+    hear, heard = waiters.on_granted, []
+    waiters.on_granted, waiters._on_heartbeat_reply = heard.append, lambda *_: None  # it does not confirm yet
     await first.resign()
     await until(lambda: heard)
     assert await others.revoke("for the test")
-    waiters.granted = hear
+    waiters.on_granted = hear
     hear(heard[0])
     assert await asyncio.wait_for(task, 20) > first.term
 
@@ -385,7 +385,7 @@ async def test_run_campaigns_through_an_outage(kit, proxy, caplog):
     leading = Leading(kit, locks, ttl=0.6)
     await until(lambda: leading.leases)
     core, tries = kit.session(locks).core, []
-    core.port.patience = 0.1  # seconds after which a call says Unavailable
+    core.port.retry_for = 0.1  # seconds after which a call says Unavailable
     acquire = core.acquire
     core.acquire = lambda *args, **options: tries.append(1) or acquire(*args, **options)
     proxy.refuse = True

@@ -8,7 +8,7 @@ import gc
 import pytest
 
 from interlock import LeaseState
-from interlock._core import run
+from interlock._protocol.run import run
 from kit import until
 
 rule = pytest.mark.rule
@@ -135,7 +135,7 @@ async def test_whoever_waits_until_it_is_taken_back_is_told_also_if_that_was_ask
     lease = await locks.lock("a").acquire()
     session = kit.session(locks)
     port, attempt = session.port, lease._grant.attempt
-    both = [session.core.give_up(lease._grant), session.undo.add(attempt)]
+    both = [session.core.release_in_background(lease._grant), session.undo.add(attempt)]
     for done in both:
         waiting = port.wait(done, port.now() + 10)
         assert await (kit.in_thread(run, waiting) if kit.mode == "threads" else waiting)

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("lupa")
 
-from interlock import _scripts
+from interlock.primitives import scripts as _scripts
 from simulator.exhaustive import SUITE, Bounds, Design, search
 from simulator.exhaustive.__main__ import main
 from simulator.exhaustive.clients import World
@@ -54,14 +54,15 @@ BUGS = {
     "a server's first fence is 1": (
         NEXT,
         Bounds(restarts=1),
-        Design(lua=planted("or math.max(fence + 1, now)", "or fence + 1")),
+        Design(lua=planted("or math.max(fence + 1, now_us)", "or fence + 1")),
     ),
     "the agreed fence is taken from anybody": (
         LAST,
         Bounds(ticks=1, skews=(0, 0, 2)),
         Design(
             lua=planted(
-                "if call('GET', LOCK) ~= token or not read() then return {GONE} end", "read() kind = kind or 'lock'"
+                "if call('GET', LOCK) ~= token or not read_record() then return {NOT_FOUND} end",
+                "read_record() kind = kind or 'lock'",
             )
         ),
     ),

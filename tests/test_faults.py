@@ -61,9 +61,9 @@ async def test_a_late_copy_of_an_acquire_takes_nothing(kit, clean, proxy):
     await until(lambda: not clean.exists("lock:a"))
     lock = locks.lock("a")
     primitive = (lock._real if kit.mode == "threads" else lock)._primitive
-    args = ("acquire", token, 30000, 3000, 0, "nowhere", 1, *primitive.terms, "")
+    args = ("acquire", token, 30000, 3000, 0, "nowhere", 1, *primitive.acquire_args, "")
     late = clean.eval(primitive.script.source, 5, *primitive.keys, *args)
-    assert late == [5]  # GONE
+    assert late == [5]  # NOT_FOUND
     assert not clean.exists("lock:a")
 
 

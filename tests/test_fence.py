@@ -30,9 +30,9 @@ import interlock
 import interlock.aio
 import postgres
 from interlock import ConfigError, LeaseLost, LockError, Unavailable
-from interlock._scripts import load
-from interlock.fence import alchemy, dbapi, files
+from interlock.fence import dbapi, files, sqlalchemy
 from interlock.fence import redis as guarded
+from interlock.primitives.scripts import load
 from kit import until
 from late import KINDS
 
@@ -69,9 +69,9 @@ async def line(process) -> dict:
 async def test_a_late_write_is_refused_by_the_data(kind, server, clean, tmp_path, request):
     place = {
         "redis": server.url,
-        "alchemy-sqlite": f"sqlite:///{tmp_path}/data",
+        "sqlalchemy-sqlite": f"sqlite:///{tmp_path}/data",
         "postgres": "postgres" in kind and request.getfixturevalue("cluster").conninfo,
-        "alchemy-postgres": "postgres" in kind and request.getfixturevalue("cluster").url,
+        "sqlalchemy-postgres": "postgres" in kind and request.getfixturevalue("cluster").url,
     }.get(kind.removesuffix("-guard").removesuffix("-update"), str(tmp_path / "data"))
     store = KINDS[kind](place)
     store.make()
@@ -303,7 +303,7 @@ def test_all_rows_or_none_against_one_that_is_at_it(database, pool, last):
 
 
 @rule(7)
-@pytest.mark.parametrize("over", ["dbapi", "alchemy"])
+@pytest.mark.parametrize("over", ["dbapi", "sqlalchemy"])
 def test_a_row_that_comes_in_between_is_never_overwritten(cluster, pool, over):
     """Added after the rows were locked, and taken by a newer holder before the older one's UPDATE comes to it."""
     database = Database("postgres", cluster.conninfo)
@@ -329,7 +329,7 @@ def test_a_row_that_comes_in_between_is_never_overwritten(cluster, pool, over):
         table = sa.Table("paper", sa.MetaData(), *(sa.Column(each, sa.BigInteger) for each in ("id", "words", "fence")))
         table.c.words.type = sa.Text()
         with engine.begin() as older:
-            alchemy.update(older, OLD, table.update().where(table.c.id == 1).values(words="late"))
+            sqlalchemy.update(older, OLD, table.update().where(table.c.id == 1).values(words="late"))
 
     waiting = pool.submit(late)
     assert reached.wait(20)
@@ -472,45 +472,45 @@ WRITE = ORDER.update().values(words="written")
 
 
 @rule(7)
-def test_alchemy_guards_a_transaction(engine):
+def test_sqlalchemy_guards_a_transaction(engine):
     with engine.begin() as connection:
-        alchemy.guard(connection, OLD)
-        alchemy.guard(connection, OLD)
+        sqlalchemy.guard(connection, OLD)
+        sqlalchemy.guard(connection, OLD)
     sent = []
     sa.event.listen(engine, "before_cursor_execute", lambda *args: sent.append(args[2]))
     with engine.begin() as connection:
-        alchemy.guard(connection, NEW)
+        sqlalchemy.guard(connection, NEW)
     assert len(sent) == 1, "it costs one statement"
     with pytest.raises(LeaseLost, match=rf"'paper'.* fence {NEW.fence} .* older {OLD.fence}"), engine.begin() as begun:
         begun.execute(WRITE)
-        alchemy.guard(begun, OLD)
+        sqlalchemy.guard(begun, OLD)
     with engine.begin() as connection:
         dbapi.guard(connection.connection, NEW, paramstyle="pyformat" if engine.name == "postgresql" else "qmark")
         assert connection.execute(sa.select(ORDER.c.words).where(ORDER.c.id == 1)).scalar() == "one"
-        table = alchemy.fence_table(sa.MetaData(), name="other_fence")
+        table = sqlalchemy.fence_table(sa.MetaData(), name="other_fence")
         table.create(connection)
-        alchemy.guard(connection, OLD, table=table)
+        sqlalchemy.guard(connection, OLD, table=table)
         connection.rollback()
 
 
 @rule(7)
-def test_alchemy_guards_rows(engine, database):
+def test_sqlalchemy_guards_rows(engine, database):
     with engine.begin() as connection:
-        assert alchemy.update(connection, OLD, WRITE.where(ORDER.c.id == 1)) == 1
-        assert alchemy.update(connection, NEW, ORDER.update().where(ORDER.c.id == 2)) == 1  # the fence alone
-        assert alchemy.update(connection, NEW, WRITE.where(ORDER.c.id == 99)) == 0
-        assert alchemy.update(connection, OLD, WRITE.where(ORDER.c.id == 1).returning(ORDER.c.id)) == 1
+        assert sqlalchemy.update(connection, OLD, WRITE.where(ORDER.c.id == 1)) == 1
+        assert sqlalchemy.update(connection, NEW, ORDER.update().where(ORDER.c.id == 2)) == 1  # the fence alone
+        assert sqlalchemy.update(connection, NEW, WRITE.where(ORDER.c.id == 99)) == 0
+        assert sqlalchemy.update(connection, OLD, WRITE.where(ORDER.c.id == 1).returning(ORDER.c.id)) == 1
     with engine.begin() as connection:
         with pytest.raises(LeaseLost, match=rf"'paper'.* fence {NEW.fence} .* older {OLD.fence}"):
-            alchemy.update(connection, OLD, ORDER.update().where(ORDER.c.kind == "a").values(words="late"))
+            sqlalchemy.update(connection, OLD, ORDER.update().where(ORDER.c.kind == "a").values(words="late"))
         connection.commit()
     assert database.rows()[:2] == [(1, "written", OLD.fence), (2, "two", NEW.fence)]
     with engine.begin() as connection:
-        assert alchemy.update(connection, NEW, WRITE.where(ORDER.c.kind == "a", ORDER.c.id > 0)) == 2
+        assert sqlalchemy.update(connection, NEW, WRITE.where(ORDER.c.kind == "a", ORDER.c.id > 0)) == 2
 
 
 @rule(7)
-def test_alchemy_all_rows_or_none_against_one_that_is_at_it(engine, database, pool):
+def test_sqlalchemy_all_rows_or_none_against_one_that_is_at_it(engine, database, pool):
     newer = database.connect()
     dbapi.update(newer, NEW, "order", {"words": "newer"}, {"id": 2})
     with engine.connect() as older:
@@ -518,7 +518,7 @@ def test_alchemy_all_rows_or_none_against_one_that_is_at_it(engine, database, po
         if database.kind == "sqlite":
             older.exec_driver_sql("PRAGMA busy_timeout = 20000")
             older.rollback()
-        waiting = pool.submit(alchemy.update, older, OLD, late)
+        waiting = pool.submit(sqlalchemy.update, older, OLD, late)
         _blocked(database, waiting)
         newer.commit()
         with pytest.raises(LeaseLost):
@@ -528,7 +528,7 @@ def test_alchemy_all_rows_or_none_against_one_that_is_at_it(engine, database, po
 
 
 @rule(7)
-def test_alchemy_all_rows_or_none_by_what_stands_in_another_table(engine, database):
+def test_sqlalchemy_all_rows_or_none_by_what_stands_in_another_table(engine, database):
     shelf = sa.Table(
         "shelf", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True), sa.Column("top", sa.Boolean)
     )
@@ -537,41 +537,41 @@ def test_alchemy_all_rows_or_none_by_what_stands_in_another_table(engine, databa
         shelf.drop(connection, checkfirst=True)
         shelf.create(connection)
         connection.execute(shelf.insert(), [{"id": 1, "top": True}, {"id": 2, "top": True}, {"id": 3, "top": False}])
-        alchemy.update(connection, NEW, ORDER.update().where(ORDER.c.id == 2))
+        sqlalchemy.update(connection, NEW, ORDER.update().where(ORDER.c.id == 2))
         with pytest.raises(LeaseLost):
-            alchemy.update(connection, OLD, late)
-        assert alchemy.update(connection, NEW, late) == 2
+            sqlalchemy.update(connection, OLD, late)
+        assert sqlalchemy.update(connection, NEW, late) == 2
     assert [row[1] for row in database.rows()] == ["late", "late", "three"]
 
 
-def test_alchemy_says_what_is_wrong(engine):
+def test_sqlalchemy_says_what_is_wrong(engine):
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         with pytest.raises(ConfigError, match="AUTOCOMMIT"):
-            alchemy.guard(connection, OLD)
+            sqlalchemy.guard(connection, OLD)
         with pytest.raises(ConfigError, match="AUTOCOMMIT"):
-            alchemy.update(connection, OLD, WRITE.where(ORDER.c.id == 1))
+            sqlalchemy.update(connection, OLD, WRITE.where(ORDER.c.id == 1))
     whole = sa.create_engine(engine.url, isolation_level="AUTOCOMMIT")
     with whole.connect() as connection, pytest.raises(ConfigError, match="AUTOCOMMIT"):
-        alchemy.guard(connection, OLD)
+        sqlalchemy.guard(connection, OLD)
     whole.dispose()
     with engine.connect() as connection:
         with pytest.raises(ConfigError, match="where"):
-            alchemy.update(connection, OLD, WRITE)
+            sqlalchemy.update(connection, OLD, WRITE)
         with pytest.raises(ConfigError, match="no column 'nosuch'"):
-            alchemy.update(connection, OLD, WRITE.where(ORDER.c.id == 1), column="nosuch")
+            sqlalchemy.update(connection, OLD, WRITE.where(ORDER.c.id == 1), column="nosuch")
 
 
-def test_alchemy_where_begin_is_said_by_an_event(tmp_path):
+def test_sqlalchemy_where_begin_is_said_by_an_event(tmp_path):
     """As SQLAlchemy's manual has it for SQLite: the driver is in autocommit mode, and BEGIN is said."""
     engine = sa.create_engine(f"sqlite:///{tmp_path}/db")
     sa.event.listen(engine, "connect", lambda connection, _: setattr(connection, "isolation_level", None))
     sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
     with engine.connect() as connection:
-        alchemy.fence_table(sa.MetaData()).create(connection)
+        sqlalchemy.fence_table(sa.MetaData()).create(connection)
         connection.commit()
-        alchemy.guard(connection, OLD)
+        sqlalchemy.guard(connection, OLD)
         connection.rollback()
-        alchemy.guard(connection, OLD)
+        sqlalchemy.guard(connection, OLD)
         connection.commit()
     engine.dispose()
 
@@ -587,22 +587,22 @@ async def test_an_asyncio_lease_guards_with_run_sync(server, clean, database):
     engine = create_async_engine(f"{driver}://{place}")
     async with interlock.aio.Interlock(server.url) as locks, locks.lock("paper") as lease:
         async with engine.begin() as connection:
-            await connection.run_sync(alchemy.guard, lease)
-            assert await connection.run_sync(alchemy.update, lease, WRITE.where(ORDER.c.id == 1)) == 1
+            await connection.run_sync(sqlalchemy.guard, lease)
+            assert await connection.run_sync(sqlalchemy.update, lease, WRITE.where(ORDER.c.id == 1)) == 1
         with pytest.raises(LeaseLost):
             async with engine.begin() as connection:
-                await connection.run_sync(alchemy.guard, Mark("paper", lease.fence - 1))
+                await connection.run_sync(sqlalchemy.guard, Mark("paper", lease.fence - 1))
         options = {"isolation_level": "AUTOCOMMIT"}
         async with engine.execution_options(**options).connect() as connection:
             with pytest.raises(ConfigError):
-                await connection.run_sync(alchemy.guard, lease)
+                await connection.run_sync(sqlalchemy.guard, lease)
     await engine.dispose()
     assert database.rows()[0] == (1, "written", lease.fence)
 
 
 # Redis
 
-PAPER = {"keys": ["users:{paper}", "users:{paper}:log"], "beside": "users:{paper}:fence"}
+PAPER = {"keys": ["users:{paper}", "users:{paper}:log"], "fence_key": "users:{paper}:fence"}
 
 
 @pytest.fixture(params=["redis", "redis-decoded", "valkey", "redis-asyncio", "redis-asyncio-decoded"])
@@ -648,12 +648,12 @@ def test_redis_commands_under_a_fence(execute, clean):
 @pytest.mark.grounds("versions")
 def test_a_fence_in_redis_has_a_ttl_that_is_never_shortened(execute, clean):
     execute(OLD, [], **PAPER)
-    assert guarded.WEEK - 60 < clean.ttl(PAPER["beside"]) <= guarded.WEEK
+    assert guarded.WEEK - 60 < clean.ttl(PAPER["fence_key"]) <= guarded.WEEK
     execute(OLD, [], **PAPER, keep=5)
-    assert clean.ttl(PAPER["beside"]) > 60
-    clean.delete(PAPER["beside"])
+    assert clean.ttl(PAPER["fence_key"]) > 60
+    clean.delete(PAPER["fence_key"])
     execute(OLD, [], **PAPER, keep=5)
-    assert 0 < clean.ttl(PAPER["beside"]) <= 5
+    assert 0 < clean.ttl(PAPER["fence_key"]) <= 5
 
 
 @pytest.mark.grounds("versions")
@@ -673,11 +673,11 @@ def test_redis_takes_nothing_back_so_the_error_says_what_stays(execute, clean):
 
 @pytest.mark.grounds("versions")
 def test_a_fence_key_that_is_something_else(execute, clean):
-    clean.rpush(PAPER["beside"], "x")
-    clean.expire(PAPER["beside"], 60)
+    clean.rpush(PAPER["fence_key"], "x")
+    clean.expire(PAPER["fence_key"], 60)
     with pytest.raises(ConfigError, match=r"users:\{paper\}:fence holds no fence.*WRONGTYPE"):
         execute(OLD, [("SET", "users:{paper}", 1)], **PAPER)
-    clean.set(PAPER["beside"], "words", ex=60)
+    clean.set(PAPER["fence_key"], "words", ex=60)
     with pytest.raises(ConfigError, match="words"):
         execute(OLD, [("SET", "users:{paper}", 1)], **PAPER)
     assert not clean.exists("users:{paper}")
@@ -696,7 +696,7 @@ def test_redis_without_memory_runs_nothing(execute, clean):
 def test_redis_arguments_are_checked_first(execute):
     for wrong in (
         {"commands": ["SET"]}, {"commands": [()]}, {"commands": [["DEL"] * 7001]}, {"keys": "users:{paper}"},
-        {"keys": [PAPER["beside"]]}, {"keep": 0}, {"keep": float("inf")},
+        {"keys": [PAPER["fence_key"]]}, {"keep": 0}, {"keep": float("inf")},
     ):  # fmt: skip
         arguments = {"commands": [("GET", "users:{paper}")], **PAPER, **wrong}
         with pytest.raises(ConfigError):
@@ -926,7 +926,7 @@ import interlock, interlock.aio
 assert not [name for name in sys.modules if name.startswith("interlock.fence")]
 import interlock.fence, interlock.fence.dbapi, interlock.fence.redis, interlock.fence.files
 try:
-    import interlock.fence.alchemy
+    import interlock.fence.sqlalchemy
 except ImportError:
     print("as it should be")
 """

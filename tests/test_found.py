@@ -11,9 +11,11 @@ import pytest
 import interlock
 import interlock.aio
 from interlock import LeaseLost, LeaseState, Unavailable
-from interlock._core import Attempt, Disconnected, run
-from interlock._waiters import Room, Waiters
-from interlock.primitives.lock import lock
+from interlock._client.grant import Attempt
+from interlock._client.waiting import LocalQueue, Waiters
+from interlock._protocol.run import run
+from interlock._protocol.types import Disconnected
+from interlock.primitives.lock import lock_resource
 from kit import outcome, queued, until
 
 rule = pytest.mark.rule
@@ -66,9 +68,9 @@ async def test_an_error_of_any_kind_is_no_answer_to_a_renewal(kit):
         raise ZeroDivisionError("not ours")
 
     port = kit.session(locks).port
-    with patched(port, **{"_take" if kit.mode == "threads" else "_connected": failing}):
+    with patched(port, _checkout=failing):
         if kit.mode == "asyncio":
-            port._wire.fail(Disconnected("cut", sent=False))
+            port._connection.fail(Disconnected("cut", sent=False))
         await until(lambda: lease.state is LeaseState.JEOPARDY)
     await until(lambda: lease.state is LeaseState.HELD)
     assert failed
@@ -92,7 +94,7 @@ async def test_a_waiter_that_an_interrupt_kept_from_leaving_is_not_vouched_for(k
     holder, locks = kit.interlock(), kit.interlock()
     lease = await holder.lock("a").acquire()
     session = kit.session(locks)
-    leave, failed = session.waiters.leave, []
+    leave, failed = session.waiters.unregister, []
 
     def interrupted(attempt):
         if not failed:
@@ -100,14 +102,14 @@ async def test_a_waiter_that_an_interrupt_kept_from_leaving_is_not_vouched_for(k
             raise KeyboardInterrupt
         leave(attempt)
 
-    session.waiters.leave = interrupted
+    session.waiters.unregister = interrupted
     with pytest.raises(KeyboardInterrupt):
         await _interrupted(kit, locks)
     await lease.release()
     mine = await holder.lock("a").acquire(timeout=10)
-    assert not session.waiters.rooms
+    assert not session.waiters.queues
     await mine.release()
-    session.waiters.expected.clear()
+    session.waiters.registered.clear()
 
 
 async def _interrupted(kit, locks):
@@ -134,8 +136,8 @@ async def test_idle_connections_that_died_together_cost_no_lease(kit, clean):
     await asyncio.gather(*(lease.release() for lease in many))
     lease = await locks.lock("a", ttl=3).acquire()
     clean.client_kill_filter(_type="normal", skipme=True)
-    overdue = lease._grant.overdue
-    await until(lambda: lease._grant.overdue > overdue)  # it was renewed
+    overdue = lease._grant.jeopardy_after
+    await until(lambda: lease._grant.jeopardy_after > overdue)  # it was renewed
     lease.ensure()
     assert await lease.release()
 
@@ -286,13 +288,13 @@ async def test_a_release_that_comes_again_for_dead_waiters_is_no_loss_if_others_
     """More dead waiters than one step drops: the server forgets who released first before the last answer."""
     locks = kit.interlock()
     lease = await locks.lock("a").acquire()
-    _, _, queue, waiters, _ = lease._grant.primitive.keys
+    _, _, queue, waiters, _ = lease._grant.resource.keys
     clean.zadd(queue, {f"dead/{i}": i for i in range(600)})
     clean.hset(waiters, mapping={f"dead/{i}": f"{i} 3000 0 nowhere" for i in range(600)})
     clean.pexpire(queue, 9000)
     clean.pexpire(waiters, 9000)
     core = kit.session(locks).core
-    ask, answers = core.ask, []
+    ask, answers = core.request, []
 
     async def slow(attempt, args, until):
         answer = await ask(attempt, args, until)
@@ -301,11 +303,11 @@ async def test_a_release_that_comes_again_for_dead_waiters_is_no_loss_if_others_
             clean.set("{lock:a}{record}", "1 lock 9 - 0 somebody - -", px=60_000)  # who has had it meanwhile
         return answer
 
-    core.ask = slow
+    core.request = slow
     try:
         assert await lease.release()
     finally:
-        del core.ask
+        del core.request
     assert answers == [[1, 1], [0, 0]]
 
 
@@ -320,12 +322,12 @@ class SilentPort:
     def now(self) -> float:
         return self.time
 
-    def listen(self, key: str) -> None: ...
+    def ensure_subscribed(self, key: str) -> None: ...
 
     def set(self) -> None:
         self.woken += 1
 
-    def ear(self, _key):
+    def subscription_of(self, _key):
         return "0", "channel"
 
     async def calls(self, messages, _until):
@@ -337,9 +339,9 @@ def test_a_crowd_whose_vouches_are_lost_does_not_ask_all_at_once_again_and_again
     """One lost round woke more than a thousand, and their questions kept the next round from an answer."""
     port, many = SilentPort(), 2001
     waiters = Waiters(port, lambda _due: None)
-    room = waiters.rooms["a"] = Room(lock("a", ""))
+    room = waiters.queues["a"] = LocalQueue(lock_resource("a", ""))
     for number in range(many):
-        room.attempts[str(number)] = Attempt(room.primitive, str(number), 30, port)
+        room.attempts[str(number)] = Attempt(room.resource, str(number), 30, port)
     woken = []
     for second in range(30):
         port.time, room.due = float(second), 0.0

@@ -12,14 +12,19 @@ from grounds import MODES
 from harness.servers import Node
 from harness.topology import Cluster, Sentinels
 from interlock import AcquireTimeout, ConfigError, Unavailable
-from interlock._acks import Acks
-from interlock._core import GONE, GRANTED, Disconnected
-from interlock.connect import address, setting
-from interlock.ports import _memory, sentinel
-from interlock.ports._memory import NO_REPLID, Epoch, Facts, Memory, facts
+from interlock._connect import sentinels as sentinel
+from interlock._connect.address import config_value
+from interlock._connect.target import address
+from interlock._protocol.acks import Acks
+from interlock._protocol.types import Disconnected
+from interlock._quarantine.history import ServerHistory
+from interlock._quarantine.identity import NO_REPLID, Facts, parse_facts
+from interlock._quarantine.stamp import IdentityStamp
+from interlock.primitives.codes import GRANTED, NOT_FOUND
 from kit import outcome, until
 
 rule = pytest.mark.rule
+TRANSPORTS = {"threads": "interlock._transports.blocking", "asyncio": "interlock._transports.asyncio"}
 KINDS = {"lock": lambda locks: locks.lock("a"), "semaphore": lambda locks: locks.semaphore("a", 1)}
 
 
@@ -36,7 +41,7 @@ async def test_a_proof_that_changes_nothing_is_looked_for_once(kit, node, monkey
     await (await locks.lock("a").acquire()).release()
     crash(node)
     assert isinstance(await outcome(locks.lock("a").acquire(timeout=0)), AcquireTimeout)  # its marker stays
-    monkeypatch.setattr(f"interlock.ports.{kit.mode}.lossless", lambda *_: 0.0)
+    monkeypatch.setattr(TRANSPORTS[kit.mode] + ".least_lossless_ttl", lambda *_: 0.0)
     error = await outcome(other.lock("a").acquire(timeout=timeout))
     assert isinstance(error, AcquireTimeout)
     assert "quarantine" in str(error)
@@ -83,9 +88,9 @@ async def test_a_look_whether_something_was_lost_is_one_for_all_and_holds_up_nob
         looks.append(args)
         over.wait(30)
 
-    monkeypatch.setattr(_memory.Epoch, "unsettled", lambda *_: former[0])
+    monkeypatch.setattr(IdentityStamp, "old_primary", lambda *_: former[0])
     for mode in MODES:
-        monkeypatch.setattr(f"interlock.ports.{mode}.lossless", look)
+        monkeypatch.setattr(TRANSPORTS[mode] + ".least_lossless_ttl", look)
     locks = kit.interlock(node.url)
     leases = [await kit.keep(locks.lock(f"held-{number}", ttl=1, renew=bool(number)).acquire()) for number in range(2)]
     former[0] = "who:knows"
@@ -103,10 +108,10 @@ async def test_a_look_whether_something_was_lost_is_one_for_all_and_holds_up_nob
 
 def test_what_is_proven_twice_is_said_once():
     """It goes out with every message."""
-    epoch = Epoch(Facts("r" * 40, "p" * 40, NO_REPLID, uptime=5, now_ms=100_000, replicas=0), 60, "a:b", " ")
-    epoch.prove("a:b")
+    epoch = IdentityStamp(Facts("r" * 40, "p" * 40, NO_REPLID, uptime=5, now_ms=100_000, replicas=0), 60, "a:b", " ")
+    epoch.mark_lossless("a:b")
     text = epoch.text
-    epoch.prove("a:b")
+    epoch.mark_lossless("a:b")
     assert epoch.text == text
 
 
@@ -191,7 +196,7 @@ def test_witnesses_keep_nobody_from_being_renewed(monkeypatch, script, full):
     assert say("acquire", "me", 5000, 3000, 0, "c", 0, *terms, keys=every, former="-")[0] == GRANTED
     world.server.full = full
     asked = ("lost", 9000, "lost", 9000, "me", 9000)
-    assert say("renew", *asked, keys=keys("one", "two", "held"), former="a:b") == [GONE, GONE, GRANTED]
+    assert say("renew", *asked, keys=keys("one", "two", "held"), former="a:b") == [NOT_FOUND, NOT_FOUND, GRANTED]
     marks = [world.look(keys(name)[script == "permits"]) for name in ("one", "two")]
     assert marks == [None, None] if full else all(b"a:b>" in mark for mark in marks)
 
@@ -225,18 +230,22 @@ async def test_sentinels_that_refuse_us_are_no_outage(kit):
 @rule(10)
 def test_the_old_primary_goes_on_for_as_long_as_it_was_told_to():
     """min-replicas-max-lag may be set at one of them only."""
-    memory = Memory(60.0)
+    memory = ServerHistory(60.0)
     where = address("redis://127.0.0.1", for_asyncio=False)
-    memory.meet(Facts("a" * 40, "b" * 40, NO_REPLID, uptime=500, now_ms=1_000_000, replicas=1), where, longer=11.0)
-    new = memory.meet(Facts("c" * 40, "d" * 40, "b" * 40, uptime=500, now_ms=1_000_000, replicas=0), where, longer=0.0)
-    assert new.longer == 11
-    assert new.unsettled()
+    memory.meet(
+        Facts("a" * 40, "b" * 40, NO_REPLID, uptime=500, now_ms=1_000_000, replicas=1), where, isolation_grace=11.0
+    )
+    new = memory.meet(
+        Facts("c" * 40, "d" * 40, "b" * 40, uptime=500, now_ms=1_000_000, replicas=0), where, isolation_grace=0.0
+    )
+    assert new.isolation_grace == 11
+    assert new.old_primary()
 
 
 def test_who_does_not_tell_its_identity_has_no_quarantine():
     """A proxy may hide it; the scripts would take something else for it, and fail."""
     info = b"# Server\r\nrun_id:%b\r\n"
     replication, time = b"master_replid:%b\r\n" % (b"b" * 40), [b"1", b"1"]
-    assert facts(info % (b"a" * 40), replication, time).identity == "a" * 12 + ":" + "b" * 12
-    assert facts(info % b"0", replication, time) is None
-    assert setting({}) is None
+    assert parse_facts(info % (b"a" * 40), replication, time).identity == "a" * 12 + ":" + "b" * 12
+    assert parse_facts(info % b"0", replication, time) is None
+    assert config_value({}) is None

@@ -17,8 +17,8 @@ import redis.asyncio
 import interlock
 import interlock.aio
 from interlock import AcquireTimeout, ConfigError, LeaseState, LockError, Unavailable
-from interlock._core import Disconnected
-from interlock.ports import _wire
+from interlock._connect.refusals import connection_error
+from interlock._protocol.types import Disconnected
 from kit import hears, outcome, queued, until
 from proxy import Proxy
 
@@ -60,10 +60,10 @@ print("OK")
 
 @rule(8)
 def test_nothing_but_text_is_given_to_the_packer(kit_less_interlock, monkeypatch):
-    from interlock.ports import _wire
+    from interlock._transports import resp
 
-    real, seen = _wire.pack, []
-    monkeypatch.setattr(_wire, "pack", lambda words: seen.extend(words) or real(words))
+    real, seen = resp.pack, []
+    monkeypatch.setattr(resp, "pack", lambda words: seen.extend(words) or real(words))
     with kit_less_interlock as locks:
         lease = locks.lock("a").acquire()
         lease.extend(10)
@@ -72,7 +72,7 @@ def test_nothing_but_text_is_given_to_the_packer(kit_less_interlock, monkeypatch
         locks.lock("a").inspect()
         locks.lock("a").revoke("test")
         lease.release()
-        locks._session.core.port.listen("a")
+        locks._session.core.port.ensure_subscribed("a")
     assert seen
     assert all(type(word) in {str, bytes} for word in seen)
 
@@ -143,7 +143,7 @@ async def test_a_subscription_that_was_refused_for_a_moment_is_asked_for_again(k
     session = kit.session(others)
     busy = asyncio.ensure_future(asyncio.to_thread(_busy, node))
     await until(lambda: _is_busy(client))
-    session.port.listen("a")
+    session.port.ensure_subscribed("a")
     await asyncio.sleep(0.3)
     with contextlib.suppress(redis.ResponseError):
         client.script_kill()
@@ -273,10 +273,10 @@ def test_a_tls_handshake_that_is_cut_off_is_not_a_wrong_configuration():
             raise ConnectionResetError(104, "Connection reset by peer")  # noqa: B904 (its context is the point)
     except ConnectionResetError as raised:
         error = raised
-    address = SimpleNamespace(kind="tls", shown="rediss://localhost:6379/0")
-    refused = _wire.refused(error, address)
+    address = SimpleNamespace(kind="tls", display_url="rediss://localhost:6379/0")
+    refused = connection_error(error, address)
     assert isinstance(refused, Disconnected), refused
-    wrong = _wire.refused(ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number"), address)
+    wrong = connection_error(ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number"), address)
     assert isinstance(wrong, ConfigError)
 
 
@@ -395,9 +395,9 @@ def test_closing_is_whole_even_if_the_goodbye_fails(server, clean, monkeypatch):
     async def broken(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(locks._session, "give_back", broken)
+    monkeypatch.setattr(locks._session, "release_all", broken)
     with pytest.raises(ZeroDivisionError):
         locks.close()
     assert not [each for each in threading.enumerate() if each.name.startswith("interlock-keeper")]
-    lease._grant.ended = "test"
+    lease._grant.end_reason = "test"
     clean.delete("lock:a")

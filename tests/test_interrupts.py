@@ -305,7 +305,7 @@ async def test_an_interrupt_in_the_connection_gives_nobody_the_reply_to_another(
 
 def half_way(frame, event) -> bool:
     """Within one of the steps that must be done as a whole."""
-    return event == "c_return" and frame.f_code.co_name in {"post", "_flush", "data_received"}
+    return event == "c_return" and frame.f_code.co_name in {"send_for", "_flush", "data_received"}
 
 
 @rule(8)
@@ -367,10 +367,10 @@ async def test_an_interrupt_while_a_thread_is_started_leaves_neither_none_nor_tw
         monkeypatch.setattr(threading.Thread, "start", interrupt)
         port = locks._session.port
         with pytest.raises(Stop):
-            port.listen("lock:a") if name == "interlock-listener" else locks.lock("a").acquire()
+            port.ensure_subscribed("lock:a") if name == "interlock-listener" else locks.lock("a").acquire()
         if name == "interlock-listener":
-            port.listen("lock:a")
-            await until(lambda: port.heard)
+            port.ensure_subscribed("lock:a")
+            await until(lambda: port.subscribed)
         with locks.lock("b", ttl=SHORT) as lease:
             await until(lambda: len(running()) == 1)
             before = lease._grant.deadline

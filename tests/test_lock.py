@@ -10,6 +10,7 @@ import warnings
 import pytest
 
 from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState
+from interlock._protocol.run import run
 from kit import hears, outcome, queued, until
 
 rule = pytest.mark.rule
@@ -67,10 +68,8 @@ async def test_a_release_sent_twice_is_told_from_a_loss(kit):
     core = kit.session(locks).core
     message = (lease._grant.attempt, ("release", lease.token, 0), time.monotonic() + 1000)
     await lease.release()
-    ask = core.ask(*message)
-    (ours, _), _ = (
-        await ask if kit.mode == "asyncio" else await kit.in_thread(lambda: __import__("interlock")._core.run(ask))
-    )
+    ask = core.request(*message)
+    (ours, _), _ = await ask if kit.mode == "asyncio" else await kit.in_thread(lambda: run(ask))
     assert ours == 1
 
 
@@ -78,9 +77,9 @@ async def test_a_release_sent_twice_is_told_from_a_loss(kit):
 async def test_acquire_sent_twice_is_the_same_grant(kit, clean):
     locks = kit.interlock()
     lease = await locks.lock("a").acquire()
-    script = lease._grant.primitive.script
-    keys = lease._grant.primitive.keys
-    args = ("acquire", lease.token, 30000, 3000, 0, "nowhere", 1, *lease._grant.primitive.terms, "")
+    script = lease._grant.resource.script
+    keys = lease._grant.resource.keys
+    args = ("acquire", lease.token, 30000, 3000, 0, "nowhere", 1, *lease._grant.resource.acquire_args, "")
     assert clean.eval(script.source, len(keys), *keys, *args) == [1, lease.fence]
     assert not clean.exists(keys[2])
     await lease.release()
@@ -182,7 +181,7 @@ async def test_the_walk_over_dead_waiters_is_bounded_and_goes_on(kit, clean):
     """1,200 dead waiters are ahead of a living one: more than one script may skip."""
     locks = kit.interlock()
     lease = await locks.lock("a").acquire()
-    _, _, queue, waiters, _ = lease._grant.primitive.keys
+    _, _, queue, waiters, _ = lease._grant.resource.keys
     clean.zadd(queue, {f"dead/{i}": -2000 + i for i in range(1200)})
     clean.hset(waiters, mapping={f"dead/{i}": f"{i} 3000 0 nowhere" for i in range(1200)})
     clean.pexpire(queue, 9000)
@@ -293,7 +292,7 @@ async def test_a_waiter_that_does_not_vouch_is_skipped(kit, clean):
     waiting = asyncio.ensure_future(outcome(dying.lock("a").acquire(timeout=30)))
     await until(lambda: queued(locks, 1))
     token = (await locks.lock("a").inspect()).waiters[0]
-    key = lease._grant.primitive.keys[3]
+    key = lease._grant.resource.keys[3]
     after = asyncio.ensure_future(kit.interlock().lock("a").acquire())
     await until(lambda: queued(locks, 2))
     await until(lambda: int(clean.hget(key, token).split()[0]) < clean.time()[0] * 1000)
@@ -461,7 +460,7 @@ async def test_fences_grow_over_clients_releases_and_flushes(kit, clean):
 async def test_a_fence_is_more_than_the_last_even_if_the_clock_was_set_back(kit, clean):
     locks = kit.interlock()
     lease = await locks.lock("a").acquire()
-    record = lease._grant.primitive.keys[1]
+    record = lease._grant.resource.keys[1]
     await lease.release()
     ahead = int((time.time() + 600) * 1e6)
     clean.set(record, f"1 lock {ahead} - 0 - - -", px=900_000)

@@ -17,9 +17,10 @@ import pytest
 pytest.importorskip("lupa")
 
 import walk
-from interlock._core import AGAIN, BUSY, GONE, GRANTED, LIMIT, MISUSED, QUEUED, REVOKED, ServerError
-from interlock._scripts import load
-from interlock.primitives.permits import EVERYTHING
+from interlock._protocol.types import ServerError
+from interlock.primitives.codes import BUSY, GRANTED, LIMIT_MISMATCH, NOT_FOUND, QUEUED, RETRY, REVOKED, WRONG_KIND
+from interlock.primitives.permits import ALL_PERMITS
+from interlock.primitives.scripts import load
 from simulator import commands
 from walk import ROUNDED
 
@@ -182,7 +183,7 @@ class World(walk.World):
         used = sum(share.permits for share in inside.values())
         if set(new) - self.beside.keys():
             assert used <= self.known_limit(), f"{used} permits are out"
-        writers = [token for token, share in inside.items() if share.permits == EVERYTHING]
+        writers = [token for token, share in inside.items() if share.permits == ALL_PERMITS]
         assert len(writers) <= 1
         for writer in writers:
             others = {token for token in inside if token != writer and self.beside.get(token) != writer}
@@ -197,7 +198,7 @@ class World(walk.World):
     @staticmethod
     def settled(verb, reply):
         if verb == "acquire":
-            return reply[0] in {GRANTED, QUEUED, BUSY, LIMIT}
+            return reply[0] in {GRANTED, QUEUED, BUSY, LIMIT_MISMATCH}
         if verb == "release":
             return reply[1] == 0
         return verb == "vouch" and reply[0] != -3
@@ -232,18 +233,18 @@ class World(walk.World):
         elif reply[0] == REVOKED:
             assert held
             assert was.why
-        elif reply[0] == GONE:
+        elif reply[0] == NOT_FOUND:
             assert token in (self.look(GONES) or {})
             assert not held
-        elif reply[0] == AGAIN:
+        elif reply[0] == RETRY:
             self.spins()
         else:
-            assert reply[0] in {BUSY, LIMIT, MISUSED}
-            assert not held or reply[0] == MISUSED
+            assert reply[0] in {BUSY, LIMIT_MISMATCH, WRONG_KIND}
+            assert not held or reply[0] == WRONG_KIND
 
     def spins(self):
-        """AGAIN is answered by asking at once: it must mean that this step got something done."""
-        assert self.before_again != self.image(), "AGAIN, but nothing was done: the client spins"
+        """RETRY is answered by asking at once: it must mean that this step got something done."""
+        assert self.before_again != self.image(), "RETRY, but nothing was done: the client spins"
 
     def after_release(self, token, args, reply, before, after, now):
         was = before.get(token)
@@ -261,7 +262,7 @@ class World(walk.World):
 
     def after_renew(self, token, args, reply, before, after, now):
         was = before.get(token)
-        want = GONE if was is None or was.ends <= now else [REVOKED, was.why[1:]] if was.why else GRANTED
+        want = NOT_FOUND if was is None or was.ends <= now else [REVOKED, was.why[1:]] if was.why else GRANTED
         assert reply == [want]
         if want == GRANTED:
             assert after[token].ends >= now + int(args[1]) - 1
@@ -273,7 +274,7 @@ class World(walk.World):
             if held:
                 assert state == GRANTED
             else:
-                assert state in ({QUEUED} if each in queue else {GONE, QUEUED})
+                assert state in ({QUEUED} if each in queue else {NOT_FOUND, QUEUED})
 
     def after_revoke(self, token, args, reply, before, after, now):
         was = before.get(token)
@@ -286,7 +287,7 @@ class World(walk.World):
             assert after[token].why == b"!" + args[2]
 
     def after_limit(self, token, args, reply, before, after, now):
-        assert reply[0] == MISUSED or reply == [GRANTED, self.known_limit()]
+        assert reply[0] == WRONG_KIND or reply == [GRANTED, self.known_limit()]
 
     before_again: object = None
 
@@ -303,7 +304,7 @@ class Walk(walk.Walk):
         if (len(self.people) < 8 and rnd.random() < 0.5) or not self.people:
             self.number += 1
             most = world.known_limit() or world.limit
-            permits = rnd.randint(1, most) if world.kind == "semaphore" else rnd.choice((1, 1, 1, EVERYTHING))
+            permits = rnd.randint(1, most) if world.kind == "semaphore" else rnd.choice((1, 1, 1, ALL_PERMITS))
             ttl = rnd.choice((500, 3000, 10_000))
             who = (
                 b"t%d" % self.number,
@@ -374,13 +375,13 @@ class Walk(walk.Walk):
                 wrong = "rwlock" if kind == "semaphore" else "semaphore"
                 if world.known_limit():
                     reply = self.say("acquire", token, ttl, life, heard, channel, 1, wrong, permits, most, "")
-                    assert reply[0] == MISUSED
-                    assert self.say("limit", "x", wrong, 3)[0] == MISUSED
+                    assert reply[0] == WRONG_KIND
+                    assert self.say("limit", "x", wrong, 3)[0] == WRONG_KIND
 
 
 @rule(1, 3, 4, 7, 8, 9)
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("kind", "limit"), [*(("semaphore", n) for n in range(1, 5)), ("rwlock", EVERYTHING)])
+@pytest.mark.parametrize(("kind", "limit"), [*(("semaphore", n) for n in range(1, 5)), ("rwlock", ALL_PERMITS)])
 def test_no_rule_of_permits_is_broken(kind, limit, seed):
     assert Walk(seed, kind, limit).run(2500).granted > 300
 
@@ -395,7 +396,7 @@ def test_more_leases_than_one_step_takes_run_out_at_once():
         assert world.acquire(f"dead{number:02}", ttl=1000)[0] == GRANTED
     world.clock += 2
     asked = 0
-    while (reply := world.acquire("x", 100))[0] == AGAIN:
+    while (reply := world.acquire("x", 100))[0] == RETRY:
         asked += 1
     assert reply[0] == GRANTED
     assert asked <= 3
@@ -451,7 +452,7 @@ def test_a_limit_is_set_before_anybody_came():
     world = World(limit=2)
     assert world.set_limit(3) == [GRANTED, 3]
     world.clock += 299
-    assert world.acquire("a", limit=2) == [LIMIT, 3]
+    assert world.acquire("a", limit=2) == [LIMIT_MISMATCH, 3]
 
 
 def test_a_limit_that_is_set_is_remembered_for_minutes():
@@ -461,7 +462,7 @@ def test_a_limit_that_is_set_is_remembered_for_minutes():
     world.clock += 290
     world.set_limit(3)
     world.clock += 200
-    assert world.acquire("b", limit=2) == [LIMIT, 3]
+    assert world.acquire("b", limit=2) == [LIMIT_MISMATCH, 3]
 
 
 @rule(8)
@@ -481,7 +482,7 @@ def test_a_short_tombstone_does_not_shorten_another():
     world.release("a", 60_000)
     world.release("b", 1000)
     world.clock += 2
-    assert world.acquire("a") == [GONE]
+    assert world.acquire("a") == [NOT_FOUND]
 
 
 def test_a_lowered_limit_lets_the_small_in_behind_the_large():
@@ -509,7 +510,7 @@ def test_who_leaves_for_another_limit_lets_the_next_in():
     world.acquire("large", 3)
     world.acquire("small", 1)
     world.set_limit(3)
-    assert world.acquire("large", 3, limit=4) == [LIMIT, 3]
+    assert world.acquire("large", 3, limit=4) == [LIMIT_MISMATCH, 3]
     assert b"small" in world.live()
 
 
@@ -541,13 +542,13 @@ def test_beside_is_for_readers():
 
 
 def test_beside_nobody_is_as_alone():
-    world = World("rwlock", EVERYTHING)
-    assert world.acquire("w", EVERYTHING)[0] == GRANTED
+    world = World("rwlock", ALL_PERMITS)
+    assert world.acquire("w", ALL_PERMITS)[0] == GRANTED
     for under in ("nobody", "r", "sum"):
         assert world.acquire("r", under=under, wait=0)[0] == BUSY
-    assert world.acquire("w2", EVERYTHING, under="w", wait=0)[0] == BUSY
+    assert world.acquire("w2", ALL_PERMITS, under="w", wait=0)[0] == BUSY
     assert world.acquire("r", under="w")[0] == GRANTED
-    world.acquire("w2", EVERYTHING)
+    world.acquire("w2", ALL_PERMITS)
     assert world.release("w") == [1, 0]
     assert world.acquire("r2", wait=0)[0] == BUSY  # w2 stands before it
     assert world.release("r") == [1, 0]
@@ -594,10 +595,10 @@ def test_shares_that_were_evicted_end_their_leases():
     world = World(limit=2)
     world.acquire("a", 2)
     world.blind().server.remove(SHARES)
-    assert world.renew("a") == GONE
-    assert world.say("execute", "a", "GET", "x") == [GONE]
+    assert world.renew("a") == NOT_FOUND
+    assert world.say("execute", "a", "GET", "x") == [NOT_FOUND]
     assert not isinstance(world.revoke("a"), ServerError)
-    assert world.acquire("a", 2)[0] in {GONE, AGAIN} or world.acquire("a", 2)[1:] != []
+    assert world.acquire("a", 2)[0] in {NOT_FOUND, RETRY} or world.acquire("a", 2)[1:] != []
     assert not isinstance(world.release("a"), ServerError)
     assert world.acquire("b", 2)[0] == GRANTED
     assert used_up(world) == 0

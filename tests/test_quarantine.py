@@ -13,10 +13,13 @@ from grounds import required
 from harness.servers import Missing, Node, faketime
 from harness.topology import Sentinels
 from interlock import AcquireTimeout, Skipped
-from interlock._core import Core
-from interlock.connect import address
-from interlock.ports import _memory
-from interlock.ports._memory import NO_REPLID, Epoch, Facts, Memory, Reading, least_ttl
+from interlock._client.core import Core
+from interlock._connect.target import address
+from interlock._quarantine import lossless
+from interlock._quarantine.history import ServerHistory
+from interlock._quarantine.identity import NO_REPLID, Facts
+from interlock._quarantine.lossless import Reading, least_ttl
+from interlock._quarantine.stamp import IdentityStamp
 from kit import outcome, until
 
 rule = pytest.mark.rule
@@ -276,7 +279,7 @@ async def test_who_ends_a_quarantine_does_not_get_a_lower_fence(kit, node, clien
 def test_a_server_that_says_a_second_too_much_shortens_nothing():
     """Its uptime is the difference of two times that are rounded down."""
     facts = Facts("r" * 40, "p" * 40, NO_REPLID, uptime=5, now_ms=100_000, replicas=0)  # it started at 95.0 to 96.0
-    assert Epoch(facts, 60, "-", " ").since >= 96_000
+    assert IdentityStamp(facts, 60, "-", " ").since >= 96_000
 
 
 @rule(10)
@@ -360,7 +363,7 @@ async def test_a_handover_to_a_clock_that_is_behind_is_not(kit, clocks):
 
 @rule(5, 10)
 async def test_a_clock_that_is_ahead_by_a_little_concerns_short_leases_only(kit, monkeypatch):
-    monkeypatch.setattr(_memory, "least_ttl", lambda *_: 3.0)
+    monkeypatch.setattr(lossless, "least_ttl", lambda *_: 3.0)
     kinds = {"lock": lambda locks, name, ttl: locks.lock(name, ttl=ttl),
              "semaphore": lambda locks, name, ttl: locks.semaphore(name, 1, ttl=ttl)}  # fmt: skip
     with Sentinels(replicas=1, sentinels=0) as group:
@@ -392,14 +395,14 @@ def test_clocks_that_differ_by_less_than_a_lease_leaves_are_the_same_for_it():
 @rule(10)
 def test_what_came_through_two_handovers_came_without_loss():
     """Records of the first are fine at the third, for leases that the clocks on the way did not cut short."""
-    memory = Memory(60.0)
+    memory = ServerHistory(60.0)
     where = address("redis://127.0.0.1", for_asyncio=False)
     one, two, three = (
         memory.meet(Facts(each * 40, each * 40, "f" * 40, uptime=500, now_ms=1_000_000, replicas=1), where)
         for each in "abc"
     )
-    two.prove(one.identity, 2.0)
-    three.prove(two.identity, 3.0)
+    two.mark_lossless(one.identity, 2.0)
+    three.mark_lossless(two.identity, 3.0)
     assert three.text.split()[3:] == ["-", f"{two.identity}/3000", f"{one.identity}/5000"]
 
 

@@ -10,7 +10,9 @@ import pytest
 
 from harness.topology import Independents
 from harness.topology.group import ask
-from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Ran, Skipped, Unavailable, _core, _waiters
+from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Ran, Skipped, Unavailable
+from interlock._client import waiting as _waiters
+from interlock._protocol.run import run
 from kit import outcome, queued, real, until
 from proxy import Proxy
 
@@ -140,7 +142,7 @@ async def test_one_of_three_may_be_away(kit, servers, harm):
     async with await locks.lock("a").acquire() as last:
         assert last.fence > later.fence
         node = real(locks)._session.port.nodes[0]
-        await until(lambda: node.up)
+        await until(lambda: node.is_up)
 
 
 @rule(8)
@@ -288,14 +290,14 @@ async def test_what_a_minority_lost_is_no_loss_and_extending_makes_no_key(kit, s
 @rule(3)
 async def test_waiters_are_woken_by_push(kit, servers, monkeypatch):
     """Nobody looks by himself in this test."""
-    monkeypatch.setattr(_waiters, "_jittered", lambda: 30.0)
-    monkeypatch.setattr(_waiters, "VOUCH", 30.0)
+    monkeypatch.setattr(_waiters, "_next_heartbeat", lambda: 30.0)
+    monkeypatch.setattr(_waiters, "HEARTBEAT_INTERVAL", 30.0)
     first, second = quorum(kit, servers), quorum(kit, servers)
     lease = await first.lock("a").acquire()
     waiting = asyncio.create_task(second.lock("a").acquire(timeout=20))
     await until(lambda: queued(first, 1))
     ports = real(second)._session.port.nodes
-    await until(lambda: all(node.port.ear("lock:a")[0] == "1" for node in ports))
+    await until(lambda: all(node.port.subscription_of("lock:a")[0] == "1" for node in ports))
     started = time.monotonic()
     assert await lease.release()
     async with await waiting:
@@ -317,7 +319,7 @@ async def test_fences_grow_whatever_majority_grants_and_though_servers_forget(ki
         await pair()
         await pair()
         node.restart()  # empty
-        await until(lambda i=i: real(locks)._session.port.nodes[i % 3].up)
+        await until(lambda i=i: real(locks)._session.port.nodes[i % 3].is_up)
     await pair()
     assert fences == sorted(set(fences))
 
@@ -507,10 +509,10 @@ async def test_what_was_given_back_without_an_answer_has_no_vote_any_more(kit, s
     lock = locks.lock("a")
     attempt = kit.session(locks).core.attempt(lock._primitive, 30, wait=False)
     for node in port.nodes[:2]:
-        node.spoiled[attempt.token] = True
+        node.unconfirmed_releases[attempt.token] = True
     core = kit.session(locks).core
-    asking = core.obtain(attempt.primitive, lambda _, reply, __: reply, 30, 0, None, attempt)
-    error = await outcome(asking if kit.mode == "asyncio" else kit.in_thread(_core.run, asking))
+    asking = core.wait_until_granted(attempt.resource, lambda _, reply, __: reply, 30, 0, None, attempt)
+    error = await outcome(asking if kit.mode == "asyncio" else kit.in_thread(run, asking))
     assert isinstance(error, Unavailable)
     await until(lambda: nothing_left(servers, 3))
 
@@ -519,13 +521,13 @@ async def test_a_release_is_owed_for_as_long_as_the_lease_may_last(kit, servers)
     locks = quorum(kit, servers, max_ttl=900)
     lease = await locks.lock("a", ttl=200).acquire()
     port = kit.session(locks).port
-    owed = [(lease._grant.primitive.script, lease._grant.primitive.keys, ("release", lease.token, "0"))]
+    owed = [(lease._grant.resource.script, lease._grant.resource.keys, ("release", lease.token, "0"))]
 
     def least() -> float:
         now, left = port.now(), []
         for node in port.nodes:
             node.missed(owed, now)
-            _, end = node.debts.pop(lease.token)
+            _, end = node.pending_releases.pop(lease.token)
             left.append(end - now)
         return sorted(left)[1]  # of a majority: the others may not have been asked
 

@@ -17,9 +17,10 @@ pytest.importorskip("lupa")
 import test_permits
 import test_walks
 import walk
-from interlock._core import BUSY, MISUSED, ServerError
+from interlock._protocol.types import ServerError
 from interlock.errors import ConfigError
-from interlock.primitives.permits import EVERYTHING
+from interlock.primitives.codes import BUSY, WRONG_KIND
+from interlock.primitives.permits import ALL_PERMITS
 from kit import outcome, until, waiting
 from simulator import later
 from simulator.commands import Hash, ZSet
@@ -35,7 +36,7 @@ WALKS = {
     "once": lambda: test_walks.OnceWalk(7),
     "multi": lambda: test_walks.MultiWalk(7),
     "semaphore": lambda: test_permits.Walk(7, "semaphore", 3),
-    "rwlock": lambda: test_permits.Walk(7, "rwlock", EVERYTHING),
+    "rwlock": lambda: test_permits.Walk(7, "rwlock", ALL_PERMITS),
 }
 every_walk = pytest.mark.parametrize("script", WALKS)
 ASKS = {b"acquire", b"watch", b"limit", b"count", b"reset"}  # what a name in use as something else is refused
@@ -140,8 +141,8 @@ def test_a_record_of_another_version_is_refused_and_left_as_it_is(script):
         records = {key: text for key, text in before.items() if key.endswith(b"record")}
         assert {key: data.get(key) for key in records} == records, f"{args} changed it"
         if args[0] in ASKS and records and not isinstance(other, ServerError):
-            assert other[0] in {MISUSED, BUSY}
-            refused += other[0] == MISUSED
+            assert other[0] in {WRONG_KIND, BUSY}
+            refused += other[0] == WRONG_KIND
         mains = [key.removesuffix(b"record") or b"k" for key in records]
         was, now = had(before, mains), had(data, mains)
         for key, holders in now.items():

@@ -74,7 +74,7 @@ async def test_a_revocation_whose_push_was_lost_with_the_connection_is_told_afte
     locks, others = kit.interlock(), kit.interlock()
     leases = [await kit.keep(acquired(make(locks))) for make in (LOCKS["lock"], LOCKS["fixed lock"])]
     session = kit.session(locks)
-    await until(lambda: all(session.renewal._heard(lease._grant) for lease in leases))
+    await until(lambda: all(session.renewal._is_subscribed(lease._grant) for lease in leases))
     lost = []
     session.pushed = lost.append
     for name in "ab":
@@ -102,7 +102,7 @@ async def test_a_lease_is_asked_about_again_if_its_channel_was_subscribed_during
         replies = await calls(messages, until)
         if not held_up:
             held_up.append(messages)
-            while session.renewal.anew or session.port.ear("lock:fixed")[0] != "1":
+            while session.renewal.resubscribed or session.port.subscription_of("lock:fixed")[0] != "1":
                 if kit.mode == "asyncio":
                     await asyncio.sleep(0.01)
                 else:
@@ -111,11 +111,11 @@ async def test_a_lease_is_asked_about_again_if_its_channel_was_subscribed_during
 
     session.port.calls = answered_late
     fixed = await kit.keep(locks.lock("fixed", renew=False).acquire())
-    await until(lambda: held_up or session.renewal.asking)
+    await until(lambda: held_up or session.renewal.in_flight)
     await kit.keep(
         locks.lock("other").acquire()
     )  # it stands in a slot, so the keeper of ends looks at new subscriptions
-    await until(lambda: session.renewal._heard(fixed._grant))
+    await until(lambda: session.renewal._is_subscribed(fixed._grant))
     del session.port.calls
 
 
@@ -125,19 +125,19 @@ async def test_a_revocation_may_be_pushed_before_the_grant_is_known(kit, clean):
     """The process was busy, or stopped, between the server's answer and its reading."""
     locks = kit.interlock()
     session = kit.session(locks)
-    hold = session.core.hold
+    hold = session.core.lease_from_grant
 
     def late(attempt, *args, **kwargs):
         session.pushed(f"revoked {attempt.token} disk full".encode())
         return hold(attempt, *args, **kwargs)
 
-    session.core.hold = late
+    session.core.lease_from_grant = late
     for make in (lambda: locks.lock("a").acquire(), lambda: locks.multi(locks.lock("a"), locks.lock("b")).acquire()):
         error = await outcome(make())
         assert isinstance(error, LeaseLost)
         assert "it was revoked: disk full" in str(error)
         await until(lambda: not clean.exists("lock:a", "lock:b"))  # it was taken back
-    del session.core.hold
+    del session.core.lease_from_grant
 
 
 @rule(6)
@@ -166,8 +166,8 @@ async def test_a_short_section_costs_neither_a_question_nor_a_subscription(kit, 
 async def test_a_fixed_lease_is_asked_about_and_not_lengthened(kit, clean):
     lease = await kit.interlock().lock("a", ttl=3, renew=False).acquire()
     grant = lease._grant
-    overdue, deadline = grant.overdue, grant.deadline
-    await until(lambda: grant.overdue > overdue)  # it was asked about
+    overdue, deadline = grant.jeopardy_after, grant.deadline
+    await until(lambda: grant.jeopardy_after > overdue)  # it was asked about
     assert grant.deadline == deadline
     assert lease.state == "held"
     assert clean.pttl("lock:a") < 2500

@@ -10,6 +10,7 @@ import pytest
 
 from actors import actors
 from interlock import AcquireTimeout, ConfigError, LeaseLost
+from interlock._protocol.run import run
 from kit import outcome, until, waiting
 
 rule = pytest.mark.rule
@@ -73,8 +74,8 @@ async def test_giving_back_twice_gives_back_once(kit):
     assert not await one.release()
     core = kit.session(limited._interlock).core
     message = (one._grant.attempt, ("release", one.token, 0), time.monotonic() + 1000)
-    ask = core.ask(*message)
-    await (ask if kit.mode == "asyncio" else kit.in_thread(lambda: __import__("interlock")._core.run(ask)))
+    ask = core.request(*message)
+    await (ask if kit.mode == "asyncio" else kit.in_thread(lambda: run(ask)))
     assert await limited.available() == 1
     assert await other.release()
     assert await limited.available() == 2
@@ -83,8 +84,8 @@ async def test_giving_back_twice_gives_back_once(kit):
 @rule(8)
 async def test_acquire_sent_twice_is_the_same_grant(kit, clean):
     lease = await kit.interlock().semaphore("a", 2).acquire()
-    primitive = lease._grant.primitive
-    args = ("acquire", lease.token, 30000, 3000, 0, "nowhere", 1, *primitive.terms, "")
+    primitive = lease._grant.resource
+    args = ("acquire", lease.token, 30000, 3000, 0, "nowhere", 1, *primitive.acquire_args, "")
     assert clean.eval(primitive.script.source, len(primitive.keys), *primitive.keys, *args) == [1, lease.fence]
     assert (await kit.interlock().semaphore("a", 2).inspect()).used == 1
     await lease.release()

@@ -14,8 +14,8 @@ from harness.servers import KINDS, Missing
 from harness.topology import Sentinels
 from harness.topology.group import ask
 from interlock import AcquireTimeout, ConfigError, Unavailable
-from interlock.connect import address
-from interlock.ports import sentinel
+from interlock._connect import sentinels as sentinel
+from interlock._connect.target import address
 from kit import outcome, queued, until
 
 rule = pytest.mark.rule
@@ -288,9 +288,9 @@ async def test_a_dead_sentinel_is_no_harm(kit, group):
 def test_an_isolated_primary_is_waited_for_until_it_must_have_stopped():
     """It compares whole seconds, once a second; a node of a cluster tests a silent link after half a timeout."""
     watched = address("redis+sentinel://a:1/0?service=x", for_asyncio=False)
-    assert watched.longer([[b"min-replicas-to-write", b"1"], [b"min-replicas-max-lag", b"1"]]) == 3
+    assert watched.isolation_grace([[b"min-replicas-to-write", b"1"], [b"min-replicas-max-lag", b"1"]]) == 3
     node = address("redis+cluster://a:1", for_asyncio=False).seeds[0]
-    assert node.longer([[b"cluster-node-timeout", b"4000"]]) == 7
+    assert node.isolation_grace([[b"cluster-node-timeout", b"4000"]]) == 7
 
 
 @rule(10)
@@ -316,7 +316,7 @@ async def test_a_primary_whose_replicas_fall_silent_is_believed_to_go_on_for_lon
                 return False
 
             await until(refuses)
-        assert last - silent < locks._session.port.memory.latest.longer
+        assert last - silent < locks._session.port.memory.latest.isolation_grace
 
 
 @rule(10)

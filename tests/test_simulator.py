@@ -20,14 +20,24 @@ import pytest
 pytest.importorskip("lupa")
 
 from headers import Header
-from interlock import _core, _owned, _renewal, _session, _undo, _waiters, aio
-from interlock.primitives import multi
-from interlock.primitives.barrier import barrier
-from interlock.primitives.election import election
-from interlock.primitives.latch import latch
-from interlock.primitives.lock import lock
-from interlock.primitives.once import once
-from interlock.primitives.permits import EVERYTHING, permits
+from interlock import aio
+from interlock._client import core as _core
+from interlock._client import multi as multi_client
+from interlock._client import reentrancy
+from interlock._client import renewal as _renewal
+from interlock._client import session as _session
+from interlock._client import undo as _undo
+from interlock._client import waiting as _waiters
+from interlock._protocol.timing import FOREVER
+from interlock.errors import Unavailable
+from interlock.primitives.barrier import barrier_resource
+from interlock.primitives.codes import GRANTED
+from interlock.primitives.election import election_resource
+from interlock.primitives.latch import latch_resource
+from interlock.primitives.lock import lock_resource
+from interlock.primitives.multi import multi_resource
+from interlock.primitives.once import once_resource
+from interlock.primitives.permits import ALL_PERMITS, permits_resource
 from planted import catch as caught
 from planted import replaced
 from simulator import PROFILES, RELAXED, SIDE_BY_SIDE, SUBJECTS, Plan, cli, natural, shrink, simulate, subject_of
@@ -87,7 +97,7 @@ def test_what_a_later_version_stores_besides_disturbs_nobody(profile, subject):
 @pytest.mark.parametrize(
     ("subject", "planted"),
     [
-        ("semaphore", replaced("(%S+) (%S+)(.*)')\n  legible", "(%S+) (%S+)$')\n  legible")),
+        ("semaphore", replaced("(%S+) (%S+)(.*)')\n  is_readable", "(%S+) (%S+)$')\n  is_readable")),
         ("rwlock", replaced("string.match(wants, '^%d+')", "string.match(wants, '%d+$')")),
         ("latch", replaced("'^1 latch (%d+) '", "'^1 latch (%d+) $'")),
         ("barrier", replaced("'^1 barrier (%d+)( .*)'", "'^1 barrier (%d+)( )$'")),
@@ -100,10 +110,14 @@ def test_a_script_that_knows_all_that_is_stored_is_caught(subject, planted):
 def forgotten_before_its_fence(source):
     """The quarantine is ended by hand while the clock is behind the fence. Minutes are seconds here."""
     by_hand = replaced(
-        "    write('-', '-', (parted(rest)), 0)\n", "    write('-', '-', '')\n    call('PEXPIRE', RECORD, RECORD_MS)\n"
+        "    write_record('-', '-', (split_free_text(tail)), 0)\n",
+        "    write_record('-', '-', '')\n    call('PEXPIRE', RECORD, RECORD_TTL_MS)\n",
     )
     return by_hand(
-        replaced("RECORD_MS, QUEUE_MS, ALIVE_MS, SKIP = 300000,", "RECORD_MS, QUEUE_MS, ALIVE_MS, SKIP = 300,")(source)
+        replaced(
+            "RECORD_TTL_MS, QUEUE_TTL_MS, LIVENESS_MS, MAX_PER_CALL = 300000,",
+            "RECORD_TTL_MS, QUEUE_TTL_MS, LIVENESS_MS, MAX_PER_CALL = 300,",
+        )(source)
     )
 
 
@@ -203,8 +217,8 @@ def test_ambushes_spring_at_every_await_of_the_core(monkeypatch):
             ):
                 missing.add(ast.unparse(node))
     assert missing <= {
-        "await self.port.wait(self.port.signal(), self.port.now() + 0.1)",  # a keeper after a bug
-        "await port.wait(attempt.signal, min(until, port.now() + STOP_POLL))",  # of threads that can be stopped
+        "await self.port.wait(self.port.event(), self.port.now() + 0.1)",  # a keeper after a bug
+        "await port.wait(attempt.event, min(until, port.now() + STOP_POLL))",  # of threads that can be stopped
     }
 
 
@@ -250,18 +264,18 @@ def catch(rule, *, profiles, lua=str, subject="lock"):
 
 
 def a_deadline_counted_after_the_send(monkeypatch):
-    ask = _core.Core.ask
+    ask = _core.Core.request
 
     async def late(self, *args):
         reply, _ = await ask(self, *args)
         return reply, self.port.now()
 
-    monkeypatch.setattr(_core.Core, "ask", late)
+    monkeypatch.setattr(_core.Core, "request", late)
 
 
 def no_undo_on_cancel(monkeypatch):
     def forgetful(self, attempt):
-        done = self.port.signal()
+        done = self.port.event()
         done.set()
         return done
 
@@ -269,7 +283,7 @@ def no_undo_on_cancel(monkeypatch):
 
 
 def a_wake_without_check(monkeypatch):
-    granted, ask = _waiters.Waiters.granted, _core.Core.ask
+    granted, ask = _waiters.Waiters.on_granted, _core.Core.request
 
     def wake(self, token):
         vars(self).setdefault("woken", set()).add(token)
@@ -277,11 +291,11 @@ def a_wake_without_check(monkeypatch):
 
     async def credulous(self, attempt, args, until):
         if attempt.token in vars(self.waiters).get("woken", ()) and args[0] == "acquire":
-            return [_core.GRANTED, 1], self.port.now()
+            return [GRANTED, 1], self.port.now()
         return await ask(self, attempt, args, until)
 
-    monkeypatch.setattr(_waiters.Waiters, "granted", wake)
-    monkeypatch.setattr(_core.Core, "ask", credulous)
+    monkeypatch.setattr(_waiters.Waiters, "on_granted", wake)
+    monkeypatch.setattr(_core.Core, "request", credulous)
 
 
 def an_execute_that_is_sent_again(monkeypatch):
@@ -290,7 +304,7 @@ def an_execute_that_is_sent_again(monkeypatch):
     async def stubborn(self, *args):
         try:
             return await execute(self, *args)
-        except _core.Unavailable:
+        except Unavailable:
             return await execute(self, *args)
 
     monkeypatch.setattr(_core.Core, "execute", stubborn)
@@ -305,35 +319,43 @@ IN_PYTHON = {
 IN_LUA = {
     "renewal that re-creates": (
         replaced(
-            "      else\n        states[#states + 1] = GONE\n",
-            "      else\n        if not holder then call('SET', KEYS[i], mine, 'PX', ttl) end\n"
-            "        states[#states + 1] = holder and GONE or GRANTED\n",
+            "      else\n        states[#states + 1] = NOT_FOUND\n",
+            "      else\n        if not holder then call('SET', KEYS[i], lease_token, 'PX', ttl) end\n"
+            "        states[#states + 1] = holder and NOT_FOUND or GRANTED\n",
         ),
         5, ["slow", "lossy cancel", "pause"],
     ),
-    "release by DEL": (replaced("  local ours, again =", "  call('DEL', LOCK)\n  local ours, again ="), 1, ["cancel"]),
+    "release by DEL": (
+        replaced(
+            "  local is_ours, retry =",
+            "  call('DEL', LOCK)\n  local is_ours, retry =",
+        ), 1, ["cancel"],
+    ),
     "no tombstone": (
-        replaced("if call('ZSCORE', GONES, token) then return {GONE} end", ""), 5, ["loss", "lossy cancel"],
+        replaced("if call('ZSCORE', TOMBSTONES, token) then return {NOT_FOUND} end", ""), 5, ["loss", "lossy cancel"],
     ),
     "the newest first": (
-        replaced("call('ZRANGE', QUEUE, place, place + number - 1)", "call('ZRANGE', QUEUE, -1, -1)"),
+        replaced("call('ZRANGE', QUEUE, position, position + batch_size - 1)", "call('ZRANGE', QUEUE, -1, -1)"),
         6, ["calm"],
     ),
-    "nobody is woken": (replaced("  tell(channel, 'granted ' .. who)\nend", "end"), 4, ["calm"]),
-    "a fence in whole seconds": (replaced("math.max(fence + 1, now)", "now - now % 1e6"), 2, ["calm"]),
+    "nobody is woken": (replaced("  publish(channel, 'granted ' .. waiter)\nend", "end"), 4, ["calm"]),
+    "a fence in whole seconds": (replaced("math.max(fence + 1, now_us)", "now_us - now_us % 1e6"), 2, ["calm"]),
     "a record for ever": (
-        replaced("call('SET', RECORD, value, 'PX', string.format('%.0f', ms))", "call('SET', RECORD, value)"), 3,
+        replaced(
+            "call('SET', RECORD, value, 'PX', string.format('%.0f', record_ttl))",
+            "call('SET', RECORD, value)",
+        ), 3,
         ["calm"],
     ),
     "a confirmation that does not lengthen": (
         replaced("if pttl <= tonumber(ttl) then call('PEXPIRE', LOCK, ttl) end", ""), 1, ["pause", "loss", "crash"],
     ),
     "a renewal that shortens": (
-        replaced("if call('PTTL', KEYS[i]) < ttl then", "if true then"), 1, ["pause", "cancel"],
+        replaced("if call('PTTL', lock) < ttl then", "if true then"), 1, ["pause", "cancel"],
     ),
-    "the dead are not skipped": (replaced("tonumber(alive) > now", "true"), 4, ["crash"]),
+    "the dead are not skipped": (replaced("tonumber(alive_until) > now_ms", "true"), 4, ["crash"]),
     "an execute without the lease": (
-        replaced("if not owns then return {GONE} end", ""), 11, ["cancel"],
+        replaced("if not is_holder then return {NOT_FOUND} end", ""), 11, ["cancel"],
     ),
 }  # fmt: skip
 
@@ -343,70 +365,85 @@ IN_PERMITS = {
     "an expiry that keeps the sum": (
         "semaphore",
         replaced(
-            "for _, who in ipairs(over) do drop(who) end",
-            "for _, who in ipairs(over) do call('ZREM', HOLDERS, who) call('HDEL', SHARES, who) end",
+            "for _, holder in ipairs(expired) do remove_holder(holder) end",
+            "for _, holder in ipairs(expired) do call('ZREM', HOLDERS, holder) call('HDEL', SHARES, holder) end",
         ),
         4, ["loss", "slow", "crash", "pause"],
     ),
     "the expired are not dropped": (
-        "semaphore", replaced("for _, who in ipairs(over) do drop(who) end", ""), 4, ["pause", "cancel", "memory"],
+        "semaphore", replaced(
+            "for _, holder in ipairs(expired) do remove_holder(holder) end",
+            "",
+        ), 4, ["pause", "cancel", "memory"],
     ),
-    "a newcomer that overtakes": ("semaphore", replaced("(not before or before == token)", "true"), 6, ["calm"]),
-    "a reader that overtakes a writer": ("rwlock", replaced("(not before or before == token)", "true"), 6, ["calm"]),
+    "a newcomer that overtakes": ("semaphore", replaced("(not blocker or blocker == token)", "true"), 6, ["calm"]),
+    "a reader that overtakes a writer": ("rwlock", replaced("(not blocker or blocker == token)", "true"), 6, ["calm"]),
     "a confirmation that comes twice gives permits back": (
         "semaphore",
         replaced(
-            "    leave(token)\n    local _, f, _, why = share(token)",
+            "    dequeue(token)\n    local _, held_fence, _, reason = read_share(token)",
             "    if not call('ZSCORE', QUEUE, token) then call('HINCRBY', SHARES, 'sum', -permits) end\n"
-            "    leave(token)\n    local _, f, _, why = share(token)",
+            "    dequeue(token)\n    local _, held_fence, _, reason = read_share(token)",
         ),
         1, ["loss", "lossy cancel", "chaos"],
     ),
     "a release that comes twice counts twice": (
         "semaphore",
         replaced(
-            "  local ours = holds(token) or released == token\n",
-            "  local ours = holds(token) or released == token\n"
-            "  if released == token and sum() > 0 then call('HINCRBY', SHARES, 'sum', -1) end\n",
+            "  local is_ours = is_holder(token) or last_released == token\n",
+            "  local is_ours = is_holder(token) or last_released == token\n"
+            "  if last_released == token and read_sum() > 0 then call('HINCRBY', SHARES, 'sum', -1) end\n",
         ),
         1, ["lossy cancel", "chaos", "cancel"],
     ),
     "what a dead waiter was handed does not expire": (
         "semaphore",
-        replaced("pcall(grant, who, permits, life, channel)", "pcall(grant, who, permits, 60000, channel)"),
+        replaced(
+            "pcall(grant, waiter, permits, handover_ttl, channel)",
+            "pcall(grant, waiter, permits, 60000, channel)",
+        ),
         3, ["calm"],
     ),
     "a confirmation that does not lengthen": (
-        "rwlock", replaced("if tonumber(call('ZSCORE', HOLDERS, token)) <= ends then", "if false then"),
+        "rwlock", replaced("if tonumber(call('ZSCORE', HOLDERS, token)) <= lease_end then", "if false then"),
         1, ["pause", "crash", "cancel", "chaos"],
     ),
     "a renewal that shortens": (
-        "semaphore", replaced("        if tonumber(ends) < now() + ttl then", "        if true then"),
+        "semaphore", replaced("        if tonumber(lease_end) < get_time_ms() + ttl then", "        if true then"),
         1, ["loss", "lossy cancel"],
     ),
     "a fence in whole seconds": (
-        "semaphore", replaced("math.max(fence + 1, now)", "now - now % 1e6"),
+        "semaphore", replaced("math.max(fence + 1, now_us)", "now_us - now_us % 1e6"),
         2, ["calm"],
     ),
-    "holders for ever": ("semaphore", replaced("  call('PEXPIRE', HOLDERS, ms)\n", ""), 3, ["calm"]),
+    "holders for ever": ("semaphore", replaced("  call('PEXPIRE', HOLDERS, ttl)\n", ""), 3, ["calm"]),
     "no tombstone": (
-        "semaphore", replaced("  if call('ZSCORE', GONES, token) then return {GONE} end\n", ""), 5, ["lossy cancel"],
+        "semaphore", replaced(
+            "  if call('ZSCORE', TOMBSTONES, token) then return {NOT_FOUND} end\n",
+            "",
+        ), 5, ["lossy cancel"],
     ),
     "a lowered limit that is not told": (
-        "semaphore", replaced("if permits > limit then  -- the limit", "if false then  -- the limit"),
+        "semaphore", replaced("if permits > limit then", "if false then"),
         4, ["pause"],
     ),
     "a limit that was before": (
         "semaphore",
-        replaced("free, place = limit - sum(), 0", "free, place = (tonumber(ARGV[10]) or limit) - sum(), 0"),
+        replaced(
+            "free, position = limit - read_sum(), 0",
+            "free, position = (tonumber(ARGV[10]) or limit) - read_sum(), 0",
+        ),
         1, ["cancel", "crash"],
     ),
     "a reader beside anybody": (
-        "rwlock", replaced("and own ~= '' and permits == 1 and before ~= '!' and holds(own)", "and permits == 1"),
+        "rwlock", replaced(
+            "and own_lease ~= '' and permits == 1 and blocker ~= '!' and is_holder(own_lease)",
+            "and permits == 1",
+        ),
         1, ["cancel"],
     ),
     "a writer that waits for its own reading": (
-        "rwlock", replaced("if beside or permits <=", "if permits <="), 12, ["calm"],
+        "rwlock", replaced("if reads_beside_own or permits <=", "if permits <="), 12, ["calm"],
     ),
 }  # fmt: skip
 
@@ -418,76 +455,101 @@ def in_multi(old, new):
 
 IN_OTHERS = {
     "what was had before is kept when one is busy": (
-        "multi", in_multi("before[1](before[2], {'release', before[3], '0', EPOCH})", ""), 5, ["calm"],
+        "multi", in_multi("earlier[1](earlier[2], {'release', earlier[3], '0', STAMP})", ""), 5, ["calm"],
     ),
     "only the first is asked for": (
         "multi",
-        in_multi("local fine, reply = pcall(answer, script, keys, words)",
-                 "local fine, reply = true, {GRANTED, 1}\n"
-                 "    if i == 2 then fine, reply = pcall(answer, script, keys, words) end"),
+        in_multi("local ok, reply = pcall(call_script, script, keys, args)",
+                 "local ok, reply = true, {GRANTED, 1}\n"
+                 "    if i == 2 then ok, reply = pcall(call_script, script, keys, args) end"),
         1, ["calm"],
     ),
     "watchers that are not told that nobody leads": (
         "election", replaced("term * 2 + (leader and 0 or 1)", "term * 2"), 4, ["calm"],
     ),
     "watchers that are told of their own term": (
-        "election", replaced("'-inf', '(' .. known", "'-inf', '(' .. (known - 2)"), 4, ["calm"],
+        "election", replaced("'-inf', '(' .. version", "'-inf', '(' .. (version - 2)"), 4, ["calm"],
     ),
     "a term that does not grow": (
-        "election", replaced("math.max(fence + 1, now)", "now - now % 1e6"), 2, ["calm"],
+        "election", replaced("math.max(fence + 1, now_us)", "now_us - now_us % 1e6"), 2, ["calm"],
     ),
     "an open latch that tells nobody": (
-        "latch", replaced("    bury(token, tostring(DONE_MS))\n    wake()\n", "    bury(token, tostring(DONE_MS))\n"),
+        "latch", replaced(
+            "    add_tombstone(token, tostring(OPERATION_TTL_MS))\n    wake_some()\n",
+            "    add_tombstone(token, tostring(OPERATION_TTL_MS))\n",
+        ),
         4, ["calm"],
     ),
-    "a count that comes twice counts twice": ("latch", replaced("if not before then", "if true then"), 12, ["loss"]),
+    "a count that comes twice counts twice": (
+        "latch", replaced(
+            "if not was_counted then",
+            "if true then",
+        ), 12, ["loss"],
+    ),
     "a count that is not undercut": (
         "latch", replaced("left = math.max(0, left - by)", "left = left - by"), 12, ["calm"],
     ),
     "a latch that opens too early": (
-        "latch", replaced("return not left or left == 0 or why", "return not left or left <= 1 or why"), 12, ["calm"],
+        "latch", replaced(
+            "return not left or left == 0 or reason",
+            "return not left or left <= 1 or reason",
+        ), 12, ["calm"],
     ),
     "a latch that shuts when it is used again": (
         "latch", replaced("  if left then return end", "  if left and left > 0 then return end"), 12, ["calm"],
     ),
     "a retried arrival counts twice": (
-        "barrier", replaced("  if number then  -- the same", "  if number and number <= passed then  -- the same"),
+        "barrier", replaced("  if arrival then", "  if arrival and arrival <= passed then"),
         12, ["loss", "lossy cancel", "chaos"],
     ),
-    "the others are not told": ("barrier", replaced("  write()\n  wake()\n", "  write()\n"), 4, ["calm"]),
+    "the others are not told": (
+        "barrier", replaced(
+            "  write_barrier()\n  wake_some()\n",
+            "  write_barrier()\n",
+        ), 4, ["calm"],
+    ),
     "one that leaves does not break it": (
-        "barrier", replaced("if not why then break_for('a party left, or its time was over: ' .. token) end", ""),
+        "barrier", replaced(
+            "if not reason then break_barrier('a party left, or its time was over: ' .. token) end",
+            "",
+        ),
         12, ["calm"],
     ),
     "the dead are waited for": ("barrier", replaced("local dead = call(", "local dead = nil and call("), 12, ANY),
     "who went on is not known": (
-        "barrier", replaced("    if number <= passed then\n", "    if number <= passed and not why then\n"), 12, ANY,
+        "barrier", replaced(
+            "    if arrival <= passed then\n",
+            "    if arrival <= passed and not reason then\n",
+        ), 12, ANY,
     ),
     "a reset that lets go on": (
-        "barrier", replaced("passed, told, why = arrivals, arrivals, nil", "passed, told, why = passed, told, nil"),
+        "barrier", replaced(
+            "passed, woken, reason = arrivals, arrivals, nil",
+            "passed, woken, reason = passed, woken, nil",
+        ),
         12, ANY,
     ),
-    "no note": ("once", replaced("    if ms > 0 then\n", "    if false then\n"), 12, ["calm"]),
+    "no note": ("once", replaced("    if note_ttl_ms > 0 then\n", "    if false then\n"), 12, ["calm"]),
     "a note of the end only": (
-        "once", replaced("math.max(least, holder == token and tonumber(ARGV[5]) or 0)", "tonumber(ARGV[5])"),
+        "once", replaced("math.max(at_least_left_ms, holder == token and tonumber(keep_ms) or 0)", "tonumber(keep_ms)"),
         12, ["calm"],
     ),
     "a note of half the time": (
         "once",
-        replaced("start, now), 'PX', string.format('%.0f', ms)", "start, now), 'PX', string.format('%.0f', ms / 2)"),
+        replaced("string.format('%.0f', note_ttl_ms)", "string.format('%.0f', note_ttl_ms / 2)"),
         12, ["calm"],
     ),
     "a note of another time": (
         "once",
-        replaced("start, now), 'PX', string.format('%.0f', ms)", "start, now), 'PX', string.format('%.0f', ms + 5000)"),
+        replaced("string.format('%.0f', note_ttl_ms)", "string.format('%.0f', note_ttl_ms + 5000)"),
         12, ["calm"],
     ),
-    "a note that nobody reads": ("once", replaced("  if done then\n", "  if false then\n"), 12, ["calm"]),
+    "a note that nobody reads": ("once", replaced("  if note then\n", "  if false then\n"), 12, ["calm"]),
 }  # fmt: skip
 
 
 def every_entry_asks(monkeypatch):
-    monkeypatch.setattr(_owned.HeldByCaller, "of", lambda *_: [])
+    monkeypatch.setattr(reentrancy.HeldByCaller, "of", lambda *_: [])
 
 
 def an_inner_release_gives_it_back(monkeypatch):
@@ -495,7 +557,7 @@ def an_inner_release_gives_it_back(monkeypatch):
 
 
 def an_upgrade_that_waits(monkeypatch):
-    monkeypatch.setattr("interlock.primitives.permits.beside", lambda primitive, _: primitive)
+    monkeypatch.setattr("interlock.primitives.permits.beside_own_leases", lambda primitive, _: primitive)
 
 
 def whoever_is_named_first_is_waited_for_first(monkeypatch):
@@ -508,22 +570,22 @@ def a_part_that_is_kept(monkeypatch):
 
 
 def a_multi_that_waits_for_a_silent_server(monkeypatch):
-    together = multi.together
-    monkeypatch.setattr(multi, "together", lambda core, requests, _: together(core, requests, _core.FOREVER))
+    together = multi_client.together
+    monkeypatch.setattr(multi_client, "together", lambda core, requests, _: together(core, requests, FOREVER))
 
 
 def one_that_cannot_wait_stays(monkeypatch):
-    obtain = _core.Core.obtain
+    obtain = _core.Core.wait_until_granted
 
     async def staying(self, primitive, accept, ttl, timeout, busy, attempt, try_for=None):
-        attempt.entered = False
+        attempt.is_queued = False
         return await obtain(self, primitive, accept, ttl, timeout, busy, attempt, try_for)
 
-    monkeypatch.setattr(_core.Core, "obtain", staying)
+    monkeypatch.setattr(_core.Core, "wait_until_granted", staying)
 
 
 def a_silence_that_is_told_as_a_refusal(monkeypatch):
-    monkeypatch.setattr(_core, "answered_lately", lambda *_: True)
+    monkeypatch.setattr(_core, "last_answer_counts", lambda *_: True)
 
 
 IN_THE_API = {
@@ -710,7 +772,7 @@ NO_LEASES = ("renew", "execute", "revoke")  # who waits there is not revoked by 
 
 def of_locks(dice):
     """KEYS and ARGV of a message as lock.lua's header has them."""
-    locks = [lock(name, "lock:") for name in ("a", "b")]
+    locks = [lock_resource(name, "lock:") for name in ("a", "b")]
     said = dice.choice(("", "", "t1")), dice.choice(("lock", "lock", "lock", "once"))
     return message(dice, locks, [(0, *said), (1, *said), (1, *said)], [of_fences(dice)])
 
@@ -722,19 +784,19 @@ def of_fences(dice):
 
 def of_permits(dice):
     """The same for permits.lua: two semaphores and a read-write lock."""
-    kinds = [permits("semaphore", "a", "lock:", 3), permits("rwlock", "b", "lock:", EVERYTHING)]
+    kinds = [permits_resource("semaphore", "a", "lock:", 3), permits_resource("rwlock", "b", "lock:", ALL_PERMITS)]
     asks = [(1, "semaphore", dice.choice((1, 1, 2)), dice.choice((3, 3, 2)), "") for _ in range(2)]
-    asks.append((dice.randrange(2), "rwlock", dice.choice((1, 1, EVERYTHING)), EVERYTHING, dice.choice(("", "t1"))))
+    asks.append((dice.randrange(2), "rwlock", dice.choice((1, 1, ALL_PERMITS)), ALL_PERMITS, dice.choice(("", "t1"))))
     return message(dice, kinds, asks, [("limit", f"op{dice.randrange(9)}", "semaphore", dice.randrange(1, 4))])
 
 
 def of_multi(dice):
     """Some of three locks and a semaphore; and each by itself, in the words of its own script."""
-    alone = [lock(name, "lock:") for name in ("a", "b", "c")]
-    members = dice.sample([*alone, permits("semaphore", "s", "lock:", 2)], dice.randrange(1, 5))
+    alone = [lock_resource(name, "lock:") for name in ("a", "b", "c")]
+    members = dice.sample([*alone, permits_resource("semaphore", "s", "lock:", 2)], dice.randrange(1, 5))
     said = "2000", "2000", "0", "ch0", "0"
     words = [
-        json.dumps([each.script.name, len(each.keys), "acquire", f"t{dice.randrange(6)}", *said, *each.terms])
+        json.dumps([each.script.name, len(each.keys), "acquire", f"t{dice.randrange(6)}", *said, *each.acquire_args])
         for each in members
     ]
     return [key for each in members for key in each.keys], ("acquire", *words)
@@ -742,14 +804,14 @@ def of_multi(dice):
 
 def of_elections(dice):
     """The same for election.lua."""
-    primitive = election("a", "lock:")
+    primitive = election_resource("a", "lock:")
     watching = "watch", f"w{dice.randrange(40)}", f"ch{dice.randrange(2)}"
     return message(dice, [primitive], [(1, "", "election")], [watching, watching, of_fences(dice)])
 
 
 def of_onces(dice):
     """The same for once.lua."""
-    primitive = once("a", "lock:", None)
+    primitive = once_resource("a", "lock:", None)
     ends = "release", f"t{dice.randrange(6)}", "0", dice.choice((0, 500, 3000)), dice.choice((0, 0, 2000))
     more = [ends, ends, ends, ("forget", "-"), of_fences(dice)]
     return message(dice, [primitive], [(0, "", "once"), (1, "", "once")], more, ["release"])
@@ -761,14 +823,14 @@ def of_latches(dice):
     counting = "count", operation, dice.choice((1, 1, 2, 50)), count, 10000
     more = [counting, counting, ("revoke", operation, "a good reason")]
     asks = [(1, count, 10000, "")] * 3 + [(0, count, 10000, "")]
-    return message(dice, [latch("a", "lock:", count, 10)], asks, more, NO_LEASES)
+    return message(dice, [latch_resource("a", "lock:", count, 10)], asks, more, NO_LEASES)
 
 
 def of_barriers(dice):
     """The same for barrier.lua."""
     operation = f"op{dice.randrange(99)}"
     more = [("reset", operation), ("reset", operation), ("revoke", operation, "a good reason")]
-    return message(dice, [barrier("a", "lock:", 3)], [(1, 3, "")] * 5 + [(0, 3, "")], more, NO_LEASES)
+    return message(dice, [barrier_resource("a", "lock:", 3)], [(1, 3, "")] * 5 + [(0, 3, "")], more, NO_LEASES)
 
 
 def message(dice, primitives, asks, more, without=()):
@@ -776,7 +838,7 @@ def message(dice, primitives, asks, more, without=()):
     keys = primitive.keys
     ttl, life, heard = dice.choice((300, 2000, 5000)), dice.choice((300, 2000)), dice.choice((0, 0, 1))
     pairs = [word for _ in range(dice.randrange(1, 4)) for word in (f"t{dice.randrange(6)}", dice.choice((300, 2000)))]
-    renewed = tuple(key for _ in pairs[::2] for key in dice.choice(primitives).renewed)
+    renewed = tuple(key for _ in pairs[::2] for key in dice.choice(primitives).renew_keys)
     common = [
         *[(keys, ("acquire", token, ttl, life, heard, channel, *ask)) for ask in asks],
         *[(keys, ("release", token, gone)) for gone in (0, 500, 60000)],
@@ -790,13 +852,13 @@ def message(dice, primitives, asks, more, without=()):
 
 
 TOLD = {
-    of_locks: lock("a", "lock:"),
-    of_permits: permits("semaphore", "a", "lock:", 3),
-    of_multi: multi.multi([lock("a", "lock:")]),
-    of_elections: election("a", "lock:"),
-    of_onces: once("a", "lock:", None),
-    of_latches: latch("a", "lock:", 1, 10),
-    of_barriers: barrier("a", "lock:", 3),
+    of_locks: lock_resource("a", "lock:"),
+    of_permits: permits_resource("semaphore", "a", "lock:", 3),
+    of_multi: multi_resource([lock_resource("a", "lock:")]),
+    of_elections: election_resource("a", "lock:"),
+    of_onces: once_resource("a", "lock:", None),
+    of_latches: latch_resource("a", "lock:", 1, 10),
+    of_barriers: barrier_resource("a", "lock:", 3),
 }
 
 

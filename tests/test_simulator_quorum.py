@@ -6,8 +6,10 @@ import pytest
 
 pytest.importorskip("lupa")
 
-from interlock._core import GRANTED, QUEUED
-from interlock.ports import _votes, quorum
+from interlock.ports import quorum
+
+from interlock._servers import quorum_votes as _votes
+from interlock.primitives.codes import GRANTED, QUEUED
 from planted import catch, replaced
 from simulator import WORLDS, natural, port, shrink, simulate, subject_of
 
@@ -55,11 +57,11 @@ def test_a_seed_is_one_run(profile):
 
 
 def half_is_enough(monkeypatch):
-    monkeypatch.setattr(_votes.Said, "majority", property(lambda said: said.total // 2))
+    monkeypatch.setattr(_votes.Votes, "majority", property(lambda said: said.total // 2))
 
 
 def one_renewal_is_enough(monkeypatch):
-    renewed = _votes._renewed
+    renewed = _votes._renewed_state
     monkeypatch.setattr(
         _votes, "_renewed", lambda column, said: GRANTED if GRANTED in column else renewed(column, said)
     )
@@ -82,7 +84,7 @@ def a_vouch_finds_nothing(monkeypatch):
 
 def clocks_run_alike(monkeypatch):
     monkeypatch.setattr(quorum.QuorumPort, "drift", 0.0)
-    monkeypatch.setattr(quorum, "DRIFT", 0.0)
+    monkeypatch.setattr(quorum, "QUORUM_DRIFT", 0.0)
 
 
 IN_PYTHON = {
@@ -99,7 +101,7 @@ IN_LUA = {
         "lock", 1, "q empty", replaced("if IDENTITY == '-' or recorded ==", "if true or recorded =="),
     ),
     "a fence that is stored by nobody": (
-        "lock", 2, "q loss", replaced("  fence = math.max(fence, ARGV[3])\n", ""),
+        "lock", 2, "q loss", replaced("  fence = math.max(fence, agreed_fence)\n", ""),
     ),
 }  # fmt: skip
 

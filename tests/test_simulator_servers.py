@@ -7,7 +7,8 @@ import pytest
 
 pytest.importorskip("lupa")
 
-from interlock.ports import _memory
+from interlock._quarantine import identity, lossless
+from interlock._quarantine.history import ServerHistory
 from planted import catch, replaced
 from simulator import SERVERS, natural, outages, port, profiles, shrink, simulate, site, subject_of
 from simulator.coroutines import Process
@@ -72,33 +73,38 @@ IN_LUA = {
         "semaphore", 13, "failover", replaced("if IDENTITY == '-' or recorded ==", "if true or recorded =="),
     ),
     "an identity that is not written": (
-        "lock", 13, "snapshot", replaced("under, lasts = IDENTITY, ttl",
-                                         "under, lasts = '-', ttl"),
+        "lock", 13, "snapshot", replaced("granted_by, last_ttl = IDENTITY, ttl",
+                                         "granted_by, last_ttl = '-', ttl"),
     ),
     "a memory that nobody asks": (
-        "lock", 13, "empty", replaced("if not recorded or recorded == '-' then recorded = former end", ""),
+        "lock", 13, "empty", replaced("if not recorded or recorded == '-' then recorded = previous end", ""),
     ),
     "a marker that nobody heeds": (
-        "rlock", 13, "empty", replaced("    if under == '-' then under = evidence end\n", ""),
+        "rlock", 13, "empty", replaced("    if granted_by == '-' then granted_by = evidence end\n", ""),
     ),
     "a confirmation that takes the record over": (
-        "semaphore", 13, "snapshot", replaced("    if why then return {REVOKED, why} end\n",
-                                              "    if why then return {REVOKED, why} end\n"
-                                              "    under = IDENTITY write(0)\n"),
+        "semaphore", 13, "snapshot", replaced("    if reason then return {REVOKED, reason} end\n",
+                                              "    if reason then return {REVOKED, reason} end\n"
+                                              "    granted_by = IDENTITY write_record(0)\n"),
     ),
     "a quarantine that hands over": (
-        "lock", 13, "snapshot", replaced("if quarantined() then return nil, 0 end", ""),
+        "lock", 13, "snapshot", replaced("if apply_quarantine() then return nil, 0 end", ""),
     ),
     "half a quarantine": ("rwlock", 13, "empty", replaced("since + math.max(wait, ttl or 0)", "since + wait / 2")),
     "a word that ends any quarantine of a lock": (
-        "lock", 13, "ended by hand", replaced("string.match(evidence, '.*>') ~= string.match(named, '.*>')", "false"),
+        "lock", 13, "ended by hand", replaced(
+            "string.match(evidence, '.*>') ~= string.match(named_evidence, '.*>')",
+            "false",
+        ),
     ),
     "a word that ends any quarantine of permits": (
-        "rwlock", 13, "ended by hand", replaced("string.match(evidence, '.*>') ~= named", "false"),
+        "rwlock", 13, "ended by hand", replaced("string.match(evidence, '.*>') ~= named_evidence", "false"),
     ),
-    "a run that ends before it began": ("once", 12, "failover", replaced("math.max(start, t[1]", "math.max(0, t[1]")),
+    "a run that ends before it began": (
+        "once", 12, "failover", replaced("math.max(started_us, time[1]", "math.max(0, time[1]"),
+    ),
     "a quarantine without an end": (
-        "lock", 4, "snapshot", replaced("since + math.max(wait, ttl or 0) - micros() / 1000", "30000"),
+        "lock", 4, "snapshot", replaced("since + math.max(wait, ttl or 0) - get_time_us() / 1000", "30000"),
     ),
 }  # fmt: skip
 
@@ -108,33 +114,33 @@ def an_isolated_primary_is_not_waited_for(monkeypatch):
 
 
 def every_restart_is_clean(monkeypatch):
-    monkeypatch.setattr(port, "lossless", lambda *_: 0.0)
+    monkeypatch.setattr(port, "least_lossless_ttl", lambda *_: 0.0)
 
 
 def clocks_are_not_compared(monkeypatch):
-    monkeypatch.setattr(_memory, "least_ttl", lambda *_: 0.0)
+    monkeypatch.setattr(lossless, "least_ttl", lambda *_: 0.0)
 
 
 def nobody_asks_with_which_keys_a_process_began(monkeypatch):
-    monkeypatch.setattr(_memory, "_loaded", lambda *_: False)
+    monkeypatch.setattr(identity, "_loaded", lambda *_: False)
 
 
 def a_promotion_is_as_old_as_its_process(monkeypatch):
-    monkeypatch.setattr(_memory.Facts, "promoted", property(lambda _: False))
+    monkeypatch.setattr(identity.Facts, "promoted", property(lambda _: False))
 
 
 def who_connects_again_remembers_nothing(monkeypatch):
-    meet = _memory.Memory.meet
+    meet = ServerHistory.meet
 
     def forgetful(self, *args):
         self.before = "-"
         return meet(self, *args)
 
-    monkeypatch.setattr(_memory.Memory, "meet", forgetful)
+    monkeypatch.setattr(ServerHistory, "meet", forgetful)
 
 
 def a_connection_is_trusted_for_ever(monkeypatch):
-    monkeypatch.setattr(port, "DOUBT", math.inf)
+    monkeypatch.setattr(port, "TRUSTED_FOR", math.inf)
 
 
 def an_answer_counts_when_it_comes(monkeypatch):
@@ -183,15 +189,15 @@ def test_a_proof_is_of_the_server_that_was_asked_for():
     """One that came meanwhile may have lost something, for all that is known of the one before."""
     place = site.Site(World(0))
     process, before = Process(place.world, "c0"), place.primary
-    epoch = _memory.Memory(60.0).meet(before.facts(), port._ADDRESS)
-    assert _memory.lossless(place.seen_by(process), "another:one", epoch) == math.inf
+    epoch = ServerHistory(60.0).meet(before.facts(), port._ADDRESS)
+    assert lossless.least_lossless_ttl(place.seen_by(process), "another:one", epoch) == math.inf
     place.primary = place.another()
-    assert _memory.lossless(place.seen_by(process), "another:one", epoch) is None
+    assert lossless.least_lossless_ttl(place.seen_by(process), "another:one", epoch) is None
 
 
 def test_what_is_waited_for_is_not_forgotten_with_the_next_change():
     """A failover that lost something, then a handover that lost nothing: leases of before the first may still last."""
-    place, memory = site.Site(World(0)), _memory.Memory(60.0)
+    place, memory = site.Site(World(0)), ServerHistory(60.0)
     first = memory.meet(place.primary.facts(), port._ADDRESS)
-    evidence = [memory.meet(place.another().facts(), port._ADDRESS).former for _ in range(2)]
+    evidence = [memory.meet(place.another().facts(), port._ADDRESS).previous for _ in range(2)]
     assert evidence == [first.identity, first.identity]

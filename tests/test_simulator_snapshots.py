@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from interlock import _core
+from interlock._client import core as _core
 from simulator import SNAPSHOTS, simulate
 
 SUBJECTS = ("lock", "semaphore", "rwlock", "election", "once")
@@ -34,7 +34,7 @@ def test_a_token_that_is_made_of_what_is_in_the_snapshot_is_found(monkeypatch):
     def numbered(self, primitive, ttl, *, wait):
         made = real(self, primitive, ttl, wait=wait)
         self.made = getattr(self, "made", 0) + 1
-        made.token = f"{primitive.owner}{self.who()}/{self.made:032x}"
+        made.token = f"{primitive.owner_prefix}{self.who()}/{self.made:032x}"
         return made
 
     monkeypatch.setattr(_core.Core, "attempt", numbered)

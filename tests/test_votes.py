@@ -1,18 +1,18 @@
-"""What several servers' replies mean together: the tables of `ports/_votes.py`, without any server."""
+"""What several servers' replies mean together: the tables of `_servers/quorum_votes.py`, without any server."""
 
 from __future__ import annotations
 
 import pytest
 
-from interlock._core import BUSY, GONE, GRANTED, QUARANTINE, QUEUED, REVOKED
-from interlock.ports._votes import MERGED, SPLIT, UNAGREED, Said
+from interlock._servers.quorum_votes import MERGED, SPLIT, UNAGREED, Votes
+from interlock.primitives.codes import BUSY, GRANTED, NOT_FOUND, QUARANTINE, QUEUED, REVOKED
 
 ME, OTHER = b"me/1", b"other/2"
 ACQUIRE = ("acquire", "me/1", "1000", "1000", "0", "-", "1", "", "lock")
 
 
 def merged(args, *votes, pending=0, total=3):
-    return MERGED[args[0]](Said(args, list(votes), pending, total))
+    return MERGED[args[0]](Votes(args, list(votes), pending, total))
 
 
 def queued(holder, pttl=500, head=0):
@@ -49,10 +49,10 @@ def test_a_split_is_seen_as_soon_as_nobody_can_have_a_majority():
     ("states", "pending", "state"),
     [
         ([GRANTED, GRANTED], 1, GRANTED),
-        ([GRANTED, GONE, GONE], 0, GONE),
-        ([GONE, [REVOKED, b"disk full"]], 1, [REVOKED, b"disk full"]),
-        ([GRANTED, GONE], 1, None),
-        ([GRANTED, b"WRONGTYPE", GONE], 0, b"only 1 of 3 servers of the quorum renewed it"),  # tried again
+        ([GRANTED, NOT_FOUND, NOT_FOUND], 0, NOT_FOUND),
+        ([NOT_FOUND, [REVOKED, b"disk full"]], 1, [REVOKED, b"disk full"]),
+        ([GRANTED, NOT_FOUND], 1, None),
+        ([GRANTED, b"WRONGTYPE", NOT_FOUND], 0, b"only 1 of 3 servers of the quorum renewed it"),  # tried again
     ],
 )
 def test_renew(states, pending, state):

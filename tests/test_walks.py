@@ -16,17 +16,17 @@ import pytest
 pytest.importorskip("lupa")
 
 import walk
-from interlock._core import (
-    AGAIN,
+from interlock._protocol.types import ServerError
+from interlock.primitives.codes import (
     BROKEN,
     BUSY,
-    GONE,
     GRANTED,
-    LIMIT,
-    MISUSED,
+    LIMIT_MISMATCH,
+    NOT_FOUND,
     QUEUED,
+    RETRY,
     REVOKED,
-    ServerError,
+    WRONG_KIND,
 )
 from walk import SOME
 
@@ -152,7 +152,7 @@ class LatchWorld(Queued):
 
     def expect_acquire(self, token, ttl, life, heard, channel, wait, count, keep, phase):
         if self.dead.get(token, 0) >= self.now:
-            return [GONE]
+            return [NOT_FOUND]
         if phase and (self.model is None or phase != self.model.generation):
             return [BROKEN, b"it is gone from the server: its ttl has passed, or the server has lost it"]
         self.make(count, keep)
@@ -172,7 +172,7 @@ class LatchWorld(Queued):
     def expect_vouch(self, channel, heard, *crowd):
         self.touch()
         queue = self.waiting()
-        states = [GRANTED if self.over else QUEUED if each in queue else GONE for each in crowd[::2]]
+        states = [GRANTED if self.over else QUEUED if each in queue else NOT_FOUND for each in crowd[::2]]
         return [1000, queue[0] if queue else b"", *states]
 
     def expect_count(self, operation, by, count, keep):
@@ -383,8 +383,8 @@ def test_a_waiter_whose_latch_is_gone_leaves_a_lock_of_that_name_alone():
     world.server.expires |= dict.fromkeys(FIVE[:4], world.server.now_ms + 60_000)
     before = world.image()
     assert world.vouch("w")[2] != QUEUED
-    assert world.acquire("w", phase)[0] == MISUSED
-    assert world.count("op")[0] == MISUSED
+    assert world.acquire("w", phase)[0] == WRONG_KIND
+    assert world.count("op")[0] == WRONG_KIND
     assert world.image() == before
     assert not world.pushes
 
@@ -528,7 +528,7 @@ class BarrierWorld(Queued):
             return [BROKEN, model.why]
         assert not generation, "a party that nobody knows"
         if int(parties) != model.parties and model.came:
-            return [LIMIT, model.parties]
+            return [LIMIT_MISMATCH, model.parties]
         model.parties = int(parties)
         self.keep()
         self.refresh(token)
@@ -992,7 +992,7 @@ def test_to_watch_what_another_version_made_is_refused():
     world.server.look()
     world.server.data[RECORD] = b"2 of the future"
     world.server.expires[RECORD] = world.server.now_ms + 60_000
-    assert world.watch("w") == [MISUSED, b"2 of the future"]
+    assert world.watch("w") == [WRONG_KIND, b"2 of the future"]
 
 
 # Once
@@ -1055,7 +1055,7 @@ class OnceWorld(Queued):
             run.ends = max(run.ends, now + int(ttl))
             return [GRANTED, run.started]
         if self.dead.get(token, 0) >= now:
-            return [GONE]
+            return [NOT_FOUND]
         if run and run.token == token:
             return [REVOKED, run.why]
         if run:
@@ -1085,7 +1085,7 @@ class OnceWorld(Queued):
         if run and run.token == token and not run.why:
             run.ends = max(run.ends, self.now + int(ttl))
             return [GRANTED]
-        return [[REVOKED, run.why] if run and run.token == token else GONE]
+        return [[REVOKED, run.why] if run and run.token == token else NOT_FOUND]
 
     def expect_revoke(self, token, force, why):
         run = self.run
@@ -1347,7 +1347,7 @@ class MultiWalk(walk.Walk):
         sane = all(name != b"w" and not rest[2:] for name, *rest in requests)
         reply = self.say("acquire", *said, keys=tuple(keys), again=0.5 * doubted)
         for _ in range(10):
-            if isinstance(reply, list) and reply[0] == AGAIN:
+            if isinstance(reply, list) and reply[0] == RETRY:
                 reply = self.say("acquire", *said, keys=tuple(keys), again=0)
         good = isinstance(reply, list) and reply[0] == GRANTED
         assert good or not (free and sane), f"all of {requests} are free, and were not granted: {reply}"

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import random
 
-from interlock._core import GONE_FOR, ServerError
-from interlock._scripts import load
+from interlock._protocol.timing import TOMBSTONE_TTL
+from interlock._protocol.types import ServerError
+from interlock.primitives.scripts import load
 from simulator import commands, server
 
 ROUNDED = 0.5  # ms by which the scripts round ends and now: less than a client's margin
@@ -159,8 +160,8 @@ class Walk:
 
     def late(self, most=300):
         """Say again what was said before, if a copy may still be on its way."""
-        then, verb, args, where = self.random.choice(self.sent[-most:] or [(-GONE_FOR, "", (), {})])
-        if self.world.clock - then < GONE_FOR and self.possible(verb, args):
+        then, verb, args, where = self.random.choice(self.sent[-most:] or [(-TOMBSTONE_TTL, "", (), {})])
+        if self.world.clock - then < TOMBSTONE_TTL and self.possible(verb, args):
             self.world.say(verb, *args, **where)
 
     def possible(self, verb, args):  # noqa: ARG002

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from interlock import _scripts
+from interlock.primitives import scripts as _scripts
 from simulator.server import EPOCH, Server
 
 if TYPE_CHECKING:

@@ -127,7 +127,7 @@ def _line(who: str, event: Event, ticks: int) -> str:
         return f"  {who} believes, fence {reply + shift}"
     if reply is None:
         return f"  {who} {what}"
-    shown = ", ".join(
+    display_url = ", ".join(
         str(each - EPOCH + shift if isinstance(each, int) and each > EPOCH // 2 else each) for each in reply
     )
-    return f"  {who} gets {what}: [{shown}]"
+    return f"  {who} gets {what}: [{display_url}]"

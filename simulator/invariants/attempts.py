@@ -10,7 +10,8 @@ from simulator.messages import requests
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from interlock._core import Argument, Grant, Message
+    from interlock._client.grant import Grant
+    from interlock._protocol.types import Argument, Message
     from simulator.coroutines import Process, Task
     from simulator.site import Site
     from simulator.subjects import Thing
@@ -41,7 +42,7 @@ class Attempt:
 
     def certain(self) -> bool:
         """Whether `ensure()` of its lease would pass now."""
-        return self.grant is not None and self.grant.lapsed(self.process.clock()) is None
+        return self.grant is not None and self.grant.reason_ended(self.process.clock()) is None
 
 
 class Attempts:
@@ -71,8 +72,8 @@ class Attempts:
         for _, _, (verb, *rest) in batch:
             for token in rest[::2] if verb == "renew" else ():
                 grant = self.known[str(token).encode()].grant
-                if grant is not None and grant.ended is not None:
-                    self.story.violated(7, f"{grant.token} is renewed though {grant.ended}")
+                if grant is not None and grant.end_reason is not None:
+                    self.story.violated(7, f"{grant.token} is renewed though {grant.end_reason}")
 
     def sending(self, process: Process, keys: Sequence[str], args: Sequence[Argument]) -> None:
         """A request leaves its process."""

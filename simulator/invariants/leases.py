@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from interlock._core import Grant
+from interlock._client.grant import Grant
 from simulator.subjects.subject import Share
 
 if TYPE_CHECKING:
@@ -65,16 +65,16 @@ class Leases:
         self.story.note("%s holds %s fence %d until %.6f", process.name, grant.token, grant.fence, until)
         self.had(attempt.thing, grant)
         if not held.attempt.certain():
-            self.story.violated(9, f"{grant.token} is returned though {grant.lapsed(process.clock())}")
+            self.story.violated(9, f"{grant.token} is returned though {grant.reason_ended(process.clock())}")
 
     def told(self, lease: Any) -> None:
         """Its holder hears that a lease is lost."""
-        self.story.note("the holder is told: %s: %s", lease._grant.token, lease._grant.ended)
-        for held in self.held[lease._grant.primitive.keys[0].encode()]:
+        self.story.note("the holder is told: %s: %s", lease._grant.token, lease._grant.end_reason)
+        for held in self.held[lease._grant.resource.keys[0].encode()]:
             if held.grant is lease._grant:
                 held.told += 1
-                if held.told > 1 or held.grant.ended == Grant.RELEASED:
-                    self.story.violated(8, f"{held.grant.token} is told {held.told} times: {held.grant.ended}")
+                if held.told > 1 or held.grant.end_reason == Grant.RELEASED:
+                    self.story.violated(8, f"{held.grant.token} is told {held.told} times: {held.grant.end_reason}")
 
     def after_step(self) -> None:
         """Rules 1 and 9, at every instant at which they can be broken."""
@@ -121,13 +121,13 @@ class Leases:
     def _settled(self, held: Held) -> bool:
         """Whether nothing more is expected of an ended lease. Rule 8."""
         grant = held.grant
-        if not held.process.alive or grant.owner is None or grant.owner() is None:
+        if not held.process.alive or grant.lease is None or grant.lease() is None:
             return True
-        if grant.ended == Grant.RELEASED or held.told:
+        if grant.end_reason == Grant.RELEASED or held.told:
             return True
         since = max(held.lapsed_at or 0.0, held.process.paused_until)
         if self.story.world.now - since > TOLD:
-            why = grant.lapsed(held.process.clock())
+            why = grant.reason_ended(held.process.clock())
             self.story.violated(8, f"nobody is told that {grant.token} is lost: {why}")
             return True
         return False

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from interlock._core import GRANTED, QUEUED, ServerError
+from interlock._protocol.types import ServerError
+from interlock.primitives.codes import GRANTED, QUEUED
 
 from .things import Seen, Things
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from interlock._core import Grant
+    from interlock._client.grant import Grant
     from simulator.profiles import Profile
     from simulator.site import Host, Site
     from simulator.subjects import Thing

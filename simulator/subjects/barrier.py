@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from interlock._core import BROKEN, GRANTED, QUEUED
 from interlock.errors import BrokenBarrier
-from interlock.primitives.barrier import barrier
+from interlock.primitives.barrier import barrier_resource
+from interlock.primitives.codes import BROKEN, GRANTED, QUEUED
 from simulator.commands import Hash, ZSet
 
 from .subject import Reading, Share, Subject, Thing, Turn
@@ -30,7 +30,7 @@ class BarrierThing(Thing):
     leased = False
 
     def __init__(self, name: str, parties: int) -> None:
-        super().__init__(barrier(name, "lock:", parties))
+        super().__init__(barrier_resource(name, "lock:", parties))
         self.parties = parties
         self.indices: dict[bytes, int] = {}  # of those who went on
         self._heard: dict[bytes, float] = {}  # of those who wait: when the server heard of them last, in ms

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock.errors import LockError
-from interlock.primitives.election import election
+from interlock.primitives.election import election_resource
 from simulator.terms import Terms, terms
 
 from .lock import LockThing
@@ -35,7 +35,7 @@ class ElectionThing(LockThing):
     """A lock, and those who watch it."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(election(name, "lock:"))
+        super().__init__(election_resource(name, "lock:"))
         self.observers: dict[int, Observer] = {}  # those that go on, by number
         self.observed = 0
         self.lossy = False  # terms may have been lost, and who led before may lead for those who ask

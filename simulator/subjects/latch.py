@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from interlock._core import BROKEN, GRANTED, QUEUED
 from interlock.errors import BrokenBarrier
-from interlock.primitives.latch import latch
+from interlock.primitives.codes import BROKEN, GRANTED, QUEUED
+from interlock.primitives.latch import latch_resource
 from simulator.commands import Hash
 
 from .subject import Reading, Share, Subject, Thing, Turn
@@ -31,7 +31,7 @@ class LatchThing(Thing):
     leased = False
 
     def __init__(self, name: str, count: int) -> None:
-        super().__init__(latch(name, "lock:", count, TTL))
+        super().__init__(latch_resource(name, "lock:", count, TTL))
         self.count = count
         self.begun = 0  # how much any count_down was asked to count, whatever came of it
         self._generation = b""

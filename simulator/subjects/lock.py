@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from interlock.primitives.lock import lock
+from interlock.primitives.lock import lock_resource
 from simulator.terms import Terms, terms
 
 from .subject import Reading, Share, Subject, Thing, read
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from interlock import aio
-    from interlock._core import Argument, Primitive
+    from interlock._protocol.types import Argument, Resource
     from simulator.server import Server
     from simulator.workers import Worker
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class LockThing(Thing):
     """Keys as lock.lua has them: a plain string, and a record with its fence."""
 
-    def __init__(self, primitive: Primitive) -> None:
+    def __init__(self, primitive: Resource) -> None:
         super().__init__(primitive)
         self._owners: dict[bytes, bytes] = {}
 
@@ -77,7 +77,7 @@ class Locks(Subject):
 
     def thing(self, name: str, _random: Random, /) -> Thing:
         """See Subject."""
-        return LockThing(lock(name, "lock:"))
+        return LockThing(lock_resource(name, "lock:"))
 
     def lockable(self, locks: aio.Interlock, thing: Thing) -> aio.Lock:
         """See Subject."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock.errors import LeaseLost
-from interlock.primitives.lock import lock
+from interlock.primitives.lock import lock_resource
 from simulator.terms import Terms, terms
 
 from .lock import Locking, LockThing
@@ -66,7 +66,7 @@ class Gathering(NamedTuple):
         known = worker.run.monitor.attempts.known
         for grant in worker.session.renewal.held():
             attempt = known[grant.token.encode()]
-            if attempt.task is worker.task and attempt.ended and grant.lapsed(worker.now()) is None:
+            if attempt.task is worker.task and attempt.ended and grant.reason_ended(worker.now()) is None:
                 worker.violated(12, f"{grant.token} is believed in, and not all of it was had")
 
 
@@ -81,7 +81,7 @@ class Multis(Subject):
 
     def thing(self, name: str, _random: Random, /) -> Thing:
         """See Subject."""
-        return LockThing(lock(name, "lock:"))
+        return LockThing(lock_resource(name, "lock:"))
 
     def lockable(self, locks: aio.Interlock, thing: Thing) -> aio.Lock:
         """See Subject."""

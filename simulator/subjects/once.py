@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from interlock._core import BUSY, GRANTED
 from interlock.aio import LeaseState, Ran
-from interlock.primitives.once import once
+from interlock.primitives.codes import BUSY, GRANTED
+from interlock.primitives.once import once_resource
 
 from .lock import LockThing
 from .subject import Share, Subject
@@ -34,7 +34,7 @@ class OnceThing(LockThing):
     notes = True
 
     def __init__(self, of: str, key: str | None, at_least: float, keep: float) -> None:
-        super().__init__(once(of, "lock:", key))
+        super().__init__(once_resource(of, "lock:", key))
         self.of, self.key_of, self.at_least, self.keep = of, key, at_least, keep
         self.succeeded = False  # and its caller knows, in weather in which the server does, too
         self.lossy = False  # its server has lost something, or another clock

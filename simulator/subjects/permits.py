@@ -11,16 +11,16 @@ from .subject import Reading, Share, Thing, read
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from interlock._core import Argument, Primitive
+    from interlock._protocol.types import Argument, Resource
     from simulator.server import Server
 
 
 class PermitThing(Thing):
     """Holders by the ends of their leases, what each has, and a record with the limit."""
 
-    def __init__(self, primitive: Primitive) -> None:
+    def __init__(self, primitive: Resource) -> None:
         super().__init__(primitive)
-        self.limit = int(primitive.terms[2])  # what everybody believes at first
+        self.limit = int(primitive.acquire_args[2])  # what everybody believes at first
         self._wants: dict[bytes, int] = {}
 
     def read(self, server: Server) -> Reading:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from interlock._core import Grant
-from interlock.primitives.lock import lock
+from interlock._client.grant import Grant
+from interlock.primitives.lock import lock_resource
 from simulator.terms import Terms, terms
 
 from .lock import LockThing
@@ -46,7 +46,7 @@ class Entering(NamedTuple):
 
         async def deeper() -> None:
             await self._enter(worker, rlock, depth - 1, lease)
-            if lease._grant.ended == Grant.RELEASED and not worker.session.core.closed:
+            if lease._grant.end_reason == Grant.RELEASED and not worker.session.core.closed:
                 worker.violated(12, f"{lease!r} was given back by an inner release")
 
         await worker.hold(lease, self.terms, deeper if depth > 1 else None)
@@ -59,7 +59,7 @@ class RLocks(Subject):
 
     def thing(self, name: str, _random: Random, /) -> Thing:
         """See Subject."""
-        return LockThing(lock(name, "lock:"))
+        return LockThing(lock_resource(name, "lock:"))
 
     def lockable(self, locks: aio.Interlock, thing: Thing) -> aio.RLock:
         """See Subject."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from interlock._core import BUSY, QUEUED
 from interlock.errors import ConfigError, LockError
-from interlock.primitives.permits import reading
+from interlock.primitives.codes import BUSY, QUEUED
+from interlock.primitives.permits import read_resource
 from simulator.terms import Terms, terms
 
 from .permits import PermitThing
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from interlock import aio
-    from interlock._core import Argument
+    from interlock._protocol.types import Argument
     from simulator.server import Server
     from simulator.workers import Worker
 
@@ -26,7 +26,7 @@ class RWThing(PermitThing):
     """A reader has one permit, a writer all. Some readers read beside another lease of their own."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(reading(name, "lock:"))
+        super().__init__(read_resource(name, "lock:"))
         self._under: dict[bytes, bytes] = {}  # by token: the lease beside which it reads
 
     def asked(self, token: bytes, terms: Sequence[Argument]) -> None:

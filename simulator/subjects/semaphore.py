@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock.errors import ConfigError
-from interlock.primitives.permits import semaphore
+from interlock.primitives.permits import semaphore_resource
 from simulator.terms import Terms, terms
 
 from .permits import PermitThing
@@ -26,7 +26,7 @@ class SemaphoreThing(PermitThing):
     """What was granted when the limit was 3 may last when it is 2: the limit that counts is that of the newest."""
 
     def __init__(self, name: str, limit: int) -> None:
-        super().__init__(semaphore(name, "lock:", limit))
+        super().__init__(semaphore_resource(name, "lock:", limit))
         self._limits: dict[bytes, int] = {}  # by token: when it was granted
         self._latest: int | None = limit  # None: perhaps another one
         self._set: dict[bytes, int] = {}  # by operation: what set_limit set, once

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from random import Random
 
     from interlock import aio
-    from interlock._core import Argument, Grant, Primitive
+    from interlock._client.grant import Grant
+    from interlock._protocol.types import Argument, Resource
     from simulator.invariants.attempts import Attempt
     from simulator.server import Server
     from simulator.workers import Worker
@@ -55,7 +56,7 @@ class Thing:
     leased = True  # it has leases, which a server can lose
     notes = False  # whether a release writes something: without memory it is refused, and comes again
 
-    def __init__(self, primitive: Primitive) -> None:
+    def __init__(self, primitive: Resource) -> None:
         self.name = primitive.name
         self.keys = tuple(key.encode() for key in primitive.keys)
         self.key = self.keys[0]

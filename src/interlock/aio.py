@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar, Unpack, overload
 
-from ._acks import Assurance
 from ._api.asyncio import InterlockForAsyncio, Lockable
 from ._api.barrier import BarrierCore
 from ._api.blocking import awaitable, making
@@ -24,6 +23,7 @@ from ._api.once import OnceCore
 from ._api.options import OptionsOf
 from ._api.permits import RWLockCore, RWSideCore, SemaphoreCore
 from ._api.scopes import LeaseForAsyncio, StopScope
+from ._protocol.acks import Assurance
 from .primitives.barrier import BarrierState
 from .primitives.election import Leader
 from .primitives.latch import LatchState

@@ -10,7 +10,6 @@ import threading
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar, Unpack, overload
 
-from ._acks import Assurance
 from ._api.barrier import BarrierCore
 from ._api.blocking import awaitable, blocking, iterating, making
 from ._api.election import ElectionCore, LeadershipCore
@@ -24,6 +23,7 @@ from ._api.once import OnceCore
 from ._api.options import OptionsOf
 from ._api.permits import RWLockCore, RWSideCore, SemaphoreCore
 from ._api.threads import InterlockForThreads, LeaseForThreads, Lockable
+from ._protocol.acks import Assurance
 from .primitives.barrier import BarrierState
 from .primitives.election import Leader
 from .primitives.latch import LatchState

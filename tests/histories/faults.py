@@ -14,7 +14,7 @@ import redis
 
 from harness.topology.group import GONE, ask, info, wait
 from histories.lines import clock
-from interlock._names import tagged
+from interlock._protocol.names import tagged
 from interlock.errors import LockError
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from histories.checker import MACHINE, History, Violation, check, tally
 from histories.lines import Pen, clock, read
 from histories.rigs import RIGS
 from histories.settings import LIMIT, Settings
-from interlock._names import tagged
+from interlock._protocol.names import tagged
 from interlock.errors import LockError
 
 if TYPE_CHECKING:

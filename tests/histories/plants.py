@@ -5,18 +5,20 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from interlock import _scripts, aio
-from interlock._core import Core, Grant
-from interlock._renewal import Renewal
+from interlock import aio
+from interlock._client.core import Core
+from interlock._client.grant import Grant
+from interlock._client.renewal import Renewal
 from interlock.primitives import lock
+from interlock.primitives import scripts as _scripts
 
 if TYPE_CHECKING:
-    from interlock._core import Script
+    from interlock._protocol.types import Script
 
 
 def believes() -> None:
     """The server is asked for a tenth of the ttl, and `ensure()` passes for all of it."""
-    capped, confirmed = Core._capped, Grant.confirmed
+    capped, confirmed = Core._capped_ttl, Grant.extend_deadline
 
     def tenth(self: Core, ttl: float, max_hold: float | None) -> float:
         return capped(self, ttl, max_hold) / 10
@@ -24,14 +26,16 @@ def believes() -> None:
     def all_of_it(self: Grant, sent: float, ttl: float) -> None:
         confirmed(self, sent, ttl * 10)
 
-    Core._capped, Grant.confirmed = tenth, all_of_it  # type: ignore[method-assign]
+    Core._capped_ttl, Grant.extend_deadline = tenth, all_of_it  # type: ignore[method-assign]
     Renewal.add = lambda _self, _grant: None  # type: ignore[method-assign]
 
 
 def shares() -> None:
     """The script grants a lock that somebody holds."""
     _change(
-        "lock", "local holder = call('GET', LOCK)\n  if not read() or kind", "local holder\n  if not read() or kind"
+        "lock",
+        "local holder = call('GET', LOCK)\n  if not read_record() or kind",
+        "local holder\n  if not read_record() or kind",
     )
 
 

@@ -7,11 +7,11 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 
-from interlock._names import token_part
-from interlock._session import Session
-from interlock.ports.asyncio import AsyncioPort
-from interlock.ports.opening import opened
-from interlock.ports.threads import ThreadPort
+from interlock._client.session import Session
+from interlock._protocol.names import token_part
+from interlock._servers.open import open_port
+from interlock._transports.asyncio import AsyncioPort
+from interlock._transports.blocking import ThreadPort
 
 from .blocking import awaitable
 from .interlock import InterlockCore, MemberT, MultiLeaseT
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
     from types import TracebackType
 
-    from interlock._core import Attempt, Port
+    from interlock._client.grant import Attempt
+    from interlock._protocol.types import Port
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,8 +49,8 @@ class InterlockForAsyncio(InterlockCore[LeaseT, MultiLeaseT, MemberT]):  # a ses
         if session is None or session.core.closed:
             self._check_not_closed()
             left = self._prune()
-            port = opened(self._address, AsyncioPort, self._memories)
-            session = port.sink = Session(port, self.label, _task, self.max_ttl, self._farewell, self.try_for)
+            port = open_port(self._address, AsyncioPort, self._memories)
+            session = port.push_handler = Session(port, self.label, _task, self.max_ttl, self._farewell, self.try_for)
             with self._guard:
                 self._sessions[loop] = session
             for attempt in left:
@@ -59,7 +60,7 @@ class InterlockForAsyncio(InterlockCore[LeaseT, MultiLeaseT, MemberT]):  # a ses
 
     def _farewell(self) -> Port:
         """A port that needs no loop, for the exit of the process."""
-        port: Port = opened(self._address, ThreadPort, self._memories)
+        port: Port = open_port(self._address, ThreadPort, self._memories)
         return port
 
     def _prune(self) -> list[Attempt]:

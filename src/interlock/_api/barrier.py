@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from interlock.primitives import barrier
-from interlock.primitives.barrier import BarrierState
+from interlock._client import barrier
+from interlock.primitives.barrier import BarrierState, parse_state
 
 from .named import BreakableCore
 from .options import timeout_of
@@ -13,7 +13,7 @@ class BarrierCore(BreakableCore[BarrierState]):
     """Several parties that wait for each other; see Interlock.barrier."""
 
     __slots__ = ()
-    _state_of = staticmethod(barrier.state)
+    _state_of = staticmethod(parse_state)
 
     async def _wait(self, timeout: float | None = None) -> int:
         """Wait until all parties have arrived. Returns which arrival this was, from 0 to parties - 1.

@@ -17,7 +17,7 @@ import re
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast, get_args, get_origin
 
-from interlock._core import run
+from interlock._protocol.run import run
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping

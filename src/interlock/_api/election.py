@@ -5,10 +5,12 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from interlock._core import Grant, Stopped, log
+from interlock._client.election import Watch
+from interlock._client.election import leader as leader_of
+from interlock._client.grant import Grant
+from interlock._protocol.log import log
+from interlock._protocol.types import Stopped
 from interlock.errors import AcquireTimeout, ConfigError, LeaseLost, Unavailable
-from interlock.primitives.election import Leader, Watch
-from interlock.primitives.election import leader as leader_of
 
 from .lease import EventT, LeaseCore
 from .lock import LockCore
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
 
-    from interlock._core import Primitive
+    from interlock._protocol.types import Resource
+    from interlock.primitives.election import Leader
 
     from .options import AcquireOptions
 
@@ -49,8 +52,8 @@ class ElectionCore(LockCore[LeaseT], Generic[LeaseT, EventT]):
     _stop_scope: Callable[[EventT | None], AbstractAsyncContextManager[object, bool | None]]
     """Cancels its body when the event is set, if this mode can."""
 
-    def __init__(self, interlock: Any, primitive: Primitive, options: AcquireOptions) -> None:
-        super().__init__(interlock, primitive, options)
+    def __init__(self, interlock: Any, resource: Resource, options: AcquireOptions) -> None:
+        super().__init__(interlock, resource, options)
         self._won: weakref.ref[Any] | None = None  # the last of its leases
 
     async def _campaign(self, timeout: float | Unset | None = UNSET) -> LeaseT:
@@ -122,13 +125,13 @@ class ElectionCore(LockCore[LeaseT], Generic[LeaseT, EventT]):
         # Not the state tells: it is RELEASED also for a lease whose release found out that it had been lost.
         return str(error) != str(lease._grant.error(Grant.RELEASED))
 
-    async def _elect(self, section: Section, stopped: Callable[[], bool] | None) -> Any:
+    async def _elect(self, section: Section, should_stop: Callable[[], bool] | None) -> Any:
         """The lease of the next term, which this section owns, waited for through every outage; None if run() ends."""
         warned = False
         while not self._interlock._closed:
             session = self._session
             try:
-                lease = section.lease = await self._request(self._primitive, None, stopped=stopped)
+                lease = section.lease = await self._request(self._primitive, None, should_stop=should_stop)
             except Stopped:
                 break
             except LeaseLost:  # it was revoked in the moment in which it was handed over
@@ -137,7 +140,7 @@ class ElectionCore(LockCore[LeaseT], Generic[LeaseT, EventT]):
                 if not warned:
                     log.warning("%s The campaign goes on", error)
                     warned = True
-                await session.port.wait(session.port.signal(), session.port.now() + OUTAGE_PAUSE)
+                await session.port.wait(session.port.event(), session.port.now() + OUTAGE_PAUSE)
             except ConfigError:
                 if not session.core.closed:
                     raise

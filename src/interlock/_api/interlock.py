@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, ParamSpec, Self, TypeVar, Unpack
 
-from interlock._acks import acks as acks_of
-from interlock._core import TRY_FOR
-from interlock._names import SHORTEST_TTL, checked_name, duration, tagged
-from interlock._owned import HeldByCaller
-from interlock.connect import Quorum, address, quorum
+from interlock._client.reentrancy import HeldByCaller
+from interlock._connect.address import Quorum
+from interlock._connect.target import address, quorum
+from interlock._protocol.acks import checked_acks
+from interlock._protocol.names import MIN_TTL, checked_name, duration, tagged
+from interlock._protocol.timing import TRY_FOR
+from interlock._quarantine.histories import Histories
 from interlock.errors import AcquireTimeout, ConfigError
-from interlock.ports._memory import Memories
 from interlock.primitives import barrier, election, latch, lock, once, permits
 from interlock.primitives.once import Skipped
 
@@ -24,7 +25,7 @@ from .synchronized import Template, busy_skips, decorated
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from interlock._session import Session
+    from interlock._client.session import Session
 
 MultiLeaseT = TypeVar("MultiLeaseT")
 MemberT = TypeVar("MemberT")
@@ -71,7 +72,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
             checked_name(prefix)
             tagged(re.sub(r"\{[^{}]*$", "", prefix))  # a tag may end in the name, but not be broken already
         self.prefix = prefix
-        self.max_ttl = duration(max_ttl, "max_ttl", least=SHORTEST_TTL)
+        self.max_ttl = duration(max_ttl, "max_ttl", least=MIN_TTL)
         self.try_for = duration(try_for, "try_for", least=MIN_TRY_FOR, most=MAX_TRY_FOR)
         if label is not None and not re.search(r"\w", label):
             raise ConfigError(f"label must be some words for people, not {label!r}")
@@ -81,7 +82,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
             raise ConfigError(
                 f"quarantine must be True or False, not {quarantine!r}; its length is max_ttl, in seconds"
             )
-        self._memories = Memories(self.max_ttl if quarantine else None)
+        self._memories = Histories(self.max_ttl if quarantine else None)
         self._closed = False
         self._held_by_caller = HeldByCaller()
         self._start()
@@ -141,7 +142,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         options = self._checked(
             ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold, fair=fair, on_lost=on_lost, acks=acks, fsync=fsync
         )
-        return self, lock.lock(name, self.prefix), options
+        return self, lock.lock_resource(name, self.prefix), options
 
     def _rlock(self, name: str, *, owner: str | None = None, **options: Unpack[OptionsOf[LeaseT]]) -> tuple[Any, ...]:
         """Exclude all others, but let the holder enter again: the same thread or task, without I/O and with one fence.
@@ -151,7 +152,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         the holder before has lost it. Two threads or tasks of one process that use it at the same moment may do that to
         each other. Raises ConfigError. Nothing is sent until it is acquired.
         """
-        return self, lock.lock(name, self.prefix, lock.owned_by(owner)), self._checked(**options)
+        return self, lock.lock_resource(name, self.prefix, lock.owner_prefix(owner)), self._checked(**options)
 
     def _rwlock(self, name: str, **options: Unpack[OptionsOf[LeaseT]]) -> tuple[Any, ...]:
         """Allow many readers, `.read()`, or one writer, `.write()`: in order of arrival, so that neither starves.
@@ -167,7 +168,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         Permits are leased, so a crash gives them back. The server keeps the limit: a client that asks with another one
         gets a ConfigError. Raises ConfigError. Nothing is sent until it is acquired.
         """
-        return self, permits.semaphore(name, self.prefix, limit), self._checked(**options)
+        return self, permits.semaphore_resource(name, self.prefix, limit), self._checked(**options)
 
     def _multi(
         self,
@@ -190,19 +191,19 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         Nothing is sent until it is used.
         """
         self._check_not_closed()
-        return self, latch.latch(name, self.prefix, count, ttl)
+        return self, latch.latch_resource(name, self.prefix, count, ttl)
 
     def _barrier(self, name: str, parties: int) -> tuple[Any, ...]:
         """Make so many parties wait for each other, and go on together; again and again. Raises ConfigError."""
         self._check_not_closed()
-        return self, barrier.barrier(name, self.prefix, parties)
+        return self, barrier.barrier_resource(name, self.prefix, parties)
 
     def _election(self, name: str, **options: Unpack[OptionsOf[LeaseT]]) -> tuple[Any, ...]:
         """Let one of many processes lead, until it dies, loses its lease, or resigns. Options as for `lock()`.
 
         A dead leader is replaced within ttl + 1 s. Raises ConfigError. Nothing is sent until it is used.
         """
-        return self, election.election(name, self.prefix), self._checked(**options)
+        return self, election.election_resource(name, self.prefix), self._checked(**options)
 
     def _once(
         self, name: str, *, at_most: float, at_least: float = 0.0, key: str | None = None, keep: float = MONTH
@@ -220,7 +221,12 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
 
         """
         limits = once.Limits(at_most, at_least, keep, keyed=key is not None, max_ttl=self.max_ttl)
-        return self, once.once(name, self.prefix, key), self._checked(ttl=limits.ttl, max_hold=limits.at_most), limits
+        return (
+            self,
+            once.once_resource(name, self.prefix, key),
+            self._checked(ttl=limits.ttl, max_hold=limits.at_most),
+            limits,
+        )
 
     def _synchronized(
         self, name: str, *, busy: Literal["wait", "raise", "skip"] = "wait", **options: Unpack[OptionsOf[LeaseT]]
@@ -238,7 +244,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
             template = Template(name, function, for_asyncio=for_asyncio)
 
             async def synchronized(*args: Any, **kwargs: Any) -> Any:
-                rlock = self._rlock_type(self, lock.lock(template.name(args, kwargs), self.prefix), checked)
+                rlock = self._rlock_type(self, lock.lock_resource(template.name(args, kwargs), self.prefix), checked)
                 async with Section(rlock) as section:
                     try:
                         lease = section.lease = await rlock._take(timeout)
@@ -300,12 +306,12 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         self._check_not_closed()
         if ttl is DEFAULT_TTL:  # not given: no more than there may be
             ttl = min(ttl, self.max_ttl)
-        elif not duration(ttl, "ttl", least=SHORTEST_TTL) <= self.max_ttl:
+        elif not duration(ttl, "ttl", least=MIN_TTL) <= self.max_ttl:
             raise ConfigError(
                 f"ttl must be at most max_ttl ({self.max_ttl:g} s), not {ttl:g}: long work needs no long ttl, since "
                 "the lease is renewed. Or raise Interlock(max_ttl=...)"
             )
-        wanted = acks_of(acks, fsync) if acks is not None or fsync is not False else None
+        wanted = checked_acks(acks, fsync) if acks is not None or fsync is not False else None
         if wanted is not None and isinstance(self._address, Quorum):
             raise ConfigError(
                 "a quorum takes no acks= and no fsync=: a majority of its servers is what its leases rest on, and "
@@ -314,4 +320,4 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         return AcquireOptions(float(ttl), wanted, **options)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__module__}.Interlock {self._address.shown}{' closed' if self._closed else ''}>"
+        return f"<{type(self).__module__}.Interlock {self._address.display_url}{' closed' if self._closed else ''}>"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from interlock.primitives import latch
-from interlock.primitives.latch import LatchState
+from interlock._client import latch
+from interlock.primitives.latch import LatchState, parse_state
 
 from .named import BreakableCore
 from .options import timeout_of
@@ -13,7 +13,7 @@ class LatchCore(BreakableCore[LatchState]):
     """A count that goes down to zero, once; see Interlock.latch."""
 
     __slots__ = ()
-    _state_of = staticmethod(latch.state)
+    _state_of = staticmethod(parse_state)
 
     async def _count_down(self, n: int = 1) -> int:
         """Count down by `n`, not below zero. Returns how many are left.
@@ -26,7 +26,7 @@ class LatchCore(BreakableCore[LatchState]):
     async def _count(self) -> int:
         """Return how many are left now. Raises Unavailable or ConfigError."""
         left = (await self._inspect()).left
-        return int(self._primitive.terms[0]) if left is None else left
+        return int(self._primitive.acquire_args[0]) if left is None else left
 
     async def _wait(self, timeout: float | None = None) -> None:
         """Wait until nothing is left; return at once if that is so already.

@@ -11,18 +11,16 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
 
-from interlock._acks import Assurance
-from interlock._core import Grant
+from interlock._client.grant import Grant
+from interlock._protocol.acks import Assurance
 
 from .blocking import Face
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from interlock._core import Signal
-    from interlock._session import Session
-
-    from .multilease import MultiLeaseCore
+    from interlock._client.session import Session
+    from interlock._protocol.types import AutoResetEvent
 
 # What `execute` returns: bytes for strings, as the server sent them.
 Reply = bytes | str | int | float | None | list["Reply"]
@@ -137,13 +135,13 @@ class LeaseCore(WatchedCore[EventT]):
         self._on_lost_call = on_lost
         self._depth: int = 1  # how often it was acquired, and not released yet
         self._in_with = False  # a `with` of its lockable acquired it, and so gives it back
-        self._multi_leases: tuple[weakref.ref[MultiLeaseCore[Any, Any]], ...] = ()  # of which it is a part
-        grant.owner = weakref.ref(self)
+        self._multi_leases: tuple[weakref.ref[WatchedCore[Any]], ...] = ()  # of which it is a part
+        grant.lease = weakref.ref(self)
 
     @property
     def name(self) -> str:
         """The name that was locked."""
-        return self._grant.primitive.name
+        return self._grant.resource.name
 
     @property
     def token(self) -> str:
@@ -157,7 +155,7 @@ class LeaseCore(WatchedCore[EventT]):
 
     @property
     def assurance(self) -> Assurance:
-        """What it rested on when it was granted: how many servers, replicas, disks; see `acks`."""
+        """What it rested on when it was granted: how many servers, replicas, disks; see `Interlock.lock(acks=...)`."""
         return self._grant.attempt.assurance or Assurance(self._session.port.majority)
 
     @property
@@ -165,20 +163,22 @@ class LeaseCore(WatchedCore[EventT]):
         """HELD, JEOPARDY, LOST or RELEASED, judged now."""
         grant = self._grant
         now = self._session.port.now()
-        if why := grant.lapsed(now):
+        if why := grant.reason_ended(now):
             return LeaseState.RELEASED if why == Grant.RELEASED else LeaseState.LOST
-        at_risk = grant.failing or (grant.renews and now >= grant.overdue and grant.deadline < grant.ends)
+        at_risk = grant.renewal_failing or (
+            grant.renews and now >= grant.jeopardy_after and grant.deadline < grant.max_hold_until
+        )
         return LeaseState.JEOPARDY if at_risk else LeaseState.HELD
 
     def remaining(self) -> float:
         """Seconds for which the lease is certainly ours, without another renewal; 0.0 once it has ended."""
-        if self._grant.ended is not None:
+        if self._grant.end_reason is not None:
             return 0.0
         return max(0.0, self._grant.deadline - self._session.port.now())
 
     def ensure(self) -> None:
         """Raise LeaseLost unless the lease is certainly still ours. No I/O: cheap enough before every write."""
-        if why := self._grant.lapsed(self._session.port.now()):
+        if why := self._grant.reason_ended(self._session.port.now()):
             raise self._grant.error(why)
 
     async def _release(self) -> bool:
@@ -211,7 +211,7 @@ class LeaseCore(WatchedCore[EventT]):
         super()._on_lost()
         self._on_end()
         if self._on_lost_call is not None:
-            self._session.port.tell(self._on_lost_call, self)
+            self._session.port.run_callback(self._on_lost_call, self)
         for reference in self._multi_leases:
             if whole := reference():
                 whole._on_lost()
@@ -223,7 +223,7 @@ class LeaseCore(WatchedCore[EventT]):
                 whole._on_end()
 
     def _leave(self, error: BaseException | None) -> Coroutine[Any, Any, None]:
-        return self._leave_inner(error) if self._leaves_inner() else self._session.core.leave(self._grant, error)
+        return self._leave_inner(error) if self._leaves_inner() else self._session.core.exit_section(self._grant, error)
 
     async def _leave_inner(self, error: BaseException | None) -> None:
         if error is None and self.state is LeaseState.LOST:
@@ -247,11 +247,11 @@ class LeaseCore(WatchedCore[EventT]):
 
     @property
     def _ended(self) -> bool:
-        return self._grant.ended is not None
+        return self._grant.end_reason is not None
 
-    def _abandon(self) -> Signal | None:
-        """Give it back in the background, since nobody will use it. The signal is set when that is done."""
-        return None if self._leaves_inner() else self._session.core.give_up(self._grant)
+    def _abandon(self) -> AutoResetEvent | None:
+        """Give it back in the background, since nobody will use it. The event is set when that is done."""
+        return None if self._leaves_inner() else self._session.core.release_in_background(self._grant)
 
     def _holds(self) -> Any:
         """How often it is held now: what `_give_up` compares."""
@@ -264,30 +264,30 @@ class LeaseCore(WatchedCore[EventT]):
         """
         if before is None or self._depth >= before:  # it was not left
             self._depth -= 1
-        ended = self._grant.ended
+        ended = self._grant.end_reason
         if self._depth > 0:
             return
         if ended is not None and (before is not None or ended in {Grant.RELEASED, Grant.FORKED}):
             return  # else it was lost before its body: what a revocation left in the server is for the next one
         if later:
-            self._session.core.leave_behind(self._grant)
+            self._session.core.release_later(self._grant)
         else:
-            self._session.core.give_up(self._grant)
+            self._session.core.release_in_background(self._grant)
 
     def __repr__(self) -> str:
         return f"<Lease {self.name!r} fence={self.fence} {self.state.value} for {self.remaining():.3f} s>"
 
     def __del__(self) -> None:
         grant = getattr(self, "_grant", None)
-        if grant is None or grant.slot is None or grant.lapsed(now := self._session.port.now()):
+        if grant is None or grant.bucket is None or grant.reason_ended(now := self._session.port.now()):
             return
         if self._in_with:  # its section is garbage as well, and may be finalized later than this
-            self._session.core.leave_behind(grant)
+            self._session.core.release_later(grant)
         else:
             self._session.renewal.drop(grant)
             left = max(grant.attempt.ttl, round(grant.attempt.extended_until - now, 3))
             warnings.warn(
-                f"{grant.primitive}: a lease was dropped without release. It is renewed no more, and keeps "
+                f"{grant.resource}: a lease was dropped without release. It is renewed no more, and keeps "
                 f"others out for up to {left:g} s. Use `with`, or call release()",
                 ResourceWarning,
                 source=self,

@@ -10,8 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Generic
 
 from interlock.errors import AcquireTimeout, ConfigError
-from interlock.primitives.lock import LockState
-from interlock.primitives.lock import state as state_of
+from interlock.primitives.lock import LockState, parse_state
 
 from .named import NamedCore, StateT
 from .options import UNSET, LeaseT, Unset, timeout_of
@@ -21,7 +20,8 @@ from .synchronized import checked_kind, decorated
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from interlock._core import Grant, Primitive
+    from interlock._client.grant import Grant
+    from interlock._protocol.types import Resource
 
     from .options import AcquireOptions
 
@@ -32,8 +32,8 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
     __slots__ = ("_by_hand", "_inside", "_options")
     _lease_type: Callable[..., LeaseT]
 
-    def __init__(self, interlock: Any, primitive: Primitive, options: AcquireOptions) -> None:
-        super().__init__(interlock, primitive)
+    def __init__(self, interlock: Any, resource: Resource, options: AcquireOptions) -> None:
+        super().__init__(interlock, resource)
         self._options = options
         self._inside: dict[weakref.ref[Any], weakref.ref[Any]] = {}  # by thread or task: the lease it entered last
         self._by_hand: list[Section] = []  # what was entered by __enter__() without a `with`, the innermost last
@@ -103,11 +103,11 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
             return lease
         return await self._request(self._to_request(), self._timeout(timeout))
 
-    def _request(self, primitive: Primitive, timeout: float | None, **how: Any) -> Coroutine[Any, Any, Any]:
+    def _request(self, resource: Resource, timeout: float | None, **how: Any) -> Coroutine[Any, Any, Any]:
         """Ask for a new lease; `how` is for Core.acquire."""
         options = self._options
         return self._session.core.acquire(
-            primitive,
+            resource,
             self._lease_of,
             options.ttl,
             timeout,
@@ -124,7 +124,7 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
         """The lease that this thread or task holds already, entered once more; None if it has to acquire one."""
         return None
 
-    def _to_request(self) -> Primitive:
+    def _to_request(self) -> Resource:
         """What the server is asked for. Raises ConfigError for what could never be granted."""
         return self._primitive
 
@@ -167,7 +167,7 @@ class LockCore(LockableCore[LockState, LeaseT]):
     """A lock by name; see Interlock.lock."""
 
     __slots__ = ()
-    _state_of = staticmethod(state_of)
+    _state_of = staticmethod(parse_state)
 
 
 class RLockCore(LockCore[LeaseT]):
@@ -181,7 +181,7 @@ class RLockCore(LockCore[LeaseT]):
 
     @property
     def _owner(self) -> Any:
-        return self._primitive.owner or self._interlock._current_owner()
+        return self._primitive.owner_prefix or self._interlock._current_owner()
 
     def _reenter(self) -> Any:
         leases = self._interlock._held_by_caller.of(self._owner, self._primitive.keys[0])

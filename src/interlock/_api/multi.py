@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from interlock._core import COURTESY, FOREVER
-from interlock._names import positive_int
+from interlock._client import multi as client
+from interlock._protocol.names import positive_int
+from interlock._protocol.timing import FOREVER, UNDO_GRACE
 from interlock.errors import AcquireTimeout, ConfigError, LockError
-from interlock.primitives import multi as script
 from interlock.primitives.lock import LockState
+from interlock.primitives.multi import multi_resource
 from interlock.primitives.permits import SemaphoreState
 
 from .lock import LockableCore
@@ -30,12 +31,12 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
 
     def __init__(self, interlock: Any, lockables: Iterable[Any], options: AcquireOptions) -> None:
         members = sorted(lockables, key=lambda each: each._primitive.keys[0].encode())
-        super().__init__(interlock, script.multi([member._primitive for member in members]), options)
+        super().__init__(interlock, multi_resource([member._primitive for member in members]), options)
         self._members = members
 
     async def _take(self, timeout: float | Unset | None) -> Any:
         core, timeout = self._session.core, self._timeout(timeout)
-        try_for = core.patient if any(each._options.acks for each in self._members) else core.try_for
+        try_for = core.patient_timeout if any(each._options.acks for each in self._members) else core.try_for
         until = FOREVER if timeout is None else core.port.now() + (timeout or try_for)
         leases: Leases = {}
         try:
@@ -66,13 +67,13 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
         """
         core = self._session.core
         requests = [
-            script.Request(each._to_request(), each._lease_of, options.ttl, options.renew, options.max_hold)
+            client.Request(each._to_request(), each._lease_of, options.ttl, options.renew, options.max_hold)
             for each in missing
             for options in [each._options]
         ]
-        if core.port.several or script.apart(core, requests) or any(each._options.acks for each in missing):
+        if core.port.is_quorum or client.apart(core, requests) or any(each._options.acks for each in missing):
             return False
-        busy = await script.together(core, requests, until, leases)
+        busy = await client.together(core, requests, until, leases)
         if busy is not None and timeout == 0:
             raise AcquireTimeout(f"{self._primitive} is not free, since {busy} is not")
         return busy is None
@@ -93,7 +94,7 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
         now = port.now()
         if isinstance(error, LockError):
             for signal in filter(None, undone):  # the lockable that was waited for had its courtesy already
-                await port.wait(signal, min(until, now) + COURTESY)
+                await port.wait(signal, min(until, now) + UNDO_GRACE)
 
     async def _state(self) -> dict[str, LockState | SemaphoreState]:
         return {member.name: await member._state() for member in self._members}
@@ -113,7 +114,7 @@ def checked_members(interlock: object, lockables: tuple[Any, ...]) -> tuple[Any,
             )
         if each._interlock is not interlock:
             raise ConfigError(f"multi(): {each!r} belongs to another Interlock. Make all of them with one")
-        if each._primitive.owner:
+        if each._primitive.owner_prefix:
             raise ConfigError(f"multi(): {each!r} has an owner= and would be taken over: acquire it by itself")
         if each._primitive.keys[0] in seen:
             raise ConfigError(f"multi(): the name {each.name!r} is there twice, and would wait for itself")

@@ -13,8 +13,8 @@ from .blocking import Face
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from interlock._core import Primitive
-    from interlock._session import Session
+    from interlock._client.session import Session
+    from interlock._protocol.types import Resource
 
 StateT = TypeVar("StateT")
 
@@ -26,10 +26,10 @@ class NamedCore(Face, Generic[StateT]):
     _state_of: Callable[[str, Any], StateT]
     """Makes a state of the name and the server's reply."""
 
-    def __init__(self, interlock: Any, primitive: Primitive) -> None:
-        interlock._require_supported(primitive.kind)
+    def __init__(self, interlock: Any, resource: Resource) -> None:
+        interlock._require_supported(resource.kind)
         self._interlock = interlock
-        self._primitive = primitive
+        self._primitive = resource
 
     @property
     def name(self) -> str:
@@ -59,7 +59,7 @@ class NamedCore(Face, Generic[StateT]):
         why = re.sub(r"[\x00-\x1f\x7f]+", " ", reason).strip()[:200]
         if not why:
             raise ConfigError(f"{self._primitive}: a revocation needs a reason, which its holder can read")
-        return f"{why} (by {self._session.core.who()})"
+        return f"{why} (by {self._session.core.holder_id()})"
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.{type(self).__name__} {self.name!r}>"

@@ -15,7 +15,7 @@ from .synchronized import checked_kind, decorated
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from interlock._core import Primitive
+    from interlock._protocol.types import Resource
 
     from .options import AcquireOptions
 
@@ -26,10 +26,10 @@ class OnceCore(LockableCore[OnceState, LeaseT]):
     """Work that runs on one machine only; see Interlock.once."""
 
     __slots__ = ("_limits",)
-    _state_of = staticmethod(script.state)
+    _state_of = staticmethod(script.parse_state)
 
-    def __init__(self, interlock: Any, primitive: Primitive, options: AcquireOptions, limits: script.Limits) -> None:
-        super().__init__(interlock, primitive, options)
+    def __init__(self, interlock: Any, resource: Resource, options: AcquireOptions, limits: script.Limits) -> None:
+        super().__init__(interlock, resource, options)
         self._limits = limits
 
     async def _run(self, work: Callable[[LeaseT], Awaitable[R]]) -> Ran[R] | Skipped:
@@ -46,18 +46,18 @@ class OnceCore(LockableCore[OnceState, LeaseT]):
             lease._begin(until_any_end=True)
             value: R = await self._call(work, lease)
             lease.ensure()
-            lease._grant.attempt.parting = self._limits.parting(succeeded=True)  # what its release says
-            return script.ran(lease._grant, value)
+            lease._grant.attempt.release_args = self._limits.release_args(succeeded=True)  # what its release says
+            return script.ran(lease.name, lease.token, lease.fence, value)
 
     async def _begin(self, section: Section) -> Any:
         """The lease of a run, which this section owns; or Skipped."""
-        patient = self._session.core.patient
+        patient = self._session.core.patient_timeout
         try:
-            lease = section.lease = await self._request(self._primitive, 0, busy=script.passed, try_for=patient)
+            lease = section.lease = await self._request(self._primitive, 0, busy=script.skipped_error, try_for=patient)
         except script.Passed as passed:
             return passed.skipped
         lease._in_with = True
-        lease._grant.attempt.parting = self._limits.parting(succeeded=False)
+        lease._grant.attempt.release_args = self._limits.release_args(succeeded=False)
         return lease
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,13 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypedDict, TypeVar
 
-from interlock._names import SHORTEST_TTL, duration
+from interlock._protocol.names import MIN_TTL, duration
 from interlock.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from interlock._acks import Acks
+    from interlock._protocol.acks import Acks
 
 LeaseT = TypeVar("LeaseT")
 DEFAULT_TTL: Final = 30.0  # seconds
@@ -56,7 +56,7 @@ class AcquireOptions:
     def __post_init__(self) -> None:
         timeout_of(self.timeout)
         if self.max_hold is not None:
-            duration(self.max_hold, "max_hold", least=SHORTEST_TTL)
+            duration(self.max_hold, "max_hold", least=MIN_TTL)
         if self.on_lost is not None and not callable(self.on_lost):
             raise ConfigError(f"on_lost must be callable with the lease, not {self.on_lost!r}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from interlock._client import permits as client
 from interlock.errors import AcquireTimeout
 from interlock.primitives import permits as script
 from interlock.primitives.permits import SemaphoreState
@@ -15,7 +16,8 @@ from .options import UNSET, LeaseT, Unset
 if TYPE_CHECKING:
     import weakref
 
-    from interlock._core import Grant, Primitive
+    from interlock._client.grant import Grant
+    from interlock._protocol.types import Resource
 
     from .options import AcquireOptions
 
@@ -24,7 +26,7 @@ class PermitsCore(LockableCore[SemaphoreState, LeaseT]):
     """Something that several hold: a semaphore, or one side of a read-write lock."""
 
     __slots__ = ()
-    _state_of = staticmethod(script.state)
+    _state_of = staticmethod(script.parse_state)
 
     def _check_not_inside(self, who: weakref.ref[Any]) -> None:
         """One caller may hold several permits."""
@@ -47,7 +49,7 @@ class SemaphoreCore(PermitsCore[LeaseT]):
         `timeout` is in seconds and bounds the whole call: None waits for ever, 0 does not wait; by default it is that
         of the semaphore. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind.
         """
-        lease: LeaseT = await self._request(script.wanted(self._primitive, permits), self._timeout(timeout))
+        lease: LeaseT = await self._request(script.with_permits(self._primitive, permits), self._timeout(timeout))
         return lease
 
     async def _try_acquire(self, *, permits: int = 1) -> LeaseT | None:
@@ -62,7 +64,7 @@ class SemaphoreCore(PermitsCore[LeaseT]):
 
     async def _available(self) -> int:
         """Return how many permits are free now: old when you read it. Raises Unavailable or ConfigError."""
-        return await script.available(self._session.core, self._primitive)
+        return await client.available(self._session.core, self._primitive)
 
     async def _set_limit(self, limit: int) -> None:
         """Change the limit for everybody, in the server. Holders keep what they have.
@@ -70,7 +72,7 @@ class SemaphoreCore(PermitsCore[LeaseT]):
         Requests that wait for more permits than that fail, and so do clients that use another limit from then on.
         Raises Unavailable or ConfigError.
         """
-        self._primitive = await script.set_limit(self._session.core, self._primitive, limit)
+        self._primitive = await client.set_limit(self._session.core, self._primitive, limit)
 
 
 class RWSideCore(PermitsCore[LeaseT]):
@@ -78,10 +80,10 @@ class RWSideCore(PermitsCore[LeaseT]):
 
     __slots__ = ()
 
-    def _to_request(self) -> Primitive:
+    def _to_request(self) -> Resource:
         interlock = self._interlock
         held = interlock._held_by_caller.of(interlock._current_owner(), self._primitive.keys[0])
-        return script.beside(self._primitive, held)
+        return script.beside_own_leases(self._primitive, held)
 
     def _lease_of(self, grant: Grant) -> Any:
         lease = super()._lease_of(grant)
@@ -104,11 +106,11 @@ class RWLockCore(Face):
 
     def _read(self) -> tuple[Any, ...]:
         """Return what a reader holds, together with other readers. A writer may read as well, and go on reading."""
-        return self._interlock, script.reading(self._name, self._interlock.prefix), self._options
+        return self._interlock, script.read_resource(self._name, self._interlock.prefix), self._options
 
     def _write(self) -> tuple[Any, ...]:
         """Return what a writer holds, alone. A reader is refused: it would wait for itself."""
-        return self._interlock, script.writing(self._name, self._interlock.prefix), self._options
+        return self._interlock, script.write_resource(self._name, self._interlock.prefix), self._options
 
     async def _inspect(self) -> SemaphoreState:
         """Ask the server who reads or writes and who waits. For people: the answer is old when you read it.

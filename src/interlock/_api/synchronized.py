@@ -7,7 +7,7 @@ import inspect
 import string
 from typing import TYPE_CHECKING, Any, Final
 
-from interlock._core import run
+from interlock._protocol.run import run
 from interlock.errors import ConfigError
 
 from .blocking import raise_stop_iteration

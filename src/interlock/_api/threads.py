@@ -8,11 +8,11 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
-from interlock._core import run
-from interlock._names import token_part
-from interlock._session import Session
-from interlock.ports.opening import opened
-from interlock.ports.threads import ThreadPort
+from interlock._client.session import Session
+from interlock._protocol.names import token_part
+from interlock._protocol.run import run
+from interlock._servers.open import open_port
+from interlock._transports.blocking import ThreadPort
 
 from .blocking import blocking
 from .interlock import InterlockCore, MemberT, MultiLeaseT
@@ -34,8 +34,8 @@ class InterlockForThreads(InterlockCore[LeaseT, MultiLeaseT, MemberT]):  # one s
     _for_asyncio = False
 
     def _start(self) -> None:
-        port = opened(self._address, ThreadPort, self._memories)
-        self._session = port.sink = Session(port, self.label, _thread, self.max_ttl, lambda: port, self.try_for)
+        port = open_port(self._address, ThreadPort, self._memories)
+        self._session = port.push_handler = Session(port, self.label, _thread, self.max_ttl, lambda: port, self.try_for)
 
     def _last_session(self) -> Session | None:
         return None if self._closed else self._session

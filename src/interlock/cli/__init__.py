@@ -1,24 +1,21 @@
-"""The command line: `interlock demo`, `interlock server`. Everything it needs comes with the extra `cli`.
+"""The command line: `interlock demo`, `interlock server`. The extra `cli` installs the libraries that it needs.
 
-This module stays light, because each worker process of the demo imports it; the commands are in `app`.
+Each worker process of the demo imports this module, so it imports neither typer nor rich; `app` has the commands.
 """
 
 from __future__ import annotations
 
 import sys
 
-__all__ = ["main"]
+from interlock.cli.exit_status import EX_UNAVAILABLE
 
-EX_USAGE = 64  # the numbers of sysexits.h: a bad option, and a server or a library that is not there
-EX_UNAVAILABLE = 69
-EX_TEMPFAIL = 75  # not now: what was asked for would harm somebody
-INTERRUPTED = 130
+__all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line; exits with 0, with what the command says, or with 64 after a bad option."""
+    """Run the command line, and exit with the command's status, or with 64 after a bad option."""
     try:
-        from interlock.cli.app import run  # noqa: PLC0415  # only here can its absence be told kindly
+        from interlock.cli.app import run  # noqa: PLC0415  # so that the message below can replace an ImportError
     except ModuleNotFoundError as missing:
         if missing.name not in {"typer", "rich"}:
             raise

@@ -1,4 +1,4 @@
-"""The commands by name, and how each of them ends: its exit status, and one line where something was wrong."""
+"""The commands by name. A command that fails prints one line to stderr, and its exit status says why it failed."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from typing import Annotated
 import typer
 
 from interlock import __version__
-from interlock.cli import EX_UNAVAILABLE, EX_USAGE, INTERRUPTED, demo, server
+from interlock.cli.demo.commands import app as demo
+from interlock.cli.exit_status import EX_UNAVAILABLE, EX_USAGE, INTERRUPTED
+from interlock.cli.server import app as server
 from interlock.errors import ConfigError, LockError
 
 __all__ = ["app", "run"]
 
 app = typer.Typer(
     add_completion=False,
-    rich_markup_mode=None,  # plain help flows, and can be searched
+    rich_markup_mode=None,  # plain text: a pager can search it
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(demo.app, name="demo", short_help="Every lock and semaphore recipe on a real server.")
-app.add_typer(server.app, name="server", short_help="Start, stop or describe the embedded server.")
+app.add_typer(demo, name="demo", short_help="Every lock and semaphore recipe on a real server.")
+app.add_typer(server, name="server", short_help="Start, stop or describe the embedded server.")
 
 
 @app.callback(invoke_without_command=True)
@@ -48,7 +50,7 @@ def run() -> int:
     except LockError as error:
         return _complain(str(error), EX_UNAVAILABLE)
     except Exception as error:
-        # Usage errors, whose class comes with typer in some versions and with click in others.
+        # A usage error: some versions of typer define its class, others take it from click.
         message = getattr(error, "format_message", None)
         if message is None:
             raise
@@ -57,5 +59,6 @@ def run() -> int:
 
 
 def _complain(message: str, status: int) -> int:
+    """Print an error on one line, and return the exit status."""
     print(f"interlock: {' '.join(message.split())}", file=sys.stderr)
     return status

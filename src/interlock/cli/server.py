@@ -1,4 +1,4 @@
-"""`interlock server`: the embedded server that `embedded://` shares among this user's processes."""
+"""`interlock server`: starts, stops and describes the embedded server that this user's processes share."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import Annotated
 import typer
 
 from interlock import embedded
-from interlock.cli import EX_TEMPFAIL
+from interlock.cli.exit_status import EX_TEMPFAIL
 
 __all__ = ["app"]
 
-NOT_RUNNING = 3  # what init scripts answer to `status`
+NOT_RUNNING = 3  # the exit status of init scripts for `status`
 
 app = typer.Typer()
 
 
 @app.callback(invoke_without_command=True)
 def server(context: typer.Context) -> None:
-    """Start, stop or describe this user's embedded Valkey, the one behind `embedded://`."""
+    """Start, stop or describe the embedded Valkey that `embedded://` connects this user's processes to."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
 
 @app.command()
 def start() -> None:
-    """Start it, unless it runs, and print its URL. It goes on when this command ends."""
+    """Start the server, unless it runs, and print its URL. The server runs on when this command ends."""
     print(embedded.shared_url())
 
 
 @app.command()
 def status() -> int:
-    """Print its URL, process id, version and uptime. Exit status 0 if it runs, 3 if not."""
+    """Print the server's URL, process id, version and uptime. Exit status 0 if it runs, 3 if not."""
     found = embedded.shared_status()
     if found is None:
         print("not running; `interlock server start` starts it")
@@ -46,12 +46,14 @@ def status() -> int:
 @app.command()
 def stop(
     *,
-    force: Annotated[bool, typer.Option("--force", help="Stop it even while leases are held in it.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Stop the server even while clients hold leases in it.")
+    ] = False,
 ) -> int:
-    """Stop it, unless leases are held in it: then say who holds what. Exit status 0 if it is stopped now, 75 if not.
+    """Stop the server, unless clients hold leases in it: then print the holders. Exit status 0 if stopped, 75 if not.
 
-    With --force it is stopped in any case. Holders go on for the rest of their leases, so the next server grants
-    nothing for max_ttl (60 s): the quarantine, as after a crash. What `once` remembers is gone.
+    --force stops the server in any case. Holders rely on their leases until these expire, so the next server grants
+    nothing for max_ttl (60 s): the quarantine, as after a crash. The server also loses what `once` has recorded.
     """
     try:
         print("stopped" if embedded.stop_shared(force=force) else "not running")

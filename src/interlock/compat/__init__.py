@@ -1,1 +1,1 @@
-"""For code that locks by another name already: the same calls, over interlock. `recipes` needs nothing installed."""
+"""Drop-in replacements for other locks: the same calls, over interlock. `recipes` needs no other library."""

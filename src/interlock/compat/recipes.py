@@ -1,11 +1,12 @@
-"""Recipes that people have in their code, by their own names, made safe. docs/recipes.md tells how each of them fails.
+"""Well-known lock recipes under their usual names, made safe. docs/recipes.md describes how each of them fails.
 
-Theory. In a recipe the lock is a value: one process got it, any other may give it back. So a lease is let go of as
-soon as it is granted, and its token is all there is of it: nobody here renews it, waits for its end, or gives it back
-when the process ends. The server ends it after `timeout`; whoever has the token ends it before, in one step that hands
-over to the next waiter. Where a function runs under the lock there is somebody who holds it: that lease is renewed.
+Theory. In a recipe the lock is a value: one process acquires it, and any other process may release it. So this module
+detaches a lease from the process as soon as the server has granted it, and keeps only its token: the process does not
+renew the lease, watch it, or release it on exit. The lease expires after `timeout`; any process that has the token may
+release it earlier, in one step that hands over to the next waiter. Only `redis_lock` holds a lease while a function
+runs: the process renews that lease.
 
-The lock of a recipe is the same plain string key as ever: old code and new code exclude each other while both run.
+The lock of a recipe is the same plain string key as before: old code and new code exclude each other while both run.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ import inspect
 import secrets
 from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar, overload
 
-from interlock._core import GONE, GRANTED, Grant, run
-from interlock._names import SHORTEST_TTL, duration
+from interlock._client.grant import Grant
+from interlock._protocol.names import MIN_TTL, duration
+from interlock._protocol.run import run
 from interlock.errors import AcquireTimeout, ConfigError
-from interlock.primitives.lock import lock
-from interlock.primitives.permits import semaphore
+from interlock.primitives.codes import GRANTED, NOT_FOUND
+from interlock.primitives.lock import lock_resource
+from interlock.primitives.permits import semaphore_resource
 
 from ._targets import MAX_TTL, Cache, Client, close, found, interlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from interlock._core import Primitive
+    from interlock._protocol.types import Resource
     from interlock.threads import Interlock, Lock, Semaphore
 
 __all__ = [
@@ -37,43 +40,45 @@ __all__ = [
 
 P = ParamSpec("P")
 R = TypeVar("R")
-EXPIRE: Final = 30.0  # seconds of a GoZeroLock that was not told. There it is half a second, which nobody means
-SEMAPHORES: Final = "lock:"  # before their names, as Interlock's: with the recipe's sorted set nothing can be shared
+EXPIRE: Final = 30.0  # seconds: the default of a GoZeroLock. go-zero's own default is half a second, which nobody means
+SEMAPHORES: Final = "lock:"  # prefix, as Interlock's: a semaphore here cannot share the key of the recipe's sorted set
 
 
 class RedisLock:
-    """The lock by a value, which many code bases have under this name.
+    """A lock whose holder has a value, as many code bases have it under this name.
 
-    `target` is a client or a Django cache, whose spelling of keys is kept; another kind of cache is a ConfigError.
-    `max_ttl` (seconds) is the longest timeout that `get_lock` takes. Safe to share between threads.
+    `target` is a client or a Django cache on Redis; the lock's key is the one that the cache would use. Any other kind
+    of cache is a ConfigError. `max_ttl` (seconds) is the longest timeout that `get_lock` accepts. Threads may share one
+    RedisLock.
     """
 
     def __init__(self, target: Client | Cache | object, *, max_ttl: float = MAX_TTL) -> None:
         self._target = target
         self._max_ttl = max_ttl
-        self._at("any")  # what is wrong with the target is told here
+        self._at("any")  # raises ConfigError now if the target is wrong
 
     @overload
     def get_lock(self, key: str, timeout: float) -> str: ...
     @overload
     def get_lock(self, key: str, timeout: float, *, wait: float | None) -> str | None: ...
     def get_lock(self, key: str, timeout: float, *, wait: float | None = None) -> str | None:
-        """Get the lock: a value for `del_lock`, in this process or another one.
+        """Acquire the lock, and return a value for `del_lock`, in this process or another one.
 
-        It ends after `timeout` seconds, come what may. `wait` is in seconds: by default it waits for ever, as the
-        recipe does, and 0 does not wait. None if it was not had in that time. Raises ConfigError or Unavailable.
+        The lock expires after `timeout` seconds in any case. `wait` is in seconds: by default the call waits for ever,
+        as the recipe does; 0 does not wait. Returns None if the call did not acquire the lock in that time. Raises
+        ConfigError or Unavailable.
         """
         locks, name = self._at(key)
         ttl = _lasting(timeout, "timeout", locks)
         return _value(locks.lock(name, ttl=ttl, renew=False), _waiting(wait))
 
     def del_lock(self, key: str, value: str | bytes | None) -> bool:
-        """Give it back: whether this value still had it. Any other value deletes nothing, and nor does None.
+        """Release the lock. Returns whether this value still held it; any other value, or None, releases nothing.
 
-        Raises ConfigError, or Unavailable if nobody can tell; then it ends after its timeout.
+        Raises ConfigError, or Unavailable if the server does not answer; then the lock expires after its timeout.
         """
         locks, name = self._at(key)
-        return _give_back(locks, lock(name, locks.prefix), value)
+        return _give_back(locks, lock_resource(name, locks.prefix), value)
 
     @overload
     def redis_lock(
@@ -86,24 +91,24 @@ class RedisLock:
     def redis_lock(
         self, key: str | Callable[..., str], timeout: float, *, wait: float | None = None, skip: bool = False
     ) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
-        """Decorate a function: each call of it is under the lock, which is given back however the call ends.
+        """Decorate a function: each call runs under the lock, and releases it however the call ends.
 
         Args:
-            key: the name, or what makes it from the arguments of the call, as `"report:{0}".format` does.
-            timeout: seconds after which others may have it when this process has died. While the function runs it is
-                renewed, so that is not how long it may take; and more than `max_ttl` is as much as `max_ttl`.
-            wait: seconds to wait for it; None waits for ever, as `get_lock` does, 0 not at all.
-            skip: when it was not had in that time, None is returned; without `skip`, AcquireTimeout is raised.
+            key: the name, or a function that makes it from the arguments of the call, as `"report:{0}".format` does.
+            timeout: seconds after which others may acquire the lock if this process has died. interlock renews the
+                lock while the function runs, so the function may take longer. More than `max_ttl` counts as `max_ttl`.
+            wait: seconds to wait for the lock; None waits for ever, as `get_lock` does, 0 does not wait.
+            skip: return None if the call does not acquire the lock in that time; by default it raises AcquireTimeout.
 
-        A call raises LeaseLost if the lock did not last as long as the function. Inside of a call the same thread
-        may make others under the same key. Raises ConfigError.
+        A call raises LeaseLost if it lost the lock while the function ran. Inside a call, the same thread may make
+        other calls under the same key. Raises ConfigError.
 
         """
-        ttl = min(duration(timeout, "timeout", least=SHORTEST_TTL), self._max_ttl)
+        ttl = min(duration(timeout, "timeout", least=MIN_TTL), self._max_ttl)
         wait = _waiting(wait)
-        if not callable(key):  # what is wrong with it is told now, not at the first call
+        if not callable(key):  # raises ConfigError for a wrong key now, not at the first call
             locks, name = self._at(key)
-            lock(name, locks.prefix)
+            lock_resource(name, locks.prefix)
 
         def decorated(function: Callable[P, R]) -> Callable[P, R | None]:
             if inspect.iscoroutinefunction(function):
@@ -130,18 +135,19 @@ class RedisLock:
 
 
 class GoZeroLock:
-    """The lock in the shape that go-zero gave it: it has an id, and the same id has it again at once.
+    """A lock with the interface of go-zero's: the lock has an id, and the same id may acquire it again at once.
 
-    `target` as for RedisLock; `key` is the key in the server, so that Go programs on it exclude it, and it them.
-    `id` is by default one that nobody else has. Give one, and whoever comes with the same in another process, or after
-    a restart, takes it over. `max_ttl` (seconds) is the longest that `set_expire` takes. Raises ConfigError.
+    `target` as for RedisLock. `key` is the key in the server, so this lock and Go programs that use the same key
+    exclude each other. The default `id` is random. With an `id` of your own, a process with the same id, or the same
+    process after a restart, takes the lock over. `max_ttl` (seconds) is the longest time that `set_expire` accepts.
+    Raises ConfigError.
     """
 
     def __init__(
         self,
         target: Client | Cache | object,
         key: str,
-        id: str | None = None,  # noqa: A002 (its name there)
+        id: str | None = None,  # noqa: A002 (the name in go-zero)
         *,
         max_ttl: float = MAX_TTL,
     ) -> None:
@@ -156,17 +162,20 @@ class GoZeroLock:
         self._expire = min(EXPIRE, locks.max_ttl)
 
     def set_expire(self, seconds: float) -> None:
-        """From the next `acquire` on it lasts so many seconds, unless it is acquired again. Raises ConfigError."""
+        """Set how many seconds the lock lasts from the next `acquire` on. Raises ConfigError."""
         locks, _ = self._at()
         self._expire = _lasting(seconds, "seconds", locks)
 
     def acquire(self) -> bool:
-        """Whether it is had now: it was free, or this id had it, and has it for longer now. Does not wait.
+        """Acquire the lock if it is free, or extend it if this id holds it. Returns whether this id now holds it.
 
-        Raises ConfigError or Unavailable.
+        Does not wait. Raises ConfigError or Unavailable.
         """
         locks, name = self._at()
-        if self._token and _renewed(locks, lock(name, locks.prefix), self._token.encode(), self._expire) == GRANTED:
+        if (
+            self._token
+            and _renewed(locks, lock_resource(name, locks.prefix), self._token.encode(), self._expire) == GRANTED
+        ):
             return True
         token = _value(locks.rlock(name, owner=self.id, ttl=self._expire, renew=False), 0)
         if token is not None:
@@ -174,22 +183,24 @@ class GoZeroLock:
         return token is not None
 
     def release(self) -> bool:
-        """Give back what this object acquired: whether it still had it.
+        """Release the lock that this object acquired. Returns whether this object still held it.
 
-        In another process acquire it first, as the same id may. Raises ConfigError, or Unavailable if nobody can tell.
+        To release it from another process, acquire it there first, with the same id. Raises ConfigError, or Unavailable
+        if the server does not answer.
         """
         locks, name = self._at()
-        return _give_back(locks, lock(name, locks.prefix), self._token)
+        return _give_back(locks, lock_resource(name, locks.prefix), self._token)
 
     def _at(self) -> tuple[Interlock, str]:
         return found(self._target, self._key, self._max_ttl)
 
 
 def acquire_semaphore(conn: Client, semname: str, limit: int, timeout: float = 10) -> str | None:
-    """One of `limit` permits: an identifier for `release_semaphore`, in any process; None if no permit is free.
+    """Acquire one of `limit` permits: returns an identifier for `release_semaphore`, or None if no permit is free.
 
-    It ends after `timeout` seconds unless it is refreshed. The same semaphore as `Interlock(conn).semaphore(semname,
-    limit)`, which can also wait. Raises ConfigError (also for another limit than others use now) or Unavailable.
+    Any process may release the permit. It expires after `timeout` seconds unless `refresh_semaphore` extends it. This
+    is the same semaphore as `Interlock(conn).semaphore(semname, limit)`, which can also wait. Raises ConfigError (also
+    if others use another limit now) or Unavailable.
     """
     locks = interlock(conn, SEMAPHORES)
     ttl = _lasting(timeout, "timeout", locks)
@@ -197,20 +208,23 @@ def acquire_semaphore(conn: Client, semname: str, limit: int, timeout: float = 1
 
 
 def release_semaphore(conn: Client, semname: str, identifier: str | bytes | None) -> bool:
-    """Give a permit back: whether this identifier still had it. Raises ConfigError or Unavailable."""
+    """Release a permit. Returns whether this identifier still held it. Raises ConfigError or Unavailable."""
     locks = interlock(conn, SEMAPHORES)
-    return _give_back(locks, semaphore(semname, locks.prefix, 1), identifier)
+    return _give_back(locks, semaphore_resource(semname, locks.prefix, 1), identifier)
 
 
 def refresh_semaphore(conn: Client, semname: str, identifier: str | bytes | None, timeout: float = 10) -> bool:
-    """Have it for at least `timeout` seconds from now: whether it is still had. Raises ConfigError or Unavailable."""
+    """Extend a permit to at least `timeout` seconds from now. Returns whether this identifier still holds it.
+
+    Raises ConfigError or Unavailable.
+    """
     locks = interlock(conn, SEMAPHORES)
-    primitive = semaphore(semname, locks.prefix, 1)
+    primitive = semaphore_resource(semname, locks.prefix, 1)
     ttl = _lasting(timeout, "timeout", locks)
     return bool(_renewed(locks, primitive, _token(primitive, identifier), ttl) == GRANTED)
 
 
-# Every semaphore here is fair, and takes the last permit in one step: no counter and no lock around it is needed.
+# Every semaphore here is fair, and grants the last permit in one atomic step: it needs no counter and no lock.
 acquire_fair_semaphore = acquire_semaphore_with_lock = acquire_semaphore
 release_fair_semaphore = release_semaphore
 refresh_fair_semaphore = refresh_semaphore
@@ -220,7 +234,7 @@ refresh_fair_semaphore = refresh_semaphore
 
 
 def _value(lockable: Lock | Semaphore, wait: float | None) -> str | None:
-    """The token of a grant that nobody holds here; None if it was not had in time."""
+    """Acquire, detach the lease from this process, and return its token; None if the wait was over first."""
     while True:
         try:
             lease = lockable.acquire(wait)
@@ -228,50 +242,50 @@ def _value(lockable: Lock | Semaphore, wait: float | None) -> str | None:
             return None
         grant = lease._grant
         if not grant.attempt.in_doubt:
-            lease._session.renewal.forget(grant)
-            grant.ended = Grant.RELEASED
+            lease._session.renewal.remove(grant)
+            grant.end_reason = Grant.RELEASED
             return lease.token
-        # A copy of its request may come late, and only this lease can see to it that the copy takes nothing.
+        # A copy of the request may reach the server late: releasing the lease makes sure that it acquires nothing.
         lease.release()
         wait = None if wait is None else 0
 
 
-def _give_back(locks: Interlock, primitive: Primitive, value: object) -> bool:
-    """Whether this value had it. Whoever waits next has it then."""
+def _give_back(locks: Interlock, primitive: Resource, value: object) -> bool:
+    """Release, and hand over to the next waiter. Returns whether this value still held it."""
     token = _token(primitive, value)
-    if _renewed(locks, primitive, token, SHORTEST_TTL) == GONE:
-        return False  # asked first, since to a release that comes twice the server says twice that it was ours
+    if _renewed(locks, primitive, token, MIN_TTL) == NOT_FOUND:
+        return False  # ask first: if a release is sent twice, the server answers both times that the value held it
     had, again = False, 1
-    while again:  # the dead in the queue are passed over, so many in one step
+    while again:  # one step skips only a limited number of dead waiters
         ours, again = run(locks._session.core.query(primitive, "release", token, "0"))
         had |= bool(ours)
     return had
 
 
-def _renewed(locks: Interlock, primitive: Primitive, token: bytes, ttl: float) -> Any:
-    """GRANTED if it is had, and now for `ttl` seconds at the least; GONE, [REVOKED, why], or the text of an error."""
+def _renewed(locks: Interlock, primitive: Resource, token: bytes, ttl: float) -> Any:
+    """Extend to at least `ttl` seconds: GRANTED, NOT_FOUND if not held, [REVOKED, why], or the text of an error."""
     if not token:
-        return GONE
-    narrowed = primitive._replace(keys=primitive.renewed)
+        return NOT_FOUND
+    narrowed = primitive._replace(keys=primitive.renew_keys)
     (state,) = run(locks._session.core.query(narrowed, "renew", token, str(int(ttl * 1000))))
     return state
 
 
-def _token(primitive: Primitive, value: object) -> bytes:
-    """A value as it is in the server; empty if it can hold nothing. What was stored in Redis comes back as bytes."""
+def _token(primitive: Resource, value: object) -> bytes:
+    """The token in the server for this value; empty if this value can hold nothing. Redis returns values as bytes."""
     token = b"" if value is None else value.encode(errors="replace") if isinstance(value, str) else value
     if not isinstance(token, bytes):
-        raise ConfigError(f"{primitive}: a value is the str with which it was got, not {value!r}")
-    # What begins so is a lease that was revoked, and that its holder has yet to let go of.
+        raise ConfigError(f"{primitive}: a value is the str that acquiring it returned, not {value!r}")
+    # A token with this prefix marks a lease that was revoked, and that its holder has not released yet.
     return b"" if token.startswith(b"!") else token
 
 
 def _lasting(value: object, what: str, locks: Interlock) -> float:
-    """How long something may be had, in seconds. Raises ConfigError."""
-    ttl = duration(value, what, least=SHORTEST_TTL)
+    """Check a duration of a lease, in seconds. Raises ConfigError."""
+    ttl = duration(value, what, least=MIN_TTL)
     if ttl > locks.max_ttl:
         raise ConfigError(
-            f"{what} must be at most max_ttl ({locks.max_ttl:g} s), not {ttl:g}: after a crash all would wait for so "
+            f"{what} must be at most max_ttl ({locks.max_ttl:g} s), not {ttl:g}: after a crash all would wait that "
             "long. For long work hold a lease of Interlock, which is renewed; or give RedisLock or GoZeroLock a max_ttl"
         )
     return ttl

@@ -1,23 +1,23 @@
-"""Fences that bite: guards with which the data itself refuses a late writer.
+"""Guards with which the data itself refuses a late writer.
 
-Theory. No lock in a server can stop a holder that was paused after its last look at the lease and now writes. What
-can is the data: it remembers the highest fence that it has seen, and refuses lower ones in the same step as the
-write. A fence is unique to its grant and any later grant has a higher one, so "lower" means exactly "older".
+Theory. No lock server can stop a holder that was paused after its last check of the lease and now writes. The data can:
+it stores the highest fence that it has seen, and refuses a lower fence in the same atomic step as the write. A fence is
+unique to its grant and any later grant has a higher one, so "lower" means exactly "older".
 
-Rules. (1) Refused is what is *older* than the newest seen. The same fence passes: a holder may write many times.
-(2) Guard, then read, then write. A guard refuses older holders from then on, not from the moment of the grant: what
-was read before the first guard may still be overwritten by an older holder that came just before it. (3) Nobody asks
-the lease: no `ensure()`, no clock, no lock server. As long as nobody newer has been at the data, a late write is in
-order; and the write may be done where there is no lease, by a service that was sent name and fence. (4) One piece of
-data, one lock. Fences of different locks, or of locks on different servers, mean nothing to each other. (5) Refused is
-LeaseLost, never a silent count of 0, and what was refused has changed nothing.
+Rules. (1) A guard refuses a fence that is *older* than the newest fence seen. The same fence passes: a holder may write
+many times. (2) Guard, then read, then write. A guard refuses older holders from its first call on, not from the moment
+of the grant: an older holder may still overwrite data that the newer holder has read before its first guard. (3) A
+guard does not look at the lease: it uses no `ensure()`, no clock, no lock server. While no newer holder has written to
+the data, a late write does no harm; and a service without a lease can write, too, if it receives the name and the
+fence. (4) Each piece of data has one lock. Fences of different locks, or of locks on different servers, cannot be
+compared. (5) A refusal raises LeaseLost, never returns a silent count of 0, and has changed nothing.
 
-    dbapi     PostgreSQL and SQLite, over their DB-API connections
-    alchemy   the same for SQLAlchemy Core (needs sqlalchemy)
-    redis     several Redis commands, on any server
-    files     a file that is replaced as a whole
+    dbapi        PostgreSQL and SQLite, over their DB-API connections
+    sqlalchemy   the same for SQLAlchemy Core (needs sqlalchemy)
+    redis        several Redis commands, on any server
+    files        a file that is replaced as a whole
 
-Everywhere the order of arguments is: where, under which lease, what.
+Every guard takes its arguments in this order: where the data is, the lease, what to write.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ from interlock.errors import ConfigError, LeaseLost
 
 __all__ = ["Fenced"]
 
-HIGHEST: Final = 2**53 - 1  # what a double holds exactly, so any store can compare it: µs until the year 2255
+HIGHEST: Final = (
+    2**53 - 1
+)  # the largest integer that a double stores exactly, so any store can compare it: µs until the year 2255
 
 
 class Fenced(Protocol):
-    """What a guard needs of a lease. Any Lease is one; so is anything that carries its name and fence elsewhere."""
+    """What a guard needs of a lease: any Lease, or any object that carries the name and fence of one."""
 
     @property
     def name(self) -> str:
@@ -46,7 +48,7 @@ class Fenced(Protocol):
 
 
 def fence_of(lease: Fenced) -> int:
-    """Its fence, if it can be one. Raises ConfigError."""
+    """The fence of this lease. Raises ConfigError if it is no valid fence."""
     fence = lease.fence
     if isinstance(fence, bool) or not isinstance(fence, int) or not 0 < fence <= HIGHEST:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"lock {lease.name!r}: a fence is a whole number from 1 to 2**53 - 1, not {fence!r}")
@@ -54,8 +56,8 @@ def fence_of(lease: Fenced) -> int:
 
 
 def refused(lease: Fenced, newest: int, where: str) -> LeaseLost:
-    """What an older holder is told."""
+    """The error for an older holder."""
     return LeaseLost(
         f"lock {lease.name!r}: {where} has seen fence {newest} and refuses the older {lease.fence}, with all that came "
-        "with it: there is a newer holder. Stop, roll back, acquire the lock again and read anew"
+        "with it, since there is a newer holder. Stop, roll back, acquire the lock again and read the data again"
     )

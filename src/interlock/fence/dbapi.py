@@ -1,21 +1,23 @@
 """Guards in SQL, over a DB-API connection: PostgreSQL (psycopg, psycopg2, pg8000) and SQLite (sqlite3).
 
-Theory. `guard()` keeps a row for each lock and raises its fence to ours, or is refused. The row stays locked until the
-transaction ends, so whatever else the transaction reads and writes, in any table, is one step against all other
-holders: an older one that comes later waits for our commit and is refused; a newer one waits, and reads what we wrote.
-`update()` keeps the fence in the data's own rows instead, for statements that touch nothing else.
+Theory. `guard()` keeps a row for each lock, and either raises the fence in that row to this lease's fence or refuses.
+The row stays locked until the transaction ends. So everything that the transaction reads and writes, in any table, is
+one atomic step against all other holders: an older holder waits for the commit and is then refused; a newer holder
+waits, and reads what the transaction wrote. `update()` stores the fence in the data's own rows instead, for statements
+that touch nothing else.
 
-Rules. (1) Both belong into a transaction; on an autocommit connection the lock would be gone before the next
-statement, so that is a ConfigError. (2) `guard()` first, then what you read to decide, then what you write. (3) After
-LeaseLost roll back: other statements of the transaction may have been applied. (4) Several guards in one transaction
-are taken in one order everywhere, for example sorted by name, as with any row locks.
+Rules. (1) Call both in a transaction; on an autocommit connection the database would release the row lock before the
+next statement, so the guard raises ConfigError. (2) Call `guard()` first, then read what you need to decide, then
+write. (3) After LeaseLost roll back: the database may have applied other statements of the transaction. (4) If a
+transaction calls several guards, call them in the same order everywhere, for example sorted by name, as with any row
+locks.
 
 Isolation. PostgreSQL, READ COMMITTED (its default): every statement after `guard()` sees what was committed before
-it. REPEATABLE READ and SERIALIZABLE: right too; whoever had to wait for another holder's transaction gets the
-database's own serialization failure (SQLSTATE 40001) in place of an answer, and repeats the whole transaction.
-SQLite: the guard takes the one write lock, so any mode is right; a transaction that has read before it may be told
-that the database is locked, and repeats. A holder that is stopped inside of its transaction keeps others waiting:
-set `idle_in_transaction_session_timeout` and `lock_timeout` in PostgreSQL, `timeout=` in sqlite3.connect.
+it. REPEATABLE READ and SERIALIZABLE are right, too; a transaction that has waited for another holder's transaction gets
+the database's own serialization failure (SQLSTATE 40001) instead of a reply, and must be repeated as a whole. SQLite:
+the guard takes the only write lock, so any mode is right; a transaction that reads before the guard may get "database
+is locked", and must be repeated. A holder that is stopped inside its transaction makes others wait: set
+`idle_in_transaction_session_timeout` and `lock_timeout` in PostgreSQL, `timeout=` in sqlite3.connect.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ Row = tuple[object, ...]
 
 
 class Cursor(Protocol):
-    """What is needed of a driver's cursor."""
+    """What the guards need of a driver's cursor."""
 
     @property
     def rowcount(self) -> int:
@@ -59,15 +61,15 @@ class Cursor(Protocol):
         ...
 
     def close(self) -> object:
-        """Give it back."""
+        """Close the cursor."""
         ...
 
 
 class Connection(Protocol):
-    """What is needed of a driver's connection (PEP 249)."""
+    """What the guards need of a driver's connection (PEP 249)."""
 
     def cursor(self) -> Cursor:
-        """A new cursor."""
+        """Open a cursor."""
         ...
 
     def commit(self) -> object:
@@ -76,9 +78,9 @@ class Connection(Protocol):
 
 
 def create(connection: Connection, *, table: str = TABLE) -> None:
-    """Make the table that `guard()` uses, if it is not there: once, when you set up your database. You commit.
+    """Create the table that `guard()` uses, if it does not exist: once, when you set up your database. You commit.
 
-    Any table will do that has `name`, a unique text, and `fence`, a BIGINT.
+    Any other table with `name`, a unique text, and `fence`, a BIGINT, serves as well.
     """
     _Statement(connection, None).run(
         f"CREATE TABLE IF NOT EXISTS {_quoted(table)} (name TEXT NOT NULL PRIMARY KEY, fence BIGINT NOT NULL)"
@@ -86,13 +88,13 @@ def create(connection: Connection, *, table: str = TABLE) -> None:
 
 
 def guard(connection: Connection, lease: Fenced, *, table: str = TABLE, paramstyle: str | None = None) -> None:
-    """Refuse this transaction if a newer holder of the lock has guarded one; refuse older ones from now on.
+    """Refuse this transaction if a newer holder of the lock has guarded one; from now on, refuse older holders.
 
-    The first statement of a transaction: what it reads and writes after it is safe from all other holders until it
-    commits. Call it in every transaction of the holder. Locks are told apart by name, so locks of different servers
-    or prefixes need a `table` each. `paramstyle` (PEP 249) is the driver module's by default.
+    Call this as the first statement of every transaction of the holder: no other holder can then change what the
+    transaction reads and writes until it commits. The table knows a lock by its name, so locks of different servers or
+    prefixes need a `table` each. The default of `paramstyle` (PEP 249) is the driver module's.
 
-    Raises LeaseLost if there is a newer fence, ConfigError for an autocommit connection, and the driver's errors.
+    Raises LeaseLost if the table has a newer fence, ConfigError for an autocommit connection, and the driver's errors.
     """
     fence = fence_of(lease)
     statement = _checked(connection, paramstyle)
@@ -110,7 +112,9 @@ def guard(connection: Connection, lease: Fenced, *, table: str = TABLE, paramsty
     if newest > fence:
         raise refused(lease, newest, f"table {table}")
     if newest < fence:
-        raise ConfigError(f"lock {lease.name!r}: table {table} did not take the fence: is a trigger or a rule on it?")
+        raise ConfigError(
+            f"lock {lease.name!r}: table {table} did not store the fence: is there a trigger or a rule on it?"
+        )
 
 
 def update(
@@ -123,20 +127,20 @@ def update(
     column: str = "fence",
     paramstyle: str | None = None,
 ) -> int:
-    """Change the rows for which all of `where` is equal (None: is null), and store our fence in each of them.
+    """Change the rows that equal all of `where` (None: is null), and store the fence in each of them: all or none.
 
-    All of them or none. With no `values` only the fence is stored: do that before you read the rows to decide.
-    `column` is a BIGINT; null counts as older than any fence. Tables and columns are spelled as the database has them
-    (in PostgreSQL plain names are lower case), a table with its schema if you like: "shop.account".
+    Without `values` update() stores only the fence: do that before you read the rows to decide. `column` is a BIGINT; a
+    row whose fence is null counts as older than any fence. Spell tables and columns as the database stores them (in
+    PostgreSQL plain names are lower case); a table may have its schema before it: "shop.account".
 
-    Returns the number of rows; 0 means that there is no such row, never a refusal. Raises LeaseLost if any of the rows
-    has a newer fence, ConfigError for names that can't be, no `where`, or an autocommit connection, and the driver's.
+    Returns the number of rows; 0 means that no row matches, never a refusal. Raises LeaseLost if any of the rows has a
+    newer fence, ConfigError for an invalid name, no `where`, or an autocommit connection, and the driver's errors.
     """
     fence = fence_of(lease)
     if not where:
         raise ConfigError(f"lock {lease.name!r}: update() needs `where`, for example {{'id': 7}}")
     if column in values:
-        raise ConfigError(f"lock {lease.name!r}: {column!r} is the fence's own column, and not for `values`")
+        raise ConfigError(f"lock {lease.name!r}: {column!r} is the column of the fence: leave it out of `values`")
     statement = _checked(connection, paramstyle)
     rows, fences = _quoted(table), _quoted(column)
 
@@ -146,12 +150,12 @@ def update(
             for name, value in where.items()
         )
 
-    # PostgreSQL locks row by row, so the rows are locked before they are compared: then none can get a newer fence
-    # between the comparison of one and the change of another. SQLite has one lock, and UPDATE begins with it.
+    # PostgreSQL locks row by row, so this locks all rows before the comparison: then no row can get a newer fence
+    # between the comparison of one row and the change of another. SQLite has one lock, and UPDATE takes it first.
     if not statement.is_sqlite:
         locking = _Statement(connection, paramstyle)
         locking.run(f"SELECT 1 FROM {rows} AS held WHERE {matching('held', locking)} FOR UPDATE")  # noqa: S608
-    # The second condition makes it all or none. The first one holds for rows that came in since they were locked.
+    # NOT EXISTS makes it all or none. The condition before it is for rows that were inserted after the locking.
     mark = statement.mark
     sets = ", ".join(f"{_quoted(name)} = {mark(value)}" for name, value in {**values, column: fence}.items())
     changed = statement.run(
@@ -169,19 +173,19 @@ def update(
 
 
 def autocommits(connection: object) -> bool:
-    """Whether the next statement would be a transaction of its own, as far as the connection tells."""
-    if getattr(connection, "in_transaction", None) is True:  # sqlite3: somebody has said BEGIN
+    """Whether the next statement would be a transaction of its own, as far as the connection shows it."""
+    if getattr(connection, "in_transaction", None) is True:  # sqlite3: after an explicit BEGIN
         return False
     if getattr(getattr(connection, "info", None), "transaction_status", 0) != 0:  # psycopg, psycopg2: not idle
         return False
     autocommit = getattr(connection, "autocommit", None)
     if autocommit is True or autocommit is False:
         return autocommit
-    return getattr(connection, "isolation_level", "") is None  # sqlite3 before 3.12, and in its old way after
+    return getattr(connection, "isolation_level", "") is None  # sqlite3 before Python 3.12, and its legacy mode since
 
 
 class _Statement:
-    """One statement: its values, marked in the driver's style."""
+    """One statement, with a placeholder in the driver's style for each value."""
 
     def __init__(self, connection: Connection, paramstyle: str | None) -> None:
         self._connection = connection
@@ -196,27 +200,29 @@ class _Statement:
         )
 
     def mark(self, value: object) -> str:
-        """The place of a value in the text. Values are marked in the order in which they stand there."""
+        """A placeholder for this value. Call it in the order in which the placeholders stand in the text."""
         self._values.append(value)
         return _MARKS[self._style].format(len(self._values))
 
     def run(self, text: str, *, fetch: bool = False) -> tuple[int, Sequence[object] | None]:
-        """Run it: the number of changed rows, and the first row if one is wanted."""
+        """Run the statement. Returns the number of changed rows, and the first row if `fetch`."""
         named = {f"p{number}": value for number, value in enumerate(self._values, 1)}
         parameters = named if self._style in {"named", "pyformat"} else tuple(self._values)
         with contextlib.closing(self._connection.cursor()) as cursor:
-            # Not literal, but no less safe: names are quoted, values are marked.
+            # Not a literal, but as safe as one: names are quoted, values are parameters.
             cursor.execute(text, parameters)  # pyright: ignore[reportArgumentType]
             return cursor.rowcount, cursor.fetchone() if fetch else None
 
 
 def _checked(connection: Connection, paramstyle: str | None) -> _Statement:
     if inspect.iscoroutinefunction(connection.commit):
-        raise ConfigError("an asyncio connection: use interlock.fence.alchemy with `run_sync`, or a thread")
+        raise ConfigError(
+            "this is a connection for asyncio: use interlock.fence.sqlalchemy with `run_sync`, or a thread"
+        )
     if autocommits(connection):
         raise ConfigError(
-            "the connection is in autocommit mode, so the guard would end before the write: turn it off, or begin a "
-            "transaction first"
+            "the connection is in autocommit mode, so the guard would end before the write: turn autocommit off, or "
+            "begin a transaction first"
         )
     return _Statement(connection, paramstyle)
 
@@ -228,15 +234,15 @@ def _paramstyle(connection: object, style: str | None) -> str:
         style = next((found for name in names if (found := getattr(sys.modules.get(name), "paramstyle", None))), None)
     if style not in _MARKS:
         raise ConfigError(
-            f"{type(connection).__module__}.{type(connection).__qualname__}: paramstyle {style!r}; it is one of "
-            f"{', '.join(_MARKS)}. Say it: paramstyle='qmark', or give the driver's own connection"
+            f"{type(connection).__module__}.{type(connection).__qualname__}: paramstyle {style!r} is none "
+            f"of {', '.join(_MARKS)}. Give one of them: paramstyle='qmark', or give the driver's own connection"
         )
     return style
 
 
 def _quoted(name: str) -> str:
-    """A table or column, as it stands in SQL."""
+    """The name of a table or column, quoted for SQL."""
     parts = name.split(".")
     if len(parts) > 2 or not all(re.fullmatch(r"[^\W\d]\w{0,62}", part) for part in parts):
-        raise ConfigError(f"{name!r} is no table or column: letters, digits and _, or 'schema.table'")
+        raise ConfigError(f"{name!r} is no table or column: use letters, digits and _, or 'schema.table'")
     return ".".join(f'"{part}"' for part in parts)

@@ -1,28 +1,29 @@
-"""A file that is replaced as a whole, unless a newer holder has replaced it. For processes of one machine.
+"""A file that a holder replaces as a whole, unless a newer holder has replaced it. For processes of one machine.
 
-Theory. The new content is written to a draft beside the file (`.NAME.random.new`). Then, under an flock of
-`NAME.fence`: compare the number in it with ours; if it is newer, refuse; else write ours and only then rename the draft
-over the file. The flock makes comparing and renaming one step against other writers; the rename makes it one
-step for readers, who take no lock and see the whole old or the whole new content, never a mixture.
+Theory. The writer writes the new content to a draft next to the file (`.NAME.random.new`). Then it takes an flock on
+`NAME.fence` and compares the fence in that file with its own. If the stored fence is newer, it refuses; otherwise it
+stores its own fence, and only then renames the draft over the file. The flock makes comparison and rename one atomic
+step for other writers. The rename makes the change atomic for readers, who take no lock and see either the whole old or
+the whole new content.
 
 A crash, or a kill, at each step:
 
-    while the draft is written   readers see the old file. The draft stays behind; it may be removed
-    after the number is written  the old file, and holders older than us are refused: as they should be
-    after the rename             the new file. Before the directory is synced a power cut may still undo it; no caller
-                                 has been told that it was written
+    while the draft is written   readers see the old file. The draft stays behind; you may remove it
+    after the fence is stored    readers see the old file, and the guard refuses older holders, as it should
+    after the rename             readers see the new file. Until the directory is synced a power cut may still undo the
+                                 rename; `write` has not returned yet
 
-The number is 21 bytes, always at the same place, never truncated: one small write that a kill can't divide, within one
-sector. It is on the disk before the first rename, so an empty file (or, after a power cut, one of zeros) means that
-nothing has been guarded yet. Anything else that is no number is an error, never taken for one.
+The fence is 21 bytes, always at the same offset, never truncated: one small write within one sector, which a kill can't
+divide. It is on the disk before the first rename, so an empty file (or, after a power cut, a file of zeros) means that
+no holder has guarded the file yet. Any other content is an error, and is never taken for a fence.
 
-A writer that is stopped while it has the flock (a few writes long) makes others wait, at most their `timeout`; then
-they are told Unavailable and have written nothing. If it is killed, the kernel frees the flock.
+A writer that is stopped while it holds the flock (for a few writes) makes other writers wait, at most their `timeout`;
+then they raise Unavailable and have written nothing. If the writer is killed, the kernel releases the flock.
 
-Limits. Local file systems: on NFS an flock may be lost while its holder lives, and a rename is not one step for all.
-Owner, group and permissions are kept, ACLs and extended attributes are not. All writers need the right to write the
-`.fence` file, too; never remove it while holders may be paused: it is the memory. All calls block: with asyncio,
-`await asyncio.to_thread(write, ...)`.
+Limits. Local file systems: on NFS the kernel may lose an flock while its holder lives, and a rename is not atomic for
+all clients. The new file keeps owner, group and permissions of the old one, but not ACLs and extended attributes. All
+writers need the right to write the `.fence` file, too; never remove this file while holders may be paused: it stores
+the newest fence. All calls block: with asyncio, `await asyncio.to_thread(write, ...)`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ import stat
 import time
 from typing import IO, TYPE_CHECKING, BinaryIO, Final, TextIO, cast, overload
 
-from interlock._names import duration
+from interlock._protocol.names import duration
 from interlock.errors import ConfigError, Unavailable
 
 from . import Fenced, fence_of, refused
@@ -56,15 +57,15 @@ Path = str | os.PathLike[str]
 def guard(path: Path, lease: Fenced, *, timeout: float = TIMEOUT) -> None:
     """Refuse older holders from now on: call it before you read the file to decide what to write.
 
-    `timeout` is in seconds. Raises LeaseLost if a newer holder has been here; Unavailable if another process keeps the
-    `.fence` file locked for that long; ConfigError if it holds no fence; OSError.
+    `timeout` is in seconds. Raises LeaseLost if a newer holder has guarded the file; Unavailable if another process
+    keeps the `.fence` file locked for `timeout`; ConfigError if that file holds no fence; OSError.
     """
     with _passed(os.path.realpath(path), lease, timeout):
         pass
 
 
 def write(path: Path, lease: Fenced, data: bytes | str, *, timeout: float = TIMEOUT) -> None:
-    """Replace the file's content (a str as UTF-8), or leave it as it is. Arguments and errors as in `guard`."""
+    """Replace the file's content (a str as UTF-8), or raise and change nothing. Arguments and errors as in `guard`."""
     with replacing(path, lease, timeout=timeout) as new:
         new.write(data.encode() if isinstance(data, str) else data)
 
@@ -80,11 +81,11 @@ def replacing(
 def replacing(
     path: Path, lease: Fenced, *, encoding: str | None = None, timeout: float = TIMEOUT
 ) -> AbstractContextManager[BinaryIO] | AbstractContextManager[TextIO]:
-    """Give a new file to write to, in a `with`; at its end it takes the place of the one at `path`.
+    """Open a new file to write to, in a `with`; at its end the new file replaces the one at `path`.
 
-    A binary file, or text with an `encoding`. It begins with `guard`, so what is read of the old one inside can be
-    trusted. If the body raises, or the lease turns out to be older, the old file stays and the new one is removed.
-    Arguments and errors as in `guard`.
+    The new file is binary, or text with an `encoding`. The `with` begins with `guard`, so inside it no older holder can
+    change the old file any more. If the body raises, or a newer holder has guarded the file meanwhile, the old file
+    stays and the new one is removed. Arguments and errors as in `guard`.
     """
     return cast("AbstractContextManager[BinaryIO]", _replacing(os.path.realpath(path), lease, encoding, timeout))
 
@@ -117,7 +118,7 @@ def _opened(draft: str, encoding: str | None) -> IO[bytes] | IO[str]:
 
 @contextlib.contextmanager
 def _passed(target: str, lease: Fenced, timeout: float) -> Generator[None]:
-    """Hold the flock, with our number in the file."""
+    """Hold the flock, with this lease's fence in the file."""
     fence, path = fence_of(lease), f"{target}.fence"
     file = _locked(path, lease, duration(timeout, "timeout"))
     try:
@@ -125,8 +126,8 @@ def _passed(target: str, lease: Fenced, timeout: float) -> Generator[None]:
         number = _NUMBER.fullmatch(found)
         if not number and not _NONE.fullmatch(found):
             raise ConfigError(
-                f"lock {lease.name!r}: {path} holds no fence but {found!r:.60}. Nothing was written. Once no older "
-                "holder can be alive, remove it"
+                f"lock {lease.name!r}: {path} holds no fence but {found!r:.60}. Nothing was written. Remove this "
+                "file once no older holder can be alive"
             )
         newest = int(number[1]) if number else 0
         if newest > fence:
@@ -138,12 +139,12 @@ def _passed(target: str, lease: Fenced, timeout: float) -> Generator[None]:
                 _sync(os.path.dirname(path))  # noqa: PTH120  # the file itself may be new
         yield
     finally:
-        fcntl.flock(file, fcntl.LOCK_UN)  # said, since a child that was forked meanwhile has it, too
+        fcntl.flock(file, fcntl.LOCK_UN)  # explicit, since a child that was forked meanwhile shares the lock
         os.close(file)
 
 
 def _locked(path: str, lease: Fenced, timeout: float) -> int:
-    """The fence file, open and locked. flock can wait only for ever, so it is asked again and again."""
+    """Open the fence file and lock it. flock() waits either for ever or not at all, so this polls."""
     end = time.monotonic() + timeout
     pause = 0.001
     while True:
@@ -156,8 +157,8 @@ def _locked(path: str, lease: Fenced, timeout: float) -> int:
             if time.monotonic() >= end:
                 os.close(file)
                 raise Unavailable(
-                    f"lock {lease.name!r}: another process has had {path} locked for {timeout:g} s; it may be stopped "
-                    f"(`fuser {path}` names it). Nothing was written"
+                    f"lock {lease.name!r}: another process has kept {path} locked for {timeout:g} s, and may be "
+                    f"stopped (`fuser {path}` names the process). Nothing was written"
                 ) from None
         except BaseException:
             os.close(file)
@@ -168,7 +169,7 @@ def _locked(path: str, lease: Fenced, timeout: float) -> int:
 
 
 def _is(file: int, path: str) -> bool:
-    """Whether the path still leads to it: somebody may have removed the file that we have just locked."""
+    """Whether the path still leads to this open file: another process may have removed the file before the lock."""
     try:
         return os.path.samestat(os.fstat(file), os.stat(path))  # noqa: PTH116
     except FileNotFoundError:
@@ -176,7 +177,7 @@ def _is(file: int, path: str) -> bool:
 
 
 def _like(target: str, new: int) -> None:
-    """Give the new file the owner and permissions of the old one. Without the right to, the owner is us."""
+    """Give the new file the permissions of the old one, and its owner if this process may change owners."""
     try:
         old = os.stat(target)  # noqa: PTH116
     except FileNotFoundError:

@@ -1,39 +1,40 @@
--- Several commands in one step, unless a newer holder has been at the data.
+-- Several commands in one atomic step, unless a newer holder has written to the data.
 --
--- Theory. The newest fence that the data has seen stands in a key beside it, in the same slot: so both are replicated,
--- moved and lost together, and no other server is asked. It is compared first, raised next, and then the commands
--- run; nothing comes in between.
+-- Theory. A key next to the data, in the same slot, stores the newest fence that the data has seen: so the server
+-- replicates, moves and loses both together, and no other server takes part. The script compares the fence, stores it,
+-- and then runs the commands; no other command can run in between.
 --
--- Rules. (1) What is refused has changed nothing. (2) Redis takes back no command: the first that fails ends the
--- script, and the reply says which one and what those before it gave. (3) The fence is stored before the first
--- command, since without memory this is what shall fail. (4) No key without a TTL, and a TTL is never shortened.
+-- Rules. (1) A refusal has changed nothing. (2) Redis has no rollback: the first command that fails ends the script,
+-- and the reply has its number and the replies before it. (3) The script stores the fence before the first command: if
+-- the server is out of memory, this write fails, and no command runs. (4) No key without a TTL; the script never
+-- shortens a TTL.
 --
 -- KEYS   1 fence    string  the newest fence seen, decimal
 --        ... the keys of the commands
--- ARGV   1 fence    ours, decimal
---        2 keep     ms for which the fence is remembered after its last use
+-- ARGV   1 fence    the fence of the lease, decimal
+--        2 keep     ms for which the server remembers the fence after its last use
 --        3 ...      (number of words  word...)...     one group a command
 -- RETURN {DONE, {reply...}} | {STALE, newest fence} | {MISUSED, what stands in the key} | {READONLY, error text}
 --      | {FAILED, which command from 1, error text, {reply...}}
 
-local DONE, STALE, MISUSED, READONLY, FAILED = 1, 2, 3, 4, 5
-local FENCE, ours, keep = KEYS[1], ARGV[1], tonumber(ARGV[2])
+local DONE, STALE, WRONG_KIND, READONLY, FAILED = 1, 2, 3, 4, 5
+local FENCE, fence, ttl_ms = KEYS[1], ARGV[1], tonumber(ARGV[2])
 
 local newest = redis.pcall('GET', FENCE)
-if type(newest) == 'table' then return {MISUSED, newest.err} end
-if newest and not string.match(newest, '^%d+$') then return {MISUSED, newest} end
-if newest and tonumber(newest) > tonumber(ours) then return {STALE, newest} end
+if type(newest) == 'table' then return {WRONG_KIND, newest.err} end
+if newest and not string.match(newest, '^%d+$') then return {WRONG_KIND, newest} end
+if newest and tonumber(newest) > tonumber(fence) then return {STALE, newest} end
 
-keep = string.format('%.0f', math.max(keep, redis.call('PTTL', FENCE)))
-local stored = redis.pcall('SET', FENCE, ours, 'PX', keep)
+ttl_ms = string.format('%.0f', math.max(ttl_ms, redis.call('PTTL', FENCE)))
+local stored = redis.pcall('SET', FENCE, fence, 'PX', ttl_ms)
 if stored.err then return {READONLY, stored.err} end
 
-local replies, at = {}, 3
-while at <= #ARGV do
-  local last = at + tonumber(ARGV[at])
-  local reply = redis.pcall(unpack(ARGV, at + 1, last))
+local replies, next_word = {}, 3
+while next_word <= #ARGV do
+  local last_word = next_word + tonumber(ARGV[next_word])
+  local reply = redis.pcall(unpack(ARGV, next_word + 1, last_word))
   if type(reply) == 'table' and reply.err then return {FAILED, #replies + 1, reply.err, replies} end
   replies[#replies + 1] = reply
-  at = last + 1
+  next_word = last_word + 1
 end
 return {DONE, replies}

@@ -1,138 +1,150 @@
--- The latch: a count that goes down to nothing, once; then all who wait, and all who come later, go on.
+-- The latch: a count that goes down to zero, once; then every waiter goes on, and so does every later caller.
 --
--- Theory. Whoever comes first, to wait or to count, makes it. Who waits stands in the queue, of which a bounded number is
--- woken in one step once the latch is open; each comes back, is let through, and goes on with the waking. One whose
--- message is lost finds out with its next vouch. Each latch is a generation: a waiter says in which one it
--- waits, so that it is told if that one is gone, and can't be kept by another one of the same name.
+-- Theory. The first caller, whether it waits or counts, creates the latch. Waiters stand in the queue. Once the latch
+-- is open, each script call wakes a bounded number of them; each woken waiter asks again, goes on, and thereby wakes
+-- more. A waiter whose push got lost learns that the latch is open from its next heartbeat. Each latch has a
+-- generation. A waiter names the generation in which it waits, so that it gets BROKEN once that latch is gone, and does
+-- not keep another latch of the same name alive.
 --
--- KEYS   1 latch    hash     count, left, keep (ms that it lives when nobody comes), why (it was revoked)
+-- KEYS   1 latch    hash     count; left; keep: ms for which the latch outlives its last caller; why: the reason of a
+--                           revocation
 --        2 record   string  "1 latch <generation>"
 --        3 queue    zset    as in queue.lua
---        4 waiters  hash
---        5 gone     zset    also the operations that were done
--- ARGV   1 verb, then
---   acquire  token  ttl ms  life ms  heard 0|1  channel  wait 0|1  count  keep ms  generation
---                             `generation`: in which it waits already, or ""
---                             RETURN {GRANTED} | {QUEUED | BUSY, left, 1000, 0, generation} | {GONE} | {BROKEN, why}
---                                  | {MISUSED, record}
---   release  token  gone ms   RETURN {0, 0}     takes a waiter out of the queue
---   vouch    channel  heard 0|1  (token  life ms)...
+--        4 waiters  hash    as in queue.lua
+--        5 gone     zset    as in queue.lua; also the operations that were done
+-- ARGV   1 verb, then the verb's arguments; RETURN: the reply
+--   acquire  token  ttl ms  handover ttl ms  subscribed 0|1  channel  may wait 0|1  count  keep ms  generation
+--                             RETURN {GRANTED} | {QUEUED | BUSY, left, 1000, 0, generation} | {NOT_FOUND}
+--                                  | {BROKEN, why} | {WRONG_KIND, record}
+--                             generation: in which the caller waits already, or ""
+--                             NOT_FOUND: the token has a tombstone
+--   release  token  tombstone ttl ms
+--                             RETURN {0, 0}
+--                             takes a waiter out of the queue
+--   vouch    channel  subscribed 0|1  (token  handover ttl ms)...
 --                             RETURN {1000, head's token | "", state...}
 --   count    operation  by  count  keep ms
---                             RETURN {GRANTED, left} | {BROKEN, why} | {MISUSED, record}    once for each operation
---   revoke   operation  why   RETURN {done 0|1}   not done: it is open, or there is none     once for each operation
---   inspect  most             RETURN {generation | "", count, left, pttl ms, why | "", number of waiters, token...}
+--                             RETURN {GRANTED, left} | {BROKEN, why} | {WRONG_KIND, record}
+--                             runs once for each operation
+--   revoke   operation  why   RETURN {done 0|1}
+--                             runs once for each operation; not done: the latch is open, or there is none
+--   inspect  max waiters      RETURN {generation | "", count, left, pttl ms, why | "", number of waiters, token...}
 
 --include queue
 
 local LATCH = KEYS[1]
-local BROKEN, DONE_MS = 10, 60000
-local generation, text, left, keep, why
+-- BROKEN: a reply code, as in queue.lua. OPERATION_TTL_MS: how long the script remembers an operation.
+local BROKEN, OPERATION_TTL_MS = 10, 60000
+local generation, record, left, keep_ms, reason
 
--- Whether there is none, or one that is ours to read: then generation, left, keep and why are its own.
-local function read()
-  text = call('GET', RECORD)
-  local number = text and string.match(text .. ' ', '^1 latch (%d+) ')
-  if text and not number then return false end
+-- Reads the latch into the variables above. Returns false if another version or another kind of primitive owns the
+-- record.
+local function read_latch()
+  record = call('GET', RECORD)
+  local stored_generation = record and string.match(record .. ' ', '^1 latch (%d+) ')
+  if record and not stored_generation then return false end
   local stored = call('HMGET', LATCH, 'left', 'keep', 'why')
-  if text and stored[1] then
-    generation, left, keep, why = number, tonumber(stored[1]), stored[2], stored[3]
+  if record and stored[1] then
+    generation, left, keep_ms, reason = stored_generation, tonumber(stored[1]), stored[2], stored[3]
   end
   return true
 end
 
--- It lives for as long after this as was asked for.
-local function touch()
-  call('PEXPIRE', LATCH, keep)
-  call('PEXPIRE', RECORD, keep)
+local function refresh_ttl()
+  call('PEXPIRE', LATCH, keep_ms)
+  call('PEXPIRE', RECORD, keep_ms)
 end
 
--- Make it, unless there is one. Those who waited in another one learn from their next vouch that it is gone.
-local function make(count, ms)
+-- Creates the latch unless there is one. Waiters of an earlier latch learn from their next heartbeat that their latch
+-- is gone.
+local function create_if_absent(count, requested_keep_ms)
   if left then return end
-  keep, left, generation = ms, tonumber(count), string.format('%.0f', micros())
-  call('SET', RECORD, '1 latch ' .. generation, 'PX', keep)
+  keep_ms, left, generation = requested_keep_ms, tonumber(count), string.format('%.0f', get_time_us())
+  call('SET', RECORD, '1 latch ' .. generation, 'PX', keep_ms)
   call('DEL', LATCH, QUEUE, WAITERS)
-  call('HSET', LATCH, 'count', count, 'left', count, 'keep', keep)
-  touch()
+  call('HSET', LATCH, 'count', count, 'left', count, 'keep', keep_ms)
+  refresh_ttl()
 end
 
-local function over()
-  return not left or left == 0 or why
+local function is_over()
+  return not left or left == 0 or reason
 end
 
--- Wake some of those who wait for nothing any more.
-local function wake()
-  if not over() then return end
-  for _, who in ipairs(call('ZRANGE', QUEUE, 0, SKIP - 1)) do
-    local channel = string.match(call('HGET', WAITERS, who) or '', '^%d+ %d+ %d (%S+)')
-    leave(who)
-    if channel then tell(channel, 'granted ' .. who) end
+-- Wakes some of the waiters, if they have nothing to wait for any more.
+local function wake_some()
+  if not is_over() then return end
+  for _, waiter in ipairs(call('ZRANGE', QUEUE, 0, MAX_PER_CALL - 1)) do
+    local channel = string.match(call('HGET', WAITERS, waiter) or '', '^%d+ %d+ %d (%S+)')
+    dequeue(waiter)
+    if channel then publish(channel, 'granted ' .. waiter) end
   end
 end
 
 if verb == 'acquire' then
-  local life, heard, channel, wait, count, ms, waits_in =
+  local handover_ttl, subscribed, channel, may_wait, count, requested_keep_ms, waiting_in =
     ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10]
-  if not read() then return {MISUSED, text} end
-  if call('ZSCORE', GONES, token) then return {GONE} end
-  if waits_in ~= '' and waits_in ~= generation then
+  if not read_latch() then return {WRONG_KIND, record} end
+  if call('ZSCORE', TOMBSTONES, token) then return {NOT_FOUND} end
+  if waiting_in ~= '' and waiting_in ~= generation then
     return {BROKEN, 'it is gone from the server: its ttl has passed, or the server has lost it'}
   end
-  make(count, ms)
-  touch()
-  if over() then
-    leave(token)
-    wake()
-    return why and {BROKEN, why} or {GRANTED}
+  create_if_absent(count, requested_keep_ms)
+  refresh_ttl()
+  if is_over() then
+    dequeue(token)
+    wake_some()
+    return reason and {BROKEN, reason} or {GRANTED}
   end
-  if wait ~= '1' then return {BUSY, left, 1000, 0, generation} end
-  enqueue(token, life, heard, channel)
+  if may_wait ~= '1' then return {BUSY, left, 1000, 0, generation} end
+  enqueue(token, handover_ttl, subscribed, channel)
   return {QUEUED, left, 1000, 0, generation}
 
 elseif verb == 'release' then
-  leave(token)
-  bury(token, ARGV[3])
+  local tombstone_ttl = ARGV[3]
+  dequeue(token)
+  add_tombstone(token, tombstone_ttl)
   return {0, 0}
 
 elseif verb == 'vouch' then
-  local ours = read()
-  if left then touch() end  -- before the first write: who waits already needs no memory
-  return vouch(
+  local is_ours = read_latch()
+  if left then refresh_ttl() end  -- this first write needs no memory, so the server refuses none of the later ones
+  return heartbeat(
     function()
-      if ours then wake() end  -- else they are the waiters of something else that has the name now
+      if is_ours then wake_some() end  -- else the waiters belong to another primitive, which owns the name now
       return 1000
     end,
-    over
+    is_over
   )
 
 elseif verb == 'count' then
-  local by, count, ms = ARGV[3], ARGV[4], ARGV[5]
-  if not read() then return {MISUSED, text} end
-  local before = call('ZSCORE', GONES, token)
-  if not before then
-    make(count, ms)
-    touch()
-    if why then return {BROKEN, why} end
+  local by, count, requested_keep_ms = ARGV[3], ARGV[4], ARGV[5]
+  if not read_latch() then return {WRONG_KIND, record} end
+  local was_counted = call('ZSCORE', TOMBSTONES, token)
+  if not was_counted then
+    create_if_absent(count, requested_keep_ms)
+    refresh_ttl()
+    if reason then return {BROKEN, reason} end
     left = math.max(0, left - by)
     call('HSET', LATCH, 'left', left)
-    bury(token, tostring(DONE_MS))
-    wake()
+    add_tombstone(token, tostring(OPERATION_TTL_MS))
+    wake_some()
   end
   return {GRANTED, left or 0}
 
 elseif verb == 'revoke' then
-  if call('ZSCORE', GONES, token) then return {1} end
-  if not read() or over() then return {0} end
-  why = ARGV[3]
-  call('HSET', LATCH, 'why', why)
-  bury(token, tostring(DONE_MS))
-  wake()
+  local new_reason = ARGV[3]
+  if call('ZSCORE', TOMBSTONES, token) then return {1} end
+  if not read_latch() or is_over() then return {0} end
+  reason = new_reason
+  call('HSET', LATCH, 'why', reason)
+  add_tombstone(token, tostring(OPERATION_TTL_MS))
+  wake_some()
   return {1}
 
 elseif verb == 'inspect' then
-  if not read() then return redis.error_reply('WRONGTYPE ' .. text) end
-  return {generation or '', tonumber(call('HGET', LATCH, 'count') or 0), left or 0, call('PTTL', LATCH), why or '',
-    call('ZCARD', QUEUE), unpack(call('ZRANGE', QUEUE, 0, ARGV[2] - 1))}
+  local max_waiters = ARGV[2]
+  if not read_latch() then return redis.error_reply('WRONGTYPE ' .. record) end
+  return {generation or '', tonumber(call('HGET', LATCH, 'count') or 0), left or 0, call('PTTL', LATCH), reason or '',
+    call('ZCARD', QUEUE), unpack(call('ZRANGE', QUEUE, 0, max_waiters - 1))}
 end
 return redis.error_reply('ERR interlock: unknown verb ' .. tostring(verb))

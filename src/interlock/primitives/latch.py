@@ -2,54 +2,25 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from interlock._core import GRANT_LIFE, GRANTED, Primitive, unobtainable
-from interlock._names import duration, keys_of, positive_int
-from interlock._scripts import load
-from interlock.errors import AcquireTimeout
+from interlock._protocol.names import duration, keys_of, positive_int
+from interlock._protocol.types import Resource
+from interlock.primitives.scripts import load
 
 from .lock import COMPANIONS
 
-if TYPE_CHECKING:
-    from interlock._core import Attempt, Core
-
-MOST: Final = 1_000_000_000  # that a latch counts
-SHORTEST: Final = 10.0  # seconds that a latch lives at least: its waiters are heard of every second
+MAX_COUNT: Final = 1_000_000_000  # that a latch counts
+MIN_LATCH_TTL: Final = 10.0  # seconds that a latch lives at least: its waiters are heard of every second
 
 
-def latch(name: object, prefix: str, count: object, ttl: object) -> Primitive:
+def latch_resource(name: object, prefix: str, count: object, ttl: object) -> Resource:
     """The latch of this name. Raises ConfigError."""
     checked, keys = keys_of(name, prefix, COMPANIONS)
-    number = positive_int(count, "its count", f"latch {name!r}", MOST)
-    keep_ms = int(duration(ttl, "ttl", least=SHORTEST) * 1000)
-    return Primitive("latch", checked, load("latch"), keys, (), (str(number), str(keep_ms)), phased=True)
-
-
-async def count_down(core: Core, primitive: Primitive, by: object) -> int:
-    """See Latch.count_down."""
-    number = positive_int(by, "what it counts down", primitive, MOST)
-    reply = await core.query(primitive, "count", f"count/{secrets.token_hex(16)}", str(number), *primitive.terms)
-    if reply[0] != GRANTED:
-        raise unobtainable(primitive, reply[0], reply)
-    left: int = reply[1]
-    return left
-
-
-async def wait(core: Core, primitive: Primitive, timeout: float | None) -> None:
-    """See Latch.wait."""
-
-    def opened(attempt: Attempt, _reply: Any, _sent: float) -> bool:
-        core.waiters.leave(attempt)
-        return True
-
-    await core.obtain(primitive, opened, GRANT_LIFE, timeout, _still_shut)
-
-
-def _still_shut(primitive: Primitive, timeout: float, reply: Any) -> AcquireTimeout:
-    return AcquireTimeout(f"{primitive} did not open within {timeout:g} s: {reply[1]} have yet to count down")
+    number = positive_int(count, "its count", f"latch {name!r}", MAX_COUNT)
+    keep_ms = int(duration(ttl, "ttl", least=MIN_LATCH_TTL) * 1000)
+    return Resource("latch", checked, load("latch"), keys, (), (str(number), str(keep_ms)), has_generation=True)
 
 
 @dataclass(frozen=True)
@@ -76,7 +47,7 @@ class LatchState:
         return self.left == 0
 
 
-def state(name: str, reply: list[Any]) -> LatchState:
+def parse_state(name: str, reply: list[Any]) -> LatchState:
     """The reply of `inspect`, for people."""
     generation, count, left, pttl, why, waiting, *waiters = reply
     return LatchState(

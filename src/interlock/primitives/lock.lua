@@ -1,315 +1,353 @@
--- The lock: one holder, and a queue that lives in the server and hands over.
+-- The lock: one holder, and a queue in the server that hands the lock over.
 --
--- Theory. The lock is a plain string whose value is its holder's token, so it excludes, and is excluded by,
--- anyone who uses SET key token NX PX. Who waits stands in a sorted set, by arrival. Whoever ends a hold
--- hands the lock to the oldest live waiter in the same step and wakes only that one: there is no moment in
--- which a newcomer could overtake, and no herd. A handover is a short grant (the waiter's `life`) until
--- the waiter confirms it by asking again, so a lock handed to a dead process is free again in seconds.
+-- Theory. The lock is a plain string key whose value is the holder's token. So the lock and every client that uses `SET
+-- key token NX PX` exclude each other. A sorted set holds the waiters in order of arrival. The request that ends a
+-- lease hands the lock to the oldest live waiter in the same step, and wakes only that waiter: no newcomer can
+-- overtake, and no crowd wakes for one grant. A handover is a short grant, for the waiter's handover ttl. The waiter
+-- confirms the grant by sending its acquire again, and so gets the full ttl. Therefore a lock that was handed to a dead
+-- process is free again within seconds.
 --
--- Rules. (1) Every verb may come twice or late and then changes nothing more. (2) Any request that finds the
--- key absent hands over to the head. (3) State first, then PUBLISH, which may fail. (4) Nothing without a TTL.
--- (5) A TTL is only ever lengthened by who holds it. (6) Every decision is by the server's clock. (7) Who takes over
--- from an owner of the same name may hold beside it, being the same; another one may not, until that lease has run out.
--- (8) While leases may be alive that this server has lost, nobody is granted anything: a marker holds the lock.
+-- Rules.
+--  1. Every message may arrive twice or late. A second or a late copy changes nothing more.
+--  2. Any request that finds the lock's key absent hands the lock to the head of the queue.
+--  3. The script writes its state first and publishes last, because PUBLISH may fail.
+--  4. Every key has a TTL.
+--  5. Only the holder's requests change the TTL of its lease, and they only lengthen it.
+--  6. Every decision uses the server's clock.
+--  7. A client with the same owner name may take the lock over, because an owner counts as one holder. Every other
+--     client waits until the earlier lease has run out.
+--  8. While leases that this server has lost may be alive, the script grants nothing: a marker holds the lock.
 --
--- KEYS   1 lock     string  <token>, or !<token> once revoked, or !taken-over, by rule 7, or !quarantine:<evidence>, by 8
---        2 record   string  "1 <kind> <fence> <identity> <ttl ms> <last released> <holder> <channel>[ !<why revoked>]";
---                           "-" is none; kind is "unknown" after a quarantine of what left no record; identity and
---                           ttl are those of the last grant; identity is the evidence in a quarantine, see barred()
---        3 queue    zset    token of a waiter -> number of arrival
---        4 waiters  hash    token of a waiter -> as in queue.lua; a waiter wants "<kind>"
---        5 gone     zset    token that left in doubt -> forget after, ms: a late acquire of it takes nothing;
---                           "ousted" -> until when one that was taken over from may believe in its lease
+-- KEYS   1 lock     string  "<token>" of the holder; "!<token>" after a revocation; "!taken-over" by rule 7;
+--                           "!quarantine:<evidence>" by rule 8
+--        2 record   string  "1 <kind> <fence> <identity> <ttl ms> <last released> <holder> <channel>[ !<why revoked>]":
+--                           fence, identity of the server and ttl of the last grant, the token released last, the
+--                           holder's token and channel; "-" is none. In a quarantine, the identity is the evidence, see
+--                           quarantine_left(). The kind is "unknown" if a quarantine ended where no record was.
+--        3 queue    zset    as in queue.lua
+--        4 waiters  hash    as in queue.lua; a waiter wants "<kind>"
+--        5 gone     zset    as in queue.lua; and "ousted" -> until when the holder that lost the lock by rule 7 may
+--                           believe in its lease, ms
 --        ... for `renew`: lock, record, lock, record, ... of many locks instead; for `execute`: its keys follow
--- ARGV   1 verb, then
---   acquire  token  ttl ms  life ms  heard 0|1  channel  wait 0|1  owner  kind
---                             `owner`: takes over from a holder whose token begins so, or ""
---                             `kind`: lock, or what is built over it: election, once
---                             RETURN {GRANTED, fence} | {QUEUED | BUSY, holder, its pttl ms, head 0|1}
---                                  | {AGAIN} | {GONE} | {REVOKED, why} | {FOREIGN, value} | {MISUSED, record}
---   release  token  gone ms   RETURN {was it ours 0|1, again 0|1}     also takes a waiter out of the queue
---   vouch    channel  heard 0|1  (token  life ms)...
---                             RETURN {pttl ms | MORE, head's token | "", state...}   state: GRANTED | QUEUED | AGAIN | GONE
---   renew    (token  ttl ms)...     RETURN {state...}   state: GRANTED | GONE | {REVOKED, why} | error text
---   execute  token  command  argument...    RETURN {GRANTED, reply} | {GONE}
---   fence    token  fence     RETURN {GRANTED | GONE}   in a quorum: on this fence they have agreed
---   revoke   token  force 0|1  why          RETURN {done 0|1, pttl ms}   not done: another holder, or no TTL
---   keys     command  argument...           RETURN {key...}   which of the arguments are keys
---   inspect  most waiters     RETURN {value | "", pttl ms, record | "", number of waiters, token...}
+-- ARGV   1 verb, then the verb's arguments; RETURN: the reply
+--   acquire  token  ttl ms  handover ttl ms  subscribed 0|1  channel  may wait 0|1  owner  kind
+--                             RETURN {GRANTED, fence} | {QUEUED | BUSY, holder, its pttl ms, head 0|1} | {RETRY}
+--                                  | {NOT_FOUND} | {REVOKED, why} | {NO_EXPIRY, value} | {WRONG_KIND, record}
+--                             owner: takes over from a holder whose token begins with this text; "" from nobody
+--                             kind: lock, election or once
+--                             NOT_FOUND: the token has a tombstone
+--   release  token  tombstone ttl ms
+--                             RETURN {the lease was the sender's 0|1, ask again 0|1}
+--                             also takes a waiter out of the queue
+--   vouch    channel  subscribed 0|1  (token  handover ttl ms)...
+--                             RETURN {pttl ms | MORE_EXPIRED, head's token | "", state...}
+--                             state: GRANTED | QUEUED | RETRY | NOT_FOUND
+--   renew    (token  ttl ms)...
+--                             RETURN {state...}
+--                             state: GRANTED | NOT_FOUND | {REVOKED, why} | error text
+--   execute  token  command  argument...
+--                             RETURN {GRANTED, reply} | {NOT_FOUND}
+--   fence    token  fence     RETURN {GRANTED} | {NOT_FOUND}
+--                             stores the fence that a quorum has agreed on
+--   revoke   token  force 0|1  why
+--                             RETURN {done 0|1, pttl ms}
+--                             token: the holder's, or a marker that inspect returned; not done: the lock holds another
+--                             value, or has no TTL
+--   keys     command  argument...
+--                             RETURN {key...}
+--                             the arguments that are keys of the command
+--   inspect  max waiters      RETURN {value | "", pttl ms, record | "", number of waiters, token...}
 
 --include queue
 
 local LOCK = KEYS[1]
--- What the record says, after read(); `rest` is what follows the words that this version knows.
-local kind, fence, under, lasts, released, rest, text = nil, 0, '-', '0', '-', '', nil
-local legible = true
+-- The words of the record, which read_record() sets; `tail` is the rest of the record, after the words that this
+-- version knows.
+local kind, fence, granted_by, last_ttl, last_released, tail, record = nil, 0, '-', '0', '-', '', nil
+local is_readable = true  -- false: another version or another kind of primitive owns the record
 
--- Whether the record is missing or ours to read: of this version, and of a lock or what is built over it. The script
--- leaves any other record as it is, and grants nobody anything.
-local function read()
-  text = call('GET', RECORD)
-  if not text then return true end
-  local k, f, i, t, r, at = string.match(text, '^1 (%a+) (%d+) (%S+) (%d+) (%S+) %S+ %S+()')
-  legible = k == 'lock' or k == 'unknown' or k == 'election' or k == 'once'
-  if not legible then return false end
-  if k ~= 'unknown' then kind = k end
-  fence, under, lasts, released, rest = tonumber(f), i, t, r, string.sub(text, at)
+-- Returns whether this script may change the record: there is no record, or its version is 1 and its kind is a lock or
+-- a primitive over the lock. The script leaves every other record as it is, and grants nothing.
+local function read_record()
+  record = call('GET', RECORD)
+  if not record then return true end
+  local stored_kind, stored_fence, identity, ttl, released, tail_at =
+    string.match(record, '^1 (%a+) (%d+) (%S+) (%d+) (%S+) %S+ %S+()')
+  is_readable = stored_kind == 'lock' or stored_kind == 'unknown' or stored_kind == 'election' or stored_kind == 'once'
+  if not is_readable then return false end
+  if stored_kind ~= 'unknown' then kind = stored_kind end
+  fence, granted_by, last_ttl, last_released, tail =
+    tonumber(stored_fence), identity, ttl, released, string.sub(record, tail_at)
   return true
 end
 
--- Its holder and channel. Only rare verbs need these.
-local function holding()
-  if legible and text then return string.match(text, '^1 %a+ %d+ %S+ %d+ %S+ (%S+) (%S+)') end
+-- Returns holder and channel of the record. Only rare verbs need them, so read_record() skips them.
+local function parse_holder()
+  if is_readable and record then return string.match(record, '^1 %a+ %d+ %S+ %d+ %S+ (%S+) (%S+)') end
 end
 
--- Why the lease was revoked, by what follows the words of the record. A version before wrote it without the mark.
-local function reason(more)
-  local _, why = parted(more)
-  return why or string.sub(more, 2)
+-- Returns why the lease was revoked, from the end of a record. An early version wrote the reason without the mark " !".
+local function parse_reason(text)
+  local _, why = split_free_text(text)
+  return why or string.sub(text, 2)
 end
 
--- The only function that stores the record. The record outlives a lease of `ttl` ms by RECORD_MS, and ends after the
--- clock has reached the fence, even if the clock was set back: the fence is `ahead` ms ahead of the clock. Without a ttl
--- the record keeps the TTL that it has, which is right for the fence that it has.
-local function write(holder, channel, more, ttl, ahead)
+-- Stores the record; no other function does. The record outlives a lease of `ttl` ms by RECORD_TTL_MS, and outlives the
+-- moment at which the clock reaches the fence, even if somebody sets the clock back: the fence is `ahead_ms` ahead of
+-- the clock. Without `ttl` the record keeps its TTL, which is right while the fence stays the same.
+local function write_record(holder, channel, text, ttl, ahead_ms)
   local value = string.format(
-    '1 %s %.0f %s %s %s %s %s%s', kind or 'unknown', fence, under, lasts, released, holder, channel, more
+    '1 %s %.0f %s %s %s %s %s%s', kind or 'unknown', fence, granted_by, last_ttl, last_released, holder, channel, text
   )
   if not ttl then return call('SET', RECORD, value, 'KEEPTTL') end
-  ahead = ahead or math.max(0, math.ceil((fence - micros()) / 1000))
-  local ms = math.max(RECORD_MS + ttl + ahead, call('PTTL', RECORD))
-  call('SET', RECORD, value, 'PX', string.format('%.0f', ms))
+  ahead_ms = ahead_ms or math.max(0, math.ceil((fence - get_time_us()) / 1000))
+  local record_ttl = math.max(RECORD_TTL_MS + ttl + ahead_ms, call('PTTL', RECORD))
+  call('SET', RECORD, value, 'PX', string.format('%.0f', record_ttl))
 end
 
--- The record, with what has changed in it.
-local function amend(holder)
-  local who, channel = holding()
-  write(who or holder, channel or '-', rest, 0)
+-- Stores the record with its holder, or with `holder` if the record names none.
+local function update_record(holder)
+  local stored_holder, channel = parse_holder()
+  write_record(stored_holder or holder, channel or '-', tail, 0)
 end
 
--- The lock's own key is set last: if the server has no memory left for either, nothing is granted.
--- The fence of what runs once is also when it began: never counted.
-local function grant(to, ttl, channel)
-  local ahead
-  fence, ahead = next_fence(fence, kind ~= 'once' and under)
-  under, lasts = IDENTITY, ttl
-  write(to, channel, '', ttl, ahead)  -- it begins anew: what a later version noted was of another grant
-  call('SET', LOCK, to, 'PX', ttl)
+-- Grants the lock. The lock's key is the last write: if the server has no memory for both keys, nothing is granted. The
+-- fence of a `once` is also the time at which the run began, so even a quorum never counts it up.
+local function grant(new_holder, ttl, channel)
+  local ahead_ms
+  fence, ahead_ms = next_fence(fence, kind ~= 'once' and granted_by)
+  granted_by, last_ttl = IDENTITY, ttl
+  write_record(new_holder, channel, '', ttl, ahead_ms)  -- words of a later version described the last grant
+  call('SET', LOCK, new_holder, 'PX', ttl)
 end
 
--- Of what a marker is the evidence; nil if it is none.
-local function marks(holder)
+-- Returns the evidence in a quarantine marker; nil if the value is no marker.
+local function parse_marker(holder)
   return holder and string.match(holder, '^!quarantine:(.*)')
 end
 
--- The marker, if nothing may be granted now: it holds the lock, if nobody else does. The record keeps the evidence,
--- which others may not have.
-local function quarantined(holder)
-  if not legible then return end
-  local ms, evidence = barred(under, lasts)
-  if ms == 0 then return end
-  if kind and under ~= evidence then
-    under = evidence
-    amend('-')
+-- Returns the quarantine marker if the script must grant nothing now, else nil. The marker takes the lock's key if
+-- `holder` is nil. The record stores the evidence for clients that have none.
+local function apply_quarantine(holder)
+  if not is_readable then return end
+  local left_ms, evidence = quarantine_left(granted_by, last_ttl)
+  if left_ms == 0 then return end
+  if kind and granted_by ~= evidence then
+    granted_by = evidence
+    update_record('-')
   end
-  if not holder then call('SET', LOCK, '!quarantine:' .. evidence, 'PX', ms) end
+  if not holder then call('SET', LOCK, '!quarantine:' .. evidence, 'PX', left_ms) end
   return '!quarantine:' .. evidence
 end
 
--- Nobody holds the lock now: hand it to the head of the queue, or free it. The head stays in the queue
--- until it confirms. Returns who got it, whether to come again, and why the head could not be granted it. `first`: the
--- head, if turn() was asked already.
-local function hand_over(first)
-  if quarantined() then return nil, 0 end
-  local again = 0
-  if not legible then
-    first = nil
-  elseif not first then
-    first, again = turn(0)
+-- Frees the lock and hands it to the head of the queue, if there is one. The head stays in the queue until it confirms.
+-- Returns the new holder or nil, whether the client must ask again (0|1), and the error if the grant failed. `head`:
+-- what next_waiter() returned, if the caller has called it already.
+local function hand_over(head)
+  if apply_quarantine() then return nil, 0 end
+  local retry = 0
+  if not is_readable then
+    head = nil
+  elseif not head then
+    head, retry = next_waiter(0)
   end
-  local fine, why = false, nil
-  if first then
-    local who, life, channel, wants = unpack(first)
+  local is_granted, failure = false, nil
+  if head then
+    local waiter, handover_ttl, channel, wants = unpack(head)
     kind = kind or string.match(wants, '^%a+')
-    fine, why = pcall(grant, who, life, channel)
-    if fine then
-      push(who, life, channel, wants)
-      return who, 0
+    is_granted, failure = pcall(grant, waiter, handover_ttl, channel)
+    if is_granted then
+      announce_grant(waiter, handover_ttl, channel, wants)
+      return waiter, 0
     end
   end
-  call('DEL', LOCK)  -- allowed even when the server is out of memory and the grant was refused
-  return nil, again, why
+  call('DEL', LOCK)  -- without memory the grant failed, but DEL is allowed
+  return nil, retry, failure
 end
 
 if verb == 'acquire' then
-  local ttl, life, heard, channel, wait = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+  local ttl, handover_ttl, subscribed, channel, may_wait = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+  local owner, wanted_kind = ARGV[8], ARGV[9]
   local holder = call('GET', LOCK)
-  if not read() or kind and kind ~= ARGV[9] then return {MISUSED, text} end
-  kind = ARGV[9]
-  local evidence = marks(holder)
-  if evidence and IDENTITY ~= '-' then  -- this client may know more, and so that it is over
-    if under == '-' then under = evidence end
+  if not read_record() or kind and kind ~= wanted_kind then return {WRONG_KIND, record} end
+  kind = wanted_kind
+  local evidence = parse_marker(holder)
+  if evidence and IDENTITY ~= '-' then  -- this client may know that the quarantine is over
+    if granted_by == '-' then granted_by = evidence end
     holder = nil
   end
-  local bar = holder ~= token and quarantined(holder)
-  holder = holder or bar
-  local crowded = call('EXISTS', QUEUE, GONES) > 0
-  if holder == token then  -- the same request again, or the confirmation of a handover
-    if crowded then leave(token) end
+  local marker = holder ~= token and apply_quarantine(holder)
+  holder = holder or marker
+  local has_queue_or_tombstones = call('EXISTS', QUEUE, TOMBSTONES) > 0
+  if holder == token then  -- a second copy of the request, or the confirmation of a handover
+    if has_queue_or_tombstones then dequeue(token) end
     local pttl = call('PTTL', LOCK)
-    if holding() ~= token then grant(token, math.max(pttl, ttl), channel) end  -- the record was evicted
-    if pttl <= tonumber(ttl) then call('PEXPIRE', LOCK, ttl) end  -- always a write, for replicas to acknowledge
+    if parse_holder() ~= token then grant(token, math.max(pttl, ttl), channel) end  -- the server has evicted the record
+    -- Writes in any case, so that replicas have a write to acknowledge.
+    if pttl <= tonumber(ttl) then call('PEXPIRE', LOCK, ttl) end
     return {GRANTED, fence}
   end
-  if crowded then
-    if call('ZSCORE', GONES, token) then return {GONE} end
+  if has_queue_or_tombstones then
+    if call('ZSCORE', TOMBSTONES, token) then return {NOT_FOUND} end
     if not holder then
-      local first, again = turn(0)
-      if again == 1 then return {AGAIN} end
-      if first and first[1] ~= token then
-        local _, why
-        holder, _, why = hand_over(first)
-        if why then return type(why) == 'table' and why or redis.error_reply(why) end  -- nobody overtakes for that
+      local head, retry = next_waiter(0)
+      if retry == 1 then return {RETRY} end
+      if head and head[1] ~= token then
+        local _, failure
+        holder, _, failure = hand_over(head)
+        if failure then  -- the head keeps its turn: nobody may overtake because of the error
+          return type(failure) == 'table' and failure or redis.error_reply(failure)
+        end
       end
     end
   end
-  local owner = ARGV[8]
-  if holder and not bar and owner ~= '' and string.sub(holder, 1, #owner) == owner then
-    local pttl = call('PTTL', LOCK)  -- the same owner, in another process: its new token ends the old one
-    local old, at = holding()
+  -- Rule 7: the same owner in another process. The new token ends the old lease, and outlasts it.
+  if holder and not marker and owner ~= '' and string.sub(holder, 1, #owner) == owner then
+    local pttl = call('PTTL', LOCK)
+    local stored_holder, old_channel = parse_holder()
     ttl = math.max(ttl, pttl)
-    bury('ousted', string.format('%.0f', pttl))
-    if old == holder then tell(at, 'revoked ' .. holder .. ' !its owner is at work elsewhere') end
+    add_tombstone('ousted', string.format('%.0f', pttl))
+    if stored_holder == holder then publish(old_channel, 'revoked ' .. holder .. ' !its owner is at work elsewhere') end
     holder = nil
   end
   if not holder then
     grant(token, ttl, channel)
-    if crowded then leave(token) end
+    if has_queue_or_tombstones then dequeue(token) end
     return {GRANTED, fence}
   end
   if holder == '!' .. token then
-    return {REVOKED, reason(rest)}
+    return {REVOKED, parse_reason(tail)}
   end
   local pttl = call('PTTL', LOCK)
-  if pttl == -1 then return {FOREIGN, holder} end
-  if wait ~= '1' then return {BUSY, holder, pttl, 0} end
-  enqueue(token, life, heard, channel, ' ' .. kind)
+  if pttl == -1 then return {NO_EXPIRY, holder} end
+  if may_wait ~= '1' then return {BUSY, holder, pttl, 0} end
+  enqueue(token, handover_ttl, subscribed, channel, ' ' .. kind)
   return {QUEUED, holder, pttl, call('ZRANGE', QUEUE, 0, 0)[1] == token and 1 or 0}
 
 elseif verb == 'release' then
-  local gone = ARGV[3]
+  local tombstone_ttl = ARGV[3]
   local holder = call('GET', LOCK)
-  read()
-  local ours, again = holder == token or released == token, 0
-  local crowded = call('EXISTS', QUEUE, GONES) > 0
-  if crowded then leave(token) end
-  if holder == token then released = token end
+  read_record()
+  local is_ours, retry = holder == token or last_released == token, 0
+  local has_queue_or_tombstones = call('EXISTS', QUEUE, TOMBSTONES) > 0
+  if has_queue_or_tombstones then dequeue(token) end
+  if holder == token then last_released = token end
   if not holder or holder == token or holder == '!' .. token then
-    local got
-    local ousted = holder and crowded and (call('ZSCORE', GONES, 'ousted') or 0) - micros() / 1000 or 0
-    if ousted >= 1 then
-      call('SET', LOCK, '!taken-over', 'PX', math.floor(ousted))  -- nobody's, until then
-    elseif crowded then
-      got, again = hand_over()
+    local new_holder
+    local taken_over_ms = holder and has_queue_or_tombstones
+      and (call('ZSCORE', TOMBSTONES, 'ousted') or 0) - get_time_us() / 1000 or 0
+    if taken_over_ms >= 1 then
+      call('SET', LOCK, '!taken-over', 'PX', math.floor(taken_over_ms))  -- rule 7: nobody may hold the lock until then
+    elseif has_queue_or_tombstones then
+      new_holder, retry = hand_over()
     else
       call('DEL', LOCK)
     end
-    -- Only the answer to a release that comes twice hangs on this, so out of memory it may fail.
-    if not got and ours and text and legible then pcall(write, '-', '-', (parted(rest))) end
+    -- Only the reply to a second copy of this release needs the record's last released token. So without memory this
+    -- write may fail.
+    if not new_holder and is_ours and record and is_readable then
+      pcall(write_record, '-', '-', (split_free_text(tail)))
+    end
   end
-  bury(token, gone)
-  return {ours and 1 or 0, again}
+  add_tombstone(token, tombstone_ttl)
+  return {is_ours and 1 or 0, retry}
 
 elseif verb == 'vouch' then
   local holder
-  return vouch(
+  return heartbeat(
     function()
-      read()
-      local again
+      read_record()
+      local retry
       holder = call('GET', LOCK)
-      if not holder then holder, again = hand_over() end
-      if again == 1 then return MORE end
-      return call('PTTL', LOCK), marks(call('GET', LOCK)) or not legible
+      if not holder then holder, retry = hand_over() end
+      if retry == 1 then return MORE_EXPIRED end
+      return call('PTTL', LOCK), parse_marker(call('GET', LOCK)) or not is_readable
     end,
-    function(who) return who == holder end
+    function(waiter) return waiter == holder end
   )
 
 elseif verb == 'renew' then
   local states = {}
   for i = 1, #KEYS, 2 do
-    local mine, ttl = ARGV[i + 1], tonumber(ARGV[i + 2])
-    local holder = redis.pcall('GET', KEYS[i])  -- one key of a wrong type must not stop the others
+    local lock, its_record, lease_token, ttl = KEYS[i], KEYS[i + 1], ARGV[i + 1], tonumber(ARGV[i + 2])
+    local holder = redis.pcall('GET', lock)  -- a key of a wrong type must not stop the renewal of the others
     if type(holder) == 'table' then
       states[#states + 1] = holder.err
-    elseif holder == mine then
-      if call('PTTL', KEYS[i]) < ttl then call('PEXPIRE', KEYS[i], ttl) end
-      local least = math.max(RECORD_MS, ttl + RECORD_MS / 2)  -- seldom a write, but for a lease that was extended
-      if call('PTTL', KEYS[i + 1]) < least then call('PEXPIRE', KEYS[i + 1], RECORD_MS + ttl) end
+    elseif holder == lease_token then
+      if call('PTTL', lock) < ttl then call('PEXPIRE', lock, ttl) end
+      -- The margin makes this write rare, except for a lease that was extended.
+      local min_record_ttl = math.max(RECORD_TTL_MS, ttl + RECORD_TTL_MS / 2)
+      if call('PTTL', its_record) < min_record_ttl then call('PEXPIRE', its_record, RECORD_TTL_MS + ttl) end
       states[#states + 1] = GRANTED
     else
-      if not holder and call('EXISTS', KEYS[i + 1]) == 0 then  -- who knows that it was held is a witness, too
-        local ms, evidence = barred()
-        if ms > 0 then redis.pcall('SET', KEYS[i], '!quarantine:' .. evidence, 'PX', ms) end
+      -- The lease and its record have vanished together. The sender knows that the lease existed, so its memory is
+      -- evidence.
+      if not holder and call('EXISTS', its_record) == 0 then
+        local left_ms, evidence = quarantine_left()
+        if left_ms > 0 then redis.pcall('SET', lock, '!quarantine:' .. evidence, 'PX', left_ms) end
       end
-      if holder == '!' .. mine then
-        local record = redis.pcall('GET', KEYS[i + 1])
-        local more = type(record) == 'string' and string.match(record, '^1 %a+ %d+ %S+ %d+ %S+ %S+ %S+(.*)')
-        states[#states + 1] = {REVOKED, more and reason(more) or ''}
+      if holder == '!' .. lease_token then
+        local stored = redis.pcall('GET', its_record)
+        local text = type(stored) == 'string' and string.match(stored, '^1 %a+ %d+ %S+ %d+ %S+ %S+ %S+(.*)')
+        states[#states + 1] = {REVOKED, text and parse_reason(text) or ''}
       else
-        states[#states + 1] = GONE
+        states[#states + 1] = NOT_FOUND
       end
     end
   end
   return states
 
 elseif verb == 'fence' then
-  if call('GET', LOCK) ~= token or not read() then return {GONE} end
-  fence = math.max(fence, ARGV[3])
-  amend(token)
+  local agreed_fence = ARGV[3]
+  if call('GET', LOCK) ~= token or not read_record() then return {NOT_FOUND} end
+  fence = math.max(fence, agreed_fence)
+  update_record(token)
   return {GRANTED}
 
 elseif verb == 'execute' then
-  return execute(call('GET', LOCK) == token)
+  return execute_command(call('GET', LOCK) == token)
 
 elseif verb == 'revoke' then
-  local force, why = ARGV[3], ARGV[4]
+  local force, reason = ARGV[3], ARGV[4]
   local holder, pttl = call('GET', LOCK), call('PTTL', LOCK)
-  local named = marks(token)
-  if named then
-    if force ~= '1' or holder and not marks(holder) or not read() then return {0, pttl} end
-    local ms, evidence = barred(under == '-' and marks(holder) or under, lasts)
-    -- The message ends only the quarantine that it names: it may be late, and its sender have seen the server before.
-    if ms > 0 and string.match(evidence, '.*>') ~= string.match(named, '.*>') then return {0, pttl} end
-    if ms == 0 and holder ~= token then return {0, pttl} end
-    -- Somebody knows that nothing is at work: from here on it is as if granted here. Fences go on from where the clock
-    -- would be after all of the quarantine, and pass those of lost grants, though the clock may be behind or they counted.
-    under, fence = IDENTITY, math.max(fence + 1000000, micros() + math.max(ms, pttl) * 1000)
-    write('-', '-', (parted(rest)), 0)
+  local named_evidence = parse_marker(token)
+  if named_evidence then
+    if force ~= '1' or holder and not parse_marker(holder) or not read_record() then return {0, pttl} end
+    local left_ms, evidence = quarantine_left(granted_by == '-' and parse_marker(holder) or granted_by, last_ttl)
+    -- The message ends only the quarantine that it names: it may be late, and its sender may have seen the server
+    -- before another change.
+    if left_ms > 0 and string.match(evidence, '.*>') ~= string.match(named_evidence, '.*>') then return {0, pttl} end
+    if left_ms == 0 and holder ~= token then return {0, pttl} end
+    -- The sender vouches that no lost lease is alive, so the record names this identity from now on. The fences of lost
+    -- grants are below the clock as it will be when the quarantine would have ended, or were counted up from the
+    -- record's fence. The new fence passes both.
+    granted_by, fence = IDENTITY, math.max(fence + 1000000, get_time_us() + math.max(left_ms, pttl) * 1000)
+    write_record('-', '-', (split_free_text(tail)), 0)
   else
     if holder ~= token or force ~= '1' and pttl < 0 then return {0, pttl} end
-    read()
+    read_record()
   end
-  local owner, channel = holding()
+  local owner, channel = parse_holder()
   if force ~= '1' then
     call('SET', LOCK, '!' .. token, 'PX', math.max(1, pttl))
-    if owner then write(owner, channel, parted(rest) .. ' !' .. why) end
+    if owner then write_record(owner, channel, split_free_text(tail) .. ' !' .. reason) end
   else
-    leave(token)  -- it may not have confirmed yet, and would be the next one
+    dequeue(token)  -- a holder that has not confirmed stands in the queue still, and would be the next holder
     hand_over()
   end
-  if channel then tell(channel, 'revoked ' .. token .. ' !' .. why) end
+  if channel then publish(channel, 'revoked ' .. token .. ' !' .. reason) end
   return {1, pttl}
 
 elseif verb == 'keys' then
-  return keys()
+  return call('COMMAND', 'GETKEYS', unpack(ARGV, 2))
 
 elseif verb == 'inspect' then
-  local most, holder, pttl = ARGV[2], call('GET', LOCK), call('PTTL', LOCK)
-  if (not holder or marks(holder)) and read() then
-    local ms, evidence = barred(under == '-' and marks(holder) or under, lasts)
-    if ms > 0 then holder, pttl = '!quarantine:' .. evidence, ms end
+  local max_waiters, holder, pttl = ARGV[2], call('GET', LOCK), call('PTTL', LOCK)
+  if (not holder or parse_marker(holder)) and read_record() then
+    local left_ms, evidence = quarantine_left(granted_by == '-' and parse_marker(holder) or granted_by, last_ttl)
+    if left_ms > 0 then holder, pttl = '!quarantine:' .. evidence, left_ms end
   end
   return {holder or '', pttl, call('GET', RECORD) or '', call('ZCARD', QUEUE),
-    unpack(call('ZRANGE', QUEUE, 0, most - 1))}
+    unpack(call('ZRANGE', QUEUE, 0, max_waiters - 1))}
 end
 return redis.error_reply('ERR interlock: unknown verb ' .. tostring(verb))

@@ -6,29 +6,30 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from interlock._core import QUARANTINE, Primitive, free_text
-from interlock._names import keys_of, token_part
-from interlock._scripts import load
+from interlock._protocol.names import keys_of, token_part
+from interlock._protocol.types import Resource
 from interlock.errors import ConfigError
+from interlock.primitives.codes import QUARANTINE, free_text
+from interlock.primitives.scripts import load
 
 COMPANIONS = ("record", "queue", "waiters", "gone")
-WIRE = "1"  # the version that records begin with
-KINDS = ("lock", "election", "once", "unknown")  # in the records of lock.lua
+RECORD_VERSION = "1"  # the version that records begin with
+RECORD_KINDS = ("lock", "election", "once", "unknown")  # in the records of lock.lua
 
 
-def lock(name: object, prefix: str, owner: str = "") -> Primitive:
+def lock_resource(name: object, prefix: str, owner: str = "") -> Resource:
     """The lock of this name: its keys, in the order of KEYS in lock.lua. Raises ConfigError."""
     checked, keys = keys_of(name, prefix, COMPANIONS)
-    return Primitive("lock", checked, load("lock"), keys, keys[:2], (owner, "lock"), owner)
+    return Resource("lock", checked, load("lock"), keys, keys[:2], (owner, "lock"), owner)
 
 
-def over_lock(kind: str, name: object, prefix: str, companion: str) -> Primitive:
+def over_lock(kind: str, name: object, prefix: str, companion: str) -> Resource:
     """A kind of lock whose script runs lock.lua over the same keys, and has one more. Raises ConfigError."""
     checked, keys = keys_of(name, prefix, (*COMPANIONS, companion))
-    return Primitive(kind, checked, load(kind), keys, keys[:2], ("", kind))
+    return Resource(kind, checked, load(kind), keys, keys[:2], ("", kind))
 
 
-def owned_by(owner: object) -> str:
+def owner_prefix(owner: object) -> str:
     """With what the tokens of this owner begin: readable, and no other owner's. Raises ConfigError."""
     if owner is None:
         return ""
@@ -64,13 +65,13 @@ class LockState:
         return self.holder is not None
 
 
-def state(name: str, reply: list[Any]) -> LockState:
+def parse_state(name: str, reply: list[Any]) -> LockState:
     """The reply of `inspect`, for people."""
     value, pttl, record, waiting, *waiters = reply
     holder = value.decode(errors="replace")
     fields = record.decode(errors="replace").split(" ", 8)
     quarantined = holder.startswith(QUARANTINE.decode())
-    known = fields[0] == WIRE and len(fields) > 7 and fields[1] in KINDS
+    known = fields[0] == RECORD_VERSION and len(fields) > 7 and fields[1] in RECORD_KINDS
     return LockState(
         name=name,
         holder=None if quarantined else holder.removeprefix("!") or None,

@@ -7,44 +7,44 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 from urllib.parse import quote
 
-from interlock._core import QUARANTINE
-from interlock._names import SHORTEST_TTL, duration
+from interlock._protocol.names import MIN_TTL, duration
 from interlock.errors import AcquireTimeout, ConfigError
+from interlock.primitives.codes import QUARANTINE
 
 from .lock import over_lock
-from .lock import state as lock_state
+from .lock import parse_state as lock_state
 
 if TYPE_CHECKING:
-    from interlock._core import Grant, Primitive
+    from interlock._protocol.types import Resource
 
 R = TypeVar("R")
-TTL: Final = 30.0  # seconds after which the run of a dead process is over, if at_most is not shorter
-LONGEST: Final = 366 * 86_400.0  # seconds
+RUN_TTL: Final = 30.0  # seconds after which the run of a dead process is over, if at_most is not shorter
+MAX_AT_MOST: Final = 366 * 86_400.0  # seconds
 
 
 class Limits:
     """How long one run may take, and how long no other one may begin: checked."""
 
     def __init__(self, at_most: object, at_least: object, keep: object, *, keyed: bool, max_ttl: float) -> None:
-        self.at_most = duration(at_most, "at_most", least=SHORTEST_TTL, most=LONGEST)
-        self.at_least = duration(at_least, "at_least", most=LONGEST)
+        self.at_most = duration(at_most, "at_most", least=MIN_TTL, most=MAX_AT_MOST)
+        self.at_least = duration(at_least, "at_least", most=MAX_AT_MOST)
         if self.at_least > self.at_most:
             raise ConfigError(f"at_least ({self.at_least:g} s) must not be more than at_most ({self.at_most:g} s)")
-        self.keep = duration(keep, "keep", least=1, most=LONGEST) if keyed else 0.0
-        self.ttl = min(self.at_most, TTL, max_ttl)
+        self.keep = duration(keep, "keep", least=1, most=MAX_AT_MOST) if keyed else 0.0
+        self.ttl = min(self.at_most, RUN_TTL, max_ttl)
 
-    def parting(self, *, succeeded: bool) -> tuple[str, str]:
+    def release_args(self, *, succeeded: bool) -> tuple[str, str]:
         """What the release of a run says: how long no other one may begin."""
         return str(int(self.at_least * 1000)), str(int(self.keep * 1000) if succeeded else 0)
 
 
-def once(name: object, prefix: str, key: object) -> Primitive:
+def once_resource(name: object, prefix: str, key: object) -> Resource:
     """The work of this name, or with a key its run for that. Raises ConfigError."""
     if key is not None:
         if not isinstance(key, str) or not key:
             raise ConfigError(f"once({name!r}): key must be a word that names this run, as a date, not {key!r}")
         name = f"{name}:key={quote(key, safe='')}" if isinstance(name, str) and name else name
-    return over_lock("once", name, prefix, "done")._replace(parting=("0", "0"))
+    return over_lock("once", name, prefix, "done")._replace(release_args=("0", "0"))
 
 
 @dataclass(frozen=True)
@@ -85,21 +85,23 @@ class Passed(AcquireTimeout):
     skipped: Skipped
 
 
-def passed(primitive: Primitive, _timeout: float, reply: Any) -> Passed:
+def skipped_error(resource: Resource, _timeout: float, reply: Any) -> Passed:
     """What a refusal means."""
-    error = Passed(f"{primitive} is run by another one")
+    error = Passed(f"{resource} is run by another one")
     started = reply[4] if len(reply) > 4 else b"0"
     by = b"" if reply[1].startswith(QUARANTINE) else reply[1].removeprefix(b"!")
-    error.skipped = Skipped(primitive.name, by.decode(errors="replace") or None, moment(started), moment(reply[5]))
+    error.skipped = Skipped(
+        resource.name, by.decode(errors="replace") or None, datetime_of(started), datetime_of(reply[5])
+    )
     return error
 
 
-def ran(grant: Grant, value: R) -> Ran[R]:
-    """What the one who ran it is told."""
-    return Ran(grant.primitive.name, value, grant.token, moment(grant.fence) or datetime.now(UTC))
+def ran(name: str, token: str, fence: int, value: R) -> Ran[R]:
+    """The result of a run. Its fence is the time of the server at which the run began, in µs since 1970."""
+    return Ran(name, value, token, datetime_of(fence) or datetime.now(UTC))
 
 
-def moment(micros: bytes | int) -> datetime | None:
+def datetime_of(micros: bytes | int) -> datetime | None:
     """A time of the server, in µs since 1970; 0 is none."""
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=int(micros)) if int(micros) else None
 
@@ -123,7 +125,7 @@ class OnceState:
     """Seconds until it may run again, if the last run keeps it from that."""
 
 
-def state(name: str, reply: list[Any]) -> OnceState:
+def parse_state(name: str, reply: list[Any]) -> OnceState:
     """The reply of `inspect`, for people."""
     inside, done, pttl = reply
     lock = lock_state(name, inside)
@@ -131,9 +133,9 @@ def state(name: str, reply: list[Any]) -> OnceState:
     return OnceState(
         name=name,
         running=lock.holder,
-        started=moment(lock.fence or 0) if lock.holder else None,
+        started=datetime_of(lock.fence or 0) if lock.holder else None,
         remaining=lock.remaining,
         revoked=lock.revoked,
-        last=Skipped(name, who, moment(int(started)), moment(int(ended))) if done else None,
+        last=Skipped(name, who, datetime_of(int(started)), datetime_of(int(ended))) if done else None,
         free_in=pttl / 1000 if pttl >= 0 else None,
     )

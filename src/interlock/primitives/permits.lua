@@ -1,278 +1,310 @@
--- Permits: up to a limit, held by many, with one queue for all. A semaphore; and a read-write lock, whose readers take
--- one permit each and whose writer takes them all.
+-- Permits: many holders up to a limit, and one queue for all. A semaphore; and a read-write lock, whose readers take
+-- one permit each and whose writer takes all of them.
 --
--- Theory. Holders stand in a sorted set by when their leases end, so each goes alone, by the server's clock. What each
--- has is in a hash, with the sum. Whoever gives permits back, or finds some that have run out, hands what is free
--- to the queue, strictly in order of arrival: while the oldest does not fit, nobody behind it is let in. So a large
--- request (or a writer) can't starve, and neighbouring small ones (readers) enter together. A handover is a short
--- grant until it is confirmed, as with the lock, and a confirmation goes on with handing out.
+-- Theory. A sorted set holds the holders by the end of their leases, so each lease ends by itself, on the server's
+-- clock. A hash holds the share of each holder, and the sum of all shares. The request that gives permits back, or that
+-- finds expired leases, hands the free permits to the queue, strictly in order of arrival: while the request of the
+-- oldest waiter does not fit, nobody behind that waiter gets a permit. So a large request (or a writer) cannot starve,
+-- and small requests (readers) side by side in the queue enter together. A handover is a short grant until the waiter
+-- confirms it, as in lock.lua, and each confirmation hands out more.
 --
--- Rules. As in lock.lua. And: (7) the sum is changed together with the share that it counts, never apart. (8) The
--- limit is what the record says; a client with another is told so.
+-- Rules. As in lock.lua, and:
+--  7. A script call changes a share and the sum together.
+--  8. The limit is the record's. A client with another limit gets LIMIT_MISMATCH.
 --
 -- KEYS   1 holders  zset    token of a holder -> end of its lease, ms
---        2 record   string  "1 <kind> <fence> <identity> <ttl ms> <last released> <limit>"; or kind "unknown", limit 0: who
---                           began or ended a quarantine did not know
+--        2 record   string  "1 <kind> <fence> <identity> <ttl ms> <last released> <limit>", as in lock.lua. Where
+--                           no record was, a quarantine stores the kind "unknown" and the limit 0.
 --        3 queue    zset    as in queue.lua; a waiter wants "<permits>"
---        4 waiters  hash
---        5 gone     zset
+--        4 waiters  hash    as in queue.lua
+--        5 gone     zset    as in queue.lua; also the operations that were done
 --        6 shares   hash    token of a holder -> "<permits> <fence> <channel>[ !<why revoked>]"; "sum" -> their sum
 --        ... for `renew`: holders, record, shares, ... of many instead; for `execute`: its keys follow
--- ARGV   1 verb, then
---   acquire  token  ttl ms  life ms  heard 0|1  channel  wait 0|1  kind  permits  limit  own
---                             `own`: a lease of the same reader or writer, beside which it may read; or ""
+-- ARGV   1 verb, then the verb's arguments; RETURN: the reply
+--   acquire  token  ttl ms  handover ttl ms  subscribed 0|1  channel  may wait 0|1  kind  permits  limit  own lease
 --                             RETURN {GRANTED, fence} | {QUEUED | BUSY, a holder, pttl of the next end, head 0|1}
---                                  | {AGAIN} | {GONE} | {REVOKED, why} | {MISUSED, record} | {LIMIT, limit}
---   release  token  gone ms   RETURN {was it ours 0|1, again 0|1}     also takes a waiter out of the queue
---   vouch    channel  heard 0|1  (token  life ms)...
---                             RETURN {pttl of the next end | MORE, head's token | "", state...}
---   renew    (token  ttl ms)...     RETURN {state...}   state: GRANTED | GONE | {REVOKED, why} | error text
---   execute  token  command  argument...    RETURN {GRANTED, reply} | {GONE}
---   revoke   token  force 0|1  why          RETURN {done 0|1, ms left}   `token`: or "!quarantine:<evidence>", as inspected
---   limit    operation  kind  limit         RETURN {GRANTED, limit} | {MISUSED, record}   once for each operation
---   keys     command  argument...           RETURN {key...}   which of the arguments are keys
---   inspect  most             RETURN {record | "", sum, number of holders, number of waiters,
+--                                  | {RETRY} | {NOT_FOUND} | {REVOKED, why} | {WRONG_KIND, record}
+--                                  | {LIMIT_MISMATCH, limit}
+--                             own lease: token of a lease of the same reader or writer, beside which the client may
+--                             read; or ""
+--                             NOT_FOUND: the token has a tombstone, or the server has evicted its share
+--   release  token  tombstone ttl ms
+--                             RETURN {the lease was the sender's 0|1, ask again 0|1}
+--                             also takes a waiter out of the queue
+--   vouch    channel  subscribed 0|1  (token  handover ttl ms)...
+--                             RETURN {pttl of the next end | MORE_EXPIRED, head's token | "", state...}
+--                             state: GRANTED | QUEUED | RETRY | NOT_FOUND
+--   renew    (token  ttl ms)...
+--                             RETURN {state...}
+--                             state: GRANTED | NOT_FOUND | {REVOKED, why} | error text
+--   execute  token  command  argument...
+--                             RETURN {GRANTED, reply} | {NOT_FOUND}
+--   revoke   token  force 0|1  why
+--                             RETURN {done 0|1, ms left}
+--                             token: a holder's, or "!quarantine:<evidence>" that inspect returned
+--   limit    operation  kind  limit
+--                             RETURN {GRANTED, limit} | {WRONG_KIND, record}
+--                             runs once for each operation
+--   keys     command  argument...
+--                             RETURN {key...}
+--                             the arguments that are keys of the command
+--   inspect  max items        RETURN {record | "", sum, number of holders, number of waiters,
 --                                     {holder, ms left, its share, ...}, {waiter, what it wants, ...},
 --                                     ms of quarantine left, "!quarantine:<evidence>" | ""}
 
 --include queue
 
 local HOLDERS, SHARES = KEYS[1], KEYS[6]
--- What the record says, once read() was called; `rest` is what follows the words that this version knows.
-local fence, under, lasts, released, limit, kind, rest, text = 0, '-', '0', '-', nil, nil, '', nil
-local legible = true
-local now_ms
+-- The words of the record, which read_record() sets; `tail` is the rest of the record, after the words that this
+-- version knows.
+local fence, granted_by, last_ttl, last_released, limit, kind, tail, record = 0, '-', '0', '-', nil, nil, '', nil
+local is_readable = true  -- false: another version or another kind of primitive owns the record
+local time_ms  -- one reading of the clock for the whole script call
 
-local function now()
-  now_ms = now_ms or micros() / 1000
-  return now_ms
+local function get_time_ms()
+  time_ms = time_ms or get_time_us() / 1000
+  return time_ms
 end
 
--- Whether the record is missing or ours to read: of this version, and of permits. The script leaves any other record as
--- it is, and grants nobody anything.
-local function read()
-  text = call('GET', RECORD)
-  if not text then return true end
-  local k, f, i, t, r, l, more = string.match(text, '^1 (%a+) (%d+) (%S+) (%d+) (%S+) (%S+)(.*)')
-  legible = (k == 'semaphore' or k == 'rwlock' or k == 'unknown') and tonumber(l) ~= nil
-  if not legible then return false end
-  if k ~= 'unknown' then kind, limit = k, tonumber(l) end
-  fence, under, lasts, released, rest = tonumber(f), i, t, r, more
+-- Returns whether this script may change the record: there is no record, or its version is 1 and its kind is one of
+-- these here. The script leaves every other record as it is, and grants nothing.
+local function read_record()
+  record = call('GET', RECORD)
+  if not record then return true end
+  local stored_kind, stored_fence, identity, ttl, released, stored_limit, words =
+    string.match(record, '^1 (%a+) (%d+) (%S+) (%d+) (%S+) (%S+)(.*)')
+  is_readable = (stored_kind == 'semaphore' or stored_kind == 'rwlock' or stored_kind == 'unknown')
+    and tonumber(stored_limit) ~= nil
+  if not is_readable then return false end
+  if stored_kind ~= 'unknown' then kind, limit = stored_kind, tonumber(stored_limit) end
+  fence, granted_by, last_ttl, last_released, tail = tonumber(stored_fence), identity, ttl, released, words
   return true
 end
 
--- The only function that stores the record. The record outlives a lease of `ttl` ms by RECORD_MS, and ends after the
--- clock has reached the fence, even if the clock was set back.
-local function write(ttl)
-  local ms = math.max(RECORD_MS + ttl + math.max(0, math.ceil(fence / 1000 - now())), call('PTTL', RECORD))
+-- Stores the record; no other function does. The record outlives a lease of `ttl` ms by RECORD_TTL_MS, and outlives the
+-- moment at which the clock reaches the fence, even if somebody sets the clock back.
+local function write_record(ttl)
+  local record_ttl =
+    math.max(RECORD_TTL_MS + ttl + math.max(0, math.ceil(fence / 1000 - get_time_ms())), call('PTTL', RECORD))
   local value = string.format(
-    '1 %s %.0f %s %s %s %d%s', kind or 'unknown', fence, under, lasts, released, limit or 0, rest
+    '1 %s %.0f %s %s %s %d%s', kind or 'unknown', fence, granted_by, last_ttl, last_released, limit or 0, tail
   )
-  call('SET', RECORD, value, 'PX', string.format('%.0f', ms))
+  call('SET', RECORD, value, 'PX', string.format('%.0f', record_ttl))
 end
 
--- The share of this token: permits, fence, channel, the reason of a revocation, the words of a later version. Or nothing.
-local function share(who)
-  local permits, f, channel, more = string.match(call('HGET', SHARES, who) or '', '^(%d+) (%d+) (%S+)(.*)')
+-- Returns the token's permits, fence, channel, reason of a revocation or nil, and the words of a later version; nothing
+-- if the token has no share.
+local function read_share(holder)
+  local permits, held_fence, channel, text = string.match(call('HGET', SHARES, holder) or '', '^(%d+) (%d+) (%S+)(.*)')
   if not permits then return end
-  local beside, why = parted(more)
-  return tonumber(permits), f, channel, why, beside
+  local later_words, reason = split_free_text(text)
+  return tonumber(permits), held_fence, channel, reason, later_words
 end
 
-local function sum()
+local function read_sum()
   return tonumber(call('HGET', SHARES, 'sum') or 0)
 end
 
--- Both keys live as long as the longest lease in them.
-local function keep(until_ms)
-  local ms = math.ceil(math.max(until_ms - now(), call('PTTL', HOLDERS)))
-  call('PEXPIRE', HOLDERS, ms)
-  call('PEXPIRE', SHARES, ms)
+-- Makes holders and shares live as long as the longest lease in them.
+local function extend_keys(until_ms)
+  local ttl = math.ceil(math.max(until_ms - get_time_ms(), call('PTTL', HOLDERS)))
+  call('PEXPIRE', HOLDERS, ttl)
+  call('PEXPIRE', SHARES, ttl)
 end
 
-local function drop(who)
-  local permits = share(who)
-  call('ZREM', HOLDERS, who)
+local function remove_holder(holder)
+  local permits = read_share(holder)
+  call('ZREM', HOLDERS, holder)
   if permits then
-    call('HDEL', SHARES, who)
+    call('HDEL', SHARES, holder)
     call('HINCRBY', SHARES, 'sum', -permits)
     if call('EXISTS', HOLDERS) == 0 then call('DEL', SHARES) end
   end
   return permits
 end
 
-local function holds(who)
-  local ends = call('ZSCORE', HOLDERS, who)
-  return ends and tonumber(ends) > now()
+local function is_holder(holder)
+  local lease_end = call('ZSCORE', HOLDERS, holder)
+  return lease_end and tonumber(lease_end) > get_time_ms()
 end
 
--- The record is written first: if there is no memory, this is what fails, and nothing else was done.
-local function grant(who, permits, ttl, channel)
-  fence, under, lasts = next_fence(fence, under), IDENTITY, ttl
-  write(ttl)
+-- Grants permits. The record is the first write: without memory this write fails, and nothing is granted.
+local function grant(holder, permits, ttl, channel)
+  fence, granted_by, last_ttl = next_fence(fence, granted_by), IDENTITY, ttl
+  write_record(ttl)
   call('HINCRBY', SHARES, 'sum', permits)
-  call('HSET', SHARES, who, string.format('%d %.0f %s', permits, fence, channel))
-  call('ZADD', HOLDERS, string.format('%.0f', now() + ttl), who)
-  keep(now() + ttl)
+  call('HSET', SHARES, holder, string.format('%d %.0f %s', permits, fence, channel))
+  call('ZADD', HOLDERS, string.format('%.0f', get_time_ms() + ttl), holder)
+  extend_keys(get_time_ms() + ttl)
 end
 
--- Those whose leases have run out are dropped; 1 if there are more than one step takes.
-local function expire()
+-- Drops expired leases; returns 1 if there may be more than one script call drops, so that the client must ask again.
+local function drop_expired()
   if call('EXISTS', HOLDERS) == 0 then call('DEL', SHARES) end
-  local over = call('ZRANGEBYSCORE', HOLDERS, '-inf', string.format('%.0f', now()), 'LIMIT', 0, SKIP)
-  for _, who in ipairs(over) do drop(who) end
-  return #over == SKIP and 1 or 0
+  local expired = call('ZRANGEBYSCORE', HOLDERS, '-inf', string.format('%.0f', get_time_ms()), 'LIMIT', 0, MAX_PER_CALL)
+  for _, holder in ipairs(expired) do remove_holder(holder) end
+  return #expired == MAX_PER_CALL and 1 or 0
 end
 
--- For how many ms nothing may be granted, see barred(); the record keeps the evidence, which others may not have.
-local function quarantined()
-  if not legible then return 0 end
-  local ms, evidence = barred(under, lasts)
-  if ms > 0 and under ~= evidence then
-    under = evidence
-    write(0)
+-- Returns what quarantine_left() returns, after storing the evidence in the record for clients that have none.
+local function apply_quarantine()
+  if not is_readable then return 0 end
+  local left_ms, evidence = quarantine_left(granted_by, last_ttl)
+  if left_ms > 0 and granted_by ~= evidence then
+    granted_by = evidence
+    write_record(0)
   end
-  return ms, evidence
+  return left_ms, evidence
 end
 
--- Hand what is free to the queue, in order. Returns whether to come again, and who does not fit.
-local function hand_out()
-  local again = expire()
-  if again == 1 or not limit then return again end
-  if quarantined() > 0 then return again, '!' end
-  local free, place = limit - sum(), 0
-  for _ = 1, SKIP do
-    local first, more = turn(place)
-    if not first then return math.max(again, more) end
-    local who, life, channel, wants, at = unpack(first)
-    if holds(who) then
-      place = at + 1  -- granted, and not confirmed yet
+-- Hands the free permits to the queue, in order. Returns whether the client must ask again (0|1), and what keeps
+-- permits from a newcomer: the token of a waiter whose request does not fit, "!" in a quarantine, "" if this call has
+-- granted as many requests as one call may, or nil.
+local function hand_out_permits()
+  local retry = drop_expired()
+  if retry == 1 or not limit then return retry end
+  if apply_quarantine() > 0 then return retry, '!' end
+  local free, position = limit - read_sum(), 0
+  for _ = 1, MAX_PER_CALL do
+    local candidate, retry_scan = next_waiter(position)
+    if not candidate then return math.max(retry, retry_scan) end
+    local waiter, handover_ttl, channel, wants, found_at = unpack(candidate)
+    if is_holder(waiter) then
+      position = found_at + 1  -- this waiter has been granted its permits, and has not confirmed yet
     else
       local permits = tonumber(string.match(wants, '^%d+')) or math.huge
-      if permits > limit then  -- the limit was lowered: it is woken to hear that
-        leave(who)
-        tell(channel, 'granted ' .. who)
-        place = at
+      if permits > limit then  -- somebody has lowered the limit: the waiter wakes up, asks and learns so
+        dequeue(waiter)
+        publish(channel, 'granted ' .. waiter)
+        position = found_at
       else
-        if permits > free or not pcall(grant, who, permits, life, channel) then return again, who end
+        if permits > free or not pcall(grant, waiter, permits, handover_ttl, channel) then return retry, waiter end
         free = free - permits
-        push(who, life, channel, wants)
-        place = at + 1
+        announce_grant(waiter, handover_ttl, channel, wants)
+        position = found_at + 1
       end
     end
   end
-  return again, ''
+  return retry, ''
 end
 
--- When the next lease or the quarantine ends, in ms from now, and whose that is; -2: there is none.
-local function next_end()
-  local ms, evidence = quarantined()
-  if ms > 0 then return ms, '!quarantine:' .. evidence end
+-- Returns in how many ms the next lease ends, or the quarantine, and the token or the marker; -2 if there is neither.
+local function find_next_end()
+  local left_ms, evidence = apply_quarantine()
+  if left_ms > 0 then return left_ms, '!quarantine:' .. evidence end
   local first = call('ZRANGE', HOLDERS, 0, 0, 'WITHSCORES')
-  return first[1] and math.max(1, math.ceil(first[2] - now())) or -2, first[1]
+  return first[1] and math.max(1, math.ceil(first[2] - get_time_ms())) or -2, first[1]
 end
 
 if verb == 'acquire' then
-  local ttl, life, heard, channel, wait = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
-  local what, permits, most, own = ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10]), ARGV[11]
-  if not read() or kind and kind ~= what then return {MISUSED, text} end
-  kind = what
-  local again = expire()
-  if holds(token) then  -- the same request again, or the confirmation of a handover
-    leave(token)
-    local _, f, _, why = share(token)
-    if not f then
-      drop(token)
-      return {GONE}
+  local ttl, handover_ttl, subscribed, channel, may_wait = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+  local wanted_kind, permits, wanted_limit, own_lease = ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10]), ARGV[11]
+  if not read_record() or kind and kind ~= wanted_kind then return {WRONG_KIND, record} end
+  kind = wanted_kind
+  local retry = drop_expired()
+  if is_holder(token) then  -- a second copy of the request, or the confirmation of a handover
+    dequeue(token)
+    local _, held_fence, _, reason = read_share(token)
+    if not held_fence then
+      remove_holder(token)
+      return {NOT_FOUND}
     end
-    if why then return {REVOKED, why} end
-    local ends = now() + ttl
-    if tonumber(call('ZSCORE', HOLDERS, token)) <= ends then
-      call('ZADD', HOLDERS, string.format('%.0f', ends), token)
-      keep(ends)
+    if reason then return {REVOKED, reason} end
+    local lease_end = get_time_ms() + ttl
+    if tonumber(call('ZSCORE', HOLDERS, token)) <= lease_end then
+      call('ZADD', HOLDERS, string.format('%.0f', lease_end), token)
+      extend_keys(lease_end)
     end
-    hand_out()  -- 32 were let in at most, and each goes on with it here
-    return {GRANTED, tonumber(f)}
+    hand_out_permits()  -- one call grants to MAX_PER_CALL waiters at most; their confirmations hand out the rest
+    return {GRANTED, tonumber(held_fence)}
   end
-  if call('ZSCORE', GONES, token) then return {GONE} end
-  limit = limit or most
-  if limit ~= most then
-    leave(token)
-    hand_out()
-    return {LIMIT, limit}
+  if call('ZSCORE', TOMBSTONES, token) then return {NOT_FOUND} end
+  limit = limit or wanted_limit
+  if limit ~= wanted_limit then
+    dequeue(token)
+    hand_out_permits()
+    return {LIMIT_MISMATCH, limit}
   end
-  local more, before = hand_out()
-  if math.max(again, more) == 1 then return {AGAIN} end
-  if not holds(token) then
-    -- Beside its own lease a reader never waits: a writer that stands in between would wait for it, and it for him.
-    local beside = what == 'rwlock' and own ~= '' and permits == 1 and before ~= '!' and holds(own)
-    if beside or permits <= limit - sum() and (not before or before == token) then
+  local retry_scan, blocker = hand_out_permits()
+  if math.max(retry, retry_scan) == 1 then return {RETRY} end
+  if not is_holder(token) then
+    -- A reader with a lease of its own never waits. Otherwise a writer between the two would wait for the first lease,
+    -- and the reader for the writer.
+    local reads_beside_own =
+      wanted_kind == 'rwlock' and own_lease ~= '' and permits == 1 and blocker ~= '!' and is_holder(own_lease)
+    if reads_beside_own or permits <= limit - read_sum() and (not blocker or blocker == token) then
       grant(token, permits, ttl, channel)
     else
-      local pttl, holder = next_end()
-      if wait ~= '1' then return {BUSY, holder or '', pttl, 0} end
-      enqueue(token, life, heard, channel, ' ' .. permits)
-      write(0)
+      local pttl, holder = find_next_end()
+      if may_wait ~= '1' then return {BUSY, holder or '', pttl, 0} end
+      enqueue(token, handover_ttl, subscribed, channel, ' ' .. permits)
+      write_record(0)
       return {QUEUED, holder or '', pttl, call('ZRANGE', QUEUE, 0, 0)[1] == token and 1 or 0}
     end
-  elseif tonumber(call('ZSCORE', HOLDERS, token)) < now() + ttl then
-    call('ZADD', HOLDERS, string.format('%.0f', now() + ttl), token)
-    keep(now() + ttl)
+  elseif tonumber(call('ZSCORE', HOLDERS, token)) < get_time_ms() + ttl then
+    call('ZADD', HOLDERS, string.format('%.0f', get_time_ms() + ttl), token)
+    extend_keys(get_time_ms() + ttl)
   end
-  leave(token)
-  local _, f = share(token)
-  return {GRANTED, tonumber(f)}
+  dequeue(token)
+  local _, held_fence = read_share(token)
+  return {GRANTED, tonumber(held_fence)}
 
 elseif verb == 'release' then
-  read()
-  local ours = holds(token) or released == token
-  leave(token)
-  local _, _, _, why = share(token)
-  if drop(token) and ours and not why and limit then
-    released = token
-    pcall(write, 0)
+  local tombstone_ttl = ARGV[3]
+  read_record()
+  local is_ours = is_holder(token) or last_released == token
+  dequeue(token)
+  local _, _, _, reason = read_share(token)
+  if remove_holder(token) and is_ours and not reason and limit then
+    last_released = token
+    pcall(write_record, 0)
   end
-  local again = hand_out()
-  bury(token, ARGV[3])
-  return {ours and not why and 1 or 0, again}
+  local retry = hand_out_permits()
+  add_tombstone(token, tombstone_ttl)
+  return {is_ours and not reason and 1 or 0, retry}
 
 elseif verb == 'vouch' then
-  read()
-  return vouch(
+  read_record()
+  return heartbeat(
     function()
-      if hand_out() == 1 then return MORE end
-      return next_end(), quarantined() > 0 or not legible
+      if hand_out_permits() == 1 then return MORE_EXPIRED end
+      return find_next_end(), apply_quarantine() > 0 or not is_readable
     end,
-    holds
+    is_holder
   )
 
 elseif verb == 'renew' then
   local states = {}
   for i = 1, #KEYS, 3 do
-    local n = (i - 1) / 3 * 2
-    local mine, ttl = ARGV[n + 2], tonumber(ARGV[n + 3])
+    local pair = (i - 1) / 3 * 2
+    local lease_token, ttl = ARGV[pair + 2], tonumber(ARGV[pair + 3])
     HOLDERS, RECORD, SHARES = KEYS[i], KEYS[i + 1], KEYS[i + 2]
-    local ends = redis.pcall('ZSCORE', HOLDERS, mine)  -- one key of a wrong type must not stop the others
-    if type(ends) == 'table' then
-      states[#states + 1] = ends.err
-    elseif not ends or tonumber(ends) <= now() then
-      if not ends and call('EXISTS', RECORD) == 0 then  -- who knows that it was held is a witness
-        under = '-'
-        pcall(quarantined)
+    -- A key of a wrong type must not stop the renewal of the others.
+    local lease_end = redis.pcall('ZSCORE', HOLDERS, lease_token)
+    if type(lease_end) == 'table' then
+      states[#states + 1] = lease_end.err
+    elseif not lease_end or tonumber(lease_end) <= get_time_ms() then
+      -- The lease and its record have vanished together. The sender knows that the lease existed, so its memory is
+      -- evidence.
+      if not lease_end and call('EXISTS', RECORD) == 0 then
+        granted_by = '-'
+        pcall(apply_quarantine)
       end
-      states[#states + 1] = GONE
+      states[#states + 1] = NOT_FOUND
     else
-      local fine, permits, _, _, why = pcall(share, mine)
-      if not fine then permits = nil end
-      if not permits or why then
-        states[#states + 1] = permits and {REVOKED, why} or GONE
+      local ok, permits, _, _, reason = pcall(read_share, lease_token)
+      if not ok then permits = nil end
+      if not permits or reason then
+        states[#states + 1] = permits and {REVOKED, reason} or NOT_FOUND
       else
-        if tonumber(ends) < now() + ttl then
-          keep(now() + ttl)  -- first: after a write that needs no memory, ZADD is not refused
-          call('ZADD', HOLDERS, string.format('%.0f', now() + ttl), mine)
+        if tonumber(lease_end) < get_time_ms() + ttl then
+          -- First, because for lack of memory the server refuses ZADD only as the first write of a script.
+          extend_keys(get_time_ms() + ttl)
+          call('ZADD', HOLDERS, string.format('%.0f', get_time_ms() + ttl), lease_token)
         end
-        local least = math.max(RECORD_MS, ttl + RECORD_MS / 2)  -- seldom a write, but for a lease that was extended
-        if call('PTTL', RECORD) < least then call('PEXPIRE', RECORD, RECORD_MS + ttl) end
+        -- The margin makes this write rare, except for a lease that was extended.
+        local min_record_ttl = math.max(RECORD_TTL_MS, ttl + RECORD_TTL_MS / 2)
+        if call('PTTL', RECORD) < min_record_ttl then call('PEXPIRE', RECORD, RECORD_TTL_MS + ttl) end
         states[#states + 1] = GRANTED
       end
     end
@@ -280,70 +312,72 @@ elseif verb == 'renew' then
   return states
 
 elseif verb == 'execute' then
-  local permits, _, _, why = share(token)
-  return execute(permits and holds(token) and not why)
+  local permits, _, _, reason = read_share(token)
+  return execute_command(permits and is_holder(token) and not reason)
 
 elseif verb == 'revoke' then
-  local force, why = ARGV[3], ARGV[4]
-  read()
-  local named = string.match(token, '^!quarantine:(.*>)')
-  if named then
-    local ms, evidence = quarantined()
-    -- The message ends only the quarantine that it names: it may be late, and its sender have seen the server before.
-    if force ~= '1' or ms == 0 or string.match(evidence, '.*>') ~= named then return {0, ms} end
-    -- Somebody knows that nothing is at work: from here on it is as if granted here. Fences go on from where the clock
-    -- would be after all of the quarantine, and pass those of lost grants, though the clock may be behind or they counted.
-    under, fence = IDENTITY, math.max(fence + 1000000, micros() + ms * 1000)
-    write(0)
-    hand_out()
+  local force, reason = ARGV[3], ARGV[4]
+  read_record()
+  local named_evidence = string.match(token, '^!quarantine:(.*>)')
+  if named_evidence then
+    local left_ms, evidence = apply_quarantine()
+    -- The message ends only the quarantine that it names: it may be late, and its sender may have seen the server
+    -- before another change.
+    if force ~= '1' or left_ms == 0 or string.match(evidence, '.*>') ~= named_evidence then return {0, left_ms} end
+    -- The sender vouches that no lost lease is alive, so the record names this identity from now on. The fences of lost
+    -- grants are below the clock as it will be when the quarantine would have ended, or were counted up from the
+    -- record's fence. The new fence passes both.
+    granted_by, fence = IDENTITY, math.max(fence + 1000000, get_time_us() + left_ms * 1000)
+    write_record(0)
+    hand_out_permits()
     return {1, 0}
   end
-  local permits, f, channel, _, beside = share(token)
-  if not permits or not holds(token) then return {0, 0} end
-  local left = math.ceil(call('ZSCORE', HOLDERS, token) - now())
+  local permits, held_fence, channel, _, later_words = read_share(token)
+  if not permits or not is_holder(token) then return {0, 0} end
+  local left_ms = math.ceil(call('ZSCORE', HOLDERS, token) - get_time_ms())
   if force == '1' then
-    leave(token)
-    drop(token)
-    hand_out()
+    dequeue(token)
+    remove_holder(token)
+    hand_out_permits()
   else
-    call('HSET', SHARES, token, string.format('%d %s %s%s !%s', permits, f, channel, beside, why))
+    call('HSET', SHARES, token, string.format('%d %s %s%s !%s', permits, held_fence, channel, later_words, reason))
   end
-  tell(channel, 'revoked ' .. token .. ' !' .. why)
-  return {1, left}
+  publish(channel, 'revoked ' .. token .. ' !' .. reason)
+  return {1, left_ms}
 
 elseif verb == 'limit' then
-  local what, wanted = ARGV[3], tonumber(ARGV[4])
-  if not read() or kind and kind ~= what then return {MISUSED, text} end
-  if not call('ZSCORE', GONES, token) then  -- a late copy must not undo what somebody set since
-    kind, limit = what, wanted
-    write(0)
-    bury(token, tostring(RECORD_MS))
-    hand_out()
+  local wanted_kind, wanted_limit = ARGV[3], tonumber(ARGV[4])
+  if not read_record() or kind and kind ~= wanted_kind then return {WRONG_KIND, record} end
+  if not call('ZSCORE', TOMBSTONES, token) then  -- a late copy must not undo a limit that somebody has set since
+    kind, limit = wanted_kind, wanted_limit
+    write_record(0)
+    add_tombstone(token, tostring(RECORD_TTL_MS))
+    hand_out_permits()
   end
   return {GRANTED, limit}
 
 elseif verb == 'keys' then
-  return keys()
+  return call('COMMAND', 'GETKEYS', unpack(ARGV, 2))
 
 elseif verb == 'inspect' then
-  local most = ARGV[2] - 1
-  read()
-  hand_out()
+  local last_index = ARGV[2] - 1
+  read_record()
+  hand_out_permits()
   local holders, waiters = {}, {}
-  for i, each in ipairs(call('ZRANGE', HOLDERS, 0, most, 'WITHSCORES')) do
+  for i, item in ipairs(call('ZRANGE', HOLDERS, 0, last_index, 'WITHSCORES')) do
     if i % 2 == 1 then
-      holders[#holders + 1] = each
+      holders[#holders + 1] = item
     else
-      holders[#holders + 1] = math.max(0, math.floor(each - now()))
+      holders[#holders + 1] = math.max(0, math.floor(item - get_time_ms()))
       holders[#holders + 1] = call('HGET', SHARES, holders[#holders - 1]) or ''
     end
   end
-  for _, each in ipairs(call('ZRANGE', QUEUE, 0, most)) do
-    waiters[#waiters + 1] = each
-    waiters[#waiters + 1] = string.match(call('HGET', WAITERS, each) or '', '^%d+ %d+ %d %S+ (%d+)') or ''
+  for _, item in ipairs(call('ZRANGE', QUEUE, 0, last_index)) do
+    waiters[#waiters + 1] = item
+    waiters[#waiters + 1] = string.match(call('HGET', WAITERS, item) or '', '^%d+ %d+ %d %S+ (%d+)') or ''
   end
-  local ms, evidence = quarantined()
-  return {call('GET', RECORD) or '', sum(), call('ZCARD', HOLDERS), call('ZCARD', QUEUE), holders, waiters,
-    ms, ms > 0 and '!quarantine:' .. evidence or ''}
+  local left_ms, evidence = apply_quarantine()
+  return {call('GET', RECORD) or '', read_sum(), call('ZCARD', HOLDERS), call('ZCARD', QUEUE), holders, waiters,
+    left_ms, left_ms > 0 and '!quarantine:' .. evidence or ''}
 end
 return redis.error_reply('ERR interlock: unknown verb ' .. tostring(verb))

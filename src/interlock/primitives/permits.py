@@ -2,91 +2,71 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from interlock._core import GRANTED, Primitive, unobtainable
-from interlock._names import keys_of, positive_int
-from interlock._scripts import load
+from interlock._protocol.names import keys_of, positive_int
+from interlock._protocol.types import Resource
 from interlock.errors import ConfigError
+from interlock.primitives.scripts import load
 
-from .lock import WIRE
-
-if TYPE_CHECKING:
-    from interlock._core import Core
+from .lock import RECORD_VERSION
 
 COMPANIONS = ("record", "queue", "waiters", "gone", "shares")
-EVERYTHING: Final = 1_000_000_000  # permits of a read-write lock: what a writer takes; a reader takes one
-MOST: Final = 1_000_000  # permits of a semaphore
+ALL_PERMITS: Final = 1_000_000_000  # permits of a read-write lock: what a writer takes; a reader takes one
+MAX_PERMITS: Final = 1_000_000  # permits of a semaphore
 KINDS: Final = ("semaphore", "rwlock", "unknown")  # in the records of permits.lua
 
 
-def permits(kind: str, name: object, prefix: str, limit: int, wanted: int = 1, under: str = "") -> Primitive:
+def permits_resource(kind: str, name: object, prefix: str, limit: int, wanted: int = 1, under: str = "") -> Resource:
     """So many of the permits of this name. Raises ConfigError."""
     checked, keys = keys_of(name, prefix, COMPANIONS)
-    return Primitive(
+    return Resource(
         kind, checked, load("permits"), keys, (keys[0], keys[1], keys[5]), (kind, str(wanted), str(limit), under)
     )
 
 
-def semaphore(name: object, prefix: str, limit: object) -> Primitive:
+def semaphore_resource(name: object, prefix: str, limit: object) -> Resource:
     """One permit of this semaphore. Raises ConfigError."""
-    return permits("semaphore", name, prefix, _checked_limit(name, limit))
+    return permits_resource("semaphore", name, prefix, _checked_limit(name, limit))
 
 
-def wanted(primitive: Primitive, number: object) -> Primitive:
+def with_permits(resource: Resource, number: object) -> Resource:
     """So many of a semaphore's permits. Raises ConfigError."""
-    kind, _, limit, under = primitive.terms
-    permits = positive_int(number, "permits", primitive, int(limit))
-    return primitive._replace(terms=(kind, str(permits), limit, under))
+    kind, _, limit, under = resource.acquire_args
+    permits = positive_int(number, "permits", resource, int(limit))
+    return resource._replace(acquire_args=(kind, str(permits), limit, under))
 
 
-def reading(name: object, prefix: str) -> Primitive:
+def read_resource(name: object, prefix: str) -> Resource:
     """One reader's part of a read-write lock."""
-    return permits("rwlock", name, prefix, EVERYTHING)
+    return permits_resource("rwlock", name, prefix, ALL_PERMITS)
 
 
-def writing(name: object, prefix: str) -> Primitive:
+def write_resource(name: object, prefix: str) -> Resource:
     """The writer's part of it: all of it."""
-    return permits("rwlock", name, prefix, EVERYTHING, EVERYTHING)
+    return permits_resource("rwlock", name, prefix, ALL_PERMITS, ALL_PERMITS)
 
 
-def beside(primitive: Primitive, leases: list[Any]) -> Primitive:
+def beside_own_leases(resource: Resource, leases: list[Any]) -> Resource:
     """What a thread or task that has these leases on a read-write lock asks for. Raises ConfigError."""
-    held = [lease for lease in leases if lease._grant.ended is None]
+    held = [lease for lease in leases if lease._grant.end_reason is None]
     if not held:
-        return primitive
-    kind, number, limit, _ = primitive.terms
+        return resource
+    kind, number, limit, _ = resource.acquire_args
     if number != "1":
-        writes = any(lease._grant.primitive.terms[1] != "1" for lease in held)
+        writes = any(lease._grant.resource.acquire_args[1] != "1" for lease in held)
         raise ConfigError(
-            f"{primitive}: this thread or task writes already and would wait for itself for ever; it is not reentrant"
+            f"{resource}: this thread or task writes already and would wait for itself for ever; it is not reentrant"
             if writes
-            else f"{primitive}: this thread or task reads, and can't begin to write: two that did would wait for each "
+            else f"{resource}: this thread or task reads, and can't begin to write: two that did would wait for each "
             "other for ever. Release the read lease first, and read anew under the write lease"
         )
-    return primitive._replace(terms=(kind, number, limit, held[-1].token))
-
-
-async def available(core: Core, primitive: Primitive) -> int:
-    """See Semaphore.available."""
-    now = state(primitive.name, await core.query(primitive, "inspect", "1"))
-    return max(0, (now.limit or int(primitive.terms[2])) - now.used)
-
-
-async def set_limit(core: Core, primitive: Primitive, limit: object) -> Primitive:
-    """See Semaphore.set_limit."""
-    number = _checked_limit(primitive.name, limit)
-    kind, wants, _, under = primitive.terms
-    reply = await core.query(primitive, "limit", f"limit/{secrets.token_hex(16)}", kind, str(number))
-    if reply[0] != GRANTED:
-        raise unobtainable(primitive, reply[0], reply)
-    return primitive._replace(terms=(kind, wants, str(number), under))
+    return resource._replace(acquire_args=(kind, number, limit, held[-1].token))
 
 
 def _checked_limit(name: object, limit: object) -> int:
-    return positive_int(limit, "its limit", f"semaphore {name!r}", MOST)
+    return positive_int(limit, "its limit", f"semaphore {name!r}", MAX_PERMITS)
 
 
 @dataclass(frozen=True)
@@ -130,11 +110,11 @@ class SemaphoreState:
         return bool(self.holders)
 
 
-def state(name: str, reply: list[Any]) -> SemaphoreState:
+def parse_state(name: str, reply: list[Any]) -> SemaphoreState:
     """The reply of `inspect`, for people."""
     record, used, holding, waiting, holders, waiters, quarantine_ms, _ = reply
     fields = record.decode(errors="replace").split(" ")
-    known = fields[0] == WIRE and len(fields) > 6 and fields[1] in KINDS and fields[6].isdigit()
+    known = fields[0] == RECORD_VERSION and len(fields) > 6 and fields[1] in KINDS and fields[6].isdigit()
     return SemaphoreState(
         name=name,
         limit=(int(fields[6]) or None) if known else None,

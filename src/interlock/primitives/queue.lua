@@ -1,208 +1,246 @@
--- The queue that every waiting primitive shares: included at the head of its script. Who waits stands in a sorted set,
--- by arrival; who of them lives and can be woken is in a hash.
+-- The queue of waiters. Every script whose callers may wait includes this file at its head.
 --
---   KEYS[3] queue    zset  token of a waiter -> number of arrival
---   KEYS[4] waiters  hash  token of a waiter -> "<alive until, ms> <life, ms> <heard 0|1> <channel>[ <what it wants>]"
---   KEYS[5] gone     zset  token that left in doubt -> forget after, ms: a late acquire of it takes nothing
+-- Theory. A sorted set holds the waiters in order of arrival. A hash holds an entry for each waiter: until when the
+-- waiter counts as alive, and which channel wakes the waiter. Heartbeats keep a waiter alive. next_waiter() drops a
+-- waiter whose heartbeats have stopped, and passes over a waiter whose channel has lost its subscriber. The including
+-- script decides who may hold: it calls next_waiter(), grants something to that waiter, and calls announce_grant().
 --
--- A script that includes this decides who may hold: it asks turn() whose turn it is, grants, and wakes with push().
+--   KEYS[2] record   string  the including script reads and writes the record
+--   KEYS[3] queue    zset    token of a waiter -> number of the waiter's arrival
+--   KEYS[4] waiters  hash    token of a waiter ->
+--                          "<alive until, ms> <handover ttl, ms> <subscribed 0|1> <channel>[ <what the waiter wants>]"
+--   KEYS[5] gone     zset    tombstones: token -> until when an acquire of the token takes nothing, ms
 --
--- Wire format (ADR 10). The scripts store texts of words, one space apart: records, waiters, shares, notes. The words
--- that a header names keep their places for ever. A later version may add words after them, but before the free text,
--- which comes last and begins with " !". A script passes over words that it does not know, and keeps them when it changes
--- a text; only a text that begins anew (for another grant or generation) begins without them. A change that older
--- versions may not ignore raises the number before the record: a script refuses any other number than its own.
+-- Every "until" is a time on the server's clock.
+--
+-- Wire format (ADR 10). Records, waiters' entries, shares and notes are texts of words with one space between two
+-- words. The words that a header names keep their places for ever. A later version may add words after the named words,
+-- but before the free text, which stands last and begins with " !". A script passes over words that it does not know,
+-- and keeps them when it changes a text. Only a text that begins anew (for another grant or another generation) begins
+-- without them. A change that older versions must not ignore raises the number at the start of the record: a script
+-- refuses every number but its own.
 
---   ARGV[#ARGV] epoch  "" | "<identity> <since> <wait> <former> [<fine>...]", see barred(). With "+" for the first
---                      space, or alone, this is one server of a quorum. The connection adds it to every message, so
---                      no header names it.
-
-local GRANTED, QUEUED, BUSY, AGAIN, GONE, REVOKED, FOREIGN, MISUSED, LIMIT = 1, 2, 3, 4, 5, 6, 7, 8, 9
-local EPOCH = table.remove(ARGV)
-local IDENTITY = #EPOCH < 25 and '-' or string.sub(EPOCH, 1, 25)  -- of this server: under it is granted now
-local COUNTS = EPOCH == '+' or string.byte(EPOCH, 26) == 43  -- whether it is one of a quorum
-local RECORD_MS, QUEUE_MS, ALIVE_MS, SKIP = 300000, 10000, 3000, 32
-local LOOKS, LOOK, MUTES = 500, 100, 64  -- waiters that a script call looks at; that are read at once; that can't be woken
-local RECORD, QUEUE, WAITERS, GONES = KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local MORE = -3  -- in place of a pttl: there are more dead waiters than one script call drops, come again at once
+-- Reply codes. _core.py has the same names and numbers.
+local GRANTED, QUEUED, BUSY, RETRY, NOT_FOUND, REVOKED, NO_EXPIRY, WRONG_KIND, LIMIT_MISMATCH =
+  1, 2, 3, 4, 5, 6, 7, 8, 9
+-- The identity stamp: the last argument of every message. The client's connection appends the stamp (ports/_memory.py
+-- makes the text), so no table of verbs lists it. Its layout, by bytes:
+--
+--   1 .. 25   identity   of this server: "<12 characters of run_id>:<12 characters of master_replid>"
+--   26        mark       " ", or "+" if this server is one of a quorum
+--   27 ..     history    "<since> <wait> <previous>[ <lossless>...]", which only quarantine_left() reads
+--
+--   since      on this server's clock, ms: this identity began no later than then
+--   wait       ms: the longest ttl that a lease granted under an earlier identity may have
+--   previous   the identity that the client knew before this one; "-": none; "?": there may have been one
+--   lossless   "<beginning of an identity>[/<least ttl, ms>]": this server has every lease of that identity, or every
+--              such lease whose ttl is at least that long
+--
+-- The stamp "" comes from a client that has no quarantine, and "+" from such a client of a quorum.
+local STAMP = table.remove(ARGV)
+local MARK_AT, PLUS = 26, 43  -- PLUS: the byte of "+"
+local IDENTITY = #STAMP < MARK_AT and '-' or string.sub(STAMP, 1, MARK_AT - 1)
+local IN_QUORUM = STAMP == '+' or string.byte(STAMP, MARK_AT) == PLUS
+-- RECORD_TTL_MS: how long a record outlives its last lease. QUEUE_TTL_MS: how long the queue outlives its last
+-- heartbeat. LIVENESS_MS: how long a waiter counts as alive after a heartbeat. MAX_PER_CALL: how many holders, waiters
+-- or parties one script call drops, grants to or wakes, so that no call blocks the server for long.
+local RECORD_TTL_MS, QUEUE_TTL_MS, LIVENESS_MS, MAX_PER_CALL = 300000, 10000, 3000, 32
+-- Limits of next_waiter(): the waiters that one script call looks at, the waiters that one command reads, and the
+-- unreachable waiters that one call passes over.
+local MAX_SCANNED, MAX_READ, MAX_UNREACHABLE = 500, 100, 64
+local RECORD, QUEUE, WAITERS, TOMBSTONES = KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+-- Stands in place of a pttl: the queue has more dead waiters than one script call drops, so the client must ask again
+-- at once.
+local MORE_EXPIRED = -3
 local call, verb, token = redis.call, ARGV[1], ARGV[2]
 
-local function micros()
+local function get_time_us()
   local t = call('TIME')
   return t[1] * 1000000 + t[2]
 end
 
--- For how many ms nothing may be granted here, since leases that this server does not know may be alive; and the
--- evidence: the identity of the one before, with that of this one and since when it is known, so that clients that come
--- later, and know only when they met it themselves, wait no longer. A record says under which identity of the server was
--- granted last; another one is here since a restart or a failover, which may have lost what was granted in between.
--- `since` (ms) on this server's clock is when that was at the latest, `wait` (ms) the longest that a lease of before may
--- last; `former` is the identity that the client knew before, or "-": evidence for what has no record. Records of `fine`
--- identities came without loss: all, or with "/<least ttl ms>" those of leases with that ttl or a longer one.
-local function barred(recorded, ttl)
+-- Returns for how many ms this server must grant nothing, because leases that the server has lost may be alive; and the
+-- evidence for that, as text. `recorded` is the identity or the evidence in a record, and `ttl` the ttl of the record's
+-- last lease; nil if there is no record. A record names the identity of the server that granted last. If this server
+-- has another identity, a restart or a failover came in between and may have lost the latest grants. Without a record,
+-- the client's memory of the previous identity is the evidence.
+--
+-- The evidence consists of the lost identity, this identity and `since`, with a ">" between two of them. Scripts store
+-- the evidence, so that a client which met this server later, and therefore knows only a later `since`, does not wait
+-- longer.
+local function quarantine_left(recorded, ttl)
   if IDENTITY == '-' or recorded == IDENTITY then return 0 end
-  local since, wait, former, fine = string.match(EPOCH, '(%d+) (%d+) (%S+) ?(.*)', 27)
-  if not recorded or recorded == '-' then recorded = former end
+  local since, wait, previous, lossless = string.match(STAMP, '[ +](%d+) (%d+) (%S+) ?(.*)')
+  if not recorded or recorded == '-' then recorded = previous end
   if recorded == '-' then return 0 end
-  local evidence, here, known = string.match(recorded, '^([^>]*)>([^>]*)>(%d+)')
-  if here == IDENTITY then since = math.min(since, known) end
+  local evidence, successor, known_since = string.match(recorded, '^([^>]*)>([^>]*)>(%d+)')
+  if successor == IDENTITY then since = math.min(since, known_since) end
   recorded = evidence or recorded
-  for each, least in string.gmatch(fine, '([^ /]+)/?(%d*)') do
-    if string.sub(recorded, 1, #each) == each and (tonumber(least) or 0) <= tonumber(ttl or 0) then return 0 end
+  for prefix, min_ttl in string.gmatch(lossless, '([^ /]+)/?(%d*)') do
+    if string.sub(recorded, 1, #prefix) == prefix and (tonumber(min_ttl) or 0) <= tonumber(ttl or 0) then return 0 end
   end
-  local ms = math.max(0, math.ceil(since + math.max(wait, ttl or 0) - micros() / 1000))
-  return ms, string.format('%s>%s>%.0f', recorded, IDENTITY, since)
+  local left_ms = math.max(0, math.ceil(since + math.max(wait, ttl or 0) - get_time_us() / 1000))
+  return left_ms, string.format('%s>%s>%.0f', recorded, IDENTITY, since)
 end
 
--- The next fence after this one, and by how many ms it is ahead of the clock. The clock makes good for grants that the
--- server has lost. In a quorum they are agreed on by counting, so that servers answer alike; unless this one may have lost
--- some.
+-- Returns the fence after `fence`, and by how many ms that fence is ahead of the server's clock. `recorded` is the
+-- identity under which `fence` was granted. A fence is at least the clock in µs, so that it passes the fences of grants
+-- that this server has lost. The servers of a quorum count instead, so that all of them propose the same fence; a
+-- server that may have lost grants (its identity differs from the record's) takes the clock.
 local function next_fence(fence, recorded)
-  local now = micros()
-  local following = COUNTS and fence > 0 and recorded == IDENTITY and fence + 1 or math.max(fence + 1, now)
-  return following, math.max(0, math.ceil((following - now) / 1000))
+  local now_us = get_time_us()
+  local following = IN_QUORUM and fence > 0 and recorded == IDENTITY and fence + 1 or math.max(fence + 1, now_us)
+  return following, math.max(0, math.ceil((following - now_us) / 1000))
 end
 
--- Splits the rest of a stored text, after the words that this version knows: into the words of a later version, each
--- after its space, and the free text, or nil.
-local function parted(rest)
-  if rest == '' then return '' end
-  local at = string.find(rest, ' !', 1, true)
-  if not at then return rest end
-  return string.sub(rest, 1, at - 1), string.sub(rest, at + 2)
+-- Splits the end of a stored text, after the words that this version knows, into the words of a later version, each
+-- with the space before it, and the free text, or nil.
+local function split_free_text(tail)
+  if tail == '' then return '' end
+  local mark_at = string.find(tail, ' !', 1, true)
+  if not mark_at then return tail end
+  return string.sub(tail, 1, mark_at - 1), string.sub(tail, mark_at + 2)
 end
 
-local function leave(who)
-  call('ZREM', QUEUE, who)
-  call('HDEL', WAITERS, who)
+local function dequeue(waiter)
+  call('ZREM', QUEUE, waiter)
+  call('HDEL', WAITERS, waiter)
 end
 
--- Stand in the queue, or stay there, and be alive.
-local function enqueue(who, life, heard, channel, wants)
-  local alive = micros() / 1000 + ALIVE_MS
-  call('PEXPIRE', QUEUE, QUEUE_MS)  -- before the first write: who has no right to it leaves nothing
-  if not call('ZSCORE', QUEUE, who) then
+-- Puts the waiter into the queue, or keeps the waiter's place there, and marks the waiter as alive.
+local function enqueue(waiter, handover_ttl, subscribed, channel, wants)
+  local alive_until = get_time_us() / 1000 + LIVENESS_MS
+  -- Before the first write: a client without the right to PEXPIRE leaves no key without a TTL.
+  call('PEXPIRE', QUEUE, QUEUE_TTL_MS)
+  if not call('ZSCORE', QUEUE, waiter) then
     local newest = call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2] or 0
-    call('ZADD', QUEUE, string.format('%.0f', newest + 1), who)
-    call('PEXPIRE', QUEUE, QUEUE_MS)
+    call('ZADD', QUEUE, string.format('%.0f', newest + 1), waiter)
+    call('PEXPIRE', QUEUE, QUEUE_TTL_MS)
   end
-  call('HSET', WAITERS, who, string.format('%.0f %s %s %s%s', alive, life, heard, channel, wants or ''))
-  call('PEXPIRE', WAITERS, QUEUE_MS)
+  call('HSET', WAITERS, waiter,
+    string.format('%.0f %s %s %s%s', alive_until, handover_ttl, subscribed, channel, wants or ''))
+  call('PEXPIRE', WAITERS, QUEUE_TTL_MS)
 end
 
--- Whether a waiter can be woken: one that was subscribed and is not any more has died, or lost its connection.
--- Where the server may not be asked, we believe so. A channel with a hash tag is a sharded one.
-local heard_by  -- channel -> its number of subscribers, as one script call sees it: many waiters share one
-local function reachable(heard, channel)
-  if heard ~= '1' then return true end
-  heard_by = heard_by or {}
-  if not heard_by[channel] then
-    local sharded = string.find(channel, '{', 1, true)
-    local subscribers = redis.pcall('PUBSUB', sharded and 'SHARDNUMSUB' or 'NUMSUB', channel)
-    heard_by[channel] = subscribers.err and 1 or subscribers[2]
+local subscriber_counts  -- channel -> number of subscribers: the script asks once per channel, which many waiters share
+-- Whether a push can reach the waiter. A waiter that was subscribed, and whose channel has no subscriber now, has died
+-- or has lost its connection. If the ACL refuses PUBSUB, the script assumes a subscriber. A channel with a hash tag is
+-- a sharded channel.
+local function is_reachable(subscribed, channel)
+  if subscribed ~= '1' then return true end
+  subscriber_counts = subscriber_counts or {}
+  if not subscriber_counts[channel] then
+    local is_sharded = string.find(channel, '{', 1, true)
+    local subscribers = redis.pcall('PUBSUB', is_sharded and 'SHARDNUMSUB' or 'NUMSUB', channel)
+    subscriber_counts[channel] = subscribers.err and 1 or subscribers[2]
   end
-  return heard_by[channel] > 0
+  return subscriber_counts[channel] > 0
 end
 
-local function tell(channel, message)
-  if channel == '-' then return end  -- nobody's
+local function publish(channel, message)
+  if channel == '-' then return end  -- the client has no channel
   redis.pcall(string.find(channel, '{', 1, true) and 'SPUBLISH' or 'PUBLISH', channel, message)
 end
 
--- The waiter whose turn it is, from this place in the queue on: {token, life, channel, wants, place}, or nil. That
--- is the oldest live one that can be woken, or, if the first MUTES can not, the oldest live one. A waiter that lost its
--- connection may come back, so it keeps its place. turn() drops the dead, and reads more waiters with each step, since
--- where one is dead many may be. If a script call has looked at LOOKS of them, and all were dead, then the second result
--- tells the client to come again.
-local looks = LOOKS
-local function turn(place)
-  local now, mute, mutes, number = nil, nil, 0, 1
+-- Returns the waiter whose turn it is, from `position` in the queue on, as {token, handover ttl, channel, wants,
+-- position}, or nil; and 1 if the client must ask again at once, because all of the MAX_SCANNED waiters that this
+-- script call looked at were dead, and the queue holds more.
+--
+-- The turn is the oldest live and reachable waiter's; if the first MAX_UNREACHABLE live waiters are unreachable, the
+-- oldest live waiter's. An unreachable waiter keeps its place, since its client may connect again. Each step reads
+-- eight times as many waiters as the step before, because where one waiter is dead, many may be.
+local scans_left = MAX_SCANNED
+local function next_waiter(position)
+  local now_ms, unreachable, unreachable_count, batch_size = nil, nil, 0, 1
   repeat
-    local names = call('ZRANGE', QUEUE, place, place + number - 1)
-    if not names[1] then return mute, 0 end
-    local said, dead, found = call('HMGET', WAITERS, unpack(names)), {}, nil
-    now, looks = now or micros() / 1000, looks - #names
-    for i, who in ipairs(names) do
-      local alive, life, heard, channel, wants = string.match(said[i] or '', '^(%d+) (%d+) (%d) (%S+) ?(.*)')
-      if not (alive and tonumber(alive) > now) then
-        dead[#dead + 1] = who
+    local tokens = call('ZRANGE', QUEUE, position, position + batch_size - 1)
+    if not tokens[1] then return unreachable, 0 end
+    local entries, dead, found = call('HMGET', WAITERS, unpack(tokens)), {}, nil
+    now_ms, scans_left = now_ms or get_time_us() / 1000, scans_left - #tokens
+    for i, waiter in ipairs(tokens) do
+      local alive_until, handover_ttl, subscribed, channel, wants =
+        string.match(entries[i] or '', '^(%d+) (%d+) (%d) (%S+) ?(.*)')
+      if not (alive_until and tonumber(alive_until) > now_ms) then
+        dead[#dead + 1] = waiter
       else
-        local this = {who, life, channel, wants, place}
-        if reachable(heard, channel) then
-          found = this
+        local candidate = {waiter, handover_ttl, channel, wants, position}
+        if is_reachable(subscribed, channel) then
+          found = candidate
           break
         end
-        mute, mutes, place = mute or this, mutes + 1, place + 1
+        unreachable, unreachable_count, position = unreachable or candidate, unreachable_count + 1, position + 1
       end
     end
     if dead[1] then
       call('ZREM', QUEUE, unpack(dead))
       call('HDEL', WAITERS, unpack(dead))
     end
-    if found or mutes >= MUTES then return found or mute, 0 end
-    number = math.min(number * 8, LOOK, looks)
-  until number <= 0
-  return mute, mute and 0 or call('EXISTS', QUEUE)
+    if found or unreachable_count >= MAX_UNREACHABLE then return found or unreachable, 0 end
+    batch_size = math.min(batch_size * 8, MAX_READ, scans_left)
+  until batch_size <= 0
+  return unreachable, unreachable and 0 or call('EXISTS', QUEUE)
 end
 
--- Tell a waiter that it was granted something. From now on it lives as long as that grant, unless it is heard of again.
-local function push(who, life, channel, wants)
+-- Wakes a waiter that has just been granted something. From now on the waiter counts as alive only as long as the grant
+-- lasts, unless another heartbeat arrives.
+local function announce_grant(waiter, handover_ttl, channel, wants)
   local space = wants ~= '' and ' ' or ''
-  call('HSET', WAITERS, who, string.format('%.0f %s 0 %s%s%s', micros() / 1000 + life, life, channel, space, wants))
-  tell(channel, 'granted ' .. who)
+  call('HSET', WAITERS, waiter,
+    string.format('%.0f %s 0 %s%s%s', get_time_us() / 1000 + handover_ttl, handover_ttl, channel, space, wants))
+  publish(channel, 'granted ' .. waiter)
 end
 
--- The verb vouch: everybody named is alive. `settle` hands out what is free and returns a pttl or MORE, and whether the
--- head is to ask: in a quarantine, since its client may prove that nothing was lost; or to hear that another version has
--- the name. `holds` tells whether a token has been granted.
-local function vouch(settle, holds)
-  local channel, heard, states = ARGV[2], ARGV[3], {}
-  local alive = string.format('%.0f', micros() / 1000 + ALIVE_MS)
+-- The verb `vouch`: marks every waiter named in the message as alive. `hand_out_free` grants what is free, and returns
+-- a pttl or MORE_EXPIRED, and whether the head of the queue must send its acquire again: because of a quarantine, which
+-- the head's client may be able to end by a proof, or because another version owns the record, which acquire reports.
+-- `is_granted` says whether a token has been granted.
+local function heartbeat(hand_out_free, is_granted)
+  local channel, subscribed, states = ARGV[2], ARGV[3], {}
+  local alive_until = string.format('%.0f', get_time_us() / 1000 + LIVENESS_MS)
   for i = 4, #ARGV, 2 do
-    local queued = call('ZSCORE', QUEUE, ARGV[i])
-    local said = queued and call('HGET', WAITERS, ARGV[i])
-    if queued and not said then  -- evicted: nobody knows what it wants
-      leave(ARGV[i])
-      queued = nil
+    local waiter, handover_ttl = ARGV[i], ARGV[i + 1]
+    local is_queued = call('ZSCORE', QUEUE, waiter)
+    local entry = is_queued and call('HGET', WAITERS, waiter)
+    if is_queued and not entry then  -- the server has evicted the entry, and with it what the waiter wants
+      dequeue(waiter)
+      is_queued = nil
     end
-    if queued then
-      local wants = string.match(said, '^%d+ %d+ %d %S+( .*)') or ''
-      call('HSET', WAITERS, ARGV[i], alive .. ' ' .. ARGV[i + 1] .. ' ' .. heard .. ' ' .. channel .. wants)
+    if is_queued then
+      local wants = string.match(entry, '^%d+ %d+ %d %S+( .*)') or ''
+      call('HSET', WAITERS, waiter, alive_until .. ' ' .. handover_ttl .. ' ' .. subscribed .. ' ' .. channel .. wants)
     end
-    states[#states + 1] = queued and QUEUED or GONE
+    states[#states + 1] = is_queued and QUEUED or NOT_FOUND
   end
-  call('PEXPIRE', QUEUE, QUEUE_MS)
-  call('PEXPIRE', WAITERS, QUEUE_MS)
-  local pttl, doubt = settle()
+  call('PEXPIRE', QUEUE, QUEUE_TTL_MS)
+  call('PEXPIRE', WAITERS, QUEUE_TTL_MS)
+  local pttl, head_must_ask = hand_out_free()
   local head = call('ZRANGE', QUEUE, 0, 0)[1] or ''
-  for i = 4, #ARGV, 2 do
-    if holds(ARGV[i]) then
-      states[i / 2 - 1] = GRANTED
-    elseif doubt and ARGV[i] == head then
-      states[i / 2 - 1] = AGAIN
+  for n = 1, #states do
+    local waiter = ARGV[2 + 2 * n]
+    if is_granted(waiter) then
+      states[n] = GRANTED
+    elseif head_must_ask and waiter == head then
+      states[n] = RETRY
     end
   end
   return {pttl, head, unpack(states)}
 end
 
--- A tombstone: an acquire of this token that comes later takes nothing. It never cuts another one short.
-local function bury(who, ms)
-  if ms ~= '0' then
-    local now = micros() / 1000
-    local keep = string.format('%.0f', math.max(ms, call('PTTL', GONES)))
-    call('PEXPIRE', GONES, keep)
-    call('ZREMRANGEBYSCORE', GONES, '-inf', string.format('%.0f', now))
-    redis.pcall('ZADD', GONES, string.format('%.0f', now + ms), who)
-    call('PEXPIRE', GONES, keep)
+-- Adds a tombstone for `ttl` ms: an acquire of this token that arrives later takes nothing. A new tombstone never
+-- shortens the life of another.
+local function add_tombstone(member, ttl)
+  if ttl ~= '0' then
+    local now_ms = get_time_us() / 1000
+    local key_ttl = string.format('%.0f', math.max(ttl, call('PTTL', TOMBSTONES)))
+    call('PEXPIRE', TOMBSTONES, key_ttl)
+    call('ZREMRANGEBYSCORE', TOMBSTONES, '-inf', string.format('%.0f', now_ms))
+    redis.pcall('ZADD', TOMBSTONES, string.format('%.0f', now_ms + ttl), member)
+    call('PEXPIRE', TOMBSTONES, key_ttl)
   end
 end
 
--- The verb execute, and the one that finds its keys.
-local function execute(owns)
-  if not owns then return {GONE} end
-  return {GRANTED, call(ARGV[3], unpack(ARGV, 4))}
-end
-
-local function keys()
-  return call('COMMAND', 'GETKEYS', unpack(ARGV, 2))
+-- The verb `execute`: runs the command of the message if its sender is a holder.
+local function execute_command(is_holder)
+  if not is_holder then return {NOT_FOUND} end
+  return {GRANTED, call(unpack(ARGV, 3))}
 end

@@ -1,0 +1,74 @@
+"""Who leads, and when that changes. election.lua decides."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from interlock._client.error_texts import reply_error
+from interlock._protocol.timing import HANDOVER_TTL
+from interlock.primitives.codes import GRANTED, WRONG_KIND
+from interlock.primitives.election import Leader, is_leader
+from interlock.primitives.lock import RECORD_VERSION
+
+if TYPE_CHECKING:
+    from interlock._client.core import Core
+    from interlock._protocol.types import Resource
+
+WATCH_INTERVAL: Final = 1.0  # seconds after which a watcher looks by itself, at the latest
+EXPIRY_SLACK: Final = 0.005  # seconds after the end of a lease at which the server agrees
+
+
+class Watch:
+    """One who looks who leads."""
+
+    def __init__(self, core: Core, resource: Resource) -> None:
+        self.core = core
+        self.attempt = core.attempt(resource, HANDOVER_TTL, wait=True)
+        core.waiters.register(self.attempt)
+        self.last_reported: object = self  # nothing yet
+
+    async def look(self) -> Leader | None:
+        """Who leads now. When that changes, the server tells."""
+        attempt, core = self.attempt, self.core
+        _, channel = core.port.subscription_of(attempt.resource.keys[0])
+        reply = await core.query(attempt.resource, "watch", attempt.token, channel)
+        if reply[0] != GRANTED:
+            raise reply_error(attempt.resource, reply[0], reply)
+        core.port.ensure_subscribed(attempt.resource.keys[0])  # where it is by now
+        _, token, pttl, term = reply
+        return (
+            Leader(token.decode(errors="replace").removeprefix("!"), term, max(0, pttl) / 1000)
+            if is_leader(token)
+            else None
+        )
+
+    async def change(self) -> Leader | None:
+        """Wait until it is another one than was told last: who leads then, or None if nobody does."""
+        port = self.core.port
+        while True:
+            leader = await self.look()
+            if leader != self.last_reported:
+                self.last_reported = leader
+                return leader
+            # None is left of one who holds it for ever: of a foreigner.
+            pause = (
+                min(WATCH_INTERVAL, leader.remaining + EXPIRY_SLACK) if leader and leader.remaining else WATCH_INTERVAL
+            )
+            await port.wait(self.attempt.event, port.now() + pause)
+
+    def close(self) -> None:
+        """Look no more."""
+        self.core.waiters.unregister(self.attempt)
+
+
+async def leader(core: Core, resource: Resource) -> Leader | None:
+    """See Election.leader."""
+    value, pttl, record, *_ = await core.query(resource, "inspect", "1")
+    if record and not record.startswith(
+        (f"{RECORD_VERSION} election ".encode(), f"{RECORD_VERSION} unknown ".encode())
+    ):
+        raise reply_error(resource, WRONG_KIND, (WRONG_KIND, record))
+    term = int(record.split(b" ")[2]) if record else 0
+    if not is_leader(value) or (record and not term):  # in a quorum they agree on the term just now
+        return None
+    return Leader(value.decode(errors="replace").removeprefix("!"), term, max(0, pttl) / 1000)

@@ -1,0 +1,101 @@
+"""What users read when they do not get a lease: each error names the lock, the cause and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from interlock._protocol.types import TRANSIENT, Resource, ServerError
+from interlock.errors import AcquireTimeout, BrokenBarrier, ConfigError, LeaseLost, LockError, Unavailable
+from interlock.primitives.codes import BROKEN, LIMIT_MISMATCH, NO_EXPIRY, REVOKED, WRONG_KIND, quarantine_evidence
+
+if TYPE_CHECKING:
+    from interlock._client.grant import Attempt
+
+HEARTBEATS_UNANSWERED: Final = "the heartbeats of this waiter were not answered"
+OLD_PRIMARY_MAY_GRANT: Final = "it has just become the primary, and the one before may still grant beside it"
+Busy = Callable[[Resource, float, Any], LockError]  # the timeout in seconds, and the reply
+
+
+def unavailable_error(attempt: Attempt, shown: str, now: float, cause: Exception) -> Unavailable:
+    """The error for a server that has been away, or not ready, for too long."""
+    resource, waited = attempt.resource, f"{max(0.0, now - attempt.unanswered_since):.3g} s"
+    if isinstance(cause, ServerError):
+        return Unavailable(f"{resource}: {shown} can't serve it for {waited} ({cause}). Try again, or wait longer")
+    tls = ", and does that port speak TLS" if "rediss" in shown else ""
+    return Unavailable(
+        f"{resource}: no answer from {shown} for {waited} ({cause}). Is the server up and reachable from here{tls}?"
+    )
+
+
+def busy_error(resource: Resource, timeout: float, reply: Any) -> AcquireTimeout:
+    """What is said to one that did not get it."""
+    holder = reply[1].decode(errors="replace")
+    tried = f"was not acquired within {round(timeout, 3):g} s" if timeout else "is not free"
+    if not holder:
+        return AcquireTimeout(f"{resource} {tried}: others are before us in the queue")
+    if quarantine_evidence(reply):
+        return AcquireTimeout(
+            f"{resource} {tried}: it is in quarantine for {max(0, reply[2]) / 1000:.3g} s more, since its server was "
+            "restarted or replaced, and may have lost a lease that is alive. Wait; or, if nothing is at work there, "
+            'end it: .revoke("I know", force=True)'
+        )
+    revoked = ", whose lease is revoked and" if holder.startswith("!") else ", which"
+    holder = holder.removeprefix("!")
+    error = AcquireTimeout(
+        f"{resource} {tried}: it is held by {holder}{revoked} had {max(0, reply[2]) / 1000:.3g} s "
+        "left when last asked. Wait longer, or see .inspect()"
+    )
+    error.holder = holder
+    return error
+
+
+def reply_error(resource: Resource, code: int, reply: Any) -> LockError:
+    text = reply[1].decode(errors="replace") if len(reply) > 1 and isinstance(reply[1], bytes) else ""
+    if code == NO_EXPIRY:
+        return ConfigError(
+            f"{resource} is held without an expiry, which interlock never does, by {text!r} in the key "
+            f"{resource.keys[0]!r}. If nobody is at work there, DEL that key; nothing was changed"
+        )
+    if code == WRONG_KIND:
+        version_and_kind = " ".join(text.split()[:2])
+        return ConfigError(
+            f"{resource}: the name is in use as something else, or by another version ({version_and_kind!r}). "
+            "Use another name"
+        )
+    if code == LIMIT_MISMATCH:
+        what, way = (
+            ("parties", "") if resource.kind == "barrier" else ("limit", ", or change it for all with set_limit()")
+        )
+        return ConfigError(f"{resource} has the {what} {reply[1]}, which others use now. Give that one{way}")
+    if code == BROKEN:
+        return BrokenBarrier(f"{resource}: who waits here waits in vain, since {text}")
+    if code == REVOKED:
+        return LeaseLost(f"{resource} was revoked ({text}) in the moment it was handed over. Acquire it again")
+    return AcquireTimeout(f"{resource}: this attempt was given up and can't be granted any more. Acquire it again")
+
+
+_ACL_ADVICE: Final = "the server's ACL forbids it. Give this user the rights listed in docs/acl.md"
+
+
+def server_error(subject: object, shown: str, text: str) -> LockError:
+    """An error reply of the server, in words that tell the way out."""
+    for word, error, advice in (
+        ("WRONGTYPE", ConfigError, "one of its keys holds something else. Use another name or prefix"),
+        ("READONLY", Unavailable, "that is a read-only replica. Connect to its primary"),
+        ("NOPERM", ConfigError, _ACL_ADVICE),
+        ("ACL failure in script", ConfigError, _ACL_ADVICE),
+        ("user executing the script can't", ConfigError, _ACL_ADVICE),
+        ("non deterministic", ConfigError, "its lua-replicate-commands is off. Set it to yes (its default)"),
+        ("NOAUTH", ConfigError, "a password is needed. Put it into the URL"),
+        ("WRONGPASS", ConfigError, "the user name or password is wrong"),
+        ("OOM", Unavailable, "the server has no memory left. Raise maxmemory or remove data"),
+        ("MISCONF", Unavailable, "the server can't write to its disk"),
+        ("MOVED", ConfigError, "that is one node of a cluster. Use a URL redis+cluster://"),
+        ("WAITAOF", ConfigError, "fsync=True needs appendonly yes there, and Redis 7.2 or Valkey"),
+        ("CROSSSLOT", ConfigError, "the keys are in different slots. Give them the same hash tag"),
+        *((passing, Unavailable, "the server is not ready. Try again") for passing in TRANSIENT),
+    ):
+        if word in text:
+            return error(f"{subject} at {shown}: {advice} [{text}]")
+    return LockError(f"{subject} at {shown}: the server refused [{text}]")

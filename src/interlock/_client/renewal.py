@@ -1,0 +1,380 @@
+"""Keeping many leases alive: every lease is renewed at ttl/3, many in one call, and every end is told.
+
+Theory. Grants stand in buckets of time, by when they are due: for their renewal, or (not renewed, or the server is
+away) for their end. A bucket is a dict, so that taking a grant out on release is one step, without search and without a
+wake-up; only buckets whose time has come are looked at. One loop (`LeaseEnds`) does that, without any I/O: it tells the
+ends that have come, and sets aside what is to be renewed for another loop, which asks the server.
+
+Rules.
+ 1. A failed renewal is not a loss: the lease is in jeopardy, and tried again, until its deadline.
+ 2. The fixed rate is ttl/3, counted from when the last renewal was sent.
+ 3. One bad key never delays another (the script answers each by itself), and no call may take so long that the others
+    are renewed late (`RENEWAL_TIMEOUT`). No call delays the word that a lease has ended.
+ 4. A grant that ended is out of its bucket before its release is sent; an answer that comes later changes nothing.
+ 5. A revocation is known within a second. A short section needs no subscription; so a lease that was granted while its
+    channel was not heard is asked about when it is `SUBSCRIBE_AFTER` old. After each new subscription every lease on
+    that channel is asked about at once. A push that comes before its grant is known here is remembered
+    (`early_revocations`).
+ 6. Timers stand still while the machine sleeps and our clock does not: so nobody naps longer than ttl/10 or 1 s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from interlock._client.error_texts import OLD_PRIMARY_MAY_GRANT
+from interlock._client.grant import Grant
+from interlock._protocol.log import log
+from interlock._protocol.timing import FOREVER, margin
+from interlock._protocol.types import Disconnected, Message, Port, Route, Script, ServerError
+from interlock.primitives.codes import GRANTED, reason_lost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from interlock._client.grant import Attempt
+    from interlock._client.undo import Undo
+
+RENEWAL_BATCH: Final = 500  # leases in one script call: two keys each
+RENEWAL_TIMEOUT: Final = 1.0  # seconds that one renewal call may take
+RENEWAL_RETRY_DELAY: Final = 0.1  # seconds after which the keeper sees again to what it could not finish
+# Seconds after which a lease is worth a subscription, so that a revocation is pushed to it, and a question whether it
+# was revoked before. Shorter leases cost neither. A holder is to learn of a revocation within a second: it is less.
+SUBSCRIBE_AFTER: Final = 0.8
+QUESTION_GRAIN: Final = 0.1  # seconds: leases whose first question is due so near to each other are asked about at once
+MAX_SLEEP: Final = 1.0  # seconds that the keeper of ends may sleep while there is any lease
+MAX_EARLY_REVOCATIONS: Final = 1000  # revocations that are remembered of leases that are not known here
+
+
+class Bucket(dict[str, Grant]):
+    """The leases that are due at one time, by token; and the shortest ttl that any of them had."""
+
+    shortest_ttl = FOREVER
+
+
+class Renewal:
+    """The leases of one client, by when each is due."""
+
+    def __init__(
+        self,
+        port: Port,
+        wake_ends_at: Callable[[float], None],
+        wake_renewal_at: Callable[[float], None],
+        undo: Undo,
+    ) -> None:
+        self.port = port
+        self.wake_ends_at = wake_ends_at  # tells the keeper of ends of a time until which it must not sleep on
+        self.wake_renewal_at = wake_renewal_at  # the same for the keeper that renews
+        self.ends = LeaseEnds(self, undo)
+        self.buckets: dict[float, Bucket] = {}
+        self.in_flight: dict[str, Grant] = {}  # those that are renewed now or next; each is here or in a slot, always
+        self.dropped: deque[tuple[float, Attempt]] = deque(maxlen=1000)  # until when, what
+        self.subscribed_since: dict[str | None, float] = {}  # when each channel (None: any) was subscribed last
+        self.resubscribed: set[str | None] = set()  # those for which the leases have not been asked about since
+        self.early_revocations: dict[str, str] = {}  # why a token was revoked that no lease here had at that moment
+
+    def due(self) -> float:
+        """When something must be renewed: at once, if it is set aside for that."""
+        return self.port.now() if self.in_flight else FOREVER
+
+    def held(self) -> list[Grant]:
+        """All leases that have not ended."""
+        return [grant for grant in self._all() if grant.end_reason is None]
+
+    def _all(self) -> Iterator[Grant]:
+        for slot in list(self.buckets.values()):
+            yield from list(slot.values())
+        yield from list(self.in_flight.values())
+
+    def add(self, grant: Grant) -> None:
+        """Keep this lease alive from now on."""
+        self._schedule(grant, min(_next_due(grant), FOREVER if self._is_subscribed(grant) else _first_question(grant)))
+
+    def _is_subscribed(self, grant: Grant) -> bool:
+        """Whether a revocation was or will be pushed, since a request about this lease was sent that it answers."""
+        return -1 < self._subscribed_at(grant) < _answered_since(grant)
+
+    def _may_have_missed_revocation(self, grant: Grant) -> bool:
+        """Whether a revocation may have been pushed between the last request that was answered and the subscription."""
+        return self._subscribed_at(grant) >= _answered_since(grant)
+
+    def _subscribed_at(self, grant: Grant) -> float:
+        """Since when a revocation of this lease is pushed to us; -1 if it would not be pushed now."""
+        heard, channel = self.port.subscription_of(grant.resource.keys[0])
+        return max(self.subscribed_since.get(None, -1), self.subscribed_since.get(channel, -1)) if heard == "1" else -1
+
+    def subscribed(self, channel: str | None) -> None:
+        """This channel is heard from now on, or not any more: a revocation may have been missed before."""
+        with self.port.mutex:
+            now = self.subscribed_since[channel] = self.port.now()
+            self.resubscribed.add(channel)
+        if self.buckets:  # else there is nothing to ask about, or it is being asked, and the keeper comes again
+            self.wake_ends_at(now)
+
+    def _schedule(self, grant: Grant, due: float) -> None:
+        with self.port.mutex:
+            slot = self.buckets.get(due)
+            if slot is None:
+                slot = self.buckets[due] = Bucket()
+            ttl = grant.attempt.ttl
+            slot.shortest_ttl = min(slot.shortest_ttl, ttl)
+            slot[grant.attempt.token] = grant
+            grant.bucket = slot
+            self.in_flight.pop(grant.attempt.token, None)
+        nap = _answered_since(grant) + _max_sleep(ttl)
+        self.wake_ends_at(min(due, nap))
+
+    def remove(self, grant: Grant) -> None:
+        """Renew it no more. No I/O and no lock: also called while it is garbage collected."""
+        slot = grant.bucket
+        if slot is not None:
+            slot.pop(grant.attempt.token, None)
+        self.in_flight.pop(grant.attempt.token, None)
+
+    def drop(self, grant: Grant) -> None:
+        """Nobody has it any more. Somebody may still work under it: so it runs out, unless the process ends."""
+        self.remove(grant)
+        grant.end_reason = "it was dropped without release"
+        self._remember_for_close(grant)
+
+    def _remember_for_close(self, grant: Grant) -> None:
+        """Closing takes it back, as long as something of it may be left."""
+        now = self.port.now()
+        with contextlib.suppress(IndexError):  # empty, or another thread was at it
+            while self.dropped[0][0] < now:
+                self.dropped.popleft()
+        self.dropped.append((grant.attempt.lasts_until(now), grant.attempt))
+
+    def reschedule(self, grant: Grant) -> None:
+        """Its deadline has been extended."""
+        if not grant.renews:
+            before = grant.bucket
+            self.add(grant)  # first into the new place, then out of the old one
+            if before is not None and before is not grant.bucket:
+                before.pop(grant.attempt.token, None)
+
+    def lose(self, grant: Grant, why: str) -> None:
+        """It is lost: tell its holder, once."""
+        self.remove(grant)
+        with self.port.mutex:  # an answer may come in the moment in which the time is up
+            told, lease = grant.end_reason is not None, grant.lose(why)
+        if not told:
+            log.warning("%s", grant.error(why))
+            self._remember_for_close(grant)
+        if lease:
+            try:
+                lease._on_lost()
+            except Exception:  # noqa: BLE001 (one that can't be told must not keep the others from it)
+                log.exception("interlock: the loss of %s could not be told", grant.resource)
+
+    def revoked(self, token: str, why: str) -> None:
+        """The server's word that this lease was taken away."""
+        with self.port.mutex:
+            self.early_revocations[token] = (
+                why  # before the look at those that are here: Core.hold does it the other way round
+            )
+            if len(self.early_revocations) > MAX_EARLY_REVOCATIONS:
+                del self.early_revocations[next(iter(self.early_revocations))]
+        for grant in self._all():
+            if grant.token == token:
+                self.lose(grant, f"it was revoked: {why}")
+                return
+
+    def take_due(self) -> None:
+        """Set aside what the server is to be asked about now: to renew it, or whether it was revoked."""
+        now, due = self.port.now(), list[Grant]()
+        self._ask_about_resubscribed()
+        with self.port.mutex:
+            for time in sorted(time for time in self.buckets if time <= now):
+                due += self.buckets[time].values()
+                self.in_flight.update(self.buckets[time])  # first in the one place, then out of the other
+                del self.buckets[time]
+        for grant in due:
+            lengthens = grant.renews and grant.deadline < grant.max_hold_until
+            if not lengthens and self._is_subscribed(grant) and grant.reason_ended(now) is None:
+                self._schedule(grant, _end_due(grant))
+        if self.in_flight:
+            self.wake_renewal_at(now)
+
+    def _ask_about_resubscribed(self) -> None:
+        """Ask about every lease whose revocation may have been pushed while its channel was not heard."""
+        if not self.resubscribed:
+            return
+        with self.port.mutex:
+            channels, self.resubscribed = self.resubscribed, set()
+        for slot in list(self.buckets.values()):
+            for token, grant in list(slot.items()):
+                whose = None if None in channels else self.port.subscription_of(grant.resource.keys[0])[1]
+                if whose in channels and not self._is_subscribed(grant):
+                    self.in_flight[token] = grant  # first in the one place, then out of the other
+                    slot.pop(token, None)
+
+    def report_ends(self) -> float:
+        """Tell those whose end has come, of those that are set aside: when the next one comes."""
+        now, first = self.port.now(), FOREVER
+        for grant in list(self.in_flight.values()):
+            if grant.end_reason is not None:
+                self.remove(grant)
+            elif why := grant.reason_ended(now):
+                self.lose(grant, why)
+            else:
+                first = min(first, grant.deadline)
+        return first
+
+    async def tick(self) -> None:
+        """Renew what is set aside, or ask whether it was revoked."""
+        due, silent = list(self.in_flight.values()), dict[object, bytes]()
+        try:
+            for i in range(0, len(due), RENEWAL_BATCH):
+                await self._renew(due[i : i + RENEWAL_BATCH], silent)
+        finally:  # whatever went wrong, nobody is forgotten
+            for grant in due:
+                if self.in_flight.get(grant.token) is grant:
+                    self._schedule(grant, self.port.now() + RENEWAL_RETRY_DELAY)
+
+    async def _renew(self, grants: list[Grant], silent: dict[object, bytes]) -> None:
+        """Renew these at once. `silent` has the nodes that did not answer: to ask for more would tell ends late."""
+        sent, batches = self.port.now(), dict[tuple[Script, Route], list[Grant]]()
+        for grant in grants:
+            if grant.end_reason is None:
+                place = self.port.route(grant.resource.keys[0])
+                batches.setdefault((grant.resource.script, place), []).append(grant)
+                if (
+                    not grant.renews or grant.attempt.ttl / 3 > SUBSCRIBE_AFTER
+                ):  # else it is asked about so often anyway
+                    self.port.ensure_subscribed(grant.resource.keys[0])
+        asked = [(place, batch) for (_, place), batch in batches.items() if place.node not in silent]
+        replies: list[Any] = []
+        if asked:
+            shortest = min(grant.attempt.ttl for _, batch in asked for grant in batch)
+            patience = min(RENEWAL_TIMEOUT, max(0.05, shortest / 3))
+            replies = await self.port.calls([_renew_message(batch, sent) for _, batch in asked], sent + patience)
+        stale: list[Grant] = []
+        apart: list[Grant] = []
+        for (place, batch), reply in zip(asked, replies, strict=True):
+            if isinstance(reply, Disconnected) and reply.stale:
+                stale += batch  # it had died while idle: that says nothing of the server
+            elif len(batch) > 1 and isinstance(reply, ServerError) and str(reply).startswith("TRYAGAIN"):
+                apart += batch  # their slot is on its way to another node, and some of them have arrived
+            elif isinstance(reply, Exception):
+                if not isinstance(reply, ServerError):
+                    silent[place.node] = _cause(reply)
+                self._on_states(batch, [_cause(reply)] * len(batch), sent)
+            else:
+                counts = GRANTED not in reply or not self.port.old_primary_may_still_grant(batch[0].resource.keys[0])
+                states = (
+                    reply if counts else [OLD_PRIMARY_MAY_GRANT.encode() if each == GRANTED else each for each in reply]
+                )
+                self._on_states(batch, states, sent)
+        for (_, place), batch in batches.items():
+            if (place, batch) not in asked:
+                self._on_states(batch, [silent[place.node]] * len(batch), sent)
+        if stale:
+            await self._renew(stale, silent)
+        for grant in apart:
+            await self._renew([grant], silent)
+
+    def _on_states(self, grants: list[Grant], states: list[Any], sent: float) -> None:
+        now = self.port.now()
+        for grant, state in zip(grants, states, strict=False):
+            if grant.end_reason is not None:
+                self.remove(grant)
+            elif why := grant.reason_ended(now):  # what was lost stays lost
+                self.lose(grant, why)
+            elif isinstance(state, bytes):
+                self._on_failure(grant, state)
+            elif why := reason_lost(state):
+                self.lose(grant, why)
+            else:
+                grant.extend_deadline(sent, _ttl_ms(grant, sent) / 1000)
+                # Subscribed while the question was under way, and found the lease in no bucket: ask again.
+                self._schedule(grant, now if self._may_have_missed_revocation(grant) else _next_due(grant))
+
+    def _on_failure(self, grant: Grant, cause: bytes) -> None:
+        if grant.renews and not grant.renewal_failing:
+            log.info("%s: a renewal failed and is tried again: %s", grant.resource, cause.decode(errors="replace"))
+        grant.renewal_failing = grant.renews
+        self._schedule(grant, min(self.port.now() + min(1.0, grant.attempt.ttl / 12), grant.deadline))
+
+
+class LeaseEnds:
+    """The chore that tells the ends of leases, and sets aside what is to be renewed or taken back. It does no I/O."""
+
+    def __init__(self, renewal: Renewal, undo: Undo) -> None:
+        self.renewal = renewal
+        self.undo = undo  # has the leases that finalizers have left, which wake nobody
+        self.next_end = FOREVER  # when the first of those ends that are set aside
+
+    def due(self) -> float:
+        """When its keeper must come at the latest."""
+        renewal = self.renewal
+        now = renewal.port.now()
+        slots = list(renewal.buckets.items())  # in one step: other threads add to it
+        if slots and renewal.resubscribed:
+            return now
+        # A lease that is asked about now may be left by a finalizer meanwhile, as any other.
+        naps: list[float] = [
+            *(_max_sleep(slot.shortest_ttl) for _, slot in slots),
+            *((MAX_SLEEP,) if renewal.in_flight else ()),
+        ]
+        if self.undo.from_finalizers:  # looked at last: what was left before is no lease any more
+            return now
+        return min([self.next_end, *(now + nap for nap in naps), *(due for due, _ in slots)])
+
+    async def tick(self) -> None:
+        """Look at those whose time has come."""
+        renewal = self.renewal
+        now, oldest = renewal.port.now(), next(renewal._all(), None)
+        if oldest is not None and now > _answered_since(oldest) + SUBSCRIBE_AFTER:
+            renewal.port.ensure_subscribed(oldest.resource.keys[0])
+        self.undo.adopt_from_finalizers()
+        renewal.take_due()
+        self.next_end = renewal.report_ends()
+
+
+def _max_sleep(ttl: float) -> float:
+    """How long the keeper may sleep while such a lease is held: timers stand still when the machine sleeps."""
+    return min(MAX_SLEEP, ttl / 10)
+
+
+def _answered_since(grant: Grant) -> float:
+    """When the request was sent that the server answered last: the lease was not revoked before."""
+    return grant.jeopardy_after - grant.attempt.ttl / 2
+
+
+def _first_question(grant: Grant) -> float:
+    """When it is asked about first, if a revocation would not be pushed."""
+    return (_answered_since(grant) + SUBSCRIBE_AFTER) // QUESTION_GRAIN * QUESTION_GRAIN
+
+
+def _next_due(grant: Grant) -> float:
+    """When it is to be renewed, or ends: whichever comes first."""
+    ttl = grant.attempt.ttl
+    grain = ttl / 30
+    renewal = (grant.jeopardy_after - ttl / 6) // grain * grain if grant.renews else FOREVER
+    return min(renewal, _end_due(grant))
+
+
+def _end_due(grant: Grant) -> float:
+    grain = min(0.05, grant.attempt.ttl / 30)
+    return math.ceil(grant.deadline / grain) * grain
+
+
+def _renew_message(grants: list[Grant], sent: float) -> Message:
+    """The renewal of leases that are in one place."""
+    keys = [key for grant in grants for key in grant.resource.renew_keys]
+    args = [word for grant in grants for word in (grant.token, str(_ttl_ms(grant, sent)))]
+    return grants[0].resource.script, keys, ["renew", *args]
+
+
+def _cause(error: Exception) -> bytes:
+    return (str(error) or type(error).__name__).encode()
+
+
+def _ttl_ms(grant: Grant, now: float) -> int:
+    """The ttl to ask for, in ms: not beyond max_hold; and if it is not renewed, what is left."""
+    ttl = grant.attempt.ttl if grant.renews else grant.deadline - now
+    return max(1, int(min(ttl, grant.max_hold_until - now + 2 * margin(ttl, grant.attempt.drift)) * 1000))

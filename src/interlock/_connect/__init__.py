@@ -1,0 +1,1 @@
+"""What a user names becomes data: an address, a cluster, a quorum."""

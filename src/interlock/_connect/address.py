@@ -1,0 +1,256 @@
+"""Where to connect: a URL, or a client that you have already, becomes an `Address`.
+
+We open connections of our own from it (PROTOCOL, "In doubt"): a client's pool, retries and health checks are not
+ours to steer, and a request that is silently sent again changes its meaning. What redis-py does well is left to
+it: parsing the URL, TLS, authentication, SELECT. What is spoken on the open connection is ours.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import unquote
+
+import hiredis
+import redis.asyncio.connection
+import redis.asyncio.retry
+import redis.connection
+import redis.retry
+from redis.backoff import NoBackoff
+
+from interlock._protocol.log import log
+from interlock._protocol.timing import RETRY_FOR
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+IO_TIMEOUT: Final = 5.0  # seconds without an answer after which a connection is given up
+_SYNC: Final[Any] = redis.connection
+_ASYNC: Final[Any] = redis.asyncio.connection
+_HIREDIS: Final[Any] = hiredis
+
+# What of a client's parameters says where the server is and how to get in. The rest is how that client behaves.
+_KEPT: Final = ("host", "port", "path", "db", "username", "password", "credential_provider", "client_name",
+                "socket_timeout", "socket_connect_timeout", "socket_keepalive", "socket_keepalive_options")  # fmt: skip
+FAILOVER_TIME: Final = 60.0  # seconds that a failover may take, the noticing included
+# Seconds for which an isolated primary may accept writes beyond min-replicas-max-lag: it compares whole seconds, and
+# looks once a second.
+LAG_GRACE: Final = 2.0
+# A node of a cluster tests a link that is silent after half a cluster-node-timeout, waits a whole one for the answer,
+# and looks every 0.1 s (of which we take ten, for a machine that is busy).
+NODE_TIMEOUTS: Final = 1.5
+NODE_GRACE: Final = 1.0  # seconds
+DEFAULT_NODE_TIMEOUT: Final = 15.0  # seconds: cluster-node-timeout, as it is unless somebody sets it
+DEFAULT_MAX_LAG: Final = 10  # seconds: min-replicas-max-lag, as it is unless somebody sets it
+
+
+class PrimaryFinder(Protocol):
+    """The sentinels that name the primary of a service."""
+
+    @property
+    def service(self) -> str: ...
+
+    def primary(self, within: float) -> tuple[str, int]:
+        """Host and port of the primary, asked for anew, within so many seconds."""
+        ...
+
+
+@dataclass(frozen=True)
+class Address:
+    """One server: how to reach it, and how to name it to people (without its password)."""
+
+    kind: str  # tcp, tls, unix, or embedded (found anew for each connection)
+    display_url: str
+    parameters: Mapping[str, Any] = field(repr=False)
+    sentinels: PrimaryFinder | None = None  # who name the primary, anew for each connection
+    clustered: bool = False  # a node of a cluster
+    votes: bool = False  # a server of a quorum
+
+    @property
+    def retry_for(self) -> float:
+        """Seconds that the server may be away before a call says Unavailable."""
+        return FAILOVER_TIME if self.sentinels or self.clustered else RETRY_FOR
+
+    @property
+    def can_fail_over(self) -> bool:
+        """Whether a server there may be demoted and promoted again, which no connection to it shows."""
+        return self.sentinels is not None or self.clustered
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that an answer may take: no client's parameters make a call of ours longer than we promise."""
+        return min(self.parameters.get("socket_timeout") or IO_TIMEOUT, IO_TIMEOUT)
+
+    @property
+    def setup_commands(self) -> list[tuple[str, ...]]:
+        """The first commands on a connection, in one write: what redis-py would say in a round trip each."""
+        said: list[tuple[str, ...]] = []
+        if self.parameters.get("db"):
+            said.append(("SELECT", str(self.parameters["db"])))
+        if self.parameters.get("client_name"):
+            said.append(("CLIENT", "SETNAME", self.parameters["client_name"]))
+        return said
+
+    @property
+    def previous_identity(self) -> str:
+        """The identity of a server that is known to have been here before, or "-"."""
+        if self.kind == "embedded":
+            from interlock import embedded  # noqa: PLC0415 (an extra)
+
+            return "crashed" if embedded.shared_has_forgotten() else "-"
+        return "-"
+
+    @property
+    def isolation_commands(self) -> tuple[tuple[str, ...], ...]:
+        """What is asked of a server beside who it is: how long an isolated primary may go on."""
+        settings: tuple[str, ...] = ()
+        if self.sentinels is not None:
+            settings = ("min-replicas-to-write", "min-replicas-max-lag")
+        elif self.clustered:
+            settings = ("cluster-node-timeout",)
+        return tuple(("CONFIG", "GET", setting) for setting in settings)
+
+    def isolation_grace(self, replies: list[Any]) -> float:
+        """Seconds by which a quarantine is longer for that, by the replies."""
+        if not replies:
+            return 0.0
+        if refusals := [reply for reply in replies if isinstance(reply, Exception)]:
+            _warn_of_defaults(self.display_url, str(refusals[0]))
+        if self.clustered:
+            (node_timeout,) = map(config_value, replies)
+            return (DEFAULT_NODE_TIMEOUT if node_timeout is None else node_timeout / 1000) * NODE_TIMEOUTS + NODE_GRACE
+        enough, lag = map(config_value, replies)
+        if enough == 0 or lag == 0:  # without end: there is nothing to wait for
+            _warn_of_isolation(self.display_url)
+            return 0.0
+        return (DEFAULT_MAX_LAG if lag is None else lag) + LAG_GRACE
+
+    def at(self, host: str, port: int) -> Address:
+        """Another server, reached with the same credentials."""
+        kind = "tls" if self.kind == "tls" or any(key.startswith("ssl_") for key in self.parameters) else "tcp"
+        return make_address(kind, {**self.parameters, "host": host, "port": port})
+
+    def connection(self, within: float) -> Any:  # redis.Connection, of which only the wire is used
+        """An unconnected redis-py connection for threads; connecting takes at most `within` seconds."""
+        return self._made(_SYNC, within, redis.retry.Retry(NoBackoff(), 0), command_packer=_Packer())
+
+    def async_connection(self, within: float) -> Any:
+        """The same for asyncio."""
+        return self._made(_ASYNC, within, redis.asyncio.retry.Retry(NoBackoff(), 0))
+
+    def _made(self, module: Any, within: float, retry: Any, **more: Any) -> Any:
+        kind, parameters = self.kind, dict(self.parameters)
+        for ours in ("db", "client_name"):
+            parameters.pop(ours, None)
+        if self.sentinels is not None:
+            began = time.monotonic()
+            parameters["host"], parameters["port"] = self.sentinels.primary(min(within, self.timeout))
+            within = max(0.002, within - (time.monotonic() - began))  # what the sentinels have left of it
+        if kind == "embedded":
+            from interlock import embedded  # noqa: PLC0415 (an extra)
+
+            kind, parameters["path"] = (
+                "unix",
+                unquote(embedded.shared_url(timeout=min(within, self.timeout)).removeprefix("unix://")),
+            )
+        # The steps that are left to redis-py are connecting, the handshake of TLS, and HELLO: each has its share.
+        timeout = min(parameters.get("socket_connect_timeout") or self.timeout, within / (3 if kind == "tls" else 2))
+        parameters |= {"protocol": 3, "socket_timeout": timeout, "socket_connect_timeout": timeout}
+        connection = _class(module, kind)(**parameters, retry=retry, **more)
+        connection.driver_info = connection.lib_name = connection.lib_version = None  # two round trips less
+        return connection
+
+
+@dataclass(frozen=True)
+class Quorum:
+    """Several servers that know nothing of each other."""
+
+    members: tuple[Address, ...]
+
+    @property
+    def display_url(self) -> str:
+        """To people."""
+        return f"the quorum of {', '.join(member.display_url for member in self.members)}"
+
+
+class _Packer:
+    """What redis-py packs its handshake with: text only, see `_transports.resp.pack`."""
+
+    @staticmethod
+    def pack(*args: object) -> list[bytes]:
+        """One command."""
+        first, *rest = [arg if isinstance(arg, str | bytes) else str(arg) for arg in args]
+        packed: bytes = _HIREDIS.pack_command((*first.split(), *rest))
+        return [packed]
+
+
+class _TLS(redis.connection.SSLConnection):
+    """TLS for threads, without a leak of some Pythons (3.11.7): a socket that is reset before its handshake stays open.
+
+    The half-made socket is known to nobody then, but to the frame that made it.
+    """
+
+    def _wrap_socket_with_ssl(self, sock: Any) -> Any:
+        try:
+            return _SYNC.SSLConnection._wrap_socket_with_ssl(self, sock)
+        except OSError as error:
+            made = error.__traceback__
+            while made is not None:
+                if isinstance(half := made.tb_frame.f_locals.get("self"), ssl.SSLSocket):
+                    half.close()
+                made = made.tb_next
+            raise
+
+
+def _class(module: Any, kind: str) -> Any:
+    if kind == "tls" and module is _SYNC:
+        return _TLS
+    names = {"tcp": "Connection", "tls": "SSLConnection", "unix": "UnixDomainSocketConnection"}
+    return getattr(module, names[kind])
+
+
+def make_address(kind: str, given: Mapping[str, Any]) -> Address:
+    parameters = {key: given[key] for key in _KEPT if given.get(key) is not None}
+    if kind == "tls":
+        parameters |= {key: value for key, value in given.items() if key.startswith("ssl_")}
+    db = parameters.get("db", 0)
+    if kind == "unix":
+        for key in ("host", "port", "socket_keepalive", "socket_keepalive_options"):
+            parameters.pop(key, None)
+        shown = f"unix://{parameters['path']}" + (f"?db={db}" if db else "")
+    else:
+        parameters.pop("path", None)
+        host = str(parameters.get("host", "localhost"))
+        bracketed = f"[{host}]" if ":" in host else host
+        shown = f"redi{'ss' if kind == 'tls' else 's'}://{bracketed}:{parameters.get('port', 6379)}/{db}"
+    return Address(kind, shown, parameters)
+
+
+def config_value(reply: Any) -> int | None:
+    """The number in a reply to CONFIG GET; None if it was refused, or there is no such setting."""
+    if hasattr(reply, "values"):
+        return next(map(int, reply.values()), None)
+    return None if isinstance(reply, Exception) or not reply else int(reply[1])
+
+
+@lru_cache(maxsize=256)
+def _warn_of_isolation(shown: str) -> None:
+    log.warning(
+        "%s: a primary that is cut off from its replicas and sentinels would go on to grant and renew beside the new "
+        "one. Set min-replicas-to-write to 1 there (and min-replicas-max-lag to a few seconds)",
+        shown,
+    )
+
+
+@lru_cache(maxsize=256)
+def _warn_of_defaults(shown: str, refusal: str) -> None:
+    log.warning(
+        "%s does not tell how long a primary that is cut off may go on [%s], so its default is taken. If it is less, "
+        "every failover takes longer than it must: give this user +config|get (docs/acl.md)",
+        shown,
+        refusal,
+    )

@@ -1,0 +1,78 @@
+"""Where a cluster is: some of its nodes, of a URL or of a client. Each of them tells of all others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from interlock._connect.address import Address, make_address
+from interlock._connect.clients import check_mode
+from interlock._connect.urls import address_of_url, credentials_once
+from interlock.errors import ConfigError
+
+_SCHEMES: Final = {f"{scheme}+cluster": scheme for scheme in ("redis", "rediss", "valkey", "valkeys")}
+_LIKE: Final = "It is redis+cluster://user:password@host1:7000,host2:7001"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes to begin with, and how to name it all to people (without its password)."""
+
+    seeds: tuple[Address, ...]
+    display_url: str
+
+
+def cluster_of(target: object, *, for_asyncio: bool) -> Cluster | None:
+    """The cluster that a URL or a client means; None if it means something else. Raises ConfigError."""
+    if isinstance(target, str):
+        return _of_url(target) if target.partition("://")[0] in _SCHEMES else None
+    kind = type(target)
+    if "cluster" in f"{kind.__module__}.{kind.__qualname__}".lower():
+        return _of_client(target, for_asyncio=for_asyncio)
+    return None
+
+
+def _of_url(url: str) -> Cluster:
+    scheme, _, rest = url.partition("://")
+    shown = f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
+    where, mark, query = rest.partition("?")
+    where, _, path = where.partition("/")
+    if "@" in path:
+        raise ConfigError(
+            f"{shown!r} is no cluster's URL: '@' stands after a '/'. "
+            "Percent-encode the special characters of a user name or password"
+        )
+    if path not in ("", "0"):
+        raise ConfigError(f"{shown!r} is no cluster's URL: a cluster has but the database 0. {_LIKE}")
+    credentials, at, hosts = where.rpartition("@")
+    credentials_once(credentials, shown)
+    if not all(hosts.split(",")):
+        raise ConfigError(f"{shown!r} is no cluster's URL: a host is missing. {_LIKE}")
+    try:
+        seeds = [
+            address_of_url(f"{_SCHEMES[scheme]}://{credentials}{at}{host}/0{mark}{query}") for host in hosts.split(",")
+        ]
+    except ConfigError:
+        raise ConfigError(f"{shown!r} is no cluster's URL. {_LIKE}, with special characters percent-encoded") from None
+    return _made(seeds, shown)
+
+
+def _of_client(client: Any, *, for_asyncio: bool) -> Cluster:
+    name = f"{type(client).__module__}.{type(client).__qualname__}"
+    manager: Any = getattr(client, "nodes_manager", None)
+    if manager is None:
+        raise ConfigError(f"{name} is neither a URL nor a client of redis-py or valkey-py")
+    check_mode(name, asynchronous=".asyncio." in type(client).__module__, for_asyncio=for_asyncio)
+    given: dict[str, Any] = getattr(client, "connection_kwargs", None) or manager.connection_kwargs
+    kinds = [cls.__name__ for cls in getattr(given.get("connection_class"), "__mro__", ())]
+    kind = "tls" if given.get("ssl") or "SSLConnection" in kinds else "tcp"
+    nodes = list(manager.startup_nodes.values())
+    seeds = [make_address(kind, {**given, "host": node.host, "port": node.port}) for node in nodes]
+    hosts = ",".join(seed.display_url.partition("://")[2].removesuffix("/0") for seed in seeds)
+    return _made(seeds, f"redi{'ss' if kind == 'tls' else 's'}+cluster://{hosts}")
+
+
+def _made(seeds: list[Address], shown: str) -> Cluster:
+    if any(seed.parameters.get("db") for seed in seeds):
+        raise ConfigError(f"{shown!r}: a cluster has but the database 0. {_LIKE}")
+    return Cluster(tuple(replace(seed, clustered=True) for seed in seeds), shown)

@@ -1,0 +1,53 @@
+"""Why there is no connection: what only the user can mend is a ConfigError, all else is Disconnected."""
+
+from __future__ import annotations
+
+import ssl
+from typing import TYPE_CHECKING, Final
+
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as Silence
+
+from interlock._connect.server_check import too_old
+from interlock._protocol.types import Disconnected, is_transient
+from interlock.errors import ConfigError, LockError
+
+if TYPE_CHECKING:
+    from interlock._connect.address import Address
+
+
+def connection_error(error: Exception, address: Address) -> Exception:
+    """Why there is no connection."""
+    if isinstance(error, LockError | Disconnected):  # from who looked for the address
+        return error
+    text, shown = str(error), address.display_url
+    if isinstance(error, AuthenticationError) or text.startswith(("WRONGPASS", "NOAUTH", "invalid username")):
+        return ConfigError(f"{shown}: the user name or password is wrong or missing [{text}]")
+    if isinstance(error, ResponseError) and "unknown command" in text.lower() and "HELLO" in text.upper():
+        return too_old(shown, "before 6.0")
+    if isinstance(error, ResponseError) and not is_transient(text):
+        return ConfigError(f"{shown}: the server refuses the connection [{text}]")
+    if address.kind == "tls" and (advice := _tls_advice(error)):
+        return ConfigError(f"{shown}: {advice}")
+    cause = text if isinstance(error, RedisError | OSError) and text else f"{type(error).__name__}: {text}"
+    return Disconnected(cause, sent=False, timed_out=isinstance(error, TimeoutError | Silence))
+
+
+# The line was cut, or the handshake was at work when something else went wrong: that passes by itself.
+_TLS_TRANSIENT: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+def _tls_advice(error: BaseException | None) -> str | None:
+    """What is wrong with the certificates: that does not mend itself."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return (
+                f"the server's certificate is not trusted [{error.verify_message}]. Name the authority that signed it: "
+                "?ssl_ca_certs=/path/ca.pem; the host must be one of the certificate's names"
+            )
+        if isinstance(error, FileNotFoundError | IsADirectoryError | PermissionError):
+            return f"a file of ssl_ca_certs, ssl_certfile or ssl_keyfile can't be read [{error}]"
+        if isinstance(error, ssl.SSLError) and not isinstance(error, _TLS_TRANSIENT):
+            return f"no TLS connection [{error}]. Does that port speak TLS, and are the ssl_ files what they should be?"
+        error = error.__cause__ or error.__context__
+    return None

@@ -1,0 +1,72 @@
+"""Whether a server can keep what interlock promises, by its replies to HELLO and INFO."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from interlock._protocol.log import log
+from interlock._protocol.types import Disconnected
+from interlock.errors import ConfigError, Unavailable
+
+if TYPE_CHECKING:
+    from interlock._connect.address import Address
+
+OLDEST_VERSION: Final = (6, 2)
+_NO_VOTERS: Final = {b"sentinel": "a sentinel", b"cluster": "a node of a cluster"}
+
+
+def check_server(hello: Any, memory: Any, address: Address) -> None:
+    """Refuse what can't keep the promise: a server that is too old, or a replica. Warn of one that may evict locks.
+
+    `hello` is the reply to HELLO, `memory` that to INFO memory, which may be an error: then nothing is known.
+    """
+    shown = address.display_url
+    # A map in RESP3, a flat list in RESP2.
+    facts: dict[bytes, Any] = dict(
+        hello.items() if hasattr(hello, "items") else zip(hello[::2], hello[1::2], strict=False)
+    )
+    version = facts.get(b"version", b"").decode()
+    numbers = version.split(".")[:2]
+    if all(number.isdecimal() for number in numbers) and tuple(map(int, numbers)) < OLDEST_VERSION:
+        raise too_old(shown, version)
+    mode = facts.get(b"mode")
+    replica = facts.get(b"role") in (b"replica", b"slave")
+    if address.votes and (what := "a replica" if replica else _NO_VOTERS.get(mode or b"")):
+        raise ConfigError(f"{shown} is {what}, and a quorum is of single servers that know nothing of each other")
+    if mode == b"sentinel":
+        raise ConfigError(
+            f"{shown} is a sentinel, which keeps no locks. To let it name the server: "
+            "redis+sentinel://h1:26379,h2:26379/0?service=mymaster"
+        )
+    if mode == b"cluster" and not address.clustered:
+        raise ConfigError(f"{shown} is one node of a cluster. Use a URL redis+cluster://, or a cluster client")
+    if mode == b"standalone" and address.clustered:
+        raise ConfigError(f"{shown} is no node of a cluster. Use a URL redis://, or a client of one server")
+    if replica:
+        if address.sentinels is not None:  # they have not agreed on another one yet
+            raise Disconnected(f"whom the sentinels name as {address.sentinels.service!r} is a replica", sent=False)
+        if address.clustered:  # its slots have moved to another one
+            raise Disconnected(f"{shown} is a replica by now", sent=False)
+        raise Unavailable(f"{shown} is a read-only replica. Connect to its primary")
+    if isinstance(memory, bytes):
+        _warn_of_eviction(memory.decode(errors="replace"), shown)
+
+
+@lru_cache(maxsize=256)  # one policy is told once
+def _warn(shown: str, policy: str) -> None:
+    log.warning(
+        "%s may evict locks that are held, since its maxmemory-policy is %s. Set it to noeviction", shown, policy
+    )
+
+
+def _warn_of_eviction(memory: str, shown: str) -> None:
+    facts = dict(line.split(":", 1) for line in memory.splitlines() if ":" in line)
+    policy = facts.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction" and facts.get("maxmemory", "0") != "0":
+        _warn(shown, policy)
+
+
+def too_old(shown: str, version: str) -> ConfigError:
+    """The error for a server before 6.2."""
+    return ConfigError(f"{shown} runs version {version}; interlock needs Redis 6.2, Valkey 7.2, or later")

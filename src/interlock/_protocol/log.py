@@ -1,0 +1,7 @@
+"""The logger of all modules."""
+
+from __future__ import annotations
+
+import logging
+
+log = logging.getLogger("interlock")

@@ -1,0 +1,80 @@
+"""What may be a name, and the other values that a user gives: checked before anything is sent."""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from interlock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MAX_NAME_BYTES: Final = 512  # bytes of a name
+MIN_TTL: Final = 0.01  # seconds
+
+
+def checked_name(name: object) -> str:
+    """The name itself. Raises ConfigError, which says what would be right."""
+    if not isinstance(name, str):
+        raise ConfigError(f"a name must be a str, not {type(name).__name__}")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise ConfigError(f"the name {name!r} is not valid UTF-8") from None
+    if not 1 <= size <= MAX_NAME_BYTES:
+        raise ConfigError(f"a name has 1 to {MAX_NAME_BYTES} bytes in UTF-8; this one has {size}: {name[:40]!r}")
+    if any(unicodedata.category(character) == "Cc" for character in name):
+        raise ConfigError(f"a name has no control characters: {name!r}")
+    return name
+
+
+@lru_cache(maxsize=4096)
+def token_part(text: str, most: int = 48) -> str:
+    """Any text as a part of a token: one that can't be mistaken for another part."""
+    return re.sub(r"[^A-Za-z0-9._@-]+", "-", text)[:most] or "-"
+
+
+def keys_of(name: object, prefix: str, companions: Iterable[str]) -> tuple[str, tuple[str, ...]]:
+    """The checked name, and its key with the companions. Raises ConfigError."""
+    checked = checked_name(name)
+    key = prefix + checked
+    head, tail = tagged(key)
+    return checked, (key, *(f"{head}{part}{tail}" for part in companions))
+
+
+def tagged(key: str) -> tuple[str, str]:
+    """The stems of a key's companions: they share its slot in a cluster, and no name can collide with them.
+
+    A companion has two pairs of braces and a valid key has one at the most; and the colon keeps the companions
+    of `x` (`{x}{queue}`) and of `{x}` (`{x}:{queue}`) apart. Raises ConfigError for braces that are no hash tag.
+    """
+    opened, closed = key.count("{"), key.count("}")
+    if opened == closed == 0:
+        return f"{{{key}}}{{", "}"
+    if opened == closed == 1 and key.index("{") + 1 < key.index("}"):
+        return f"{key}:{{", "}"
+    raise ConfigError(
+        f"{key!r}: braces must be one hash tag that is not empty, as in 'stock:{{42}}', so that all keys of the "
+        "lock share a slot in a cluster"
+    )
+
+
+def duration(value: object, what: str, *, least: float = 0.0, most: float = math.inf) -> float:
+    """A duration. Raises ConfigError, which says what would be right."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        raise ConfigError(f"{what} must be a number of seconds, not {value!r}")
+    if not least <= value <= most or (what != "timeout" and value == math.inf):
+        bounds = f"at least {least:g}" + (f" and at most {most:g}" if most != math.inf else "")
+        raise ConfigError(f"{what} must be {bounds} seconds, not {value:g}")
+    return float(value)
+
+
+def positive_int(value: object, what: str, subject: object, most: int) -> int:
+    """A number of things. Raises ConfigError, which says what would be right."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise ConfigError(f"{subject}: {what} must be a whole number from 1 to {most}, not {value!r}")
+    return value

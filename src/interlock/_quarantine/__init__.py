@@ -1,0 +1,1 @@
+"""Whether a server may have forgotten a lease, and what proves that it has not."""

@@ -1,0 +1,129 @@
+"""Looking for proof that nothing was lost between a server and the one before it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from interlock._protocol.log import log
+from interlock._protocol.timing import DRIFT, HANDOVER_TTL, now
+from interlock._quarantine.identity import IDENTITY_COMMANDS, IDENTITY_LENGTH, NO_REPLID, parse_info
+
+if TYPE_CHECKING:
+    from interlock._connect.address import Address
+    from interlock._quarantine.stamp import IdentityStamp
+
+PROOF_STEP_TIMEOUT: Final = 2.0  # seconds that one step of a proof may take
+MIN_PROOF_TIME: Final = 0.2  # and when its caller's time is over
+PROOF_STEPS: Final = 3  # that it has, at most, of about so long
+CLOCK_READINGS: Final = 8  # at a server's clock, of which the one counts that took the shortest time
+CLOCK_TOLERANCE: Final = (
+    0.0005  # seconds: half of what the shortest lease ends sooner for its holder than for the server
+)
+
+
+def least_lossless_ttl(
+    address: Address, evidence: str, epoch: IdentityStamp, left: float = PROOF_STEP_TIMEOUT * PROOF_STEPS
+) -> float | None:
+    """From which ttl (seconds) on no lease was lost between the server of that identity and the one of this epoch.
+
+    math.inf: leases of any ttl may have been lost. None: not known yet. A handover loses nothing if the demoted primary
+    went on with the history of the new one, and the clocks of both agree (see `least_ttl`). A restart proves nothing:
+    which writes were on the disk when the process ended depends on settings of that time (CONFIG SET appendfsync,
+    no-appendfsync-on-rewrite), and the new process knows only its own. Blocks, for about the seconds that are left to
+    the caller. Only asked in a quarantine.
+    """
+    patience = min(PROOF_STEP_TIMEOUT, max(MIN_PROOF_TIME, left) / PROOF_STEPS)
+    here = read_server(address, patience)
+    if here is None or here.info.get("run_id", "")[:IDENTITY_LENGTH] != epoch.identity[:IDENTITY_LENGTH]:
+        return None  # out of reach; or another server by now, about which nobody has asked
+    process, _, history = evidence.partition(":")
+    second = here.info.get("master_replid2", NO_REPLID)
+    if second == NO_REPLID or second[:IDENTITY_LENGTH] != history:
+        return math.inf
+    for key, value in here.info.items():
+        if key.startswith("slave") and "ip=" in value:
+            replica = dict(part.split("=", 1) for part in value.split(",") if "=" in part)
+            there = read_server(address.at(replica["ip"], int(replica["port"])), patience)
+            if there is not None and there.info.get("run_id", "")[:IDENTITY_LENGTH] == process:
+                follows = there.info.get("role") == "slave" and there.info.get("master_replid2") == second
+                return least_ttl(here, there, address.display_url, epoch.quarantine_seconds) if follows else None
+    return None
+
+
+class Reading(NamedTuple):
+    """What a server said of itself."""
+
+    info: dict[str, str]
+    clock: float
+    """Its clock (seconds), which it looked at after `before` and before `after` by ours."""
+    before: float
+    after: float
+
+
+def read_server(address: Address, patience: float) -> Reading | None:
+    """What a server says of itself; None if it can't be reached, or does not tell."""
+    times: list[tuple[float, float]] = []
+    try:
+        server, replication, *clocks = ask_server(
+            address, patience, *IDENTITY_COMMANDS[:2], *CLOCK_READINGS * IDENTITY_COMMANDS[2:], times=times
+        )
+        looks = zip(times[2:], clocks, strict=True)
+        (before, after), (seconds, micros) = min(looks, key=lambda look: look[0][1] - look[0][0])
+        return Reading(parse_info(server) | parse_info(replication), int(seconds) + int(micros) / 1e6, before, after)
+    except Exception:  # noqa: BLE001 (whoever looks for a proof has none, then)
+        return None
+
+
+def least_ttl(here: Reading, before: Reading, shown: str, wait: float | None) -> float:
+    """From which ttl (seconds) on a lease that came from the server of before does not end too soon here.
+
+    Leases come with the time at which they end. Where the clock is ahead they end too soon, while their holder is
+    sure of them. But the holder itself stops DRIFT * ttl before that time (see `margin`): half of that is for clocks
+    that differ, the other half for clocks that run at different speeds.
+    """
+    ahead = here.clock - before.clock + before.after - here.before  # at most
+    if ahead <= CLOCK_TOLERANCE:
+        return 0.0
+    least = 2 * ahead / DRIFT
+    if wait is not None and least > wait:
+        least = math.inf
+    if least > HANDOVER_TTL:
+        log.warning(
+            "interlock: %s took over without loss, but its clock may be %.3g s ahead of the clock of the server before "
+            "it, so leases from there end too soon: locks %s are in quarantine",
+            shown,
+            ahead,
+            "that were in use" if least == math.inf else f"with a ttl below {least:.3g} s",
+        )
+    return least
+
+
+def ask_server(
+    address: Address, within: float, *commands: tuple[str, ...], times: list[tuple[float, float]] | None = None
+) -> list[Any]:
+    """The replies of a server, be it a replica, over a connection of redis-py. Raises what that raises; blocks.
+
+    `times` gets our clock before and after each command.
+    """
+    from redis.exceptions import ResponseError  # noqa: PLC0415 (rarely needed)
+
+    connection = address.connection(within)
+    replies: list[Any] = []
+    try:
+        connection.connect()
+        for command in commands:
+            before = now()
+            connection.send_command(*command)
+            try:
+                reply: Any = connection.read_response()
+            except ResponseError as error:
+                reply = error
+            if times is not None:
+                times.append((before, now()))
+            if hasattr(reply, "items"):  # RESP3
+                reply = [part for pair in reply.items() for part in pair]
+            replies.append(reply)
+    finally:
+        connection.disconnect()
+    return replies

@@ -1,0 +1,150 @@
+"""The identity stamp: what goes out with every message to a server, so that the scripts know its past."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from interlock._protocol.timing import now
+from interlock._quarantine.identity import IDENTITY_LENGTH, Facts
+from interlock._quarantine.slot_history import SlotHistory, lossless_entry, lossless_through
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_IDENTITIES: Final = 12  # identities from which a server has all: who came and went before is of no account
+
+
+class IdentityStamp:
+    """What goes out with every message to a server under one identity."""
+
+    __slots__ = (
+        "_texts",
+        "earlier",
+        "facts",
+        "isolation_grace",
+        "lossless_from",
+        "mark",
+        "met_at",
+        "previous",
+        "quarantine_seconds",
+        "since",
+        "slot_histories",
+        "text",
+    )
+
+    def __init__(
+        self,
+        facts: Facts | None,
+        quarantine_seconds: float | None,
+        previous: str,
+        mark: str,
+        isolation_grace: float = 0.0,
+    ) -> None:
+        self.facts = facts
+        self.quarantine_seconds = (
+            None if quarantine_seconds is None else quarantine_seconds + isolation_grace
+        )  # seconds of quarantine; None: there is none
+        self.isolation_grace = (
+            0.0 if quarantine_seconds is None else isolation_grace
+        )  # of them, those for which another one may still grant
+        self.previous = previous
+        self.mark = mark
+        self.lossless_from: list[str] = []
+        self.earlier: Mapping[str, IdentityStamp] = {}  # those that the client knew here, by their identities
+        self.met_at = now()
+        self.slot_histories: dict[int, SlotHistory] = {}  # of slots that were elsewhere before
+        self._texts: dict[int, str] = {}
+        self.since = 0
+        if facts is not None:
+            self.since = facts.now_ms - (0 if facts.promoted else int(max(0, facts.uptime - 1) * 1000))
+            if not facts.promoted:
+                self.lossless_from.append(facts.run_id[:IDENTITY_LENGTH] + ":")
+        self.text = ""
+        self.render()
+
+    @property
+    def identity(self) -> str:
+        """Of the server; "" if nobody may know."""
+        return self.facts.identity if self.facts else ""
+
+    def history(self) -> str:
+        """What was before: the identity that the client knew, and those that are fine."""
+        return " ".join([self.previous, *self.lossless_from])
+
+    @property
+    def began(self) -> float:
+        """When, at the latest, by our clock."""
+        assert self.facts is not None
+        return self.met_at - (self.facts.now_ms - self.since) / 1000
+
+    @property
+    def in_quarantine(self) -> bool:
+        """Whether what was lost before it may still last, and nothing proves that there is no such thing."""
+        if self.facts is None or self.quarantine_seconds is None or self.previous == "-":
+            return False
+        return now() < self.began + self.quarantine_seconds
+
+    def old_primary(self, slot: int = -1) -> str:
+        """Who was here before, and may still grant beside this one; "" if nobody."""
+        if not self.isolation_grace:
+            return ""
+        former, at, *_ = self.slot_history(slot)
+        return former if former != "-" and now() < at + self.isolation_grace else ""
+
+    def slot_history(self, slot: int) -> SlotHistory:
+        """What is known of a slot here."""
+        former, at, more, behind = self.slot_histories.get(slot) or SlotHistory(self.previous, self.began, ())
+        fine = [*self.lossless_from, *more]
+        while (proof := next((each for each in fine if former.startswith(each.partition("/")[0])), None)) is not None:
+            if behind is None:
+                former = "-"
+                break
+            former, at, more, behind = behind
+            fine += lossless_through(more, int(proof.partition("/")[2] or 0) / 1000)
+        return SlotHistory(former, at, tuple(dict.fromkeys(fine)), behind)
+
+    def set_slot_history(self, slot: int, story: SlotHistory) -> None:
+        """How this slot came here."""
+        self.slot_histories[slot] = story
+        self._texts.pop(slot, None)
+
+    def text_for(self, slot: int) -> str:
+        """The text for messages about a slot."""
+        if slot not in self.slot_histories or self.facts is None or self.quarantine_seconds is None:
+            return self.text
+        text = self._texts.get(slot)
+        if text is None:
+            former, at, fine, _ = self.slot_history(slot)
+            since = self.facts.now_ms + int((at - self.met_at) * 1000)
+            history = " ".join([former, *fine[:MAX_IDENTITIES]])
+            text = self._texts[slot] = (
+                f"{self.identity}{self.mark}{since} {int(self.quarantine_seconds * 1000)} {history}"
+            )
+        return text
+
+    def render(self) -> None:
+        """Make the text anew."""
+        self._texts.clear()
+        if self.facts is None or self.quarantine_seconds is None:
+            self.text = self.mark.strip()
+        else:
+            self.text = f"{self.identity}{self.mark}{self.since} {int(self.quarantine_seconds * 1000)} {self.history()}"
+
+    def mark_untrusted(self) -> None:
+        """It may have been another one before, for all that anybody here knows."""
+        if self.facts is not None and self.previous == "-":
+            self.previous = "?"
+            self.render()
+
+    def mark_lossless(self, identity: str, least: float = 0.0) -> None:
+        """Nothing was lost between that one and this, of leases with this ttl (seconds) or a longer one."""
+        if all(each.partition("/")[0] != identity for each in self.lossless_from):
+            before = self.earlier.get(identity)
+            self.lossless_from += [
+                lossless_entry(identity, least),
+                *lossless_through(before.lossless_from if before else (), least),
+            ]
+            del self.lossless_from[MAX_IDENTITIES:]
+        if any(self.previous.startswith(each.partition("/")[0]) for each in self.lossless_from):
+            self.previous = "-"
+        self.render()

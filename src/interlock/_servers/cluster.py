@@ -1,0 +1,658 @@
+"""The port for a cluster: a port for each node, and a map that says which node serves which of the 16,384 slots.
+
+Theory. All keys of a lock are in one slot, so each message belongs to one node at a time. The map is a hint: a node
+that is asked for what it does not serve says who does (MOVED, or ASK while the slot is on its way), and a node that
+is lost makes us ask another one for the whole map. Written once for both modes: what talks to a node is a port of
+threads or of asyncio, and what has nothing to do with any node is left to one more of them, which never connects.
+
+Rules.
+ 1. Nobody waits for a node that is not his: many messages are sent to all nodes before any reply is read, and to a
+    node that is not connected, or failed lately, after all others.
+ 2. Pushes: from 7.0 on a lock's channel is in the lock's slot (SPUBLISH), so it costs its own shard only. Before, it
+    is the session's channel on the node that serves the lock, which alone knows whether somebody listens there.
+ 3. Quarantine: an identity belongs to a node, but a slot may move. It moved without loss if the node that had it is
+    still there, as the primary that it was, and the node that has it now is one that we knew before; then records
+    of the one are fine at the other. In any other case what was granted under the former may be lost.
+ 4. A node is trusted as `_primacy` has it: another node must name it as a primary. A map is the word of the node that
+    told it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from redis.exceptions import ResponseError
+
+from interlock._connect.refusals import connection_error
+from interlock._protocol.timing import DRIFT, RETRY_FOR
+from interlock._protocol.types import (
+    Argument,
+    Disconnected,
+    Message,
+    PushHandler,
+    Route,
+    Script,
+    ServerError,
+    is_transient,
+)
+from interlock._quarantine.identity import identity_of, parse_info
+from interlock._quarantine.lossless import ask_server, least_ttl, read_server
+from interlock._quarantine.primacy import TRUSTED_FOR
+from interlock._quarantine.slot_history import SlotHistory, lossless_entry, lossless_through
+from interlock._quarantine.slot_move import SlotMove
+from interlock._servers.slots import SLOTS, slot_of, tag_of
+from interlock.errors import ConfigError, LockError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from interlock._connect.address import Address
+    from interlock._connect.clusters import Cluster
+    from interlock._protocol.acks import Acks
+    from interlock._quarantine.histories import Histories
+    from interlock._quarantine.history import ServerHistory
+
+MAX_REDIRECTIONS: Final = 5  # redirections of one message
+MAP_INTERVAL: Final = 0.25  # seconds between two maps
+MEETING_PAUSE: Final = (
+    0.1  # seconds from a meeting to the map that is read after it, beside the time until it may be read
+)
+MEETING_ROUNDS: Final = 40  # of meetings, while a primary does not answer
+NODE_TIMEOUT: Final = 1.0  # seconds that one node may take to tell the map, or who it is
+MAP_COMMANDS: Final = (("HELLO",), ("CLUSTER", "SLOTS"), ("CLUSTER", "INFO"))
+SHARDED_SINCE: Final = 7  # the first version with sharded channels
+
+
+class Node:
+    """A node, as one client knows it."""
+
+    __slots__ = ("address", "failed_at", "has_answered", "history", "named_at", "port")
+
+    def __init__(self, address: Address, memory: ServerHistory, port: Any) -> None:
+        self.address = address
+        self.history = memory
+        self.port = port
+        self.failed_at = 0.0  # when, if it has not answered since
+        self.has_answered = False  # since it was a primary last, and has answered
+        self.named_at = 0.0  # when another node was asked last that named it as a primary
+
+
+class ClusterPort:
+    """All nodes of a cluster, as one."""
+
+    is_quorum = False
+    majority = 1
+    drift = DRIFT
+
+    def __init__(self, cluster: Cluster, make: Callable[[Address, ServerHistory], Any], memories: Histories) -> None:
+        self.cluster = cluster
+        self.display_url = cluster.display_url
+        self.make = make
+        self.memories = memories
+        home = self.runtime = make(cluster.seeds[0], memories.of(cluster.seeds[0]))
+        self.now, self.event, self.wait = home.now, home.event, home.wait
+        self.spawn, self.run_callback = home.spawn, home.run_callback
+        self._push_handler: PushHandler | None = None
+        self._nodes: dict[str, Node] = {}
+        self._map: list[Node | None] = [None] * SLOTS
+        self._replicas: list[Address] = []
+        self._moves = memories.moves
+        self._loaded = False
+        self._sharded = True
+        self._closed = False
+        self._start()
+
+    def _start(self) -> None:
+        self._next = 0.0  # before then no new map is asked for
+        self._loading: list[Any] | None = None  # the signals of those who wait for the map
+        self._learning = False
+        self._channels: dict[int, str] = {}
+        self._importing: dict[int, Node] = {}  # slots that are on their way, and where to
+
+    @property
+    def mutex(self) -> Any:
+        """See Port."""
+        return self.runtime.mutex
+
+    @property
+    def retry_for(self) -> float:
+        """See Port: who has seen the cluster believes that it comes back."""
+        return self.cluster.seeds[0].retry_for if self.memories.served else RETRY_FOR
+
+    @property
+    def push_handler(self) -> PushHandler:
+        """Whom the nodes tell what they hear."""
+        assert self._push_handler is not None
+        return self._push_handler
+
+    @push_handler.setter
+    def push_handler(self, sink: PushHandler) -> None:
+        self._push_handler = self.runtime.push_handler = sink
+
+    # Asking
+
+    async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
+        """See Port."""
+        slot = slot_of(keys[0])
+        member = self._map[slot]
+        if member is None or member.failed_at or slot in self._moves:
+            member = await self._node_of(slot, until)
+        try:
+            reply = await member.port.call(script, keys, args, until, slot)
+            member.failed_at = 0.0
+            return reply  # noqa: TRY300 (the shortest way is for the usual case)
+        except Disconnected as error:
+            self._note_loss(member, error)
+            raise
+        except ServerError as error:
+            return await self._follow(str(error), (script, keys, args), slot, member, until)
+
+    async def call_with_acks(
+        self,
+        script: Script,
+        keys: Sequence[str | bytes],
+        args: Sequence[Argument],
+        until: float,
+        acks: Acks,
+        patience: float,
+    ) -> tuple[Any, int, Any]:
+        """See Port. A slot that is on its way must arrive first."""
+        slot, text = slot_of(keys[0]), ""
+        for _ in range(MAX_REDIRECTIONS):
+            member = await self._node_of(slot, until)
+            try:
+                reply: tuple[Any, int, Any] = await member.port.call_with_acks(
+                    script, keys, args, until, acks, patience, slot
+                )
+            except Disconnected as error:
+                self._note_loss(member, error)
+                raise
+            except ServerError as error:
+                text = str(error)
+            else:
+                member.failed_at = 0.0
+                return reply
+            if text.startswith("ASK "):
+                break
+            if not text.startswith("MOVED "):
+                if is_transient(text):
+                    self._note_failure(member, text)
+                raise ServerError(text)
+            await self._on_moved(text, slot, member, until)
+        raise ServerError(f"TRYAGAIN [{text}]")
+
+    async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
+        """See Port."""
+        replies: list[Any] = [None] * len(messages)
+        slots = [slot_of(keys[0]) for _, keys, _ in messages]
+        groups, single = self._grouped(range(len(messages)), slots)
+        lost = [i for member in [*groups] if member.failed_at for i in groups.pop(member)]
+        single += await self._sent(groups, messages, slots, replies, until)
+        if lost:  # after all others: who serves these by now
+            with contextlib.suppress(Disconnected, LockError):
+                await self._load_map(until)
+            groups, more = self._grouped(lost, slots)
+            single += more + await self._sent(groups, messages, slots, replies, until)
+        for i in single:
+            try:
+                replies[i] = await self.call(*messages[i], until)
+            except Exception as error:  # noqa: BLE001 (one of many: see Port)
+                replies[i] = error
+        return replies
+
+    def _grouped(self, which: Iterable[int], slots: Sequence[int]) -> tuple[dict[Node, list[int]], list[int]]:
+        """By the node that serves them; and those about which more is to be known first."""
+        groups: dict[Node, list[int]] = {}
+        single: list[int] = []
+        for i in which:
+            member = self._map[slots[i]]
+            if member is None or slots[i] in self._moves:
+                single.append(i)
+            else:
+                groups.setdefault(member, []).append(i)
+        return groups, single
+
+    async def _sent(
+        self,
+        groups: dict[Node, list[int]],
+        messages: Sequence[Message],
+        slots: Sequence[int],
+        replies: list[Any],
+        until: float,
+    ) -> list[int]:
+        """Send to each node what is its own, and take the replies. Returns those that are to be sent elsewhere."""
+        sent: list[tuple[Node, list[int], Any]] = []
+        elsewhere: list[int] = []
+        order = sorted(groups, key=lambda member: (not member.port.ready, member.failed_at))
+        for left, member in zip(range(len(order), 0, -1), order, strict=True):
+            limit = until if member.port.ready else self.now() + (until - self.now()) / left
+            mine = groups[member]
+            begun = await member.port.send_batch([messages[i] for i in mine], limit, [slots[i] for i in mine])
+            sent.append((member, mine, begun))
+        for member, mine, begun in sent:
+            for i, reply in zip(mine, await member.port.read_batch(begun), strict=True):
+                replies[i] = reply
+                if isinstance(reply, Disconnected):
+                    self._note_loss(member, reply)
+                elif isinstance(reply, ServerError):
+                    if str(reply).startswith(("MOVED", "ASK")):
+                        elsewhere.append(i)
+                    elif is_transient(str(reply)):
+                        self._note_failure(member, str(reply))
+                else:
+                    member.failed_at = 0.0
+        return elsewhere
+
+    async def prove_lossless(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:
+        """See Port."""
+        with contextlib.suppress(Disconnected, ServerError, LockError):  # then nothing is proven
+            member = await self._node_of(slot_of(keys[0]), until)
+            return bool(await member.port.prove_lossless(keys, evidence, until))
+        return False
+
+    def old_primary_may_still_grant(self, key: str) -> str:
+        """See Port."""
+        slot = slot_of(key)
+        member = self._map[slot]
+        return member.port.old_primary_may_still_grant(key, slot) if member else ""
+
+    def route(self, key: str) -> Route:
+        """See Port."""
+        slot = slot_of(key)
+        member = self._map[slot]
+        return Route(member and member.address.display_url, slot)
+
+    async def _follow(self, text: str, message: Message, slot: int, member: Node, until: float) -> Any:
+        """The reply of the node to which a refusal sends us. Raises the refusal if it sends us nowhere."""
+        for _ in range(MAX_REDIRECTIONS):
+            asking = text.startswith("ASK ")
+            if not asking and not text.startswith("MOVED "):
+                if is_transient(text):
+                    self._note_failure(member, text)
+                break
+            member = await (self._on_ask if asking else self._on_moved)(text, slot, member, until)
+            try:
+                if asking:
+                    return await member.port.call_asking(message, until, slot)
+                return await member.port.call(*message, until, slot)
+            except Disconnected as error:
+                self._note_loss(member, error)
+                raise
+            except ServerError as error:
+                text = str(error)
+        else:
+            text = f"TRYAGAIN one node sends us to the next [{text}]"
+        raise ServerError(text)
+
+    async def _on_moved(self, text: str, slot: int, member: Node, until: float) -> Node:
+        """The node that has this slot now."""
+        here = self._redirected_to(text, member)
+        if self.now() >= self._next:
+            await self._load_map(until, here)
+        with self.mutex:
+            old = self.memories.served[slot]
+            if old is not None and old is not here.history:
+                self._moved(slot, SlotMove(old, here.history, self.now()))
+            self.memories.served[slot], self._map[slot] = here.history, here
+        if slot in self._moves:
+            await self._process_moves(slot, until)
+        return here
+
+    async def _on_ask(self, text: str, slot: int, member: Node, until: float) -> Node:
+        """The node to which this slot is on its way."""
+        here = self._redirected_to(text, member)
+        if self._importing.get(slot) is not here:
+            await self._learn_slot_history(slot, here, [SlotMove(member.history, here.history, self.now())], until)
+            self._importing[slot] = here
+        return here
+
+    def _redirected_to(self, text: str, by: Node) -> Node:
+        """The node that a redirection names: MOVED 3999 127.0.0.1:6381."""
+        host, _, port = text.split(" ")[2].rpartition(":")
+        member = self._node(_address(by.address, host, int(port)))
+        member.named_at = self.now()
+        return member
+
+    def _node(self, address: Address) -> Node:
+        with self.mutex:
+            member = self._nodes.get(address.display_url)
+            if member is None:
+                if self._closed:  # nobody would close its connections
+                    raise Disconnected("it is closed", sent=False)
+                memory = self.memories.of(address)
+                member = self._nodes[address.display_url] = Node(address, memory, self.make(address, memory))
+                member.port.primacy.other_nodes = partial(self._is_named, member)
+                if self._push_handler is not None:
+                    member.port.push_handler = self._push_handler
+        return member
+
+    def _note_loss(self, member: Node, error: Disconnected) -> None:
+        if not error.stale:
+            member.failed_at, member.has_answered = self.now(), False
+
+    def _note_failure(self, member: Node, text: str) -> None:
+        if not text.startswith("TRYAGAIN"):  # the slot is between two nodes: that passes
+            member.failed_at = self.now()
+
+    # The map
+
+    async def _node_of(self, slot: int, until: float) -> Node:
+        """The node that serves this slot. Raises Disconnected if no node answers, ServerError if none serves it."""
+        member = self._map[slot]
+        if member is None or member.failed_at:
+            await self._load_map(until)
+            member = self._map[slot]
+            if member is None:
+                raise ServerError(f"CLUSTERDOWN no node serves slot {slot}")
+        if slot in self._moves:
+            await self._process_moves(slot, until)
+        return member
+
+    async def _load_map(self, until: float, told: Node | None = None) -> None:
+        """A new map, unless there was one just now. One asks, and all who come meanwhile wait for it."""
+        with self.mutex:
+            if self._loaded and self._loading is None and self.now() < self._next:
+                return
+            mine = None
+            if self._loading is None:
+                self._loading = []
+            else:
+                self._loading.append(mine := self.event())
+        if mine is not None:
+            await self.wait(mine, until)
+            if not self._loaded:
+                raise Disconnected("no map of the cluster yet", sent=False)
+            return
+        try:
+            met = {member: member.history.latest.identity for member in list(self._nodes.values())}
+            seed, slots, asked = await self._read_map(until, told)
+            self._apply_map(seed, slots, met, asked)
+        except Disconnected:
+            if not self._loaded:
+                raise
+        finally:
+            with self.mutex:
+                self._next = self.now() + MAP_INTERVAL
+                waiting, self._loading = self._loading or (), None
+            for signal in waiting:
+                signal.set()
+
+    async def _read_map(self, until: float, told: Node | None) -> tuple[Address, list[Any], float]:
+        """What the first node says that is of one mind with the others, and when it was asked; else what any, and 0."""
+        members = sorted((member for member in {*self._map} if member), key=lambda member: member.failed_at)
+        nodes = [told, *members] if told else members
+        addresses = {each.display_url: each for each in (*(node.address for node in nodes), *self.cluster.seeds)}
+        addresses |= {memory.address.display_url: memory.address for memory in {*self.memories.served} if memory}
+        second: tuple[Address, list[Any], float] | None = None
+        errors: list[Exception] = []
+        for address in addresses.values():
+            asked = self.now()
+            within = min(NODE_TIMEOUT, until - asked)
+            if within <= 0:
+                break
+            try:
+                hello, slots, info = await self.runtime.run_blocking(
+                    partial(ask_server, address, within, *MAP_COMMANDS)
+                )
+                if isinstance(hello, ResponseError):
+                    raise hello
+            except Exception as error:  # noqa: BLE001 (told below, if nobody else answers)
+                errors.append(connection_error(error, address))
+                if member := self._nodes.get(address.display_url):  # the next one to look asks others first
+                    member.failed_at = self.now()
+                continue
+            if refusals := [str(reply) for reply in (slots, info) if isinstance(reply, ResponseError)]:
+                errors.append(_map_error(refusals[0], address))
+                continue
+            self._sharded = _version(hello) >= SHARDED_SINCE
+            if _is_well(info):
+                return address, slots, asked
+            second = second or (address, slots, 0.0)  # such a node vouches for nobody
+        if second is not None:
+            return second
+        told_plainly = [error for error in errors if isinstance(error, LockError)]
+        silent = Disconnected("no time", sent=False, timed_out=True)
+        raise (*told_plainly, *errors, silent)[0]
+
+    def _apply_map(self, seed: Address, slots: list[Any], met: Mapping[Node, str], asked: float) -> None:
+        """This map was asked for then, when the nodes had been met under these identities: see Move.known."""
+        fresh: list[Node | None] = [None] * SLOTS
+        replicas: list[Address] = []
+        for first, last, primary, *others in slots:
+            here = self._node(_address_in_map(seed, primary))
+            fresh[first : last + 1] = [here] * (last - first + 1)
+            replicas += [_address_in_map(seed, each) for each in others]
+            if here.address.display_url != seed.display_url:
+                here.named_at = max(here.named_at, asked)
+        self._replicas = replicas
+        moves: dict[tuple[ServerHistory, ServerHistory], SlotMove] = {}
+        with self.mutex:
+            served = self.memories.served or [None] * SLOTS
+            for slot, old in enumerate(served):
+                member = fresh[slot]
+                if member is None:
+                    fresh[slot] = self._map[slot]  # it will say itself what became of it
+                    continue
+                new = served[slot] = member.history
+                if old is not None and old is not new:
+                    move = moves.get((old, new)) or moves.setdefault((old, new), SlotMove(old, new, self.now()))
+                    self._moved(slot, move)
+            self.memories.served, self._map, self._loaded = served, fresh, True
+            primaries = {*fresh}
+            for member in list(self._nodes.values()):
+                member.history.known = met.get(member, "")
+                if member not in primaries:
+                    member.port.unsubscribe_all()
+                    member.has_answered = False  # if it serves again, then under another identity
+        wanted = (
+            self._push_handler is not None
+            and self.memories.quarantine_seconds is not None
+            and not (self._learning or self._closed)
+        )
+        if wanted and self._unidentified():
+            self._learning = True
+            try:
+                self.spawn(self._learn_identities, "interlock-witness", self._identities_learned)
+            except BaseException:
+                self._learning = False
+                raise
+
+    def _is_named(self, member: Node, within: float) -> bool:
+        """Whether another node names it as a primary. Blocks. Raises Disconnected if none can tell.
+
+        A node that the map lacks is asked only because another one sends us there.
+        """
+        began = self.now()
+        primaries = {each for each in self._map if each is not None}
+        if began - member.named_at <= TRUSTED_FOR or member not in primaries:
+            return True
+        others = {
+            each.address.display_url: each for each in sorted(primaries - {member}, key=lambda each: each.failed_at)
+        }
+        addresses = {each.display_url: each for each in (*(each.address for each in others.values()), *self._replicas)}
+        addresses.pop(member.address.display_url, None)
+        for left, address in zip(range(len(addresses), 0, -1), addresses.values(), strict=True):
+            asked = self.now()
+            share = min(NODE_TIMEOUT, max(0.001, began + within - asked) / left)
+            try:
+                _, slots, info = ask_server(address, share, *MAP_COMMANDS)
+            except Exception:  # noqa: BLE001 (the next one may tell)
+                if address.display_url in others:
+                    others[address.display_url].failed_at = asked
+                continue
+            if not isinstance(slots, ResponseError) and _is_well(info):
+                named = {_address_in_map(address, primary).display_url for _, _, primary, *_ in slots}
+                for each in primaries - {others.get(address.display_url)}:
+                    if each.address.display_url in named:
+                        each.named_at = asked
+                return member.address.display_url in named
+        if not others:
+            return True  # nobody can have voted for another one
+        raise Disconnected("no other node that is well says who the primary is", sent=False)
+
+    # Quarantine
+
+    def _unidentified(self) -> list[Node]:
+        """The primaries that answer, and may be under another identity by now than when the map was read last."""
+        primaries = [member for member in {*self._map} if member is not None and not member.failed_at]
+        return [
+            each for each in primaries if not each.has_answered or each.history.known != each.history.latest.identity
+        ]
+
+    async def _learn_identities(self) -> None:
+        """Meet all primaries, and read the map after that: see Move.known."""
+        for number in range(MEETING_ROUNDS):
+            for member in self._unidentified():
+                if not member.has_answered:
+                    with contextlib.suppress(Disconnected, LockError):
+                        await member.port.current_identity(self.now() + NODE_TIMEOUT)
+                        member.has_answered = True
+            await self.wait(self.event(), max(self.now(), self._next) + min(NODE_TIMEOUT, MEETING_PAUSE * (1 + number)))
+            unmet = self._unidentified()
+            if self._closed or not unmet:
+                return
+            if any(member.has_answered for member in unmet):
+                with contextlib.suppress(Disconnected, LockError):
+                    await self._load_map(self.now() + NODE_TIMEOUT)
+
+    def _identities_learned(self) -> None:
+        self._learning = False
+
+    def _moved(self, slot: int, move: SlotMove) -> None:
+        self._importing.pop(slot, None)
+        if move.before.identity and self.memories.quarantine_seconds is not None:
+            self._moves.setdefault(slot, []).append(move)
+
+    async def _process_moves(self, slot: int, until: float) -> None:
+        """Before the first message about a slot that has moved: how it came there."""
+        while moves := self._moves.get(slot):
+            number = len(moves)
+            await self._learn_slot_history(slot, self._node(moves[-1].here.address), list(moves), until)
+            with self.mutex:
+                if len(moves) == number:
+                    self._moves.pop(slot, None)
+
+    async def _learn_slot_history(self, slot: int, here: Node, moves: list[SlotMove], until: float) -> None:
+        try:
+            epoch = await here.port.current_identity(until)
+        except Disconnected as error:
+            self._note_loss(here, error)
+            raise
+        story: SlotHistory | None = None
+        for move in moves:
+            story = await self._history_after(move, slot, story, until)
+        if story is not None and epoch.facts is not None and epoch.quarantine_seconds is not None:
+            epoch.set_slot_history(slot, story)
+
+    async def _history_after(
+        self, move: SlotMove, slot: int, story: SlotHistory | None, until: float
+    ) -> SlotHistory | None:
+        under, here = move.before.identity, move.here.latest
+        if not under:
+            return None
+        if (least := move.least) is None:
+            within = min(NODE_TIMEOUT, max(0.05, until - self.now()))
+            least = move.least = await self.runtime.run_blocking(partial(_least_kept_ttl, move, within, under))
+        before = story or move.before.slot_history(slot)
+        if least < math.inf and move.known and move.known == here.identity:
+            fine = (lossless_entry(under, least), *lossless_through(before.lossless_from, least))
+            return SlotHistory(before.previous, before.since, fine, before.earlier)
+        before = before._replace(earlier=None)
+        if least == 0 and here.facts is not None and not here.facts.promoted:  # new: nothing is older than itself
+            return SlotHistory(under, here.met_at - (here.facts.now_ms - here.since) / 1000, (), before)
+        return SlotHistory(under, move.at, (), before)
+
+    # Pushes
+
+    def _channel(self, slot: int) -> str:
+        if not self._sharded:
+            return self.push_handler.channel
+        channel = self._channels.get(slot)
+        if channel is None:
+            channel = self._channels[slot] = f"{self.push_handler.channel}{{{tag_of(slot)}}}"
+        return channel
+
+    def subscription_of(self, key: str) -> tuple[str, str]:
+        """See Port."""
+        slot = slot_of(key)
+        channel, member = self._channel(slot), self._map[slot]
+        return "1" if member is not None and channel in member.port.subscribed else "0", channel
+
+    def ensure_subscribed(self, key: str) -> None:
+        """See Port."""
+        slot = slot_of(key)
+        member = self._map[slot]
+        if member is not None and not self._closed:
+            member.port.subscribe(self._channel(slot))
+
+    # Its end
+
+    def close(self) -> Any:
+        """End the connections and what runs in the background. To be awaited where the nodes' own is."""
+        with self.mutex:
+            self._closed = True
+            ports = [self.runtime, *(member.port for member in self._nodes.values())]
+        ends = [port.close() for port in ports]
+        return _all(ends) if ends[0] is not None else None
+
+    def reset_after_fork(self) -> None:
+        """In a child after fork: what was open belongs to the parent."""
+        self.runtime.reset_after_fork()
+        for member in self._nodes.values():
+            member.port.reset_after_fork()
+        self._start()
+
+
+async def _all(ends: list[Any]) -> None:
+    for end in ends:
+        await end
+
+
+def _version(hello: Any) -> int:
+    """The first number of a server's version, by its reply to HELLO. Valkey began with 7.2."""
+    said: dict[bytes, bytes] = dict(zip(hello[::2], hello[1::2], strict=False))
+    return int(said.get(b"version", b"0").split(b".")[0])
+
+
+def _map_error(text: str, address: Address) -> Exception:
+    """Why a node tells no map."""
+    if "unknown command" in text:
+        return ConfigError(
+            f"{address.display_url} is no node of a cluster: it has no command CLUSTER. Is it a sentinel? They stand "
+            "in redis+sentinel://h1:26379,h2:26379/0?service=mymaster"
+        )
+    if "cluster support disabled" in text:
+        return ConfigError(
+            f"{address.display_url} is no node of a cluster. Use a URL redis://, or a client of one server"
+        )
+    if is_transient(text):
+        return Disconnected(text, sent=False)
+    return ConfigError(f"{address.display_url} tells no slots [{text}]. Give this user the rights in docs/acl.md")
+
+
+def _address(by: Address, host: str, port: int) -> Address:
+    """Where a node is, by what another one says."""
+    return replace(by.at(host if host not in ("", "?") else by.parameters["host"], port), clustered=True)
+
+
+def _address_in_map(by: Address, told: Sequence[Any]) -> Address:
+    """Where a node is, by its entry in a map."""
+    host, port, *_ = told
+    return _address(by, (host or b"").decode(), port)
+
+
+def _is_well(info: Any) -> bool:
+    """Whether a node is of one mind with the others, by its CLUSTER INFO."""
+    return "ok" in parse_info(info).get("cluster_state", "ok")
+
+
+def _least_kept_ttl(move: SlotMove, within: float, identity: str) -> float:
+    """See Move.least. What has moved may carry the time at which a lease ends, by the clock of the other. Blocks."""
+    left, here = read_server(move.left.address, within), read_server(move.here.address, within)
+    if left is None or here is None or left.info.get("role") != "master" or identity_of(left.info) != identity:
+        return math.inf
+    return least_ttl(here, left, move.here.address.display_url, move.before.quarantine_seconds)

@@ -1,0 +1,1 @@
+"""Connections: for threads and for asyncio, and what both say on the wire."""

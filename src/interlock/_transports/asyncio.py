@@ -1,0 +1,734 @@
+"""The port for asyncio: one connection per loop carries the commands of all tasks, and the pushes.
+
+A call appends its packed bytes to a buffer and awaits a future. The buffer goes out in one write per turn of the
+loop; replies come in the order of the commands (RESP), pushes among them (RESP3). A call that is cancelled leaves
+its place in the row, so that its late reply is dropped and not taken for another's. So an undo that is sent after
+a cancelled acquire is run after it, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from interlock._connect.refusals import connection_error
+from interlock._protocol.log import log
+from interlock._protocol.timing import DRIFT, FOREVER, now
+from interlock._protocol.types import ONLY_ROUTE, Disconnected, PushHandler, Route, ServerError
+from interlock._quarantine.lossless import least_lossless_ttl
+from interlock._quarantine.primacy import NOT_NAMED, TRUSTED_FOR, HostPort, Primacy
+from interlock._quarantine.proofs import Proofs
+from interlock._transports.handshake import complete_handshake, handshake_commands, is_same_primary
+from interlock._transports.pushes import check_subscribe_reply, dispatch_push, subscribe_commands
+from interlock._transports.resp import (
+    ASKING,
+    PING,
+    REPLICATION,
+    WAITING,
+    Push,
+    ReplyError,
+    eval_text,
+    evalsha,
+    is_noscript,
+    is_readonly,
+    pack,
+    raise_if_error,
+    reader,
+)
+from interlock.errors import LockError
+from interlock.primitives.codes import GRANTED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from interlock._connect.address import Address
+    from interlock._protocol.acks import Acks
+    from interlock._protocol.types import Argument, Message, Script
+    from interlock._quarantine.history import ServerHistory
+    from interlock._quarantine.stamp import IdentityStamp
+
+T = TypeVar("T")
+WRITE_BATCH: Final = (
+    16  # commands after which a write does not wait for the end of the turn: the server begins meanwhile
+)
+SILENCE_LIMIT: Final = (
+    0.9  # seconds without a word to those who wait, after which one whose time is over ends the connection
+)
+STEADY_AFTER: Final = 1.0  # seconds that a connection must last, so that the next one is made without a pause
+PING_AFTER: Final = 5.0  # seconds without a message after which the connection is tested
+
+
+class NullMutex:
+    """A mutex for one thread: there is nobody to exclude."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+class AutoResetEvent:
+    """A flag that one task waits for."""
+
+    __slots__ = ("_up", "_waiter")
+
+    def __init__(self) -> None:
+        self._up = False
+        self._waiter: asyncio.Future[bool] | None = None
+
+    def set(self) -> None:
+        """Raise it."""
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            self._up = True
+        else:
+            waiter.set_result(True)
+
+    async def wait(self, loop: asyncio.AbstractEventLoop, seconds: float) -> bool:
+        """Whether it was raised in time; takes it down."""
+        if self._up:
+            self._up = False
+            return True
+        waiter = self._waiter = loop.create_future()
+        timer = None
+        if seconds != FOREVER:
+            timer = loop.call_later(max(0.0, seconds), _expire, waiter)
+        try:
+            raised: bool = await waiter
+            return raised  # noqa: TRY300
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self._up = True  # raised and cancelled in the same turn: keep it
+            raise
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+
+
+def _expire(waiter: asyncio.Future[bool]) -> None:
+    if not waiter.done():
+        waiter.set_result(False)
+
+
+class Connection(asyncio.Protocol):
+    """One open connection: a buffer on the way out, a row of those who expect a reply on the way back."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, sink: PushHandler, timeout: float) -> None:
+        self.loop = loop
+        self.push_handler = sink
+        self.stamp: IdentityStamp
+        self.host_port: HostPort = ("", 0)
+        self.answered_since = (
+            0.0  # when a request was sent that has been answered (see `_primacy`): the last one that we know of
+        )
+        self.sent_count = 0  # how many requests were
+        self._mark = 0  # how many of them were at `_marked`: the next one was sent later
+        self._marked = 0.0
+        self.asking: asyncio.Task[None] | None = None  # who asks others whether it still leads to the primary
+        self.wanted: dict[str, None] = {}  # the port's channels
+        self.subscribed: set[str] = set()  # those of them that are heard
+        self.timeout = timeout
+        self.reader = reader()
+        self.transport: asyncio.Transport
+        self.redis_writer: object  # redis-py's stream writer, which would close the transport when collected
+        self.expecting: deque[asyncio.Future[Any] | SentBatch] = deque()
+        self.outgoing: list[bytes] = []
+        self.broken: Disconnected | None = None
+        self.last_heard = loop.time()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self.watch = loop.call_later(timeout, self._watch)
+
+    def send(self, packed: bytes) -> asyncio.Future[Any]:
+        """The future of this command's reply."""
+        reply = self.loop.create_future()
+        self.send_for(packed, reply)
+        return reply
+
+    def send_for(self, packed: bytes, reply: asyncio.Future[Any] | SentBatch, number: int = 1) -> None:
+        """Send this, of which so many replies come."""
+        if self.broken is not None:
+            raise Disconnected(str(self.broken), sent=False)
+        if not self.expecting:
+            self.last_heard = self.loop.time()  # the wait begins
+        try:
+            self.expecting.extend([reply] * number)
+            self.sent_count += number
+            if not self.outgoing:
+                self.loop.call_soon(self._flush)
+            self.outgoing.append(packed)
+            if len(self.outgoing) == WRITE_BATCH:
+                self._flush()
+        except BaseException as error:
+            self._fail_interrupted(error)
+            raise
+
+    def _flush(self) -> None:
+        try:
+            if self.outgoing and self.broken is None:
+                self.transport.write(b"".join(self.outgoing))
+            self.outgoing.clear()
+        except BaseException as error:
+            self._fail_interrupted(error)
+            raise
+
+    def _fail_interrupted(self, error: BaseException) -> None:
+        """A signal handler has raised in here: from now on a reply might be taken for another one's."""
+        self.fail(Disconnected(f"it was interrupted: {error!r}", sent=True))
+
+    def data_received(self, data: bytes) -> None:
+        """Replies to the row, pushes to the sink."""
+        try:
+            self.last_heard = self.loop.time()
+            reader, row = self.reader, self.expecting
+            reader.feed(data)
+            while (reply := reader.gets()) is not WAITING:
+                if type(reply) is Push:
+                    if dispatch_push(reply, self.push_handler, self.wanted, self.subscribed):
+                        row[0].set_result(None)  # the reply to SUBSCRIBE is a push, in its place in the row
+                        row.popleft()
+                else:
+                    if not row[0].done():
+                        row[0].set_result(reply)
+                    row.popleft()  # only now: who is no longer in the row is not told that the connection ended
+        except BaseException as error:
+            self._fail_interrupted(error)
+            raise
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Everybody who waits for a reply is told."""
+        self.fail(Disconnected(str(exc or "it closed the connection"), sent=True))
+
+    def fail(self, why: Disconnected) -> None:
+        """It is no use any more."""
+        if self.broken is None:
+            self.broken = why
+            self.watch.cancel()
+            self.subscribed.clear()
+            self.transport.abort()
+            for reply in self.expecting:
+                if not reply.done():
+                    reply.set_exception(why)
+                    reply.exception()  # nobody may be waiting any more
+            self.expecting.clear()
+            if not self.ended.done():
+                self.ended.set_result(None)
+
+    def give_up(self, reply: asyncio.Future[Any] | SentBatch) -> None:
+        """The time of one who waits is over. If nobody has heard a word for long, the connection may be dead."""
+        if not reply.done():
+            why = Disconnected("no answer in time", sent=True, timed_out=True)
+            reply.set_exception(why)
+            if self.loop.time() - self.last_heard >= SILENCE_LIMIT:
+                self.fail(why)
+
+    def is_trusted(self, since: float) -> bool:
+        """Whether its server has answered a request that was sent then or later. Before one is sent."""
+        answered = self.sent_count - len(self.expecting)
+        if self.sent_count == self._mark:
+            self._marked = now()
+        elif answered > self._mark:
+            if self._marked - self.answered_since <= TRUSTED_FOR:  # else a pause may lie between
+                self.answered_since = self._marked
+            self._mark, self._marked = self.sent_count, now()
+        return self.answered_since >= since
+
+    def trust(self, asked: float) -> None:
+        """Others have named its server as the primary; they were asked then."""
+        self.answered_since, self._mark, self._marked = asked, self.sent_count, asked
+
+    def _watch(self) -> None:
+        """Nothing heard for a while: ask; nothing for long, though somebody waits: give up."""
+        silent = self.loop.time() - self.last_heard
+        if self.expecting and silent >= self.timeout:
+            self.fail(Disconnected(f"no answer within {self.timeout:.3g} s", sent=True, timed_out=True))
+            return
+        if not self.expecting and silent >= PING_AFTER:
+            self.send(PING)
+        self.watch = self.loop.call_later(self.timeout / 4, self._watch)
+
+
+async def _greeted(connection: Any) -> None:
+    """Redis-py's part after the handshake of TLS. If it fails, no goodbye: that waits for a peer which is silent."""
+    transport = connection._writer.transport
+    try:
+        await connection.on_connect()
+    except BaseException:
+        transport.abort()
+        raise
+
+
+class SentBatch:
+    """Messages on their way: it stands in the row for each of their replies, as a future would for one."""
+
+    __slots__ = ("connection", "error", "messages", "replies", "stamps", "then", "until")
+
+    def __init__(self, messages: Sequence[Message], until: float) -> None:
+        self.messages = messages
+        self.until = until
+        self.connection: Connection | None = None
+        self.stamps: Sequence[str] = ()
+        self.replies: list[Any] = []
+        self.error: Exception | None = None  # in place of the replies
+        self.then: Callable[[], None] | None = None  # what is to be done when it is over
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all replies have come, or none will."""
+        return self.error is not None or len(self.replies) == len(self.messages)
+
+    def done(self) -> bool:
+        """As of a future: whether nobody cares any more."""
+        return self.error is not None
+
+    def set_result(self, reply: Any) -> None:
+        """The next reply."""
+        self.replies.append(reply)
+        if self.then is not None and len(self.replies) == len(self.messages):
+            self.then()
+
+    def set_exception(self, error: Exception) -> None:
+        """There will be no more."""
+        self.error = error
+        if self.then is not None:
+            self.then()
+
+    def exception(self) -> Exception | None:
+        """As of a future."""
+        return self.error
+
+
+class AsyncioPort:
+    """The connection of one loop to one server."""
+
+    is_quorum = False
+    majority = 1
+    drift = DRIFT
+
+    def __init__(self, address: Address, memory: ServerHistory) -> None:
+        self.address = address
+        self.memory = memory
+        self.display_url = address.display_url
+        self.retry_for = address.retry_for
+        self.primacy = Primacy(address)
+        self.push_handler: PushHandler
+        self.loop = asyncio.get_running_loop()
+        self.now = now
+        self.event = AutoResetEvent
+        self.mutex = NullMutex()
+        self._proofs = Proofs(self, self.memory, self._lossless)
+        self._connection: Connection | None = None
+        self._connecting: asyncio.Task[Connection] | None = None
+        self._tasks: set[asyncio.Future[Any]] = set()
+        self._wanted: dict[str, None] = {}  # channels
+        self._listener: asyncio.Task[None] | None = None
+        self._closed = False
+        self._spares: list[Connection] = []  # idle connections on which grants wait for replicas
+        self.send_script_text = (
+            False  # the next message goes with the text of its script, for the server did not know one
+        )
+
+    async def call(
+        self,
+        script: Script,
+        keys: Sequence[str | bytes],
+        args: Sequence[Argument],
+        until: float,
+        slot: int | None = None,
+    ) -> Any:
+        """See Port. `slot`, if this is a node of a cluster: what its epoch is depends on it."""
+        wire = self._connection
+        if wire is None or wire.broken is not None or self.address.can_fail_over:
+            wire = await self._checkout(until)
+        epoch = wire.stamp.text if slot is None else wire.stamp.text_for(slot)
+        future = wire.send(evalsha(script, keys, args, epoch))
+        reply = await (future if until == FOREVER else self._reply(wire, future, until))
+        if type(reply) is ReplyError:
+            if is_noscript(reply):
+                reply = await self._reply(wire, wire.send(eval_text(script, keys, args, epoch)), until)
+            self._drop_if_readonly(wire, reply)
+            raise_if_error(reply)
+        return reply
+
+    async def call_with_acks(
+        self,
+        script: Script,
+        keys: Sequence[str | bytes],
+        args: Sequence[Argument],
+        until: float,
+        acks: Acks,
+        patience: float,
+        slot: int | None = None,
+    ) -> tuple[Any, int, Any]:
+        """See Port. On connections of their own: what waits there would hold up all others."""
+        wire = await self._checkout_spare(until)
+        try:
+            epoch = wire.stamp.text if slot is None else wire.stamp.text_for(slot)
+            reply = await self._reply(wire, wire.send(evalsha(script, keys, args, epoch)), until)
+            if is_noscript(reply):
+                reply = await self._reply(wire, wire.send(eval_text(script, keys, args, epoch)), until)
+            known, got = 0, None
+            if type(reply) is list and reply[0] == GRANTED:
+                known = self.memory.count_replicas(await self._reply(wire, wire.send(REPLICATION), until))
+                got = await self._reply(wire, wire.send(pack(acks.command(known, patience))), until)
+        except BaseException:
+            wire.fail(Disconnected("given up", sent=True))  # what it waits for would hold up the next one
+            raise
+        if self._closed or is_readonly(reply):
+            wire.fail(Disconnected("closed", sent=False))
+        else:
+            self._spares.append(wire)
+        return raise_if_error(reply), known, raise_if_error(got)
+
+    async def call_asking(self, message: Message, until: float, slot: int) -> Any:
+        """A call about a slot that is on its way here, after a redirection by ASK."""
+        wire = await self._checkout(until)
+        reply: Any = None
+        for packed in (evalsha, eval_text):
+            asking = wire.send(ASKING)  # nothing comes between this and the next
+            reply = await self._reply(wire, wire.send(packed(*message, wire.stamp.text_for(slot))), until)
+            if type(await asking) is ReplyError:  # without that right it only sends us back
+                reply = asking.result()
+            if not is_noscript(reply):
+                break
+        return raise_if_error(reply)
+
+    async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
+        """See Port."""
+        return await self.read_batch(await self.send_batch(messages, until))
+
+    async def send_batch(self, messages: Sequence[Message], until: float, slots: Sequence[int] = ()) -> SentBatch:
+        """The first half of `calls`: send, and wait for nothing."""
+        sent, wire = SentBatch(messages, until), self._connection
+        try:
+            if wire is None or wire.broken is not None or self.address.can_fail_over:
+                wire = await self._checkout(until)
+            epochs = [wire.stamp.text_for(slot) for slot in slots] if slots else [wire.stamp.text] * len(messages)
+            said, self.send_script_text = eval_text if self.send_script_text else evalsha, False
+            packed = b"".join([said(*each, epoch) for each, epoch in zip(messages, epochs, strict=True)])
+            wire.send_for(packed, sent, len(messages))
+            sent.connection, sent.stamps = wire, epochs
+        except Exception as error:  # noqa: BLE001 (one of many: see Port)
+            sent.error = error
+        return sent
+
+    async def read_batch(self, sent: SentBatch, *, late: bool = False) -> list[Any]:
+        """The second half: the replies. If it is late by now, a script that was unknown is not sent after all."""
+        wire, replies = sent.connection, sent.replies
+        if not sent.is_complete and wire is not None and not await self.wait_any([sent], 1, sent.until):
+            wire.give_up(sent)
+        if sent.error is not None or wire is None:
+            return [sent.error] * len(sent.messages)
+        for i, reply in enumerate(replies):
+            if type(reply) is ReplyError:
+                try:
+                    if not is_noscript(reply):
+                        self._drop_if_readonly(wire, reply)
+                    elif late:
+                        self.send_script_text = True
+                    else:
+                        text = eval_text(*sent.messages[i], sent.stamps[i])
+                        replies[i] = await self._reply(wire, wire.send(text), sent.until)
+                except Disconnected as error:
+                    return [error] * len(replies)
+                if type(replies[i]) is ReplyError:
+                    replies[i] = ServerError(str(replies[i]))
+        return replies
+
+    def discard_batch(self, sent: SentBatch) -> None:
+        """Nobody will ask for these replies. They keep their places in the row."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether something can be sent without connecting first."""
+        return self._connection is not None and self._connection.broken is None
+
+    async def ping(self, until: float) -> None:
+        """Connect if need be, and see that it answers. Raises what keeps it from that."""
+        wire = await self._checkout(until)
+        await self._reply(wire, wire.send(PING), until)
+
+    @staticmethod
+    async def wait_any(sents: Sequence[SentBatch], number: int, until: float) -> list[int]:
+        """Which of these have their replies, as soon as so many have, or the time is over."""
+        waiting = [sent for sent in sents if not sent.is_complete]
+        missing, left = number - len(sents) + len(waiting), until - now()
+        if missing > 0 and waiting and left > 0:
+            loop = waiting[0].connection.loop  # type: ignore[union-attr]  # it waits there
+            enough = loop.create_future()
+
+            def came() -> None:
+                nonlocal missing
+                missing -= 1
+                if missing == 0:
+                    _expire(enough)
+
+            timer = loop.call_later(left, _expire, enough)
+            for each in waiting:
+                each.then = came
+            try:
+                await enough
+            finally:
+                timer.cancel()
+                for each in waiting:
+                    each.then = None
+        return [i for i, sent in enumerate(sents) if sent.is_complete]
+
+    async def prove_lossless(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
+        """See Port."""
+        return await self._proofs.prove_lossless(evidence, until)
+
+    def old_primary_may_still_grant(self, key: str, slot: int = -1) -> str:  # noqa: ARG002 (see Port)
+        """See Port."""
+        return self._proofs.old_primary(slot)
+
+    async def _lossless(self, evidence: str, epoch: IdentityStamp, left: float) -> float | None:
+        return await self.run_blocking(partial(least_lossless_ttl, self.address, evidence, epoch, left))
+
+    async def current_identity(self, until: float) -> IdentityStamp:
+        """Under which epoch it is reached now. Raises Disconnected."""
+        return (await self._checkout(until)).stamp
+
+    async def run_blocking(self, work: Callable[[], T]) -> T:
+        """Do what blocks."""
+        return await asyncio.to_thread(work)
+
+    @property
+    def subscribed(self) -> set[str]:
+        """The channels that are heard now."""
+        return self._connection.subscribed if self._connection is not None else set()
+
+    @staticmethod
+    def _drop_if_readonly(wire: Connection, reply: Any) -> None:
+        if is_readonly(reply):
+            wire.fail(Disconnected("it is a replica by now", sent=True))  # another connection may lead to the primary
+
+    async def _reply(self, wire: Connection, reply: asyncio.Future[Any], until: float) -> Any:
+        left = until - now()
+        if left >= self.address.timeout or reply.done():  # the connection itself is given up before
+            return await reply
+        timer = self.loop.call_later(max(0.0, left), wire.give_up, reply)
+        try:
+            return await reply
+        finally:
+            timer.cancel()
+
+    # The connection
+
+    async def _checkout(self, until: float) -> Connection:
+        asked = now()
+        while True:
+            wire = self._connection
+            if wire is None or wire.broken is not None:
+                if self._connecting is None or self._connecting.done():
+                    self._connecting = self._task(self._connect(), "interlock-connect")
+                wire = await self._open_in_time(self._connecting, until)
+            if await self._is_trusted(wire, asked, until):
+                return wire
+
+    async def _checkout_spare(self, until: float) -> Connection:
+        """An idle connection, of one's own for a while. One that is made too late is for the next who asks."""
+        asked = now()
+        while True:
+            if not self._spares:
+                await self._open_in_time(self._task(self._open_spare(), "interlock-connect"), until)
+            with contextlib.suppress(IndexError):  # another task was faster
+                wire = self._spares.pop()
+                try:
+                    if await self._is_trusted(wire, asked, until):
+                        return wire
+                except BaseException:
+                    self._spares.append(wire)
+                    raise
+
+    async def _open_spare(self) -> None:
+        self._spares.append(await self._open())
+
+    async def _is_trusted(self, wire: Connection, asked: float, until: float) -> bool:
+        """Whether it leads to the primary to which it led, with what that had: by its answers, or the word of others.
+
+        `asked`: when the caller's request was made. All callers wait for one look.
+        """
+        while wire.broken is None and self.address.can_fail_over and not wire.is_trusted(asked - TRUSTED_FOR):
+            if wire.asking is None or wire.asking.done():
+                wire.asking = self._task(self._ask_others(wire), "interlock-look")
+            await self._open_in_time(wire.asking, until)
+        return wire.broken is None
+
+    async def _ask_others(self, wire: Connection) -> None:
+        asked = now()
+        same = await self.run_blocking(partial(self.primacy.is_confirmed, wire.host_port, FOREVER))
+        if same and wire.broken is None:
+            same = is_same_primary(await wire.send(REPLICATION), wire.stamp)
+        if same:
+            wire.trust(asked)
+        else:
+            wire.fail(Disconnected("it was not the primary all the time", sent=False))
+
+    @staticmethod
+    async def _open_in_time(making: asyncio.Task[T], until: float) -> T:
+        left = max(0.001, until - now()) if until != FOREVER else None
+        done, _ = await asyncio.wait([making], timeout=left)
+        if not done:
+            raise Disconnected("no connection in time", sent=False, timed_out=True)
+        if making.cancelled():
+            raise Disconnected("it was closed while connecting", sent=False)
+        return making.result()
+
+    async def _connect(self) -> Connection:
+        wire = self._connection = await self._open()
+        wire.wanted = self._wanted
+        for channel in list(self._wanted):
+            self._subscribe(wire, channel)
+        return wire
+
+    async def _open(self) -> Connection:
+        make: Any = self.address.async_connection
+        connection: Any = None
+        asked = now()
+        if self.address.clustered and not await self.run_blocking(partial(self.primacy.is_confirmed, ("", 0), FOREVER)):
+            raise Disconnected(NOT_NAMED, sent=False)
+        try:
+            if self.address.kind == "embedded" or self.address.sentinels:  # to find where it is may block
+                connection = await asyncio.to_thread(make, FOREVER)
+            else:
+                connection = make(FOREVER)
+            where = getattr(connection, "host", ""), getattr(connection, "port", 0)
+            if self.address.kind == "tls":
+                connection.redis_connect_func = _greeted
+            await connection.connect()
+        except Exception as error:  # noqa: BLE001 (also that of a user's credential provider)
+            if connection is not None:
+                await connection.disconnect(nowait=True)
+            raise connection_error(error, self.address) from None
+        wire = Connection(self.loop, self.push_handler, self.address.timeout)
+        writer: Any = connection._writer
+        connection._writer = connection._reader = None  # redis-py's part ends here
+        wire.redis_writer, wire.transport = writer, writer.transport
+        writer.transport.set_protocol(wire)
+        try:
+            greeting = [wire.send(pack(command)) for command in handshake_commands(self.address)]
+            wire.stamp = complete_handshake([await reply for reply in greeting], self.address, self.memory)
+            wire.host_port = where
+            wire.trust(asked)
+        except BaseException:
+            wire.fail(Disconnected("refused", sent=False))
+            raise
+        return wire
+
+    def subscription_of(self, key: str) -> tuple[str, str]:  # noqa: ARG002 (see Port)
+        """See Port."""
+        channel = self.push_handler.channel
+        return "1" if self._connection is not None and channel in self._connection.subscribed else "0", channel
+
+    def route(self, key: str) -> Route:  # noqa: ARG002 (see Port)
+        """See Port."""
+        return ONLY_ROUTE
+
+    def _subscribe(self, wire: Connection, channel: str) -> None:
+        def answered(reply: asyncio.Future[Any]) -> None:
+            if not reply.exception():
+                try:
+                    check_subscribe_reply(reply.result(), channel, self._wanted)
+                except Disconnected as again:
+                    wire.fail(again)
+
+        for packed in subscribe_commands(channel):
+            wire.send(packed).add_done_callback(answered)
+
+    def ensure_subscribed(self, key: str) -> None:  # noqa: ARG002 (see Port)
+        """See Port."""
+        self.subscribe(self.push_handler.channel)
+
+    def subscribe(self, channel: str) -> None:
+        """Hear this channel, too, from now on."""
+        if channel not in self._wanted:
+            self._wanted[channel] = None
+            if self._connection is not None and self._connection.broken is None:
+                self._subscribe(self._connection, channel)
+        if self._listener is None or self._listener.done():  # somebody may have cancelled it with all others
+            self._listener = self._task(self._stay_subscribed(), "interlock-listener")
+
+    def unsubscribe_all(self) -> None:
+        """Hear nothing any more: it is no primary, and its identity as one is over."""
+        self._wanted.clear()
+        if self._connection is not None:
+            self._connection.fail(Disconnected("it is no primary any more", sent=True))
+
+    async def _stay_subscribed(self) -> None:
+        """A lost connection is made again at once, so that no push is missed for long."""
+        pause = 0.0
+        while self._wanted and not self._closed:
+            started = self.now()
+            try:
+                wire = await self._checkout(FOREVER)
+                await asyncio.shield(wire.ended)
+                pause = 0.0 if self.now() - started > STEADY_AFTER else min(1.0, pause * 2 or 0.02)
+            except Disconnected:
+                pause = min(1.0, pause * 2 or 0.02)
+            except Exception as error:  # noqa: BLE001 (the next call tells the user)
+                pause = 1.0
+                log.warning("interlock: waiters are not woken by push, since %s", error)
+            await asyncio.sleep(pause)
+
+    # Waiting and background work
+
+    async def wait(self, signal: AutoResetEvent, until: float) -> bool:
+        """See Port."""
+        return await signal.wait(self.loop, until - now() if until != FOREVER else FOREVER)
+
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, over: Callable[[], None]) -> None:
+        """See Port."""
+        self._task(work(), name).add_done_callback(lambda _: over())
+
+    def run_callback(self, callback: Callable[[Any], object], subject: Any) -> None:
+        """See Port."""
+
+        async def told() -> None:
+            try:
+                result = callback(subject)
+                if asyncio.iscoroutine(result):
+                    await result
+            except Exception:  # noqa: BLE001 (logged)
+                log.exception("interlock: the callback %r failed", callback)
+
+        self._task(told(), "interlock-tell")
+
+    def _task(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        task = self.loop.create_task(work, name=name)
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # a loop may end without close()
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Future[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None and not isinstance(error, Disconnected | LockError):  # those were told to who connects
+            log.error("interlock: a task of ours has failed", exc_info=error)
+
+    async def close(self) -> None:
+        """End the connection and the tasks."""
+        self._closed = True
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        open_ = [*self._spares, *([self._connection] if self._connection is not None else [])]
+        for wire in open_:
+            wire.fail(Disconnected("closed", sent=False))
+        if open_:
+            await asyncio.sleep(0)  # the transport says goodbye in the next turn
+
+    def reset_after_fork(self) -> None:
+        """In a child after fork: what was open belongs to the parent, who still polls these sockets.
+
+        To close them in the ordinary way would take them out of the parent's poll, so they are only kept.
+        """
+        _parents.append((self._connection, self._spares, self._tasks, self.loop))
+
+
+_parents: list[object] = []

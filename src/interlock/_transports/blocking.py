@@ -1,0 +1,629 @@
+"""The port for threads: every coroutine over it finishes without suspending.
+
+A call takes a connection from the idle ones (or opens one), sends, waits for the reply, and puts it back: so each
+thread that talks has a connection of its own, and no other thread has to wake up for its reply. Background work
+runs in daemon threads; one of them hears the subscription. Sockets block, with a timeout kept by the kernel,
+which saves a poll before every send and receive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import select
+import socket
+import struct
+import threading
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from interlock._connect.refusals import connection_error
+from interlock._protocol.log import log
+from interlock._protocol.run import run
+from interlock._protocol.timing import DRIFT, FOREVER, now
+from interlock._protocol.types import ONLY_ROUTE, Disconnected, PushHandler, Route, ServerError
+from interlock._quarantine.lossless import least_lossless_ttl
+from interlock._quarantine.primacy import NOT_NAMED, TRUSTED_FOR, Primacy
+from interlock._quarantine.proofs import Proofs
+from interlock._transports.handshake import complete_handshake, handshake_commands, is_same_primary
+from interlock._transports.pushes import check_subscribe_reply, dispatch_push, subscribe_commands
+from interlock._transports.resp import (
+    ASKING,
+    PING,
+    REPLICATION,
+    WAITING,
+    Push,
+    ReplyError,
+    eval_text,
+    evalsha,
+    is_noscript,
+    is_readonly,
+    pack,
+    raise_if_error,
+    reader,
+)
+from interlock.errors import LockError
+from interlock.primitives.codes import GRANTED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from interlock._connect.address import Address
+    from interlock._protocol.acks import Acks
+    from interlock._protocol.types import Argument, Message, Script
+    from interlock._quarantine.history import ServerHistory
+    from interlock._quarantine.stamp import IdentityStamp
+
+T = TypeVar("T")
+PING_AFTER: Final = 5.0  # seconds without a message after which the subscription is tested
+# The kernel keeps the timeout of a plain socket. Not that of TLS, nor of gevent's, which never blocks: they do.
+_SOCKET: Final = socket.socket if socket.socket.__module__ == "socket" else None
+STEADY_AFTER: Final = 1.0  # seconds that a subscription must last, so that the next one is made without a pause
+MAX_WAIT: Final = 3600.0  # seconds of one wait: locks take no infinite timeout
+
+
+class AutoResetEvent:
+    """A flag that one thread waits for: a raw lock, which is the cheapest thing that can wake a thread."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        """Raise it."""
+        with contextlib.suppress(RuntimeError):  # it is up already
+            self._lock.release()
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it was raised in time; takes it down."""
+        return self._lock.acquire(timeout=max(0.0, seconds)) if seconds != FOREVER else self._lock.acquire()
+
+
+class Connection:
+    """One open connection, and its parser."""
+
+    __slots__ = (
+        "answered_since",
+        "fresh",
+        "host_port",
+        "limit",
+        "reader",
+        "redis_connection",
+        "sock",
+        "stamp",
+        "timeout",
+        "unanswered_channels",
+    )
+
+    def __init__(self, address: Address, memory: ServerHistory, until: float) -> None:
+        within = max(0.001, until - now())
+        self.redis_connection: Any = None  # it would close the socket when collected
+        try:
+            self.redis_connection = address.connection(within)
+            self.redis_connection.connect()
+        except Exception as error:  # noqa: BLE001 (also that of a user's credential provider)
+            if self.redis_connection is not None:
+                self.redis_connection.disconnect()
+            raise connection_error(error, address) from None
+        sock: Any = self.redis_connection._sock
+        self.sock: socket.socket = sock  # redis-py's part ends here
+        self.reader = reader()
+        self.unanswered_channels: deque[str] = deque()  # the channels of what was said and not answered yet
+        self.limit = 0.0
+        self.timeout = address.timeout
+        self.fresh = True
+        self.answered_since = 0.0  # when the last request was sent that has been answered (see `_primacy`)
+        self.host_port = getattr(self.redis_connection, "host", ""), getattr(self.redis_connection, "port", 0)
+        try:
+            greeting = handshake_commands(address)
+            self.send(b"".join(map(pack, greeting)), until)
+            self.stamp = complete_handshake([self.receive(until) for _ in greeting], address, memory)
+        except BaseException:
+            self.close()
+            raise
+
+    def exchange(self, packed: bytes, until: float = FOREVER) -> Any:
+        """Send, and wait for one reply."""
+        self.send(packed, until)
+        return self.receive(until)
+
+    def send(self, packed: bytes, until: float = FOREVER) -> None:
+        """Send. Raises Disconnected."""
+        if until != FOREVER or self.limit != self.timeout:
+            self._set_timeout(until)
+        try:
+            self.sock.sendall(packed)
+        except OSError as error:
+            raise self._disconnected(error) from None
+
+    def receive(self, until: float = FOREVER) -> Any:
+        """The next reply. Raises Disconnected, after which the connection is no use any more."""
+        reader = self.reader
+        while (reply := reader.gets()) is WAITING:
+            try:
+                data = self.sock.recv(65536)
+            except OSError as error:
+                raise self._disconnected(error) from None
+            if not data:
+                raise Disconnected("it closed the connection", sent=True, stale=not self.fresh)
+            reader.feed(data)
+            if len(data) == 65536 and until != FOREVER:
+                self._set_timeout(until)  # a long reply: each part may take no more than what is left
+        return reply
+
+    def _set_timeout(self, until: float) -> None:
+        """No send or receive takes longer than this, from now on."""
+        seconds = self.timeout
+        if until != FOREVER:
+            seconds = max(0.001, min(seconds, until - now()))
+        if not seconds <= self.limit <= seconds * 1.01:  # setting it costs as much as a tenth of a round trip
+            self.limit = seconds
+            if type(self.sock) is not _SOCKET:
+                self.sock.settimeout(seconds)
+                return
+            if self.sock.gettimeout() is not None:
+                self.sock.settimeout(None)
+            value = struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+
+    def _disconnected(self, error: OSError) -> Disconnected:
+        if isinstance(error, BlockingIOError | TimeoutError):
+            return Disconnected(f"no answer within {self.limit:.3g} s", sent=True, timed_out=True)
+        return Disconnected(str(error), sent=True, stale=not self.fresh)
+
+    def shut_down(self) -> None:
+        """End it, so that a thread that waits on it is told."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End it, here only: the parent of a fork may use the same connection."""
+        with contextlib.suppress(OSError):
+            self.sock.close()
+
+
+class SentBatch(NamedTuple):
+    """What is on its way: its replies come over this connection, unless there was an error."""
+
+    messages: Sequence[Message]
+    until: float
+    connection: Connection | None
+    error: Exception | None
+    stamps: list[str]
+
+
+class ThreadPort:
+    """Connections to one server, for any number of threads."""
+
+    is_quorum = False
+    majority = 1
+    drift = DRIFT
+
+    def __init__(self, address: Address, memory: ServerHistory) -> None:
+        self.address = address
+        self.memory = memory
+        self.display_url = address.display_url
+        self.retry_for = address.retry_for
+        self.primacy = Primacy(address)
+        self.push_handler: PushHandler
+        self.now = now
+        self.event = AutoResetEvent
+        self._start()
+
+    def _start(self) -> None:
+        self.mutex = threading.RLock()  # a signal handler may come in while its own thread is inside
+        self._idle: deque[Connection] = deque()
+        self._proofs = Proofs(self, self.memory, self._lossless)
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+        self.send_script_text = (
+            False  # the next message goes with the text of its script, for the server did not know one
+        )
+        self._subscription: Connection | None = None  # the connection that hears the subscription
+        self._listener_started = False  # no other thread is to be started for it
+        self._listener_running = False
+        self._reconnect_delay = AutoResetEvent()
+        self._identity = ""  # the identity of the server at the newest connection
+        self._subscribe_lock = threading.Lock()  # several may subscribe
+        self._wanted: dict[str, None] = {}  # channels
+        self.subscribed: set[str] = (
+            set()
+        )  # of them; a server without a subscriber to one of these knows that we are dead
+
+    async def call(
+        self,
+        script: Script,
+        keys: Sequence[str | bytes],
+        args: Sequence[Argument],
+        until: float,
+        slot: int | None = None,
+    ) -> Any:
+        """See Port. `slot`, if this is a node of a cluster: what its epoch is depends on it."""
+        wire = self._checkout(until)
+        try:
+            epoch = wire.stamp.text if slot is None else wire.stamp.text_for(slot)
+            reply = wire.exchange(evalsha(script, keys, args, epoch), until)
+            if type(reply) is ReplyError and is_noscript(reply):
+                reply = wire.exchange(eval_text(script, keys, args, epoch), until)
+        except BaseException as error:
+            self._discard(wire, error)
+            raise
+        self._checkin(wire)
+        if type(reply) is ReplyError and is_readonly(reply):
+            self._drop_all()
+        return raise_if_error(reply)
+
+    async def call_with_acks(
+        self,
+        script: Script,
+        keys: Sequence[str | bytes],
+        args: Sequence[Argument],
+        until: float,
+        acks: Acks,
+        patience: float,
+        slot: int | None = None,
+    ) -> tuple[Any, int, Any]:
+        """See Port."""
+        wire = self._checkout(until)
+        try:
+            epoch = wire.stamp.text if slot is None else wire.stamp.text_for(slot)
+            reply = wire.exchange(evalsha(script, keys, args, epoch), until)
+            if is_noscript(reply):
+                reply = wire.exchange(eval_text(script, keys, args, epoch), until)
+            known, got = 0, None
+            if type(reply) is list and reply[0] == GRANTED:
+                known = self.memory.count_replicas(wire.exchange(REPLICATION, until))
+                got = wire.exchange(pack(acks.command(known, patience)), until)
+        except BaseException as error:
+            self._discard(wire, error)
+            raise
+        self._checkin(wire)
+        if is_readonly(reply):
+            self._drop_all()
+        return raise_if_error(reply), known, raise_if_error(got)
+
+    async def call_asking(self, message: Message, until: float, slot: int) -> Any:
+        """A call about a slot that is on its way here, after a redirection by ASK."""
+        wire = self._checkout(until)
+        try:
+            reply: Any = None
+            for packed in (evalsha, eval_text):
+                wire.send(ASKING + packed(*message, wire.stamp.text_for(slot)), until)
+                asking = wire.receive(until)
+                reply = wire.receive(until)
+                if type(asking) is ReplyError:  # without that right it only sends us back
+                    reply = asking
+                if not is_noscript(reply):
+                    break
+        except BaseException as error:
+            self._discard(wire, error)
+            raise
+        self._checkin(wire)
+        return raise_if_error(reply)
+
+    async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
+        """See Port."""
+        return await self.read_batch(await self.send_batch(messages, until))
+
+    async def send_batch(self, messages: Sequence[Message], until: float, slots: Sequence[int] = ()) -> SentBatch:
+        """The first half of `calls`: send, and wait for nothing."""
+        try:
+            wire = self._checkout(until)
+        except Exception as error:  # noqa: BLE001 (one of many: see Port)
+            return SentBatch(messages, until, None, error, [])
+        try:
+            epochs = [wire.stamp.text_for(slot) for slot in slots] if slots else [wire.stamp.text] * len(messages)
+            said, self.send_script_text = eval_text if self.send_script_text else evalsha, False
+            wire.send(b"".join(said(*each, epoch) for each, epoch in zip(messages, epochs, strict=True)), until)
+        except Disconnected as error:
+            self._discard(wire, error)
+            return SentBatch(messages, until, None, error, [])
+        except BaseException as error:
+            self._discard(wire, error)
+            raise
+        return SentBatch(messages, until, wire, None, epochs)
+
+    async def read_batch(self, sent: SentBatch, *, late: bool = False) -> list[Any]:
+        """The second half: the replies. If it is late by now, a script that was unknown is not sent after all."""
+        wire, until, messages = sent.connection, sent.until, sent.messages
+        if wire is None:
+            return [sent.error] * len(messages)
+        try:
+            replies = [wire.receive(until) for _ in messages]
+            for i, message in enumerate(messages):
+                if is_noscript(replies[i]):
+                    self.send_script_text |= late
+                    if not late:
+                        replies[i] = wire.exchange(eval_text(*message, sent.stamps[i]), until)
+        except Disconnected as error:
+            self._discard(wire, error)
+            return [error] * len(messages)
+        except BaseException as error:
+            self._discard(wire, error)
+            raise
+        self._checkin(wire)
+        if any(map(is_readonly, replies)):
+            self._drop_all()
+        return [ServerError(str(r)) if type(r) is ReplyError else r for r in replies]
+
+    def discard_batch(self, sent: SentBatch) -> None:
+        """Nobody will ask for these replies."""
+        if sent.connection is not None:
+            sent.connection.close()
+
+    @property
+    def ready(self) -> bool:
+        """Whether something can be sent without connecting first."""
+        return bool(self._idle)
+
+    async def ping(self, until: float) -> None:
+        """Connect if need be, and see that it answers. Raises what keeps it from that."""
+        wire = self._checkout(until)
+        try:
+            wire.exchange(PING, until)
+        except BaseException as error:
+            self._discard(wire, error)
+            raise
+        self._checkin(wire)
+
+    @staticmethod
+    async def wait_any(sents: Sequence[SentBatch], number: int, until: float) -> list[int]:
+        """Which of these have their replies, as soon as so many have, or the time is over."""
+        ready = [i for i, sent in enumerate(sents) if sent.connection is None]
+        waiting = {sent.connection.sock.fileno(): i for i, sent in enumerate(sents) if sent.connection is not None}
+        poll = select.poll()
+        for each in waiting:
+            poll.register(each, select.POLLIN)
+        while waiting and len(ready) < number:
+            found = poll.poll(math.ceil(max(0.0, until - now()) * 1000))
+            if not found:
+                break
+            for each, _ in found:
+                poll.unregister(each)
+                ready.append(waiting.pop(each))
+        return ready
+
+    async def prove_lossless(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
+        """See Port."""
+        return await self._proofs.prove_lossless(evidence, until)
+
+    def old_primary_may_still_grant(self, key: str, slot: int = -1) -> str:  # noqa: ARG002 (see Port)
+        """See Port."""
+        return self._proofs.old_primary(slot)
+
+    async def _lossless(self, evidence: str, epoch: IdentityStamp, left: float) -> float | None:
+        return await self.run_blocking(partial(least_lossless_ttl, self.address, evidence, epoch, left))
+
+    async def current_identity(self, until: float) -> IdentityStamp:
+        """Under which epoch it is reached now. Raises Disconnected."""
+        wire = self._checkout(until)
+        self._checkin(wire)
+        return wire.stamp
+
+    async def run_blocking(self, work: Callable[[], T]) -> T:
+        """Do what blocks."""
+        return work()
+
+    def _checkout(self, until: float) -> Connection:
+        try:
+            wire = self._idle.pop()
+        except IndexError:
+            return self._open(until)
+        wire.fresh = False
+        if self.address.can_fail_over:
+            now = self.now()
+            if now - wire.answered_since > TRUSTED_FOR and not self._is_still_primary(wire, until):
+                self._drop_all()
+                return self._open(until)
+            wire.answered_since = now
+        return wire
+
+    def _is_still_primary(self, wire: Connection, until: float) -> bool:
+        """Whether it leads to the primary to which it led, with what that had: by the word of others, and its own."""
+        try:
+            same = self.primacy.is_confirmed(wire.host_port, until)
+        except (Disconnected, LockError):  # nobody knows: the connection is what it was
+            self._checkin(wire)
+            raise
+        except BaseException:
+            wire.close()
+            raise
+        try:
+            same = same and is_same_primary(wire.exchange(REPLICATION, until), wire.stamp)
+        except Disconnected:
+            same = False
+        except BaseException:
+            wire.close()
+            raise
+        if not same:
+            wire.close()
+        return same
+
+    def _open(self, until: float) -> Connection:
+        asked = self.now()
+        if self.address.clustered and not self.primacy.is_confirmed(("", 0), until):
+            raise Disconnected(NOT_NAMED, sent=False)
+        wire = Connection(self.address, self.memory, until)
+        wire.answered_since = asked
+        if wire.stamp.identity != self._identity:
+            if self._identity:
+                self._drop_all()  # what is still open leads to another server, or to none
+            self._identity = wire.stamp.identity
+        return wire
+
+    def _checkin(self, wire: Connection) -> None:
+        self._idle.append(wire)
+        if self._closed:
+            self._close_idle()
+
+    def _discard(self, wire: Connection, error: BaseException) -> None:
+        wire.close()
+        if isinstance(error, Disconnected) and (error.stale or error.timed_out):
+            self._close_idle()  # what has been idle for longer may be dead too, and nobody has told
+
+    def _close_idle(self) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                self._idle.pop().close()
+
+    def _drop_all(self) -> None:
+        """The server is a replica by now: the next connections may lead to another one."""
+        self._close_idle()
+        if self._subscription:
+            self._subscription.shut_down()
+
+    async def wait(self, signal: AutoResetEvent, until: float) -> bool:
+        """See Port."""
+        while until != FOREVER:
+            left = until - now()
+            if signal.wait(min(left, MAX_WAIT)):
+                return True
+            if left <= MAX_WAIT:
+                return False
+        return signal.wait(FOREVER)
+
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, over: Callable[[], None]) -> None:
+        """See Port."""
+
+        def whole() -> None:
+            try:
+                run(work())
+            finally:
+                over()
+
+        self._thread(whole, name)
+
+    def run_callback(self, callback: Callable[[Any], object], subject: Any) -> None:
+        """See Port."""
+
+        def told() -> None:
+            try:
+                callback(subject)
+            except Exception:  # noqa: BLE001 (logged)
+                log.exception("interlock: the callback %r failed", callback)
+
+        threading.Thread(target=told, name="interlock-tell", daemon=True).start()
+
+    def _thread(self, work: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        thread.start()
+        with self.mutex:
+            self._threads = [*(each for each in self._threads if each.is_alive()), thread]
+
+    # The subscription
+
+    def subscription_of(self, key: str) -> tuple[str, str]:  # noqa: ARG002 (see Port)
+        """See Port."""
+        channel = self.push_handler.channel
+        return "1" if channel in self.subscribed else "0", channel
+
+    def route(self, key: str) -> Route:  # noqa: ARG002 (see Port)
+        """See Port."""
+        return ONLY_ROUTE
+
+    def ensure_subscribed(self, key: str) -> None:  # noqa: ARG002 (see Port)
+        """See Port."""
+        self.subscribe(self.push_handler.channel)
+
+    def subscribe(self, channel: str) -> None:
+        """Hear this channel, too, from now on."""
+        if channel in self._wanted:
+            return
+        with self.mutex:
+            self._wanted[channel] = None
+            if not self._listener_started:
+                self._listener_started = True
+                try:
+                    self._thread(self._listen, "interlock-listener")
+                except BaseException:  # an interrupt: it may have begun, or not
+                    self._listener_started = False
+                    del self._wanted[channel]
+                    raise
+                return
+        if (wire := self._subscription) is not None:
+            with contextlib.suppress(Disconnected):  # it is made anew, for all channels
+                self._subscribe(wire, channel)
+
+    def unsubscribe_all(self) -> None:
+        """Hear nothing any more: it is no primary. What is idle was connected to one."""
+        self._wanted.clear()
+        self._drop_all()
+
+    def _subscribe(self, wire: Connection, channel: str) -> None:
+        with self._subscribe_lock:
+            wire.unanswered_channels += (channel, channel)  # SUBSCRIBE and PUBLISH
+            wire.send(b"".join(subscribe_commands(channel)))
+
+    def _listen(self) -> None:
+        with self.mutex:
+            if self._listener_running:
+                return  # one is enough
+            self._listener_running = True
+        pause = 0.0
+        while not self._closed:
+            with self.mutex:
+                if not self._wanted:
+                    self._listener_started = self._listener_running = False
+                    return
+            started = self.now()
+            try:
+                wire = self._subscription = self._open(FOREVER)
+                try:
+                    self._serve_subscription(wire)
+                finally:
+                    self.subscribed.clear()  # the server must not take our silence for death
+                    wire.close()
+            except Disconnected:  # at once, unless it did not last
+                pause = 0.0 if self.now() - started > STEADY_AFTER else min(1.0, pause * 2 or 0.02)
+            except Exception as error:  # noqa: BLE001 (polling goes on without it; the next call tells the user)
+                pause = 1.0
+                log.warning("interlock: waiters are woken by polling only, since %s", error)
+            self._reconnect_delay.wait(pause)
+
+    def _serve_subscription(self, wire: Connection) -> None:
+        wire.timeout = PING_AFTER
+        for channel in list(self._wanted):
+            self._subscribe(wire, channel)
+        tested = 0
+        while not self._closed:
+            try:
+                reply = wire.receive()
+            except Disconnected as silence:
+                if tested or not silence.timed_out:
+                    raise
+                tested = 1
+                with self._subscribe_lock:
+                    wire.unanswered_channels.append("")
+                    wire.send(PING)
+                continue
+            tested = 0
+            if type(reply) is not Push:
+                if channel := wire.unanswered_channels.popleft():  # not of PING
+                    check_subscribe_reply(reply, channel, self._wanted)
+            elif dispatch_push(reply, self.push_handler, self._wanted, self.subscribed):
+                wire.unanswered_channels.popleft()
+
+    # Its end
+
+    def close(self) -> None:
+        """End the connections and the threads."""
+        self._closed = True
+        self._reconnect_delay.set()
+        if self._subscription:
+            self._subscription.shut_down()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(1.0)
+        self._close_idle()
+
+    def reset_after_fork(self) -> None:
+        """In a child after fork: what was open belongs to the parent."""
+        for wire in [*self._idle, *([self._subscription] if self._subscription else [])]:
+            wire.close()
+        closed = self._closed
+        self._start()
+        self._closed = closed

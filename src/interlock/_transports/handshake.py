@@ -1,0 +1,58 @@
+"""What is said first on a connection, and who the server is by its replies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import ResponseError
+
+from interlock._connect.refusals import connection_error
+from interlock._connect.server_check import check_server
+from interlock._protocol.types import Disconnected, is_transient
+from interlock._quarantine.identity import IDENTITY_COMMANDS, IDENTITY_LENGTH, PAST_COMMANDS, parse_facts, parse_info
+from interlock._transports.resp import ReplyError
+
+if TYPE_CHECKING:
+    from interlock._connect.address import Address
+    from interlock._quarantine.history import ServerHistory
+    from interlock._quarantine.stamp import IdentityStamp
+
+
+def handshake_commands(address: Address) -> list[tuple[str, ...]]:
+    """What is said first on a connection."""
+    return [
+        *address.setup_commands,
+        ("HELLO",),
+        ("INFO", "memory"),
+        *IDENTITY_COMMANDS,
+        *PAST_COMMANDS,
+        *address.isolation_commands,
+    ]
+
+
+def complete_handshake(replies: list[Any], address: Address, memory: ServerHistory) -> IdentityStamp:
+    """Who the server is, by the replies to the greeting. Raises LockError if it is not what it should be."""
+    replies, more = (
+        replies[: len(replies) - len(address.isolation_commands)],
+        replies[len(replies) - len(address.isolation_commands) :],
+    )
+    *settings, hello, limits, server, replication, time = replies[: -len(PAST_COMMANDS)]
+    past = replies[-len(PAST_COMMANDS) :]
+    for reply in (*settings, hello):
+        if type(reply) is ReplyError:
+            raise connection_error(ResponseError(str(reply)), address)
+    check_server(hello, limits, address)
+    for reply in (server, replication, time, *past):
+        if type(reply) is ReplyError and is_transient(str(reply)):  # not who it is: that would be no quarantine
+            raise Disconnected(str(reply), sent=False)
+    return memory.meet(parse_facts(server, replication, time, *past), address, address.isolation_grace(more))
+
+
+def is_same_primary(reply: Any, epoch: IdentityStamp) -> bool:
+    """By the reply to `REPLICATION`: whether the server says that it is still the primary that it was."""
+    if not epoch.identity:
+        return type(reply) is not bytes or parse_info(reply).get("role") == "master"
+    info = parse_info(reply)
+    return info.get("role") == "master" and epoch.identity.endswith(
+        ":" + info.get("master_replid", "")[:IDENTITY_LENGTH]
+    )

@@ -1,0 +1,10 @@
+"""The exit statuses of the command line, by the names and numbers of sysexits.h where it has one."""
+
+from __future__ import annotations
+
+from typing import Final
+
+EX_USAGE: Final = 64  # a bad option or URL
+EX_UNAVAILABLE: Final = 69  # a server does not answer, or a library is not installed
+EX_TEMPFAIL: Final = 75  # refused for now: the command would harm a process that holds a lease
+INTERRUPTED: Final = 130  # by Ctrl-C or SIGTERM

@@ -1,0 +1,30 @@
+"""The .lua files: loaded once, known to servers by their SHA1.
+
+What several scripts share stands once. `--include queue` puts that file's text in its place; `--function lock` makes
+a local function of a whole script, with KEYS and ARGV of its own, so that one script can be built over another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import cache
+from importlib.resources import files
+
+from interlock._protocol.types import Script
+
+
+@cache
+def load(name: str, package: str = "interlock.primitives") -> Script:
+    """The script `<name>.lua` of a package."""
+    source = _text(name, package)
+    return Script(name, source, hashlib.sha1(source.encode()).hexdigest())  # noqa: S324 (Redis names them so)
+
+
+def _text(name: str, package: str) -> str:
+    def put(line: re.Match[str]) -> str:
+        text = _text(line[2], package)
+        return text if line[1] == "include" else f"local function {line[2]}(KEYS, ARGV)\n{text}end\n"
+
+    source = files(package).joinpath(f"{name}.lua").read_text(encoding="utf-8")
+    return re.sub(r"^--(include|function) (\w+)\n", put, source, flags=re.MULTILINE)

@@ -1,0 +1,142 @@
+"""The trip of an acquire: which functions of which files a reader opens to follow one, from the call to the lease.
+
+    scripts/trip
+
+Each mode acquires a lock that nobody else wants, from an Interlock that is connected and whose server knows the
+script. The table shows each function of `src/interlock` that the call enters, in order, indented by its depth. The
+sums count functions and files twice: with the transports, and without them, since a reader of the algorithm may take
+the transports as given. The loop calls `data_received` itself, so that call stands at the left edge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import interlock
+import interlock.aio
+from interlock.embedded import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
+
+SOURCE: Final = str(Path(interlock.__file__).parent) + "/"
+TRANSPORTS: Final = "ports/"
+
+
+class Size(NamedTuple):
+    """How much there is to read."""
+
+    files: int
+    functions: int
+
+
+# Without transports. No trip may grow beyond its ceiling; whoever shortens a trip lowers its ceiling.
+GOAL: Final = Size(files=6, functions=16)
+CEILINGS: Final = {"threads": Size(files=8, functions=39), "asyncio": Size(files=8, functions=40)}
+
+
+class Step(NamedTuple):
+    """One call of a function of ours."""
+
+    depth: int
+    file: str
+    function: str
+
+
+class Recorder:
+    """A profile function that keeps a step for each frame of ours. A coroutine that goes on is not a new step."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self._frames: list[FrameType] = []  # kept, since a later frame must not take the place of one that has ended
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        path = frame.f_code.co_filename
+        if event != "call" or not path.startswith(SOURCE) or any(frame is each for each in self._frames):
+            return
+        self._frames.append(frame)
+        depth, caller = 0, frame.f_back
+        while caller is not None:
+            depth += caller.f_code.co_filename.startswith(SOURCE)
+            caller = caller.f_back
+        self.steps.append(Step(depth, path.removeprefix(SOURCE), frame.f_code.co_qualname))
+
+
+def of_threads(url: str) -> list[Step]:
+    """The trip of an acquire that blocks its thread."""
+    record = Recorder()
+    with interlock.Interlock(url) as locks:
+        locks.lock("warm").acquire().release()
+        lock = locks.lock("trip")
+        sys.setprofile(record)
+        try:
+            lease = lock.acquire()
+        finally:
+            sys.setprofile(None)
+        lease.release()
+    return record.steps
+
+
+def of_asyncio(url: str) -> list[Step]:
+    """The trip of an acquire that a task awaits."""
+    record = Recorder()
+
+    async def main() -> None:
+        async with interlock.aio.Interlock(url) as locks:
+            await (await locks.lock("warm").acquire()).release()
+            lock = locks.lock("trip")
+            sys.setprofile(record)
+            try:
+                lease = await lock.acquire()
+            finally:
+                sys.setprofile(None)
+            await lease.release()
+
+    asyncio.run(main())
+    return record.steps
+
+
+TRIPS: Final = {"threads": of_threads, "asyncio": of_asyncio}
+
+
+def without_transports(steps: Sequence[Step]) -> list[Step]:
+    """The steps outside the transports."""
+    return [step for step in steps if not step.file.startswith(TRANSPORTS)]
+
+
+def size(steps: Sequence[Step]) -> Size:
+    """How many files and functions these steps enter, each counted once."""
+    return Size(len({step.file for step in steps}), len({(step.file, step.function) for step in steps}))
+
+
+def table(steps: Sequence[Step]) -> str:
+    """A line for each step: its file, and its function, indented by its depth."""
+    width = max(len(step.file) for step in steps)
+    return "\n".join(f"{step.file:{width}}  {'  ' * step.depth}{step.function}" for step in steps)
+
+
+def sums(mode: str, steps: Sequence[Step]) -> str:
+    """The calls, functions and files of a trip, with its ceiling and the goal."""
+    lines = [f"{'':18}   calls   functions   files"]
+    for name, counted in (("with transports", steps), ("without transports", without_transports(steps))):
+        files, functions = size(counted)
+        lines.append(f"{name:18}{len(counted):8}{functions:12}{files:8}")
+    for name, limit in (("  ceiling", CEILINGS[mode]), ("  goal", GOAL)):
+        lines.append(f"{name:18}{'':8}{limit.functions:12}{limit.files:8}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Prints the trip of each mode."""
+    with Server() as server:
+        for mode, trip in TRIPS.items():
+            steps = trip(server.url)
+            print(f"{mode}\n\n{table(steps)}\n\n{sums(mode, steps)}\n")
+
+
+if __name__ == "__main__":
+    main()
