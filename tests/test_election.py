@@ -10,8 +10,7 @@ import time
 import pytest
 
 from actors import actors
-from interlock import AcquireTimeout, ConfigError, LeaseLost, Unavailable
-from interlock._lease import LeaseState
+from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Unavailable
 from kit import hears, outcome, until, waiting
 
 rule = pytest.mark.rule

@@ -10,8 +10,7 @@ from datetime import UTC, datetime
 import pytest
 
 from actors import actors
-from interlock import ConfigError, LeaseLost, Ran, Skipped
-from interlock._lease import LeaseState
+from interlock import ConfigError, LeaseLost, LeaseState, Ran, Skipped
 from kit import outcome, until
 
 rule = pytest.mark.rule
