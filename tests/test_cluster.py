@@ -216,7 +216,7 @@ async def test_a_node_that_is_silent_delays_no_renewal_of_others(kit, clean, har
     paused = harmed.primary_of(f"lock:{PLAIN[0]}")
     others = [lease for name, lease in leases.items() if harmed.primary_of(f"lock:{name}") is not paused]
     paused.pause()
-    began = kit.session(locks).port.now()
+    began = kit.session(locks).runtime.now()
     grants = [lease._grant for lease in others]
     while min(grant.deadline for grant in grants) < began + 6:  # each was renewed twice, at least
         assert not any(lease.state is LeaseState.LOST for lease in others)

@@ -270,9 +270,8 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
             try:
                 await session.close()
             finally:
-                closing = session.port.close()  # type: ignore[attr-defined]
-                if closing is not None:  # in asyncio
-                    await closing
+                await session.port.close()
+                await session.runtime.close()
 
     def _start(self) -> None:
         """Make what a session needs; nothing is sent."""

@@ -37,7 +37,7 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
     async def _take(self, timeout: float | Unset | None) -> Any:
         core, timeout = self._session.core, self._timeout(timeout)
         try_for = core.patient_timeout if any(each._options.acks for each in self._members) else core.try_for
-        until = FOREVER if timeout is None else core.port.now() + (timeout or try_for)
+        until = FOREVER if timeout is None else core.runtime.now() + (timeout or try_for)
         leases: Leases = {}
         try:
             self._reenter_members(leases)
@@ -82,19 +82,19 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
         """Acquire these one after another, in the order of their keys, in which everybody does: so without deadlock."""
         core, names = self._session.core, [member.name for member in missing]
         for member, name in zip(missing, names, strict=True):
-            left = max(0.0, until - core.port.now())
+            left = max(0.0, until - core.runtime.now())
             leases[name] = await member._request(member._to_request(), left if timeout else timeout, try_for=left)
             for lease in leases.values():  # what was acquired first may have been lost since
                 lease.ensure()
 
     async def _roll_back(self, leases: Leases, error: BaseException, until: float) -> None:
         """Give back what was acquired: in the background, but for an error of ours wait a moment for that."""
-        port = self._session.core.port
+        runtime = self._session.runtime
         undone = [lease._abandon() for lease in reversed(leases.values())]
-        now = port.now()
+        now = runtime.now()
         if isinstance(error, LockError):
             for signal in filter(None, undone):  # the lockable that was waited for had its courtesy already
-                await port.wait(signal, min(until, now) + UNDO_GRACE)
+                await runtime.wait(signal, min(until, now) + UNDO_GRACE)
 
     async def _state(self) -> dict[str, LockState | SemaphoreState]:
         return {member.name: await member._state() for member in self._members}

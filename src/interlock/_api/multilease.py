@@ -133,7 +133,7 @@ class MultiLeaseCore(WatchedCore[EventT], Generic[EventT, PartT]):
         super()._on_lost()
         if self._on_lost_call is not None and not self._told:
             self._told = True
-            self._session.port.run_callback(self._on_lost_call, self)
+            self._session.runtime.run_callback(self._on_lost_call, self)
 
     def __repr__(self) -> str:
         return f"<MultiLease {self._name!r} {self.state.value} for {self.remaining():.3f} s>"
