@@ -414,7 +414,7 @@ async def test_a_right_that_is_missing_on_a_cluster_is_told(kit, clean, rights, 
         return
     lease = await locks.lock("a").acquire()
     waiting = asyncio.ensure_future(others.lock("a").acquire(timeout=30))
-    said = "its default is taken" if missing == "-config|get" else "polling only"
+    said = "assumes the default" if missing == "-config|get" else "polling only"
     await until(lambda: said in caplog.text)
     await lease.release()
     assert await (await waiting).release()
