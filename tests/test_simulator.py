@@ -145,7 +145,7 @@ def test_a_revocation_reaches_its_holder_within_a_second(subject):
 
 @pytest.mark.parametrize(
     ("name", "value", "first"),
-    [("LONG", 1000.0, 26), ("EARLY", 0, 137)],
+    [("SUBSCRIBE_AFTER", 1000.0, 26), ("MAX_EARLY_REVOCATIONS", 0, 137)],
     ids=["nobody asks about young leases", "a push before its grant is forgotten"],
 )
 def test_a_revocation_that_comes_too_late_is_found(monkeypatch, name, value, first):
@@ -219,7 +219,7 @@ def test_ambushes_spring_at_every_await_of_the_core(monkeypatch):
                 missing.add(ast.unparse(node))
     assert missing <= {
         "await self.port.wait(self.port.event(), self.port.now() + 0.1)",  # a keeper after a bug
-        "await port.wait(attempt.event, min(until, port.now() + STOP_POLL))",  # of threads that can be stopped
+        "await port.wait(attempt.event, min(until, port.now() + STOP_POLL_INTERVAL))",  # of threads that can be stopped
     }
 
 

@@ -63,7 +63,7 @@ def half_is_enough(monkeypatch):
 def one_renewal_is_enough(monkeypatch):
     renewed = _votes._renewed_state
     monkeypatch.setattr(
-        _votes, "_renewed", lambda column, said: GRANTED if GRANTED in column else renewed(column, said)
+        _votes, "_renewed_state", lambda column, said: GRANTED if GRANTED in column else renewed(column, said)
     )
 
 
