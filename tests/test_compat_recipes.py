@@ -26,7 +26,7 @@ from django.test import override_settings
 import interlock
 from interlock import AcquireTimeout, ConfigError, LeaseLost, Unavailable
 from interlock.compat import recipes
-from interlock.compat._targets import _made
+from interlock.compat._targets import _interlocks
 from interlock.compat.recipes import GoZeroLock, RedisLock
 
 pytestmark = pytest.mark.grounds("servers")
@@ -224,7 +224,7 @@ def test_the_ttl_may_run_out_between_the_look_and_the_delete(client, clean, monk
     """GET, compare, DEL: the recipe deletes what is there by then. Here the look decides nothing."""
     lock = RedisLock(client)
     late = lock.get_lock("stock", 30)
-    real, theirs = recipes._renewed, []
+    real, theirs = recipes._renew, []
 
     def slow(*args):
         state = real(*args)
@@ -232,7 +232,7 @@ def test_the_ttl_may_run_out_between_the_look_and_the_delete(client, clean, monk
         theirs.append(RedisLock(client).get_lock("stock", 30))
         return state
 
-    monkeypatch.setattr(recipes, "_renewed", slow)
+    monkeypatch.setattr(recipes, "_renew", slow)
     assert lock.del_lock("stock", late) is False
     assert client.get("stock").decode() == theirs[0]
 
@@ -291,13 +291,13 @@ def test_nobody_warns_of_it_renews_it_or_tells_of_its_end(client, caplog):
     assert go.acquire()
     del go
     gc.collect()  # a ResourceWarning would be an error
-    assert not any(made._session.renewal.held() for made in _made)
+    assert not any(made._session.renewal.held() for made in _interlocks)
     told = []
-    for made in _made:  # when the end of a later lease has been told, those before it would have been
+    for made in _interlocks:  # when the end of a later lease has been told, those before it would have been
         lease = made.lock("real", ttl=0.4, renew=False, on_lost=told.append).acquire(0)
         until(lambda lease=lease: lease in told)
     assert not client.exists("stock", "go", "lock:api")
-    assert [record.levelname for record in caplog.records] == ["WARNING"] * len(_made)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * len(_interlocks)
     assert all("'real'" in record.getMessage() for record in caplog.records)
 
 
@@ -578,7 +578,7 @@ def test_threads_caches_and_clients_share_one_interlock(server, clean, caches):
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(work, range(40)))
-    used = [made for made in _made if made._session.workers[0].started]
+    used = [made for made in _interlocks if made._session.workers[0].started]
     assert len(used) == 1
     assert sum(thread.name == "interlock-keeper" for thread in threading.enumerate()) == 1
 

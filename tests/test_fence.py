@@ -716,7 +716,7 @@ async def test_redis_clients_of_the_other_kind(redis_client):
 
 def test_the_codes_are_the_same_on_both_sides():
     source = load("guard", "interlock.fence").source
-    names, numbers = re.search(r"^local (DONE[A-Z, ]+) = ([\d, ]+)$", source, re.MULTILINE).groups()
+    names, numbers = re.search(r"^local (DONE[A-Z_, ]+) = ([\d, ]+)$", source, re.MULTILINE).groups()
     for name, number in zip(names.split(", "), numbers.split(", "), strict=True):
         assert getattr(guarded, name) == int(number)
         assert f"{{{name}, " in source.split("\nlocal ")[0]

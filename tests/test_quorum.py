@@ -526,7 +526,7 @@ async def test_a_release_is_owed_for_as_long_as_the_lease_may_last(kit, servers)
     def least() -> float:
         now, left = port.now(), []
         for node in port.nodes:
-            node.missed(owed, now)
+            node.record_undelivered(owed, now)
             _, end = node.pending_releases.pop(lease.token)
             left.append(end - now)
         return round(sorted(left)[1], 6)  # of a majority: the others may not have been asked

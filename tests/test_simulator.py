@@ -25,9 +25,9 @@ from interlock._client import core as _core
 from interlock._client import multi as multi_client
 from interlock._client import reentrancy as _owned
 from interlock._client import renewal as _renewal
-from interlock._client import session as _session
 from interlock._client import undo as _undo
 from interlock._client import waiting as _waiters
+from interlock._client import worker as _worker
 from interlock._protocol.timing import FOREVER
 from interlock.errors import Unavailable
 from interlock.primitives.barrier import barrier_resource
@@ -209,7 +209,7 @@ def test_ambushes_spring_at_every_await_of_the_core(monkeypatch):
         for seed in range(500, 500 + number):
             simulate(seed, "chaos", subject=subject)
     missing = set()
-    for module in (_core, _renewal, _session, _undo, _waiters):
+    for module in (_core, _renewal, _undo, _waiters, _worker):
         file = module.__name__.rpartition(".")[2] + ".py"
         for node in ast.walk(ast.parse(inspect.getsource(module))):
             called = ast.unparse(node.value.func) if isinstance(node, ast.Await) else ""

@@ -34,7 +34,7 @@ def test_a_token_that_is_made_of_what_is_in_the_snapshot_is_found(monkeypatch):
     def numbered(self, primitive, ttl, *, wait):
         made = real(self, primitive, ttl, wait=wait)
         self.made = getattr(self, "made", 0) + 1
-        made.token = f"{primitive.owner_prefix}{self.who()}/{self.made:032x}"
+        made.token = f"{primitive.owner_prefix}{self.holder_id()}/{self.made:032x}"
         return made
 
     monkeypatch.setattr(_core.Core, "attempt", numbered)

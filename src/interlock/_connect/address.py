@@ -1,8 +1,9 @@
-"""Where to connect: a URL, or a client that you have already, becomes an `Address`.
+"""The address of a server: how to reach it, as data. `urls` and `clients` make one from what the user gives.
 
-We open connections of our own from it (PROTOCOL, "In doubt"): a client's pool, retries and health checks are not
-ours to steer, and a request that is silently sent again changes its meaning. What redis-py does well is left to
-it: parsing the URL, TLS, authentication, SELECT. What is spoken on the open connection is ours.
+interlock opens connections of its own to that address (PROTOCOL, "In doubt"). It cannot control a client's pool,
+retries and health checks, and a client that silently sends a request again changes the meaning of the request. redis-py
+does what it does well: it parses the URL and handles TLS and authentication. On the open connection, interlock speaks
+the protocol itself.
 """
 
 from __future__ import annotations
@@ -28,24 +29,24 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-IO_TIMEOUT: Final = 5.0  # seconds without an answer after which a connection is given up
+IO_TIMEOUT: Final = 5.0  # seconds without an answer, after which interlock gives up a connection
 _SYNC: Final[Any] = redis.connection
 _ASYNC: Final[Any] = redis.asyncio.connection
 _HIREDIS: Final[Any] = hiredis
 
-# What of a client's parameters says where the server is and how to get in. The rest is how that client behaves.
+# The client's parameters for the server's address and the login. The other ones say how that client behaves.
 _KEPT: Final = ("host", "port", "path", "db", "username", "password", "credential_provider", "client_name",
                 "socket_timeout", "socket_connect_timeout", "socket_keepalive", "socket_keepalive_options")  # fmt: skip
-FAILOVER_TIME: Final = 60.0  # seconds that a failover may take, the noticing included
-# Seconds for which an isolated primary may accept writes beyond min-replicas-max-lag: it compares whole seconds, and
-# looks once a second.
+FAILOVER_TIME: Final = 60.0  # seconds that a failover may take, its detection included
+# Seconds for which an isolated primary may accept writes beyond min-replicas-max-lag: it compares whole seconds, once
+# a second.
 LAG_GRACE: Final = 2.0
-# A node of a cluster tests a link that is silent after half a cluster-node-timeout, waits a whole one for the answer,
-# and looks every 0.1 s (of which we take ten, for a machine that is busy).
+# A node of a cluster pings a silent link after half a cluster-node-timeout, waits a whole one for the answer, and
+# checks every 0.1 s. NODE_GRACE allows for ten such checks, since the machine may be busy.
 NODE_TIMEOUTS: Final = 1.5
 NODE_GRACE: Final = 1.0  # seconds
-DEFAULT_NODE_TIMEOUT: Final = 15.0  # seconds: cluster-node-timeout, as it is unless somebody sets it
-DEFAULT_MAX_LAG: Final = 10  # seconds: min-replicas-max-lag, as it is unless somebody sets it
+DEFAULT_NODE_TIMEOUT: Final = 15.0  # seconds: the default of cluster-node-timeout
+DEFAULT_MAX_LAG: Final = 10  # seconds: the default of min-replicas-max-lag
 
 
 class PrimaryFinder(Protocol):
@@ -61,33 +62,33 @@ class PrimaryFinder(Protocol):
 
 @dataclass(frozen=True)
 class Address:
-    """One server: how to reach it, and how to name it to people (without its password)."""
+    """One server: how to reach it, and its name for people (without the password)."""
 
-    kind: str  # tcp, tls, unix, or embedded (found anew for each connection)
+    kind: str  # tcp, tls, unix, or embedded (located anew for each connection)
     display_url: str
     parameters: Mapping[str, Any] = field(repr=False)
-    sentinels: PrimaryFinder | None = None  # who name the primary, anew for each connection
+    sentinels: PrimaryFinder | None = None  # they name the primary, anew for each connection
     clustered: bool = False  # a node of a cluster
     votes: bool = False  # a server of a quorum
 
     @property
     def retry_for(self) -> float:
-        """Seconds that the server may be away before a call says Unavailable."""
+        """Seconds that the server may be away before a call raises Unavailable."""
         return FAILOVER_TIME if self.sentinels or self.clustered else RETRY_FOR
 
     @property
     def can_fail_over(self) -> bool:
-        """Whether a server there may be demoted and promoted again, which no connection to it shows."""
+        """Whether the server may be demoted and promoted again, which an open connection to it does not show."""
         return self.sentinels is not None or self.clustered
 
     @property
     def timeout(self) -> float:
-        """Seconds that an answer may take: no client's parameters make a call of ours longer than we promise."""
+        """Seconds that an answer may take: the client's socket_timeout, but never more than interlock promises."""
         return min(self.parameters.get("socket_timeout") or IO_TIMEOUT, IO_TIMEOUT)
 
     @property
     def setup_commands(self) -> list[tuple[str, ...]]:
-        """The first commands on a connection, in one write: what redis-py would say in a round trip each."""
+        """The first commands on a connection, in one write; redis-py would send each in a round trip of its own."""
         said: list[tuple[str, ...]] = []
         if self.parameters.get("db"):
             said.append(("SELECT", str(self.parameters["db"])))
@@ -97,7 +98,7 @@ class Address:
 
     @property
     def previous_identity(self) -> str:
-        """The identity of a server that is known to have been here before, or "-"."""
+        """The identity of an earlier server at this address, if one is known, or "-"."""
         if self.kind == "embedded":
             from interlock import embedded  # noqa: PLC0415 (an extra)
 
@@ -106,7 +107,7 @@ class Address:
 
     @property
     def isolation_commands(self) -> tuple[tuple[str, ...], ...]:
-        """What is asked of a server beside who it is: how long an isolated primary may go on."""
+        """The commands that ask the server how long an isolated primary may accept writes."""
         settings: tuple[str, ...] = ()
         if self.sentinels is not None:
             settings = ("min-replicas-to-write", "min-replicas-max-lag")
@@ -115,7 +116,7 @@ class Address:
         return tuple(("CONFIG", "GET", setting) for setting in settings)
 
     def isolation_grace(self, replies: list[Any]) -> float:
-        """Seconds by which a quarantine is longer for that, by the replies."""
+        """Seconds for which an isolated primary may accept writes, by the replies; a quarantine is longer by these."""
         if not replies:
             return 0.0
         if refusals := [reply for reply in replies if isinstance(reply, Exception)]:
@@ -124,17 +125,17 @@ class Address:
             (node_timeout,) = map(config_value, replies)
             return (DEFAULT_NODE_TIMEOUT if node_timeout is None else node_timeout / 1000) * NODE_TIMEOUTS + NODE_GRACE
         enough, lag = map(config_value, replies)
-        if enough == 0 or lag == 0:  # without end: there is nothing to wait for
+        if enough == 0 or lag == 0:  # the isolated primary never stops: no quarantine is long enough
             _warn_of_isolation(self.display_url)
             return 0.0
         return (DEFAULT_MAX_LAG if lag is None else lag) + LAG_GRACE
 
     def at(self, host: str, port: int) -> Address:
-        """Another server, reached with the same credentials."""
+        """The address of another server, with the same credentials."""
         kind = "tls" if self.kind == "tls" or any(key.startswith("ssl_") for key in self.parameters) else "tcp"
         return make_address(kind, {**self.parameters, "host": host, "port": port})
 
-    def connection(self, within: float) -> Any:  # redis.Connection, of which only the wire is used
+    def connection(self, within: float) -> Any:  # a redis.Connection, which only carries bytes after the handshake
         """An unconnected redis-py connection for threads; connecting takes at most `within` seconds."""
         return self._made(_SYNC, within, redis.retry.Retry(NoBackoff(), 0), command_packer=_Packer())
 
@@ -149,7 +150,7 @@ class Address:
         if self.sentinels is not None:
             began = time.monotonic()
             parameters["host"], parameters["port"] = self.sentinels.primary(min(within, self.timeout))
-            within = max(0.002, within - (time.monotonic() - began))  # what the sentinels have left of it
+            within = max(0.002, within - (time.monotonic() - began))  # the time that the sentinels have left
         if kind == "embedded":
             from interlock import embedded  # noqa: PLC0415 (an extra)
 
@@ -157,41 +158,41 @@ class Address:
                 "unix",
                 unquote(embedded.shared_url(timeout=min(within, self.timeout)).removeprefix("unix://")),
             )
-        # The steps that are left to redis-py are connecting, the handshake of TLS, and HELLO: each has its share.
+        # redis-py takes three steps: connecting, the handshake of TLS, and HELLO. Each may take its share of the time.
         timeout = min(parameters.get("socket_connect_timeout") or self.timeout, within / (3 if kind == "tls" else 2))
         parameters |= {"protocol": 3, "socket_timeout": timeout, "socket_connect_timeout": timeout}
         connection = _class(module, kind)(**parameters, retry=retry, **more)
-        connection.driver_info = connection.lib_name = connection.lib_version = None  # two round trips less
+        connection.driver_info = connection.lib_name = connection.lib_version = None  # saves two round trips
         return connection
 
 
 @dataclass(frozen=True)
 class Quorum:
-    """Several servers that know nothing of each other."""
+    """Several servers that are independent of each other."""
 
     members: tuple[Address, ...]
 
     @property
     def display_url(self) -> str:
-        """To people."""
+        """The name for people."""
         return f"the quorum of {', '.join(member.display_url for member in self.members)}"
 
 
 class _Packer:
-    """What redis-py packs its handshake with: text only, see `_transports.resp.pack`."""
+    """Packs the handshake of redis-py: text only, see `_transports.resp.pack`."""
 
     @staticmethod
     def pack(*args: object) -> list[bytes]:
-        """One command."""
+        """Pack one command."""
         first, *rest = [arg if isinstance(arg, str | bytes) else str(arg) for arg in args]
         packed: bytes = _HIREDIS.pack_command((*first.split(), *rest))
         return [packed]
 
 
 class _TLS(redis.connection.SSLConnection):
-    """TLS for threads, without a leak of some Pythons (3.11.7): a socket that is reset before its handshake stays open.
+    """TLS for threads. Closes the socket that some Pythons (3.11.7) leak if the server resets it before the handshake.
 
-    The half-made socket is known to nobody then, but to the frame that made it.
+    Then only a frame of the traceback still refers to the half-made socket.
     """
 
     def _wrap_socket_with_ssl(self, sock: Any) -> Any:
@@ -231,7 +232,7 @@ def make_address(kind: str, given: Mapping[str, Any]) -> Address:
 
 
 def config_value(reply: Any) -> int | None:
-    """The number in a reply to CONFIG GET; None if it was refused, or there is no such setting."""
+    """The number in a reply to CONFIG GET; None if the server refused, or has no such setting."""
     if hasattr(reply, "values"):
         return next(map(int, reply.values()), None)
     return None if isinstance(reply, Exception) or not reply else int(reply[1])
@@ -240,8 +241,9 @@ def config_value(reply: Any) -> int | None:
 @lru_cache(maxsize=256)
 def _warn_of_isolation(shown: str) -> None:
     log.warning(
-        "%s: a primary that is cut off from its replicas and sentinels would go on to grant and renew beside the new "
-        "one. Set min-replicas-to-write to 1 there (and min-replicas-max-lag to a few seconds)",
+        "%s: a primary that is cut off from its replicas and sentinels would still grant and renew leases after "
+        "the sentinels have named another. Set min-replicas-to-write to 1 there, and min-replicas-max-lag to a few "
+        "seconds",
         shown,
     )
 
@@ -249,8 +251,8 @@ def _warn_of_isolation(shown: str) -> None:
 @lru_cache(maxsize=256)
 def _warn_of_defaults(shown: str, refusal: str) -> None:
     log.warning(
-        "%s does not tell how long a primary that is cut off may go on [%s], so its default is taken. If it is less, "
-        "every failover takes longer than it must: give this user +config|get (docs/acl.md)",
+        "%s does not tell how long a primary that is cut off may accept writes [%s], so interlock assumes the default. "
+        "If yours is less, every failover takes longer than it must: give this user +config|get (docs/acl.md)",
         shown,
         refusal,
     )

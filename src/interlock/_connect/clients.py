@@ -1,4 +1,4 @@
-"""A client of redis-py or valkey-py, whose parameters are taken over, becomes an address."""
+"""Turns a client of redis-py or valkey-py into an address, with the parameters of that client."""
 
 from __future__ import annotations
 
@@ -33,13 +33,15 @@ def address_of_client(client: Any, *, for_asyncio: bool) -> Address:
     if manager is None:
         return found
     if not pool.is_master:
-        raise ConfigError(f"{name} reads from replicas, which learn late who holds a lock: give Sentinel.master_for()")
+        raise ConfigError(
+            f"{name} reads from replicas, which learn late of each grant: give Sentinel.master_for(service)"
+        )
     each = [{**one.connection_pool.connection_kwargs, "db": 0} for one in manager.sentinels]
     return watched_by(found, each, pool.service_name)
 
 
 def check_mode(name: str, *, asynchronous: bool, for_asyncio: bool) -> None:
-    """Refuse a client of the other mode."""
+    """Raise ConfigError for a client of the other mode."""
     if asynchronous != for_asyncio:
         here, there = ("interlock.aio", "interlock") if for_asyncio else ("interlock", "interlock.aio")
         raise ConfigError(

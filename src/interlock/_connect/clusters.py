@@ -1,4 +1,4 @@
-"""Where a cluster is: some of its nodes, of a URL or of a client. Each of them tells of all others."""
+"""The address of a cluster: some of its nodes, from a URL or a client. Each node knows all others."""
 
 from __future__ import annotations
 

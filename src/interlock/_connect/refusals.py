@@ -1,4 +1,4 @@
-"""Why there is no connection: what only the user can mend is a ConfigError, all else is Disconnected."""
+"""The error for a failed connection: ConfigError if only the user can correct the cause, else Disconnected."""
 
 from __future__ import annotations
 

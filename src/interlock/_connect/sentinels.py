@@ -112,7 +112,7 @@ def _advice(error: Exception, text: str) -> str:
 
 
 def watched_by(data: Address, each: list[dict[str, Any]], service: str) -> Address:
-    """Whom these sentinels name as the primary of a service; reached as `data` is."""
+    """The primary that these sentinels name for a service, with the credentials and options of `data`."""
     sentinels = Sentinels(tuple(make_address(data.kind, {k: v for k, v in one.items() if v}) for one in each), service)
     hosts = ",".join(one.display_url.partition("://")[2].partition("/")[0] for one in sentinels.members)
     db = data.parameters.get("db", 0)

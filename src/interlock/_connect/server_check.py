@@ -17,9 +17,9 @@ _NO_VOTERS: Final = {b"sentinel": "a sentinel", b"cluster": "a node of a cluster
 
 
 def check_server(hello: Any, memory: Any, address: Address) -> None:
-    """Refuse what can't keep the promise: a server that is too old, or a replica. Warn of one that may evict locks.
+    """Raise for a server that cannot keep locks safely, as one too old, or a replica. Warn if it may evict locks.
 
-    `hello` is the reply to HELLO, `memory` that to INFO memory, which may be an error: then nothing is known.
+    `hello` is the reply to HELLO, `memory` the reply to INFO memory: an error there leaves the policy unknown.
     """
     shown = address.display_url
     # A map in RESP3, a flat list in RESP2.
@@ -33,10 +33,10 @@ def check_server(hello: Any, memory: Any, address: Address) -> None:
     mode = facts.get(b"mode")
     replica = facts.get(b"role") in (b"replica", b"slave")
     if address.votes and (what := "a replica" if replica else _NO_VOTERS.get(mode or b"")):
-        raise ConfigError(f"{shown} is {what}, and a quorum is of single servers that know nothing of each other")
+        raise ConfigError(f"{shown} is {what}, and a quorum is of single servers that are independent of each other")
     if mode == b"sentinel":
         raise ConfigError(
-            f"{shown} is a sentinel, which keeps no locks. To let it name the server: "
+            f"{shown} is a sentinel, which stores no locks. Give a URL that lets it name the server: "
             "redis+sentinel://h1:26379,h2:26379/0?service=mymaster"
         )
     if mode == b"cluster" and not address.clustered:
@@ -44,19 +44,23 @@ def check_server(hello: Any, memory: Any, address: Address) -> None:
     if mode == b"standalone" and address.clustered:
         raise ConfigError(f"{shown} is no node of a cluster. Use a URL redis://, or a client of one server")
     if replica:
-        if address.sentinels is not None:  # they have not agreed on another one yet
-            raise Disconnected(f"whom the sentinels name as {address.sentinels.service!r} is a replica", sent=False)
-        if address.clustered:  # its slots have moved to another one
-            raise Disconnected(f"{shown} is a replica by now", sent=False)
+        if address.sentinels is not None:  # the sentinels have not agreed on another primary yet
+            raise Disconnected(
+                f"the server that the sentinels name for {address.sentinels.service!r} is a replica", sent=False
+            )
+        if address.clustered:  # its slots have moved to another node
+            raise Disconnected(f"{shown} has become a replica", sent=False)
         raise Unavailable(f"{shown} is a read-only replica. Connect to its primary")
     if isinstance(memory, bytes):
         _warn_of_eviction(memory.decode(errors="replace"), shown)
 
 
-@lru_cache(maxsize=256)  # one policy is told once
+@lru_cache(maxsize=256)  # warn once of each policy
 def _warn(shown: str, policy: str) -> None:
     log.warning(
-        "%s may evict locks that are held, since its maxmemory-policy is %s. Set it to noeviction", shown, policy
+        "%s may evict locks that are held, since its maxmemory-policy is %s. Set maxmemory-policy to noeviction",
+        shown,
+        policy,
     )
 
 

@@ -16,7 +16,7 @@ from interlock.errors import ConfigError
 
 
 def quorum(servers: object, *, for_asyncio: bool) -> Quorum:
-    """What these URLs and clients mean together. Raises ConfigError."""
+    """The quorum of these URLs and clients. Raises ConfigError."""
     if isinstance(servers, str | bytes) or not isinstance(servers, Iterable):
         raise ConfigError("a quorum is a list of servers: Interlock.quorum([url, url, url])")
     members: list[Address] = []
@@ -26,13 +26,13 @@ def quorum(servers: object, *, for_asyncio: bool) -> Quorum:
             named = found.display_url if found else repr(server)
             raise ConfigError(f"a quorum is of single servers, each named by a URL or a client, not of {named}")
         if any(found.display_url == member.display_url for member in members):
-            raise ConfigError(f"{found.display_url} is in the quorum twice, and must not have two votes. Name it once")
+            raise ConfigError(f"{found.display_url} is in the quorum twice, but must have one vote. Name it once")
         members.append(replace(found, votes=True))
     if not members:
-        raise ConfigError("a quorum needs servers: 3 or 5 that know nothing of each other")
+        raise ConfigError("a quorum needs servers: name 3 or 5 that are independent of each other")
     if len(members) % 2 == 0:
         log.warning(
-            "interlock: a quorum of %d servers bears the loss of no more than one of %d does. Take one off or add one",
+            "interlock: a quorum of %d servers tolerates no more failures than one of %d. Remove one server or add one",
             len(members),
             len(members) - 1,
         )
@@ -40,7 +40,7 @@ def quorum(servers: object, *, for_asyncio: bool) -> Quorum:
 
 
 def address(target: object, *, for_asyncio: bool) -> Address | Cluster:
-    """The server or cluster that a URL, a client, or (with None) $INTERLOCK_URL means. Raises ConfigError."""
+    """The server or cluster that a URL, a client, or (for None) $INTERLOCK_URL names. Raises ConfigError."""
     if target is None:
         target = os.environ.get("INTERLOCK_URL")
         if not target:

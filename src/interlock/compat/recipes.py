@@ -24,7 +24,7 @@ from interlock.primitives.codes import GRANTED, NOT_FOUND
 from interlock.primitives.lock import lock_resource
 from interlock.primitives.permits import semaphore_resource
 
-from ._targets import MAX_TTL, Cache, Client, close, found, interlock
+from ._targets import MAX_TTL, Cache, Client, close, interlock, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,8 +69,8 @@ class RedisLock:
         ConfigError or Unavailable.
         """
         locks, name = self._at(key)
-        ttl = _lasting(timeout, "timeout", locks)
-        return _value(locks.lock(name, ttl=ttl, renew=False), _waiting(wait))
+        ttl = _checked_ttl(timeout, "timeout", locks)
+        return _acquire_and_detach(locks.lock(name, ttl=ttl, renew=False), _checked_wait(wait))
 
     def del_lock(self, key: str, value: str | bytes | None) -> bool:
         """Release the lock. Returns whether this value still held it; any other value, or None, releases nothing.
@@ -78,7 +78,7 @@ class RedisLock:
         Raises ConfigError, or Unavailable if the server does not answer; then the lock expires after its timeout.
         """
         locks, name = self._at(key)
-        return _give_back(locks, lock_resource(name, locks.prefix), value)
+        return _release(locks, lock_resource(name, locks.prefix), value)
 
     @overload
     def redis_lock(
@@ -105,7 +105,7 @@ class RedisLock:
 
         """
         ttl = min(duration(timeout, "timeout", least=MIN_TTL), self._max_ttl)
-        wait = _waiting(wait)
+        wait = _checked_wait(wait)
         if not callable(key):  # raises ConfigError for a wrong key now, not at the first call
             locks, name = self._at(key)
             lock_resource(name, locks.prefix)
@@ -131,7 +131,7 @@ class RedisLock:
         return decorated
 
     def _at(self, key: str) -> tuple[Interlock, str]:
-        return found(self._target, key, self._max_ttl)
+        return resolve(self._target, key, self._max_ttl)
 
 
 class GoZeroLock:
@@ -164,7 +164,7 @@ class GoZeroLock:
     def set_expire(self, seconds: float) -> None:
         """Set how many seconds the lock lasts from the next `acquire` on. Raises ConfigError."""
         locks, _ = self._at()
-        self._expire = _lasting(seconds, "seconds", locks)
+        self._expire = _checked_ttl(seconds, "seconds", locks)
 
     def acquire(self) -> bool:
         """Acquire the lock if it is free, or extend it if this id holds it. Returns whether this id now holds it.
@@ -174,10 +174,10 @@ class GoZeroLock:
         locks, name = self._at()
         if (
             self._token
-            and _renewed(locks, lock_resource(name, locks.prefix), self._token.encode(), self._expire) == GRANTED
+            and _renew(locks, lock_resource(name, locks.prefix), self._token.encode(), self._expire) == GRANTED
         ):
             return True
-        token = _value(locks.rlock(name, owner=self.id, ttl=self._expire, renew=False), 0)
+        token = _acquire_and_detach(locks.rlock(name, owner=self.id, ttl=self._expire, renew=False), 0)
         if token is not None:
             self._token = token
         return token is not None
@@ -189,10 +189,10 @@ class GoZeroLock:
         if the server does not answer.
         """
         locks, name = self._at()
-        return _give_back(locks, lock_resource(name, locks.prefix), self._token)
+        return _release(locks, lock_resource(name, locks.prefix), self._token)
 
     def _at(self) -> tuple[Interlock, str]:
-        return found(self._target, self._key, self._max_ttl)
+        return resolve(self._target, self._key, self._max_ttl)
 
 
 def acquire_semaphore(conn: Client, semname: str, limit: int, timeout: float = 10) -> str | None:
@@ -203,14 +203,14 @@ def acquire_semaphore(conn: Client, semname: str, limit: int, timeout: float = 1
     if others use another limit now) or Unavailable.
     """
     locks = interlock(conn, SEMAPHORES)
-    ttl = _lasting(timeout, "timeout", locks)
-    return _value(locks.semaphore(semname, limit, ttl=ttl, renew=False), 0)
+    ttl = _checked_ttl(timeout, "timeout", locks)
+    return _acquire_and_detach(locks.semaphore(semname, limit, ttl=ttl, renew=False), 0)
 
 
 def release_semaphore(conn: Client, semname: str, identifier: str | bytes | None) -> bool:
     """Release a permit. Returns whether this identifier still held it. Raises ConfigError or Unavailable."""
     locks = interlock(conn, SEMAPHORES)
-    return _give_back(locks, semaphore_resource(semname, locks.prefix, 1), identifier)
+    return _release(locks, semaphore_resource(semname, locks.prefix, 1), identifier)
 
 
 def refresh_semaphore(conn: Client, semname: str, identifier: str | bytes | None, timeout: float = 10) -> bool:
@@ -219,9 +219,9 @@ def refresh_semaphore(conn: Client, semname: str, identifier: str | bytes | None
     Raises ConfigError or Unavailable.
     """
     locks = interlock(conn, SEMAPHORES)
-    primitive = semaphore_resource(semname, locks.prefix, 1)
-    ttl = _lasting(timeout, "timeout", locks)
-    return bool(_renewed(locks, primitive, _token(primitive, identifier), ttl) == GRANTED)
+    resource = semaphore_resource(semname, locks.prefix, 1)
+    ttl = _checked_ttl(timeout, "timeout", locks)
+    return bool(_renew(locks, resource, _token(resource, identifier), ttl) == GRANTED)
 
 
 # Every semaphore here is fair, and grants the last permit in one atomic step: it needs no counter and no lock.
@@ -233,7 +233,7 @@ refresh_fair_semaphore = refresh_semaphore
 # From a lease to a value, and back
 
 
-def _value(lockable: Lockable[Any, Lease], wait: float | None) -> str | None:
+def _acquire_and_detach(lockable: Lockable[Any, Lease], wait: float | None) -> str | None:
     """Acquire, detach the lease from this process, and return its token; None if the wait was over first."""
     while True:
         try:
@@ -250,37 +250,37 @@ def _value(lockable: Lockable[Any, Lease], wait: float | None) -> str | None:
         wait = None if wait is None else 0
 
 
-def _give_back(locks: Interlock, primitive: Resource, value: object) -> bool:
+def _release(locks: Interlock, resource: Resource, value: object) -> bool:
     """Release, and hand over to the next waiter. Returns whether this value still held it."""
-    token = _token(primitive, value)
-    if _renewed(locks, primitive, token, MIN_TTL) == NOT_FOUND:
+    token = _token(resource, value)
+    if _renew(locks, resource, token, MIN_TTL) == NOT_FOUND:
         return False  # ask first: if a release is sent twice, the server answers both times that the value held it
     had, again = False, 1
     while again:  # one step skips only a limited number of dead waiters
-        ours, again = run(locks._session.core.query(primitive, "release", token, "0"))
+        ours, again = run(locks._session.core.query(resource, "release", token, "0"))
         had |= bool(ours)
     return had
 
 
-def _renewed(locks: Interlock, primitive: Resource, token: bytes, ttl: float) -> Any:
+def _renew(locks: Interlock, resource: Resource, token: bytes, ttl: float) -> Any:
     """Extend to at least `ttl` seconds: GRANTED, NOT_FOUND if not held, [REVOKED, why], or the text of an error."""
     if not token:
         return NOT_FOUND
-    narrowed = primitive._replace(keys=primitive.renew_keys)
+    narrowed = resource._replace(keys=resource.renew_keys)
     (state,) = run(locks._session.core.query(narrowed, "renew", token, str(int(ttl * 1000))))
     return state
 
 
-def _token(primitive: Resource, value: object) -> bytes:
+def _token(resource: Resource, value: object) -> bytes:
     """The token in the server for this value; empty if this value can hold nothing. Redis returns values as bytes."""
     token = b"" if value is None else value.encode(errors="replace") if isinstance(value, str) else value
     if not isinstance(token, bytes):
-        raise ConfigError(f"{primitive}: a value is the str that acquiring it returned, not {value!r}")
+        raise ConfigError(f"{resource}: a value is the str that acquiring it returned, not {value!r}")
     # A token with this prefix marks a lease that was revoked, and that its holder has not released yet.
     return b"" if token.startswith(b"!") else token
 
 
-def _lasting(value: object, what: str, locks: Interlock) -> float:
+def _checked_ttl(value: object, what: str, locks: Interlock) -> float:
     """Check a duration of a lease, in seconds. Raises ConfigError."""
     ttl = duration(value, what, least=MIN_TTL)
     if ttl > locks.max_ttl:
@@ -291,5 +291,5 @@ def _lasting(value: object, what: str, locks: Interlock) -> float:
     return ttl
 
 
-def _waiting(wait: object) -> float | None:
+def _checked_wait(wait: object) -> float | None:
     return None if wait is None else duration(wait, "wait")

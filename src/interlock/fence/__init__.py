@@ -55,7 +55,7 @@ def fence_of(lease: Fenced) -> int:
     return fence
 
 
-def refused(lease: Fenced, newest: int, where: str) -> LeaseLost:
+def stale_fence_error(lease: Fenced, newest: int, where: str) -> LeaseLost:
     """The error for an older holder."""
     return LeaseLost(
         f"lock {lease.name!r}: {where} has seen fence {newest} and refuses the older {lease.fence}, with all that came "

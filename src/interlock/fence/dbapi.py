@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Final, LiteralString, Protocol, cast
 
 from interlock.errors import ConfigError
 
-from . import Fenced, fence_of, refused
+from . import Fenced, fence_of, stale_fence_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -110,7 +110,7 @@ def guard(connection: Connection, lease: Fenced, *, table: str = TABLE, paramsty
     row = statement.run(f"SELECT fence FROM {rows} WHERE name = {statement.mark(lease.name)}", fetch=True)[1]  # noqa: S608
     newest = int(cast("int", row[0])) if row else 0
     if newest > fence:
-        raise refused(lease, newest, f"table {table}")
+        raise stale_fence_error(lease, newest, f"table {table}")
     if newest < fence:
         raise ConfigError(
             f"lock {lease.name!r}: table {table} did not store the fence: is there a trigger or a rule on it?"
@@ -168,7 +168,7 @@ def update(
         sought = f"SELECT max(held.{fences}) FROM {rows} AS held WHERE {matching('held', finding)}"  # noqa: S608
         row = finding.run(sought, fetch=True)[1]
         if row and row[0] is not None and (newest := int(cast("int", row[0]))) > fence:
-            raise refused(lease, newest, f"table {table}")
+            raise stale_fence_error(lease, newest, f"table {table}")
     return changed
 
 

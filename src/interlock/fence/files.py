@@ -40,7 +40,7 @@ from typing import IO, TYPE_CHECKING, BinaryIO, Final, TextIO, cast, overload
 from interlock._protocol.names import duration
 from interlock.errors import ConfigError, Unavailable
 
-from . import Fenced, fence_of, refused
+from . import Fenced, fence_of, stale_fence_error
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -50,7 +50,7 @@ __all__ = ["guard", "replacing", "write"]
 
 TIMEOUT: Final = 10.0  # seconds
 _NUMBER: Final = re.compile(rb"(\d{20})\n")
-_NONE: Final = re.compile(rb"\0*")
+_EMPTY: Final = re.compile(rb"\0*")
 Path = str | os.PathLike[str]
 
 
@@ -60,7 +60,7 @@ def guard(path: Path, lease: Fenced, *, timeout: float = TIMEOUT) -> None:
     `timeout` is in seconds. Raises LeaseLost if a newer holder has guarded the file; Unavailable if another process
     keeps the `.fence` file locked for `timeout`; ConfigError if that file holds no fence; OSError.
     """
-    with _passed(os.path.realpath(path), lease, timeout):
+    with _guarded(os.path.realpath(path), lease, timeout):
         pass
 
 
@@ -96,12 +96,12 @@ def _replacing(target: str, lease: Fenced, encoding: str | None, timeout: float)
     folder, name = os.path.split(target)
     draft = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.new")  # noqa: PTH118
     try:
-        with _opened(draft, encoding) as new:
+        with _open_draft(draft, encoding) as new:
             yield new
             new.flush()
-            _like(target, new.fileno())
+            _copy_owner_and_mode(target, new.fileno())
             os.fsync(new.fileno())
-        with _passed(target, lease, timeout):
+        with _guarded(target, lease, timeout):
             os.replace(draft, target)  # noqa: PTH105
             _sync(folder)
     except BaseException:
@@ -110,28 +110,28 @@ def _replacing(target: str, lease: Fenced, encoding: str | None, timeout: float)
         raise
 
 
-def _opened(draft: str, encoding: str | None) -> IO[bytes] | IO[str]:
+def _open_draft(draft: str, encoding: str | None) -> IO[bytes] | IO[str]:
     if encoding is None:
         return open(draft, "xb")  # noqa: PTH123
     return open(draft, "x", encoding=encoding, newline="")  # noqa: PTH123
 
 
 @contextlib.contextmanager
-def _passed(target: str, lease: Fenced, timeout: float) -> Generator[None]:
+def _guarded(target: str, lease: Fenced, timeout: float) -> Generator[None]:
     """Hold the flock, with this lease's fence in the file."""
     fence, path = fence_of(lease), f"{target}.fence"
-    file = _locked(path, lease, duration(timeout, "timeout"))
+    file = _open_and_lock(path, lease, duration(timeout, "timeout"))
     try:
         found = os.pread(file, 64, 0)
         number = _NUMBER.fullmatch(found)
-        if not number and not _NONE.fullmatch(found):
+        if not number and not _EMPTY.fullmatch(found):
             raise ConfigError(
                 f"lock {lease.name!r}: {path} holds no fence but {found!r:.60}. Nothing was written. Remove this "
                 "file once no older holder can be alive"
             )
         newest = int(number[1]) if number else 0
         if newest > fence:
-            raise refused(lease, newest, path)
+            raise stale_fence_error(lease, newest, path)
         if newest < fence:
             os.pwrite(file, b"%020d\n" % fence, 0)
             os.fsync(file)
@@ -143,7 +143,7 @@ def _passed(target: str, lease: Fenced, timeout: float) -> Generator[None]:
         os.close(file)
 
 
-def _locked(path: str, lease: Fenced, timeout: float) -> int:
+def _open_and_lock(path: str, lease: Fenced, timeout: float) -> int:
     """Open the fence file and lock it. flock() waits either for ever or not at all, so this polls."""
     end = time.monotonic() + timeout
     pause = 0.001
@@ -151,7 +151,7 @@ def _locked(path: str, lease: Fenced, timeout: float) -> int:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is(file, path):
+            if _is_same_file(file, path):
                 return file
         except BlockingIOError:
             if time.monotonic() >= end:
@@ -168,7 +168,7 @@ def _locked(path: str, lease: Fenced, timeout: float) -> int:
         pause = min(2 * pause, 0.05)
 
 
-def _is(file: int, path: str) -> bool:
+def _is_same_file(file: int, path: str) -> bool:
     """Whether the path still leads to this open file: another process may have removed the file before the lock."""
     try:
         return os.path.samestat(os.fstat(file), os.stat(path))  # noqa: PTH116
@@ -176,7 +176,7 @@ def _is(file: int, path: str) -> bool:
         return False
 
 
-def _like(target: str, new: int) -> None:
+def _copy_owner_and_mode(target: str, new: int) -> None:
     """Give the new file the permissions of the old one, and its owner if this process may change owners."""
     try:
         old = os.stat(target)  # noqa: PTH116

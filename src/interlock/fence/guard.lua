@@ -14,7 +14,7 @@
 -- ARGV   1 fence    the fence of the lease, decimal
 --        2 keep     ms for which the server remembers the fence after its last use
 --        3 ...      (number of words  word...)...     one group a command
--- RETURN {DONE, {reply...}} | {STALE, newest fence} | {MISUSED, what stands in the key} | {READONLY, error text}
+-- RETURN {DONE, {reply...}} | {STALE, newest fence} | {WRONG_KIND, what stands in the key} | {READONLY, error text}
 --      | {FAILED, which command from 1, error text, {reply...}}
 
 local DONE, STALE, WRONG_KIND, READONLY, FAILED = 1, 2, 3, 4, 5

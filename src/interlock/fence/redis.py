@@ -18,7 +18,7 @@ from interlock._protocol.names import duration
 from interlock.errors import ConfigError, LockError, Unavailable
 from interlock.primitives.scripts import load
 
-from . import Fenced, fence_of, refused
+from . import Fenced, fence_of, stale_fence_error
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
@@ -29,7 +29,7 @@ __all__ = ["AsyncClient", "Client", "Incomplete", "aexecute", "execute"]
 
 DONE, STALE, WRONG_KIND, READONLY, FAILED = 1, 2, 3, 4, 5  # as in guard.lua
 WEEK: Final = 7 * 86400.0
-MOST: Final = 7000  # words of a command: what Lua can unpack
+MAX_COMMAND_WORDS: Final = 7000  # words of a command: what Lua can unpack
 Word = str | bytes | int | float
 
 
@@ -85,12 +85,12 @@ def execute(
     Unavailable if the server refuses writes; ConfigError; and the client's own errors.
 
     """
-    _may(client, asynchronous=False)
+    _check_client(client, asynchronous=False)
     script, words = load("guard", "interlock.fence"), _words(lease, commands, keys, fence_key, keep)
     try:
         reply = client.execute_command("EVALSHA", script.sha, *words)
     except Exception as error:
-        if not _unknown(error):
+        if not _is_noscript(error):
             raise
         reply = client.execute_command("EVAL", script.source, *words)
     return _replies(reply, lease, commands, fence_key)
@@ -106,23 +106,23 @@ async def aexecute(
     keep: float = WEEK,
 ) -> list[Reply]:
     """Run the commands as `execute` does, with a client for asyncio."""
-    _may(client, asynchronous=True)
+    _check_client(client, asynchronous=True)
     script, words = load("guard", "interlock.fence"), _words(lease, commands, keys, fence_key, keep)
     try:
         reply = await client.execute_command("EVALSHA", script.sha, *words)
     except Exception as error:
-        if not _unknown(error):
+        if not _is_noscript(error):
             raise
         reply = await client.execute_command("EVAL", script.source, *words)
     return _replies(reply, lease, commands, fence_key)
 
 
-def _unknown(error: Exception) -> bool:
+def _is_noscript(error: Exception) -> bool:
     """Whether the server does not know the script: redis-py and valkey-py have a class of their own for that reply."""
     return any(cls.__name__ == "NoScriptError" for cls in type(error).__mro__)
 
 
-def _may(client: object, *, asynchronous: bool) -> None:
+def _check_client(client: object, *, asynchronous: bool) -> None:
     if any("Pipeline" in cls.__name__ for cls in type(client).__mro__):
         raise ConfigError("a pipeline returns a refusal only at its end: give the client itself")
     if inspect.iscoroutinefunction(getattr(client, "execute_command", None)) != asynchronous:
@@ -143,9 +143,10 @@ def _words(
         )
     words: list[Word] = [1 + len(keys), fence_key, *keys, str(fence_of(lease)), round(keep * 1000)]
     for command in commands:
-        if isinstance(command, str | bytes) or not 1 <= len(command) <= MOST:
+        if isinstance(command, str | bytes) or not 1 <= len(command) <= MAX_COMMAND_WORDS:
             raise ConfigError(
-                f"lock {lease.name!r}: a command is 1 to {MOST} words, as in ('SET', 'key', 9); not {command!r:.60}"
+                f"lock {lease.name!r}: a command is 1 to {MAX_COMMAND_WORDS} words, as in ('SET', 'key', 9); "
+                f"not {command!r:.60}"
             )
         words += [len(command), *command]
     return words
@@ -157,7 +158,7 @@ def _replies(reply: object, lease: Fenced, commands: Sequence[Sequence[Word]], f
         done: list[Reply] = rest[0]
         return done
     if code == STALE:
-        raise refused(lease, int(rest[0]), f"key {_text(fence_key)}")
+        raise stale_fence_error(lease, int(rest[0]), f"key {_text(fence_key)}")
     if code == WRONG_KIND:
         raise ConfigError(
             f"lock {lease.name!r}: the key {_text(fence_key)} holds no fence, but other data "

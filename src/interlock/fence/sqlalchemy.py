@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from interlock.errors import ConfigError
 
-from . import Fenced, fence_of, refused
+from . import Fenced, fence_of, stale_fence_error
 from .dbapi import TABLE, autocommits
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def guard(connection: Connection, lease: Fenced, *, table: Table | None = None) 
         return
     newest = connection.execute(select(rows.c.fence).where(rows.c.name == lease.name)).scalar() or 0
     if newest > fence:
-        raise refused(lease, newest, f"table {rows.fullname}")
+        raise stale_fence_error(lease, newest, f"table {rows.fullname}")
     if newest < fence:
         raise ConfigError(
             f"lock {lease.name!r}: table {rows.fullname} did not store the fence: is there a trigger on it?"
@@ -90,7 +90,7 @@ def update(connection: Connection, lease: Fenced, statement: Update, *, column: 
     if changed == 0:
         newest = connection.execute(select(func.max(fences)).where(where)).scalar()
         if newest is not None and newest > fence:
-            raise refused(lease, newest, f"table {table}")
+            raise stale_fence_error(lease, newest, f"table {table}")
     return changed
 
 
