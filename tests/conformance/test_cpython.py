@@ -7,9 +7,9 @@ import sys
 import time
 import unittest
 
+import cpython
 import pytest
 
-from harness import cpython
 from harness.matrix import required
 from harness.modes import Residue
 from interlock import Interlock

@@ -18,7 +18,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 
 class Actor:
-    """A process that runs actor.py, and its end."""
+    """A process that runs lock_client.py, and its end."""
 
     @classmethod
     async def start(cls, kit, url: str | None = None) -> Actor:
