@@ -11,8 +11,7 @@ import pytest
 
 from harness.modes import hears, outcome, until, waiting
 from harness.processes import actors
-from interlock import AcquireTimeout, ConfigError, LeaseLost, Unavailable
-from interlock._lease import LeaseState
+from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Unavailable
 
 rule = pytest.mark.rule
 pytestmark = [pytest.mark.matrix("kinds"), pytest.mark.quorum]

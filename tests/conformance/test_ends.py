@@ -108,12 +108,12 @@ async def test_an_undone_lease_has_ended(kit):
     made: list = []
     member = locks.lock("a")
     real = member._real if kit.mode == "threads" else member
-    hold = type(real)._hold
+    hold = type(real)._lease_of
 
     class Kept(type(real)):
         __slots__ = ()
 
-        def _hold(self, grant):
+        def _lease_of(self, grant):
             made.append(hold(self, grant))
             return made[-1]
 

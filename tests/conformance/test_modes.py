@@ -77,6 +77,32 @@ def test_decorator(locks, clean):
     assert not clean.exists("lock:a")
 
 
+def test_a_stop_iteration_of_the_body_comes_out_as_it_is(locks, clean):
+    """Though the body runs inside a coroutine, where Python makes a RuntimeError of it."""
+
+    def ends() -> None:
+        raise StopIteration(7)
+
+    once, election = locks.once("b", at_most=5), locks.election("c")
+    for run in (
+        locks.lock("a")(ends),
+        locks.synchronized("a")(ends),
+        once(ends),
+        lambda: election.run(lambda _: ends()),
+    ):
+        with pytest.raises(StopIteration) as raised:
+            run()
+        assert raised.value.value == 7
+    assert not clean.exists("lock:a")
+
+    def fails() -> None:
+        raise RuntimeError("of the user") from KeyError("a")
+
+    with pytest.raises(RuntimeError, match="of the user") as error:
+        locks.lock("a")(fails)()
+    assert isinstance(error.value.__cause__, KeyError)
+
+
 def test_a_decorated_function_that_calls_itself_says_so_instead_of_waiting_for_ever(locks, clean):
     @locks.lock("a")
     def deep(left: int) -> int:

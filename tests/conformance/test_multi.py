@@ -11,8 +11,7 @@ import pytest
 import interlock
 from harness.modes import outcome, queued, real, until, waiting
 from harness.processes import actors
-from interlock import AcquireTimeout, ConfigError, LeaseLost, Unavailable
-from interlock._lease import LeaseState
+from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Unavailable
 
 rule = pytest.mark.rule
 pytestmark = [pytest.mark.matrix("kinds"), pytest.mark.quorum]
@@ -289,7 +288,7 @@ async def test_one_that_is_lost_before_the_whole_is_made_is_told(kit):
     assert await kit.interlock().lock("b").revoke("for the test")
     await until(leases["b"].lost.is_set)
     whole = real(some(locks))
-    lease = whole._kind(whole._session, told.append, "a, b", {name: real(each) for name, each in leases.items()})
+    lease = whole._lease_type(whole._session, told.append, "a, b", {name: real(each) for name, each in leases.items()})
     await until(lambda: told)
     assert told == [lease]
     assert lease.lost.is_set()

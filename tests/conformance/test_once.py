@@ -11,8 +11,7 @@ import pytest
 
 from harness.modes import outcome, until
 from harness.processes import actors
-from interlock import ConfigError, LeaseLost, Ran, Skipped
-from interlock._lease import LeaseState
+from interlock import ConfigError, LeaseLost, LeaseState, Ran, Skipped
 
 rule = pytest.mark.rule
 pytestmark = [pytest.mark.matrix("kinds"), pytest.mark.quorum]

@@ -262,8 +262,8 @@ def test_nothing_stays_behind_of_many_names(locks):
             pass
         locks.rlock("c", owner=f"job {number}").acquire().release()
     gc.collect()
-    assert not any(locks._owned._by.values())
-    assert not locks._owned._by_word
+    assert not any(locks._held_by_caller._by.values())
+    assert not locks._held_by_caller._by_name
 
 
 @rule(3)

@@ -23,6 +23,7 @@ import interlock
 import interlock.aio
 from harness.modes import until
 from harness.processes import PROGRAMS
+from interlock._api.section import Section
 
 rule = pytest.mark.rule
 SOURCE = str(Path(interlock.__file__).parent)
@@ -239,7 +240,7 @@ async def _nothing(*_) -> None: ...
 @rule(8)
 async def test_a_section_that_an_interrupt_left_is_given_back_before_any_garbage_is_collected(server, clean):
     """The task has ended, and its error refers to its frames: the lease must not refer to the task."""
-    leaving = interlock.aio.Section.__call__.__code__
+    leaving = Section.leave.__code__
 
     async def section(locks) -> None:
         async with locks.lock("a"):

@@ -23,7 +23,7 @@ from harness.headers import Header
 from interlock import aio
 from interlock._client import core as _core
 from interlock._client import multi as multi_client
-from interlock._client import reentrancy as _owned
+from interlock._client import reentrancy
 from interlock._client import renewal as _renewal
 from interlock._client import undo as _undo
 from interlock._client import waiting as _waiters
@@ -550,11 +550,11 @@ IN_OTHERS = {
 
 
 def every_entry_asks(monkeypatch):
-    monkeypatch.setattr(_owned.Owned, "of", lambda *_: [])
+    monkeypatch.setattr(reentrancy.HeldByCaller, "of", lambda *_: [])
 
 
 def an_inner_release_gives_it_back(monkeypatch):
-    monkeypatch.setattr(aio.ReentrantLease, "_inner", lambda _: False)
+    monkeypatch.setattr(aio.Lease, "_leaves_inner", lambda _: False)
 
 
 def an_upgrade_that_waits(monkeypatch):
@@ -562,7 +562,7 @@ def an_upgrade_that_waits(monkeypatch):
 
 
 def whoever_is_named_first_is_waited_for_first(monkeypatch):
-    monkeypatch.setattr("interlock._base.sorted", lambda members, **_: list(members), raising=False)
+    monkeypatch.setattr("interlock._api.multi.sorted", lambda members, **_: list(members), raising=False)
 
 
 def a_part_that_is_kept(monkeypatch):

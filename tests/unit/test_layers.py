@@ -20,7 +20,7 @@ LAYERS = {
     "embedded, quarantine, connect": "embedded _quarantine _connect",
     "transports": "_transports",
     "servers": "_servers",
-    "api": "_base _lease _scopes _section _template",
+    "api": "_api",
     "aio, threads": "interlock threads aio",
     "fence, compat": "fence compat",
     "cli, testing": "cli __main__ testing",

@@ -1,19 +1,45 @@
-"""Names made from the arguments of a call, for `synchronized`."""
+"""Decorated functions, and names made of the arguments of a call, for `synchronized`."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import string
 from typing import TYPE_CHECKING, Any, Final
 
-from ._base import UNSET, Unset
-from .errors import ConfigError
+from interlock._protocol.run import run
+from interlock.errors import ConfigError
+
+from .blocking import raise_stop_iteration
+from .options import UNSET, Unset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
 BUSY: Final = ("wait", "raise", "skip")
 _FORMATTER: Final = string.Formatter()
+
+
+def checked_kind(function: Any, *, for_asyncio: bool) -> None:
+    """Whether this is an `async def` for asyncio, and none for threads. Raises ConfigError."""
+    if inspect.iscoroutinefunction(function) != for_asyncio:
+        is_, use = ("not", "interlock (for threads)") if for_asyncio else ("an", "interlock.aio")
+        raise ConfigError(f"{getattr(function, '__qualname__', function)} is {is_} `async def`: use {use} for it")
+
+
+def decorated(
+    function: Callable[..., Any], call: Callable[..., Coroutine[Any, Any, Any]], *, for_asyncio: bool
+) -> Callable[..., Any]:
+    """`call` in place of the user's function, which is an `async def` or none."""
+
+    def blocking(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(call(*args, **kwargs))
+        except RuntimeError as error:
+            raise_stop_iteration(error)
+            raise
+
+    return functools.wraps(function)(call if for_asyncio else blocking)
 
 
 def busy_skips(busy: object, name: object, timeout: float | None) -> tuple[bool, float | Unset]:

@@ -17,8 +17,9 @@ import asyncio
 import weakref
 from typing import TYPE_CHECKING, Self
 
-from ._lease import Watched
-from .errors import LeaseLost
+from interlock.errors import LeaseLost
+
+from .lease import WatchedCore
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -76,19 +77,20 @@ class Body(CancelScope):
         """Whether it is cancelled by any end that another task makes, and not by a loss only."""
 
 
-class Entered(Watched):
+class LeaseForAsyncio(WatchedCore[asyncio.Event]):
     """A lease that tasks are inside of: a loss cancels each of them once, where it is innermost.
 
     The body that was cancelled turns that into LeaseLost; those around it see LeaseLost come out of it.
     """
 
     __slots__ = ()
+    _event_type = asyncio.Event
     _bodies: list[Body]
     """Of all tasks, the innermost last."""
 
-    async def _leave(self, error: BaseException | None) -> None:
-        """Give it back, and raise LeaseLost if it did not last, unless the body raised `error`."""
-        raise NotImplementedError
+    def __init__(self) -> None:
+        super().__init__()
+        self._bodies = []  # type: ignore[misc]  # a slot of the classes that this is a part of
 
     def _on_lost(self) -> None:
         for body in {each.task: each for each in self._bodies}.values():  # of each task the innermost
@@ -102,7 +104,7 @@ class Entered(Watched):
         super()._on_end()
 
     def _begin(self, *, until_any_end: bool = False) -> None:
-        """The current task is inside from now on."""
+        self.ensure()  # no body runs under a lease that has ended
         self._bodies.append(Body(until_any_end=until_any_end))
 
     def _body_left(self) -> Body | None:
@@ -115,13 +117,15 @@ class Entered(Watched):
         return left
 
     async def __aenter__(self) -> Self:
-        self.ensure()  # no body runs under a lease that has ended
-        self._begin()
+        await self._enter()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self._exit(kind, error, trace)
+
+    async def _exit(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         body = self._body_left()
         if body is None or not body.cancelled:
             await self._leave(error)
@@ -143,22 +147,6 @@ class Entered(Watched):
             raise lost from error
         finally:
             error = None  # its traceback refers to this frame
-
-
-class UntilAnyEnd:
-    """An `async with` of a lease whose body is also cancelled when another task gives the lease back."""
-
-    def __init__(self, lease: Entered) -> None:
-        self._lease = lease
-
-    async def __aenter__(self) -> None:
-        self._lease.ensure()
-        self._lease._begin(until_any_end=True)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._lease.__aexit__(kind, error, trace)
 
 
 class StopScope:
