@@ -378,6 +378,7 @@ class AsyncioPort:
         self.runtime = runtime
         self.display_url = address.display_url
         self.retry_for = address.retry_for
+        self._can_fail_over = address.can_fail_over
         self.primacy = Primacy(address)
         self.push_handler: PushHandler
         self.loop = runtime.loop
@@ -403,7 +404,7 @@ class AsyncioPort:
     ) -> Any:
         """See Port. `slot`, if this is a node of a cluster: what its epoch is depends on it."""
         wire = self._connection
-        if wire is None or wire.broken is not None or self.address.can_fail_over:
+        if wire is None or wire.broken is not None or self._can_fail_over:
             wire = await self._checkout(until)
         epoch = wire.stamp.text if slot is None else wire.stamp.text_for(slot)
         future = wire.send(evalsha(script, keys, args, epoch))
@@ -466,7 +467,7 @@ class AsyncioPort:
         """The first half of `calls`: send, and wait for nothing."""
         sent, wire = SentBatch(messages, until), self._connection
         try:
-            if wire is None or wire.broken is not None or self.address.can_fail_over:
+            if wire is None or wire.broken is not None or self._can_fail_over:
                 wire = await self._checkout(until)
             epochs = [wire.stamp.text_for(slot) for slot in slots] if slots else [wire.stamp.text] * len(messages)
             said, self.send_script_text = eval_text if self.send_script_text else evalsha, False
@@ -610,7 +611,7 @@ class AsyncioPort:
 
         `asked`: when the caller's request was made. All callers wait for one look.
         """
-        while wire.broken is None and self.address.can_fail_over and not wire.is_trusted(asked - TRUSTED_FOR):
+        while wire.broken is None and self._can_fail_over and not wire.is_trusted(asked - TRUSTED_FOR):
             if wire.asking is None or wire.asking.done():
                 wire.asking = self._task(self._ask_others(wire), "interlock-look")
             await self._open_in_time(wire.asking, until)

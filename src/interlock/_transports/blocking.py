@@ -271,6 +271,7 @@ class ThreadPort:
         self.runtime = runtime
         self.display_url = address.display_url
         self.retry_for = address.retry_for
+        self._can_fail_over = address.can_fail_over
         self.primacy = Primacy(address)
         self.push_handler: PushHandler
         self._start()
@@ -469,7 +470,7 @@ class ThreadPort:
         except IndexError:
             return self._open(until)
         wire.fresh = False
-        if self.address.can_fail_over:
+        if self._can_fail_over:
             asked = now()
             if asked - wire.answered_since > TRUSTED_FOR and not self._is_still_primary(wire, until):
                 self._drop_all()
