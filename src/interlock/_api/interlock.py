@@ -247,7 +247,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
                 rlock = self._rlock_type(self, lock.lock_resource(template.name(args, kwargs), self.prefix), checked)
                 async with Section(rlock) as section:
                     try:
-                        lease = section.lease = await rlock._take(timeout)
+                        lease = section.lease = await rlock._acquire(timeout)
                     except AcquireTimeout as error:
                         if skips:
                             return Skipped(rlock.name, error.holder, None, None)

@@ -56,13 +56,14 @@ _ENDED: Final = frozenset({LeaseState.LOST, LeaseState.RELEASED})
 class WatchedCore(Face, Generic[EventT]):
     """A lease, or several as one: its events, each made when it is first asked for, and its `with`."""
 
-    __slots__ = ("_end_event", "_lost_event")
+    __slots__ = ("_end_event", "_in_with", "_lost_event")
     _event_type: Callable[[], EventT]
     _session: Session
 
     def __init__(self) -> None:
         self._lost_event: Any = None
         self._end_event: Any = None
+        self._in_with = False  # a `with` of its lockable acquired it, and so gives it back
 
     @property
     def lost(self) -> EventT:
@@ -126,7 +127,7 @@ class LeaseCore(WatchedCore[EventT]):
     Any thread may release it; in asyncio, any task of its loop.
     """
 
-    __slots__ = ("__weakref__", "_depth", "_grant", "_in_with", "_multi_leases", "_on_lost_call", "_session")
+    __slots__ = ("__weakref__", "_depth", "_grant", "_multi_leases", "_on_lost_call", "_session")
 
     def __init__(self, session: Session, on_lost: Callable[[Any], object] | None, grant: Grant) -> None:
         super().__init__()
@@ -134,7 +135,6 @@ class LeaseCore(WatchedCore[EventT]):
         self._grant = grant
         self._on_lost_call = on_lost
         self._depth: int = 1  # how often it was acquired, and not released yet
-        self._in_with = False  # a `with` of its lockable acquired it, and so gives it back
         self._multi_leases: tuple[weakref.ref[WatchedCore[Any]], ...] = ()  # of which it is a part
         grant.lease = weakref.ref(self)
 

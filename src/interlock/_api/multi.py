@@ -13,7 +13,7 @@ from interlock.primitives.multi import multi_resource
 from interlock.primitives.permits import SemaphoreState
 
 from .lock import LockableCore
-from .options import LeaseT, Unset
+from .options import UNSET, LeaseT, Unset
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -34,7 +34,13 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
         super().__init__(interlock, multi_resource([member._primitive for member in members]), options)
         self._members = members
 
-    async def _take(self, timeout: float | Unset | None) -> Any:
+    async def _acquire(self, timeout: float | Unset | None = UNSET) -> LeaseT:
+        """Wait until all of these are acquired. Returns the lease over all.
+
+        `timeout` is in seconds and bounds the whole call: None waits for ever, 0 does not wait; by default it is that
+        of the multi. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind; nor does a call
+        that is cancelled or interrupted.
+        """
         core, timeout = self._session.core, self._timeout(timeout)
         try_for = core.patient_timeout if any(each._options.acks for each in self._members) else core.try_for
         until = FOREVER if timeout is None else core.runtime.now() + (timeout or try_for)

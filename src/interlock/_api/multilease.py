@@ -19,7 +19,7 @@ PartT = TypeVar("PartT", bound=LeaseCore[Any])
 class MultiLeaseCore(WatchedCore[EventT], Generic[EventT, PartT]):
     """Several leases as one: `lease.fence["a"]` is the fence of one, `lease["a"]` its lease."""
 
-    __slots__ = ("__weakref__", "_in_with", "_leases", "_name", "_on_lost_call", "_session", "_told")
+    __slots__ = ("__weakref__", "_leases", "_name", "_on_lost_call", "_session", "_told")
 
     def __init__(
         self, session: Session, on_lost: Callable[[Any], object] | None, name: str, leases: dict[str, Any]
