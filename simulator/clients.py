@@ -77,7 +77,7 @@ class Client:
         self.session.process_id, self.session.channel = image.session.process_id, image.session.channel
         self.known = copy.copy(image.known)
         for port, other in zip(self.ports, image.ports, strict=True):
-            vars(port.memory).update(vars(copy.deepcopy(other.memory)))
+            vars(port.history).update(vars(copy.deepcopy(other.history)))
             if other.listens:
                 port.restored()
 

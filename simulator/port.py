@@ -159,11 +159,11 @@ class SimPort:
     ) -> None:
         self.process = process
         self.network = network
-        self.memory = memory
+        self.history = memory
         self.longer = longer  # seconds that an isolated primary may be believed for
         self.runtime = runtime
         self.push_handler: Session
-        self._proofs = Proofs(runtime, self.memory, self._verdict)
+        self._proofs = Proofs(runtime, self.history, self._verdict)
         self.asked: Callable[[Sequence[Message]], None] = lambda _batch: None  # before anything can happen
         self.sending: Callable[[Sequence[str], Sequence[Argument]], None] = lambda _keys, _args: None
         self.answered_at = -FOREVER  # when the last reply came
@@ -406,7 +406,7 @@ class SimPort:
             if host is None or found is None:
                 ended(Disconnected("connection refused", sent=False))
                 return
-            link = self.link = Link(self, host, self.memory.meet(found, _ADDRESS, self.longer), began)
+            link = self.link = Link(self, host, self.history.meet(found, _ADDRESS, self.longer), began)
             host.links.add(link)
             self.met.add(host)
             if self._channel is not None:

@@ -316,7 +316,7 @@ async def test_a_primary_whose_replicas_fall_silent_is_believed_to_go_on_for_lon
                 return False
 
             await until(refuses)
-        assert last - silent < locks._session.port.memory.latest.isolation_grace
+        assert last - silent < locks._session.port.history.latest.isolation_grace
 
 
 @rule(10)

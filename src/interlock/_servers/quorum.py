@@ -354,7 +354,7 @@ class QuorumPort:
             node.has_answered = True
             self._reject_duplicates(node)
             if self._has_met_all:
-                node.port.memory.latest.mark_untrusted()
+                node.port.history.latest.mark_untrusted()
         node.port.send_script_text = (
             True  # a reply that only says that the script is unknown may come too late to mend it
         )
@@ -375,9 +375,9 @@ class QuorumPort:
 
     def _reject_duplicates(self, node: Node) -> None:
         """One server has one vote, however many names it has."""
-        facts = node.port.memory.latest.facts
+        facts = node.port.history.latest.facts
         for other in self.nodes:
-            there = other.port.memory.latest.facts
+            there = other.port.history.latest.facts
             if other is not node and other.has_answered and facts and there and facts.run_id == there.run_id:
                 self._all_up = False
                 self._config_fault = (
@@ -387,7 +387,7 @@ class QuorumPort:
 
     def _suspect_restarted(self) -> None:
         """Servers that may have forgotten leases do not vote; unless they all have just been born together."""
-        epochs = [node.port.memory.latest for node in self.nodes]
+        epochs = [node.port.history.latest for node in self.nodes]
         ages = [each.facts.uptime for each in epochs if each.facts is not None]
         together = len(ages) == len(epochs) and max(ages) - min(ages) <= STARTED_TOGETHER_WITHIN
         if epochs[0].quarantine_seconds is not None and not (together and max(ages) < epochs[0].quarantine_seconds):
