@@ -135,10 +135,10 @@ def _one(chosen: argparse.Namespace) -> int:
             say(f"seed {chosen.seed} ({report.subject}, {report.profile}) breaks no rule: there is nothing to shrink")
             return 0
         shrunk = shrink(chosen.seed, report.profile, subject=report.subject)
-        say(*shrunk.story, "", "all that happens in it:", *_matching(shrunk.report.trace, chosen.match))
+        say(*shrunk.story, "", "all that happens in it:", *_matching(shrunk.report.lines, chosen.match))
         return 1
     if chosen.trace or chosen.match is not None:
-        say(*_matching(report.trace, chosen.match))
+        say(*_matching(report.lines, chosen.match))
     _tell(tally)
     _summarize(tally, None)
     return int(bool(tally.broken))

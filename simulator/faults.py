@@ -136,7 +136,7 @@ class Faults:
     def _ambush(self, victim: Task, strike: Strike, action: Callable[[], None]) -> None:
         def springs() -> None:
             self.run.record.counts[f"sprung at the {strike.place}: {strike.kind}"] += 1
-            self.run.story.note("%s springs at the %s: %s", strike.name, strike.place, victim.name)
+            self.run.trace.note("%s springs at the %s: %s", strike.name, strike.place, victim.name)
             action()
 
         handed = strike.place == "handed"
@@ -177,7 +177,7 @@ class Faults:
         if not client.process.alive:
             return
         client.process.alive = False
-        self.run.story.note("%s is dead", client.name)
+        self.run.trace.note("%s is dead", client.name)
         if strike.spare < 0.7:  # else its host is gone, and the server does not hear of it
             for port in client.ports:
                 self.run.world.at(self.run.world.now + 0.001 * strike.spare, port.buried)
@@ -191,7 +191,7 @@ class Faults:
         client = idle[int(strike.spare * len(idle))]
         self.run.record.counts["restored twice"] += 1
         client.process.alive = False
-        self.run.story.note("%s is frozen, and restored twice", client.name)
+        self.run.trace.note("%s is frozen, and restored twice", client.name)
         if strike.victim < 0.7:  # else its connections are open at the server for a while, and nobody reads there
             for port in client.ports:
                 self.run.world.at(self.run.world.now + 0.001 * strike.victim, port.buried)

@@ -91,7 +91,7 @@ class Outages:
                 self._at_grant()
 
     def _end(self, host: Host, *, told: bool) -> None:
-        self.run.story.note("server %d is dead", host.number)
+        self.run.trace.note("server %d is dead", host.number)
         host.alive = False
         host.ears.clear()
         self.site.resets = told
@@ -107,7 +107,7 @@ class Outages:
         other = host.server.skew != self.site.primary.server.skew
         self.site.primary, self.site.reachable, host.forgot = host, True, lossy
         run = self.run
-        run.story.note("server %d serves now, %s%s", host.number, host.facts().identity, ": something is lost" * lossy)
+        run.trace.note("server %d serves now, %s%s", host.number, host.facts().identity, ": something is lost" * lossy)
         run.monitor.lost(lossy=lossy, lasts=run.profile.max_ttl + longer, other_clock=other)
         self._busy = False
 
@@ -194,7 +194,7 @@ class Outages:
         world, old = self.run.world, self.site.primary
         self._busy, old.paused, self.site.reachable = True, True, False
         image = old.server.image()
-        self.run.story.note("server %d stands still", old.number)
+        self.run.trace.note("server %d stands still", old.number)
 
         def promoted() -> None:
             host = self._promoted(strike, old, image, old.server.skew + (strike.thing - 0.5) * 2 * SKEW)
@@ -203,7 +203,7 @@ class Outages:
             world.at(world.now + (PAUSED - DOWN) * (0.5 + strike.victim / 2), goes_on)
 
         def goes_on() -> None:
-            self.run.story.note("server %d goes on", old.number)
+            self.run.trace.note("server %d goes on", old.number)
             old.paused, held, old.held = False, old.held, []
             for each in held:
                 each()

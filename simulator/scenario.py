@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from .chance import CLIENT, SITES
 from .clients import Client
 from .faults import Faults
-from .invariants import Monitor, Story
+from .invariants import Monitor, Trace
 from .network import CALM, Network
 from .plan import Plan, Record
 from .scheduler import World
@@ -47,12 +47,12 @@ class Run:
         self.profile = profile
         self.world = world = World(seed)
         begin(world)
-        self.story = Story(world)
-        self.story.plan = plan
-        self.record = Record(plan, self.story.note)
+        self.trace = Trace(world)
+        self.trace.plan = plan
+        self.record = Record(plan, self.trace.note)
         self.sites = list(self._sites())
         self.networks = [Network(world, site, self.record, lua) for site in self.sites]
-        self.monitor = Monitor(self.story, world, self.sites, self.record.counts, profile)
+        self.monitor = Monitor(self.trace, world, self.sites, self.record.counts, profile)
         self.monitor.things.handed = lambda task: task.passes("handed")
         for network in self.networks:
             network.weather = profile.weather
@@ -87,7 +87,7 @@ class Run:
         return self.profile.idle if self.world.now < self.calm_from else 0.3
 
     def _failed(self, task: Task, error: Exception) -> None:
-        self.story.violated(10, f"{task.name} raised {error!r}")
+        self.trace.violated(10, f"{task.name} raised {error!r}")
 
     def replace(self, client: Client, strike: int) -> None:
         """Another process comes in the place of a dead one, named after what killed it."""
@@ -112,7 +112,7 @@ class Run:
         for network in self.networks:
             network.weather = CALM
         storm.over()
-        self.story.note("CALM")
+        self.trace.note("CALM")
         # What is late may still come, and what waits for it waits on; the promises count from then on.
         self.calm_from = world.now + self.profile.aftermath
         self.monitor.things.calm_since = self.calm_from + 1.0
@@ -124,7 +124,7 @@ class Run:
         for client in self.clients:
             for task in client.workers:
                 if task.in_section:
-                    self.story.violated(4, f"{task.name} never ended")
+                    self.trace.violated(4, f"{task.name} never ended")
         world.run(world.now + EMBERS)
         self.monitor.sweeping = False
         world.run(world.now + ASHES)
@@ -139,7 +139,7 @@ class Run:
             server = site.primary.server
             server.purge_all()
             if server.data and self.profile.trusted:
-                self.story.violated(5, f"in the end the server still has {server.data!r}")
+                self.trace.violated(5, f"in the end the server still has {server.data!r}")
         for client in self.clients:
             session = client.session
             for what, left in (
@@ -149,4 +149,4 @@ class Run:
                 ("leases", list(session.renewal._all())),
             ):
                 if left and not session.core.closed:
-                    self.story.violated(5, f"in the end {client.name} still has {what}: {left!r}")
+                    self.trace.violated(5, f"in the end {client.name} still has {what}: {left!r}")

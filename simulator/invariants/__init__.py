@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, Final
 
 from .attempts import Attempts
 from .leases import Leases
-from .story import Story, Violation
 from .things import Things
+from .trace import Trace, Violation
 from .votes import Votes
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from simulator.site import Site
     from simulator.subjects import Thing
 
-__all__ = ["Monitor", "Story", "Violation"]
+__all__ = ["Monitor", "Trace", "Violation"]
 
 SWEEP: Final = 0.25  # seconds between two looks at what should have happened
 
@@ -53,16 +53,16 @@ SWEEP: Final = 0.25  # seconds between two looks at what should have happened
 class Monitor:
     """It sees everything and changes nothing."""
 
-    def __init__(self, story: Story, world: World, sites: list[Site], counts: Counter[str], profile: Profile) -> None:
-        self.story = story
+    def __init__(self, trace: Trace, world: World, sites: list[Site], counts: Counter[str], profile: Profile) -> None:
+        self.trace = trace
         self.world = world
-        self.attempts = Attempts(story, sites[0], clean=profile.clean)
-        self.leases = Leases(story, self.attempts, counts, trusted=profile.trusted)
+        self.attempts = Attempts(trace, sites[0], clean=profile.clean)
+        self.leases = Leases(trace, self.attempts, counts, trusted=profile.trusted)
         quiet = profile.clean and not profile.rates
         if len(sites) == 1:
-            self.things = Things(story, sites[0], self.attempts, quiet=quiet, trusted=profile.trusted)
+            self.things = Things(trace, sites[0], self.attempts, quiet=quiet, trusted=profile.trusted)
         else:
-            self.things = Votes(story, sites, self.attempts, self.leases, profile)
+            self.things = Votes(trace, sites, self.attempts, self.leases, profile)
         self.sweeping = True
         world.after_step = self.leases.after_step
 

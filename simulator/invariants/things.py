@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from simulator.subjects import Reading, Share, Thing
 
     from .attempts import Attempt, Attempts
-    from .story import Story
+    from .trace import Trace
 
 IDENTITY: Final = 25  # characters
 FOLLOWED: Final = 1.3  # seconds after which what is free must have been given to a live waiter: a vouch and a trip
@@ -55,8 +55,8 @@ class Seen:
 class Things:
     """All of them."""
 
-    def __init__(self, story: Story, site: Site, attempts: Attempts, *, quiet: bool, trusted: bool) -> None:
-        self.story = story
+    def __init__(self, trace: Trace, site: Site, attempts: Attempts, *, quiet: bool, trusted: bool) -> None:
+        self.trace = trace
         self.site = site
         self.attempts = attempts
         self.quiet = quiet  # no fault of any kind
@@ -101,7 +101,7 @@ class Things:
             self._arrivals(seen, seen.holders, server.find(thing.queue, ZSet) or {})
             seen.head, seen.could_at, seen.owed = None, None, {}
             if lossy:
-                seen.barred_until = max(seen.barred_until, self.story.world.now + lasts)
+                seen.barred_until = max(seen.barred_until, self.trace.world.now + lasts)
                 seen.lost_by = self.site.primary.number
                 seen.known = self._tells(seen)
             if lossy or other_clock:  # times that are kept beside a lease are told by the clock of before
@@ -112,7 +112,7 @@ class Things:
     def _anew(self, seen: Seen) -> None:
         """Nothing is promised against these leases: nobody who knew of them was there, and no record tells."""
         self.excused += 1
-        self.story.note("%s begins anew for a client that remembers nothing", seen.thing.name)
+        self.trace.note("%s begins anew for a client that remembers nothing", seen.thing.name)
         seen.barred_until, seen.fence, seen.anew = 0.0, 0, self.site.primary
         for attempt in self.attempts.known.values():
             attempt.ousted |= attempt.thing is seen.thing
@@ -120,22 +120,22 @@ class Things:
     def executed(self, host: Host, sender: str, keys: Sequence[bytes], args: Sequence[bytes], reply: Any) -> None:
         """A script has run."""
         args = args[:-1]  # without the epoch
-        story, server, asked = self.story, host.server, requests(keys, args)
+        trace, server, asked = self.trace, host.server, requests(keys, args)
         verb, token = asked[0][1][:2]
         code: object = reply
         with contextlib.suppress(TypeError, IndexError):
             code = reply[0]
         where = "" if host is self.site.primary else f" {host.number}"
-        story.note("server%s runs %s's %s %s -> %s", where, sender, verb.decode(), token.decode(), reply)
+        trace.note("server%s runs %s's %s %s -> %s", where, sender, verb.decode(), token.decode(), reply)
         if isinstance(reply, ServerError):
             if not (
                 host.refuses or str(reply).startswith("NOSCRIPT") or (server.full and str(reply).startswith("OOM"))
             ):
-                story.violated(10, f"{verb.decode()} of {sender} failed: {reply}")
+                trace.violated(10, f"{verb.decode()} of {sender} failed: {reply}")
             return
-        story.served(sender, verb, token.rpartition(b"/")[0], keys[0], code if isinstance(code, int) else 0)
+        trace.served(sender, verb, token.rpartition(b"/")[0], keys[0], code if isinstance(code, int) else 0)
         if not server.data.keys() <= server.expires.keys():
-            story.violated(3, f"{server.data.keys() - server.expires.keys()} have no TTL after {verb!r}")
+            trace.violated(3, f"{server.data.keys() - server.expires.keys()} have no TTL after {verb!r}")
         for key in keys:
             if key in self.seen:
                 self._remembered(self.seen[key], server, verb)
@@ -149,8 +149,8 @@ class Things:
                     self._aside(self.seen[of[0]], words[1], server)
             return
         if verb == b"revoke" and code == 1 and self.attempts.clean:
-            since, token = story.world.now, token.removeprefix(b"!")
-            story.world.at(since + REVOKED, lambda: self._revoked(token, since))
+            since, token = trace.world.now, token.removeprefix(b"!")
+            trace.world.at(since + REVOKED, lambda: self._revoked(token, since))
         self._judge(asked, answers(args, reply))
         by = {words[1] for _, words in asked}
         for key in keys:
@@ -164,14 +164,14 @@ class Things:
         if seen.thing.leased and record is not None:
             ahead = int(record.split()[2]) / 1000 - server.expires.get(name, math.inf)
             if ahead > 0:
-                self.story.violated(3, f"after {verb!r} the record of {name!r} ends {ahead:.0f} ms before its fence")
+                self.trace.violated(3, f"after {verb!r} the record of {name!r} ends {ahead:.0f} ms before its fence")
 
     def _named(self, seen: Seen, token: bytes, host: Host) -> None:
         """Rule 13. Whoever ends a quarantine by hand has seen the quarantine of this server, not of one before."""
         here = f">{host.facts().identity}>".encode()
-        barred = host is self.site.primary and self.story.world.now < seen.barred_until
+        barred = host is self.site.primary and self.trace.world.now < seen.barred_until
         if barred and token.startswith(QUARANTINE) and here not in token:
-            self.story.violated(13, f"{token!r} ends the quarantine of another server")
+            self.trace.violated(13, f"{token!r} ends the quarantine of another server")
 
     def _revoked(self, token: bytes, since: float) -> None:
         """Rule 8. The holder of a lease that was revoked at this time has learned of it."""
@@ -180,9 +180,9 @@ class Things:
             return
         deaf_until = self.ports[attempt.process.name].deaf_until
         if deaf_until > since:  # it did not hear the push, and asks when it is subscribed again
-            self.story.world.at(deaf_until + REVOKED, lambda: self._revoked(token, deaf_until))
+            self.trace.world.at(deaf_until + REVOKED, lambda: self._revoked(token, deaf_until))
         elif attempt.certain():
-            self.story.violated(8, f"{token!r} was revoked {self.story.world.now - since:.3f} s ago, and is held")
+            self.trace.violated(8, f"{token!r} was revoked {self.trace.world.now - since:.3f} s ago, and is held")
 
     def _answered(self, host: Host, keys: Sequence[bytes], args: Sequence[bytes], code: object) -> None:
         """What an answer means for the attempt that it is about."""
@@ -208,7 +208,7 @@ class Things:
                 continue
             if wrong := seen.thing.misserved(self.server, words, answer, seen.holders):
                 verb, token = words[:2]
-                self.story.violated(12, f"{verb.decode()} of {token!r} was answered with {answer}: {wrong}")
+                self.trace.violated(12, f"{verb.decode()} of {token!r} was answered with {answer}: {wrong}")
 
     def _look(self, seen: Seen, verb: bytes, by: Collection[bytes], *, sender: str) -> None:
         thing, server = seen.thing, self.server
@@ -222,7 +222,7 @@ class Things:
             for token, share in holders.items()
             if not share.revoked and (token not in seen.holders or seen.holders[token].fence != share.fence)
         ]
-        if seen.barred_until > self.story.world.now:
+        if seen.barred_until > self.trace.world.now:
             first = min(host.number for host in self.ports[sender].met)
             self._barred(seen, new, fresh=first >= seen.lost_by)
         if new:
@@ -233,15 +233,15 @@ class Things:
                 seen.arrivals.pop(token, None)  # it has its turn: if it comes again, it comes anew
             attempt = self.attempts.known.get(token)
             if attempt is not None and attempt.cleared and self.trusted:
-                self.story.violated(5, f"{token!r} holds {thing.key!r} after its release was run")
-        if self.trusted and seen.barred_until <= self.story.world.now:  # another machine's clock may end it earlier
+                self.trace.violated(5, f"{token!r} holds {thing.key!r} after its release was run")
+        if self.trusted and seen.barred_until <= self.trace.world.now:  # another machine's clock may end it earlier
             owners = {thing.owner(token) for token in holders}
             for token in seen.holders.keys() - holders.keys():
                 attempt = self.attempts.known.get(token)
                 if attempt is None or attempt.ousted or thing.owner(token) in owners:
                     continue
                 if attempt.certain():
-                    self.story.violated(1, f"{token!r} is certain of {thing.key!r}, and the server gave it up")
+                    self.trace.violated(1, f"{token!r} is certain of {thing.key!r}, and the server gave it up")
         self._follow(seen, reading, present)
         seen.holders = holders
         self._owe(seen)
@@ -288,8 +288,8 @@ class Things:
             if fresh and not tells and record.split()[3] == self._identity():
                 self._anew(seen)
         if new and seen.barred_until:
-            left = seen.barred_until - self.story.world.now
-            self.story.violated(13, f"{new} granted {left:.3f} s before the leases that were lost are over")
+            left = seen.barred_until - self.trace.world.now
+            self.trace.violated(13, f"{new} granted {left:.3f} s before the leases that were lost are over")
 
     # The order of arrival
 
@@ -312,7 +312,7 @@ class Things:
             if other in waiters and other in seen.arrivals and seen.arrivals[other][0] < mine and other not in holders:
                 alive, _, heard, channel, *_ = waiters[other].split()
                 if int(alive) > server.now_ms and (heard != b"1" or server.subscribers(channel)):
-                    self.story.violated(6, f"{token!r} overtook {other!r}")
+                    self.trace.violated(6, f"{token!r} overtook {other!r}")
 
     # Grants
 
@@ -329,7 +329,7 @@ class Things:
                     continue
                 seen.given[token] = fence
             if fence <= seen.fence:
-                self.story.violated(2, f"{token!r} got the fence {fence} after {seen.fence}")
+                self.trace.violated(2, f"{token!r} got the fence {fence} after {seen.fence}")
             seen.fence = max(seen.fence, fence)
             thing.granted(token, reading)
             if present and not thing.beside(token, before):
@@ -343,27 +343,27 @@ class Things:
             lasts = holders[token].ends - self.server.micros / 1000
             most = attempt.ttl_ms if token in by else attempt.life_ms
             if lasts > most + 1 and not thing.beside(token, [*before, *present]):
-                self.story.violated(3, f"{token!r} was granted {lasts:.0f} ms: it asked for {most}")
+                self.trace.violated(3, f"{token!r} was granted {lasts:.0f} ms: it asked for {most}")
             if attempt.queued_at is not None:
                 if self.quiet:
-                    self.story.world.at(
-                        self.story.world.now + WOKEN,
+                    self.trace.world.at(
+                        self.trace.world.now + WOKEN,
                         lambda token=token, attempt=attempt: self._woken(thing, token, attempt),  # type: ignore[misc]
                     )
                 self.handed(attempt.task)
         if len(holders) > 1 and self.trusted and (why := thing.apart(holders)):
-            self.story.violated(1, f"in the server {thing.key!r} is {why}")
+            self.trace.violated(1, f"in the server {thing.key!r} is {why}")
 
     def _woken(self, thing: Thing, token: bytes, waiter: Attempt) -> None:
         self.server.look()
         if not waiter.ended and not waiter.confirmed and token in thing.read(self.server).holders:
-            self.story.violated(4, f"{token!r} was handed {thing.name} {WOKEN} s ago and does not know")
+            self.trace.violated(4, f"{token!r} was handed {thing.name} {WOKEN} s ago and does not know")
 
     # Rule 4: what is free is given to who is next
 
     def _follow(self, seen: Seen, reading: Reading, present: dict[bytes, float]) -> None:
         """In calm weather: who is next, and since when there has been room for it."""
-        now = self.story.world.now
+        now = self.trace.world.now
         if now <= self.calm_since or not self.trusted:
             return
         head = self._head(seen, reading, present)
@@ -398,7 +398,7 @@ class Things:
 
     def _freed(self, seen: Seen, reading: Reading) -> float:
         """When, since the last look, leases ran out that were in the way of the next one; else now."""
-        now, server = self.story.world.now, self.server
+        now, server = self.trace.world.now, self.server
         assert seen.head is not None
         room = reading.limit - sum(share.permits for share in seen.holders.values())
         for share in sorted(seen.holders.values(), key=lambda share: share.ends):
@@ -411,30 +411,30 @@ class Things:
         return now
 
     def _waited(self, seen: Seen, since: float) -> None:
-        waited = self.story.world.now - since
+        waited = self.trace.world.now - since
         self.slowest = max(self.slowest, waited)
         if waited > FOLLOWED:
-            self.story.violated(4, f"{seen.head!r} was next and {seen.thing.key!r} was free for {waited:.3f} s")
+            self.trace.violated(4, f"{seen.head!r} was next and {seen.thing.key!r} was free for {waited:.3f} s")
 
     def _owe(self, seen: Seen) -> dict[Hashable, str]:
         """Who should be told something, and since when."""
-        owed, now = seen.thing.owed(self.server, self.attempts.queued[seen.thing.key]), self.story.world.now
+        owed, now = seen.thing.owed(self.server, self.attempts.queued[seen.thing.key]), self.trace.world.now
         if owed or seen.owed:
             new = owed.keys() - seen.owed.keys()
             seen.owed = {who: seen.owed.get(who, now) for who in owed}
             if new and self.quiet:
-                self.story.world.at(now + WOKEN, lambda: self._told(seen, now))
+                self.trace.world.at(now + WOKEN, lambda: self._told(seen, now))
         return owed
 
     def _told(self, seen: Seen, since: float) -> None:
         self.server.look()
         for who, what in self._owe(seen).items():
             if seen.owed[who] == since:
-                self.story.violated(4, f"{what}, and it was not told within {WOKEN} s")
+                self.trace.violated(4, f"{what}, and it was not told within {WOKEN} s")
 
     def sweep(self) -> None:
         """What should have happened by now."""
-        now = self.story.world.now
+        now = self.trace.world.now
         if now <= self.calm_since or not self.trusted:
             return
         self.server.look()
@@ -442,14 +442,14 @@ class Things:
             reading = seen.thing.read(self.server)
             self._follow(seen, reading, self.server.find(seen.thing.queue, ZSet) or {})
             if seen.could_at is not None and now - seen.could_at > FOLLOWED:
-                self.story.violated(
+                self.trace.violated(
                     4, f"{seen.head!r} is next, and {seen.thing.key!r} has had room for it since {seen.could_at:.3f}"
                 )
                 seen.could_at = now
             for who, what in self._owe(seen).items():
                 since = max(seen.owed[who], self.calm_since)
                 if now - since > FOLLOWED:
-                    self.story.violated(4, f"{what}, and it has not been told since {since:.3f}")
+                    self.trace.violated(4, f"{what}, and it has not been told since {since:.3f}")
                     seen.owed[who] = now
 
 

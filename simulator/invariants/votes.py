@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from .attempts import Attempts
     from .leases import Leases
-    from .story import Story
+    from .trace import Trace
 
 # Seconds after which what nobody has must have been given to who waits: the ttl of a dead holder, and of a dead waiter.
 FOUND: Final = 5.0
@@ -33,10 +33,10 @@ class Votes(Things):
     """All of them."""
 
     def __init__(
-        self, story: Story, sites: Sequence[Site], attempts: Attempts, leases: Leases, profile: Profile
+        self, trace: Trace, sites: Sequence[Site], attempts: Attempts, leases: Leases, profile: Profile
     ) -> None:
         quiet = profile.clean and not profile.rates
-        super().__init__(story, sites[0], attempts, quiet=quiet, trusted=profile.trusted)
+        super().__init__(trace, sites[0], attempts, quiet=quiet, trusted=profile.trusted)
         self.sites = sites
         self.leases = leases
         self._max_ttl = profile.max_ttl
@@ -48,17 +48,17 @@ class Votes(Things):
 
     def executed(self, host: Host, sender: str, keys: Sequence[bytes], args: Sequence[bytes], reply: Any) -> None:
         """A script has run."""
-        story, server = self.story, host.server
+        trace, server = self.trace, host.server
         verb, token = args[:2]
         where = host.site.name or "s0"
-        story.note("%s runs %s's %s %s -> %s", where, sender, verb.decode(), token.decode(), reply)
+        trace.note("%s runs %s's %s %s -> %s", where, sender, verb.decode(), token.decode(), reply)
         if isinstance(reply, ServerError):
             if not str(reply).startswith("NOSCRIPT") and not (server.full and str(reply).startswith("OOM")):
-                story.violated(10, f"{verb.decode()} of {sender} failed: {reply}")
+                trace.violated(10, f"{verb.decode()} of {sender} failed: {reply}")
             return
-        story.served(sender, where, verb, token.rpartition(b"/")[0], keys[0], reply[0] if reply else 0)
+        trace.served(sender, where, verb, token.rpartition(b"/")[0], keys[0], reply[0] if reply else 0)
         if not server.data.keys() <= server.expires.keys():
-            story.violated(3, f"{server.data.keys() - server.expires.keys()} have no TTL after {verb!r}")
+            trace.violated(3, f"{server.data.keys() - server.expires.keys()} have no TTL after {verb!r}")
         attempt = self.attempts.known.get(token)
         if attempt is not None and verb == b"acquire" and reply[0] == QUEUED:
             self.attempts.queues(token, attempt)
@@ -90,13 +90,13 @@ class Votes(Things):
     def lost(self, *, lossy: bool, lasts: float, other_clock: bool) -> None:
         """A server has been replaced. If all of them are so young, fresh clients take them for a new quorum."""
         del lasts, other_clock
-        now = self.story.world.now
+        now = self.trace.world.now
         for seen in self.seen.values():
             if lossy:
                 seen.thing.forgot(self.server)
         hosts = [site.primary for site in self.sites]
         if all(host.forgot and now - host.since < self._max_ttl + 1 for host in hosts):
-            self.story.note("all servers are young")
+            self.trace.note("all servers are young")
             for seen in self.seen.values():
                 self._anew(seen)
 
@@ -107,13 +107,13 @@ class Votes(Things):
             return
         owner = thing.owner(token)  # who may take over from itself before the first of the two has heard of its grant
         if grant.fence <= seen.fence and owner != self._owners.get(thing.key):
-            self.story.violated(2, f"{token!r} has the fence {grant.fence} after {seen.fence}")
+            self.trace.violated(2, f"{token!r} has the fence {grant.fence} after {seen.fence}")
         if grant.fence > seen.fence:
             seen.fence, self._owners[thing.key] = grant.fence, owner
 
     def sweep(self) -> None:
         """Rule 4: what nobody has is given to somebody who waits."""
-        now = self.story.world.now
+        now = self.trace.world.now
         if now <= self.calm_since:
             return
         waiting: dict[bytes, float] = {}
@@ -127,5 +127,5 @@ class Votes(Things):
             since = max(asked, self._idle.get(key, 0.0))
             self.slowest = max(self.slowest, now - since)
             if now - since > FOUND:
-                self.story.violated(4, f"{key!r} is waited for, and nobody has had it since {since:.3f}")
+                self.trace.violated(4, f"{key!r} is waited for, and nobody has had it since {since:.3f}")
                 self._idle[key] = now

@@ -665,7 +665,7 @@ def shrinks(seed, rule, lua=str):
     assert len(after.faults) <= 5, shrunk.story
     assert len(after.sections) <= 12, shrunk.story
     assert len(after.faults) + len(after.sections) <= (len(before.faults) + len(before.sections)) / 4
-    assert len(after.trace) < len(before.trace) / 2  # who waits in vain goes on asking
+    assert len(after.lines) < len(before.lines) / 2  # who waits in vain goes on asking
     plan = Plan(tuple(after.sections), frozenset(fault.name for fault in after.faults), rule)
     assert simulate(seed, lua=lua, plan=plan).fingerprint == after.fingerprint
 
