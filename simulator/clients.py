@@ -55,7 +55,7 @@ class Client:
         ]
         several: Any = QuorumPort(self.ports, Site.display_url)
         self.port: Any = several if len(self.ports) > 1 else self.ports[0]
-        run.monitor.things.ports[name] = self.ports[0]
+        run.monitor.server_state.ports[name] = self.ports[0]
         run.world.acting = process
         self.session = self.port.push_handler = Session(self.port, None, self._where, longest, lambda: self.port)
         self.session.process_id = name

@@ -53,10 +53,10 @@ class Run:
         self.sites = list(self._sites())
         self.networks = [Network(world, site, self.record, lua) for site in self.sites]
         self.monitor = Monitor(self.trace, world, self.sites, self.record.counts, profile)
-        self.monitor.things.handed = lambda task: task.passes("handed")
+        self.monitor.server_state.handed = lambda task: task.passes("handed")
         for network in self.networks:
             network.weather = profile.weather
-            network.executed = self.monitor.things.executed
+            network.executed = self.monitor.server_state.executed
         self.storm_ends = profile.storm
         self.calm_from = math.inf
         self.over = False
@@ -115,7 +115,7 @@ class Run:
         self.trace.note("CALM")
         # What is late may still come, and what waits for it waits on; the promises count from then on.
         self.calm_from = world.now + self.profile.aftermath
-        self.monitor.things.calm_since = self.calm_from + 1.0
+        self.monitor.server_state.calm_since = self.calm_from + 1.0
         world.run(ends + self.profile.aftermath + self.profile.calm)
         self.over = True
         deadline = world.now + PATIENCE

@@ -85,11 +85,11 @@ def simulate(
         stack.enter_context(_listening(run.trace))
         stack.callback(_burn, run)
         run.go()
-        run.record.counts["began anew for one who remembers nothing"] += run.monitor.things.excused
-        record, things = run.record, run.monitor.things
+        run.record.counts["began anew for one who remembers nothing"] += run.monitor.server_state.excused
+        record, state = run.record, run.monitor.server_state
         scripts = sum(site.scripts for site in run.sites)
         return Report(
-            seed, chosen.name, kind, run.world.now, run.world.events, scripts, things.grants, things.slowest,
+            seed, chosen.name, kind, run.world.now, run.world.events, scripts, state.grants, state.slowest,
             run.trace.interleaving(), record.counts, run.trace.violations, record.faults, record.sections, run.trace,
         )  # fmt: skip
 
@@ -171,5 +171,5 @@ def _burn(run: Run) -> None:
             with contextlib.suppress(BaseException):
                 task.work.close()
     run.world.clear()
-    for thing in (run, *run.networks, run.monitor, run.monitor.leases, run.monitor.things, run.monitor.attempts):
+    for thing in (run, *run.networks, run.monitor, run.monitor.leases, run.monitor.server_state, run.monitor.attempts):
         vars(thing).clear()  # so that its cycles end here, and not in the garbage collector

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Final
 
 from .attempts import Attempts
 from .leases import Leases
-from .things import Things
+from .server_state import ServerState
 from .trace import Trace, Violation
 from .votes import Votes
 
@@ -60,25 +60,25 @@ class Monitor:
         self.leases = Leases(trace, self.attempts, counts, trusted=profile.trusted)
         quiet = profile.clean and not profile.rates
         if len(sites) == 1:
-            self.things = Things(trace, sites[0], self.attempts, quiet=quiet, trusted=profile.trusted)
+            self.server_state = ServerState(trace, sites[0], self.attempts, quiet=quiet, trusted=profile.trusted)
         else:
-            self.things = Votes(trace, sites, self.attempts, self.leases, profile)
+            self.server_state = Votes(trace, sites, self.attempts, self.leases, profile)
         self.sweeping = True
         world.after_step = self.leases.after_step
 
     def watch(self, thing: Thing) -> None:
         """Something that will be used."""
-        self.things.watch(thing)
+        self.server_state.watch(thing)
         self.attempts.watch(thing)
         self.leases.watch(thing)
 
     def lost(self, *, lossy: bool, lasts: float, other_clock: bool) -> None:
         """Another process serves now; what it has lost may last for so many seconds."""
-        self.things.lost(lossy=lossy, lasts=lasts, other_clock=other_clock)
+        self.server_state.lost(lossy=lossy, lasts=lasts, other_clock=other_clock)
 
     def sweep(self) -> None:
         """What should have happened by now; and again in a while."""
         self.leases.sweep()
-        self.things.sweep()
+        self.server_state.sweep()
         if self.sweeping:
             self.world.at(self.world.now + SWEEP, self.sweep)

@@ -1,4 +1,4 @@
-"""Things that several servers keep together: who has them is what a majority says. Rules 1 to 5 and 10.
+"""ServerState that several servers keep together: who has them is what a majority says. Rules 1 to 5 and 10.
 
 One server by itself may say what it likes; what counts is what clients believe, and the fences that they were given.
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from interlock._protocol.types import ServerError
 from interlock.primitives.codes import GRANTED, QUEUED
 
-from .things import Seen, Things
+from .server_state import Seen, ServerState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FOUND: Final = 5.0
 
 
-class Votes(Things):
+class Votes(ServerState):
     """All of them."""
 
     def __init__(

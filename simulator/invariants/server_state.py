@@ -1,4 +1,4 @@
-"""Things in the server, seen after each script: who has them and who waits. Rules 2 to 6, 12, and half of 11."""
+"""ServerState in the server, seen after each script: who has them and who waits. Rules 2 to 6, 12, and half of 11."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Seen:
     known: bool = True  # the record tells who comes that there may be such
 
 
-class Things:
+class ServerState:
     """All of them."""
 
     def __init__(self, trace: Trace, site: Site, attempts: Attempts, *, quiet: bool, trusted: bool) -> None:
