@@ -15,7 +15,7 @@ from .chance import CLIENT, GAP, SECTION
 from .coroutines import Cancelled, Process, Task
 from .plan import Section
 from .port import SimPort, SimSignal, current
-from .site import Site
+from .server_group import ServerGroup
 from .workers import Worker
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Client:
         self.ports = [
             SimPort(process, each, ServerHistory(longest, mark=mark), run.profile.longer) for each in run.networks
         ]
-        several: Any = QuorumPort(self.ports, Site.display_url)
+        several: Any = QuorumPort(self.ports, ServerGroup.display_url)
         self.port: Any = several if len(self.ports) > 1 else self.ports[0]
         run.monitor.server_state.ports[name] = self.ports[0]
         run.world.acting = process

@@ -98,7 +98,7 @@ class Faults:
     def over(self) -> None:
         """It is calm now."""
         for network in self.run.networks:
-            network.cut_off = network.site.primary.server.full = False
+            network.cut_off = network.group.primary.server.full = False
             network.one_way.clear()
         for client in self.run.clients:
             for task in client.process.tasks:
@@ -214,7 +214,7 @@ class Faults:
         run, world = self.run, self.run.world
         number = int(strike.thing * len(run.networks))
         network = run.networks[number]
-        server = network.site.primary.server
+        server = network.group.primary.server
         match strike.kind:
             case kind if kind in KINDS:
                 self.outages[number].strike(strike)
@@ -238,7 +238,7 @@ class Faults:
                 server.expires.clear()
             case "later version":
                 for each in run.networks:
-                    later.add(each.site.primary.server.data)
+                    later.add(each.group.primary.server.data)
             case "clock step":
                 server.skew += (1 if strike.victim < 0.5 else -1) * 10 * strike.seconds
             case _:
@@ -248,7 +248,7 @@ class Faults:
         now = self.run.world.now
         for network in self.run.networks:
             network.cut_off &= now < self._cut_until
-            network.site.primary.server.full &= now < self._full_until
+            network.group.primary.server.full &= now < self._full_until
 
     async def _revoke(self, strike: Strike, client: Client) -> None:
         subject = self.run.subject

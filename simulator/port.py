@@ -17,7 +17,7 @@ from interlock.errors import LockError, Unavailable
 from .chance import MESSAGE, TRAFFIC
 from .coroutines import Future, Process, Task, Timer
 from .network import Journey, Network
-from .site import Site
+from .server_group import ServerGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from interlock._quarantine.stamp import IdentityStamp
 
     from .scheduler import World
-    from .site import Host
+    from .server_group import Host
 
 IO_TIMEOUT: Final = 5.0  # seconds without an answer, as in interlock.connect
 
@@ -87,7 +87,7 @@ class Sent(NamedTuple):
 class SimPort:
     """See `interlock._core.Port`. Every await passes a brink first."""
 
-    display_url = Site.display_url
+    display_url = ServerGroup.display_url
     retry_for = RETRY_FOR
     is_quorum = False
     majority = 1
@@ -114,7 +114,7 @@ class SimPort:
         self._heard = "0"
         self.send_script_text = False  # the next message goes with the text of its script
         self._pause = 0.0  # before the listener connects again
-        self.doubt = TRUSTED_FOR if network.site.promotes else FOREVER
+        self.doubt = TRUSTED_FOR if network.group.promotes else FOREVER
         self.deaf_until = 0.0  # pushes may be lost until then
 
     async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
@@ -444,7 +444,7 @@ class SimPort:
 
         def asked() -> None:
             if not network.blocked(process, there=False):
-                verdict = least_lossless_ttl(_as_address(network.site.seen_by(process)), evidence, epoch)
+                verdict = least_lossless_ttl(_as_address(network.group.seen_by(process)), evidence, epoch)
                 process.world.at(process.world.now + network.trip(journey, 1), lambda: found.resolve(verdict), process)
 
         if not network.blocked(process, there=True):
@@ -528,7 +528,7 @@ class SimPort:
 class _Name:
     """As `ServerHistory` knows an address."""
 
-    display_url = Site.display_url
+    display_url = ServerGroup.display_url
     previous_identity = "-"
 
 

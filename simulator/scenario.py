@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from .chance import CLIENT, SITES
+from .chance import CLIENT, GROUPS
 from .clients import Client
 from .faults import Faults
 from .invariants import Monitor, Trace
 from .network import CALM, Network
 from .plan import Plan, Record
 from .scheduler import World
-from .site import Site
+from .server_group import ServerGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,9 +50,9 @@ class Run:
         self.trace = Trace(world)
         self.trace.plan = plan
         self.record = Record(plan, self.trace.note)
-        self.sites = list(self._sites())
-        self.networks = [Network(world, site, self.record, lua) for site in self.sites]
-        self.monitor = Monitor(self.trace, world, self.sites, self.record.counts, profile)
+        self.groups = list(self._groups())
+        self.networks = [Network(world, group, self.record, lua) for group in self.groups]
+        self.monitor = Monitor(self.trace, world, self.groups, self.record.counts, profile)
         self.monitor.server_state.handed = lambda task: task.passes("handed")
         for network in self.networks:
             network.weather = profile.weather
@@ -70,14 +70,14 @@ class Run:
         self.clients = [Client(self, f"c{i}") for i in range(random.choice(profile.crowd))]
         self.graves: list[Client] = []
 
-    def _sites(self) -> Iterator[Site]:
-        profile, random = self.profile, self.world.chance.stream(SITES)
+    def _groups(self) -> Iterator[ServerGroup]:
+        profile, random = self.profile, self.world.chance.stream(GROUPS)
         number = random.choice(profile.servers)
         for i in range(number):
             offset, rate = (random.uniform(-1, 1) * each for each in (profile.skew, DRIFT if number > 1 else 0.0))
-            site = Site(self.world, f"s{i}" if i else "", offset=offset, rate=1 + rate)
-            site.promotes = profile.promotes
-            yield site
+            group = ServerGroup(self.world, f"s{i}" if i else "", offset=offset, rate=1 + rate)
+            group.promotes = profile.promotes
+            yield group
 
     @property
     def gap(self) -> float:
@@ -135,8 +135,8 @@ class Run:
         return not any(task.in_section for client in self.clients for task in client.workers)
 
     def _ashes(self) -> None:
-        for site in self.sites:
-            server = site.primary.server
+        for group in self.groups:
+            server = group.primary.server
             server.purge_all()
             if server.data and self.profile.trusted:
                 self.trace.violated(5, f"in the end the server still has {server.data!r}")

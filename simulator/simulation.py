@@ -87,7 +87,7 @@ def simulate(
         run.go()
         run.record.counts["began anew for one who remembers nothing"] += run.monitor.server_state.excused
         record, state = run.record, run.monitor.server_state
-        scripts = sum(site.scripts for site in run.sites)
+        scripts = sum(group.scripts for group in run.groups)
         return Report(
             seed, chosen.name, kind, run.world.now, run.world.events, scripts, state.grants, state.slowest,
             run.trace.interleaving(), record.counts, run.trace.violations, record.faults, record.sections, run.trace,

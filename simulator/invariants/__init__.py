@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from simulator.profiles import Profile
     from simulator.scheduler import World
-    from simulator.site import Site
+    from simulator.server_group import ServerGroup
     from simulator.subjects import Thing
 
 __all__ = ["Monitor", "Trace", "Violation"]
@@ -53,16 +53,18 @@ SWEEP: Final = 0.25  # seconds between two looks at what should have happened
 class Monitor:
     """It sees everything and changes nothing."""
 
-    def __init__(self, trace: Trace, world: World, sites: list[Site], counts: Counter[str], profile: Profile) -> None:
+    def __init__(
+        self, trace: Trace, world: World, groups: list[ServerGroup], counts: Counter[str], profile: Profile
+    ) -> None:
         self.trace = trace
         self.world = world
-        self.attempts = Attempts(trace, sites[0], clean=profile.clean)
+        self.attempts = Attempts(trace, groups[0], clean=profile.clean)
         self.leases = Leases(trace, self.attempts, counts, trusted=profile.trusted)
         quiet = profile.clean and not profile.rates
-        if len(sites) == 1:
-            self.server_state = ServerState(trace, sites[0], self.attempts, quiet=quiet, trusted=profile.trusted)
+        if len(groups) == 1:
+            self.server_state = ServerState(trace, groups[0], self.attempts, quiet=quiet, trusted=profile.trusted)
         else:
-            self.server_state = Votes(trace, sites, self.attempts, self.leases, profile)
+            self.server_state = Votes(trace, groups, self.attempts, self.leases, profile)
         self.sweeping = True
         world.after_step = self.leases.after_step
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from interlock._client.grant import Grant
     from interlock._protocol.types import Argument, Message
     from simulator.coroutines import Process, Task
-    from simulator.site import Site
+    from simulator.server_group import ServerGroup
     from simulator.subjects import Thing
 
     from .trace import Trace
@@ -48,9 +48,9 @@ class Attempt:
 class Attempts:
     """All attempts of a run, by token."""
 
-    def __init__(self, trace: Trace, site: Site, *, clean: bool) -> None:
+    def __init__(self, trace: Trace, group: ServerGroup, *, clean: bool) -> None:
         self.trace = trace
-        self.site = site
+        self.group = group
         self.clean = clean  # every message arrives, once and soon
         self.renewals = True  # rule 7 is watched
         self.known: dict[bytes, Attempt] = {}
@@ -131,7 +131,7 @@ class Attempts:
     def _undone(self, token: bytes, attempt: Attempt, since: float) -> None:
         if not attempt.process.alive or attempt.process.paused_until > since:
             return
-        server = self.site.primary.server
+        server = self.group.primary.server
         if attempt.thing.notes and server.refused > since:
             self._soon_undone(token, attempt, self.trace.world.now)
             return

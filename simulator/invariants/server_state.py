@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from simulator.coroutines import Task
     from simulator.port import SimPort
     from simulator.server import Server
-    from simulator.site import Host, Site
+    from simulator.server_group import Host, ServerGroup
     from simulator.subjects import Reading, Share, Thing
 
     from .attempts import Attempt, Attempts
@@ -55,9 +55,9 @@ class Seen:
 class ServerState:
     """All of them."""
 
-    def __init__(self, trace: Trace, site: Site, attempts: Attempts, *, quiet: bool, trusted: bool) -> None:
+    def __init__(self, trace: Trace, group: ServerGroup, attempts: Attempts, *, quiet: bool, trusted: bool) -> None:
         self.trace = trace
-        self.site = site
+        self.group = group
         self.attempts = attempts
         self.quiet = quiet  # no fault of any kind
         self.trusted = trusted  # the server loses no data and its clock is never set
@@ -74,7 +74,7 @@ class ServerState:
     @property
     def server(self) -> Server:
         """That of the primary."""
-        return self.site.primary.server
+        return self.group.primary.server
 
     def watch(self, thing: Thing) -> None:
         """Something that will be used."""
@@ -102,7 +102,7 @@ class ServerState:
             seen.head, seen.could_at, seen.owed = None, None, {}
             if lossy:
                 seen.barred_until = max(seen.barred_until, self.trace.world.now + lasts)
-                seen.lost_by = self.site.primary.number
+                seen.lost_by = self.group.primary.number
                 seen.known = self._tells(seen)
             if lossy or other_clock:  # times that are kept beside a lease are told by the clock of before
                 thing.forgot(server)
@@ -113,7 +113,7 @@ class ServerState:
         """Nothing is promised against these leases: nobody who knew of them was there, and no record tells."""
         self.excused += 1
         self.trace.note("%s begins anew for a client that remembers nothing", seen.thing.name)
-        seen.barred_until, seen.fence, seen.anew = 0.0, 0, self.site.primary
+        seen.barred_until, seen.fence, seen.anew = 0.0, 0, self.group.primary
         for attempt in self.attempts.known.values():
             attempt.ousted |= attempt.thing is seen.thing
 
@@ -125,7 +125,7 @@ class ServerState:
         code: object = reply
         with contextlib.suppress(TypeError, IndexError):
             code = reply[0]
-        where = "" if host is self.site.primary else f" {host.number}"
+        where = "" if host is self.group.primary else f" {host.number}"
         trace.note("server%s runs %s's %s %s -> %s", where, sender, verb.decode(), token.decode(), reply)
         if isinstance(reply, ServerError):
             if not (
@@ -143,7 +143,7 @@ class ServerState:
         if verb == b"revoke" and code == 1 and args[2] == b"1":
             self._named(self.seen[keys[0]], token, host)
             self._forced(self.seen[keys[0]], token.removeprefix(b"!"))
-        if host is not self.site.primary:  # an isolated one: what counts is what clients believe
+        if host is not self.group.primary:  # an isolated one: what counts is what clients believe
             for (of, words), answer in zip(asked, answers(args, reply), strict=False):
                 if verb == b"acquire" and answer[0] == GRANTED:
                     self._aside(self.seen[of[0]], words[1], server)
@@ -169,7 +169,7 @@ class ServerState:
     def _named(self, seen: Seen, token: bytes, host: Host) -> None:
         """Rule 13. Whoever ends a quarantine by hand has seen the quarantine of this server, not of one before."""
         here = f">{host.facts().identity}>".encode()
-        barred = host is self.site.primary and self.trace.world.now < seen.barred_until
+        barred = host is self.group.primary and self.trace.world.now < seen.barred_until
         if barred and token.startswith(QUARANTINE) and here not in token:
             self.trace.violated(13, f"{token!r} ends the quarantine of another server")
 
@@ -191,7 +191,7 @@ class ServerState:
         if attempt is None:
             return
         if verb == b"release":
-            attempt.cleared = host is self.site.primary
+            attempt.cleared = host is self.group.primary
         elif verb == b"acquire" and code == QUEUED:
             self.attempts.queues(token, attempt)
         elif verb == b"acquire" and code == GRANTED:
@@ -251,7 +251,7 @@ class ServerState:
     def _aside(self, seen: Seen, token: bytes, server: Server) -> None:
         """It granted this, and knows nothing of what the new one has let go on."""
         thing = seen.thing
-        if seen.anew is self.site.primary:
+        if seen.anew is self.group.primary:
             self.attempts.known[token].ousted = True
         thing.granted(token, thing.read(server))
 
@@ -269,11 +269,11 @@ class ServerState:
         """Whether this is one of before the loss."""
         process = identity.decode().partition(":")[0] if identity != b"-" else ""
         return any(
-            host.number < seen.lost_by and host.run_id.startswith(process) for host in self.site.hosts if process
+            host.number < seen.lost_by and host.run_id.startswith(process) for host in self.group.hosts if process
         )
 
     def _identity(self) -> bytes:
-        return self.site.primary.facts().identity.encode()
+        return self.group.primary.facts().identity.encode()
 
     def _barred(self, seen: Seen, new: list[bytes], *, fresh: bool) -> None:
         """A script ran while lost leases may last. `fresh`: its sender came after the loss."""
@@ -283,7 +283,7 @@ class ServerState:
         if not seen.known and self._tells(seen):
             record: bytes = self.server.find(seen.thing.keys[1], bytes)
             seen.known = True
-            host = self.site.primary
+            host = self.group.primary
             tells = host.loaded and not host.promoted  # that it is young, and has no more than was saved
             if fresh and not tells and record.split()[3] == self._identity():
                 self._anew(seen)
@@ -375,7 +375,7 @@ class ServerState:
         wants = thing.wants(head)
         marker = next((token for token in reading.holders if token.startswith(b"quarantine:")), None)
         link = self.ports[self.attempts.known[head].process.name].link
-        if link is None or link.host is not self.site.primary or bars(link.epoch.text, self.server, thing, marker):
+        if link is None or link.host is not self.group.primary or bars(link.epoch.text, self.server, thing, marker):
             room = 0
         elif marker:
             room = reading.limit  # the head knows that it is over

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from interlock._client.grant import Grant
     from simulator.profiles import Profile
-    from simulator.site import Host, Site
+    from simulator.server_group import Host, ServerGroup
     from simulator.subjects import Thing
 
     from .attempts import Attempts
@@ -33,11 +33,11 @@ class Votes(ServerState):
     """All of them."""
 
     def __init__(
-        self, trace: Trace, sites: Sequence[Site], attempts: Attempts, leases: Leases, profile: Profile
+        self, trace: Trace, groups: Sequence[ServerGroup], attempts: Attempts, leases: Leases, profile: Profile
     ) -> None:
         quiet = profile.clean and not profile.rates
-        super().__init__(trace, sites[0], attempts, quiet=quiet, trusted=profile.trusted)
-        self.sites = sites
+        super().__init__(trace, groups[0], attempts, quiet=quiet, trusted=profile.trusted)
+        self.groups = groups
         self.leases = leases
         self._max_ttl = profile.max_ttl
         self._idle: dict[bytes, float] = {}  # since when nobody has it
@@ -50,7 +50,7 @@ class Votes(ServerState):
         """A script has run."""
         trace, server = self.trace, host.server
         verb, token = args[:2]
-        where = host.site.name or "s0"
+        where = host.group.name or "s0"
         trace.note("%s runs %s's %s %s -> %s", where, sender, verb.decode(), token.decode(), reply)
         if isinstance(reply, ServerError):
             if not str(reply).startswith("NOSCRIPT") and not (server.full and str(reply).startswith("OOM")):
@@ -71,13 +71,13 @@ class Votes(ServerState):
     def _elected(self, seen: Seen) -> None:
         """Whether somebody has a majority now, who had none before."""
         votes: dict[bytes, int] = {}
-        for site in self.sites:
-            server = site.primary.server
+        for group in self.groups:
+            server = group.primary.server
             server.look()
             for token, share in seen.thing.read(server).holders.items():
                 if not share.revoked:
                     votes[token] = votes.get(token, 0) + 1
-        won = next((token for token, number in votes.items() if 2 * number > len(self.sites)), None)
+        won = next((token for token, number in votes.items() if 2 * number > len(self.groups)), None)
         before, seen.head = seen.head, won
         if won is None or won == before:
             return
@@ -94,7 +94,7 @@ class Votes(ServerState):
         for seen in self.seen.values():
             if lossy:
                 seen.thing.forgot(self.server)
-        hosts = [site.primary for site in self.sites]
+        hosts = [group.primary for group in self.groups]
         if all(host.forgot and now - host.since < self._max_ttl + 1 for host in hosts):
             self.trace.note("all servers are young")
             for seen in self.seen.values():
