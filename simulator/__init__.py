@@ -14,7 +14,7 @@ milliseconds, and a seed is one run, to the byte: what it found can be looked at
     profiles    which faults, how often, in which world;  faults: what they do
     subjects    what is tested: lock, rlock, semaphore, ... each with what its workers do and what must hold for it
     clients     processes;  workers: what they do with what they take;  terms: for how long, and how
-    scenario    the course of a run: storm, calm, ashes;  simulation: one run, and its report
+    scenario    the course of a run: fault phase, quiet phase, drain;  simulation: one run, and its report
     invariants  what must hold at every instant
     plan        what a run decided, and what of it shall happen again
     shrinking   from a failing seed to its smallest story

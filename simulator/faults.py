@@ -96,7 +96,7 @@ class Faults:
             each.granted()
 
     def over(self) -> None:
-        """It is calm now."""
+        """The quiet phase begins."""
         for network in self.run.networks:
             network.cut_off = network.group.primary.server.full = False
             network.one_way.clear()
@@ -198,7 +198,7 @@ class Faults:
         self.run.restore_twice(client, strike.number)
 
     def _pause(self, client: Client, strike: Strike) -> None:
-        """It stands still, but not beyond the storm, even if its trap springs late."""
+        """It stands still, but not beyond the fault phase, even if its trap springs late."""
         client.process.pause(min(strike.seconds, max(0.0, self._until - self.run.world.now)))
 
     def _close(self, client: Client, strike: Strike) -> None:

@@ -70,7 +70,7 @@ class Weather:
         return not (self.slow or self.late or self.lost or self.unanswered or self.doubled or self.refused)
 
 
-CALM: Final = Weather()
+NO_FAULTS: Final = Weather()
 Executed = Callable[["Host", str, Sequence[bytes], Sequence[bytes], Any], None]  # sender, KEYS, ARGV, reply
 
 
@@ -105,7 +105,7 @@ class Network:
         self.world = world
         self.group = group
         self.record = record
-        self.weather = CALM
+        self.weather = NO_FAULTS
         self.executed: Executed = _ignore
         self.cut_off = False  # nothing gets through in either direction
         self.one_way: dict[tuple[str, bool], float] = {}  # until when: requests of a client (True), or what comes back

@@ -1,6 +1,6 @@
-"""What happens in a run: faults while it storms, then calm, and the ashes.
+"""What happens in a run: the fault phase, the quiet phase, and the drain.
 
-In the storm, workers take turns with what is simulated while the faults of the profile strike. In the calm that follows
+In the fault phase, workers take turns with what is simulated while the faults of the profile strike. In the quiet phase
 they go on for a while; now everything must come to its turn. Then all end, the longest TTL passes, and nothing may be
 left.
 """
@@ -14,7 +14,7 @@ from .chance import CLIENT, GROUPS
 from .clients import Client
 from .faults import Faults
 from .invariants import Monitor, Trace
-from .network import CALM, Network
+from .network import NO_FAULTS, Network
 from .plan import Plan, Record
 from .scheduler import World
 from .server_group import ServerGroup
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 DRIFT: Final = 0.008  # by how much the clocks of several servers run fast or slow: leases allow for a hundredth
 PATIENCE: Final = 180.0  # seconds until everybody must have ended
-EMBERS: Final = 10.0  # seconds for which it is watched then that what has ended is told
-ASHES: Final = 400.0  # seconds after which no TTL is left
+SETTLE_TIME: Final = 10.0  # seconds for which it is watched then that what has ended is told
+DRAIN_TIME: Final = 400.0  # seconds after which no TTL is left
 
 
 class Run:
@@ -57,8 +57,8 @@ class Run:
         for network in self.networks:
             network.weather = profile.weather
             network.executed = self.monitor.server_state.executed
-        self.storm_ends = profile.storm
-        self.calm_from = math.inf
+        self.faults_end = profile.fault_phase
+        self.quiet_from = math.inf
         self.over = False
         self.executes = 0
         world.failed = self._failed
@@ -82,9 +82,9 @@ class Run:
     @property
     def gap(self) -> float:
         """Seconds between two sections of a worker, on average."""
-        if self.world.now < self.storm_ends:
+        if self.world.now < self.faults_end:
             return 0.1
-        return self.profile.idle if self.world.now < self.calm_from else 0.3
+        return self.profile.idle if self.world.now < self.quiet_from else 0.3
 
     def _failed(self, task: Task, error: Exception) -> None:
         self.trace.violated(10, f"{task.name} raised {error!r}")
@@ -102,21 +102,21 @@ class Run:
         self.clients[at : at + 1] = [Client(self, f"{base}~{strike}{which}", client) for which in "ab"]
 
     def go(self) -> None:
-        """From the storm to the ashes, or until the rule is broken that the plan looks for."""
-        world, ends = self.world, self.storm_ends
-        storm = Faults(self, ends)
+        """From the fault phase to the drain, or until the rule is broken that the plan looks for."""
+        world, ends = self.world, self.faults_end
+        faults = Faults(self, ends)
         world.at(0.0, self.monitor.sweep)
         world.run(ends)
         if world.stopped:
             return
         for network in self.networks:
-            network.weather = CALM
-        storm.over()
-        self.trace.note("CALM")
+            network.weather = NO_FAULTS
+        faults.over()
+        self.trace.note("QUIET PHASE")
         # What is late may still come, and what waits for it waits on; the promises count from then on.
-        self.calm_from = world.now + self.profile.aftermath
-        self.monitor.server_state.calm_since = self.calm_from + 1.0
-        world.run(ends + self.profile.aftermath + self.profile.calm)
+        self.quiet_from = world.now + self.profile.aftermath
+        self.monitor.server_state.quiet_since = self.quiet_from + 1.0
+        world.run(ends + self.profile.aftermath + self.profile.quiet_phase)
         self.over = True
         deadline = world.now + PATIENCE
         while world.now < deadline and not self._ended() and not world.stopped:
@@ -125,16 +125,16 @@ class Run:
             for task in client.workers:
                 if task.in_section:
                     self.trace.violated(4, f"{task.name} never ended")
-        world.run(world.now + EMBERS)
+        world.run(world.now + SETTLE_TIME)
         self.monitor.sweeping = False
-        world.run(world.now + ASHES)
-        self._ashes()
+        world.run(world.now + DRAIN_TIME)
+        self._check_drained()
 
     def _ended(self) -> bool:
         """Whether nobody is at work: none begins anything any more."""
         return not any(task.in_section for client in self.clients for task in client.workers)
 
-    def _ashes(self) -> None:
+    def _check_drained(self) -> None:
         for group in self.groups:
             server = group.primary.server
             server.purge_all()

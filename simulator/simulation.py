@@ -42,7 +42,7 @@ class Report:
     scripts: int
     grants: int
     slowest: float
-    """Seconds from when there was room for a live waiter to its grant, in calm weather, at worst."""
+    """Seconds from when there was room for a live waiter to its grant, in the quiet phase, at worst."""
     interleaving: str
     """A hash of who did what in the server in which order, whenever it was."""
     counts: Counter[str]

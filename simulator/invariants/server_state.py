@@ -42,7 +42,7 @@ class Seen:
     fence: int = 0
     given: dict[bytes, int] = field(default_factory=dict[bytes, int])  # the fence of each grant, if clocks are set
     arrivals: dict[bytes, tuple[int, float]] = field(default_factory=dict[bytes, tuple[int, float]])
-    head: bytes | None = None  # who is the next one, in calm weather
+    head: bytes | None = None  # who is the next one, in the quiet phase
     head_at: float = 0.0  # since when
     could_at: float | None = None  # since when there has been room for it
     owed: dict[Hashable, float] = field(default_factory=dict["Hashable", float])  # since when who should be told
@@ -61,11 +61,11 @@ class ServerState:
         self.attempts = attempts
         self.quiet = quiet  # no fault of any kind
         self.trusted = trusted  # the server loses no data and its clock is never set
-        self.calm_since = math.inf
+        self.quiet_since = math.inf
         self.seen: dict[bytes, Seen] = {}
         self.handed: Callable[[Task], None] = lambda _task: None  # a waiter was handed something in this moment
         self.grants = 0
-        self.slowest = 0.0  # seconds from when there was room for a live waiter to its grant, in calm weather
+        self.slowest = 0.0  # seconds from when there was room for a live waiter to its grant, in the quiet phase
         self.excused = 0  # how often a client that remembered nothing began anew on a server that had lost all
         self.struck: Callable[[], None] = lambda: None  # something was granted in this moment
         self.ports: dict[str, SimPort] = {}  # by process
@@ -362,9 +362,9 @@ class ServerState:
     # Rule 4: what is free is given to who is next
 
     def _follow(self, seen: Seen, reading: Reading, present: dict[bytes, float]) -> None:
-        """In calm weather: who is next, and since when there has been room for it."""
+        """In the quiet phase: who is next, and since when there has been room for it."""
         now = self.trace.world.now
-        if now <= self.calm_since or not self.trusted:
+        if now <= self.quiet_since or not self.trusted:
             return
         head = self._head(seen, reading, present)
         if head != seen.head:
@@ -435,7 +435,7 @@ class ServerState:
     def sweep(self) -> None:
         """What should have happened by now."""
         now = self.trace.world.now
-        if now <= self.calm_since or not self.trusted:
+        if now <= self.quiet_since or not self.trusted:
             return
         self.server.look()
         for seen in self.seen.values():
@@ -447,7 +447,7 @@ class ServerState:
                 )
                 seen.could_at = now
             for who, what in self._owe(seen).items():
-                since = max(seen.owed[who], self.calm_since)
+                since = max(seen.owed[who], self.quiet_since)
                 if now - since > FOLLOWED:
                     self.trace.violated(4, f"{what}, and it has not been told since {since:.3f}")
                     seen.owed[who] = now

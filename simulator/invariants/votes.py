@@ -114,13 +114,13 @@ class Votes(ServerState):
     def sweep(self) -> None:
         """Rule 4: what nobody has is given to somebody who waits."""
         now = self.trace.world.now
-        if now <= self.calm_since:
+        if now <= self.quiet_since:
             return
         waiting: dict[bytes, float] = {}
         for attempt in self.attempts.known.values():
             if not attempt.ended and attempt.process.awake and not attempt.certain():
                 key = attempt.thing.key
-                waiting[key] = min(waiting.get(key, now), max(attempt.began, self.calm_since))
+                waiting[key] = min(waiting.get(key, now), max(attempt.began, self.quiet_since))
         for key, asked in waiting.items():
             if any(held.attempt.certain() for held in self.leases.held[key]):
                 self._idle[key] = now
