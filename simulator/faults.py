@@ -1,9 +1,11 @@
 """Faults that strike from outside: cancellations, pauses, crashes, closings, and what befalls the server.
 
 Theory. All strikes of a run are known before it begins: when, what, and numbers that choose the victim when the
-time has come. So none of them depends on the others, and each can be left out. An *ambush* sets a trap: it springs
-at one of the next awaits of its victim, at the brink, when it has parked, when it is about to wake, or in the moment
-in which the server hands it what it waits for (see coroutines.py).
+time has come. So none of them depends on the others, and each can be left out.
+
+A *scheduled* cancellation, pause, crash or close sets a trap: it springs at one of the next awaits of its victim,
+before it sends, when it has parked, when it is about to wake, or in the moment in which the server hands it what it
+waits for (see coroutines.py).
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from .subjects import Thing
 
 MOST_CLONES: Final = 6  # clients, beyond which none is restored twice any more
-PLACES: Final = ("brink", "park", "park", "wake", "wake", "handed", "handed")
+PLACES: Final = ("before_send", "park", "park", "wake", "wake", "handed", "handed")
 
 
 class Strike(NamedTuple):
@@ -108,7 +110,7 @@ class Faults:
         run = self.run
         client = run.clients[int(strike.client * len(run.clients))]
         worker = client.workers[int(strike.victim * len(client.workers))]
-        kind = strike.kind.removeprefix("ambush ")
+        kind = strike.kind.removeprefix("scheduled ")
         # A keeper is never cancelled, or handed anything.
         victim = worker if kind == "cancel" or strike.place == "handed" else self._anybody(client, strike)
         if not run.record.happens(run.world.now, strike.kind, strike.name, self._about(strike, client, worker, victim)):
@@ -121,7 +123,7 @@ class Faults:
             "snapshot": lambda: self._snapshot(strike),
         }
         if kind != strike.kind:
-            self._ambush(victim, strike, actions[kind])
+            self._schedule(victim, strike, actions[kind])
         elif kind in actions:
             actions[kind]()
         else:
@@ -133,7 +135,7 @@ class Faults:
         victims = [*client.workers, *others]
         return victims[int(strike.spare * len(victims))]
 
-    def _ambush(self, victim: Task, strike: Strike, action: Callable[[], None]) -> None:
+    def _schedule(self, victim: Task, strike: Strike, action: Callable[[], None]) -> None:
         def springs() -> None:
             self.run.record.counts[f"sprung at the {strike.place}: {strike.kind}"] += 1
             self.run.trace.note("%s springs at the %s: %s", strike.name, strike.place, victim.name)
@@ -157,8 +159,8 @@ class Faults:
             "out of memory": lasts.strip(),
             "one way": f"{client.name} {'sends' if strike.wire else 'hears'} nothing" + lasts,
         }
-        if strike.kind.startswith("ambush"):
-            return f"{victim.name} at its {strike.place}" + lasts * (strike.kind == "ambush pause")
+        if strike.kind.startswith("scheduled"):
+            return f"{victim.name} at its {strike.place}" + lasts * (strike.kind == "scheduled pause")
         return whom.get(strike.kind, "")
 
     def _thing(self, strike: Strike) -> Thing:

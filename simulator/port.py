@@ -85,7 +85,7 @@ class Sent(NamedTuple):
 
 
 class SimPort:
-    """See `interlock._core.Port`. Every await passes a brink first."""
+    """See `interlock._core.Port`. Every await passes the place `before_send` first."""
 
     display_url = ServerGroup.display_url
     retry_for = RETRY_FOR
@@ -148,7 +148,7 @@ class SimPort:
         task.sends = True
         self.asked(batch)
         if task.traps:
-            await task.brink()
+            await task.before_send()
         weather = network.weather
         if weather.refused or weather.replica:
             journey = Journey(task, TRAFFIC)
@@ -214,7 +214,7 @@ class SimPort:
         self.asked(messages)
         try:
             if task.traps:
-                await task.brink()
+                await task.before_send()
             link = await self._linked(max(until, self.now() + 0.001))
             for _, keys, args in messages:
                 self.sending([*map(str, keys)], args)
@@ -392,7 +392,7 @@ class SimPort:
         task = current(self.process.world)
         task.sends = False
         if task.traps:
-            await task.brink()
+            await task.before_send()
         if signal.up:
             signal.up = False
             return True

@@ -66,9 +66,9 @@ _ROUGH: Final = Weather(
     slow=0.03, late=0.01, lost=0.02, unanswered=0.02, doubled=0.03, refused=0.01, replica=0.003, reset=0.5,
     push_lost=0.1, push_doubled=0.1,
 )  # fmt: skip
-_CANCEL: Final = {"cancel": 2.0, "ambush cancel": 3.0}
-_PAUSE: Final = {"pause": 0.4, "ambush pause": 0.6}
-_CRASH: Final = {"crash": 0.15, "ambush crash": 0.3, "close": 0.05, "ambush close": 0.2}
+_CANCEL: Final = {"cancel": 2.0, "scheduled cancel": 3.0}
+_PAUSE: Final = {"pause": 0.4, "scheduled pause": 0.6}
+_CRASH: Final = {"crash": 0.15, "scheduled crash": 0.3, "close": 0.05, "scheduled close": 0.2}
 _SERVER: Final = {"script flush": 0.3, "deafen": 0.3, "revoke": 0.2, "force": 0.1}
 _MEMORY: Final = {"out of memory": 0.3}
 

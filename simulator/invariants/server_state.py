@@ -206,7 +206,7 @@ class ServerState:
             seen = self.seen.get(of[0])
             if seen is None or not self.trusted or (words[0] == b"acquire" and quarantine_evidence(answer)):
                 continue
-            if wrong := seen.thing.misserved(self.server, words, answer, seen.holders):
+            if wrong := seen.thing.check_reply(self.server, words, answer, seen.holders):
                 verb, token = words[:2]
                 self.trace.violated(12, f"{verb.decode()} of {token!r} was answered with {answer}: {wrong}")
 

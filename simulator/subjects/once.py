@@ -45,7 +45,9 @@ class OnceThing(LockThing):
         """See Thing. A note may be lost with what else was: only leases are waited for."""
         self.lossy = True
 
-    def misserved(self, server: Server, args: Sequence[bytes], reply: Any, before: Mapping[bytes, Share]) -> str | None:
+    def check_reply(
+        self, server: Server, args: Sequence[bytes], reply: Any, before: Mapping[bytes, Share]
+    ) -> str | None:
         """Nobody begins before the time that the last run has set."""
         if self.lossy:
             return None

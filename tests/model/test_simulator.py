@@ -164,8 +164,8 @@ def test_the_faults_really_happen():
         "executed", "execute refused", "execute unavailable", "executed after its caller had given up",
         "write refused by its fence", "ensure raised", "force: done", "revoke: done", "cancellation came through",
     } | {
-        f"sprung at the {place}: ambush {what}"
-        for place in ("brink", "park", "wake", "handed") for what in ("cancel", "pause", "crash", "close")
+        f"sprung at the {place}: scheduled {what}"
+        for place in ("before_send", "park", "wake", "handed") for what in ("cancel", "pause", "crash", "close")
     }  # fmt: skip
     assert {fault for fault in wanted if not counts[fault]} == set()
 
@@ -190,13 +190,13 @@ def test_each_subject_really_does_what_it_is_for(subject, wanted):
     assert {what for what in wanted if not counts[what]} == set()
 
 
-def test_ambushes_spring_at_every_await_of_the_core(monkeypatch):
+def test_scheduled_cancellations_strike_at_every_await_of_the_core(monkeypatch):
     """Wherever the core waits for the port, a process can be stopped or die."""
     struck = set()
     passes = Task.passes
 
     def watched(self, place):
-        if place in self.traps and self.traps[place][0] == 0 and place != "brink":
+        if place in self.traps and self.traps[place][0] == 0 and place != "before_send":
             work, lines = self.work, []
             while hasattr(work, "cr_frame") and work.cr_frame is not None:
                 lines.append((work.cr_code.co_filename.rpartition("/")[2], work.cr_frame.f_lineno))
