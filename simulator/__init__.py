@@ -9,12 +9,12 @@ milliseconds, and a seed is one run, to the byte: what it found can be looked at
     chance      random numbers that stay put when something else is left out
     scheduler   time;  coroutines: what runs in it, and the places of an await at which something can strike
     server      the Lua;  commands: the small Redis around it
-    site        the processes behind one address;  outages: how one comes after the other
+    group        the processes behind one address;  outages: how one comes after the other
     network     delays, losses, copies;  port: what the core sees of it
     profiles    which faults, how often, in which world;  faults: what they do
     subjects    what is tested: lock, rlock, semaphore, ... each with what its workers do and what must hold for it
     clients     processes;  workers: what they do with what they take;  terms: for how long, and how
-    scenario    the course of a run: storm, calm, ashes;  simulation: one run, and its report
+    scenario    the course of a run: fault phase, quiet phase, drain;  simulation: one run, and its report
     invariants  what must hold at every instant
     plan        what a run decided, and what of it shall happen again
     shrinking   from a failing seed to its smallest story

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .scheduler import World
 
 # What numbers are for.
-STEP, MESSAGE, CORE, TRAFFIC, GAP, SECTION, STRIKE, CLIENT, TIE, SITES = range(1, 11)
+STEP, MESSAGE, CORE, TRAFFIC, GAP, SECTION, STRIKE, CLIENT, TIE, GROUPS = range(1, 11)
 PURPOSES: Final = 11
 ERA: Final = 0.25  # seconds of it, outside sections
 

@@ -135,10 +135,10 @@ def _one(chosen: argparse.Namespace) -> int:
             say(f"seed {chosen.seed} ({report.subject}, {report.profile}) breaks no rule: there is nothing to shrink")
             return 0
         shrunk = shrink(chosen.seed, report.profile, subject=report.subject)
-        say(*shrunk.story, "", "all that happens in it:", *_matching(shrunk.report.trace, chosen.match))
+        say(*shrunk.story, "", "all that happens in it:", *_matching(shrunk.report.lines, chosen.match))
         return 1
     if chosen.trace or chosen.match is not None:
-        say(*_matching(report.trace, chosen.match))
+        say(*_matching(report.lines, chosen.match))
     _tell(tally)
     _summarize(tally, None)
     return int(bool(tally.broken))
@@ -156,7 +156,7 @@ def _many(chosen: argparse.Namespace) -> int:
 
     seeds, first = chosen.seeds or 300, chosen.first or 0
     jobs = min(chosen.jobs or os.cpu_count() or 1, -(-seeds // batch.SHARE))
-    simulate(first, "calm")  # whatever is not installed is missed here, and not in every process
+    simulate(first, "no faults")  # whatever is not installed is missed here, and not in every process
     started = time.perf_counter()
     with Progress(seeds, LINES_EVERY) as progress:
 
@@ -195,7 +195,7 @@ def _summarize(tally: batch.Tally, took: float | None) -> None:
         f"{tally.events} events, {tally.scripts} scripts, {tally.grants} grants{speed}",
         "subjects: " + ", ".join(f"{name} {tally.subjects[name]}" for name in SUBJECTS if tally.subjects[name]),
         "what happened: " + ", ".join(f"{name} {count}" for name, count in sorted(tally.counts.items())),
-        f"slowest grant of what was free to a live waiter in calm: {tally.slowest:.3f} s",
+        f"slowest grant of what was free to a live waiter in the quiet phase: {tally.slowest:.3f} s",
         f"{tally.broken} runs broke a rule" if tally.broken else "no rule was broken",
     )
 

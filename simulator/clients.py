@@ -15,7 +15,7 @@ from .chance import CLIENT, GAP, SECTION
 from .coroutines import Cancelled, Process, Task
 from .plan import Section
 from .port import SimPort, SimRuntime, SimSignal, current
-from .site import Site
+from .server_group import ServerGroup
 from .workers import Worker
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ class Client:
             SimPort(process, each, ServerHistory(longest, mark=mark), runtime, run.profile.longer)
             for each in run.networks
         ]
-        several: Any = QuorumPort(self.ports, runtime, Site.display_url)
+        several: Any = QuorumPort(self.ports, runtime, ServerGroup.display_url)
         self.port: Any = several if len(self.ports) > 1 else self.ports[0]
-        run.monitor.things.ports[name] = self.ports[0]
+        run.monitor.server_state.ports[name] = self.ports[0]
         run.world.acting = process
         self.session = self.port.push_handler = Session(self.port, None, self._where, longest, lambda: self.port)
         self.session.process_id = name

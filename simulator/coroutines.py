@@ -3,7 +3,7 @@
 Rules.
  1. A step comes a moment after what caused it, as it does with threads and loops, and who is first is chance.
  2. A cancellation is an exception thrown in where a coroutine is parked, even if its reply is already there.
- 3. A *trap* springs at one of the places that every await has: its `brink`, before anything was sent; its `park`,
+ 3. A *trap* springs at one of the places that every await has: `before_send`, before anything was sent; its `park`,
     right after; its `wake`, when what it waited for has come and the coroutine does not know yet.
 """
 
@@ -196,9 +196,9 @@ class Task(Actor):
         self.cancels = max(0, self.cancels - 1)
         return self.cancels
 
-    async def brink(self) -> None:
+    async def before_send(self) -> None:
         """The place before an await, where a process may stop, die, or get its Ctrl-C. Only with a trap set."""
-        self.passes("brink")
+        self.passes("before_send")
         if not self.process.awake:
             delayed = Future()
             self.world.at(self.process.paused_until, Timer(delayed, None), self.process)

@@ -1,9 +1,11 @@
 """Faults that strike from outside: cancellations, pauses, crashes, closings, and what befalls the server.
 
 Theory. All strikes of a run are known before it begins: when, what, and numbers that choose the victim when the
-time has come. So none of them depends on the others, and each can be left out. An *ambush* sets a trap: it springs
-at one of the next awaits of its victim, at the brink, when it has parked, when it is about to wake, or in the moment
-in which the server hands it what it waits for (see coroutines.py).
+time has come. So none of them depends on the others, and each can be left out.
+
+A *scheduled* cancellation, pause, crash or close sets a trap: it springs at one of the next awaits of its victim,
+before it sends, when it has parked, when it is about to wake, or in the moment in which the server hands it what it
+waits for (see coroutines.py).
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from .subjects import Thing
 
 MOST_CLONES: Final = 6  # clients, beyond which none is restored twice any more
-PLACES: Final = ("brink", "park", "park", "wake", "wake", "handed", "handed")
+PLACES: Final = ("before_send", "park", "park", "wake", "wake", "handed", "handed")
 
 
 class Strike(NamedTuple):
@@ -87,7 +89,7 @@ class Faults:
         self._until = until
         self._cut_until = self._full_until = 0.0
         self.outages = [Outages(run, network) for network in run.networks]
-        run.monitor.things.struck = self._granted
+        run.monitor.server_state.struck = self._granted
         for strike in strikes(run.world.chance, run.profile, until):
             run.world.at(strike.when, lambda strike=strike: self._strike(strike))  # type: ignore[misc]
 
@@ -96,9 +98,9 @@ class Faults:
             each.granted()
 
     def over(self) -> None:
-        """It is calm now."""
+        """The quiet phase begins."""
         for network in self.run.networks:
-            network.cut_off = network.site.primary.server.full = False
+            network.cut_off = network.group.primary.server.full = False
             network.one_way.clear()
         for client in self.run.clients:
             for task in client.process.tasks:
@@ -108,7 +110,7 @@ class Faults:
         run = self.run
         client = run.clients[int(strike.client * len(run.clients))]
         worker = client.workers[int(strike.victim * len(client.workers))]
-        kind = strike.kind.removeprefix("ambush ")
+        kind = strike.kind.removeprefix("scheduled ")
         # A keeper is never cancelled, or handed anything.
         victim = worker if kind == "cancel" or strike.place == "handed" else self._anybody(client, strike)
         if not run.record.happens(run.world.now, strike.kind, strike.name, self._about(strike, client, worker, victim)):
@@ -121,7 +123,7 @@ class Faults:
             "snapshot": lambda: self._snapshot(strike),
         }
         if kind != strike.kind:
-            self._ambush(victim, strike, actions[kind])
+            self._schedule(victim, strike, actions[kind])
         elif kind in actions:
             actions[kind]()
         else:
@@ -133,10 +135,10 @@ class Faults:
         victims = [*client.workers, *others]
         return victims[int(strike.spare * len(victims))]
 
-    def _ambush(self, victim: Task, strike: Strike, action: Callable[[], None]) -> None:
+    def _schedule(self, victim: Task, strike: Strike, action: Callable[[], None]) -> None:
         def springs() -> None:
             self.run.record.counts[f"sprung at the {strike.place}: {strike.kind}"] += 1
-            self.run.story.note("%s springs at the %s: %s", strike.name, strike.place, victim.name)
+            self.run.trace.note("%s springs at the %s: %s", strike.name, strike.place, victim.name)
             action()
 
         handed = strike.place == "handed"
@@ -157,8 +159,8 @@ class Faults:
             "out of memory": lasts.strip(),
             "one way": f"{client.name} {'sends' if strike.wire else 'hears'} nothing" + lasts,
         }
-        if strike.kind.startswith("ambush"):
-            return f"{victim.name} at its {strike.place}" + lasts * (strike.kind == "ambush pause")
+        if strike.kind.startswith("scheduled"):
+            return f"{victim.name} at its {strike.place}" + lasts * (strike.kind == "scheduled pause")
         return whom.get(strike.kind, "")
 
     def _thing(self, strike: Strike) -> Thing:
@@ -177,7 +179,7 @@ class Faults:
         if not client.process.alive:
             return
         client.process.alive = False
-        self.run.story.note("%s is dead", client.name)
+        self.run.trace.note("%s is dead", client.name)
         if strike.spare < 0.7:  # else its host is gone, and the server does not hear of it
             for port in client.ports:
                 self.run.world.at(self.run.world.now + 0.001 * strike.spare, port.buried)
@@ -191,14 +193,14 @@ class Faults:
         client = idle[int(strike.spare * len(idle))]
         self.run.record.counts["restored twice"] += 1
         client.process.alive = False
-        self.run.story.note("%s is frozen, and restored twice", client.name)
+        self.run.trace.note("%s is frozen, and restored twice", client.name)
         if strike.victim < 0.7:  # else its connections are open at the server for a while, and nobody reads there
             for port in client.ports:
                 self.run.world.at(self.run.world.now + 0.001 * strike.victim, port.buried)
         self.run.restore_twice(client, strike.number)
 
     def _pause(self, client: Client, strike: Strike) -> None:
-        """It stands still, but not beyond the storm, even if its trap springs late."""
+        """It stands still, but not beyond the fault phase, even if its trap springs late."""
         client.process.pause(min(strike.seconds, max(0.0, self._until - self.run.world.now)))
 
     def _close(self, client: Client, strike: Strike) -> None:
@@ -214,7 +216,7 @@ class Faults:
         run, world = self.run, self.run.world
         number = int(strike.thing * len(run.networks))
         network = run.networks[number]
-        server = network.site.primary.server
+        server = network.group.primary.server
         match strike.kind:
             case kind if kind in KINDS:
                 self.outages[number].strike(strike)
@@ -238,7 +240,7 @@ class Faults:
                 server.expires.clear()
             case "later version":
                 for each in run.networks:
-                    later.add(each.site.primary.server.data)
+                    later.add(each.group.primary.server.data)
             case "clock step":
                 server.skew += (1 if strike.victim < 0.5 else -1) * 10 * strike.seconds
             case _:
@@ -248,7 +250,7 @@ class Faults:
         now = self.run.world.now
         for network in self.run.networks:
             network.cut_off &= now < self._cut_until
-            network.site.primary.server.full &= now < self._full_until
+            network.group.primary.server.full &= now < self._full_until
 
     async def _revoke(self, strike: Strike, client: Client) -> None:
         subject = self.run.subject

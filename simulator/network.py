@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .plan import Record
     from .port import Link
     from .scheduler import World
-    from .site import Host, Site
+    from .server_group import Host, ServerGroup
 
 LATEST: Final = 10.0  # seconds that a message may take at the most: longer than any patience and any ttl here
 _KINDS: Final = {
@@ -70,7 +70,7 @@ class Weather:
         return not (self.slow or self.late or self.lost or self.unanswered or self.doubled or self.refused)
 
 
-CALM: Final = Weather()
+NO_FAULTS: Final = Weather()
 Executed = Callable[["Host", str, Sequence[bytes], Sequence[bytes], Any], None]  # sender, KEYS, ARGV, reply
 
 
@@ -99,22 +99,22 @@ class Journey:
 
 
 class Network:
-    """Messages on their way between clients and one site."""
+    """Messages on their way between clients and one group."""
 
-    def __init__(self, world: World, site: Site, record: Record, lua: Callable[[str], str] = str) -> None:
+    def __init__(self, world: World, group: ServerGroup, record: Record, lua: Callable[[str], str] = str) -> None:
         self.world = world
-        self.site = site
+        self.group = group
         self.record = record
-        self.weather = CALM
+        self.weather = NO_FAULTS
         self.executed: Executed = _ignore
         self.cut_off = False  # nothing gets through in either direction
         self.one_way: dict[tuple[str, bool], float] = {}  # until when: requests of a client (True), or what comes back
         self._carrier = Journey(world.outside)  # whose script runs
         self._lua = lua
         self._sent: dict[str, Script] = {}  # what is sent for a script, by its SHA
-        for host in site.hosts:
+        for host in group.hosts:
             self.adopt(host)
-        site.opened = self.adopt
+        group.opened = self.adopt
 
     def adopt(self, host: Host) -> None:
         """A host that comes up: what its scripts publish goes this way."""
@@ -212,7 +212,7 @@ class Network:
         """A new connection, and its greeting: `met` hears who is there; (None, None) if it was refused."""
 
         def arrived() -> None:
-            host = self.site.route(process)
+            host = self.group.route(process)
             if host is not None and self.blocked(process, there=False):
                 return
             found = host.facts() if host is not None and not host.follows else None
@@ -226,7 +226,7 @@ class Network:
 
         def asked() -> None:
             if not self.blocked(process, there=False):
-                named = self.site.primary
+                named = self.group.primary
                 self.world.at(self.world.now + self.trip(journey, 1), lambda: told(named), process)
 
         if not self.blocked(process, there=True):
@@ -234,7 +234,7 @@ class Network:
 
     def ended(self, link: Link, after: float) -> None:
         """The host of this connection has ended. Its client is told, if there is a machine that can tell it."""
-        if self.site.resets and not self.blocked(link.process, there=False):
+        if self.group.resets and not self.blocked(link.process, there=False):
             self.world.at(
                 self.world.now + after, lambda: link.port.lost(link, "it closed the connection"), link.process
             )

@@ -1,4 +1,4 @@
-"""What befalls the process that serves a site: it restarts, or another one takes over, with or without the last writes.
+"""What befalls the process that serves: it restarts, or another one takes over, with or without the last writes.
 
 Theory. What is lost is what was written after an *image* of the keys: a snapshot, a disk that lags, a replica that
 lags. It is taken when the fault strikes; the process ends a little later, or in the moment of one of the next grants,
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from .site import ALONE, EMPTY, OVER, Host
+from .server_group import ALONE, EMPTY, OVER, Host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .faults import Strike
     from .network import Network
     from .scenario import Run
-    from .site import Image, Site
+    from .server_group import Image, ServerGroup
 
 MOST_LAG: Final = 1.0  # seconds by which a replica, a disk, or the last look for replicas may lag
 LONGER: Final = MOST_LAG + 1.0  # seconds that an isolated primary is believed to go on for
@@ -33,31 +33,31 @@ KINDS: Final = (
 
 
 class Outages:
-    """Those of one site."""
+    """Those of one group."""
 
     def __init__(self, run: Run, network: Network) -> None:
         self.run = run
         self.network = network
-        self.site: Site = network.site
+        self.group: ServerGroup = network.group
         self._busy = False
         self._at_grant: Callable[[], None] | None = None
         self._grants = 0
 
     def strike(self, strike: Strike) -> None:
         """One of `KINDS`."""
-        site = self.site
+        group = self.group
         if self._busy:
             return
         match strike.kind:
             case "restart":
                 self._soon(strike, lambda: self._restart(strike, None))
             case "restart late":
-                image = site.primary.server.image()
+                image = group.primary.server.image()
                 self._soon(strike, lambda: self._restart(strike, image))
             case "restart empty":
                 self._soon(strike, lambda: self._restart(strike, EMPTY))
             case "failover":
-                image = site.primary.server.image()
+                image = group.primary.server.image()
                 self._soon(strike, lambda: self._failover(strike, image))
             case "handover":
                 self._handover(strike)
@@ -66,16 +66,16 @@ class Outages:
             case "paused":
                 self._paused(strike)
             case _:  # the first replica
-                if not site.primary.facts().promoted:
-                    site.primary.replid = site.history()
+                if not group.primary.facts().promoted:
+                    group.primary.replid = group.history()
 
     def _soon(self, strike: Strike, action: Callable[[], None]) -> None:
         """When the lag is over; or before, with one of the next grants."""
-        world, site, before = self.run.world, self.site, self.site.primary
+        world, group, before = self.run.world, self.group, self.group.primary
         self._busy = True
 
         def act() -> None:
-            if site.primary is before and before.alive:
+            if group.primary is before and before.alive:
                 self._at_grant = None
                 action()
 
@@ -91,10 +91,10 @@ class Outages:
                 self._at_grant()
 
     def _end(self, host: Host, *, told: bool) -> None:
-        self.run.story.note("server %d is dead", host.number)
+        self.run.trace.note("server %d is dead", host.number)
         host.alive = False
         host.ears.clear()
-        self.site.resets = told
+        self.group.resets = told
         for link in sorted(host.links, key=lambda link: link.process.name):
             self.network.ended(link, 0.001)
 
@@ -104,21 +104,21 @@ class Outages:
 
     def _serves(self, host: Host, *, lossy: bool, longer: float = 0.0) -> None:
         """This one is the primary from now on."""
-        other = host.server.skew != self.site.primary.server.skew
-        self.site.primary, self.site.reachable, host.forgot = host, True, lossy
+        other = host.server.skew != self.group.primary.server.skew
+        self.group.primary, self.group.reachable, host.forgot = host, True, lossy
         run = self.run
-        run.story.note("server %d serves now, %s%s", host.number, host.facts().identity, ": something is lost" * lossy)
+        run.trace.note("server %d serves now, %s%s", host.number, host.facts().identity, ": something is lost" * lossy)
         run.monitor.lost(lossy=lossy, lasts=run.profile.max_ttl + longer, other_clock=other)
         self._busy = False
 
     def _restart(self, strike: Strike, image: Image | None) -> None:
-        site, old = self.site, self.site.primary
+        group, old = self.group, self.group.primary
         self._end(old, told=strike.victim < 0.7)
-        site.reachable = False
+        group.reachable = False
 
         def up() -> None:
-            site.resets = True
-            host = site.another(skew=old.server.skew)
+            group.resets = True
+            host = group.another(skew=old.server.skew)
             if image is not None and image is not EMPTY and strike.thing < 0.5:
                 host.replid2 = old.replid  # newer servers take their history from a snapshot
             host.load(old.server.image() if image is None else image)
@@ -127,21 +127,21 @@ class Outages:
         self._later(strike, up)
 
     def _failover(self, strike: Strike, image: Image) -> None:
-        site, old = self.site, self.site.primary
+        group, old = self.group, self.group.primary
         self._end(old, told=strike.victim < 0.5)
-        site.reachable = False
+        group.reachable = False
 
         def promoted() -> None:
             host = self._promoted(strike, old, image, old.server.skew + (strike.thing - 0.5) * 2 * SKEW)
             self._serves(host, lossy=True)
             if strike.victim < 0.3:  # its machine comes back, and it gets a copy of all
-                follower = site.another()
+                follower = group.another()
                 follower.replid, follower.follows, follower.refuses = host.replid, host, OVER
 
         self._later(strike, promoted)
 
     def _promoted(self, strike: Strike, old: Host, image: Image, skew: float) -> Host:
-        host = self.site.another(up=1e5 * strike.spare, skew=max(-SKEW, min(SKEW, skew)))
+        host = self.group.another(up=1e5 * strike.spare, skew=max(-SKEW, min(SKEW, skew)))
         host.replid2, host.promoted = old.replid, True
         host.load(image)
         return host
@@ -149,7 +149,7 @@ class Outages:
     def _handover(self, strike: Strike) -> None:
         """FAILOVER: writes stop until the replica has them all. But where its clock is ahead leases end too soon."""
         self._busy = True
-        old = self.site.primary
+        old = self.group.primary
         host = self._promoted(strike, old, old.server.image(), old.server.skew + (strike.thing - 0.5) * 2 * SKEW)
         old.refuses = OVER
 
@@ -161,7 +161,7 @@ class Outages:
 
     def _isolated(self, strike: Strike) -> None:
         """The primary loses its replicas, one of which is promoted; some clients still reach the old one only."""
-        run, old = self.run, self.site.primary
+        run, old = self.run, self.group.primary
         self._busy = True
         bases = [client.process.base for client in run.clients]
         first = int(strike.client * len(bases))
@@ -184,17 +184,17 @@ class Outages:
 
         def healed() -> None:
             refuse(OVER)
-            old.follows, old.answers, old.replid = self.site.primary, None, self.site.primary.replid
+            old.follows, old.answers, old.replid = self.group.primary, None, self.group.primary.replid
             self._busy = False
 
         run.world.at(run.world.now + lag, promoted)
 
     def _paused(self, strike: Strike) -> None:
         """The primary's machine stands still, a replica is promoted, and the machine goes on as if nothing had been."""
-        world, old = self.run.world, self.site.primary
-        self._busy, old.paused, self.site.reachable = True, True, False
+        world, old = self.run.world, self.group.primary
+        self._busy, old.paused, self.group.reachable = True, True, False
         image = old.server.image()
-        self.run.story.note("server %d stands still", old.number)
+        self.run.trace.note("server %d stands still", old.number)
 
         def promoted() -> None:
             host = self._promoted(strike, old, image, old.server.skew + (strike.thing - 0.5) * 2 * SKEW)
@@ -203,14 +203,14 @@ class Outages:
             world.at(world.now + (PAUSED - DOWN) * (0.5 + strike.victim / 2), goes_on)
 
         def goes_on() -> None:
-            self.run.story.note("server %d goes on", old.number)
+            self.run.trace.note("server %d goes on", old.number)
             old.paused, held, old.held = False, old.held, []
             for each in held:
                 each()
             world.at(world.now + LONGER * strike.client, refuses)
 
         def refuses() -> None:
-            old.refuses, old.follows, old.replid = OVER, self.site.primary, self.site.primary.replid
+            old.refuses, old.follows, old.replid = OVER, self.group.primary, self.group.primary.replid
             self._busy = False
 
         self._later(strike, promoted)

@@ -17,7 +17,7 @@ from interlock.errors import LockError, Unavailable
 from .chance import MESSAGE, TRAFFIC
 from .coroutines import Future, Process, Task, Timer
 from .network import Journey, Network
-from .site import Site
+from .server_group import ServerGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from interlock._quarantine.stamp import IdentityStamp
 
     from .scheduler import World
-    from .site import Host
+    from .server_group import Host
 
 T = TypeVar("T")
 IO_TIMEOUT: Final = 5.0  # seconds without an answer, as in interlock.connect
@@ -86,7 +86,7 @@ class Sent(NamedTuple):
 
 
 class SimRuntime:
-    """See `Runtime`: a process of a simulated world, with a clock of its own. Every await passes a brink first."""
+    """See `Runtime`: a process of a simulated world, with its own clock. Every await passes `before_send` first."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -102,7 +102,7 @@ class SimRuntime:
         task = current(self.process.world)
         task.sends = False
         if task.traps:
-            await task.brink()
+            await task.before_send()
         if event.up:
             event.up = False
             return True
@@ -146,9 +146,9 @@ class SimRuntime:
 
 
 class SimPort:
-    """See `Port`. Every await passes a brink first."""
+    """See `Port`. Every await passes the place `before_send` first."""
 
-    display_url = Site.display_url
+    display_url = ServerGroup.display_url
     retry_for = RETRY_FOR
     is_quorum = False
     majority = 1
@@ -176,7 +176,7 @@ class SimPort:
         self._heard = "0"
         self.send_script_text = False  # the next message goes with the text of its script
         self._pause = 0.0  # before the listener connects again
-        self.doubt = TRUSTED_FOR if network.site.promotes else FOREVER
+        self.doubt = TRUSTED_FOR if network.group.promotes else FOREVER
         self.deaf_until = 0.0  # pushes may be lost until then
 
     async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
@@ -210,7 +210,7 @@ class SimPort:
         task.sends = True
         self.asked(batch)
         if task.traps:
-            await task.brink()
+            await task.before_send()
         weather = network.weather
         if weather.refused or weather.replica:
             journey = Journey(task, TRAFFIC)
@@ -276,7 +276,7 @@ class SimPort:
         self.asked(messages)
         try:
             if task.traps:
-                await task.brink()
+                await task.before_send()
             link = await self._linked(max(until, self.runtime.now() + 0.001))
             for _, keys, args in messages:
                 self.sending([*map(str, keys)], args)
@@ -465,7 +465,7 @@ class SimPort:
 
         def asked() -> None:
             if not network.blocked(process, there=False):
-                verdict = least_lossless_ttl(_as_address(network.site.seen_by(process)), evidence, epoch)
+                verdict = least_lossless_ttl(_as_address(network.group.seen_by(process)), evidence, epoch)
                 process.world.at(process.world.now + network.trip(journey, 1), lambda: found.resolve(verdict), process)
 
         if not network.blocked(process, there=True):
@@ -549,7 +549,7 @@ class SimPort:
 class _Name:
     """As `ServerHistory` knows an address."""
 
-    display_url = Site.display_url
+    display_url = ServerGroup.display_url
     previous_identity = "-"
 
 

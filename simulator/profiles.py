@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from .network import CALM, LATEST, Weather
+from .network import LATEST, NO_FAULTS, Weather
 from .outages import KINDS, LONGER, PAUSED, SETTLED
 from .port import IO_TIMEOUT
 
@@ -15,15 +15,15 @@ class Profile:
     """What may go wrong; the rates are per second, of all clients together (see faults.py)."""
 
     name: str
-    weather: Weather = CALM
+    weather: Weather = NO_FAULTS
     rates: dict[str, float] = field(default_factory=dict[str, float])
     trusted: bool = True  # the server loses no data, or says that it may have; and its clock is not set
     max_ttl: float = 60.0  # seconds that the longest lease lasts, and so a quarantine
     servers: tuple[int, ...] = (1,)  # how many, that know nothing of each other
     skew: float = 0.0  # seconds by which each of their clocks is off
-    storm: float = 8.0  # seconds with faults
-    idle: float = 0.3  # seconds between two sections while the storm still has consequences
-    calm: float = 3.0  # seconds for which workers go on when it is calm
+    fault_phase: float = 8.0  # seconds with faults
+    idle: float = 0.3  # seconds between two sections while the fault phase still has consequences
+    quiet_phase: float = 3.0  # seconds for which workers go on without faults
     crowd: tuple[int, ...] = (2, 3, 3, 4)  # how many clients
     workers: tuple[int, ...] = (1, 2, 2, 3)  # how many each of them has
 
@@ -55,7 +55,7 @@ class Profile:
 
     @property
     def aftermath(self) -> float:
-        """Seconds for which the storm has consequences when it is over."""
+        """Seconds for which the fault phase has consequences when it is over."""
         silent = not self.clean or "deafen" in self.rates
         late, changes = LATEST if self.weather.late else 0.0, SETTLED if self.changes else 0.0
         changes += PAUSED + LONGER if "paused" in self.rates else 0.0
@@ -66,16 +66,16 @@ _ROUGH: Final = Weather(
     slow=0.03, late=0.01, lost=0.02, unanswered=0.02, doubled=0.03, refused=0.01, replica=0.003, reset=0.5,
     push_lost=0.1, push_doubled=0.1,
 )  # fmt: skip
-_CANCEL: Final = {"cancel": 2.0, "ambush cancel": 3.0}
-_PAUSE: Final = {"pause": 0.4, "ambush pause": 0.6}
-_CRASH: Final = {"crash": 0.15, "ambush crash": 0.3, "close": 0.05, "ambush close": 0.2}
+_CANCEL: Final = {"cancel": 2.0, "scheduled cancel": 3.0}
+_PAUSE: Final = {"pause": 0.4, "scheduled pause": 0.6}
+_CRASH: Final = {"crash": 0.15, "scheduled crash": 0.3, "close": 0.05, "scheduled close": 0.2}
 _SERVER: Final = {"script flush": 0.3, "deafen": 0.3, "revoke": 0.2, "force": 0.1}
 _MEMORY: Final = {"out of memory": 0.3}
 
 PROFILES: Final = {
     profile.name: profile
     for profile in (
-        Profile("calm"),
+        Profile("no faults"),
         Profile("cancel", rates=_CANCEL | _SERVER),
         Profile("pause", rates=_PAUSE | _CANCEL),
         Profile("crash", rates=_CRASH | _SERVER),
@@ -92,10 +92,10 @@ _SHORT: Final = 2.0  # seconds that the longest lease lasts, and a quarantine
 
 
 # Servers that restart and fail over. A quarantine lasts as long as the longest ttl, so that is short here, as all is.
-def _servers(name: str, rates: dict[str, float], *, weather: Weather = CALM, trusted: bool = True) -> Profile:
+def _servers(name: str, rates: dict[str, float], *, weather: Weather = NO_FAULTS, trusted: bool = True) -> Profile:
     return Profile(
-        name, weather, rates, trusted=trusted, max_ttl=_SHORT, storm=4.0, idle=2.0, calm=1.0, crowd=(2, 2, 3),
-        workers=(1, 1, 2),
+        name, weather, rates, trusted=trusted, max_ttl=_SHORT, fault_phase=4.0, idle=2.0, quiet_phase=1.0,
+        crowd=(2, 2, 3), workers=(1, 1, 2),
     )  # fmt: skip
 
 
@@ -119,9 +119,9 @@ SERVERS: Final = {
 
 # Several servers that know nothing of each other. Their clocks may differ by 5 times the longest ttl as long as they
 # keep their records; where one may forget them, by less than the wait before it votes again.
-def _quorum(name: str, rates: dict[str, float], *, weather: Weather = CALM, keeps: bool = True) -> Profile:
+def _quorum(name: str, rates: dict[str, float], *, weather: Weather = NO_FAULTS, keeps: bool = True) -> Profile:
     return Profile(
-        name, weather, rates, max_ttl=_SHORT, storm=2.5, idle=4.0, calm=0.5, crowd=(2, 2, 3),
+        name, weather, rates, max_ttl=_SHORT, fault_phase=2.5, idle=4.0, quiet_phase=0.5, crowd=(2, 2, 3),
         workers=(1, 1, 2), servers=(3, 3, 3, 5), skew=5 * _SHORT if keeps else 0.5,
     )  # fmt: skip
 
@@ -130,7 +130,7 @@ _NETS: Final = {"one way": 0.8, "cut off": 0.3}
 QUORUMS: Final = {
     profile.name: profile
     for profile in (
-        _quorum("q calm", {}),
+        _quorum("q no faults", {}),
         _quorum("q cancel", _CANCEL | _SERVER),
         _quorum("q crash", _CRASH | _PAUSE | {"restart": 0.8}),
         _quorum("q loss", _NETS, weather=_ROUGH),
@@ -138,8 +138,8 @@ QUORUMS: Final = {
         _quorum("q late", _NETS | _CANCEL | {"restart late": 0.7}, keeps=False),
         _quorum("q ruin", _CANCEL | _PAUSE | _CRASH | _SERVER | _NETS | {"restart": 0.7}, weather=_ROUGH),
         _quorum(
-            "q ashes", _CANCEL | _PAUSE | _CRASH | _NETS | {"restart empty": 0.4, "restart late": 0.4}, weather=_ROUGH,
-            keeps=False,
+            "q forgetting", _CANCEL | _PAUSE | _CRASH | _NETS | {"restart empty": 0.4, "restart late": 0.4},
+            weather=_ROUGH, keeps=False,
         ),
     )
 }  # fmt: skip

@@ -1,6 +1,6 @@
-"""What happens in a run: faults while it storms, then calm, and the ashes.
+"""What happens in a run: the fault phase, the quiet phase, and the drain.
 
-In the storm, workers take turns with what is simulated while the faults of the profile strike. In the calm that follows
+In the fault phase, workers take turns with what is simulated while the faults of the profile strike. In the quiet phase
 they go on for a while; now everything must come to its turn. Then all end, the longest TTL passes, and nothing may be
 left.
 """
@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from .chance import CLIENT, SITES
+from .chance import CLIENT, GROUPS
 from .clients import Client
 from .faults import Faults
-from .invariants import Monitor, Story
-from .network import CALM, Network
+from .invariants import Monitor, Trace
+from .network import NO_FAULTS, Network
 from .plan import Plan, Record
 from .scheduler import World
-from .site import Site
+from .server_group import ServerGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 DRIFT: Final = 0.008  # by how much the clocks of several servers run fast or slow: leases allow for a hundredth
 PATIENCE: Final = 180.0  # seconds until everybody must have ended
-EMBERS: Final = 10.0  # seconds for which it is watched then that what has ended is told
-ASHES: Final = 400.0  # seconds after which no TTL is left
+SETTLE_TIME: Final = 10.0  # seconds for which it is watched then that what has ended is told
+DRAIN_TIME: Final = 400.0  # seconds after which no TTL is left
 
 
 class Run:
@@ -47,18 +47,18 @@ class Run:
         self.profile = profile
         self.world = world = World(seed)
         begin(world)
-        self.story = Story(world)
-        self.story.plan = plan
-        self.record = Record(plan, self.story.note)
-        self.sites = list(self._sites())
-        self.networks = [Network(world, site, self.record, lua) for site in self.sites]
-        self.monitor = Monitor(self.story, world, self.sites, self.record.counts, profile)
-        self.monitor.things.handed = lambda task: task.passes("handed")
+        self.trace = Trace(world)
+        self.trace.plan = plan
+        self.record = Record(plan, self.trace.note)
+        self.groups = list(self._groups())
+        self.networks = [Network(world, group, self.record, lua) for group in self.groups]
+        self.monitor = Monitor(self.trace, world, self.groups, self.record.counts, profile)
+        self.monitor.server_state.handed = lambda task: task.passes("handed")
         for network in self.networks:
             network.weather = profile.weather
-            network.executed = self.monitor.things.executed
-        self.storm_ends = profile.storm
-        self.calm_from = math.inf
+            network.executed = self.monitor.server_state.executed
+        self.faults_end = profile.fault_phase
+        self.quiet_from = math.inf
         self.over = False
         self.executes = 0
         world.failed = self._failed
@@ -70,24 +70,24 @@ class Run:
         self.clients = [Client(self, f"c{i}") for i in range(random.choice(profile.crowd))]
         self.graves: list[Client] = []
 
-    def _sites(self) -> Iterator[Site]:
-        profile, random = self.profile, self.world.chance.stream(SITES)
+    def _groups(self) -> Iterator[ServerGroup]:
+        profile, random = self.profile, self.world.chance.stream(GROUPS)
         number = random.choice(profile.servers)
         for i in range(number):
             offset, rate = (random.uniform(-1, 1) * each for each in (profile.skew, DRIFT if number > 1 else 0.0))
-            site = Site(self.world, f"s{i}" if i else "", offset=offset, rate=1 + rate)
-            site.promotes = profile.promotes
-            yield site
+            group = ServerGroup(self.world, f"s{i}" if i else "", offset=offset, rate=1 + rate)
+            group.promotes = profile.promotes
+            yield group
 
     @property
     def gap(self) -> float:
         """Seconds between two sections of a worker, on average."""
-        if self.world.now < self.storm_ends:
+        if self.world.now < self.faults_end:
             return 0.1
-        return self.profile.idle if self.world.now < self.calm_from else 0.3
+        return self.profile.idle if self.world.now < self.quiet_from else 0.3
 
     def _failed(self, task: Task, error: Exception) -> None:
-        self.story.violated(10, f"{task.name} raised {error!r}")
+        self.trace.violated(10, f"{task.name} raised {error!r}")
 
     def replace(self, client: Client, strike: int) -> None:
         """Another process comes in the place of a dead one, named after what killed it."""
@@ -102,21 +102,21 @@ class Run:
         self.clients[at : at + 1] = [Client(self, f"{base}~{strike}{which}", client) for which in "ab"]
 
     def go(self) -> None:
-        """From the storm to the ashes, or until the rule is broken that the plan looks for."""
-        world, ends = self.world, self.storm_ends
-        storm = Faults(self, ends)
+        """From the fault phase to the drain, or until the rule is broken that the plan looks for."""
+        world, ends = self.world, self.faults_end
+        faults = Faults(self, ends)
         world.at(0.0, self.monitor.sweep)
         world.run(ends)
         if world.stopped:
             return
         for network in self.networks:
-            network.weather = CALM
-        storm.over()
-        self.story.note("CALM")
+            network.weather = NO_FAULTS
+        faults.over()
+        self.trace.note("QUIET PHASE")
         # What is late may still come, and what waits for it waits on; the promises count from then on.
-        self.calm_from = world.now + self.profile.aftermath
-        self.monitor.things.calm_since = self.calm_from + 1.0
-        world.run(ends + self.profile.aftermath + self.profile.calm)
+        self.quiet_from = world.now + self.profile.aftermath
+        self.monitor.server_state.quiet_since = self.quiet_from + 1.0
+        world.run(ends + self.profile.aftermath + self.profile.quiet_phase)
         self.over = True
         deadline = world.now + PATIENCE
         while world.now < deadline and not self._ended() and not world.stopped:
@@ -124,22 +124,22 @@ class Run:
         for client in self.clients:
             for task in client.workers:
                 if task.in_section:
-                    self.story.violated(4, f"{task.name} never ended")
-        world.run(world.now + EMBERS)
+                    self.trace.violated(4, f"{task.name} never ended")
+        world.run(world.now + SETTLE_TIME)
         self.monitor.sweeping = False
-        world.run(world.now + ASHES)
-        self._ashes()
+        world.run(world.now + DRAIN_TIME)
+        self._check_drained()
 
     def _ended(self) -> bool:
         """Whether nobody is at work: none begins anything any more."""
         return not any(task.in_section for client in self.clients for task in client.workers)
 
-    def _ashes(self) -> None:
-        for site in self.sites:
-            server = site.primary.server
+    def _check_drained(self) -> None:
+        for group in self.groups:
+            server = group.primary.server
             server.purge_all()
             if server.data and self.profile.trusted:
-                self.story.violated(5, f"in the end the server still has {server.data!r}")
+                self.trace.violated(5, f"in the end the server still has {server.data!r}")
         for client in self.clients:
             session = client.session
             for what, left in (
@@ -149,4 +149,4 @@ class Run:
                 ("leases", list(session.renewal._all())),
             ):
                 if left and not session.core.closed:
-                    self.story.violated(5, f"in the end {client.name} still has {what}: {left!r}")
+                    self.trace.violated(5, f"in the end {client.name} still has {what}: {left!r}")

@@ -4,7 +4,7 @@ Theory. Scripts run in a real Lua 5.1 (lupa), one after the other. Around them a
 (see commands.py); replies lose their fractions, and an unknown SHA is NOSCRIPT. A script sees one time.
 
 When memory is out, a command that takes some is refused, unless its script has written already: as in Redis, which
-can't stop a script in the middle. (`tests/test_simulator.py` compares the answers with fakeredis, which is many
+can't stop a script in the middle. (`tests/model/test_simulator.py` compares the answers with fakeredis, which is many
 times slower.)
 """
 

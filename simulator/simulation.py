@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable, Generator
 
-    from .invariants import Story, Violation
+    from .invariants import Trace, Violation
     from .plan import Fault, Plan, Section
     from .scheduler import World
 
@@ -42,7 +42,7 @@ class Report:
     scripts: int
     grants: int
     slowest: float
-    """Seconds from when there was room for a live waiter to its grant, in calm weather, at worst."""
+    """Seconds from when there was room for a live waiter to its grant, in the quiet phase, at worst."""
     interleaving: str
     """A hash of who did what in the server in which order, whenever it was."""
     counts: Counter[str]
@@ -50,17 +50,17 @@ class Report:
     violations: list[Violation]
     faults: list[Fault]
     sections: list[Section]
-    story: Story = field(repr=False, compare=False)
+    trace: Trace = field(repr=False, compare=False)
 
     @property
-    def trace(self) -> list[str]:
+    def lines(self) -> list[str]:
         """All that happened, one line each."""
-        return self.story.lines()
+        return self.trace.lines()
 
     @property
     def fingerprint(self) -> str:
         """A hash of the trace: two runs with the same are the same."""
-        return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()
+        return hashlib.sha256("\n".join(self.lines).encode()).hexdigest()
 
 
 def simulate(
@@ -82,15 +82,15 @@ def simulate(
     kind = subject or subject_of(seed, world)
     with _apart() as begin, contextlib.ExitStack() as stack:
         run = Run(seed, chosen, SUBJECTS[kind], lua, plan, begin)
-        stack.enter_context(_listening(run.story))
+        stack.enter_context(_listening(run.trace))
         stack.callback(_burn, run)
         run.go()
-        run.record.counts["began anew for one who remembers nothing"] += run.monitor.things.excused
-        record, things = run.record, run.monitor.things
-        scripts = sum(site.scripts for site in run.sites)
+        run.record.counts["began anew for one who remembers nothing"] += run.monitor.server_state.excused
+        record, state = run.record, run.monitor.server_state
+        scripts = sum(group.scripts for group in run.groups)
         return Report(
-            seed, chosen.name, kind, run.world.now, run.world.events, scripts, things.grants, things.slowest,
-            run.story.interleaving(), record.counts, run.story.violations, record.faults, record.sections, run.story,
+            seed, chosen.name, kind, run.world.now, run.world.events, scripts, state.grants, state.slowest,
+            run.trace.interleaving(), record.counts, run.trace.violations, record.faults, record.sections, run.trace,
         )  # fmt: skip
 
 
@@ -141,25 +141,25 @@ def _apart() -> Generator[Callable[[World], None]]:
 
 
 class _Ear(logging.Handler):
-    def __init__(self, story: Story) -> None:
+    def __init__(self, trace: Trace) -> None:
         super().__init__(logging.ERROR)
-        self.story = story
+        self.trace = trace
 
     def emit(self, record: logging.LogRecord) -> None:
         cause = f": {record.exc_info[1]!r}" if record.exc_info else ""
-        self.story.violated(10, f"logged: {record.getMessage()}{cause}")
+        self.trace.violated(10, f"logged: {record.getMessage()}{cause}")
 
 
 @contextlib.contextmanager
-def _listening(story: Story) -> Generator[None]:
+def _listening(trace: Trace) -> Generator[None]:
     log = logging.getLogger("interlock")
-    with mock.patch.multiple(log, propagate=False, handlers=[_Ear(story)]):
+    with mock.patch.multiple(log, propagate=False, handlers=[_Ear(trace)]):
         yield
 
 
 def _burn(run: Run) -> None:
     """Nothing of it lives on."""
-    run.story.over = True
+    run.trace.over = True
     for holds in run.monitor.leases.held.values():
         for held in holds:
             held.grant.end_reason = held.grant.end_reason or "the simulation is over"
@@ -171,5 +171,5 @@ def _burn(run: Run) -> None:
             with contextlib.suppress(BaseException):
                 task.work.close()
     run.world.clear()
-    for thing in (run, *run.networks, run.monitor, run.monitor.leases, run.monitor.things, run.monitor.attempts):
+    for thing in (run, *run.networks, run.monitor, run.monitor.leases, run.monitor.server_state, run.monitor.attempts):
         vars(thing).clear()  # so that its cycles end here, and not in the garbage collector

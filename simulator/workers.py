@@ -54,7 +54,7 @@ class Worker:
 
     def violated(self, rule: int, text: str) -> None:
         """A rule is broken."""
-        self.run.story.violated(rule, f"{self.task.name}: {text}")
+        self.run.trace.violated(rule, f"{self.task.name}: {text}")
 
     async def sleep(self, until: float) -> None:
         """Do nothing until then, by the process's own clock."""
@@ -110,7 +110,7 @@ class Worker:
                 bound += TRY_FOR if what in {"acquire", "wait"} else IO_TIMEOUT
             took = self.now() - started
             if took > bound + SLACK and pauses == self.client.process.pauses:
-                self.run.story.violated(4, f"{what}(timeout={timeout}) took {took:.3f} s")
+                self.run.trace.violated(4, f"{what}(timeout={timeout}) took {took:.3f} s")
         return None
 
     def _check_refusal(self, what: str, courtesies: int) -> None:

@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, Final
 
 from .attempts import Attempts
 from .leases import Leases
-from .story import Story, Violation
-from .things import Things
+from .server_state import ServerState
+from .trace import Trace, Violation
 from .votes import Votes
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
     from simulator.profiles import Profile
     from simulator.scheduler import World
-    from simulator.site import Site
+    from simulator.server_group import ServerGroup
     from simulator.subjects import Thing
 
-__all__ = ["Monitor", "Story", "Violation"]
+__all__ = ["Monitor", "Trace", "Violation"]
 
 SWEEP: Final = 0.25  # seconds between two looks at what should have happened
 
@@ -53,32 +53,34 @@ SWEEP: Final = 0.25  # seconds between two looks at what should have happened
 class Monitor:
     """It sees everything and changes nothing."""
 
-    def __init__(self, story: Story, world: World, sites: list[Site], counts: Counter[str], profile: Profile) -> None:
-        self.story = story
+    def __init__(
+        self, trace: Trace, world: World, groups: list[ServerGroup], counts: Counter[str], profile: Profile
+    ) -> None:
+        self.trace = trace
         self.world = world
-        self.attempts = Attempts(story, sites[0], clean=profile.clean)
-        self.leases = Leases(story, self.attempts, counts, trusted=profile.trusted)
+        self.attempts = Attempts(trace, groups[0], clean=profile.clean)
+        self.leases = Leases(trace, self.attempts, counts, trusted=profile.trusted)
         quiet = profile.clean and not profile.rates
-        if len(sites) == 1:
-            self.things = Things(story, sites[0], self.attempts, quiet=quiet, trusted=profile.trusted)
+        if len(groups) == 1:
+            self.server_state = ServerState(trace, groups[0], self.attempts, quiet=quiet, trusted=profile.trusted)
         else:
-            self.things = Votes(story, sites, self.attempts, self.leases, profile)
+            self.server_state = Votes(trace, groups, self.attempts, self.leases, profile)
         self.sweeping = True
         world.after_step = self.leases.after_step
 
     def watch(self, thing: Thing) -> None:
         """Something that will be used."""
-        self.things.watch(thing)
+        self.server_state.watch(thing)
         self.attempts.watch(thing)
         self.leases.watch(thing)
 
     def lost(self, *, lossy: bool, lasts: float, other_clock: bool) -> None:
         """Another process serves now; what it has lost may last for so many seconds."""
-        self.things.lost(lossy=lossy, lasts=lasts, other_clock=other_clock)
+        self.server_state.lost(lossy=lossy, lasts=lasts, other_clock=other_clock)
 
     def sweep(self) -> None:
         """What should have happened by now; and again in a while."""
         self.leases.sweep()
-        self.things.sweep()
+        self.server_state.sweep()
         if self.sweeping:
             self.world.at(self.world.now + SWEEP, self.sweep)

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from interlock._client.grant import Grant
     from interlock._protocol.types import Argument, Message
     from simulator.coroutines import Process, Task
-    from simulator.site import Site
+    from simulator.server_group import ServerGroup
     from simulator.subjects import Thing
 
-    from .story import Story
+    from .trace import Trace
 
 UNDONE: Final = 1.0  # seconds after which nothing of an attempt may be left, in clean weather
 KEEPER: Final = "interlock-keeper"  # with what the names of a session's keepers begin
@@ -48,9 +48,9 @@ class Attempt:
 class Attempts:
     """All attempts of a run, by token."""
 
-    def __init__(self, story: Story, site: Site, *, clean: bool) -> None:
-        self.story = story
-        self.site = site
+    def __init__(self, trace: Trace, group: ServerGroup, *, clean: bool) -> None:
+        self.trace = trace
+        self.group = group
         self.clean = clean  # every message arrives, once and soon
         self.renewals = True  # rule 7 is watched
         self.known: dict[bytes, Attempt] = {}
@@ -66,20 +66,20 @@ class Attempts:
 
     def asked(self, batch: Sequence[Message]) -> None:
         """Rule 7: what the keeper is about to send. (Then it may be stopped, and much can happen before it is sent.)"""
-        task = self.story.world.current
+        task = self.trace.world.current
         if task is None or task.label != RENEWAL or not self.renewals:
             return  # an extend() that is tried again may cross a release: the server refuses it
         for _, _, (verb, *rest) in batch:
             for token in rest[::2] if verb == "renew" else ():
                 grant = self.known[str(token).encode()].grant
                 if grant is not None and grant.end_reason is not None:
-                    self.story.violated(7, f"{grant.token} is renewed though {grant.end_reason}")
+                    self.trace.violated(7, f"{grant.token} is renewed though {grant.end_reason}")
 
     def sending(self, process: Process, keys: Sequence[str], args: Sequence[Argument]) -> None:
         """A request leaves its process."""
         verb, *rest = args
-        self.story.note("%s sends %s %s", process.name, verb, rest)
-        task = self.story.world.current
+        self.trace.note("%s sends %s %s", process.name, verb, rest)
+        task = self.trace.world.current
         if verb == "acquire":
             assert task is not None
             for (key, *_), (_, *asked) in requests(keys, args):
@@ -87,13 +87,13 @@ class Attempts:
         elif verb == "execute":
             operation = str(rest[3])
             if operation in self.operations:
-                self.story.violated(11, f"execute of {operation} is sent twice")
+                self.trace.violated(11, f"execute of {operation} is sent twice")
             self.operations[operation] = 0
 
     def _begins(self, process: Process, task: Task, thing: Thing, asked: Sequence[Argument]) -> None:
         token = str(asked[0]).encode()
         if token not in self.known:
-            self.known[token] = Attempt(process, task, thing, int(asked[1]), int(asked[2]), self.story.world.now)
+            self.known[token] = Attempt(process, task, thing, int(asked[1]), int(asked[2]), self.trace.world.now)
             thing.asked(token, asked[6:])
             task.attempts.append(token)
 
@@ -101,7 +101,7 @@ class Attempts:
         """It was told to wait."""
         attempt.confirmed = False
         if attempt.queued_at is None:
-            attempt.queued_at = self.story.world.now
+            attempt.queued_at = self.trace.world.now
             if not attempt.ended:
                 self.queued[attempt.thing.key][token] = attempt
 
@@ -109,7 +109,7 @@ class Attempts:
 
     def ended(self, task: Task, kept: Collection[bytes]) -> None:
         """The coroutine's call is over, and of its attempts only these have become leases."""
-        since = self.story.world.now
+        since = self.trace.world.now
         for token in task.attempts:
             attempt = self.known[token]
             attempt.ended = True
@@ -123,22 +123,22 @@ class Attempts:
         if self.clean and process.alive:
             for token, attempt in self.known.items():
                 if attempt.process is process:
-                    self._undone(token, attempt, self.story.world.now)
+                    self._undone(token, attempt, self.trace.world.now)
 
     def _soon_undone(self, token: bytes, attempt: Attempt, since: float) -> None:
-        self.story.world.at(since + UNDONE, lambda: self._undone(token, attempt, since))
+        self.trace.world.at(since + UNDONE, lambda: self._undone(token, attempt, since))
 
     def _undone(self, token: bytes, attempt: Attempt, since: float) -> None:
         if not attempt.process.alive or attempt.process.paused_until > since:
             return
-        server = self.site.primary.server
+        server = self.group.primary.server
         if attempt.thing.notes and server.refused > since:
-            self._soon_undone(token, attempt, self.story.world.now)
+            self._soon_undone(token, attempt, self.trace.world.now)
             return
         server.look()
         for place, tokens in attempt.thing.places(server):
             if token in tokens:
-                self.story.violated(5, f"{token!r} ended without a lease and is still in {place}")
+                self.trace.violated(5, f"{token!r} ended without a lease and is still in {place}")
 
     # What was executed under a lease
 
@@ -146,14 +146,14 @@ class Attempts:
         """The server ran an `execute`; `holds`: under a lease that it knows."""
         self.operations[operation] = self.operations.get(operation, 0) + 1
         if not holds:
-            self.story.violated(11, f"execute of {operation} ran without its lease")
+            self.trace.violated(11, f"execute of {operation} ran without its lease")
         if self.operations[operation] > 1:
-            self.story.violated(11, f"execute of {operation} ran {self.operations[operation]} times")
+            self.trace.violated(11, f"execute of {operation} ran {self.operations[operation]} times")
         if self.outcomes.get(operation) is False:
-            self.story.violated(11, f"execute of {operation} ran though its caller was told that it had not")
+            self.trace.violated(11, f"execute of {operation} ran though its caller was told that it had not")
 
     def answered(self, operation: str, *, ran: bool) -> None:
         """The caller of an `execute` knows whether it was run."""
         self.outcomes[operation] = ran
         if ran != bool(self.operations.get(operation)):
-            self.story.violated(11, f"execute of {operation}: its caller was told {ran} and it is not so")
+            self.trace.violated(11, f"execute of {operation}: its caller was told {ran} and it is not so")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from simulator.subjects import Thing
 
     from .attempts import Attempt, Attempts
-    from .story import Story
+    from .trace import Trace
 
 TOLD: Final = 0.5  # seconds after which a loss must have been told, whatever is asked of a server meanwhile
 
@@ -36,8 +36,8 @@ class Held:
 class Leases:
     """All leases that clients have, by the key of what they are on."""
 
-    def __init__(self, story: Story, attempts: Attempts, counts: Counter[str], *, trusted: bool) -> None:
-        self.story = story
+    def __init__(self, trace: Trace, attempts: Attempts, counts: Counter[str], *, trusted: bool) -> None:
+        self.trace = trace
         self.attempts = attempts
         self.counts = counts
         self.trusted = trusted  # the server loses no data and its clock is never set
@@ -62,19 +62,19 @@ class Leases:
         self.held[attempt.thing.key].append(held)
         self._close |= len(self.held[attempt.thing.key]) > 1
         until = process.when(grant.deadline)
-        self.story.note("%s holds %s fence %d until %.6f", process.name, grant.token, grant.fence, until)
+        self.trace.note("%s holds %s fence %d until %.6f", process.name, grant.token, grant.fence, until)
         self.had(attempt.thing, grant)
         if not held.attempt.certain():
-            self.story.violated(9, f"{grant.token} is returned though {grant.reason_ended(process.clock())}")
+            self.trace.violated(9, f"{grant.token} is returned though {grant.reason_ended(process.clock())}")
 
     def told(self, lease: Any) -> None:
         """Its holder hears that a lease is lost."""
-        self.story.note("the holder is told: %s: %s", lease._grant.token, lease._grant.end_reason)
+        self.trace.note("the holder is told: %s: %s", lease._grant.token, lease._grant.end_reason)
         for held in self.held[lease._grant.resource.keys[0].encode()]:
             if held.grant is lease._grant:
                 held.told += 1
                 if held.told > 1 or held.grant.end_reason == Grant.RELEASED:
-                    self.story.violated(8, f"{held.grant.token} is told {held.told} times: {held.grant.end_reason}")
+                    self.trace.violated(8, f"{held.grant.token} is told {held.told} times: {held.grant.end_reason}")
 
     def after_step(self) -> None:
         """Rules 1 and 9, at every instant at which they can be broken."""
@@ -87,7 +87,7 @@ class Leases:
             if self.trusted and self._together(holds):
                 certain = [held for held in holds if held.attempt.certain() and not held.attempt.ousted]
                 if why := self._together(certain):
-                    self.story.violated(1, f"{certain[0].attempt.thing.key!r} is {why}")
+                    self.trace.violated(1, f"{certain[0].attempt.thing.key!r} is {why}")
                     certain[0].grant.lose("the simulation has seen enough of it")
             self._tidy(holds)
             self._close |= any(held.lapsed_at is not None for held in holds) or self._together(holds) is not None
@@ -108,12 +108,12 @@ class Leases:
 
     def _tidy(self, holds: list[Held]) -> None:
         for held in list(holds):
-            certain, now = held.attempt.certain(), self.story.world.now
+            certain, now = held.attempt.certain(), self.trace.world.now
             if held.lapsed_at is None:
                 if not certain and held.process.awake:  # now its code could have seen it
                     held.lapsed_at = now
             elif certain:
-                self.story.violated(9, f"ensure() passes again for {held.grant.token}")
+                self.trace.violated(9, f"ensure() passes again for {held.grant.token}")
                 held.lapsed_at = None
             if held.lapsed_at is not None and not certain and self._settled(held):
                 holds.remove(held)
@@ -126,9 +126,9 @@ class Leases:
         if grant.end_reason == Grant.RELEASED or held.told:
             return True
         since = max(held.lapsed_at or 0.0, held.process.paused_until)
-        if self.story.world.now - since > TOLD:
+        if self.trace.world.now - since > TOLD:
             why = grant.reason_ended(held.process.clock())
-            self.story.violated(8, f"nobody is told that {grant.token} is lost: {why}")
+            self.trace.violated(8, f"nobody is told that {grant.token} is lost: {why}")
             return True
         return False
 
@@ -146,4 +146,4 @@ class Leases:
         else:
             self.counts["write refused by its fence"] += 1
             if sure and self.trusted and not attempt.ousted and thing.owner(token) != writer:
-                self.story.violated(2, f"a certain holder's write with {grant.fence} comes after {newest}")
+                self.trace.violated(2, f"a certain holder's write with {grant.fence} comes after {newest}")

@@ -1,4 +1,4 @@
-"""Things that several servers keep together: who has them is what a majority says. Rules 1 to 5 and 10.
+"""ServerState that several servers keep together: who has them is what a majority says. Rules 1 to 5 and 10.
 
 One server by itself may say what it likes; what counts is what clients believe, and the fences that they were given.
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from interlock._protocol.types import ServerError
 from interlock.primitives.codes import GRANTED, QUEUED
 
-from .things import Seen, Things
+from .server_state import Seen, ServerState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
     from interlock._client.grant import Grant
     from simulator.profiles import Profile
-    from simulator.site import Host, Site
+    from simulator.server_group import Host, ServerGroup
     from simulator.subjects import Thing
 
     from .attempts import Attempts
     from .leases import Leases
-    from .story import Story
+    from .trace import Trace
 
 # Seconds after which what nobody has must have been given to who waits: the ttl of a dead holder, and of a dead waiter.
 FOUND: Final = 5.0
 
 
-class Votes(Things):
+class Votes(ServerState):
     """All of them."""
 
     def __init__(
-        self, story: Story, sites: Sequence[Site], attempts: Attempts, leases: Leases, profile: Profile
+        self, trace: Trace, groups: Sequence[ServerGroup], attempts: Attempts, leases: Leases, profile: Profile
     ) -> None:
         quiet = profile.clean and not profile.rates
-        super().__init__(story, sites[0], attempts, quiet=quiet, trusted=profile.trusted)
-        self.sites = sites
+        super().__init__(trace, groups[0], attempts, quiet=quiet, trusted=profile.trusted)
+        self.groups = groups
         self.leases = leases
         self._max_ttl = profile.max_ttl
         self._idle: dict[bytes, float] = {}  # since when nobody has it
@@ -48,17 +48,17 @@ class Votes(Things):
 
     def executed(self, host: Host, sender: str, keys: Sequence[bytes], args: Sequence[bytes], reply: Any) -> None:
         """A script has run."""
-        story, server = self.story, host.server
+        trace, server = self.trace, host.server
         verb, token = args[:2]
-        where = host.site.name or "s0"
-        story.note("%s runs %s's %s %s -> %s", where, sender, verb.decode(), token.decode(), reply)
+        where = host.group.name or "s0"
+        trace.note("%s runs %s's %s %s -> %s", where, sender, verb.decode(), token.decode(), reply)
         if isinstance(reply, ServerError):
             if not str(reply).startswith("NOSCRIPT") and not (server.full and str(reply).startswith("OOM")):
-                story.violated(10, f"{verb.decode()} of {sender} failed: {reply}")
+                trace.violated(10, f"{verb.decode()} of {sender} failed: {reply}")
             return
-        story.served(sender, where, verb, token.rpartition(b"/")[0], keys[0], reply[0] if reply else 0)
+        trace.served(sender, where, verb, token.rpartition(b"/")[0], keys[0], reply[0] if reply else 0)
         if not server.data.keys() <= server.expires.keys():
-            story.violated(3, f"{server.data.keys() - server.expires.keys()} have no TTL after {verb!r}")
+            trace.violated(3, f"{server.data.keys() - server.expires.keys()} have no TTL after {verb!r}")
         attempt = self.attempts.known.get(token)
         if attempt is not None and verb == b"acquire" and reply[0] == QUEUED:
             self.attempts.queues(token, attempt)
@@ -71,13 +71,13 @@ class Votes(Things):
     def _elected(self, seen: Seen) -> None:
         """Whether somebody has a majority now, who had none before."""
         votes: dict[bytes, int] = {}
-        for site in self.sites:
-            server = site.primary.server
+        for group in self.groups:
+            server = group.primary.server
             server.look()
             for token, share in seen.thing.read(server).holders.items():
                 if not share.revoked:
                     votes[token] = votes.get(token, 0) + 1
-        won = next((token for token, number in votes.items() if 2 * number > len(self.sites)), None)
+        won = next((token for token, number in votes.items() if 2 * number > len(self.groups)), None)
         before, seen.head = seen.head, won
         if won is None or won == before:
             return
@@ -90,13 +90,13 @@ class Votes(Things):
     def lost(self, *, lossy: bool, lasts: float, other_clock: bool) -> None:
         """A server has been replaced. If all of them are so young, fresh clients take them for a new quorum."""
         del lasts, other_clock
-        now = self.story.world.now
+        now = self.trace.world.now
         for seen in self.seen.values():
             if lossy:
                 seen.thing.forgot(self.server)
-        hosts = [site.primary for site in self.sites]
+        hosts = [group.primary for group in self.groups]
         if all(host.forgot and now - host.since < self._max_ttl + 1 for host in hosts):
-            self.story.note("all servers are young")
+            self.trace.note("all servers are young")
             for seen in self.seen.values():
                 self._anew(seen)
 
@@ -107,25 +107,25 @@ class Votes(Things):
             return
         owner = thing.owner(token)  # who may take over from itself before the first of the two has heard of its grant
         if grant.fence <= seen.fence and owner != self._owners.get(thing.key):
-            self.story.violated(2, f"{token!r} has the fence {grant.fence} after {seen.fence}")
+            self.trace.violated(2, f"{token!r} has the fence {grant.fence} after {seen.fence}")
         if grant.fence > seen.fence:
             seen.fence, self._owners[thing.key] = grant.fence, owner
 
     def sweep(self) -> None:
         """Rule 4: what nobody has is given to somebody who waits."""
-        now = self.story.world.now
-        if now <= self.calm_since:
+        now = self.trace.world.now
+        if now <= self.quiet_since:
             return
         waiting: dict[bytes, float] = {}
         for attempt in self.attempts.known.values():
             if not attempt.ended and attempt.process.awake and not attempt.certain():
                 key = attempt.thing.key
-                waiting[key] = min(waiting.get(key, now), max(attempt.began, self.calm_since))
+                waiting[key] = min(waiting.get(key, now), max(attempt.began, self.quiet_since))
         for key, asked in waiting.items():
             if any(held.attempt.certain() for held in self.leases.held[key]):
                 self._idle[key] = now
             since = max(asked, self._idle.get(key, 0.0))
             self.slowest = max(self.slowest, now - since)
             if now - since > FOUND:
-                self.story.violated(4, f"{key!r} is waited for, and nobody has had it since {since:.3f}")
+                self.trace.violated(4, f"{key!r} is waited for, and nobody has had it since {since:.3f}")
                 self._idle[key] = now

@@ -70,7 +70,7 @@ class BarrierThing(Thing):
             if attempt.process.awake and ((on := token in self.indices) or why or token not in arrivals)
         }
 
-    def misserved(
+    def check_reply(
         self, server: Server, args: Sequence[bytes], reply: Any, _before: Mapping[bytes, Share]
     ) -> str | None:
         """As many go on together as there are parties, each with an index of its own, and once."""

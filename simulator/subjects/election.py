@@ -115,7 +115,7 @@ class Observing(NamedTuple):
             async for leader in election.observe():
                 worker.count("a change was told")
                 word = (leader.token, leader.term) if leader else None
-                worker.run.story.note("%s is told that %s leads", worker.task.name, word)
+                worker.run.trace.note("%s is told that %s leads", worker.task.name, word)
                 if word == observer.word:
                     worker.violated(12, f"it was told twice that {word} leads")
                 if leader and leader.term < observer.term and self._ordered(worker):

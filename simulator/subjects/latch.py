@@ -69,7 +69,7 @@ class LatchThing(Thing):
             if attempt.process.awake
         }
 
-    def misserved(
+    def check_reply(
         self, server: Server, args: Sequence[bytes], reply: Any, _before: Mapping[bytes, Share]
     ) -> str | None:
         """Each count counts once, and nobody passes before there was nothing left."""

@@ -45,7 +45,9 @@ class OnceThing(LockThing):
         """See Thing. A note may be lost with what else was: only leases are waited for."""
         self.lossy = True
 
-    def misserved(self, server: Server, args: Sequence[bytes], reply: Any, before: Mapping[bytes, Share]) -> str | None:
+    def check_reply(
+        self, server: Server, args: Sequence[bytes], reply: Any, before: Mapping[bytes, Share]
+    ) -> str | None:
         """Nobody begins before the time that the last run has set."""
         if self.lossy:
             return None
@@ -114,7 +116,7 @@ class Running(NamedTuple):
             if not begun or not result.value.endswith(result.by[-32:]):
                 worker.violated(12, f"{result} was not run here")
             # Without a fault on its way the release was run before, so for `keep` nobody may begin.
-            thing.succeeded |= thing.key_of is not None and monitor.things.quiet and thing.keep > LONG
+            thing.succeeded |= thing.key_of is not None and monitor.server_state.quiet and thing.keep > LONG
         elif result is not None:
             worker.count("skipped")
             if begun or result:
@@ -122,7 +124,7 @@ class Running(NamedTuple):
             started_at, ended = result.started, result.ended
             if started_at is not None and ended is not None and ended < started_at:
                 worker.violated(12, f"{result} ended before it began")
-            if worker.now() - started > AT_ONCE and monitor.things.quiet:
+            if worker.now() - started > AT_ONCE and monitor.server_state.quiet:
                 worker.violated(4, f"{result} took {worker.now() - started:.3f} s")
 
 

@@ -56,7 +56,9 @@ class RWThing(PermitThing):
         """Whether it reads beside a lease of its own."""
         return token in self._under and self._under[token] in before
 
-    def misserved(self, server: Server, args: Sequence[bytes], reply: Any, before: Mapping[bytes, Share]) -> str | None:
+    def check_reply(
+        self, server: Server, args: Sequence[bytes], reply: Any, before: Mapping[bytes, Share]
+    ) -> str | None:
         """Who would wait for itself must not wait."""
         verb, token, *_ = args
         if verb != b"acquire" or reply[0] not in {QUEUED, BUSY}:

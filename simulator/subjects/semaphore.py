@@ -48,7 +48,9 @@ class SemaphoreThing(PermitThing):
         each = ", ".join(f"{share.permits} by {token.decode()}" for token, share in shares.items())
         return f"held {total} times, with a limit of {limit}: {each}"
 
-    def misserved(self, server: Server, args: Sequence[bytes], reply: Any, before: Mapping[bytes, Share]) -> str | None:
+    def check_reply(
+        self, server: Server, args: Sequence[bytes], reply: Any, before: Mapping[bytes, Share]
+    ) -> str | None:
         """A set_limit that comes again does not undo what was set since."""
         del reply, before
         if args[0] != b"limit":

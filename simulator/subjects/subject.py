@@ -105,7 +105,7 @@ class Thing:
         """Rule 4, for who gets nothing but news: who of those awake should be told now, and what about it."""
         return {}
 
-    def misserved(
+    def check_reply(
         self, _server: Server, _args: Sequence[bytes], _reply: Any, _before: Mapping[bytes, Share]
     ) -> str | None:
         """Rule 12: what is wrong with this answer of the server, when the last one left it to these."""

@@ -10,7 +10,7 @@ import warnings
 import pytest
 
 from harness.modes import hears, outcome, queued, until
-from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState
+from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, LockError
 from interlock._protocol.run import run
 
 rule = pytest.mark.rule
@@ -502,7 +502,6 @@ async def test_execute_runs_only_under_the_lease(kit, clean):
 
 
 async def test_execute_says_what_is_wrong_with_a_command(kit, clean):
-    from interlock import LockError
 
     lease = await kit.interlock().lock("a").acquire()
     clean.lpush("users:list", 1)
@@ -721,3 +720,13 @@ async def test_one_client_many_tasks_or_threads(kit):
 
     await asyncio.gather(*(count() for _ in range(20)))
     assert counter == 400
+
+
+@pytest.mark.matrix("servers")
+async def test_extend_does_not_hold_beyond_max_hold(kit, clean):
+    lease = await kit.interlock().lock("a", max_hold=1).acquire()
+    await lease.extend(60)
+    assert clean.pttl("lock:a") < 1500
+    await until(lambda: not clean.exists("lock:a"))
+    await until(lambda: lease.state is LeaseState.LOST)
+    assert not await lease.release()

@@ -80,3 +80,31 @@ async def test_an_undo_passes_over_the_dead_without_a_pause(kit, clean):
     clean.pexpire(waiters, 60_000)
     kit.session(locks).core.release_in_background(lease._grant)
     await until(lambda: not clean.exists(queue, waiters), within=20)  # of the 39 s that pauses would take
+
+
+@rule(6)
+async def test_a_release_that_comes_again_for_dead_waiters_is_no_loss_if_others_release_meanwhile(kit, clean):
+    """More dead waiters than one step drops: the server forgets who released first before the last answer."""
+    locks = kit.interlock()
+    lease = await locks.lock("a").acquire()
+    _, _, queue, waiters, _ = lease._grant.resource.keys
+    clean.zadd(queue, {f"dead/{i}": i for i in range(600)})
+    clean.hset(waiters, mapping={f"dead/{i}": f"{i} 3000 0 nowhere" for i in range(600)})
+    clean.pexpire(queue, 9000)
+    clean.pexpire(waiters, 9000)
+    core = kit.session(locks).core
+    ask, answers = core.request, []
+
+    async def slow(attempt, args, until):
+        answer = await ask(attempt, args, until)
+        if args[0] == "release":
+            answers.append(answer[0])
+            clean.set("{lock:a}{record}", "1 lock 9 - 0 somebody - -", px=60_000)  # who has had it meanwhile
+        return answer
+
+    core.request = slow
+    try:
+        assert await lease.release()
+    finally:
+        del core.request
+    assert answers == [[1, 1], [0, 0]]

@@ -378,3 +378,59 @@ async def test_an_interrupt_while_a_thread_is_started_leaves_neither_none_nor_tw
             await until(lambda: lease._grant.deadline > before)
         assert len(running()) == 1
         await until(lambda: not held(clean))
+
+
+@pytest.mark.matrix("servers")
+def test_a_signal_handler_that_raises_does_not_end_the_interpreter(server, clean):
+    """hiredis calls back into Python for a number; a handler that raised there was a segmentation fault."""
+    code = """
+import signal, sys, interlock
+class Stop(Exception): pass
+def stop(*_): raise Stop
+signal.signal(signal.SIGALRM, stop)
+locks = interlock.Interlock(sys.argv[1])
+for number in range(1500):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0001 + number % 40 * 0.00002)
+        try:
+            for _ in range(50):
+                with locks.lock(f"users:{number}", ttl=2):
+                    pass
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except Stop:
+        pass
+locks.close()
+print("OK")
+"""
+    import subprocess
+
+    command = [sys.executable, "-W", "ignore", "-c", code, server.url]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, b"OK\n"), done.stderr[-500:]
+
+
+@pytest.mark.matrix("servers")
+@rule(8)
+def test_nothing_but_text_is_given_to_the_packer(kit_less_interlock, monkeypatch):
+    from interlock._transports import resp
+
+    real, seen = resp.pack, []
+    monkeypatch.setattr(resp, "pack", lambda words: seen.extend(words) or real(words))
+    with kit_less_interlock as locks:
+        lease = locks.lock("a").acquire()
+        lease.extend(10)
+        lease.execute("SET", "users:1", 1.5)
+        lease.execute("INCRBY", "users:n", 2)
+        locks.lock("a").inspect()
+        locks.lock("a").revoke("test")
+        lease.release()
+        locks._session.core.port.ensure_subscribed("a")
+    assert seen
+    assert all(type(word) in {str, bytes} for word in seen)
+
+
+@pytest.fixture
+def kit_less_interlock(server, clean):
+    yield interlock.Interlock(server.url)
+    clean.delete("users:1", "users:n")

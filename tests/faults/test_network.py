@@ -420,3 +420,17 @@ async def test_closing_is_bounded_while_the_server_is_silent(kit, proxy, clean):
     assert lease.state is LeaseState.RELEASED
     assert isinstance(await outcome(lease.extend(1)), LeaseLost | ConfigError)
     await until(lambda: not clean.exists("lock:a"))
+
+
+@rule(8)
+async def test_a_lost_reply_to_release_is_no_loss_even_if_others_released_since(kit, clean, proxy):
+    locks = kit.interlock(f"{proxy.url}?socket_timeout=0.5")
+    lease = await locks.lock("a").acquire()
+    proxy.drop_replies = True
+    releasing = asyncio.ensure_future(lease.release())
+    await until(lambda: not clean.exists("lock:a"))
+    for _ in range(3):
+        await (await kit.interlock().lock("a").acquire()).release()
+    proxy.cut()
+    proxy.drop_replies = False
+    assert await releasing is True

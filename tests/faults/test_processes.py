@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+import interlock
+import interlock.aio
 from harness.modes import queued, until
 from harness.processes import PROGRAMS, actors
 from harness.proxy import Proxy
@@ -344,3 +346,21 @@ async def test_a_process_with_many_interlocks_ends_within_about_a_second_though_
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+def test_a_child_of_multiprocessing_gives_back_what_it_held(server, clean):
+    import multiprocessing
+
+    for method in ("fork", "spawn"):
+        child = multiprocessing.get_context(method).Process(target=hold, args=(server.url,))
+        child.start()
+        child.join(30)
+        assert child.exitcode == 0
+        assert not clean.exists("lock:a")
+
+
+kept: list = []
+
+
+def hold(url: str) -> None:
+    kept.append(interlock.Interlock(url).lock("a").acquire())

@@ -9,12 +9,16 @@ import socket
 import ssl
 import struct
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 from redis.connection import Connection
 
 from harness.modes import Residue, outcome, until
-from interlock import Unavailable
+from interlock import AcquireTimeout, ConfigError, Unavailable
+from interlock._connect.refusals import connection_error
+from interlock._protocol.types import Disconnected
 
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: to close is to reset
 
@@ -90,3 +94,53 @@ def _inodes(sockets) -> set[str]:
     import os
 
     return {os.readlink(f"/proc/self/fd/{one.fileno()}") for one in sockets}
+
+
+@pytest.mark.matrix("servers")
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("", "not trusted.*ssl_ca_certs"),
+        ("?ssl_ca_certs={other}", "not trusted"),
+        ("?ssl_ca_certs=/nonexistent.pem", "can't be read"),
+        ("?ssl_ca_certs={junk}", "no TLS connection"),
+    ],
+    ids=["no authority", "another authority", "no such file", "junk"],
+)
+async def test_what_is_wrong_with_tls_is_said_at_once(kit, park, ground, tmp_path, wrong, says):
+    import trustme
+
+    if ground.server != "valkey-9.1":
+        pytest.skip("TLS needs Debian's server: once is enough")
+    node = park.node("redis-7.0")
+    other, junk = tmp_path / "other.pem", tmp_path / "junk.pem"
+    trustme.CA().cert_pem.write_to_path(str(other))
+    junk.write_text("junk")
+    url = node.tls_url.partition("?")[0] + wrong.format(other=other, junk=junk)
+    started = time.monotonic()
+    with pytest.raises(ConfigError, match=says):
+        await kit.interlock(url).lock("a").acquire(timeout=20)
+    assert time.monotonic() - started < 4
+
+
+@pytest.mark.matrix("servers")
+def test_a_tls_handshake_that_is_cut_off_is_not_a_wrong_configuration():
+    """asyncio raises the reset while it handles that the handshake wants to read more."""
+    try:
+        try:
+            raise ssl.SSLWantReadError(2, "The operation did not complete (read)")
+        except ssl.SSLError:
+            raise ConnectionResetError(104, "Connection reset by peer")  # noqa: B904 (its context is the point)
+    except ConnectionResetError as raised:
+        error = raised
+    address = SimpleNamespace(kind="tls", display_url="rediss://localhost:6379/0")
+    refused = connection_error(error, address)
+    assert isinstance(refused, Disconnected), refused
+    wrong = connection_error(ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number"), address)
+    assert isinstance(wrong, ConfigError)
+
+
+@pytest.mark.matrix("servers")
+async def test_tls_to_a_port_that_has_none(kit, server):
+    with pytest.raises((ConfigError, Unavailable, AcquireTimeout)):
+        await kit.interlock(f"rediss://127.0.0.1:{server.port}").lock("a").acquire(timeout=1)

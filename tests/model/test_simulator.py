@@ -164,8 +164,8 @@ def test_the_faults_really_happen():
         "executed", "execute refused", "execute unavailable", "executed after its caller had given up",
         "write refused by its fence", "ensure raised", "force: done", "revoke: done", "cancellation came through",
     } | {
-        f"sprung at the {place}: ambush {what}"
-        for place in ("brink", "park", "wake", "handed") for what in ("cancel", "pause", "crash", "close")
+        f"sprung at the {place}: scheduled {what}"
+        for place in ("before_send", "park", "wake", "handed") for what in ("cancel", "pause", "crash", "close")
     }  # fmt: skip
     assert {fault for fault in wanted if not counts[fault]} == set()
 
@@ -190,13 +190,13 @@ def test_each_subject_really_does_what_it_is_for(subject, wanted):
     assert {what for what in wanted if not counts[what]} == set()
 
 
-def test_ambushes_spring_at_every_await_of_the_core(monkeypatch):
+def test_scheduled_cancellations_strike_at_every_await_of_the_core(monkeypatch):
     """Wherever the core waits for the port, a process can be stopped or die."""
     struck = set()
     passes = Task.passes
 
     def watched(self, place):
-        if place in self.traps and self.traps[place][0] == 0 and place != "brink":
+        if place in self.traps and self.traps[place][0] == 0 and place != "before_send":
             work, lines = self.work, []
             while hasattr(work, "cr_frame") and work.cr_frame is not None:
                 lines.append((work.cr_code.co_filename.rpartition("/")[2], work.cr_frame.f_lineno))
@@ -338,16 +338,16 @@ IN_LUA = {
     ),
     "the newest first": (
         replaced("call('ZRANGE', QUEUE, position, position + batch_size - 1)", "call('ZRANGE', QUEUE, -1, -1)"),
-        6, ["calm"],
+        6, ["no faults"],
     ),
-    "nobody is woken": (replaced("  publish(channel, 'granted ' .. waiter)\nend", "end"), 4, ["calm"]),
-    "a fence in whole seconds": (replaced("math.max(fence + 1, now_us)", "now_us - now_us % 1e6"), 2, ["calm"]),
+    "nobody is woken": (replaced("  publish(channel, 'granted ' .. waiter)\nend", "end"), 4, ["no faults"]),
+    "a fence in whole seconds": (replaced("math.max(fence + 1, now_us)", "now_us - now_us % 1e6"), 2, ["no faults"]),
     "a record for ever": (
         replaced(
             "call('SET', RECORD, value, 'PX', string.format('%.0f', record_ttl))",
             "call('SET', RECORD, value)",
         ), 3,
-        ["calm"],
+        ["no faults"],
     ),
     "a confirmation that does not lengthen": (
         replaced("if pttl <= tonumber(ttl) then call('PEXPIRE', LOCK, ttl) end", ""), 1, ["pause", "loss", "crash"],
@@ -378,8 +378,10 @@ IN_PERMITS = {
             "",
         ), 4, ["pause", "cancel", "memory"],
     ),
-    "a newcomer that overtakes": ("semaphore", replaced("(not blocker or blocker == token)", "true"), 6, ["calm"]),
-    "a reader that overtakes a writer": ("rwlock", replaced("(not blocker or blocker == token)", "true"), 6, ["calm"]),
+    "a newcomer that overtakes": ("semaphore", replaced("(not blocker or blocker == token)", "true"), 6, ["no faults"]),
+    "a reader that overtakes a writer": (
+        "rwlock", replaced("(not blocker or blocker == token)", "true"), 6, ["no faults"],
+    ),
     "a confirmation that comes twice gives permits back": (
         "semaphore",
         replaced(
@@ -404,7 +406,7 @@ IN_PERMITS = {
             "pcall(grant, waiter, permits, handover_ttl, channel)",
             "pcall(grant, waiter, permits, 60000, channel)",
         ),
-        3, ["calm"],
+        3, ["no faults"],
     ),
     "a confirmation that does not lengthen": (
         "rwlock", replaced("if tonumber(call('ZSCORE', HOLDERS, token)) <= lease_end then", "if false then"),
@@ -416,9 +418,9 @@ IN_PERMITS = {
     ),
     "a fence in whole seconds": (
         "semaphore", replaced("math.max(fence + 1, now_us)", "now_us - now_us % 1e6"),
-        2, ["calm"],
+        2, ["no faults"],
     ),
-    "holders for ever": ("semaphore", replaced("  call('PEXPIRE', HOLDERS, ttl)\n", ""), 3, ["calm"]),
+    "holders for ever": ("semaphore", replaced("  call('PEXPIRE', HOLDERS, ttl)\n", ""), 3, ["no faults"]),
     "no tombstone": (
         "semaphore", replaced(
             "  if call('ZSCORE', TOMBSTONES, token) then return {NOT_FOUND} end\n",
@@ -445,7 +447,7 @@ IN_PERMITS = {
         1, ["cancel"],
     ),
     "a writer that waits for its own reading": (
-        "rwlock", replaced("if reads_beside_own or permits <=", "if permits <="), 12, ["calm"],
+        "rwlock", replaced("if reads_beside_own or permits <=", "if permits <="), 12, ["no faults"],
     ),
 }  # fmt: skip
 
@@ -457,30 +459,30 @@ def in_multi(old, new):
 
 IN_OTHERS = {
     "what was had before is kept when one is busy": (
-        "multi", in_multi("earlier[1](earlier[2], {'release', earlier[3], '0', STAMP})", ""), 5, ["calm"],
+        "multi", in_multi("earlier[1](earlier[2], {'release', earlier[3], '0', STAMP})", ""), 5, ["no faults"],
     ),
     "only the first is asked for": (
         "multi",
         in_multi("local ok, reply = pcall(call_script, script, keys, args)",
                  "local ok, reply = true, {GRANTED, 1}\n"
                  "    if i == 2 then ok, reply = pcall(call_script, script, keys, args) end"),
-        1, ["calm"],
+        1, ["no faults"],
     ),
     "watchers that are not told that nobody leads": (
-        "election", replaced("term * 2 + (leader and 0 or 1)", "term * 2"), 4, ["calm"],
+        "election", replaced("term * 2 + (leader and 0 or 1)", "term * 2"), 4, ["no faults"],
     ),
     "watchers that are told of their own term": (
-        "election", replaced("'-inf', '(' .. version", "'-inf', '(' .. (version - 2)"), 4, ["calm"],
+        "election", replaced("'-inf', '(' .. version", "'-inf', '(' .. (version - 2)"), 4, ["no faults"],
     ),
     "a term that does not grow": (
-        "election", replaced("math.max(fence + 1, now_us)", "now_us - now_us % 1e6"), 2, ["calm"],
+        "election", replaced("math.max(fence + 1, now_us)", "now_us - now_us % 1e6"), 2, ["no faults"],
     ),
     "an open latch that tells nobody": (
         "latch", replaced(
             "    add_tombstone(token, tostring(OPERATION_TTL_MS))\n    wake_some()\n",
             "    add_tombstone(token, tostring(OPERATION_TTL_MS))\n",
         ),
-        4, ["calm"],
+        4, ["no faults"],
     ),
     "a count that comes twice counts twice": (
         "latch", replaced(
@@ -489,16 +491,16 @@ IN_OTHERS = {
         ), 12, ["loss"],
     ),
     "a count that is not undercut": (
-        "latch", replaced("left = math.max(0, left - by)", "left = left - by"), 12, ["calm"],
+        "latch", replaced("left = math.max(0, left - by)", "left = left - by"), 12, ["no faults"],
     ),
     "a latch that opens too early": (
         "latch", replaced(
             "return not left or left == 0 or reason",
             "return not left or left <= 1 or reason",
-        ), 12, ["calm"],
+        ), 12, ["no faults"],
     ),
     "a latch that shuts when it is used again": (
-        "latch", replaced("  if left then return end", "  if left and left > 0 then return end"), 12, ["calm"],
+        "latch", replaced("  if left then return end", "  if left and left > 0 then return end"), 12, ["no faults"],
     ),
     "a retried arrival counts twice": (
         "barrier", replaced("  if arrival then", "  if arrival and arrival <= passed then"),
@@ -508,14 +510,14 @@ IN_OTHERS = {
         "barrier", replaced(
             "  write_barrier()\n  wake_some()\n",
             "  write_barrier()\n",
-        ), 4, ["calm"],
+        ), 4, ["no faults"],
     ),
     "one that leaves does not break it": (
         "barrier", replaced(
             "if not reason then break_barrier('a party left, or its time was over: ' .. token) end",
             "",
         ),
-        12, ["calm"],
+        12, ["no faults"],
     ),
     "the dead are waited for": ("barrier", replaced("local dead = call(", "local dead = nil and call("), 12, ANY),
     "who went on is not known": (
@@ -531,22 +533,22 @@ IN_OTHERS = {
         ),
         12, ANY,
     ),
-    "no note": ("once", replaced("    if note_ttl_ms > 0 then\n", "    if false then\n"), 12, ["calm"]),
+    "no note": ("once", replaced("    if note_ttl_ms > 0 then\n", "    if false then\n"), 12, ["no faults"]),
     "a note of the end only": (
         "once", replaced("math.max(at_least_left_ms, holder == token and tonumber(keep_ms) or 0)", "tonumber(keep_ms)"),
-        12, ["calm"],
+        12, ["no faults"],
     ),
     "a note of half the time": (
         "once",
         replaced("string.format('%.0f', note_ttl_ms)", "string.format('%.0f', note_ttl_ms / 2)"),
-        12, ["calm"],
+        12, ["no faults"],
     ),
     "a note of another time": (
         "once",
         replaced("string.format('%.0f', note_ttl_ms)", "string.format('%.0f', note_ttl_ms + 5000)"),
-        12, ["calm"],
+        12, ["no faults"],
     ),
-    "a note that nobody reads": ("once", replaced("  if note then\n", "  if false then\n"), 12, ["calm"]),
+    "a note that nobody reads": ("once", replaced("  if note then\n", "  if false then\n"), 12, ["no faults"]),
 }  # fmt: skip
 
 
@@ -597,7 +599,7 @@ IN_THE_API = {
         4,
         ["loss", "slow", "lossy cancel", "chaos"],
     ),
-    "one that can't wait stays": ("barrier", one_that_cannot_wait_stays, 5, ["calm", "cancel", "crash", "pause"]),
+    "one that can't wait stays": ("barrier", one_that_cannot_wait_stays, 5, ["no faults", "cancel", "crash", "pause"]),
     "a multi that waits for a silent server": (
         "multi",
         a_multi_that_waits_for_a_silent_server,
@@ -608,12 +610,12 @@ IN_THE_API = {
         "multi",
         whoever_is_named_first_is_waited_for_first,
         4,
-        ["calm", "cancel", "crash", "pause"],
+        ["no faults", "cancel", "crash", "pause"],
     ),
-    "a part that is kept": ("multi", a_part_that_is_kept, 5, ["calm"]),
-    "every entry asks": ("rlock", every_entry_asks, 12, ["calm"]),
-    "an inner release gives it back": ("rlock", an_inner_release_gives_it_back, 12, ["calm"]),
-    "an upgrade that waits": ("rwlock", an_upgrade_that_waits, 12, ["calm", "cancel", "crash"]),
+    "a part that is kept": ("multi", a_part_that_is_kept, 5, ["no faults"]),
+    "every entry asks": ("rlock", every_entry_asks, 12, ["no faults"]),
+    "an inner release gives it back": ("rlock", an_inner_release_gives_it_back, 12, ["no faults"]),
+    "an upgrade that waits": ("rwlock", an_upgrade_that_waits, 12, ["no faults", "cancel", "crash"]),
 }
 
 
@@ -666,7 +668,7 @@ def shrinks(seed, rule, lua=str):
     assert len(after.faults) <= 5, shrunk.story
     assert len(after.sections) <= 12, shrunk.story
     assert len(after.faults) + len(after.sections) <= (len(before.faults) + len(before.sections)) / 4
-    assert len(after.trace) < len(before.trace) / 2  # who waits in vain goes on asking
+    assert len(after.lines) < len(before.lines) / 2  # who waits in vain goes on asking
     plan = Plan(tuple(after.sections), frozenset(fault.name for fault in after.faults), rule)
     assert simulate(seed, lua=lua, plan=plan).fingerprint == after.fingerprint
 

@@ -91,7 +91,7 @@ IN_PYTHON = {
     "half is enough": ("lock", 1, "q loss", half_is_enough),
     "one renewal is enough": ("lock", 1, "q loss", one_renewal_is_enough),
     "the highest fence is not agreed on": ("lock", 2, "q loss", the_highest_fence_is_not_agreed_on),
-    "a vouch finds nothing": ("lock", 4, "q calm", a_vouch_finds_nothing),
+    "a vouch finds nothing": ("lock", 4, "q no faults", a_vouch_finds_nothing),
     "clocks run alike": ("lock", 1, "q crash", clocks_run_alike),
 }
 

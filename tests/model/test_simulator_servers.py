@@ -10,7 +10,7 @@ pytest.importorskip("lupa")
 from interlock._quarantine import identity, lossless
 from interlock._quarantine.history import ServerHistory
 from model.mutations import catch, replaced, shares
-from simulator import SERVERS, natural, outages, port, profiles, shrink, simulate, site, subject_of
+from simulator import SERVERS, natural, outages, port, profiles, server_group, shrink, simulate, subject_of
 from simulator.coroutines import Process
 from simulator.scheduler import World
 
@@ -196,7 +196,7 @@ def test_a_lost_lease_makes_a_short_story():
 
 def test_a_proof_is_of_the_server_that_was_asked_for():
     """One that came meanwhile may have lost something, for all that is known of the one before."""
-    place = site.Site(World(0))
+    place = server_group.ServerGroup(World(0))
     process, before = Process(place.world, "c0"), place.primary
     epoch = ServerHistory(60.0).meet(before.facts(), port._ADDRESS)
     assert lossless.least_lossless_ttl(place.seen_by(process), "another:one", epoch) == math.inf
@@ -206,7 +206,7 @@ def test_a_proof_is_of_the_server_that_was_asked_for():
 
 def test_what_is_waited_for_is_not_forgotten_with_the_next_change():
     """A failover that lost something, then a handover that lost nothing: leases of before the first may still last."""
-    place, memory = site.Site(World(0)), ServerHistory(60.0)
+    place, memory = server_group.ServerGroup(World(0)), ServerHistory(60.0)
     first = memory.meet(place.primary.facts(), port._ADDRESS)
     evidence = [memory.meet(place.another().facts(), port._ADDRESS).previous for _ in range(2)]
     assert evidence == [first.identity, first.identity]

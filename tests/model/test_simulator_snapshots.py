@@ -38,7 +38,7 @@ def test_a_token_that_is_made_of_what_is_in_the_snapshot_is_found(monkeypatch):
         return made
 
     monkeypatch.setattr(_core.Core, "attempt", numbered)
-    assert not simulate(0, "calm", subject="lock").violations, "without a snapshot they are no two's"
+    assert not simulate(0, "no faults", subject="lock").violations, "without a snapshot they are no two's"
     broken = {
         violation.rule
         for seed in range(SEEDS)

@@ -12,6 +12,7 @@ import interlock.aio
 from harness.modes import outcome, until
 from harness.topology import Cluster, Sentinels
 from interlock import Assurance, ConfigError, Unavailable
+from interlock._protocol.acks import Acks
 
 rule = pytest.mark.rule
 
@@ -156,3 +157,17 @@ def test_a_quorum_takes_none(kit):
     for options in ({"acks": 1}, {"fsync": True}):
         with pytest.raises(ConfigError, match="a quorum takes no acks="):
             locks.lock("a", **options)
+
+
+@rule(8)
+async def test_replicas_are_waited_for_no_longer_than_the_caller_has(kit, node, monkeypatch):
+    patiences, command = [], Acks.command
+
+    def seen(self, known, timeout):
+        patiences.append(timeout)
+        return command(self, known, timeout)
+
+    monkeypatch.setattr(Acks, "command", seen)
+    error = await outcome(kit.interlock(node.url).lock("a", acks=1).acquire(timeout=0.8))
+    assert isinstance(error, Unavailable), error
+    assert max(patiences, default=0) < 0.8  # they may take a second; on a busy machine the time may be over before

@@ -594,3 +594,22 @@ async def test_who_has_seen_the_cluster_believes_in_it(kit, clean):
     assert port_of(kit, locks).retry_for == RETRY_FOR
     await use(locks.lock("a"))
     assert port_of(kit, locks).retry_for > RETRY_FOR
+
+
+@pytest.fixture
+def replicated():
+    with Cluster(shards=3, replicas=1) as made:
+        yield made
+
+
+@rule(6)
+async def test_who_only_renews_follows_a_failover_of_its_shard(kit, replicated):
+    """Renewals asked the dead node, and nobody asked who has its slots by now."""
+    locks = kit.interlock(replicated.url)
+    primary = replicated.nodes[0]
+    names = [name for name in map(str, range(60)) if replicated.primary_of(f"lock:{name}") is primary]
+    leases = [await kit.keep(locks.lock(name, ttl=12).acquire()) for name in names]
+    replicated.catch_up(*replicated.nodes)
+    primary.kill()
+    await until(lambda: {lease.state for lease in leases} == {"jeopardy"})
+    await until(lambda: {lease.state for lease in leases} == {"held"})

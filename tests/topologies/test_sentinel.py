@@ -6,17 +6,21 @@ import asyncio
 import time
 
 import pytest
+import redis
 import redis.asyncio.sentinel
 import redis.sentinel
 
 from harness.matrix import required
 from harness.modes import SLACK, outcome, queued, until
-from harness.servers import KINDS, Missing
+from harness.servers import KINDS, Missing, Node
 from harness.topology import Sentinels
 from harness.topology.group import ask
 from interlock import AcquireTimeout, ConfigError, Unavailable
 from interlock._connect import sentinels as sentinel
 from interlock._connect.target import address
+from interlock._protocol.types import Disconnected
+from interlock._quarantine.history import ServerHistory
+from interlock._quarantine.identity import NO_REPLID, Facts
 
 rule = pytest.mark.rule
 GUARDED = {"min-replicas-to-write": "1", "min-replicas-max-lag": "1"}
@@ -361,3 +365,44 @@ async def test_a_primary_that_could_be_isolated_is_warned_of(kit, caplog):
     with watched(config={}) as group:
         await kit.keep(kit.interlock(group.url).lock("a").acquire())
         assert "min-replicas-to-write" in caplog.text
+
+
+@rule(8)
+def test_sentinels_that_are_all_silent_take_no_longer_than_the_caller_has(monkeypatch):
+    withins = []
+
+    def silent(_, within, *__):
+        withins.append(within)
+        raise TimeoutError
+
+    monkeypatch.setattr(sentinel.Sentinels, "_ask", staticmethod(silent))
+    group = address("redis+sentinel://a:1,b:2,c:3,d:4,e:5/0?service=x", for_asyncio=False)
+    with pytest.raises(Disconnected):
+        group.sentinels.primary(0.3)
+    assert len(withins) == 5
+    assert sum(withins) < 0.31
+
+
+async def test_sentinels_that_refuse_us_are_no_outage(kit):
+    """It took a minute until a wrong password was told."""
+    with Node() as node, redis.Redis.from_url(node.url) as plain:
+        plain.execute_command("ACL", "SETUSER", "default", "resetpass", ">secret")
+        locks = kit.interlock(f"redis+sentinel://127.0.0.1:{node.port}/0?service=x")
+        error = await outcome(locks.lock("a").acquire(timeout=2))
+    assert isinstance(error, ConfigError), error
+    assert "sentinel_password" in str(error)
+
+
+@rule(10)
+def test_the_old_primary_goes_on_for_as_long_as_it_was_told_to():
+    """min-replicas-max-lag may be set at one of them only."""
+    memory = ServerHistory(60.0)
+    where = address("redis://127.0.0.1", for_asyncio=False)
+    memory.meet(
+        Facts("a" * 40, "b" * 40, NO_REPLID, uptime=500, now_ms=1_000_000, replicas=1), where, isolation_grace=11.0
+    )
+    new = memory.meet(
+        Facts("c" * 40, "d" * 40, "b" * 40, uptime=500, now_ms=1_000_000, replicas=0), where, isolation_grace=0.0
+    )
+    assert new.isolation_grace == 11
+    assert new.old_primary()

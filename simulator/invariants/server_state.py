@@ -1,4 +1,4 @@
-"""Things in the server, seen after each script: who has them and who waits. Rules 2 to 6, 12, and half of 11."""
+"""ServerState in the server, seen after each script: who has them and who waits. Rules 2 to 6, 12, and half of 11."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from simulator.coroutines import Task
     from simulator.port import SimPort
     from simulator.server import Server
-    from simulator.site import Host, Site
+    from simulator.server_group import Host, ServerGroup
     from simulator.subjects import Reading, Share, Thing
 
     from .attempts import Attempt, Attempts
-    from .story import Story
+    from .trace import Trace
 
 IDENTITY: Final = 25  # characters
 FOLLOWED: Final = 1.3  # seconds after which what is free must have been given to a live waiter: a vouch and a trip
@@ -42,7 +42,7 @@ class Seen:
     fence: int = 0
     given: dict[bytes, int] = field(default_factory=dict[bytes, int])  # the fence of each grant, if clocks are set
     arrivals: dict[bytes, tuple[int, float]] = field(default_factory=dict[bytes, tuple[int, float]])
-    head: bytes | None = None  # who is the next one, in calm weather
+    head: bytes | None = None  # who is the next one, in the quiet phase
     head_at: float = 0.0  # since when
     could_at: float | None = None  # since when there has been room for it
     owed: dict[Hashable, float] = field(default_factory=dict["Hashable", float])  # since when who should be told
@@ -52,20 +52,20 @@ class Seen:
     known: bool = True  # the record tells who comes that there may be such
 
 
-class Things:
+class ServerState:
     """All of them."""
 
-    def __init__(self, story: Story, site: Site, attempts: Attempts, *, quiet: bool, trusted: bool) -> None:
-        self.story = story
-        self.site = site
+    def __init__(self, trace: Trace, group: ServerGroup, attempts: Attempts, *, quiet: bool, trusted: bool) -> None:
+        self.trace = trace
+        self.group = group
         self.attempts = attempts
         self.quiet = quiet  # no fault of any kind
         self.trusted = trusted  # the server loses no data and its clock is never set
-        self.calm_since = math.inf
+        self.quiet_since = math.inf
         self.seen: dict[bytes, Seen] = {}
         self.handed: Callable[[Task], None] = lambda _task: None  # a waiter was handed something in this moment
         self.grants = 0
-        self.slowest = 0.0  # seconds from when there was room for a live waiter to its grant, in calm weather
+        self.slowest = 0.0  # seconds from when there was room for a live waiter to its grant, in the quiet phase
         self.excused = 0  # how often a client that remembered nothing began anew on a server that had lost all
         self.struck: Callable[[], None] = lambda: None  # something was granted in this moment
         self.ports: dict[str, SimPort] = {}  # by process
@@ -74,7 +74,7 @@ class Things:
     @property
     def server(self) -> Server:
         """That of the primary."""
-        return self.site.primary.server
+        return self.group.primary.server
 
     def watch(self, thing: Thing) -> None:
         """Something that will be used."""
@@ -101,8 +101,8 @@ class Things:
             self._arrivals(seen, seen.holders, server.find(thing.queue, ZSet) or {})
             seen.head, seen.could_at, seen.owed = None, None, {}
             if lossy:
-                seen.barred_until = max(seen.barred_until, self.story.world.now + lasts)
-                seen.lost_by = self.site.primary.number
+                seen.barred_until = max(seen.barred_until, self.trace.world.now + lasts)
+                seen.lost_by = self.group.primary.number
                 seen.known = self._tells(seen)
             if lossy or other_clock:  # times that are kept beside a lease are told by the clock of before
                 thing.forgot(server)
@@ -112,30 +112,30 @@ class Things:
     def _anew(self, seen: Seen) -> None:
         """Nothing is promised against these leases: nobody who knew of them was there, and no record tells."""
         self.excused += 1
-        self.story.note("%s begins anew for a client that remembers nothing", seen.thing.name)
-        seen.barred_until, seen.fence, seen.anew = 0.0, 0, self.site.primary
+        self.trace.note("%s begins anew for a client that remembers nothing", seen.thing.name)
+        seen.barred_until, seen.fence, seen.anew = 0.0, 0, self.group.primary
         for attempt in self.attempts.known.values():
             attempt.ousted |= attempt.thing is seen.thing
 
     def executed(self, host: Host, sender: str, keys: Sequence[bytes], args: Sequence[bytes], reply: Any) -> None:
         """A script has run."""
         args = args[:-1]  # without the epoch
-        story, server, asked = self.story, host.server, requests(keys, args)
+        trace, server, asked = self.trace, host.server, requests(keys, args)
         verb, token = asked[0][1][:2]
         code: object = reply
         with contextlib.suppress(TypeError, IndexError):
             code = reply[0]
-        where = "" if host is self.site.primary else f" {host.number}"
-        story.note("server%s runs %s's %s %s -> %s", where, sender, verb.decode(), token.decode(), reply)
+        where = "" if host is self.group.primary else f" {host.number}"
+        trace.note("server%s runs %s's %s %s -> %s", where, sender, verb.decode(), token.decode(), reply)
         if isinstance(reply, ServerError):
             if not (
                 host.refuses or str(reply).startswith("NOSCRIPT") or (server.full and str(reply).startswith("OOM"))
             ):
-                story.violated(10, f"{verb.decode()} of {sender} failed: {reply}")
+                trace.violated(10, f"{verb.decode()} of {sender} failed: {reply}")
             return
-        story.served(sender, verb, token.rpartition(b"/")[0], keys[0], code if isinstance(code, int) else 0)
+        trace.served(sender, verb, token.rpartition(b"/")[0], keys[0], code if isinstance(code, int) else 0)
         if not server.data.keys() <= server.expires.keys():
-            story.violated(3, f"{server.data.keys() - server.expires.keys()} have no TTL after {verb!r}")
+            trace.violated(3, f"{server.data.keys() - server.expires.keys()} have no TTL after {verb!r}")
         for key in keys:
             if key in self.seen:
                 self._remembered(self.seen[key], server, verb)
@@ -143,14 +143,14 @@ class Things:
         if verb == b"revoke" and code == 1 and args[2] == b"1":
             self._named(self.seen[keys[0]], token, host)
             self._forced(self.seen[keys[0]], token.removeprefix(b"!"))
-        if host is not self.site.primary:  # an isolated one: what counts is what clients believe
+        if host is not self.group.primary:  # an isolated one: what counts is what clients believe
             for (of, words), answer in zip(asked, answers(args, reply), strict=False):
                 if verb == b"acquire" and answer[0] == GRANTED:
                     self._aside(self.seen[of[0]], words[1], server)
             return
         if verb == b"revoke" and code == 1 and self.attempts.clean:
-            since, token = story.world.now, token.removeprefix(b"!")
-            story.world.at(since + REVOKED, lambda: self._revoked(token, since))
+            since, token = trace.world.now, token.removeprefix(b"!")
+            trace.world.at(since + REVOKED, lambda: self._revoked(token, since))
         self._judge(asked, answers(args, reply))
         by = {words[1] for _, words in asked}
         for key in keys:
@@ -164,14 +164,14 @@ class Things:
         if seen.thing.leased and record is not None:
             ahead = int(record.split()[2]) / 1000 - server.expires.get(name, math.inf)
             if ahead > 0:
-                self.story.violated(3, f"after {verb!r} the record of {name!r} ends {ahead:.0f} ms before its fence")
+                self.trace.violated(3, f"after {verb!r} the record of {name!r} ends {ahead:.0f} ms before its fence")
 
     def _named(self, seen: Seen, token: bytes, host: Host) -> None:
         """Rule 13. Whoever ends a quarantine by hand has seen the quarantine of this server, not of one before."""
         here = f">{host.facts().identity}>".encode()
-        barred = host is self.site.primary and self.story.world.now < seen.barred_until
+        barred = host is self.group.primary and self.trace.world.now < seen.barred_until
         if barred and token.startswith(QUARANTINE) and here not in token:
-            self.story.violated(13, f"{token!r} ends the quarantine of another server")
+            self.trace.violated(13, f"{token!r} ends the quarantine of another server")
 
     def _revoked(self, token: bytes, since: float) -> None:
         """Rule 8. The holder of a lease that was revoked at this time has learned of it."""
@@ -180,9 +180,9 @@ class Things:
             return
         deaf_until = self.ports[attempt.process.name].deaf_until
         if deaf_until > since:  # it did not hear the push, and asks when it is subscribed again
-            self.story.world.at(deaf_until + REVOKED, lambda: self._revoked(token, deaf_until))
+            self.trace.world.at(deaf_until + REVOKED, lambda: self._revoked(token, deaf_until))
         elif attempt.certain():
-            self.story.violated(8, f"{token!r} was revoked {self.story.world.now - since:.3f} s ago, and is held")
+            self.trace.violated(8, f"{token!r} was revoked {self.trace.world.now - since:.3f} s ago, and is held")
 
     def _answered(self, host: Host, keys: Sequence[bytes], args: Sequence[bytes], code: object) -> None:
         """What an answer means for the attempt that it is about."""
@@ -191,7 +191,7 @@ class Things:
         if attempt is None:
             return
         if verb == b"release":
-            attempt.cleared = host is self.site.primary
+            attempt.cleared = host is self.group.primary
         elif verb == b"acquire" and code == QUEUED:
             self.attempts.queues(token, attempt)
         elif verb == b"acquire" and code == GRANTED:
@@ -206,9 +206,9 @@ class Things:
             seen = self.seen.get(of[0])
             if seen is None or not self.trusted or (words[0] == b"acquire" and quarantine_evidence(answer)):
                 continue
-            if wrong := seen.thing.misserved(self.server, words, answer, seen.holders):
+            if wrong := seen.thing.check_reply(self.server, words, answer, seen.holders):
                 verb, token = words[:2]
-                self.story.violated(12, f"{verb.decode()} of {token!r} was answered with {answer}: {wrong}")
+                self.trace.violated(12, f"{verb.decode()} of {token!r} was answered with {answer}: {wrong}")
 
     def _look(self, seen: Seen, verb: bytes, by: Collection[bytes], *, sender: str) -> None:
         thing, server = seen.thing, self.server
@@ -222,7 +222,7 @@ class Things:
             for token, share in holders.items()
             if not share.revoked and (token not in seen.holders or seen.holders[token].fence != share.fence)
         ]
-        if seen.barred_until > self.story.world.now:
+        if seen.barred_until > self.trace.world.now:
             first = min(host.number for host in self.ports[sender].met)
             self._barred(seen, new, fresh=first >= seen.lost_by)
         if new:
@@ -233,15 +233,15 @@ class Things:
                 seen.arrivals.pop(token, None)  # it has its turn: if it comes again, it comes anew
             attempt = self.attempts.known.get(token)
             if attempt is not None and attempt.cleared and self.trusted:
-                self.story.violated(5, f"{token!r} holds {thing.key!r} after its release was run")
-        if self.trusted and seen.barred_until <= self.story.world.now:  # another machine's clock may end it earlier
+                self.trace.violated(5, f"{token!r} holds {thing.key!r} after its release was run")
+        if self.trusted and seen.barred_until <= self.trace.world.now:  # another machine's clock may end it earlier
             owners = {thing.owner(token) for token in holders}
             for token in seen.holders.keys() - holders.keys():
                 attempt = self.attempts.known.get(token)
                 if attempt is None or attempt.ousted or thing.owner(token) in owners:
                     continue
                 if attempt.certain():
-                    self.story.violated(1, f"{token!r} is certain of {thing.key!r}, and the server gave it up")
+                    self.trace.violated(1, f"{token!r} is certain of {thing.key!r}, and the server gave it up")
         self._follow(seen, reading, present)
         seen.holders = holders
         self._owe(seen)
@@ -251,7 +251,7 @@ class Things:
     def _aside(self, seen: Seen, token: bytes, server: Server) -> None:
         """It granted this, and knows nothing of what the new one has let go on."""
         thing = seen.thing
-        if seen.anew is self.site.primary:
+        if seen.anew is self.group.primary:
             self.attempts.known[token].ousted = True
         thing.granted(token, thing.read(server))
 
@@ -269,11 +269,11 @@ class Things:
         """Whether this is one of before the loss."""
         process = identity.decode().partition(":")[0] if identity != b"-" else ""
         return any(
-            host.number < seen.lost_by and host.run_id.startswith(process) for host in self.site.hosts if process
+            host.number < seen.lost_by and host.run_id.startswith(process) for host in self.group.hosts if process
         )
 
     def _identity(self) -> bytes:
-        return self.site.primary.facts().identity.encode()
+        return self.group.primary.facts().identity.encode()
 
     def _barred(self, seen: Seen, new: list[bytes], *, fresh: bool) -> None:
         """A script ran while lost leases may last. `fresh`: its sender came after the loss."""
@@ -283,13 +283,13 @@ class Things:
         if not seen.known and self._tells(seen):
             record: bytes = self.server.find(seen.thing.keys[1], bytes)
             seen.known = True
-            host = self.site.primary
+            host = self.group.primary
             tells = host.loaded and not host.promoted  # that it is young, and has no more than was saved
             if fresh and not tells and record.split()[3] == self._identity():
                 self._anew(seen)
         if new and seen.barred_until:
-            left = seen.barred_until - self.story.world.now
-            self.story.violated(13, f"{new} granted {left:.3f} s before the leases that were lost are over")
+            left = seen.barred_until - self.trace.world.now
+            self.trace.violated(13, f"{new} granted {left:.3f} s before the leases that were lost are over")
 
     # The order of arrival
 
@@ -312,7 +312,7 @@ class Things:
             if other in waiters and other in seen.arrivals and seen.arrivals[other][0] < mine and other not in holders:
                 alive, _, heard, channel, *_ = waiters[other].split()
                 if int(alive) > server.now_ms and (heard != b"1" or server.subscribers(channel)):
-                    self.story.violated(6, f"{token!r} overtook {other!r}")
+                    self.trace.violated(6, f"{token!r} overtook {other!r}")
 
     # Grants
 
@@ -329,7 +329,7 @@ class Things:
                     continue
                 seen.given[token] = fence
             if fence <= seen.fence:
-                self.story.violated(2, f"{token!r} got the fence {fence} after {seen.fence}")
+                self.trace.violated(2, f"{token!r} got the fence {fence} after {seen.fence}")
             seen.fence = max(seen.fence, fence)
             thing.granted(token, reading)
             if present and not thing.beside(token, before):
@@ -343,28 +343,28 @@ class Things:
             lasts = holders[token].ends - self.server.micros / 1000
             most = attempt.ttl_ms if token in by else attempt.life_ms
             if lasts > most + 1 and not thing.beside(token, [*before, *present]):
-                self.story.violated(3, f"{token!r} was granted {lasts:.0f} ms: it asked for {most}")
+                self.trace.violated(3, f"{token!r} was granted {lasts:.0f} ms: it asked for {most}")
             if attempt.queued_at is not None:
                 if self.quiet:
-                    self.story.world.at(
-                        self.story.world.now + WOKEN,
+                    self.trace.world.at(
+                        self.trace.world.now + WOKEN,
                         lambda token=token, attempt=attempt: self._woken(thing, token, attempt),  # type: ignore[misc]
                     )
                 self.handed(attempt.task)
         if len(holders) > 1 and self.trusted and (why := thing.apart(holders)):
-            self.story.violated(1, f"in the server {thing.key!r} is {why}")
+            self.trace.violated(1, f"in the server {thing.key!r} is {why}")
 
     def _woken(self, thing: Thing, token: bytes, waiter: Attempt) -> None:
         self.server.look()
         if not waiter.ended and not waiter.confirmed and token in thing.read(self.server).holders:
-            self.story.violated(4, f"{token!r} was handed {thing.name} {WOKEN} s ago and does not know")
+            self.trace.violated(4, f"{token!r} was handed {thing.name} {WOKEN} s ago and does not know")
 
     # Rule 4: what is free is given to who is next
 
     def _follow(self, seen: Seen, reading: Reading, present: dict[bytes, float]) -> None:
-        """In calm weather: who is next, and since when there has been room for it."""
-        now = self.story.world.now
-        if now <= self.calm_since or not self.trusted:
+        """In the quiet phase: who is next, and since when there has been room for it."""
+        now = self.trace.world.now
+        if now <= self.quiet_since or not self.trusted:
             return
         head = self._head(seen, reading, present)
         if head != seen.head:
@@ -375,7 +375,7 @@ class Things:
         wants = thing.wants(head)
         marker = next((token for token in reading.holders if token.startswith(b"quarantine:")), None)
         link = self.ports[self.attempts.known[head].process.name].link
-        if link is None or link.host is not self.site.primary or bars(link.epoch.text, self.server, thing, marker):
+        if link is None or link.host is not self.group.primary or bars(link.epoch.text, self.server, thing, marker):
             room = 0
         elif marker:
             room = reading.limit  # the head knows that it is over
@@ -398,7 +398,7 @@ class Things:
 
     def _freed(self, seen: Seen, reading: Reading) -> float:
         """When, since the last look, leases ran out that were in the way of the next one; else now."""
-        now, server = self.story.world.now, self.server
+        now, server = self.trace.world.now, self.server
         assert seen.head is not None
         room = reading.limit - sum(share.permits for share in seen.holders.values())
         for share in sorted(seen.holders.values(), key=lambda share: share.ends):
@@ -411,45 +411,45 @@ class Things:
         return now
 
     def _waited(self, seen: Seen, since: float) -> None:
-        waited = self.story.world.now - since
+        waited = self.trace.world.now - since
         self.slowest = max(self.slowest, waited)
         if waited > FOLLOWED:
-            self.story.violated(4, f"{seen.head!r} was next and {seen.thing.key!r} was free for {waited:.3f} s")
+            self.trace.violated(4, f"{seen.head!r} was next and {seen.thing.key!r} was free for {waited:.3f} s")
 
     def _owe(self, seen: Seen) -> dict[Hashable, str]:
         """Who should be told something, and since when."""
-        owed, now = seen.thing.owed(self.server, self.attempts.queued[seen.thing.key]), self.story.world.now
+        owed, now = seen.thing.owed(self.server, self.attempts.queued[seen.thing.key]), self.trace.world.now
         if owed or seen.owed:
             new = owed.keys() - seen.owed.keys()
             seen.owed = {who: seen.owed.get(who, now) for who in owed}
             if new and self.quiet:
-                self.story.world.at(now + WOKEN, lambda: self._told(seen, now))
+                self.trace.world.at(now + WOKEN, lambda: self._told(seen, now))
         return owed
 
     def _told(self, seen: Seen, since: float) -> None:
         self.server.look()
         for who, what in self._owe(seen).items():
             if seen.owed[who] == since:
-                self.story.violated(4, f"{what}, and it was not told within {WOKEN} s")
+                self.trace.violated(4, f"{what}, and it was not told within {WOKEN} s")
 
     def sweep(self) -> None:
         """What should have happened by now."""
-        now = self.story.world.now
-        if now <= self.calm_since or not self.trusted:
+        now = self.trace.world.now
+        if now <= self.quiet_since or not self.trusted:
             return
         self.server.look()
         for seen in self.seen.values():
             reading = seen.thing.read(self.server)
             self._follow(seen, reading, self.server.find(seen.thing.queue, ZSet) or {})
             if seen.could_at is not None and now - seen.could_at > FOLLOWED:
-                self.story.violated(
+                self.trace.violated(
                     4, f"{seen.head!r} is next, and {seen.thing.key!r} has had room for it since {seen.could_at:.3f}"
                 )
                 seen.could_at = now
             for who, what in self._owe(seen).items():
-                since = max(seen.owed[who], self.calm_since)
+                since = max(seen.owed[who], self.quiet_since)
                 if now - since > FOLLOWED:
-                    self.story.violated(4, f"{what}, and it has not been told since {since:.3f}")
+                    self.trace.violated(4, f"{what}, and it has not been told since {since:.3f}")
                     seen.owed[who] = now
 
 

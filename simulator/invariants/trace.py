@@ -23,7 +23,7 @@ class Violation(NamedTuple):
         return f"[{self.when:.6f}] rule {self.rule}: {self.text}"
 
 
-class Story:
+class Trace:
     """Lines are kept as they come, and made into text when somebody asks."""
 
     def __init__(self, world: World) -> None:

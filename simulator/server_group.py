@@ -1,4 +1,4 @@
-"""A site: what one address leads to. One process serves there at a time; others served before, or follow it.
+"""A group: what one address leads to. One process serves there at a time; others served before, or follow it.
 
 Theory. A process is a `Host`: it has keys, a clock, and a name that ends with it (run_id), and counts its writes under
 another one (replid). What clients learn of it is what the real ports ask, word for word: `INFO`, `TIME`, `CONFIG`.
@@ -41,18 +41,18 @@ ALONE: Final = "NOREPLICAS Not enough good replicas to write."
 class Host:
     """One process of a server."""
 
-    def __init__(self, site: Site, number: int, replid: str, *, up: float = 0.0, skew: float = 0.0) -> None:
-        self.site = site
+    def __init__(self, group: ServerGroup, number: int, replid: str, *, up: float = 0.0, skew: float = 0.0) -> None:
+        self.group = group
         self.number = number
-        self.run_id = site.name_of(f"process {number}")
+        self.run_id = group.name_of(f"process {number}")
         self.replid = replid
         self.replid2 = NO_REPLID
-        self.began = site.clock() - up
-        self.since = site.world.now
+        self.began = group.clock() - up
+        self.since = group.world.now
         self.loaded = 0  # keys with which it began
         self.promoted = False  # it was a replica, which gets its keys from its primary
         self.forgot = False  # it came up without all that was written before
-        self.server = Server(site.clock)
+        self.server = Server(group.clock)
         self.server.skew = skew
         self.alive = True
         self.refuses = ""  # the error that it answers everything with
@@ -101,7 +101,7 @@ class Host:
         match command:
             case ("INFO", "server"):
                 skew = self.server.skew
-                up = floor(self.site.clock() + skew) - floor(self.began + skew)  # as servers count
+                up = floor(self.group.clock() + skew) - floor(self.began + skew)  # as servers count
                 return f"# Server\r\nrun_id:{self.run_id}\r\nuptime_in_seconds:{up}\r\n".encode()
             case ("INFO", "replication"):
                 return "\r\n".join(self._replication()).encode()
@@ -119,7 +119,7 @@ class Host:
                 raise AssertionError(command)
 
     def _replication(self) -> list[str]:
-        followers = [host for host in self.site.hosts if host.follows is self and host.alive]
+        followers = [host for host in self.group.hosts if host.follows is self and host.alive]
         return [
             f"role:{'slave' if self.follows else 'master'}",
             f"connected_slaves:{len(followers)}",
@@ -135,7 +135,7 @@ class Host:
         return found
 
 
-class Site:
+class ServerGroup:
     """One address, and the hosts behind it."""
 
     display_url = "sim://"
@@ -198,15 +198,15 @@ class Site:
 class Address:
     """See `interlock.connect.Address`: what a proof needs of it."""
 
-    display_url = Site.display_url
+    display_url = ServerGroup.display_url
 
-    def __init__(self, site: Site, process: Process, host: Host | None) -> None:
-        self.site, self.process, self._host = site, process, host
+    def __init__(self, group: ServerGroup, process: Process, host: Host | None) -> None:
+        self.group, self.process, self._host = group, process, host
         self._replies: list[Any] = []
 
     def at(self, _host: str, port: int) -> Address:
         """A replica."""
-        return Address(self.site, self.process, self.site.hosts[port])
+        return Address(self.group, self.process, self.group.hosts[port])
 
     def connection(self, _within: float) -> Self:
         """A connection of redis-py, which is this, too."""
@@ -214,7 +214,7 @@ class Address:
 
     def connect(self) -> None:
         """It answers all at once."""
-        self._host = self._host or self.site.route(self.process)
+        self._host = self._host or self.group.route(self.process)
         if self._host is None or not self._host.alive:
             raise ConnectionError
 

@@ -1,0 +1,177 @@
+"""Connections, subscriptions and handshakes that die, are refused, or are slow."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+import pytest
+import redis
+import redis.asyncio
+
+from harness.modes import hears, outcome, queued, until
+from harness.proxy import Proxy
+from interlock import ConfigError, LeaseState, LockError, Unavailable
+
+rule = pytest.mark.rule
+pytestmark = pytest.mark.matrix("servers")
+
+
+@rule(6)
+async def test_idle_connections_that_died_together_cost_no_lease(kit, clean):
+    locks = kit.interlock()
+    many = await asyncio.gather(*(locks.lock(f"a{i}").acquire() for i in range(20)))
+    await asyncio.gather(*(lease.release() for lease in many))
+    lease = await locks.lock("a", ttl=3).acquire()
+    clean.client_kill_filter(_type="normal", skipme=True)
+    overdue = lease._grant.jeopardy_after
+    await until(lambda: lease._grant.jeopardy_after > overdue)  # it was renewed
+    lease.ensure()
+    assert await lease.release()
+
+
+@rule(6)
+@pytest.mark.parametrize("options", ["", "?socket_timeout=20"])
+async def test_connections_that_a_firewall_forgot_cost_no_lease(kit, clean, proxy, options):
+    locks = kit.interlock(proxy.url + options)
+    many = await asyncio.gather(*(locks.lock(f"a{i}").acquire() for i in range(10)))
+    lease = await locks.lock("a", ttl=3.9).acquire()
+    await asyncio.gather(*(each.release() for each in many))  # now ten connections are idle
+    proxy.freeze()
+    deadline = lease._grant.deadline
+    await until(lambda: lease._grant.deadline > deadline or lease.lost.is_set())
+    lease.ensure()
+    again = await asyncio.wait_for(locks.lock("b").acquire(), 5)
+    assert await again.release()
+    assert await lease.release()
+
+
+@rule(8)
+async def test_a_clients_long_socket_timeout_makes_no_call_longer(kit, proxy):
+    locks = kit.interlock(f"{proxy.url}?socket_timeout=60")
+    lease = await locks.lock("warm").acquire()
+    proxy.hold = True
+    started = time.monotonic()
+    for call in (locks.lock("a").acquire(), lease.release()):
+        assert isinstance(await outcome(call), Unavailable)
+    assert time.monotonic() - started < 16
+    proxy.hold = False
+
+
+async def test_a_server_that_became_a_replica_is_left_for_the_new_primary(kit, node, park, ground):
+    """The address (of a service, a name, a proxy) leads to the new primary; open connections still to the old one."""
+    with park.spare(ground.server) as other, Proxy(node.socket) as proxy:
+        locks = kit.interlock(proxy.url, max_ttl=3)  # for so long nobody gets it then
+        lease = await locks.lock("a", ttl=2).acquire()
+        waiting = asyncio.ensure_future(locks.lock("a").acquire(timeout=30))
+        await until(lambda: queued(locks, 1))
+        with redis.Redis.from_url(node.url) as old:
+            old.replicaof("127.0.0.1", other.port)
+        proxy.target = str(other.socket)
+        mine = await waiting
+        assert mine.fence > lease.fence
+        assert await mine.release()
+        fresh = await asyncio.wait_for(locks.lock("b").acquire(), 5)
+        assert await fresh.release()
+        await until(lambda: lease.state is LeaseState.LOST)
+        await locks.close()
+
+
+@rule(3)
+async def test_a_subscription_that_was_refused_for_a_moment_is_asked_for_again(kit, node, client, caplog):
+    locks, others = kit.interlock(node.url), kit.interlock(node.url)
+    lease = await locks.lock("a").acquire()
+    session = kit.session(others)
+    busy = asyncio.ensure_future(asyncio.to_thread(_busy, node))
+    await until(lambda: _is_busy(client))
+    session.port.ensure_subscribed("a")
+    await asyncio.sleep(0.3)
+    with contextlib.suppress(redis.ResponseError):
+        client.script_kill()
+    await busy
+    await until(lambda: client.pubsub_numsub(session.channel)[0][1] == 1)
+    await until(lambda: hears(session))
+    assert "acl" not in caplog.text
+    assert await lease.release()
+
+
+def _busy(node) -> None:
+    with redis.Redis.from_url(node.url) as client, contextlib.suppress(redis.RedisError):
+        client.config_set("lua-time-limit", "10")
+        client.eval("while true do end", 0)
+
+
+def _is_busy(client) -> bool:
+    try:
+        client.get("x")
+    except redis.ResponseError as error:
+        return "BUSY" in str(error)
+    return False
+
+
+async def test_a_listener_that_is_thrown_out_at_once_does_not_spin(kit, node, client):
+    client.config_set("client-output-buffer-limit", "pubsub 1 0 0")
+    locks = kit.interlock(node.url)
+    lease = await locks.lock("a").acquire()
+    waiting = asyncio.ensure_future(kit.interlock(node.url).lock("a").acquire(timeout=30))
+    await until(lambda: queued(locks, 1))
+    before, started = client.info("stats")["total_connections_received"], time.monotonic()
+    await until(lambda: time.monotonic() - started > 2)
+    assert client.info("stats")["total_connections_received"] - before < 60
+    client.config_set("client-output-buffer-limit", "pubsub 0 0 0")
+    await outcome(lease.release())
+    with contextlib.suppress(Unavailable):  # asyncio has no other connection, so it may be out of luck
+        await (await waiting).release()
+
+
+@rule(8)
+async def test_a_timeout_bounds_the_handshake_on_a_slow_line(kit, proxy):
+    proxy.delay = 0.3
+    for options in ("", "?db=2&client_name=me"):
+        started = time.monotonic()
+        error = await outcome(kit.interlock(proxy.url + options).lock("a").acquire(timeout=0.5))
+        assert isinstance(error, TimeoutError | Unavailable)
+        assert time.monotonic() - started < 0.5 + 0.4
+
+
+async def test_the_greeting_is_one_write_and_its_refusal_is_told(kit, clean, proxy):
+    locks = kit.interlock(f"{proxy.url}?db=2&client_name=shop")
+    lease = await locks.lock("a").acquire()
+    assert "shop" in {each["name"] for each in clean.client_list()}
+    assert not clean.exists("lock:a")  # it is in db 2
+    assert await lease.release()
+    error = await outcome(kit.interlock(f"{proxy.url}?db=99999").lock("a").acquire(timeout=3))
+    assert isinstance(error, ConfigError)
+    assert "DB index" in str(error)
+
+
+class Sealed(redis.CredentialProvider):
+    """A vault that opens once."""
+
+    def __init__(self) -> None:
+        self.sealed = False
+
+    def get_credentials(self):
+        if self.sealed:
+            raise ValueError("the vault is sealed")
+        return ("default", "")
+
+    async def get_credentials_async(self):
+        return self.get_credentials()
+
+
+async def test_a_credential_provider_that_fails_is_a_server_that_cannot_be_reached(kit, node, client):
+    vault = Sealed()
+    library = redis if kit.mode == "threads" else redis.asyncio
+    given = library.Redis(unix_socket_path=str(node.socket), credential_provider=vault)
+    kit.clients.append(given)
+    locks = kit.interlock(given)
+    lease = await locks.lock("a").acquire()
+    vault.sealed = True
+    client.client_kill_filter(_type="normal", skipme=True)
+    error = await outcome(locks.lock("b").acquire(timeout=1))
+    assert isinstance(error, LockError)
+    assert "the vault is sealed" in str(error)
+    await locks.close()
+    assert lease.state is LeaseState.RELEASED

@@ -1,0 +1,97 @@
+"""asyncio's loops: all tasks cancelled, a loop that ended, eager tasks, and a close that fails half way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+
+import pytest
+
+import interlock
+import interlock.aio
+from harness.modes import outcome, queued, until
+from harness.proxy import Proxy
+from interlock import LockError
+
+rule = pytest.mark.rule
+pytestmark = pytest.mark.matrix("servers")
+
+
+@rule(6, 8)
+async def test_when_all_tasks_are_cancelled_the_next_one_is_kept_alive_all_the_same(server, clean):
+    """The usual recipe of a graceful shutdown cancels our keeper, too."""
+    async with interlock.aio.Interlock(server.url) as locks:
+        first = await locks.lock("a", ttl=0.9).acquire()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await asyncio.sleep(0)
+        second = await locks.lock("b", ttl=0.9).acquire()
+        deadlines = [lease._grant.deadline for lease in (first, second)]
+        await until(lambda: all(x._grant.deadline > y for x, y in zip((first, second), deadlines, strict=True)))
+        waiting = asyncio.ensure_future(locks.lock("b").acquire())
+        await until(lambda: queued(locks, 1, "b"))
+        waiting.cancel()
+        await until(lambda: queued(locks, 0, "b"))
+        clean.delete("lock:b")
+        await until(second.lost.is_set)
+        assert await first.release()
+
+
+@rule(8)
+def test_what_a_loop_left_to_be_undone_the_next_one_undoes(server, clean):
+    with Proxy(server.socket) as proxy:
+        through = interlock.aio.Interlock(proxy.url)
+
+        async def cut_short():
+            await (await through.lock("warm").acquire()).release()
+            proxy.drop_replies = True
+            acquiring = asyncio.ensure_future(through.lock("a").acquire())
+            await until(lambda: clean.exists("lock:a"))
+            proxy.refuse = True
+            proxy.cut()
+            acquiring.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await acquiring
+
+        asyncio.run(cut_short())
+        proxy.drop_replies = proxy.refuse = False
+        assert clean.exists("lock:a")
+
+        async def again():
+            async with through:
+                lease = await through.lock("a").acquire(timeout=5)
+                assert await lease.release()
+
+        asyncio.run(again())
+    assert not clean.exists("lock:a")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with Python 3.12")
+def test_eager_tasks_survive_a_first_connection_that_fails(tmp_path, server):
+    path = tmp_path / "s"
+
+    async def main():
+        asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
+        async with interlock.aio.Interlock(f"unix://{path}") as locks:
+            assert isinstance(await outcome(locks.lock("a").acquire(timeout=0.3)), LockError)
+            path.symlink_to(server.socket)
+            assert await (await locks.lock("a").acquire(timeout=5)).release()
+
+    asyncio.run(main())
+
+
+def test_closing_is_whole_even_if_the_goodbye_fails(server, clean, monkeypatch):
+    locks = interlock.Interlock(server.url)
+    lease = locks.lock("a").acquire()
+
+    async def broken(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(locks._session, "release_all", broken)
+    with pytest.raises(ZeroDivisionError):
+        locks.close()
+    assert not [each for each in threading.enumerate() if each.name.startswith("interlock-keeper")]
+    lease._grant.end_reason = "test"
+    clean.delete("lock:a")

@@ -1,0 +1,100 @@
+"""Renewal: what it meets besides an answer, and what must go on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+import pytest
+
+from harness.modes import until
+from interlock import LeaseState
+from interlock._protocol.types import Disconnected
+
+rule = pytest.mark.rule
+pytestmark = pytest.mark.matrix("servers")
+
+
+def patched(port, **changes):
+    """The port with some of its methods replaced, for a while."""
+
+    @contextlib.contextmanager
+    def whole():
+        for name, value in changes.items():
+            setattr(port, name, value)
+        try:
+            yield
+        finally:
+            for name in changes:
+                delattr(port, name)
+
+    return whole()
+
+
+@rule(11)
+async def test_leases_that_are_being_renewed_are_seen_by_fork_close_and_revoke(kit):
+    locks = kit.interlock()
+    leases = await asyncio.gather(*(locks.lock(f"a{i}", ttl=1).acquire() for i in range(40)))
+    session = kit.session(locks)
+    real, seen = session.port.calls, []
+
+    async def watching(messages, until):
+        if any(args[0] == "renew" for _, _, args in messages):
+            seen.append(len(session.renewal.held()))
+        return await real(messages, until)
+
+    with patched(session.port, calls=watching):
+        await until(lambda: seen)
+    assert set(seen) == {40}
+    await asyncio.gather(*(lease.release() for lease in leases))
+
+
+@rule(6)
+async def test_an_error_of_any_kind_is_no_answer_to_a_renewal(kit):
+    """Of a credential provider, say."""
+    locks = kit.interlock()
+    lease = await locks.lock("a", ttl=3).acquire()
+    failed = []
+
+    def failing(_until):
+        failed.append(1)
+        raise ZeroDivisionError("not ours")
+
+    port = kit.session(locks).port
+    with patched(port, _checkout=failing):
+        if kit.mode == "asyncio":
+            port._connection.fail(Disconnected("cut", sent=False))
+        await until(lambda: lease.state is LeaseState.JEOPARDY)
+    await until(lambda: lease.state is LeaseState.HELD)
+    assert failed
+    assert await lease.release()
+
+
+@rule(6)
+async def test_one_that_can_not_be_told_does_not_keep_others_from_it(kit, clean):
+    locks = kit.interlock()
+    first = await locks.lock("a", ttl=0.9).acquire()
+    second = await locks.lock("b", ttl=0.9).acquire()
+    first_real = first._real if kit.mode == "threads" else first
+    event = second.lost
+    object.__setattr__(first_real, "_lost_event", object())  # setting it fails
+    clean.flushall()
+    await until(event.is_set)
+
+
+async def test_a_keeper_that_could_not_start_starts_the_next_time(kit, clean):
+    locks = kit.interlock()
+    port = kit.session(locks).port
+
+    def failing(*_):
+        raise RuntimeError("can't start new thread")
+
+    with patched(port, spawn=failing), pytest.raises(RuntimeError):
+        await locks.lock("a", ttl=0.6).acquire()
+    lease = await locks.lock("b", ttl=0.6).acquire()
+    started = time.monotonic()
+    await until(lambda: time.monotonic() - started > 1)
+    lease.ensure()
+    await lease.release()
+    await until(lambda: not clean.exists("lock:a"))

@@ -1,0 +1,139 @@
+"""Waiters: interrupted, without a server, without memory, or in a crowd whose heartbeats are lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+import interlock
+import interlock.aio
+from harness.modes import outcome, queued, until
+from interlock import Unavailable
+from interlock._client.grant import Attempt
+from interlock._client.waiting import LocalQueue, Waiters
+from interlock._protocol.run import run
+from interlock._protocol.types import Disconnected
+from interlock.primitives.lock import lock_resource
+
+rule = pytest.mark.rule
+pytestmark = pytest.mark.matrix("servers")
+
+
+@rule(4)
+async def test_a_waiter_that_an_interrupt_kept_from_leaving_is_not_vouched_for(kit):
+    holder, locks = kit.interlock(), kit.interlock()
+    lease = await holder.lock("a").acquire()
+    session = kit.session(locks)
+    leave, failed = session.waiters.unregister, []
+
+    def interrupted(attempt):
+        if not failed:
+            failed.append(1)
+            raise KeyboardInterrupt
+        leave(attempt)
+
+    session.waiters.unregister = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        await _interrupted(kit, locks)
+    await lease.release()
+    mine = await holder.lock("a").acquire(timeout=10)
+    assert not session.waiters.queues
+    await mine.release()
+    session.waiters.registered.clear()
+
+
+async def _interrupted(kit, locks):
+    """A KeyboardInterrupt would end a loop: so it is caught where it comes out of acquire."""
+    if kit.mode == "threads":
+        return await locks.lock("a").acquire(timeout=0.2)
+    coroutine = locks.lock("a").acquire(timeout=0.2)
+    caught = []
+
+    async def body():
+        try:
+            return await coroutine
+        except KeyboardInterrupt as error:
+            caught.append(error)
+
+    await asyncio.ensure_future(body())
+    raise caught[0]
+
+
+@rule(8)
+async def test_a_waiter_without_a_timeout_hears_that_the_server_is_gone(kit, clean, proxy):
+    holder, locks = kit.interlock(), kit.interlock(proxy.url)
+    lease = await holder.lock("a").acquire()
+    waiting = asyncio.ensure_future(outcome(locks.lock("a").acquire()))
+    await until(lambda: queued(holder, 1))
+    proxy.refuse = True
+    proxy.cut()
+    assert isinstance(await asyncio.wait_for(waiting, 20), Unavailable)
+    proxy.refuse = False
+    await lease.release()
+
+
+@rule(1)
+async def test_nobody_overtakes_because_the_server_is_out_of_memory(kit, clean):
+    """The handover to the head was refused; its DEL then let the newcomer's own grant through."""
+    locks = kit.interlock()
+    lease = await locks.lock("a", ttl=0.5, renew=False).acquire()
+    waiting = asyncio.ensure_future(outcome(kit.interlock().lock("a").acquire(timeout=20)))
+    await until(lambda: queued(locks, 1))
+    clean.config_set("maxmemory", "1")
+    try:
+        await until(lambda: not clean.exists("lock:a"))
+        for _ in range(20):
+            assert isinstance(await outcome(locks.lock("a").acquire(0)), Unavailable)
+            assert not clean.exists("lock:a")
+    finally:
+        clean.config_set("maxmemory", "0")
+    mine = await waiting
+    if isinstance(mine, interlock.LockError):
+        assert isinstance(mine, Unavailable)
+    else:
+        assert await mine.release()
+    assert not await lease.release()
+
+
+class SilentPort:
+    """A clock, and a server that answers nothing."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.woken = 0
+        self.mutex = contextlib.nullcontext()
+        self.runtime = self
+
+    def now(self) -> float:
+        return self.time
+
+    def ensure_subscribed(self, key: str) -> None: ...
+
+    def set(self) -> None:
+        self.woken += 1
+
+    def subscription_of(self, _key):
+        return "0", "channel"
+
+    async def calls(self, messages, _until):
+        return [Disconnected("silence", sent=True)] * len(messages)
+
+
+@rule(1, 3)
+def test_a_crowd_whose_vouches_are_lost_does_not_ask_all_at_once_again_and_again():
+    """One lost round woke more than a thousand, and their questions kept the next round from an answer."""
+    port, many = SilentPort(), 2001
+    waiters = Waiters(port, lambda _due: None)
+    room = waiters.queues["a"] = LocalQueue(lock_resource("a", ""))
+    for number in range(many):
+        room.attempts[str(number)] = Attempt(room.resource, str(number), 30, port)
+    woken = []
+    for second in range(30):
+        port.time, room.due = float(second), 0.0
+        run(waiters.tick())
+        woken.append(port.woken // many)
+    assert woken[1] == 0  # one round, or two: that may be a pause
+    assert woken[2] == 1  # they ask, retry, and can say that nobody is there
+    assert woken[-1] <= 5  # each time after twice as long

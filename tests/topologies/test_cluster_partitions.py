@@ -1,0 +1,183 @@
+"""A primary of a cluster that is cut off or paused: nobody holds a lock on both sides."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+import redis
+
+from harness.groups import met, started
+from harness.matrix import BASE
+from harness.modes import SLACK, outcome, queued, until
+from harness.topology import Cluster
+from harness.topology.group import ask
+from interlock import AcquireTimeout, Unavailable
+from interlock._connect.address import Address
+
+rule = pytest.mark.rule
+
+
+@pytest.fixture
+def wired():
+    with started(Cluster, BASE, shards=3, replicas=1, node_timeout=2.0, wired=True) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def patient():
+    """Its nodes notice late that they are cut off, and may be read afterwards."""
+    config = {"cluster-allow-reads-when-down": "yes"}
+    with started(Cluster, BASE, shards=3, replicas=1, node_timeout=5.0, wired=True, config=config) as cluster:
+        yield cluster
+
+
+def kept_from(node, monkeypatch):
+    """Clients named "far" do not reach this node any more."""
+    real = Address._made
+
+    def made(self, *args, **options):
+        if self.parameters.get("client_name") == "far" and self.parameters["port"] == node.port:
+            raise ConnectionError("cut off")
+        return real(self, *args, **options)
+
+    monkeypatch.setattr(Address, "_made", made)
+    close(node, "far")
+
+
+def close(node, name):
+    """End the connections of these clients to a node."""
+    for line in ask(node, "CLIENT", "LIST").splitlines():
+        if f" name={name} " in line:
+            ask(node, "CLIENT", "KILL", "ID", line.split()[0].partition("=")[2])
+
+
+@rule(1, 10)
+async def test_on_both_sides_of_a_cut_nobody_believes_in_what_another_one_was_granted(kit, patient, monkeypatch):
+    near = kit.interlock(patient.url, max_ttl=1)
+    far = kit.interlock(f"{patient.url}?client_name=far", max_ttl=1)
+    await met(near)
+    await met(far)
+    held = await kit.keep(far.lock("a", ttl=1).acquire())
+    old = patient.primary_of("lock:a")
+    new = patient.replica_of(old)
+    patient.catch_up(new)
+    waiting = asyncio.ensure_future(near.lock("a", ttl=1).acquire())
+    await until(lambda: queued(near, 1))
+    patient.isolate(old)
+    kept_from(old, monkeypatch)
+    ask(new, "CLUSTER", "FAILOVER", "TAKEOVER")
+    # It renews at the new primary. The old one gives what is not renewed there to a client that waits there, and talks
+    # to it all the time: else that client would ask another node who the primary is.
+    while not waiting.done():
+        await outcome(near.lock("a").inspect())
+        await asyncio.sleep(0.05)
+    lease = await kit.keep(waiting)
+    with redis.Redis.from_url(old.url) as plain:
+        granted_by_old = plain.get("lock:a") == lease.token.encode()
+    assert held.state == "lost"
+    if not granted_by_old:  # it was stopped for a second, so it asked another node who the primary is
+        assert lease.fence > held.fence
+        pytest.skip("this machine was too busy for the client to stay with the old primary")
+    later = await kit.keep(far.lock("a", ttl=1).acquire(timeout=60))
+    assert lease.state == "lost"
+    assert later.fence > lease.fence > held.fence
+
+
+@rule(10)
+async def test_a_primary_that_hears_nothing_more_stops_before_it_is_no_longer_waited_for(kit, wired):
+    """Its links stay open: it tests each of them after half a node timeout, and waits a whole one for the answer."""
+    locks = kit.interlock(wired.url, max_ttl=1)
+    await met(locks)
+    old = wired.primary_of("users:a")
+    with redis.Redis.from_url(old.url) as plain:
+        wired.isolate(old, silent=True)
+        silent = last = time.monotonic()
+
+        def refuses():
+            nonlocal last
+            asked = time.monotonic()
+            try:
+                plain.set("users:a", 1)
+            except redis.ResponseError as error:
+                assert "cluster is down" in str(error)
+                return True
+            last = asked  # and not when the answer was read, for which this process may have had no time
+            return False
+
+        await until(refuses)
+    longer = {member.history.latest.isolation_grace for member in {*locks._session.port._map}}
+    assert longer == {4.0}
+    assert last - silent < 4.0
+
+
+@rule(1, 10)
+async def test_a_node_that_was_paused_and_goes_on_grants_nobody(kit):
+    """It says that it is a primary; the others have replaced it, and it has not heard of that."""
+    with started(Cluster, BASE, shards=3, replicas=1, node_timeout=1.0, wired=True) as cluster:
+        idle, cut = kit.interlock(cluster.url, max_ttl=4), kit.interlock(f"{cluster.url}?client_name=cut", max_ttl=4)
+        for locks in (idle, cut):
+            await met(locks)
+            await (await locks.lock("a", ttl=1).acquire()).release()
+        old = cluster.primary_of("lock:a")
+        new = cluster.replica_of(old)
+        cluster.catch_up(new)
+        cluster.isolate(old, silent=True)
+        close(old, "cut")  # it connects anew, by a map of before
+        old.pause()
+        try:
+            ask(new, "CLUSTER", "FAILOVER", "TAKEOVER")
+            other = kit.interlock(cluster.url, max_ttl=4)
+            lease = await kit.keep(other.lock("a", ttl=4).acquire(timeout=40))
+        finally:
+            old.resume()
+        for locks in (idle, cut):
+            refused = await outcome(locks.lock("a", ttl=1).acquire(timeout=0))
+            assert isinstance(refused, AcquireTimeout), refused
+            assert refused.holder == lease.token
+        assert not ask(old, "EXISTS", "lock:a")
+
+
+@rule(8, 10)
+async def test_a_node_grants_nobody_anything_after_a_pause_while_no_other_one_answers(kit):
+    """Nor does anybody wait for longer than he wants to."""
+    with started(Cluster, BASE, shards=3, replicas=0, node_timeout=15.0) as cluster:
+        locks = kit.interlock(cluster.url)
+        await met(locks)
+        await (await locks.lock("a").acquire()).release()
+        serving = cluster.primary_of("lock:a")
+        others = [node for node in cluster.nodes if node is not serving]
+        for node in others:
+            node.pause()
+        await asyncio.sleep(1.1)  # then a connection is not one in use any more
+        try:
+            began = time.monotonic()
+            error = await outcome(locks.lock("a").acquire(timeout=0.5))
+            assert isinstance(error, Unavailable | AcquireTimeout), error
+            assert time.monotonic() - began < 0.5 + SLACK
+            assert not ask(serving, "EXISTS", "lock:a")
+        finally:
+            for node in others:
+                node.resume()
+        await kit.keep(locks.lock("a").acquire(timeout=20))
+
+
+@rule(6, 10)
+async def test_a_lease_outlives_that_its_primary_is_cut_off(kit, wired):
+    near, far = kit.interlock(wired.url, max_ttl=20), kit.interlock(wired.url, max_ttl=20)
+    await met(near)
+    await met(far)
+    held = await kit.keep(near.lock("a", ttl=12).acquire())
+    old = wired.primary_of("lock:a")
+    wired.catch_up(wired.replica_of(old))
+    began = time.monotonic()
+    wired.isolate(old)
+    await asyncio.to_thread(wired.wait_for_primary, "lock:a", old)
+    await until(lambda: "fail" in ask(old, "CLUSTER", "INFO").splitlines()[0])
+    await held.extend(15)
+    assert time.monotonic() - began >= 4  # 1.5 node timeouts, and a second: the old one must have stopped
+    assert await far.lock("a", ttl=12).try_acquire() is None
+    wired.heal()
+    wired.wait_ok()
+    assert await held.release()

@@ -1,0 +1,109 @@
+"""Fork beyond one server: a child begins anew, and remembers who served before."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+
+import pytest
+
+from harness.groups import started, waits
+from harness.matrix import BASE
+from harness.modes import until
+from harness.processes import PROGRAMS
+from harness.topology import Cluster, Independents, Sentinels
+from harness.topology.group import ask
+
+rule = pytest.mark.rule
+
+
+KINDS = {
+    "sentinel": lambda: started(Sentinels, BASE, replicas=1, sentinels=3),
+    "cluster": lambda: started(Cluster, BASE, replicas=0),
+    "quorum": lambda: started(Independents, BASE, number=3),
+}
+
+
+class Parent:
+    """A process that runs forking.py."""
+
+    def __init__(self, process) -> None:
+        self.process = process
+
+    async def does(self, line: str) -> str:
+        """What it says when that is done."""
+        await self.say(line)
+        return await self.hears()
+
+    async def say(self, line: str) -> None:
+        self.process.stdin.write(f"{line}\n".encode())
+        await self.process.stdin.drain()
+
+    async def hears(self) -> str:
+        line = await self.process.stdout.readline()
+        assert line, "it failed"
+        return line.decode().strip()
+
+
+@contextlib.asynccontextmanager
+async def parent(kit, urls):
+    script = str(PROGRAMS / "forking.py")
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(sys.executable, script, kit.mode, *urls, stdin=pipe, stdout=pipe)
+    try:
+        yield Parent(process)
+        process.stdin.close()
+        assert await process.wait() == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        process._transport.close()
+
+
+def connections(group):
+    """Of clients named "parent", at each server."""
+    return {
+        (node.port, line.split()[0])
+        for node in group.nodes
+        for line in ask(node, "CLIENT", "LIST").splitlines()
+        if " name=parent " in line
+    }
+
+
+@rule(3, 6, 11)
+@pytest.mark.parametrize("topology", KINDS)
+async def test_a_child_after_fork_begins_anew_and_its_parent_goes_on(kit, topology):
+    with KINDS[topology]() as group:
+        urls = group.urls if topology == "quorum" else [group.url]
+        locks = kit.interlock(urls if topology == "quorum" else urls[0], max_ttl=5)
+        wanted = await locks.lock("wanted", ttl=5).acquire()
+        named = [f"{url}{'&' if '?' in url else '?'}client_name=parent" for url in urls]
+        async with parent(kit, named) as forking:
+            await forking.does("hold")
+            await until(lambda: waits(locks.lock("wanted")))
+            before = connections(group)
+            assert before
+            for _ in range(2):
+                await forking.does("fork")
+            assert before <= connections(group)
+            assert await forking.does("go") == "renewed"
+            await wanted.release()
+            assert await asyncio.wait_for(forking.hears(), 10) == "done"
+
+
+@rule(10, 11)
+async def test_a_child_remembers_who_served_before(kit):
+    """Its parent has heard of a failover and not asked for this lock since; nobody else knows of the lost grant."""
+    with started(Cluster, BASE, shards=1) as cluster:
+        locks = kit.interlock(cluster.url, max_ttl=5)
+        old, new = cluster.nodes
+        async with parent(kit, [f"{cluster.url},127.0.0.1:{new.port}"]) as forking:
+            await forking.does("use hello")
+            cluster.lag(new)
+            await kit.keep(locks.lock("lost", ttl=5, renew=False).acquire())
+            old.kill()
+            cluster.failover(new, takeover=True)
+            await forking.does("use other")
+            assert await forking.does("look lost") == "no"

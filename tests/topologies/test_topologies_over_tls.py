@@ -1,0 +1,57 @@
+"""A cluster and sentinels over TLS."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.groups import handed_over, met, started
+from harness.topology import Cluster, Sentinels
+from interlock import ConfigError
+
+rule = pytest.mark.rule
+
+
+@pytest.fixture
+def tls(park):
+    """The files of a certificate, where there is a server that speaks TLS."""
+    park.node("redis-7.0")
+    return park.certificate
+
+
+async def is_not_trusted(locks):
+    """That is said at once, for waiting does not mend it."""
+    with pytest.raises(ConfigError, match=r"certificate is not trusted.*\?ssl_ca_certs="):
+        await locks.lock("a").acquire()
+    await locks.close()
+
+
+async def test_a_cluster_over_tls(kit, tls):
+    with started(Cluster, "redis-7.0", shards=3, replicas=1, tls=tls) as cluster:
+        locks, others = kit.interlock(cluster.url), kit.interlock(cluster.url)
+        await met(locks)
+        await met(others)
+        leases = [await kit.keep(locks.lock(f"held-{number}").acquire()) for number in range(12)]
+        assert len({cluster.primary_of(f"lock:{lease.name}") for lease in leases}) == 3
+        port = others._session.port
+        assert all(member.address.kind == "tls" for member in {*port._map})
+        await handed_over(locks.lock("a"), others.lock("a"), lambda: port.subscription_of("lock:a")[0] == "1")
+        slot = cluster.slot("lock:held-0")
+        old = cluster.primary_of(slot)
+        cluster.migrate(slot, to=next(node for node in cluster.nodes[:3] if node is not old))
+        await leases[0].extend(30)
+        cluster.failover(cluster.replica_of(old))
+        for lease in leases:
+            await lease.extend(30)
+        await is_not_trusted(kit.interlock(cluster.url.partition("?")[0]))
+
+
+async def test_sentinel_over_tls(kit, tls):
+    with started(Sentinels, "redis-7.0", replicas=1, sentinels=1, tls=tls) as group:
+        locks, others = kit.interlock(group.url), kit.interlock(group.url)
+        port = others._session.port
+        await handed_over(locks.lock("a"), others.lock("a"), lambda: port.subscription_of("lock:a")[0] == "1")
+        held = await kit.keep(locks.lock("held").acquire())
+        group.catch_up(*group.replicas)
+        group.primary.kill()
+        await held.extend(30)
+        await is_not_trusted(kit.interlock(group.url.partition("&")[0]))
