@@ -62,6 +62,9 @@ def address_of_url(url: str) -> Address:
     for option in parameters:
         if kind == "tls" and option.startswith("ssl_") and option not in _tls_options():
             raise ConfigError(f"{shown!r}: there is no option {option!r}, but {', '.join(_tls_options())}")
+    if kind == "tls":  # by default, redis-py 5 does not compare the host with the certificate
+        verifies = parameters.get("ssl_cert_reqs") != "none"
+        parameters["ssl_check_hostname"] = verifies and parameters.get("ssl_check_hostname", True)
     return make_address(kind, parameters)
 
 
