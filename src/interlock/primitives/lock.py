@@ -39,7 +39,7 @@ def owner_prefix(owner: object) -> str:
 
 
 @dataclass(frozen=True)
-class State:
+class LockState:
     """What the server says of a lock, at one moment."""
 
     name: str
@@ -65,14 +65,14 @@ class State:
         return self.holder is not None
 
 
-def parse_state(name: str, reply: list[Any]) -> State:
+def parse_state(name: str, reply: list[Any]) -> LockState:
     """The reply of `inspect`, for people."""
     value, pttl, record, waiting, *waiters = reply
     holder = value.decode(errors="replace")
     fields = record.decode(errors="replace").split(" ", 8)
     quarantined = holder.startswith(QUARANTINE.decode())
     known = fields[0] == RECORD_VERSION and len(fields) > 7 and fields[1] in RECORD_KINDS
-    return State(
+    return LockState(
         name=name,
         holder=None if quarantined else holder.removeprefix("!") or None,
         fence=(int(fields[2]) or None) if known else None,
