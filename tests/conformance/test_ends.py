@@ -137,6 +137,6 @@ async def test_whoever_waits_until_it_is_taken_back_is_told_also_if_that_was_ask
     port, attempt = session.port, lease._grant.attempt
     both = [session.core.release_in_background(lease._grant), session.undo.add(attempt)]
     for done in both:
-        waiting = port.wait(done, port.now() + 10)
+        waiting = port.runtime.wait(done, port.runtime.now() + 10)
         assert await (kit.in_thread(run, waiting) if kit.mode == "threads" else waiting)
     assert not await lease.release()

@@ -271,7 +271,7 @@ async def test_many_that_are_not_given_back_at_once_do_not_add_up(kit):
     blocker = await others.lock("z").acquire()
     undo = kit.session(locks).undo
     add, port = undo.add, undo.port
-    undo.add = lambda attempt: (add(attempt), port.event())[1]  # nobody hears when it is done
+    undo.add = lambda attempt: (add(attempt), port.runtime.event())[1]  # nobody hears when it is done
     started = time.monotonic()
     refused = await outcome(
         locks.multi(*(locks.lock(f"a{i:02}") for i in range(40)), locks.lock("z")).acquire(timeout=1)

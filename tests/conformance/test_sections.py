@@ -144,16 +144,16 @@ async def test_a_section_that_nobody_can_leave_any_more_is_given_back(server, cl
 
 @rule(6)
 async def test_a_lease_that_is_lost_before_its_body_leaves_nothing_to_wait_for(server, locks, clean, monkeypatch):
-    take = interlock.aio.Lock._take
+    acquire = interlock.aio.Lock._acquire
 
     async def revoked(lock, timeout):
-        lease = await take(lock, timeout)
+        lease = await acquire(lock, timeout)
         assert locks.lock("a").revoke("a test")
         lease._session.renewal.lose(lease._grant, "it was revoked")
         return lease
 
     async with interlock.aio.Interlock(server.url) as others:
-        monkeypatch.setattr(interlock.aio.Lock, "_take", revoked)
+        monkeypatch.setattr(interlock.aio.Lock, "_acquire", revoked)
         with pytest.raises(LeaseLost):
             async with others.lock("a"):
                 pytest.fail("no body runs under a lease that is lost")

@@ -265,17 +265,17 @@ class Tripwire:
     """Wraps a port: raises before or after its n-th call or wait, as an interruption there would."""
 
     def __init__(self, port, at: int, after: bool) -> None:
-        self.port, self.at, self.after, self.count = port, at, after, 0
-        self.real = {name: getattr(port, name) for name in ("call", "wait")}
+        self.at, self.after, self.count = at, after, 0
+        self.real = {(port, "call"): port.call, (port.runtime, "wait"): port.runtime.wait}
 
     def __enter__(self):
-        for name in self.real:
-            setattr(self.port, name, self._wrapped(self.real[name]))
+        for (where, name), real in self.real.items():
+            setattr(where, name, self._wrapped(real))
         return self
 
     def __exit__(self, *_):
-        for name in self.real:
-            delattr(self.port, name) if name in vars(self.port) else None
+        for where, name in self.real:
+            delattr(where, name) if name in vars(where) else None
 
     def _wrapped(self, real):
         async def wrapped(*args):

@@ -295,7 +295,7 @@ async def test_a_lease_that_ends_is_told_in_time_whatever_the_silent_server_is_a
     await until(lambda: queued(holder, 1, "held"))
     proxy.hold = True
     calls += [asyncio.ensure_future(outcome(locks.lock(f"x{i}").acquire(timeout=0.2 + i / 5))) for i in range(15)]
-    now, seen = kit.session(locks).port.now, {}
+    now, seen = kit.session(locks).runtime.now, {}
 
     async def told() -> bool:
         for i, event in enumerate(lost):

@@ -104,6 +104,7 @@ class SilentPort:
         self.time = 0.0
         self.woken = 0
         self.mutex = contextlib.nullcontext()
+        self.runtime = self
 
     def now(self) -> float:
         return self.time

@@ -213,13 +213,14 @@ def test_scheduled_cancellations_strike_at_every_await_of_the_core(monkeypatch):
         file = module.__name__.rpartition(".")[2] + ".py"
         for node in ast.walk(ast.parse(inspect.getsource(module))):
             called = ast.unparse(node.value.func) if isinstance(node, ast.Await) else ""
-            if called.endswith(("port.call", "port.calls", "port.wait")) and not any(
+            if called.endswith(("port.call", "port.calls", "runtime.wait")) and not any(
                 (file, line) in struck for line in range(node.lineno, node.end_lineno + 1)
             ):
                 missing.add(ast.unparse(node))
     assert missing <= {
-        "await self.port.wait(self.port.event(), self.port.now() + 0.1)",  # a keeper after a bug
-        "await port.wait(attempt.event, min(until, port.now() + STOP_POLL_INTERVAL))",  # of threads that can be stopped
+        "await self.runtime.wait(self.runtime.event(), self.runtime.now() + 0.1)",  # a worker after a bug
+        # of threads that can be stopped
+        "await self.runtime.wait(attempt.event, min(until, self.runtime.now() + STOP_POLL_INTERVAL))",
     }
 
 
@@ -269,14 +270,14 @@ def a_deadline_counted_after_the_send(monkeypatch):
 
     async def late(self, *args):
         reply, _ = await ask(self, *args)
-        return reply, self.port.now()
+        return reply, self.runtime.now()
 
     monkeypatch.setattr(_core.Core, "request", late)
 
 
 def no_undo_on_cancel(monkeypatch):
     def forgetful(self, attempt):
-        done = self.port.event()
+        done = self.runtime.event()
         done.set()
         return done
 
@@ -292,7 +293,7 @@ def a_wake_without_check(monkeypatch):
 
     async def credulous(self, attempt, args, until):
         if attempt.token in vars(self.waiters).get("woken", ()) and args[0] == "acquire":
-            return [GRANTED, 1], self.port.now()
+            return [GRANTED, 1], self.runtime.now()
         return await ask(self, attempt, args, until)
 
     monkeypatch.setattr(_waiters.Waiters, "on_granted", wake)

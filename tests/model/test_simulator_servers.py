@@ -145,7 +145,7 @@ def a_connection_is_trusted_for_ever(monkeypatch):
 
 
 def an_answer_counts_when_it_comes(monkeypatch):
-    monkeypatch.setattr(port.Link, "answered", lambda self, _sent: setattr(self, "used", self.port.now()))
+    monkeypatch.setattr(port.Link, "answered", lambda self, _sent: setattr(self, "used", self.port.runtime.now()))
 
 
 IN_PYTHON = {

@@ -16,7 +16,7 @@ from harness.servers import Missing, faketime
 from harness.topology import Cluster
 from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Unavailable
 from interlock._client import waiting as _waiters
-from interlock._connect import address as connect
+from interlock._connect.target import address
 from interlock._protocol.timing import RETRY_FOR
 from interlock._quarantine.history import ServerHistory
 from interlock._quarantine.identity import Facts
@@ -216,7 +216,7 @@ async def test_a_node_that_is_silent_delays_no_renewal_of_others(kit, clean, har
     paused = harmed.primary_of(f"lock:{PLAIN[0]}")
     others = [lease for name, lease in leases.items() if harmed.primary_of(f"lock:{name}") is not paused]
     paused.pause()
-    began = kit.session(locks).port.now()
+    began = kit.session(locks).runtime.now()
     grants = [lease._grant for lease in others]
     while min(grant.deadline for grant in grants) < began + 6:  # each was renewed twice, at least
         assert not any(lease.state is LeaseState.LOST for lease in others)
@@ -480,7 +480,7 @@ async def test_a_slot_that_goes_to_a_node_which_serves_once_more_is_not_in_quara
 @rule(10)
 def test_what_moved_without_loss_before_a_handover_came_without_loss():
     """A name that was not used between the two was in quarantine: only the last step was looked at."""
-    where = connect.address("redis://127.0.0.1", for_asyncio=False)
+    where = address("redis://127.0.0.1", for_asyncio=False)
     epoch = ServerHistory(60.0).meet(
         Facts("d" * 40, "d" * 40, "b" * 40, uptime=500, now_ms=1_000_000, replicas=1), where
     )

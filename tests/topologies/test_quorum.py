@@ -264,7 +264,7 @@ async def test_a_lease_is_lost_with_the_majority_and_that_is_told_in_time(kit, s
     await until(lambda: lease.state == LeaseState.JEOPARDY)
     deadline = lease._grant.deadline
     await until(lease.lost.is_set)
-    assert lease._session.port.now() < deadline + SLACK
+    assert lease._session.runtime.now() < deadline + SLACK
     with pytest.raises(LeaseLost):
         lease.ensure()
     servers.nodes[0].resume()
@@ -524,7 +524,7 @@ async def test_a_release_is_owed_for_as_long_as_the_lease_may_last(kit, servers)
     owed = [(lease._grant.resource.script, lease._grant.resource.keys, ("release", lease.token, "0"))]
 
     def least() -> float:
-        now, left = port.now(), []
+        now, left = port.runtime.now(), []
         for node in port.nodes:
             node.record_undelivered(owed, now)
             _, end = node.pending_releases.pop(lease.token)

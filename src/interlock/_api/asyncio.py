@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 from interlock._client.session import Session
 from interlock._protocol.names import token_part
 from interlock._servers.open import open_port
-from interlock._transports.asyncio import AsyncioPort
-from interlock._transports.blocking import ThreadPort
+from interlock._transports.asyncio import AsyncioPort, AsyncioRuntime
+from interlock._transports.blocking import ThreadPort, ThreadRuntime
 
 from .blocking import awaitable
 from .interlock import InterlockCore, MemberT, MultiLeaseT
@@ -49,7 +49,7 @@ class InterlockForAsyncio(InterlockCore[LeaseT, MultiLeaseT, MemberT]):  # a ses
         if session is None or session.core.closed:
             self._check_not_closed()
             left = self._prune()
-            port = open_port(self._address, AsyncioPort, self._memories)
+            port = open_port(self._address, AsyncioPort, AsyncioRuntime(), self._memories)
             session = port.push_handler = Session(port, self.label, _task, self.max_ttl, self._farewell, self.try_for)
             with self._guard:
                 self._sessions[loop] = session
@@ -60,7 +60,7 @@ class InterlockForAsyncio(InterlockCore[LeaseT, MultiLeaseT, MemberT]):  # a ses
 
     def _farewell(self) -> Port:
         """A port that needs no loop, for the exit of the process."""
-        port: Port = open_port(self._address, ThreadPort, self._memories)
+        port: Port = open_port(self._address, ThreadPort, ThreadRuntime(), self._memories)
         return port
 
     def _prune(self) -> list[Attempt]:

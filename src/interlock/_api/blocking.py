@@ -34,11 +34,16 @@ def blocking(method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]]) -> Cal
     """The method for threads: the calling thread runs the coroutine to its end."""
 
     def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return run(method(self, *args, **kwargs))
+        coroutine = method(self, *args, **kwargs)
+        try:  # as run() does, which would be one call more for each call of a user
+            coroutine.send(None)
+        except StopIteration as finished:
+            return finished.value  # type: ignore[no-any-return]
         except RuntimeError as error:
             raise_stop_iteration(error)
             raise
+        coroutine.close()
+        raise RuntimeError("a coroutine over the threads' port was suspended")
 
     # A function that a user gives returns its value itself; for asyncio, it is awaited.
     return _as(method, call, "Awaitable[R]", "R")

@@ -247,7 +247,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
                 rlock = self._rlock_type(self, lock.lock_resource(template.name(args, kwargs), self.prefix), checked)
                 async with Section(rlock) as section:
                     try:
-                        lease = section.lease = await rlock._take(timeout)
+                        lease = section.lease = await rlock._acquire(timeout)
                     except AcquireTimeout as error:
                         if skips:
                             return Skipped(rlock.name, error.holder, None, None)
@@ -270,9 +270,8 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
             try:
                 await session.close()
             finally:
-                closing = session.port.close()  # type: ignore[attr-defined]
-                if closing is not None:  # in asyncio
-                    await closing
+                await session.port.close()
+                await session.runtime.close()
 
     def _start(self) -> None:
         """Make what a session needs; nothing is sent."""

@@ -56,18 +56,19 @@ _ENDED: Final = frozenset({LeaseState.LOST, LeaseState.RELEASED})
 class WatchedCore(Face, Generic[EventT]):
     """A lease, or several as one: its events, each made when it is first asked for, and its `with`."""
 
-    __slots__ = ("_end_event", "_lost_event")
+    __slots__ = ("_end_event", "_in_with", "_lost_event")
     _event_type: Callable[[], EventT]
     _session: Session
 
     def __init__(self) -> None:
         self._lost_event: Any = None
         self._end_event: Any = None
+        self._in_with = False  # a `with` of its lockable acquired it, and so gives it back
 
     @property
     def lost(self) -> EventT:
         """An event that is set when the lease is lost; of several leases as one, when any of them is."""
-        with self._session.port.mutex:
+        with self._session.runtime.mutex:
             event: EventT = self._lost_event or self._event_type()
             self._lost_event = event
         if self.state in _LOST:  # read after the event was made: a loss in between sets it, too
@@ -77,7 +78,7 @@ class WatchedCore(Face, Generic[EventT]):
     @property
     def ended(self) -> EventT:
         """An event that is set when the lease ends in any way: it is lost, it is released, its Interlock is closed."""
-        with self._session.port.mutex:
+        with self._session.runtime.mutex:
             event: EventT = self._end_event or self._event_type()
             self._end_event = event
         if self.state in _ENDED:
@@ -126,7 +127,7 @@ class LeaseCore(WatchedCore[EventT]):
     Any thread may release it; in asyncio, any task of its loop.
     """
 
-    __slots__ = ("__weakref__", "_depth", "_grant", "_in_with", "_multi_leases", "_on_lost_call", "_session")
+    __slots__ = ("__weakref__", "_depth", "_grant", "_multi_leases", "_on_lost_call", "_session")
 
     def __init__(self, session: Session, on_lost: Callable[[Any], object] | None, grant: Grant) -> None:
         super().__init__()
@@ -134,7 +135,6 @@ class LeaseCore(WatchedCore[EventT]):
         self._grant = grant
         self._on_lost_call = on_lost
         self._depth: int = 1  # how often it was acquired, and not released yet
-        self._in_with = False  # a `with` of its lockable acquired it, and so gives it back
         self._multi_leases: tuple[weakref.ref[WatchedCore[Any]], ...] = ()  # of which it is a part
         grant.lease = weakref.ref(self)
 
@@ -162,7 +162,7 @@ class LeaseCore(WatchedCore[EventT]):
     def state(self) -> LeaseState:
         """HELD, JEOPARDY, LOST or RELEASED, judged now."""
         grant = self._grant
-        now = self._session.port.now()
+        now = self._session.runtime.now()
         if why := grant.reason_ended(now):
             return LeaseState.RELEASED if why == Grant.RELEASED else LeaseState.LOST
         at_risk = grant.renewal_failing or (
@@ -174,11 +174,11 @@ class LeaseCore(WatchedCore[EventT]):
         """Seconds for which the lease is certainly ours, without another renewal; 0.0 once it has ended."""
         if self._grant.end_reason is not None:
             return 0.0
-        return max(0.0, self._grant.deadline - self._session.port.now())
+        return max(0.0, self._grant.deadline - self._session.runtime.now())
 
     def ensure(self) -> None:
         """Raise LeaseLost unless the lease is certainly still ours. No I/O: cheap enough before every write."""
-        if why := self._grant.reason_ended(self._session.port.now()):
+        if why := self._grant.reason_ended(self._session.runtime.now()):
             raise self._grant.error(why)
 
     async def _release(self) -> bool:
@@ -211,7 +211,7 @@ class LeaseCore(WatchedCore[EventT]):
         super()._on_lost()
         self._on_end()
         if self._on_lost_call is not None:
-            self._session.port.run_callback(self._on_lost_call, self)
+            self._session.runtime.run_callback(self._on_lost_call, self)
         for reference in self._multi_leases:
             if whole := reference():
                 whole._on_lost()
@@ -279,7 +279,7 @@ class LeaseCore(WatchedCore[EventT]):
 
     def __del__(self) -> None:
         grant = getattr(self, "_grant", None)
-        if grant is None or grant.bucket is None or grant.reason_ended(now := self._session.port.now()):
+        if grant is None or grant.bucket is None or grant.reason_ended(now := self._session.runtime.now()):
             return
         if self._in_with:  # its section is garbage as well, and may be finalized later than this
             self._session.core.release_later(grant)

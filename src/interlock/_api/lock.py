@@ -45,8 +45,10 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
         of the lockable. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind; nor does a
         call that is cancelled or interrupted. An rlock raises LeaseLost if its caller holds it, and has lost it.
         """
-        lease: LeaseT = await self._take(timeout)
-        return lease
+        if (lease := self._reenter()) is not None:
+            return lease
+        acquired: LeaseT = await self._request(self._to_request(), self._timeout(timeout))
+        return acquired
 
     async def _try_acquire(self) -> LeaseT | None:
         """Acquire this if that is possible now. Returns its lease, or None if somebody else holds it.
@@ -55,10 +57,9 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
         ConfigError.
         """
         try:
-            lease: LeaseT = await self._take(0)
+            return await self._acquire(0)
         except AcquireTimeout:
             return None
-        return lease
 
     async def _revoke(self, reason: str, force: bool = False) -> bool:
         """Take this away from whoever holds it: each holder learns the `reason`. Returns whether there was a holder.
@@ -97,16 +98,10 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
 
     # Acquiring
 
-    async def _take(self, timeout: float | Unset | None) -> Any:
-        """The lease of an acquire."""
-        if (lease := self._reenter()) is not None:
-            return lease
-        return await self._request(self._to_request(), self._timeout(timeout))
-
     def _request(self, resource: Resource, timeout: float | None, **how: Any) -> Coroutine[Any, Any, Any]:
         """Ask for a new lease; `how` is for Core.acquire."""
         options = self._options
-        return self._session.core.acquire(
+        return self._interlock._session.core.acquire(  # type: ignore[no-any-return]
             resource,
             self._lease_of,
             options.ttl,
@@ -120,7 +115,7 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
     def _timeout(self, timeout: float | Unset | None) -> float | None:
         return self._options.timeout if isinstance(timeout, Unset) else timeout_of(timeout)
 
-    def _reenter(self) -> Any:
+    def _reenter(self) -> LeaseT | None:
         """The lease that this thread or task holds already, entered once more; None if it has to acquire one."""
         return None
 
@@ -130,7 +125,7 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
 
     def _lease_of(self, grant: Grant) -> Any:
         """The lease of a grant, before anybody else sees it."""
-        return self._lease_type(self._session, self._options.on_lost, grant)
+        return self._lease_type(self._interlock._session, self._options.on_lost, grant)
 
     # Its `with`
 
@@ -143,12 +138,12 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
                 "a lock is not reentrant; rlock() is"
             )
 
-    async def _enter(self, section: Section) -> Any:
+    async def _enter(self, section: Section) -> LeaseT:
         """Acquire the lease of a `with`, which this section owns. If anything fails, the section must give up."""
         who = section.who
         if who is not None:
             self._check_not_inside(who)
-        lease = section.lease = await self._take(UNSET)
+        lease = section.lease = await self._acquire(UNSET)
         lease._in_with = not section.by_hand
         if who is not None:
             self._inside[who] = weakref.ref(lease)
@@ -183,11 +178,12 @@ class RLockCore(LockCore[LeaseT]):
     def _owner(self) -> Any:
         return self._primitive.owner_prefix or self._interlock._current_owner()
 
-    def _reenter(self) -> Any:
+    def _reenter(self) -> LeaseT | None:
         leases = self._interlock._held_by_caller.of(self._owner, self._primitive.keys[0])
-        held = [lease for lease in leases if lease._is_inside]
+        held: list[Any] = [lease for lease in leases if lease._is_inside]
         held.sort(key=lambda lease: lease._ended)  # one that another process took over stands last
-        return held[0]._reenter() if held else None
+        entered: LeaseT | None = held[0]._reenter() if held else None
+        return entered
 
     def _lease_of(self, grant: Grant) -> Any:
         lease = super()._lease_of(grant)

@@ -13,7 +13,7 @@ from interlock.primitives.multi import multi_resource
 from interlock.primitives.permits import SemaphoreState
 
 from .lock import LockableCore
-from .options import LeaseT, Unset
+from .options import UNSET, LeaseT, Unset
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -34,10 +34,16 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
         super().__init__(interlock, multi_resource([member._primitive for member in members]), options)
         self._members = members
 
-    async def _take(self, timeout: float | Unset | None) -> Any:
+    async def _acquire(self, timeout: float | Unset | None = UNSET) -> LeaseT:
+        """Wait until all of these are acquired. Returns the lease over all.
+
+        `timeout` is in seconds and bounds the whole call: None waits for ever, 0 does not wait; by default it is that
+        of the multi. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind; nor does a call
+        that is cancelled or interrupted.
+        """
         core, timeout = self._session.core, self._timeout(timeout)
         try_for = core.patient_timeout if any(each._options.acks for each in self._members) else core.try_for
-        until = FOREVER if timeout is None else core.port.now() + (timeout or try_for)
+        until = FOREVER if timeout is None else core.runtime.now() + (timeout or try_for)
         leases: Leases = {}
         try:
             self._reenter_members(leases)
@@ -82,19 +88,19 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
         """Acquire these one after another, in the order of their keys, in which everybody does: so without deadlock."""
         core, names = self._session.core, [member.name for member in missing]
         for member, name in zip(missing, names, strict=True):
-            left = max(0.0, until - core.port.now())
+            left = max(0.0, until - core.runtime.now())
             leases[name] = await member._request(member._to_request(), left if timeout else timeout, try_for=left)
             for lease in leases.values():  # what was acquired first may have been lost since
                 lease.ensure()
 
     async def _roll_back(self, leases: Leases, error: BaseException, until: float) -> None:
         """Give back what was acquired: in the background, but for an error of ours wait a moment for that."""
-        port = self._session.core.port
+        runtime = self._session.runtime
         undone = [lease._abandon() for lease in reversed(leases.values())]
-        now = port.now()
+        now = runtime.now()
         if isinstance(error, LockError):
             for signal in filter(None, undone):  # the lockable that was waited for had its courtesy already
-                await port.wait(signal, min(until, now) + UNDO_GRACE)
+                await runtime.wait(signal, min(until, now) + UNDO_GRACE)
 
     async def _state(self) -> dict[str, LockState | SemaphoreState]:
         return {member.name: await member._state() for member in self._members}

@@ -19,7 +19,7 @@ PartT = TypeVar("PartT", bound=LeaseCore[Any])
 class MultiLeaseCore(WatchedCore[EventT], Generic[EventT, PartT]):
     """Several leases as one: `lease.fence["a"]` is the fence of one, `lease["a"]` its lease."""
 
-    __slots__ = ("__weakref__", "_in_with", "_leases", "_name", "_on_lost_call", "_session", "_told")
+    __slots__ = ("__weakref__", "_leases", "_name", "_on_lost_call", "_session", "_told")
 
     def __init__(
         self, session: Session, on_lost: Callable[[Any], object] | None, name: str, leases: dict[str, Any]
@@ -133,7 +133,7 @@ class MultiLeaseCore(WatchedCore[EventT], Generic[EventT, PartT]):
         super()._on_lost()
         if self._on_lost_call is not None and not self._told:
             self._told = True
-            self._session.port.run_callback(self._on_lost_call, self)
+            self._session.runtime.run_callback(self._on_lost_call, self)
 
     def __repr__(self) -> str:
         return f"<MultiLease {self._name!r} {self.state.value} for {self.remaining():.3f} s>"

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
     from interlock._protocol.acks import Acks
 
-LeaseT = TypeVar("LeaseT")
+    from .lease import WatchedCore
+
+LeaseT = TypeVar("LeaseT", bound="WatchedCore[Any]")
 DEFAULT_TTL: Final = 30.0  # seconds
 
 

@@ -118,7 +118,7 @@ def pooled(frame: FrameType | None) -> bool:
 
 def _left_by_hand(lockable: Any) -> Section:
     """The section that is left now, by `__exit__()` without a `with`. Raises ConfigError if that is not clear."""
-    with lockable._session.port.mutex:
+    with lockable._session.runtime.mutex:
         found = _found_by_hand(lockable._by_hand, lockable._interlock._current_owner())
     if not isinstance(found, int):
         return found

@@ -12,7 +12,7 @@ from interlock._client.session import Session
 from interlock._protocol.names import token_part
 from interlock._protocol.run import run
 from interlock._servers.open import open_port
-from interlock._transports.blocking import ThreadPort
+from interlock._transports.blocking import ThreadPort, ThreadRuntime
 
 from .blocking import blocking
 from .interlock import InterlockCore, MemberT, MultiLeaseT
@@ -34,7 +34,7 @@ class InterlockForThreads(InterlockCore[LeaseT, MultiLeaseT, MemberT]):  # one s
     _for_asyncio = False
 
     def _start(self) -> None:
-        port = open_port(self._address, ThreadPort, self._memories)
+        port = open_port(self._address, ThreadPort, ThreadRuntime(), self._memories)
         self._session = port.push_handler = Session(port, self.label, _thread, self.max_ttl, lambda: port, self.try_for)
 
     def _last_session(self) -> Session | None:

@@ -41,7 +41,7 @@ async def _passed_unheard(core: Core, attempt: Attempt) -> int | None:
     _, channel = core.port.subscription_of(resource.keys[0])
     args = ("acquire", attempt.token, "0", attempt.handover_ttl_ms, "0", channel, "0", *resource.acquire_args, phase)
     with contextlib.suppress(LockError):
-        reply, _ = await core.request(Attempt(resource, "-", 0, None), args, core.port.now() + UNDO_GRACE)
+        reply, _ = await core.request(Attempt(resource, "-", 0, None), args, core.runtime.now() + UNDO_GRACE)
         if reply[0] == GRANTED:
             return int(reply[1])
     return None

@@ -35,6 +35,7 @@ from interlock._protocol.types import (
     Message,
     PushHandler,
     Route,
+    Runtime,
     Script,
     ServerError,
     is_transient,
@@ -88,14 +89,18 @@ class ClusterPort:
     majority = 1
     drift = DRIFT
 
-    def __init__(self, cluster: Cluster, make: Callable[[Address, ServerHistory], Any], memories: Histories) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        make: Callable[[Address, ServerHistory], Any],
+        runtime: Runtime,
+        memories: Histories,
+    ) -> None:
         self.cluster = cluster
         self.display_url = cluster.display_url
         self.make = make
         self.memories = memories
-        home = self.runtime = make(cluster.seeds[0], memories.of(cluster.seeds[0]))
-        self.now, self.event, self.wait = home.now, home.event, home.wait
-        self.spawn, self.run_callback = home.spawn, home.run_callback
+        self.runtime = runtime
         self._push_handler: PushHandler | None = None
         self._nodes: dict[str, Node] = {}
         self._map: list[Node | None] = [None] * SLOTS
@@ -114,11 +119,6 @@ class ClusterPort:
         self._importing: dict[int, Node] = {}  # slots that are on their way, and where to
 
     @property
-    def mutex(self) -> Any:
-        """See Port."""
-        return self.runtime.mutex
-
-    @property
     def retry_for(self) -> float:
         """See Port: who has seen the cluster believes that it comes back."""
         return self.cluster.seeds[0].retry_for if self.memories.served else RETRY_FOR
@@ -131,7 +131,7 @@ class ClusterPort:
 
     @push_handler.setter
     def push_handler(self, sink: PushHandler) -> None:
-        self._push_handler = self.runtime.push_handler = sink
+        self._push_handler = sink
 
     # Asking
 
@@ -229,7 +229,7 @@ class ClusterPort:
         elsewhere: list[int] = []
         order = sorted(groups, key=lambda member: (not member.port.ready, member.failed_at))
         for left, member in zip(range(len(order), 0, -1), order, strict=True):
-            limit = until if member.port.ready else self.now() + (until - self.now()) / left
+            limit = until if member.port.ready else self.runtime.now() + (until - self.runtime.now()) / left
             mine = groups[member]
             begun = await member.port.send_batch([messages[i] for i in mine], limit, [slots[i] for i in mine])
             sent.append((member, mine, begun))
@@ -291,12 +291,12 @@ class ClusterPort:
     async def _on_moved(self, text: str, slot: int, member: Node, until: float) -> Node:
         """The node that has this slot now."""
         here = self._redirected_to(text, member)
-        if self.now() >= self._next:
+        if self.runtime.now() >= self._next:
             await self._load_map(until, here)
-        with self.mutex:
+        with self.runtime.mutex:
             old = self.memories.served[slot]
             if old is not None and old is not here.history:
-                self._moved(slot, SlotMove(old, here.history, self.now()))
+                self._moved(slot, SlotMove(old, here.history, self.runtime.now()))
             self.memories.served[slot], self._map[slot] = here.history, here
         if slot in self._moves:
             await self._process_moves(slot, until)
@@ -306,7 +306,9 @@ class ClusterPort:
         """The node to which this slot is on its way."""
         here = self._redirected_to(text, member)
         if self._importing.get(slot) is not here:
-            await self._learn_slot_history(slot, here, [SlotMove(member.history, here.history, self.now())], until)
+            await self._learn_slot_history(
+                slot, here, [SlotMove(member.history, here.history, self.runtime.now())], until
+            )
             self._importing[slot] = here
         return here
 
@@ -314,11 +316,11 @@ class ClusterPort:
         """The node that a redirection names: MOVED 3999 127.0.0.1:6381."""
         host, _, port = text.split(" ")[2].rpartition(":")
         member = self._node(_address(by.address, host, int(port)))
-        member.named_at = self.now()
+        member.named_at = self.runtime.now()
         return member
 
     def _node(self, address: Address) -> Node:
-        with self.mutex:
+        with self.runtime.mutex:
             member = self._nodes.get(address.display_url)
             if member is None:
                 if self._closed:  # nobody would close its connections
@@ -332,11 +334,11 @@ class ClusterPort:
 
     def _note_loss(self, member: Node, error: Disconnected) -> None:
         if not error.stale:
-            member.failed_at, member.has_answered = self.now(), False
+            member.failed_at, member.has_answered = self.runtime.now(), False
 
     def _note_failure(self, member: Node, text: str) -> None:
         if not text.startswith("TRYAGAIN"):  # the slot is between two nodes: that passes
-            member.failed_at = self.now()
+            member.failed_at = self.runtime.now()
 
     # The map
 
@@ -354,16 +356,16 @@ class ClusterPort:
 
     async def _load_map(self, until: float, told: Node | None = None) -> None:
         """A new map, unless there was one just now. One asks, and all who come meanwhile wait for it."""
-        with self.mutex:
-            if self._loaded and self._loading is None and self.now() < self._next:
+        with self.runtime.mutex:
+            if self._loaded and self._loading is None and self.runtime.now() < self._next:
                 return
             mine = None
             if self._loading is None:
                 self._loading = []
             else:
-                self._loading.append(mine := self.event())
+                self._loading.append(mine := self.runtime.event())
         if mine is not None:
-            await self.wait(mine, until)
+            await self.runtime.wait(mine, until)
             if not self._loaded:
                 raise Disconnected("no map of the cluster yet", sent=False)
             return
@@ -375,8 +377,8 @@ class ClusterPort:
             if not self._loaded:
                 raise
         finally:
-            with self.mutex:
-                self._next = self.now() + MAP_INTERVAL
+            with self.runtime.mutex:
+                self._next = self.runtime.now() + MAP_INTERVAL
                 waiting, self._loading = self._loading or (), None
             for signal in waiting:
                 signal.set()
@@ -390,7 +392,7 @@ class ClusterPort:
         second: tuple[Address, list[Any], float] | None = None
         errors: list[Exception] = []
         for address in addresses.values():
-            asked = self.now()
+            asked = self.runtime.now()
             within = min(NODE_TIMEOUT, until - asked)
             if within <= 0:
                 break
@@ -403,7 +405,7 @@ class ClusterPort:
             except Exception as error:  # noqa: BLE001 (told below, if nobody else answers)
                 errors.append(connection_error(error, address))
                 if member := self._nodes.get(address.display_url):  # the next one to look asks others first
-                    member.failed_at = self.now()
+                    member.failed_at = self.runtime.now()
                 continue
             if refusals := [str(reply) for reply in (slots, info) if isinstance(reply, ResponseError)]:
                 errors.append(_map_error(refusals[0], address))
@@ -430,7 +432,7 @@ class ClusterPort:
                 here.named_at = max(here.named_at, asked)
         self._replicas = replicas
         moves: dict[tuple[ServerHistory, ServerHistory], SlotMove] = {}
-        with self.mutex:
+        with self.runtime.mutex:
             served = self.memories.served or [None] * SLOTS
             for slot, old in enumerate(served):
                 member = fresh[slot]
@@ -439,7 +441,7 @@ class ClusterPort:
                     continue
                 new = served[slot] = member.history
                 if old is not None and old is not new:
-                    move = moves.get((old, new)) or moves.setdefault((old, new), SlotMove(old, new, self.now()))
+                    move = moves.get((old, new)) or moves.setdefault((old, new), SlotMove(old, new, self.runtime.now()))
                     self._moved(slot, move)
             self.memories.served, self._map, self._loaded = served, fresh, True
             primaries = {*fresh}
@@ -456,7 +458,7 @@ class ClusterPort:
         if wanted and self._unidentified():
             self._learning = True
             try:
-                self.spawn(self._learn_identities, "interlock-witness", self._identities_learned)
+                self.runtime.spawn(self._learn_identities, "interlock-witness", self._identities_learned)
             except BaseException:
                 self._learning = False
                 raise
@@ -466,7 +468,7 @@ class ClusterPort:
 
         A node that the map lacks is asked only because another one sends us there.
         """
-        began = self.now()
+        began = self.runtime.now()
         primaries = {each for each in self._map if each is not None}
         if began - member.named_at <= TRUSTED_FOR or member not in primaries:
             return True
@@ -476,7 +478,7 @@ class ClusterPort:
         addresses = {each.display_url: each for each in (*(each.address for each in others.values()), *self._replicas)}
         addresses.pop(member.address.display_url, None)
         for left, address in zip(range(len(addresses), 0, -1), addresses.values(), strict=True):
-            asked = self.now()
+            asked = self.runtime.now()
             share = min(NODE_TIMEOUT, max(0.001, began + within - asked) / left)
             try:
                 _, slots, info = ask_server(address, share, *MAP_COMMANDS)
@@ -509,15 +511,18 @@ class ClusterPort:
             for member in self._unidentified():
                 if not member.has_answered:
                     with contextlib.suppress(Disconnected, LockError):
-                        await member.port.current_identity(self.now() + NODE_TIMEOUT)
+                        await member.port.current_identity(self.runtime.now() + NODE_TIMEOUT)
                         member.has_answered = True
-            await self.wait(self.event(), max(self.now(), self._next) + min(NODE_TIMEOUT, MEETING_PAUSE * (1 + number)))
+            await self.runtime.wait(
+                self.runtime.event(),
+                max(self.runtime.now(), self._next) + min(NODE_TIMEOUT, MEETING_PAUSE * (1 + number)),
+            )
             unmet = self._unidentified()
             if self._closed or not unmet:
                 return
             if any(member.has_answered for member in unmet):
                 with contextlib.suppress(Disconnected, LockError):
-                    await self._load_map(self.now() + NODE_TIMEOUT)
+                    await self._load_map(self.runtime.now() + NODE_TIMEOUT)
 
     def _identities_learned(self) -> None:
         self._learning = False
@@ -532,7 +537,7 @@ class ClusterPort:
         while moves := self._moves.get(slot):
             number = len(moves)
             await self._learn_slot_history(slot, self._node(moves[-1].here.address), list(moves), until)
-            with self.mutex:
+            with self.runtime.mutex:
                 if len(moves) == number:
                     self._moves.pop(slot, None)
 
@@ -555,7 +560,7 @@ class ClusterPort:
         if not under:
             return None
         if (least := move.least) is None:
-            within = min(NODE_TIMEOUT, max(0.05, until - self.now()))
+            within = min(NODE_TIMEOUT, max(0.05, until - self.runtime.now()))
             least = move.least = await self.runtime.run_blocking(partial(_least_kept_ttl, move, within, under))
         before = story or move.before.slot_history(slot)
         if least < math.inf and move.known and move.known == here.identity:
@@ -591,25 +596,19 @@ class ClusterPort:
 
     # Its end
 
-    def close(self) -> Any:
-        """End the connections and what runs in the background. To be awaited where the nodes' own is."""
-        with self.mutex:
+    async def close(self) -> None:
+        """See Port."""
+        with self.runtime.mutex:
             self._closed = True
-            ports = [self.runtime, *(member.port for member in self._nodes.values())]
-        ends = [port.close() for port in ports]
-        return _all(ends) if ends[0] is not None else None
+            nodes = list(self._nodes.values())
+        for node in nodes:
+            await node.port.close()
 
     def reset_after_fork(self) -> None:
         """In a child after fork: what was open belongs to the parent."""
-        self.runtime.reset_after_fork()
         for member in self._nodes.values():
             member.port.reset_after_fork()
         self._start()
-
-
-async def _all(ends: list[Any]) -> None:
-    for end in ends:
-        await end
 
 
 def _version(hello: Any) -> int:

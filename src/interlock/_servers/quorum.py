@@ -22,13 +22,11 @@ Rules.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import random
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._protocol.log import log
-from interlock._protocol.run import run
 from interlock._protocol.timing import FOREVER, RETRY_FOR
 from interlock._protocol.types import ONLY_ROUTE, Argument, Disconnected, Message, Route, Script, ServerError
 from interlock._servers.quorum_nodes import Node, forget_oldest, is_quarantine, own_marker
@@ -37,7 +35,9 @@ from interlock.errors import ConfigError, LockError
 from interlock.primitives.codes import GRANTED, QUEUED, RETRY
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Sequence
+
+    from interlock._protocol.types import Runtime
 
 VOTE_TIMEOUT: Final = 0.25  # seconds without an answer after which a server is away; less for a short ttl:
 VOTE_TTL_SHARE: Final = 0.1  # of the ttl that a vote may take
@@ -62,16 +62,12 @@ class QuorumPort:
     is_quorum = True
     drift = QUORUM_DRIFT
 
-    def __init__(self, ports: Sequence[Any], shown: str) -> None:
-        first = ports[0]
+    def __init__(self, ports: Sequence[Any], runtime: Runtime, shown: str) -> None:
+        self.runtime = runtime
         self.display_url = shown
         self.nodes = [Node(port) for port in ports]
         self.majority = len(ports) // 2 + 1
-        self.now: Callable[[], float] = first.now
-        self.event: Callable[[], Any] = first.event
-        self.wait: Callable[[Any, float], Awaitable[bool]] = first.wait
-        self.run_callback: Callable[[Callable[[Any], object], Any], None] = first.run_callback
-        self.spawn: Callable[[Callable[[], Coroutine[Any, Any, None]], str, Callable[[], None]], None] = first.spawn
+        self.now, self.event, self.wait = runtime.now, runtime.event, runtime.wait
         self._closed = False
         self._start()
 
@@ -83,11 +79,6 @@ class QuorumPort:
         self._all_up = False  # all are there, and they are a quorum
         self._watching_absent = False
         self._wakeup = self.event()
-
-    @property
-    def mutex(self) -> Any:
-        """See Port."""
-        return self.nodes[0].port.mutex
 
     @property
     def push_handler(self) -> Any:
@@ -411,11 +402,11 @@ class QuorumPort:
 
     def _watch_absent(self) -> None:
         """See in the background whether those that are away come back."""
-        with self.mutex:
+        with self.runtime.mutex:
             if self._watching_absent or self._closed:
                 return
             self._watching_absent = True
-        self.spawn(self._reconnect_absent, "interlock-quorum", self._absent_watched)
+        self.runtime.spawn(self._reconnect_absent, "interlock-quorum", self._absent_watched)
 
     def _absent_watched(self) -> None:
         self._watching_absent = False
@@ -444,20 +435,14 @@ class QuorumPort:
 
     # Its end
 
-    def close(self) -> Any:
-        """End all of them. With asyncio, this is to be awaited."""
-        ending = self._end()
-        return ending if inspect.iscoroutinefunction(self.nodes[0].port.close) else run(ending)
-
-    async def _end(self) -> None:
+    async def close(self) -> None:
+        """See Port."""
         self._closed = True
         self._wakeup.set()
         await self._collect_stragglers(VOTE_TIMEOUT)  # what is given back should arrive
         self._discard_stragglers()
         for node in self.nodes:
-            ended = node.port.close()
-            if ended is not None:
-                await ended
+            await node.port.close()
 
     def _discard_stragglers(self) -> None:
         with contextlib.suppress(IndexError):

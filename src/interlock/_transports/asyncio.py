@@ -299,6 +299,72 @@ class SentBatch:
         return self.error
 
 
+class AsyncioRuntime:
+    """See Runtime: the running loop and its tasks."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.now = now
+        self.event = AutoResetEvent
+        self.mutex = NullMutex()
+        self._tasks: set[asyncio.Future[Any]] = set()
+
+    async def wait(self, event: AutoResetEvent, until: float) -> bool:
+        """See Runtime."""
+        return await event.wait(self.loop, until - now() if until != FOREVER else FOREVER)
+
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, over: Callable[[], None]) -> None:
+        """See Runtime."""
+        self.task(work(), name).add_done_callback(lambda _: over())
+
+    def run_callback(self, callback: Callable[[Any], object], subject: Any) -> None:
+        """See Runtime."""
+
+        async def told() -> None:
+            try:
+                result = callback(subject)
+                if asyncio.iscoroutine(result):
+                    await result
+            except Exception:  # noqa: BLE001 (logged)
+                log.exception("interlock: the callback %r failed", callback)
+
+        self.task(told(), "interlock-tell")
+
+    def task(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """A task in the background, of which somebody keeps a reference."""
+        task = self.loop.create_task(work, name=name)
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # a loop may end without close()
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Future[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None and not isinstance(error, Disconnected | LockError):  # those were told to who connects
+            log.error("interlock: a task of ours has failed", exc_info=error)
+
+    async def run_blocking(self, work: Callable[[], T]) -> T:
+        """See Runtime."""
+        return await asyncio.to_thread(work)
+
+    def reset_after_fork(self) -> None:
+        """See Runtime. The loop belongs to the parent, and with it all tasks."""
+
+    async def close(self) -> None:
+        """See Runtime."""
+        await _cancel(self._tasks)
+
+
+async def _cancel(running: set[asyncio.Future[Any]]) -> None:
+    tasks = [task for task in running if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class AsyncioPort:
     """The connection of one loop to one server."""
 
@@ -306,18 +372,17 @@ class AsyncioPort:
     majority = 1
     drift = DRIFT
 
-    def __init__(self, address: Address, memory: ServerHistory) -> None:
+    def __init__(self, address: Address, memory: ServerHistory, runtime: AsyncioRuntime) -> None:
         self.address = address
         self.memory = memory
+        self.runtime = runtime
         self.display_url = address.display_url
         self.retry_for = address.retry_for
+        self._can_fail_over = address.can_fail_over
         self.primacy = Primacy(address)
         self.push_handler: PushHandler
-        self.loop = asyncio.get_running_loop()
-        self.now = now
-        self.event = AutoResetEvent
-        self.mutex = NullMutex()
-        self._proofs = Proofs(self, self.memory, self._lossless)
+        self.loop = runtime.loop
+        self._proofs = Proofs(self.runtime, self.memory, self._lossless)
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[Connection] | None = None
         self._tasks: set[asyncio.Future[Any]] = set()
@@ -339,7 +404,7 @@ class AsyncioPort:
     ) -> Any:
         """See Port. `slot`, if this is a node of a cluster: what its epoch is depends on it."""
         wire = self._connection
-        if wire is None or wire.broken is not None or self.address.can_fail_over:
+        if wire is None or wire.broken is not None or self._can_fail_over:
             wire = await self._checkout(until)
         epoch = wire.stamp.text if slot is None else wire.stamp.text_for(slot)
         future = wire.send(evalsha(script, keys, args, epoch))
@@ -402,7 +467,7 @@ class AsyncioPort:
         """The first half of `calls`: send, and wait for nothing."""
         sent, wire = SentBatch(messages, until), self._connection
         try:
-            if wire is None or wire.broken is not None or self.address.can_fail_over:
+            if wire is None or wire.broken is not None or self._can_fail_over:
                 wire = await self._checkout(until)
             epochs = [wire.stamp.text_for(slot) for slot in slots] if slots else [wire.stamp.text] * len(messages)
             said, self.send_script_text = eval_text if self.send_script_text else evalsha, False
@@ -484,15 +549,11 @@ class AsyncioPort:
         return self._proofs.old_primary(slot)
 
     async def _lossless(self, evidence: str, epoch: IdentityStamp, left: float) -> float | None:
-        return await self.run_blocking(partial(least_lossless_ttl, self.address, evidence, epoch, left))
+        return await self.runtime.run_blocking(partial(least_lossless_ttl, self.address, evidence, epoch, left))
 
     async def current_identity(self, until: float) -> IdentityStamp:
         """Under which epoch it is reached now. Raises Disconnected."""
         return (await self._checkout(until)).stamp
-
-    async def run_blocking(self, work: Callable[[], T]) -> T:
-        """Do what blocks."""
-        return await asyncio.to_thread(work)
 
     @property
     def subscribed(self) -> set[str]:
@@ -550,7 +611,7 @@ class AsyncioPort:
 
         `asked`: when the caller's request was made. All callers wait for one look.
         """
-        while wire.broken is None and self.address.can_fail_over and not wire.is_trusted(asked - TRUSTED_FOR):
+        while wire.broken is None and self._can_fail_over and not wire.is_trusted(asked - TRUSTED_FOR):
             if wire.asking is None or wire.asking.done():
                 wire.asking = self._task(self._ask_others(wire), "interlock-look")
             await self._open_in_time(wire.asking, until)
@@ -558,7 +619,7 @@ class AsyncioPort:
 
     async def _ask_others(self, wire: Connection) -> None:
         asked = now()
-        same = await self.run_blocking(partial(self.primacy.is_confirmed, wire.host_port, FOREVER))
+        same = await self.runtime.run_blocking(partial(self.primacy.is_confirmed, wire.host_port, FOREVER))
         if same and wire.broken is None:
             same = is_same_primary(await wire.send(REPLICATION), wire.stamp)
         if same:
@@ -587,7 +648,9 @@ class AsyncioPort:
         make: Any = self.address.async_connection
         connection: Any = None
         asked = now()
-        if self.address.clustered and not await self.run_blocking(partial(self.primacy.is_confirmed, ("", 0), FOREVER)):
+        if self.address.clustered and not await self.runtime.run_blocking(
+            partial(self.primacy.is_confirmed, ("", 0), FOREVER)
+        ):
             raise Disconnected(NOT_NAMED, sent=False)
         try:
             if self.address.kind == "embedded" or self.address.sentinels:  # to find where it is may block
@@ -660,11 +723,11 @@ class AsyncioPort:
         """A lost connection is made again at once, so that no push is missed for long."""
         pause = 0.0
         while self._wanted and not self._closed:
-            started = self.now()
+            started = now()
             try:
                 wire = await self._checkout(FOREVER)
                 await asyncio.shield(wire.ended)
-                pause = 0.0 if self.now() - started > STEADY_AFTER else min(1.0, pause * 2 or 0.02)
+                pause = 0.0 if now() - started > STEADY_AFTER else min(1.0, pause * 2 or 0.02)
             except Disconnected:
                 pause = min(1.0, pause * 2 or 0.02)
             except Exception as error:  # noqa: BLE001 (the next call tells the user)
@@ -672,51 +735,17 @@ class AsyncioPort:
                 log.warning("interlock: waiters are not woken by push, since %s", error)
             await asyncio.sleep(pause)
 
-    # Waiting and background work
-
-    async def wait(self, signal: AutoResetEvent, until: float) -> bool:
-        """See Port."""
-        return await signal.wait(self.loop, until - now() if until != FOREVER else FOREVER)
-
-    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, over: Callable[[], None]) -> None:
-        """See Port."""
-        self._task(work(), name).add_done_callback(lambda _: over())
-
-    def run_callback(self, callback: Callable[[Any], object], subject: Any) -> None:
-        """See Port."""
-
-        async def told() -> None:
-            try:
-                result = callback(subject)
-                if asyncio.iscoroutine(result):
-                    await result
-            except Exception:  # noqa: BLE001 (logged)
-                log.exception("interlock: the callback %r failed", callback)
-
-        self._task(told(), "interlock-tell")
-
     def _task(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        task = self.loop.create_task(work, name=name)
-        task._log_destroy_pending = False  # type: ignore[attr-defined]  # a loop may end without close()
+        """A task in the background, which ends with this connection."""
+        task = self.runtime.task(work, name)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._tasks.discard)
         return task
-
-    def _done(self, task: asyncio.Future[Any]) -> None:
-        self._tasks.discard(task)
-        if task.cancelled():
-            return
-        error = task.exception()
-        if error is not None and not isinstance(error, Disconnected | LockError):  # those were told to who connects
-            log.error("interlock: a task of ours has failed", exc_info=error)
 
     async def close(self) -> None:
         """End the connection and the tasks."""
         self._closed = True
-        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _cancel(self._tasks)
         open_ = [*self._spares, *([self._connection] if self._connection is not None else [])]
         for wire in open_:
             wire.fail(Disconnected("closed", sent=False))

@@ -196,6 +196,68 @@ class SentBatch(NamedTuple):
     stamps: list[str]
 
 
+class ThreadRuntime:
+    """See Runtime: raw locks to wait for, and daemon threads."""
+
+    def __init__(self) -> None:
+        self.now = now
+        self.event = AutoResetEvent
+        self.reset_after_fork()
+
+    def reset_after_fork(self) -> None:
+        """See Runtime. The threads of the parent do not exist here."""
+        self.mutex = threading.RLock()  # a signal handler may come in while its own thread is inside
+        self._threads: list[threading.Thread] = []
+
+    async def wait(self, event: AutoResetEvent, until: float) -> bool:
+        """See Runtime."""
+        while until != FOREVER:
+            left = until - now()
+            if event.wait(min(left, MAX_WAIT)):
+                return True
+            if left <= MAX_WAIT:
+                return False
+        return event.wait(FOREVER)
+
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, over: Callable[[], None]) -> None:
+        """See Runtime."""
+
+        def whole() -> None:
+            try:
+                run(work())
+            finally:
+                over()
+
+        self.start_thread(whole, name)
+
+    def run_callback(self, callback: Callable[[Any], object], subject: Any) -> None:
+        """See Runtime."""
+
+        def told() -> None:
+            try:
+                callback(subject)
+            except Exception:  # noqa: BLE001 (logged)
+                log.exception("interlock: the callback %r failed", callback)
+
+        threading.Thread(target=told, name="interlock-tell", daemon=True).start()
+
+    def start_thread(self, work: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        thread.start()
+        with self.mutex:
+            self._threads = [*(each for each in self._threads if each.is_alive()), thread]
+
+    async def run_blocking(self, work: Callable[[], T]) -> T:
+        """See Runtime."""
+        return work()
+
+    async def close(self) -> None:
+        """See Runtime."""
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(1.0)
+
+
 class ThreadPort:
     """Connections to one server, for any number of threads."""
 
@@ -203,22 +265,20 @@ class ThreadPort:
     majority = 1
     drift = DRIFT
 
-    def __init__(self, address: Address, memory: ServerHistory) -> None:
+    def __init__(self, address: Address, memory: ServerHistory, runtime: ThreadRuntime) -> None:
         self.address = address
         self.memory = memory
+        self.runtime = runtime
         self.display_url = address.display_url
         self.retry_for = address.retry_for
+        self._can_fail_over = address.can_fail_over
         self.primacy = Primacy(address)
         self.push_handler: PushHandler
-        self.now = now
-        self.event = AutoResetEvent
         self._start()
 
     def _start(self) -> None:
-        self.mutex = threading.RLock()  # a signal handler may come in while its own thread is inside
         self._idle: deque[Connection] = deque()
-        self._proofs = Proofs(self, self.memory, self._lossless)
-        self._threads: list[threading.Thread] = []
+        self._proofs = Proofs(self.runtime, self.memory, self._lossless)
         self._closed = False
         self.send_script_text = (
             False  # the next message goes with the text of its script, for the server did not know one
@@ -396,7 +456,7 @@ class ThreadPort:
         return self._proofs.old_primary(slot)
 
     async def _lossless(self, evidence: str, epoch: IdentityStamp, left: float) -> float | None:
-        return await self.run_blocking(partial(least_lossless_ttl, self.address, evidence, epoch, left))
+        return await self.runtime.run_blocking(partial(least_lossless_ttl, self.address, evidence, epoch, left))
 
     async def current_identity(self, until: float) -> IdentityStamp:
         """Under which epoch it is reached now. Raises Disconnected."""
@@ -404,22 +464,18 @@ class ThreadPort:
         self._checkin(wire)
         return wire.stamp
 
-    async def run_blocking(self, work: Callable[[], T]) -> T:
-        """Do what blocks."""
-        return work()
-
     def _checkout(self, until: float) -> Connection:
         try:
             wire = self._idle.pop()
         except IndexError:
             return self._open(until)
         wire.fresh = False
-        if self.address.can_fail_over:
-            now = self.now()
-            if now - wire.answered_since > TRUSTED_FOR and not self._is_still_primary(wire, until):
+        if self._can_fail_over:
+            asked = now()
+            if asked - wire.answered_since > TRUSTED_FOR and not self._is_still_primary(wire, until):
                 self._drop_all()
                 return self._open(until)
-            wire.answered_since = now
+            wire.answered_since = asked
         return wire
 
     def _is_still_primary(self, wire: Connection, until: float) -> bool:
@@ -444,7 +500,7 @@ class ThreadPort:
         return same
 
     def _open(self, until: float) -> Connection:
-        asked = self.now()
+        asked = now()
         if self.address.clustered and not self.primacy.is_confirmed(("", 0), until):
             raise Disconnected(NOT_NAMED, sent=False)
         wire = Connection(self.address, self.memory, until)
@@ -476,44 +532,6 @@ class ThreadPort:
         if self._subscription:
             self._subscription.shut_down()
 
-    async def wait(self, signal: AutoResetEvent, until: float) -> bool:
-        """See Port."""
-        while until != FOREVER:
-            left = until - now()
-            if signal.wait(min(left, MAX_WAIT)):
-                return True
-            if left <= MAX_WAIT:
-                return False
-        return signal.wait(FOREVER)
-
-    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, over: Callable[[], None]) -> None:
-        """See Port."""
-
-        def whole() -> None:
-            try:
-                run(work())
-            finally:
-                over()
-
-        self._thread(whole, name)
-
-    def run_callback(self, callback: Callable[[Any], object], subject: Any) -> None:
-        """See Port."""
-
-        def told() -> None:
-            try:
-                callback(subject)
-            except Exception:  # noqa: BLE001 (logged)
-                log.exception("interlock: the callback %r failed", callback)
-
-        threading.Thread(target=told, name="interlock-tell", daemon=True).start()
-
-    def _thread(self, work: Callable[[], None], name: str) -> None:
-        thread = threading.Thread(target=work, name=name, daemon=True)
-        thread.start()
-        with self.mutex:
-            self._threads = [*(each for each in self._threads if each.is_alive()), thread]
-
     # The subscription
 
     def subscription_of(self, key: str) -> tuple[str, str]:  # noqa: ARG002 (see Port)
@@ -533,12 +551,12 @@ class ThreadPort:
         """Hear this channel, too, from now on."""
         if channel in self._wanted:
             return
-        with self.mutex:
+        with self.runtime.mutex:
             self._wanted[channel] = None
             if not self._listener_started:
                 self._listener_started = True
                 try:
-                    self._thread(self._listen, "interlock-listener")
+                    self.runtime.start_thread(self._listen, "interlock-listener")
                 except BaseException:  # an interrupt: it may have begun, or not
                     self._listener_started = False
                     del self._wanted[channel]
@@ -559,17 +577,17 @@ class ThreadPort:
             wire.send(b"".join(subscribe_commands(channel)))
 
     def _listen(self) -> None:
-        with self.mutex:
+        with self.runtime.mutex:
             if self._listener_running:
                 return  # one is enough
             self._listener_running = True
         pause = 0.0
         while not self._closed:
-            with self.mutex:
+            with self.runtime.mutex:
                 if not self._wanted:
                     self._listener_started = self._listener_running = False
                     return
-            started = self.now()
+            started = now()
             try:
                 wire = self._subscription = self._open(FOREVER)
                 try:
@@ -578,7 +596,7 @@ class ThreadPort:
                     self.subscribed.clear()  # the server must not take our silence for death
                     wire.close()
             except Disconnected:  # at once, unless it did not last
-                pause = 0.0 if self.now() - started > STEADY_AFTER else min(1.0, pause * 2 or 0.02)
+                pause = 0.0 if now() - started > STEADY_AFTER else min(1.0, pause * 2 or 0.02)
             except Exception as error:  # noqa: BLE001 (polling goes on without it; the next call tells the user)
                 pause = 1.0
                 log.warning("interlock: waiters are woken by polling only, since %s", error)
@@ -609,15 +627,12 @@ class ThreadPort:
 
     # Its end
 
-    def close(self) -> None:
-        """End the connections and the threads."""
+    async def close(self) -> None:
+        """End the connections; their threads end by that."""
         self._closed = True
         self._reconnect_delay.set()
         if self._subscription:
             self._subscription.shut_down()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(1.0)
         self._close_idle()
 
     def reset_after_fork(self) -> None:

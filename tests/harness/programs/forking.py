@@ -213,7 +213,7 @@ class Async(Blocking):
 
 async def renewed(leases) -> None:
     """Once each was renewed twice since now."""
-    now = leases[0]._session.port.now()
+    now = leases[0]._session.runtime.now()
     while min(lease._grant.deadline for lease in leases) < now + TTL * 1.5:
         for lease in leases:
             lease.ensure()
@@ -233,7 +233,7 @@ async def main() -> None:
         elif verb == "look":
             said = {10: "no", 11: "yes"}[await say(None, ended, child(lambda: parent.looking(*args)))]
         elif verb == "fork":
-            with inside(parent.locks._session.port.mutex):
+            with inside(parent.locks._session.runtime.mutex):
                 pid = child(parent.inherited)
             assert await say(None, ended, pid) == 0
         elif verb == "go":
