@@ -86,7 +86,7 @@ class Sent(NamedTuple):
 
 
 class SimRuntime:
-    """See `Runtime`: a process of a simulated world, with its clock. Every await passes the place `before_send` first."""
+    """See `Runtime`: a simulated process with its clock. Every await passes the place `before_send` first."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
