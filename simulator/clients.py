@@ -14,7 +14,7 @@ from interlock._servers.quorum import QuorumPort
 from .chance import CLIENT, GAP, SECTION
 from .coroutines import Cancelled, Process, Task
 from .plan import Section
-from .port import SimPort, SimSignal, current
+from .port import SimPort, SimRuntime, SimSignal, current
 from .site import Site
 from .workers import Worker
 
@@ -50,10 +50,12 @@ class Client:
             process.offset, process.rate = image.process.offset, image.process.rate
         longest = run.profile.max_ttl
         mark = "+" if len(run.networks) > 1 else " "
+        runtime = SimRuntime(process)
         self.ports = [
-            SimPort(process, each, ServerHistory(longest, mark=mark), run.profile.longer) for each in run.networks
+            SimPort(process, each, ServerHistory(longest, mark=mark), runtime, run.profile.longer)
+            for each in run.networks
         ]
-        several: Any = QuorumPort(self.ports, Site.display_url)
+        several: Any = QuorumPort(self.ports, runtime, Site.display_url)
         self.port: Any = several if len(self.ports) > 1 else self.ports[0]
         run.monitor.things.ports[name] = self.ports[0]
         run.world.acting = process
@@ -75,7 +77,7 @@ class Client:
         self.session.process_id, self.session.channel = image.session.process_id, image.session.channel
         self.known = copy.copy(image.known)
         for port, other in zip(self.ports, image.ports, strict=True):
-            vars(port.memory).update(vars(copy.deepcopy(other.memory)))
+            vars(port.history).update(vars(copy.deepcopy(other.history)))
             if other.listens:
                 port.restored()
 
@@ -99,12 +101,12 @@ class Client:
         while not self.session.core.closed:
             if planned is None:
                 number += 1
-                clock = self.port.now() - run.gap * math.log(1 - world.chance.number(task.number, GAP, number))
+                clock = self.port.runtime.now() - run.gap * math.log(1 - world.chance.number(task.number, GAP, number))
             elif section := next(planned, None):
                 number, clock = section.number, section.clock
             else:
                 return
-            await self.port.wait(SimSignal(), clock)
+            await self.port.runtime.wait(SimSignal(), clock)
             if run.over:
                 return
             worker.random = world.chance.stream(task.number, SECTION, number)
@@ -126,6 +128,6 @@ class Client:
     async def _close(self) -> None:
         pauses = self.process.pauses
         await self.session.close()
-        await self.port.wait(SimSignal(), self.port.now() + 0.1)
+        await self.port.runtime.wait(SimSignal(), self.port.runtime.now() + 0.1)
         if pauses == self.process.pauses:
             self.run.monitor.attempts.closed(self.process)

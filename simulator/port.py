@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from interlock._protocol.timing import DRIFT, FOREVER, RETRY_FOR
 from interlock._protocol.types import ONLY_ROUTE, Disconnected, Route, ServerError
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .scheduler import World
     from .site import Host
 
+T = TypeVar("T")
 IO_TIMEOUT: Final = 5.0  # seconds without an answer, as in interlock.connect
 
 
@@ -84,8 +85,68 @@ class Sent(NamedTuple):
     error: Exception | None
 
 
+class SimRuntime:
+    """See `Runtime`: a process of a simulated world, with a clock of its own. Every await passes a brink first."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.now = process.clock
+        self.mutex = contextlib.nullcontext()
+
+    def event(self) -> SimSignal:
+        """See Runtime."""
+        return SimSignal()
+
+    async def wait(self, event: SimSignal, until: float) -> bool:
+        """See Runtime."""
+        task = current(self.process.world)
+        task.sends = False
+        if task.traps:
+            await task.brink()
+        if event.up:
+            event.up = False
+            return True
+        future = event.waiter = Future()
+        if until != FOREVER:
+            self.process.world.at(self.process.when(until), Timer(future, False), self.process)
+        try:
+            raised: bool = await future
+        finally:
+            event.waiter = None
+        return raised
+
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, over: Callable[[], None]) -> None:
+        """See Runtime."""
+
+        async def whole() -> None:
+            try:
+                await work()
+            finally:
+                over()
+
+        self.process.spawn(whole(), name)
+
+    def run_callback(self, callback: Callable[[Any], object], subject: Any) -> None:
+        """See Runtime."""
+
+        def told() -> None:
+            callback(subject)
+
+        self.process.world.soon(told, self.process)
+
+    async def run_blocking(self, work: Callable[[], T]) -> T:
+        """See Runtime. Nothing blocks here."""
+        return work()
+
+    def reset_after_fork(self) -> None:
+        """See Runtime. Nothing forks here."""
+
+    async def close(self) -> None:
+        """See Runtime. What runs in the background ends with its process."""
+
+
 class SimPort:
-    """See `interlock._core.Port`. Every await passes a brink first."""
+    """See `Port`. Every await passes a brink first."""
 
     display_url = Site.display_url
     retry_for = RETRY_FOR
@@ -93,15 +154,16 @@ class SimPort:
     majority = 1
     drift = DRIFT
 
-    def __init__(self, process: Process, network: Network, memory: ServerHistory, longer: float = 0.0) -> None:
+    def __init__(
+        self, process: Process, network: Network, memory: ServerHistory, runtime: SimRuntime, longer: float = 0.0
+    ) -> None:
         self.process = process
         self.network = network
-        self.memory = memory
+        self.history = memory
         self.longer = longer  # seconds that an isolated primary may be believed for
+        self.runtime = runtime
         self.push_handler: Session
-        self.mutex = contextlib.nullcontext()
-        self._proofs = Proofs(self, self.memory, self._verdict)
-        self.now = process.clock
+        self._proofs = Proofs(runtime, self.history, self._verdict)
         self.asked: Callable[[Sequence[Message]], None] = lambda _batch: None  # before anything can happen
         self.sending: Callable[[Sequence[str], Sequence[Argument]], None] = lambda _keys, _args: None
         self.answered_at = -FOREVER  # when the last reply came
@@ -153,10 +215,10 @@ class SimPort:
         if weather.refused or weather.replica:
             journey = Journey(task, TRAFFIC)
             if network.strikes(journey, "connection refused", weather.refused):
-                await self.wait(SimSignal(), min(until, self.now() + network.trip(journey)))
+                await self.runtime.wait(SimSignal(), min(until, self.runtime.now() + network.trip(journey)))
                 raise Disconnected("connection refused", sent=False)
             if network.strikes(journey, "replica met", weather.replica):
-                await self.wait(SimSignal(), min(until, self.now() + network.trip(journey)))
+                await self.runtime.wait(SimSignal(), min(until, self.runtime.now() + network.trip(journey)))
                 raise Unavailable(f"{self.display_url} is a read-only replica. Connect to its primary")
         for _, keys, args in batch:
             self.sending([*map(str, keys)], args)
@@ -168,9 +230,9 @@ class SimPort:
         return replies
 
     async def _request(self, batch: Sequence[Message], until: float, *, by_text: bool) -> list[Any]:
-        limit = max(min(until, self.now() + IO_TIMEOUT), self.now() + 0.001)
+        limit = max(min(until, self.runtime.now() + IO_TIMEOUT), self.runtime.now() + 0.001)
         link = await self._linked(limit)
-        return await self._replies(link, self._send(link, batch, by_text=by_text), limit, self.now())
+        return await self._replies(link, self._send(link, batch, by_text=by_text), limit, self.runtime.now())
 
     def _send(self, link: Link, batch: Sequence[Message], *, by_text: bool) -> Future:
         process, future = self.process, Future()
@@ -215,7 +277,7 @@ class SimPort:
         try:
             if task.traps:
                 await task.brink()
-            link = await self._linked(max(until, self.now() + 0.001))
+            link = await self._linked(max(until, self.runtime.now() + 0.001))
             for _, keys, args in messages:
                 self.sending([*map(str, keys)], args)
             taught, self.send_script_text = self.send_script_text, False
@@ -227,7 +289,7 @@ class SimPort:
 
     async def read_batch(self, sent: Sent, *, late: bool = False) -> list[Any]:
         """The second half: the replies."""
-        messages, until = sent.messages, max(sent.until, self.now() + 0.001)
+        messages, until = sent.messages, max(sent.until, self.runtime.now() + 0.001)
         if sent.link is None:
             return [sent.error] * len(messages)
         try:
@@ -252,7 +314,7 @@ class SimPort:
 
     async def ping(self, until: float) -> None:
         """Connect if need be, and see that it answers. Raises what keeps it from that."""
-        until = max(until, self.now() + 0.001)
+        until = max(until, self.runtime.now() + 0.001)
         link, heard = await self._linked(until), Future()
         journey = Journey(current(self.process.world), MESSAGE)
         self.network.deliver(link, journey, lambda: None, lambda: heard.resolve(None))
@@ -268,7 +330,7 @@ class SimPort:
         """Which of these have their replies, as soon as so many have, or the time is over."""
         waiting = [sent.future for sent in sents if not sent.future.done]
         missing = number - (len(sents) - len(waiting))
-        if missing > 0 and waiting and until > self.now():
+        if missing > 0 and waiting and until > self.runtime.now():
             enough = Future()
 
             def came() -> None:
@@ -293,14 +355,14 @@ class SimPort:
     # The connection
 
     async def _linked(self, limit: float) -> Link:
-        asked = self.now()
+        asked = self.runtime.now()
         while (link := await self._any_link(limit)).used < asked - self.doubt:
             await self._confirmed(link, limit)
         return link
 
     async def _confirmed(self, link: Link, limit: float) -> None:
         """Ask others whether it leads to the primary still; if not, it is no use any more."""
-        asked, future = self.now(), Future()
+        asked, future = self.runtime.now(), Future()
         journey = Journey(current(self.process.world), TRAFFIC)
         self.network.primary_named(self.process, journey, future.resolve)
         late = Disconnected("nobody says who the primary is", sent=False, timed_out=True)
@@ -328,7 +390,7 @@ class SimPort:
             return
         self._connected += 1
         number = self._connecting = self._connected
-        began = self.now()
+        began = self.runtime.now()
         world, journey = self.process.world, Journey(self.process, TRAFFIC)
 
         def ended(result: Link | Disconnected) -> None:
@@ -344,7 +406,7 @@ class SimPort:
             if host is None or found is None:
                 ended(Disconnected("connection refused", sent=False))
                 return
-            link = self.link = Link(self, host, self.memory.meet(found, _ADDRESS, self.longer), began)
+            link = self.link = Link(self, host, self.history.meet(found, _ADDRESS, self.longer), began)
             host.links.add(link)
             self.met.add(host)
             if self._channel is not None:
@@ -382,47 +444,6 @@ class SimPort:
 
         if self.link is None and self.process.alive:
             self.expect(connected)
-
-    def event(self) -> SimSignal:
-        """See Port."""
-        return SimSignal()
-
-    async def wait(self, signal: SimSignal, until: float) -> bool:
-        """See Port."""
-        task = current(self.process.world)
-        task.sends = False
-        if task.traps:
-            await task.brink()
-        if signal.up:
-            signal.up = False
-            return True
-        future = signal.waiter = Future()
-        if until != FOREVER:
-            self.process.world.at(self.process.when(until), Timer(future, False), self.process)
-        try:
-            raised: bool = await future
-        finally:
-            signal.waiter = None
-        return raised
-
-    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, over: Callable[[], None]) -> None:
-        """See Port."""
-
-        async def whole() -> None:
-            try:
-                await work()
-            finally:
-                over()
-
-        self.process.spawn(whole(), name)
-
-    def run_callback(self, callback: Callable[[Any], object], subject: Any) -> None:
-        """See Port."""
-
-        def told() -> None:
-            callback(subject)
-
-        self.process.world.soon(told, self.process)
 
     def reset_after_fork(self) -> None:
         """See Port. Nothing forks here."""

@@ -37,7 +37,7 @@ class Worker:
         self.session = client.session
         self.locks: aio.Interlock = client.locks
         self.known = client.known
-        self.now = client.port.now
+        self.now = client.port.runtime.now
         self.random: Random  # of the turn
 
     def options(self, terms: Terms) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Worker:
 
     async def sleep(self, until: float) -> None:
         """Do nothing until then, by the process's own clock."""
-        await self.client.port.wait(SimSignal(), until)
+        await self.client.port.runtime.wait(SimSignal(), until)
 
     async def take(self, acquire: Callable[[], Awaitable[T]], terms: Terms) -> T | None:
         """A lease, if it can be had on these terms. ConfigErrors are the caller's."""

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import redis
 
-from grounds import HOME, MODES, QUORUM, WIDTHS, Ground, Park
+from harness.headers import Header
+from harness.matrix import HOME, MODES, QUORUM, WIDTHS, Ground, Park
+from harness.modes import Kit, Residue
+from harness.proxy import Proxy
 from harness.topology import Cluster
 from harness.topology.group import ask
-from headers import Header
 from interlock._transports import asyncio as transport_of_asyncio
 from interlock._transports import blocking, resp
-from kit import Kit, Residue
-from proxy import Proxy
 
 BEHIND = {"clean", "redis_client", "server", "proxy", "node", "client"}  # who asks for these looks at one server
 
@@ -44,7 +44,7 @@ HARMFUL = {"node", "client", "proxy"}  # fixtures about one server
 
 BUSY = {
     "test_simulator", "test_simulator_servers", "test_simulator_quorum", "test_simulator_snapshots", "test_exhaustive",
-    "test_walks",
+    "test_scripts",
 }  # fmt: skip
 
 
@@ -68,7 +68,7 @@ def pytest_collection_finish():
 
 def pytest_generate_tests(metafunc):
     """A test runs on every ground that it asks for: with a kit in both modes, else on each server once."""
-    mark = metafunc.definition.get_closest_marker("grounds")
+    mark = metafunc.definition.get_closest_marker("matrix")
     some, every = WIDTHS[mark.args[0] if mark else None]
     grounds = every if metafunc.config.getoption("full") else some
     if metafunc.definition.get_closest_marker("quorum") and not (

@@ -133,7 +133,7 @@ class RWLocks(Subject):
         """See Subject."""
         return RWThing(name)
 
-    def lockable(self, locks: aio.Interlock, thing: Thing) -> aio.RWSide:
+    def lockable(self, locks: aio.Interlock, thing: Thing) -> aio.WriteLock:
         """See Subject."""
         return locks.rwlock(thing.name).write()
 

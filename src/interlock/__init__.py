@@ -17,25 +17,26 @@ from .threads import (
     Lease,
     LeaseState,
     Lock,
-    Multi,
+    LockState,
     MultiLease,
+    MultiLock,
     Once,
     OnceState,
     Options,
-    PermitState,
     Ran,
+    ReadLock,
     RLock,
     RWLock,
-    RWSide,
     Semaphore,
+    SemaphoreState,
     Skipped,
-    State,
+    WriteLock,
 )
 
 __all__ = [
     "AcquireTimeout", "Assurance", "Barrier", "BarrierState", "BrokenBarrier", "ConfigError", "Election", "Holder",
     "Interlock", "Latch", "LatchState", "Leader", "Leadership", "Lease", "LeaseLost", "LeaseState", "Lock",
-    "LockError", "Multi", "MultiLease", "Once", "OnceState", "Options", "PermitState", "RLock", "RWLock", "RWSide",
-    "Ran", "Semaphore", "Skipped", "State", "Unavailable",
+    "LockError", "LockState", "MultiLease", "MultiLock", "Once", "OnceState", "Options", "RLock", "RWLock", "Ran",
+    "ReadLock", "Semaphore", "SemaphoreState", "Skipped", "Unavailable", "WriteLock",
 ]  # fmt: skip
 __version__ = "0.1.0"

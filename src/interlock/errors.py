@@ -3,7 +3,7 @@
 LockError
 ├── AcquireTimeout   also a TimeoutError: the server answered that somebody else holds the lock
 ├── LeaseLost        the lease has ended before its holder released it: stop writing
-├── BrokenBarrier    also threading's BrokenBarrierError: the barrier or latch can never open
+├── BrokenBarrier    also threading's BrokenBarrierError: the barrier or latch is broken, so its waiters wait in vain
 ├── Unavailable      also a ConnectionError: the server, or too much of a quorum, does not answer
 └── ConfigError      also a ValueError: a bad URL, name, ttl, limit, or a server on which no lock is safe
 """
@@ -34,7 +34,7 @@ class LeaseLost(LockError):  # noqa: N818
 
 
 class BrokenBarrier(LockError, BrokenBarrierError):  # noqa: N818
-    """This barrier or latch can never open: a party left or died, or somebody reset, revoked or removed it."""
+    """The barrier or latch is broken: a party left or died, or somebody reset, revoked or removed it."""
 
 
 class Unavailable(LockError, ConnectionError):  # noqa: N818

@@ -6,7 +6,23 @@ import asyncio
 import threading
 from typing import assert_type
 
-from interlock import Interlock, Leader, Leadership, Lease, MultiLease, Ran, Skipped
+from interlock import (
+    BarrierState,
+    Interlock,
+    LatchState,
+    Leader,
+    Leadership,
+    Lease,
+    LockState,
+    MultiLease,
+    OnceState,
+    Options,
+    Ran,
+    ReadLock,
+    SemaphoreState,
+    Skipped,
+    WriteLock,
+)
 from interlock import aio as ilock
 
 locks = Interlock("redis://localhost:6379/0")
@@ -59,6 +75,42 @@ for leader in locks.election("a").observe():
     assert_type(leader, Leader | None)
 assert_type(locks.lock("a").try_acquire(), Lease | None)
 assert_type(locks.barrier("a", 2).wait(), int)
+assert_type(Interlock.quorum(["redis://a", "redis://b", "redis://c"]), Interlock)
+assert_type(locks.lock("a").acquire(2.5), Lease)
+assert_type(locks.rlock("a", owner="me", ttl=5).acquire(timeout=None).release(), bool)
+assert_type(locks.semaphore("a", 3).acquire(permits=2), Lease)
+assert_type(locks.semaphore("a", 3).try_acquire(permits=2), Lease | None)
+assert_type(locks.semaphore("a", 3).available(), int)
+assert_type(locks.rwlock("a").read(), ReadLock)
+assert_type(locks.rwlock("a").write(), WriteLock)
+assert_type(locks.rwlock("a").write().acquire(), Lease)
+assert_type(locks.multi(locks.lock("a")).acquire(0)["a"], Lease)
+assert_type(locks.latch("a", 1).count_down(), int)
+assert_type(locks.lock("a").inspect(), LockState)
+assert_type(locks.semaphore("a", 2).inspect(), SemaphoreState)
+assert_type(locks.rwlock("a").inspect(), SemaphoreState)
+assert_type(locks.multi(locks.lock("a")).inspect(), dict[str, LockState | SemaphoreState])
+assert_type(locks.latch("a", 1).inspect(), LatchState)
+assert_type(locks.barrier("a", 2).inspect(), BarrierState)
+assert_type(locks.once("a", at_most=1).inspect(), OnceState)
+assert_type(locks.election("a").inspect(), LockState)
+assert_type(locks.lock("a").revoke("gone", force=True), bool)
+options: Options = {"ttl": 5, "on_lost": lambda lost: lost.ended.set()}
+locks.rlock("a", **options)
+locks.lock("a", on_lost=lambda lost: lost.ended.set())
+
+
+def lost_elsewhere(lost: ilock.Lease) -> None:
+    """Of the other mode."""
+    lost.ended.set()
+
+
+locks.lock("a", on_lost=lost_elsewhere)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+locks.lock("a").acquire("5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+locks.lock("a").acquire(permits=2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+locks.semaphore("a")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+locks.multi(locks.election("a"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+locks.barrier("a", 2).wait(within=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 locks.rlock("a", ttl="5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 locks.multi(locks.latch("a", 1))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
@@ -78,6 +130,21 @@ async def use() -> None:
     assert_type(await report(1), str)
     assert_type(await asyncio.create_task(report(1)), str)
     assert_type(await once(1), Ran[str] | Skipped)
+    assert_type(await others.lock("a").acquire(2.5), ilock.Lease)
+    assert_type(await others.lock("a").try_acquire(), ilock.Lease | None)
+    assert_type(await others.semaphore("a", 3).acquire(permits=2), ilock.Lease)
+    assert_type(await (await others.multi(others.lock("a")).acquire()).release(), bool)
+    assert_type(await others.lock("a").inspect(), LockState)
+    assert_type(await others.rwlock("a").read().inspect(), SemaphoreState)
+    assert_type(await others.election("a").campaign(), ilock.Leadership)
+    assert_type(await others.barrier("a", 2).wait(), int)
+    await others.lock("a").acquire("5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await others.lock("a").acquire(permits=2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    others.multi(locks.lock("a"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    others.rlock("a", tll=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    async with others.lock("a") as lease:
+        assert_type(lease, ilock.Lease)
+        await lease.extend("5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     async with others.election("a") as led:
         assert_type(led, ilock.Leadership)
         assert_type(led.ended, asyncio.Event)

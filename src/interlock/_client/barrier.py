@@ -44,7 +44,7 @@ async def _passed_unheard(core: Core, attempt: Attempt) -> int | None:
     own = (*resource.acquire_args, generation)
     call = AcquireCall(attempt.token, "0", attempt.handover_ttl_ms, "0", channel, "0", own)
     with contextlib.suppress(LockError):
-        reply, _ = await core.request(Attempt(resource, "-", 0, None), call.encode(), core.port.now() + UNDO_GRACE)
+        reply, _ = await core.request(Attempt(resource, "-", 0, None), call.encode(), core.runtime.now() + UNDO_GRACE)
         match parse_acquire(reply):
             case Granted(index):
                 return index

@@ -90,6 +90,7 @@ class Core:
         try_for: float = TRY_FOR,
     ) -> None:
         self.port = port
+        self.runtime = port.runtime
         self.waiters = waiters
         self.renewal = renewal
         self.undo = undo
@@ -139,7 +140,7 @@ class Core:
     def attempt(self, resource: Resource, ttl: float, *, wait: bool) -> Attempt:
         """A new one, with a token that nobody ever had."""
         token = f"{resource.owner_prefix}{self.holder_id()}/{os.urandom(16).hex()}"
-        attempt = Attempt(resource, token, ttl, self.port.event() if wait else None)
+        attempt = Attempt(resource, token, ttl, self.runtime.event() if wait else None)
         attempt.drift = self.port.drift
         return attempt
 
@@ -159,7 +160,7 @@ class Core:
         none, or if the server has been silent since for so long that its answer tells nothing any more.
         """
         port, busy = self.port, busy or busy_error
-        started = port.now()
+        started = self.runtime.now()
         wait = timeout is None or timeout > 0
         until = FOREVER if timeout is None else started + (timeout or (self.try_for if try_for is None else try_for))
         attempt = attempt or self.attempt(resource, ttl, wait=wait)
@@ -189,7 +190,7 @@ class Core:
                 if (evidence := quarantine_evidence(reply)) and doubted and evidence != proven:
                     proven = evidence  # once for each: not every client can make use of what it has proven
                     doubted = await port.prove_lossless(
-                        resource.keys, evidence, min(until, port.now() + PROOF_TIMEOUT * wait)
+                        resource.keys, evidence, min(until, self.runtime.now() + PROOF_TIMEOUT * wait)
                     )
                     continue
                 if isinstance(reply, Queued):
@@ -206,31 +207,31 @@ class Core:
             if attempt.is_queued or attempt.in_doubt or late or port.is_quorum or not isinstance(error, LockError):
                 undone = self.undo.add(attempt)
                 if isinstance(error, AcquireTimeout):
-                    await port.wait(undone, port.now() + UNDO_GRACE)
-            if refused is not None and was_unanswered(error) and last_answer_counts(attempt, port.now()):
+                    await self.runtime.wait(undone, self.runtime.now() + UNDO_GRACE)
+            if refused is not None and was_unanswered(error) and last_answer_counts(attempt, self.runtime.now()):
                 # The caller's time is over, and the server said just before that somebody else has it.
                 raise busy(resource, timeout or 0, refused) from error
             raise
 
     def _timeout_error(self, attempt: Attempt, refusal: LockError) -> LockError:
         """What to raise for a waiter whose time is over: the refusal that came last, if it still counts."""
-        now = self.port.now()
+        now = self.runtime.now()
         if last_answer_counts(attempt, now):
             return refusal
         return unavailable_error(attempt, self.port.display_url, now, Disconnected(HEARTBEATS_UNANSWERED, sent=True))
 
     async def _wait(self, attempt: Attempt, reply: Queued, until: float) -> bool:
         """Wait until there is a reason to ask again. False: the time is over. Raises Stopped."""
-        port, stopped = self.port, attempt.should_stop
+        stopped = attempt.should_stop
         if stopped is None:
             return await self.waiters.wait(attempt, reply.pttl_ms, reply.is_head, until)
         woken = await self.waiters.wait(
-            attempt, reply.pttl_ms, reply.is_head, min(until, port.now() + STOP_POLL_INTERVAL)
+            attempt, reply.pttl_ms, reply.is_head, min(until, self.runtime.now() + STOP_POLL_INTERVAL)
         )
-        while not woken and port.now() < until:
+        while not woken and self.runtime.now() < until:
             if stopped():
                 raise Stopped
-            woken = await port.wait(attempt.event, min(until, port.now() + STOP_POLL_INTERVAL))
+            woken = await self.runtime.wait(attempt.event, min(until, self.runtime.now() + STOP_POLL_INTERVAL))
         return woken
 
     def lease_from_grant(
@@ -245,7 +246,7 @@ class Core:
     ) -> L | None:
         """The lease of a grant, which waits no more; None if its answer took longer than it lasts."""
         grant = Grant(attempt, fence, sent, renews=renews, ends=FOREVER if max_hold is None else sent + max_hold)
-        if grant.reason_ended(self.port.now()):
+        if grant.reason_ended(self.runtime.now()):
             return None
         try:
             lease = make_lease(grant)
@@ -286,7 +287,7 @@ class Core:
                 raise self.closed_error(resource)
             if attempt.should_stop is not None and attempt.should_stop():
                 raise Stopped
-            sent = port.now()
+            sent = self.runtime.now()
             try:
                 if attempt.acks is None or args[0] != "acquire":
                     reply = await port.call(resource.script, resource.keys, args, give_up)
@@ -317,17 +318,17 @@ class Core:
             give_up = min(give_up, sent + port.retry_for)
             if not stale:
                 pause = min(MAX_RETRY_DELAY, (pause * 2 or MIN_RETRY_DELAY) * random.uniform(0.75, 1.25))
-            now = port.now()
+            now = self.runtime.now()
             if now + 2 * MIN_RETRY_DELAY >= give_up:
                 raise unavailable_error(attempt, port.display_url, now, cause) from cause
             # Half of the rest at most: the last try comes at the end of the caller's time, not long before.
-            await port.wait(port.event(), now + min(pause, max(MIN_RETRY_DELAY, (give_up - now) / 2)))
+            await self.runtime.wait(self.runtime.event(), now + min(pause, max(MIN_RETRY_DELAY, (give_up - now) / 2)))
 
     async def _request_with_acks(self, attempt: Attempt, args: Sequence[Argument], until: float) -> Any:
         """The reply, of a grant once enough have it. Raises Unavailable if they don't in time."""
         resource, acks = attempt.resource, attempt.acks
         assert acks is not None
-        patience = min(acks.timeout(attempt.ttl), 0.9 * (until - self.port.now()))  # so that its answer is in time
+        patience = min(acks.timeout(attempt.ttl), 0.9 * (until - self.runtime.now()))  # so that its answer is in time
         reply, known, got = await self.port.call_with_acks(resource.script, resource.keys, args, until, acks, patience)
         if reply[0] == GRANTED:
             attempt.in_doubt = True  # until it is clear that it counts: what ends here is undone
@@ -342,7 +343,7 @@ class Core:
         """Give it back: whether it was still ours. Raises Unavailable if nobody can tell."""
         attempt = grant.attempt
         try:
-            now = self.port.now()
+            now = self.runtime.now()
             grant.reason_ended(now)
         except BaseException:
             self.release_in_background(grant)
@@ -386,7 +387,7 @@ class Core:
         """
         why = None
         try:
-            why = grant.reason_ended(self.port.now())
+            why = grant.reason_ended(self.runtime.now())
             if why == Grant.RELEASED:
                 return
             if why is not None:
@@ -412,22 +413,22 @@ class Core:
 
     async def extend(self, grant: Grant, ttl: float) -> None:
         """Lengthen the lease to `ttl` seconds from now. Raises LeaseLost."""
-        if why := grant.reason_ended(self.port.now()):
+        if why := grant.reason_ended(self.runtime.now()):
             raise grant.error(why)
         # Not beyond max_hold: what is not believed here must not keep others out there.
-        ttl = min(ttl, max(0.001, grant.max_hold_until - self.port.now() + 2 * margin(ttl, self.port.drift)))
+        ttl = min(ttl, max(0.001, grant.max_hold_until - self.runtime.now() + 2 * margin(ttl, self.port.drift)))
         try:
             request = ("renew", grant.token, str(int(ttl * 1000)))
             reply, sent = await self.request_for_grant(grant, grant.resource.renew_keys, request)
         finally:  # also if no reply came: the server may have done it
-            grant.attempt.extended_until = max(grant.attempt.extended_until, self.port.now() + ttl)
+            grant.attempt.extended_until = max(grant.attempt.extended_until, self.runtime.now() + ttl)
         if isinstance(reply[0], bytes):  # a failed renewal is no loss
             why = reply[0].decode()
             raise Unavailable(f"{grant.resource} was not extended, and lasts as before: {why}. Try again")
         if why := reason_lost(reply[0]):
             self.renewal.lose(grant, why)
             raise grant.error(why)
-        if why := grant.reason_ended(self.port.now()):
+        if why := grant.reason_ended(self.runtime.now()):
             self.renewal.lose(grant, why)
             raise grant.error(why)
         grant.extend_deadline(sent, ttl)
@@ -435,7 +436,7 @@ class Core:
 
     async def execute(self, grant: Grant, command: str, args: Sequence[Argument], keys: Sequence[str | bytes]) -> Any:
         """Run one command in the server, only if the lease is still ours there. Never sent twice."""
-        if why := grant.reason_ended(self.port.now()):
+        if why := grant.reason_ended(self.runtime.now()):
             raise grant.error(why)
         resource = grant.resource
         message = ("execute", grant.token, command, *args)
@@ -454,11 +455,11 @@ class Core:
 
     async def request_for_grant(self, grant: Grant, keys: Sequence[str], args: Sequence[Argument]) -> tuple[Any, float]:
         narrowed = Attempt(grant.resource._replace(keys=tuple(keys)), grant.token, grant.attempt.ttl, None)
-        return await self.request(narrowed, args, min(grant.deadline, self.port.now() + self.port.retry_for))
+        return await self.request(narrowed, args, min(grant.deadline, self.runtime.now() + self.port.retry_for))
 
     async def query(self, resource: Resource, *args: Argument) -> Any:
         """A question that belongs to no attempt: inspect, revoke."""
-        reply, _ = await self.request(Attempt(resource, "-", 0, None), args, self.port.now() + RETRY_FOR)
+        reply, _ = await self.request(Attempt(resource, "-", 0, None), args, self.runtime.now() + RETRY_FOR)
         return reply
 
 

@@ -40,7 +40,7 @@ class Watch:
 
     async def change(self) -> Leader | None:
         """Wait until it is another one than was told last: who leads then, or None if nobody does."""
-        port = self.core.port
+        runtime = self.core.runtime
         while True:
             leader = await self.look()
             if leader != self.last_reported:
@@ -50,7 +50,7 @@ class Watch:
             pause = (
                 min(WATCH_INTERVAL, leader.remaining + EXPIRY_SLACK) if leader and leader.remaining else WATCH_INTERVAL
             )
-            await port.wait(self.attempt.event, port.now() + pause)
+            await runtime.wait(self.attempt.event, runtime.now() + pause)
 
     def close(self) -> None:
         """Look no more."""

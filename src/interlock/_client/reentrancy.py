@@ -1,6 +1,6 @@
 """Which leases a thread or a task has taken. Only `rlock` and `rwlock` ask; to everything else the lease is the owner.
 
-An owner is a thread, a task, or a word that the user gave. Nothing here keeps a lease or its owner alive, and
+An owner is a thread, a task, or a name that the user gave. Nothing here keeps a lease or its owner alive, and
 nothing of a lease stays when it is gone.
 """
 
@@ -15,33 +15,33 @@ from interlock._client.grant import Grant
 Shelf = dict[str, list[weakref.ref[Any]]]  # by key
 
 
-class Owned:
+class HeldByCaller:
     """Leases by owner and key."""
 
     def __init__(self) -> None:
         self._by: weakref.WeakKeyDictionary[Any, Shelf] = weakref.WeakKeyDictionary()
-        self._by_word: dict[str, Shelf] = {}
+        self._by_name: dict[str, Shelf] = {}
 
     def add(self, owner: object, key: str, lease: Any) -> None:
         """It took this lease."""
-        owners: Any = self._by_word if isinstance(owner, str) else self._by
+        owners: Any = self._by_name if isinstance(owner, str) else self._by
         shelf: Shelf = owners.setdefault(owner, {})
         held = shelf.setdefault(key, [])
-        word = owner if isinstance(owner, str) else None
+        name = owner if isinstance(owner, str) else None
 
         def gone(reference: weakref.ref[Any]) -> None:
             with contextlib.suppress(ValueError):
                 held.remove(reference)
             if not held and shelf.get(key) is held:
                 shelf.pop(key, None)
-                if word is not None and not shelf:
-                    self._by_word.pop(word, None)
+                if name is not None and not shelf:
+                    self._by_name.pop(name, None)
 
         held.append(weakref.ref(lease, gone))
 
     def of(self, owner: object, key: str) -> list[Any]:
         """Its leases on this key that were not given back, oldest first: lost ones, too."""
-        owners: Any = self._by_word if isinstance(owner, str) else self._by
+        owners: Any = self._by_name if isinstance(owner, str) else self._by
         leases = [reference() for reference in owners.get(owner, {}).get(key, ())]
         return [
             lease

@@ -66,6 +66,7 @@ class Renewal:
         undo: Undo,
     ) -> None:
         self.port = port
+        self.runtime = port.runtime
         self.wake_ends_at = wake_ends_at  # tells the keeper of ends of a time until which it must not sleep on
         self.wake_renewal_at = wake_renewal_at  # the same for the keeper that renews
         self.ends = LeaseEnds(self, undo)
@@ -78,7 +79,7 @@ class Renewal:
 
     def due(self) -> float:
         """When something must be renewed: at once, if it is set aside for that."""
-        return self.port.now() if self.in_flight else FOREVER
+        return self.runtime.now() if self.in_flight else FOREVER
 
     def held(self) -> list[Grant]:
         """All leases that have not ended."""
@@ -108,14 +109,14 @@ class Renewal:
 
     def subscribed(self, channel: str | None) -> None:
         """This channel is heard from now on, or not any more: a revocation may have been missed before."""
-        with self.port.mutex:
-            now = self.subscribed_since[channel] = self.port.now()
+        with self.runtime.mutex:
+            now = self.subscribed_since[channel] = self.runtime.now()
             self.resubscribed.add(channel)
         if self.buckets:  # else there is nothing to ask about, or it is being asked, and the keeper comes again
             self.wake_ends_at(now)
 
     def _schedule(self, grant: Grant, due: float) -> None:
-        with self.port.mutex:
+        with self.runtime.mutex:
             slot = self.buckets.get(due)
             if slot is None:
                 slot = self.buckets[due] = Bucket()
@@ -142,7 +143,7 @@ class Renewal:
 
     def _remember_for_close(self, grant: Grant) -> None:
         """Closing takes it back, as long as something of it may be left."""
-        now = self.port.now()
+        now = self.runtime.now()
         with contextlib.suppress(IndexError):  # empty, or another thread was at it
             while self.dropped[0][0] < now:
                 self.dropped.popleft()
@@ -159,7 +160,7 @@ class Renewal:
     def lose(self, grant: Grant, why: str) -> None:
         """It is lost: tell its holder, once."""
         self.remove(grant)
-        with self.port.mutex:  # an answer may come in the moment in which the time is up
+        with self.runtime.mutex:  # an answer may come in the moment in which the time is up
             told, lease = grant.end_reason is not None, grant.lose(why)
         if not told:
             log.warning("%s", grant.error(why))
@@ -172,7 +173,7 @@ class Renewal:
 
     def revoked(self, token: str, why: str) -> None:
         """The server's word that this lease was taken away."""
-        with self.port.mutex:
+        with self.runtime.mutex:
             self.early_revocations[token] = (
                 why  # before the look at those that are here: Core.hold does it the other way round
             )
@@ -185,9 +186,9 @@ class Renewal:
 
     def take_due(self) -> None:
         """Set aside what the server is to be asked about now: to renew it, or whether it was revoked."""
-        now, due = self.port.now(), list[Grant]()
+        now, due = self.runtime.now(), list[Grant]()
         self._ask_about_resubscribed()
-        with self.port.mutex:
+        with self.runtime.mutex:
             for time in sorted(time for time in self.buckets if time <= now):
                 due += self.buckets[time].values()
                 self.in_flight.update(self.buckets[time])  # first in the one place, then out of the other
@@ -203,7 +204,7 @@ class Renewal:
         """Ask about every lease whose revocation may have been pushed while its channel was not heard."""
         if not self.resubscribed:
             return
-        with self.port.mutex:
+        with self.runtime.mutex:
             channels, self.resubscribed = self.resubscribed, set()
         for slot in list(self.buckets.values()):
             for token, grant in list(slot.items()):
@@ -214,7 +215,7 @@ class Renewal:
 
     def report_ends(self) -> float:
         """Tell those whose end has come, of those that are set aside: when the next one comes."""
-        now, first = self.port.now(), FOREVER
+        now, first = self.runtime.now(), FOREVER
         for grant in list(self.in_flight.values()):
             if grant.end_reason is not None:
                 self.remove(grant)
@@ -233,11 +234,11 @@ class Renewal:
         finally:  # whatever went wrong, nobody is forgotten
             for grant in due:
                 if self.in_flight.get(grant.token) is grant:
-                    self._schedule(grant, self.port.now() + RENEWAL_RETRY_DELAY)
+                    self._schedule(grant, self.runtime.now() + RENEWAL_RETRY_DELAY)
 
     async def _renew(self, grants: list[Grant], silent: dict[object, bytes]) -> None:
         """Renew these at once. `silent` has the nodes that did not answer: to ask for more would tell ends late."""
-        sent, batches = self.port.now(), dict[tuple[Script, Route], list[Grant]]()
+        sent, batches = self.runtime.now(), dict[tuple[Script, Route], list[Grant]]()
         for grant in grants:
             if grant.end_reason is None:
                 place = self.port.route(grant.resource.keys[0])
@@ -278,7 +279,7 @@ class Renewal:
             await self._renew([grant], silent)
 
     def _on_states(self, grants: list[Grant], states: list[Any], sent: float) -> None:
-        now = self.port.now()
+        now = self.runtime.now()
         for grant, state in zip(grants, states, strict=False):
             if grant.end_reason is not None:
                 self.remove(grant)
@@ -297,7 +298,7 @@ class Renewal:
         if grant.renews and not grant.renewal_failing:
             log.info("%s: a renewal failed and is tried again: %s", grant.resource, cause.decode(errors="replace"))
         grant.renewal_failing = grant.renews
-        self._schedule(grant, min(self.port.now() + min(1.0, grant.attempt.ttl / 12), grant.deadline))
+        self._schedule(grant, min(self.runtime.now() + min(1.0, grant.attempt.ttl / 12), grant.deadline))
 
 
 class LeaseEnds:
@@ -311,7 +312,7 @@ class LeaseEnds:
     def due(self) -> float:
         """When its keeper must come at the latest."""
         renewal = self.renewal
-        now = renewal.port.now()
+        now = renewal.runtime.now()
         slots = list(renewal.buckets.items())  # in one step: other threads add to it
         if slots and renewal.resubscribed:
             return now
@@ -327,7 +328,7 @@ class LeaseEnds:
     async def tick(self) -> None:
         """Look at those whose time has come."""
         renewal = self.renewal
-        now, oldest = renewal.port.now(), next(renewal._all(), None)
+        now, oldest = renewal.runtime.now(), next(renewal._all(), None)
         if oldest is not None and now > _answered_since(oldest) + SUBSCRIBE_AFTER:
             renewal.port.ensure_subscribed(oldest.resource.keys[0])
         self.undo.adopt_from_finalizers()

@@ -49,6 +49,7 @@ class Session:
         try_for: float = TRY_FOR,
     ) -> None:
         self.port = port
+        self.runtime = port.runtime
         self.label = label
         self.caller_name = caller_name  # the thread or task that asks, as a word
         self.max_ttl = max_ttl
@@ -64,7 +65,8 @@ class Session:
         self.channel = f"interlock:{secrets.token_hex(8)}"
         names = ("", "-renewal", "-waiters", "-undo")
         ends, renewal, waiters, undo = self.workers = [
-            Worker(port, f"interlock-keeper{name}", lambda: self.core.closed, self.start_workers) for name in names
+            Worker(self.runtime, f"interlock-keeper{name}", lambda: self.core.closed, self.start_workers)
+            for name in names
         ]
         self.waiters = waiters.task = Waiters(port, waiters.wake_at)
         self.undo = undo.task = Undo(port, undo.wake_at)
@@ -153,7 +155,7 @@ class Session:
         """Release what is held and leave every queue, in bounded time; end the waiting and the keepers."""
         _sessions.discard(self)
         try:
-            await self.release_all(self.stop_granting(announce=True), self.port, self.port.now() + CLOSE_TIMEOUT)
+            await self.release_all(self.stop_granting(announce=True), self.port, self.runtime.now() + CLOSE_TIMEOUT)
         finally:
             self.waiters.wake_all()
             for worker in self.workers:
@@ -177,6 +179,7 @@ class Session:
         for grant in self.renewal.held():
             grant.end_reason = Grant.FORKED
         closed = self.core.closed
+        self.runtime.reset_after_fork()
         self.port.reset_after_fork()
         self._start()
         self.core.closed = closed
@@ -216,10 +219,10 @@ def _at_exit() -> None:
     Each has its share of the time that is left: those whose server is silent leave time enough for the others.
     """
     owed = [(session, attempts) for session in list(_sessions) if (attempts := session.stop_granting(announce=False))]
-    end = owed[0][0].port.now() + CLOSE_TIMEOUT if owed else 0.0
+    end = owed[0][0].runtime.now() + CLOSE_TIMEOUT if owed else 0.0
     for left, (session, attempts) in zip(range(len(owed), 0, -1), owed, strict=True):
         with contextlib.suppress(Exception):  # the process ends, and what it held runs out
-            now = session.port.now()
+            now = session.runtime.now()
             run(session.release_all(attempts, session.exit_connection(), now + max(0.0, end - now) / left))
 
 

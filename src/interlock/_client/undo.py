@@ -31,6 +31,7 @@ class Undo:
 
     def __init__(self, port: Port, wake_at: Callable[[float], None]) -> None:
         self.port = port
+        self.runtime = port.runtime
         self.wake_at = wake_at
         # By token: what is taken back, until when, and the signals of those who wait for that.
         self.jobs: dict[str, tuple[Attempt, float, tuple[AutoResetEvent, ...]]] = {}
@@ -40,13 +41,13 @@ class Undo:
     def due(self) -> float:
         """When the keeper must come at the latest."""
         if self.from_finalizers:
-            return self.port.now()
+            return self.runtime.now()
         return self.next_try if self.jobs else FOREVER
 
     def add(self, attempt: Attempt) -> AutoResetEvent:
         """Take it back in the background. The signal tells when that is done."""
-        now, done = self.port.now(), self.port.event()
-        with self.port.mutex:
+        now, done = self.runtime.now(), self.runtime.event()
+        with self.runtime.mutex:
             before = self.jobs.get(attempt.token)
             waiting = before[2] if before is not None else ()
             self.jobs[attempt.token] = (attempt, attempt.lasts_until(now), (*waiting, done))
@@ -66,9 +67,9 @@ class Undo:
     async def tick(self) -> None:
         """Try what is not done yet."""
         self.adopt_from_finalizers()
-        if not self.jobs or self.next_try > self.port.now():
+        if not self.jobs or self.next_try > self.runtime.now():
             return
-        jobs, now = list(self.jobs.items()), self.port.now()
+        jobs, now = list(self.jobs.items()), self.runtime.now()
         self.next_try = now + UNDO_INTERVAL
         replies = await self.port.calls([release_message(attempt) for _, (attempt, _, _) in jobs], now + UNDO_TIMEOUT)
         for (token, job), reply in zip(jobs, replies, strict=True):
@@ -79,7 +80,7 @@ class Undo:
                     now  # there are more dead waiters than one step drops: somebody who lives waits behind them
                 )
             elif answered or now > until:
-                with self.port.mutex:
+                with self.runtime.mutex:
                     if self.jobs.get(token) is not job:
                         continue  # it was added once more: this was no answer to that
                     del self.jobs[token]

@@ -54,6 +54,7 @@ class Waiters:
 
     def __init__(self, port: Port, wake_at: Callable[[float], None]) -> None:
         self.port = port
+        self.runtime = port.runtime
         self.wake_at = wake_at
         self.registered: dict[str, Attempt] = {}  # by token: whom a push may concern
         self.queues: dict[str, LocalQueue] = {}  # by the lock's key
@@ -67,7 +68,7 @@ class Waiters:
         self.registered.pop(attempt.token, None)
         if attempt.is_queued:
             key = attempt.resource.keys[0]
-            with self.port.mutex:
+            with self.runtime.mutex:
                 queue = self.queues.get(key)
                 if queue and queue.attempts.pop(attempt.token, None) and not queue.attempts:
                     del self.queues[key]
@@ -76,19 +77,19 @@ class Waiters:
         """Wait until there is a reason to ask again. False: the time is over."""
         assert attempt.event is not None
         key = attempt.resource.keys[0]
-        with self.port.mutex:
+        with self.runtime.mutex:
             queue = self.queues.get(key)
             if queue is None:
                 queue = self.queues[key] = LocalQueue(attempt.resource)
             queue.attempts[attempt.token] = attempt
         self.port.ensure_subscribed(key)
-        due = self.port.now() + (
+        due = self.runtime.now() + (
             min(HEARTBEAT_INTERVAL, pttl_ms / 1000 + EXPIRY_SLACK) if head and pttl_ms > 0 else _next_heartbeat()
         )
         if due < queue.due:
             queue.due = due
             self.wake_at(due)
-        return await self.port.wait(attempt.event, until)
+        return await self.runtime.wait(attempt.event, until)
 
     def wake_all(self, channel: str | None = None) -> None:
         """A message may have been missed, on this channel if there are several: let everybody ask again."""
@@ -114,7 +115,7 @@ class Waiters:
 
     async def tick(self) -> None:
         """Send the heartbeats of everybody whose time has come."""
-        now = self.port.now()
+        now = self.runtime.now()
         batches: list[tuple[LocalQueue, list[Attempt]]] = []
         for queue in list(self.queues.values()):
             if queue.due <= now:
@@ -166,7 +167,7 @@ class Waiters:
             # Granted: confirm. Gone: enter again. Held for ever by a foreigner: be told so.
             if (state != QUEUED or pttl_ms == -1) and attempt.event is not None:
                 attempt.event.set()
-        now = self.port.now()
+        now = self.runtime.now()
         if pttl_ms == MORE_DEAD_WAITERS:  # each heartbeat makes room, so that this has an end
             queue.due = now
         elif pttl_ms == -2:  # no memory for a grant

@@ -10,7 +10,7 @@ from interlock._protocol.timing import FOREVER
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from interlock._protocol.types import AutoResetEvent, Port
+    from interlock._protocol.types import AutoResetEvent, Runtime
 
 
 class PeriodicTask(Protocol):
@@ -23,13 +23,15 @@ class PeriodicTask(Protocol):
 class Worker:
     """One loop, which does one task whenever that is due, until its session is closed."""
 
-    def __init__(self, port: Port, name: str, is_closed: Callable[[], bool], start_others: Callable[[], None]) -> None:
-        self.port = port
+    def __init__(
+        self, runtime: Runtime, name: str, is_closed: Callable[[], bool], start_others: Callable[[], None]
+    ) -> None:
+        self.runtime = runtime
         self.name = name  # of its thread or task
         self.is_closed = is_closed  # whether the session is
         self.start_others = start_others  # the other workers of the session, as far as they have something to do
         self.task: PeriodicTask
-        self.wakeup: AutoResetEvent = port.event()
+        self.wakeup: AutoResetEvent = runtime.event()
         self.asleep_until = FOREVER
         self.started = False  # no other one is to be started
         self.running = False
@@ -38,11 +40,11 @@ class Worker:
         """Be awake at this time: start the loop, or wake it."""
         if due < self.asleep_until:
             if not self.started:
-                with self.port.mutex:
+                with self.runtime.mutex:
                     if not self.started:
                         self.started = True
                         try:
-                            self.port.spawn(self.run, self.name, self._on_ended)
+                            self.runtime.spawn(self.run, self.name, self._on_ended)
                         except BaseException:  # an interrupt: it may have begun, or not
                             self.started = False
                             raise
@@ -56,7 +58,7 @@ class Worker:
 
     async def run(self) -> None:
         """Do the task whenever it is due, until the session is closed. A second loop ends at once."""
-        with self.port.mutex:
+        with self.runtime.mutex:
             if self.running:
                 return
             self.running = True
@@ -70,8 +72,8 @@ class Worker:
             try:
                 self.asleep_until = FOREVER  # awake: whoever calls `wake_at` now sets the event
                 self.asleep_until = due = self.task.due()
-                await self.port.wait(self.wakeup, due)
+                await self.runtime.wait(self.wakeup, due)
                 await self.task.tick()
             except Exception:  # noqa: BLE001 (logged) a bug of ours must not end the renewal of leases
                 log.exception("interlock: %s failed and goes on", self.name)
-                await self.port.wait(self.port.event(), self.port.now() + 0.1)
+                await self.runtime.wait(self.runtime.event(), self.runtime.now() + 0.1)

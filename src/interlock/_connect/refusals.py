@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def connection_error(error: Exception, address: Address) -> Exception:
     """Why there is no connection."""
-    if isinstance(error, LockError | Disconnected):  # from who looked for the address
+    if isinstance(error, LockError | Disconnected):  # raised while looking up the address
         return error
     text, shown = str(error), address.display_url
     if isinstance(error, AuthenticationError) or text.startswith(("WRONGPASS", "NOAUTH", "invalid username")):

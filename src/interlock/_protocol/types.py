@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -27,6 +27,7 @@ class Script(NamedTuple):
     sha: str
 
 
+T = TypeVar("T")
 Argument = str | bytes
 Message = tuple[Script, "Sequence[str | bytes]", "Sequence[Argument]"]  # a script, its KEYS, its ARGV
 
@@ -65,11 +66,55 @@ class AutoResetEvent(Protocol):
     def set(self) -> None: ...
 
 
-class Port(Protocol):
-    """All that the core needs of the world: a clock, a server, a way to wait, and work in the background.
+class Runtime(Protocol):
+    """How code waits and runs in the background: with threads, in a loop of asyncio, or in a simulated world."""
 
-    To add one: implement these, and run the conformance suite over it. Every `until` is a time of `now()`.
+    @property
+    def mutex(self) -> AbstractContextManager[object]:
+        """For compound steps on what several threads share; never held during I/O."""
+        ...
+
+    def now(self) -> float:
+        """Seconds on a clock that nobody can set and that runs on while the machine sleeps."""
+        ...
+
+    def event(self) -> AutoResetEvent:
+        """A new event, which is not set."""
+        ...
+
+    async def wait(self, event: Any, until: float) -> bool:
+        """Wait for an event of this runtime, and reset it. Returns False if the time was over first."""
+        ...
+
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, over: Callable[[], None]) -> None:
+        """Run this in the background, and call `over` when it ends, however that comes."""
+        ...
+
+    def run_callback(self, callback: Callable[[Any], object], subject: Any) -> None:
+        """Call a user's callback where it can neither delay nor break us."""
+        ...
+
+    async def run_blocking(self, work: Callable[[], T]) -> T:
+        """The result of a function that blocks."""
+        ...
+
+    def reset_after_fork(self) -> None:
+        """In a child after fork: drop what belongs to the parent."""
+        ...
+
+    async def close(self) -> None:
+        """End the work in the background, within about a second."""
+        ...
+
+
+class Port(Protocol):
+    """All that the client needs of a server, be it one, a cluster or a quorum.
+
+    To add one: implement these, and run the conformance suite over it. Every `until` is a time of `Runtime.now()`.
     """
+
+    @property
+    def runtime(self) -> Runtime: ...
 
     display_url: str
     retry_for: float
@@ -81,15 +126,6 @@ class Port(Protocol):
 
     drift: float
     """By how much of a ttl we stop believing before the server does: clocks run at different speeds."""
-
-    @property
-    def mutex(self) -> AbstractContextManager[object]:
-        """For compound steps on what several threads share; never held during I/O."""
-        ...
-
-    def now(self) -> float:
-        """Seconds on a clock that nobody can set and that runs on while the machine sleeps."""
-        ...
 
     async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
         """Send one script call, once, and return its reply. Raises Disconnected or ServerError."""
@@ -129,12 +165,6 @@ class Port(Protocol):
         """
         ...
 
-    def event(self) -> AutoResetEvent: ...
-
-    async def wait(self, signal: Any, until: float) -> bool:
-        """Whether the signal was set before `until`."""
-        ...
-
     def route(self, key: str) -> Route:
         """Where this key is: messages about keys of one place may be one message."""
         ...
@@ -147,16 +177,12 @@ class Port(Protocol):
         """Subscribe to that channel in the background, and again after every reconnection."""
         ...
 
-    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, over: Callable[[], None]) -> None:
-        """Run this in the background, and call `over` when it ends, however that comes."""
-        ...
-
     def reset_after_fork(self) -> None:
         """In a child after fork: drop what belongs to the parent, without a word to anybody."""
         ...
 
-    def run_callback(self, callback: Callable[[Any], object], subject: Any) -> None:
-        """Call a user's callback where it can neither delay nor break us."""
+    async def close(self) -> None:
+        """End all connections."""
         ...
 
 

@@ -23,7 +23,7 @@ CLOCK_TOLERANCE: Final = (
 
 
 def least_lossless_ttl(
-    address: Address, evidence: str, epoch: IdentityStamp, left: float = PROOF_STEP_TIMEOUT * PROOF_STEPS
+    address: Address, evidence: str, stamp: IdentityStamp, left: float = PROOF_STEP_TIMEOUT * PROOF_STEPS
 ) -> float | None:
     """From which ttl (seconds) on no lease was lost between the server of that identity and the one of this epoch.
 
@@ -35,7 +35,7 @@ def least_lossless_ttl(
     """
     patience = min(PROOF_STEP_TIMEOUT, max(MIN_PROOF_TIME, left) / PROOF_STEPS)
     here = read_server(address, patience)
-    if here is None or here.info.get("run_id", "")[:IDENTITY_LENGTH] != epoch.identity[:IDENTITY_LENGTH]:
+    if here is None or here.info.get("run_id", "")[:IDENTITY_LENGTH] != stamp.identity[:IDENTITY_LENGTH]:
         return None  # out of reach; or another server by now, about which nobody has asked
     process, _, history = evidence.partition(":")
     second = here.info.get("master_replid2", NO_REPLID)
@@ -47,7 +47,7 @@ def least_lossless_ttl(
             there = read_server(address.at(replica["ip"], int(replica["port"])), patience)
             if there is not None and there.info.get("run_id", "")[:IDENTITY_LENGTH] == process:
                 follows = there.info.get("role") == "slave" and there.info.get("master_replid2") == second
-                return least_ttl(here, there, address.display_url, epoch.quarantine_seconds) if follows else None
+                return least_ttl(here, there, address.display_url, stamp.quarantine_seconds) if follows else None
     return None
 
 

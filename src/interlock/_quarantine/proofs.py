@@ -14,7 +14,7 @@ from interlock._quarantine.lossless import MIN_PROOF_TIME, PROOF_STEP_TIMEOUT
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from interlock._protocol.types import Port
+    from interlock._protocol.types import Runtime
     from interlock._quarantine.history import ServerHistory
     from interlock._quarantine.stamp import IdentityStamp
 
@@ -26,75 +26,77 @@ Look = tuple[str, str]  # the identity of a server, and that of one before
 class Proofs:
     """What one port has found, and who waits for that."""
 
-    def __init__(self, port: Port, memory: ServerHistory, look: Callable[..., Awaitable[float | None]]) -> None:
-        self.port = port
-        self.memory = memory
+    def __init__(self, runtime: Runtime, history: ServerHistory, look: Callable[..., Awaitable[float | None]]) -> None:
+        self.runtime = runtime
+        self.history = history
         self.look = look  # evidence, epoch, seconds left -> as `least_lossless_ttl`
         self._waiting: dict[Look, list[Any]] = {}  # signals, while somebody looks
         self._found: dict[Look, tuple[float, float | None]] = {}  # when, and what
 
     async def prove_lossless(self, evidence: str, until: float) -> bool:
         """See Port.proven."""
-        port, epoch = self.port, self.memory.latest
-        while (verdict := await self._verdict(epoch, evidence, until)) is None and port.now() + PROOF_INTERVAL < until:
-            await port.wait(port.event(), port.now() + PROOF_INTERVAL)
+        stamp = self.history.latest
+        while (
+            verdict := await self._verdict(stamp, evidence, until)
+        ) is None and self.runtime.now() + PROOF_INTERVAL < until:
+            await self.runtime.wait(self.runtime.event(), self.runtime.now() + PROOF_INTERVAL)
         return verdict is not None and verdict < math.inf
 
     def old_primary(self, slot: int = -1) -> str:
         """See Port."""
-        former = self.memory.latest.old_primary(slot)
+        former = self.history.latest.old_primary(slot)
         if former:
             self._begin(former)
         return former
 
     def _begin(self, evidence: str) -> None:
         """Look in the background, unless somebody does so, or did just now."""
-        epoch = self.memory.latest
-        if self._may_look((epoch.identity, evidence)):
+        stamp = self.history.latest
+        if self._may_look((stamp.identity, evidence)):
             try:
-                self.port.spawn(lambda: self._look_in_background(epoch, evidence), "interlock-proof", lambda: None)
+                self.runtime.spawn(lambda: self._look_in_background(stamp, evidence), "interlock-proof", lambda: None)
             except BaseException:
-                self._end((epoch.identity, evidence), None)
+                self._end((stamp.identity, evidence), None)
                 raise
 
     def _may_look(self, look: Look) -> bool:
         """Whether it is the caller who looks now."""
         at, verdict = self._found.get(look, (-PROOF_INTERVAL, None))
-        with self.port.mutex:
-            mine = look not in self._waiting and verdict is None and self.port.now() >= at + PROOF_INTERVAL
+        with self.runtime.mutex:
+            mine = look not in self._waiting and verdict is None and self.runtime.now() >= at + PROOF_INTERVAL
             if mine:
                 self._waiting[look] = []
         return mine
 
-    async def _verdict(self, epoch: IdentityStamp, evidence: str, until: float) -> float | None:
-        look = epoch.identity, evidence
+    async def _verdict(self, stamp: IdentityStamp, evidence: str, until: float) -> float | None:
+        look = stamp.identity, evidence
         if self._may_look(look):
-            return await self._look_and_report(epoch, evidence, until)
-        done = self.port.event()
-        with self.port.mutex:
+            return await self._look_and_report(stamp, evidence, until)
+        done = self.runtime.event()
+        with self.runtime.mutex:
             others = self._waiting.get(look)
             if others is not None:
                 others.append(done)
         if others is not None:
-            await self.port.wait(done, max(until, self.port.now() + MIN_PROOF_TIME))
+            await self.runtime.wait(done, max(until, self.runtime.now() + MIN_PROOF_TIME))
         return self._found.get(look, (0.0, None))[1]
 
-    async def _look_in_background(self, epoch: IdentityStamp, evidence: str) -> None:
-        await self._look_and_report(epoch, evidence, self.port.now() + PROOF_STEP_TIMEOUT)
+    async def _look_in_background(self, stamp: IdentityStamp, evidence: str) -> None:
+        await self._look_and_report(stamp, evidence, self.runtime.now() + PROOF_STEP_TIMEOUT)
 
-    async def _look_and_report(self, epoch: IdentityStamp, evidence: str, until: float) -> float | None:
+    async def _look_and_report(self, stamp: IdentityStamp, evidence: str, until: float) -> float | None:
         verdict: float | None = None
         try:
-            verdict = await self.look(evidence, epoch, until - self.port.now())
+            verdict = await self.look(evidence, stamp, until - self.runtime.now())
             if verdict is not None and verdict < math.inf:
-                epoch.mark_lossless(evidence, verdict)
+                stamp.mark_lossless(evidence, verdict)
         finally:
-            self._end((epoch.identity, evidence), verdict)
+            self._end((stamp.identity, evidence), verdict)
         return verdict
 
     def _end(self, look: Look, verdict: float | None) -> None:
-        with self.port.mutex:
-            self._found[look] = self.port.now(), verdict
+        with self.runtime.mutex:
+            self._found[look] = self.runtime.now(), verdict
             waiting = self._waiting.pop(look, [])
         for each in waiting:
             each.set()

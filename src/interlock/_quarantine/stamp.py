@@ -94,18 +94,20 @@ class IdentityStamp:
     def slot_history(self, slot: int) -> SlotHistory:
         """What is known of a slot here."""
         former, at, more, behind = self.slot_histories.get(slot) or SlotHistory(self.previous, self.began, ())
-        fine = [*self.lossless_from, *more]
-        while (proof := next((each for each in fine if former.startswith(each.partition("/")[0])), None)) is not None:
+        lossless_from = [*self.lossless_from, *more]
+        while (
+            proof := next((each for each in lossless_from if former.startswith(each.partition("/")[0])), None)
+        ) is not None:
             if behind is None:
                 former = "-"
                 break
             former, at, more, behind = behind
-            fine += lossless_through(more, int(proof.partition("/")[2] or 0) / 1000)
-        return SlotHistory(former, at, tuple(dict.fromkeys(fine)), behind)
+            lossless_from += lossless_through(more, int(proof.partition("/")[2] or 0) / 1000)
+        return SlotHistory(former, at, tuple(dict.fromkeys(lossless_from)), behind)
 
-    def set_slot_history(self, slot: int, story: SlotHistory) -> None:
+    def set_slot_history(self, slot: int, slot_history: SlotHistory) -> None:
         """How this slot came here."""
-        self.slot_histories[slot] = story
+        self.slot_histories[slot] = slot_history
         self._texts.pop(slot, None)
 
     def text_for(self, slot: int) -> str:
@@ -114,9 +116,9 @@ class IdentityStamp:
             return self.text
         text = self._texts.get(slot)
         if text is None:
-            former, at, fine, _ = self.slot_history(slot)
+            former, at, lossless_from, _ = self.slot_history(slot)
             since = self.facts.now_ms + int((at - self.met_at) * 1000)
-            history = " ".join([former, *fine[:MAX_IDENTITIES]])
+            history = " ".join([former, *lossless_from[:MAX_IDENTITIES]])
             text = self._texts[slot] = (
                 f"{self.identity}{self.mark}{since} {int(self.quarantine_seconds * 1000)} {history}"
             )

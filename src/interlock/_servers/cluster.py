@@ -35,6 +35,7 @@ from interlock._protocol.types import (
     Message,
     PushHandler,
     Route,
+    Runtime,
     Script,
     ServerError,
     is_transient,
@@ -72,9 +73,9 @@ class Node:
 
     __slots__ = ("address", "failed_at", "has_answered", "history", "named_at", "port")
 
-    def __init__(self, address: Address, memory: ServerHistory, port: Any) -> None:
+    def __init__(self, address: Address, history: ServerHistory, port: Any) -> None:
         self.address = address
-        self.history = memory
+        self.history = history
         self.port = port
         self.failed_at = 0.0  # when, if it has not answered since
         self.has_answered = False  # since it was a primary last, and has answered
@@ -88,19 +89,23 @@ class ClusterPort:
     majority = 1
     drift = DRIFT
 
-    def __init__(self, cluster: Cluster, make: Callable[[Address, ServerHistory], Any], memories: Histories) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        make: Callable[[Address, ServerHistory], Any],
+        runtime: Runtime,
+        histories: Histories,
+    ) -> None:
         self.cluster = cluster
         self.display_url = cluster.display_url
         self.make = make
-        self.memories = memories
-        home = self.runtime = make(cluster.seeds[0], memories.of(cluster.seeds[0]))
-        self.now, self.event, self.wait = home.now, home.event, home.wait
-        self.spawn, self.run_callback = home.spawn, home.run_callback
+        self.histories = histories
+        self.runtime = runtime
         self._push_handler: PushHandler | None = None
         self._nodes: dict[str, Node] = {}
         self._map: list[Node | None] = [None] * SLOTS
         self._replicas: list[Address] = []
-        self._moves = memories.moves
+        self._moves = histories.moves
         self._loaded = False
         self._sharded = True
         self._closed = False
@@ -114,14 +119,9 @@ class ClusterPort:
         self._importing: dict[int, Node] = {}  # slots that are on their way, and where to
 
     @property
-    def mutex(self) -> Any:
-        """See Port."""
-        return self.runtime.mutex
-
-    @property
     def retry_for(self) -> float:
         """See Port: who has seen the cluster believes that it comes back."""
-        return self.cluster.seeds[0].retry_for if self.memories.served else RETRY_FOR
+        return self.cluster.seeds[0].retry_for if self.histories.served else RETRY_FOR
 
     @property
     def push_handler(self) -> PushHandler:
@@ -131,25 +131,25 @@ class ClusterPort:
 
     @push_handler.setter
     def push_handler(self, sink: PushHandler) -> None:
-        self._push_handler = self.runtime.push_handler = sink
+        self._push_handler = sink
 
     # Asking
 
     async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
         """See Port."""
         slot = slot_of(keys[0])
-        member = self._map[slot]
-        if member is None or member.failed_at or slot in self._moves:
-            member = await self._node_of(slot, until)
+        node = self._map[slot]
+        if node is None or node.failed_at or slot in self._moves:
+            node = await self._node_of(slot, until)
         try:
-            reply = await member.port.call(script, keys, args, until, slot)
-            member.failed_at = 0.0
+            reply = await node.port.call(script, keys, args, until, slot)
+            node.failed_at = 0.0
             return reply  # noqa: TRY300 (the shortest way is for the usual case)
         except Disconnected as error:
-            self._note_loss(member, error)
+            self._note_loss(node, error)
             raise
         except ServerError as error:
-            return await self._follow(str(error), (script, keys, args), slot, member, until)
+            return await self._follow(str(error), (script, keys, args), slot, node, until)
 
     async def call_with_acks(
         self,
@@ -163,26 +163,26 @@ class ClusterPort:
         """See Port. A slot that is on its way must arrive first."""
         slot, text = slot_of(keys[0]), ""
         for _ in range(MAX_REDIRECTIONS):
-            member = await self._node_of(slot, until)
+            node = await self._node_of(slot, until)
             try:
-                reply: tuple[Any, int, Any] = await member.port.call_with_acks(
+                reply: tuple[Any, int, Any] = await node.port.call_with_acks(
                     script, keys, args, until, acks, patience, slot
                 )
             except Disconnected as error:
-                self._note_loss(member, error)
+                self._note_loss(node, error)
                 raise
             except ServerError as error:
                 text = str(error)
             else:
-                member.failed_at = 0.0
+                node.failed_at = 0.0
                 return reply
             if text.startswith("ASK "):
                 break
             if not text.startswith("MOVED "):
                 if is_transient(text):
-                    self._note_failure(member, text)
+                    self._note_failure(node, text)
                 raise ServerError(text)
-            await self._on_moved(text, slot, member, until)
+            await self._on_moved(text, slot, node, until)
         raise ServerError(f"TRYAGAIN [{text}]")
 
     async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
@@ -190,7 +190,7 @@ class ClusterPort:
         replies: list[Any] = [None] * len(messages)
         slots = [slot_of(keys[0]) for _, keys, _ in messages]
         groups, single = self._grouped(range(len(messages)), slots)
-        lost = [i for member in [*groups] if member.failed_at for i in groups.pop(member)]
+        lost = [i for node in [*groups] if node.failed_at for i in groups.pop(node)]
         single += await self._sent(groups, messages, slots, replies, until)
         if lost:  # after all others: who serves these by now
             with contextlib.suppress(Disconnected, LockError):
@@ -209,11 +209,11 @@ class ClusterPort:
         groups: dict[Node, list[int]] = {}
         single: list[int] = []
         for i in which:
-            member = self._map[slots[i]]
-            if member is None or slots[i] in self._moves:
+            node = self._map[slots[i]]
+            if node is None or slots[i] in self._moves:
                 single.append(i)
             else:
-                groups.setdefault(member, []).append(i)
+                groups.setdefault(node, []).append(i)
         return groups, single
 
     async def _sent(
@@ -227,60 +227,60 @@ class ClusterPort:
         """Send to each node what is its own, and take the replies. Returns those that are to be sent elsewhere."""
         sent: list[tuple[Node, list[int], Any]] = []
         elsewhere: list[int] = []
-        order = sorted(groups, key=lambda member: (not member.port.ready, member.failed_at))
-        for left, member in zip(range(len(order), 0, -1), order, strict=True):
-            limit = until if member.port.ready else self.now() + (until - self.now()) / left
-            mine = groups[member]
-            begun = await member.port.send_batch([messages[i] for i in mine], limit, [slots[i] for i in mine])
-            sent.append((member, mine, begun))
-        for member, mine, begun in sent:
-            for i, reply in zip(mine, await member.port.read_batch(begun), strict=True):
+        order = sorted(groups, key=lambda node: (not node.port.ready, node.failed_at))
+        for left, node in zip(range(len(order), 0, -1), order, strict=True):
+            limit = until if node.port.ready else self.runtime.now() + (until - self.runtime.now()) / left
+            mine = groups[node]
+            begun = await node.port.send_batch([messages[i] for i in mine], limit, [slots[i] for i in mine])
+            sent.append((node, mine, begun))
+        for node, mine, begun in sent:
+            for i, reply in zip(mine, await node.port.read_batch(begun), strict=True):
                 replies[i] = reply
                 if isinstance(reply, Disconnected):
-                    self._note_loss(member, reply)
+                    self._note_loss(node, reply)
                 elif isinstance(reply, ServerError):
                     if str(reply).startswith(("MOVED", "ASK")):
                         elsewhere.append(i)
                     elif is_transient(str(reply)):
-                        self._note_failure(member, str(reply))
+                        self._note_failure(node, str(reply))
                 else:
-                    member.failed_at = 0.0
+                    node.failed_at = 0.0
         return elsewhere
 
     async def prove_lossless(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:
         """See Port."""
         with contextlib.suppress(Disconnected, ServerError, LockError):  # then nothing is proven
-            member = await self._node_of(slot_of(keys[0]), until)
-            return bool(await member.port.prove_lossless(keys, evidence, until))
+            node = await self._node_of(slot_of(keys[0]), until)
+            return bool(await node.port.prove_lossless(keys, evidence, until))
         return False
 
     def old_primary_may_still_grant(self, key: str) -> str:
         """See Port."""
         slot = slot_of(key)
-        member = self._map[slot]
-        return member.port.old_primary_may_still_grant(key, slot) if member else ""
+        node = self._map[slot]
+        return node.port.old_primary_may_still_grant(key, slot) if node else ""
 
     def route(self, key: str) -> Route:
         """See Port."""
         slot = slot_of(key)
-        member = self._map[slot]
-        return Route(member and member.address.display_url, slot)
+        node = self._map[slot]
+        return Route(node and node.address.display_url, slot)
 
-    async def _follow(self, text: str, message: Message, slot: int, member: Node, until: float) -> Any:
+    async def _follow(self, text: str, message: Message, slot: int, node: Node, until: float) -> Any:
         """The reply of the node to which a refusal sends us. Raises the refusal if it sends us nowhere."""
         for _ in range(MAX_REDIRECTIONS):
             asking = text.startswith("ASK ")
             if not asking and not text.startswith("MOVED "):
                 if is_transient(text):
-                    self._note_failure(member, text)
+                    self._note_failure(node, text)
                 break
-            member = await (self._on_ask if asking else self._on_moved)(text, slot, member, until)
+            node = await (self._on_ask if asking else self._on_moved)(text, slot, node, until)
             try:
                 if asking:
-                    return await member.port.call_asking(message, until, slot)
-                return await member.port.call(*message, until, slot)
+                    return await node.port.call_asking(message, until, slot)
+                return await node.port.call(*message, until, slot)
             except Disconnected as error:
-                self._note_loss(member, error)
+                self._note_loss(node, error)
                 raise
             except ServerError as error:
                 text = str(error)
@@ -288,109 +288,111 @@ class ClusterPort:
             text = f"TRYAGAIN one node sends us to the next [{text}]"
         raise ServerError(text)
 
-    async def _on_moved(self, text: str, slot: int, member: Node, until: float) -> Node:
+    async def _on_moved(self, text: str, slot: int, node: Node, until: float) -> Node:
         """The node that has this slot now."""
-        here = self._redirected_to(text, member)
-        if self.now() >= self._next:
+        here = self._redirected_to(text, node)
+        if self.runtime.now() >= self._next:
             await self._load_map(until, here)
-        with self.mutex:
-            old = self.memories.served[slot]
+        with self.runtime.mutex:
+            old = self.histories.served[slot]
             if old is not None and old is not here.history:
-                self._moved(slot, SlotMove(old, here.history, self.now()))
-            self.memories.served[slot], self._map[slot] = here.history, here
+                self._moved(slot, SlotMove(old, here.history, self.runtime.now()))
+            self.histories.served[slot], self._map[slot] = here.history, here
         if slot in self._moves:
             await self._process_moves(slot, until)
         return here
 
-    async def _on_ask(self, text: str, slot: int, member: Node, until: float) -> Node:
+    async def _on_ask(self, text: str, slot: int, node: Node, until: float) -> Node:
         """The node to which this slot is on its way."""
-        here = self._redirected_to(text, member)
+        here = self._redirected_to(text, node)
         if self._importing.get(slot) is not here:
-            await self._learn_slot_history(slot, here, [SlotMove(member.history, here.history, self.now())], until)
+            await self._learn_slot_history(
+                slot, here, [SlotMove(node.history, here.history, self.runtime.now())], until
+            )
             self._importing[slot] = here
         return here
 
     def _redirected_to(self, text: str, by: Node) -> Node:
         """The node that a redirection names: MOVED 3999 127.0.0.1:6381."""
         host, _, port = text.split(" ")[2].rpartition(":")
-        member = self._node(_address(by.address, host, int(port)))
-        member.named_at = self.now()
-        return member
+        node = self._node(_address(by.address, host, int(port)))
+        node.named_at = self.runtime.now()
+        return node
 
     def _node(self, address: Address) -> Node:
-        with self.mutex:
-            member = self._nodes.get(address.display_url)
-            if member is None:
+        with self.runtime.mutex:
+            node = self._nodes.get(address.display_url)
+            if node is None:
                 if self._closed:  # nobody would close its connections
                     raise Disconnected("it is closed", sent=False)
-                memory = self.memories.of(address)
-                member = self._nodes[address.display_url] = Node(address, memory, self.make(address, memory))
-                member.port.primacy.other_nodes = partial(self._is_named, member)
+                history = self.histories.of(address)
+                node = self._nodes[address.display_url] = Node(address, history, self.make(address, history))
+                node.port.primacy.other_nodes = partial(self._is_named, node)
                 if self._push_handler is not None:
-                    member.port.push_handler = self._push_handler
-        return member
+                    node.port.push_handler = self._push_handler
+        return node
 
-    def _note_loss(self, member: Node, error: Disconnected) -> None:
+    def _note_loss(self, node: Node, error: Disconnected) -> None:
         if not error.stale:
-            member.failed_at, member.has_answered = self.now(), False
+            node.failed_at, node.has_answered = self.runtime.now(), False
 
-    def _note_failure(self, member: Node, text: str) -> None:
+    def _note_failure(self, node: Node, text: str) -> None:
         if not text.startswith("TRYAGAIN"):  # the slot is between two nodes: that passes
-            member.failed_at = self.now()
+            node.failed_at = self.runtime.now()
 
     # The map
 
     async def _node_of(self, slot: int, until: float) -> Node:
         """The node that serves this slot. Raises Disconnected if no node answers, ServerError if none serves it."""
-        member = self._map[slot]
-        if member is None or member.failed_at:
+        node = self._map[slot]
+        if node is None or node.failed_at:
             await self._load_map(until)
-            member = self._map[slot]
-            if member is None:
+            node = self._map[slot]
+            if node is None:
                 raise ServerError(f"CLUSTERDOWN no node serves slot {slot}")
         if slot in self._moves:
             await self._process_moves(slot, until)
-        return member
+        return node
 
-    async def _load_map(self, until: float, told: Node | None = None) -> None:
+    async def _load_map(self, until: float, named_by: Node | None = None) -> None:
         """A new map, unless there was one just now. One asks, and all who come meanwhile wait for it."""
-        with self.mutex:
-            if self._loaded and self._loading is None and self.now() < self._next:
+        with self.runtime.mutex:
+            if self._loaded and self._loading is None and self.runtime.now() < self._next:
                 return
             mine = None
             if self._loading is None:
                 self._loading = []
             else:
-                self._loading.append(mine := self.event())
+                self._loading.append(mine := self.runtime.event())
         if mine is not None:
-            await self.wait(mine, until)
+            await self.runtime.wait(mine, until)
             if not self._loaded:
                 raise Disconnected("no map of the cluster yet", sent=False)
             return
         try:
-            met = {member: member.history.latest.identity for member in list(self._nodes.values())}
-            seed, slots, asked = await self._read_map(until, told)
+            met = {node: node.history.latest.identity for node in list(self._nodes.values())}
+            seed, slots, asked = await self._read_map(until, named_by)
             self._apply_map(seed, slots, met, asked)
         except Disconnected:
             if not self._loaded:
                 raise
         finally:
-            with self.mutex:
-                self._next = self.now() + MAP_INTERVAL
+            with self.runtime.mutex:
+                self._next = self.runtime.now() + MAP_INTERVAL
                 waiting, self._loading = self._loading or (), None
             for signal in waiting:
                 signal.set()
 
-    async def _read_map(self, until: float, told: Node | None) -> tuple[Address, list[Any], float]:
+    async def _read_map(self, until: float, named_by: Node | None) -> tuple[Address, list[Any], float]:
         """What the first node says that is of one mind with the others, and when it was asked; else what any, and 0."""
-        members = sorted((member for member in {*self._map} if member), key=lambda member: member.failed_at)
-        nodes = [told, *members] if told else members
+        nodes = sorted((node for node in {*self._map} if node), key=lambda node: node.failed_at)
+        nodes = [named_by, *nodes] if named_by else nodes
         addresses = {each.display_url: each for each in (*(node.address for node in nodes), *self.cluster.seeds)}
-        addresses |= {memory.address.display_url: memory.address for memory in {*self.memories.served} if memory}
+        addresses |= {history.address.display_url: history.address for history in {*self.histories.served} if history}
         second: tuple[Address, list[Any], float] | None = None
         errors: list[Exception] = []
         for address in addresses.values():
-            asked = self.now()
+            asked = self.runtime.now()
             within = min(NODE_TIMEOUT, until - asked)
             if within <= 0:
                 break
@@ -402,8 +404,8 @@ class ClusterPort:
                     raise hello
             except Exception as error:  # noqa: BLE001 (told below, if nobody else answers)
                 errors.append(connection_error(error, address))
-                if member := self._nodes.get(address.display_url):  # the next one to look asks others first
-                    member.failed_at = self.now()
+                if node := self._nodes.get(address.display_url):  # the next one to look asks others first
+                    node.failed_at = self.runtime.now()
                 continue
             if refusals := [str(reply) for reply in (slots, info) if isinstance(reply, ResponseError)]:
                 errors.append(_map_error(refusals[0], address))
@@ -430,53 +432,53 @@ class ClusterPort:
                 here.named_at = max(here.named_at, asked)
         self._replicas = replicas
         moves: dict[tuple[ServerHistory, ServerHistory], SlotMove] = {}
-        with self.mutex:
-            served = self.memories.served or [None] * SLOTS
+        with self.runtime.mutex:
+            served = self.histories.served or [None] * SLOTS
             for slot, old in enumerate(served):
-                member = fresh[slot]
-                if member is None:
+                node = fresh[slot]
+                if node is None:
                     fresh[slot] = self._map[slot]  # it will say itself what became of it
                     continue
-                new = served[slot] = member.history
+                new = served[slot] = node.history
                 if old is not None and old is not new:
-                    move = moves.get((old, new)) or moves.setdefault((old, new), SlotMove(old, new, self.now()))
+                    move = moves.get((old, new)) or moves.setdefault((old, new), SlotMove(old, new, self.runtime.now()))
                     self._moved(slot, move)
-            self.memories.served, self._map, self._loaded = served, fresh, True
+            self.histories.served, self._map, self._loaded = served, fresh, True
             primaries = {*fresh}
-            for member in list(self._nodes.values()):
-                member.history.known = met.get(member, "")
-                if member not in primaries:
-                    member.port.unsubscribe_all()
-                    member.has_answered = False  # if it serves again, then under another identity
+            for node in list(self._nodes.values()):
+                node.history.known = met.get(node, "")
+                if node not in primaries:
+                    node.port.unsubscribe_all()
+                    node.has_answered = False  # if it serves again, then under another identity
         wanted = (
             self._push_handler is not None
-            and self.memories.quarantine_seconds is not None
+            and self.histories.quarantine_seconds is not None
             and not (self._learning or self._closed)
         )
         if wanted and self._unidentified():
             self._learning = True
             try:
-                self.spawn(self._learn_identities, "interlock-witness", self._identities_learned)
+                self.runtime.spawn(self._learn_identities, "interlock-witness", self._identities_learned)
             except BaseException:
                 self._learning = False
                 raise
 
-    def _is_named(self, member: Node, within: float) -> bool:
+    def _is_named(self, node: Node, within: float) -> bool:
         """Whether another node names it as a primary. Blocks. Raises Disconnected if none can tell.
 
         A node that the map lacks is asked only because another one sends us there.
         """
-        began = self.now()
+        began = self.runtime.now()
         primaries = {each for each in self._map if each is not None}
-        if began - member.named_at <= TRUSTED_FOR or member not in primaries:
+        if began - node.named_at <= TRUSTED_FOR or node not in primaries:
             return True
         others = {
-            each.address.display_url: each for each in sorted(primaries - {member}, key=lambda each: each.failed_at)
+            each.address.display_url: each for each in sorted(primaries - {node}, key=lambda each: each.failed_at)
         }
         addresses = {each.display_url: each for each in (*(each.address for each in others.values()), *self._replicas)}
-        addresses.pop(member.address.display_url, None)
+        addresses.pop(node.address.display_url, None)
         for left, address in zip(range(len(addresses), 0, -1), addresses.values(), strict=True):
-            asked = self.now()
+            asked = self.runtime.now()
             share = min(NODE_TIMEOUT, max(0.001, began + within - asked) / left)
             try:
                 _, slots, info = ask_server(address, share, *MAP_COMMANDS)
@@ -489,7 +491,7 @@ class ClusterPort:
                 for each in primaries - {others.get(address.display_url)}:
                     if each.address.display_url in named:
                         each.named_at = asked
-                return member.address.display_url in named
+                return node.address.display_url in named
         if not others:
             return True  # nobody can have voted for another one
         raise Disconnected("no other node that is well says who the primary is", sent=False)
@@ -498,7 +500,7 @@ class ClusterPort:
 
     def _unidentified(self) -> list[Node]:
         """The primaries that answer, and may be under another identity by now than when the map was read last."""
-        primaries = [member for member in {*self._map} if member is not None and not member.failed_at]
+        primaries = [node for node in {*self._map} if node is not None and not node.failed_at]
         return [
             each for each in primaries if not each.has_answered or each.history.known != each.history.latest.identity
         ]
@@ -506,25 +508,28 @@ class ClusterPort:
     async def _learn_identities(self) -> None:
         """Meet all primaries, and read the map after that: see Move.known."""
         for number in range(MEETING_ROUNDS):
-            for member in self._unidentified():
-                if not member.has_answered:
+            for node in self._unidentified():
+                if not node.has_answered:
                     with contextlib.suppress(Disconnected, LockError):
-                        await member.port.current_identity(self.now() + NODE_TIMEOUT)
-                        member.has_answered = True
-            await self.wait(self.event(), max(self.now(), self._next) + min(NODE_TIMEOUT, MEETING_PAUSE * (1 + number)))
+                        await node.port.current_identity(self.runtime.now() + NODE_TIMEOUT)
+                        node.has_answered = True
+            await self.runtime.wait(
+                self.runtime.event(),
+                max(self.runtime.now(), self._next) + min(NODE_TIMEOUT, MEETING_PAUSE * (1 + number)),
+            )
             unmet = self._unidentified()
             if self._closed or not unmet:
                 return
-            if any(member.has_answered for member in unmet):
+            if any(node.has_answered for node in unmet):
                 with contextlib.suppress(Disconnected, LockError):
-                    await self._load_map(self.now() + NODE_TIMEOUT)
+                    await self._load_map(self.runtime.now() + NODE_TIMEOUT)
 
     def _identities_learned(self) -> None:
         self._learning = False
 
     def _moved(self, slot: int, move: SlotMove) -> None:
         self._importing.pop(slot, None)
-        if move.before.identity and self.memories.quarantine_seconds is not None:
+        if move.before.identity and self.histories.quarantine_seconds is not None:
             self._moves.setdefault(slot, []).append(move)
 
     async def _process_moves(self, slot: int, until: float) -> None:
@@ -532,32 +537,32 @@ class ClusterPort:
         while moves := self._moves.get(slot):
             number = len(moves)
             await self._learn_slot_history(slot, self._node(moves[-1].here.address), list(moves), until)
-            with self.mutex:
+            with self.runtime.mutex:
                 if len(moves) == number:
                     self._moves.pop(slot, None)
 
     async def _learn_slot_history(self, slot: int, here: Node, moves: list[SlotMove], until: float) -> None:
         try:
-            epoch = await here.port.current_identity(until)
+            stamp = await here.port.current_identity(until)
         except Disconnected as error:
             self._note_loss(here, error)
             raise
-        story: SlotHistory | None = None
+        slot_history: SlotHistory | None = None
         for move in moves:
-            story = await self._history_after(move, slot, story, until)
-        if story is not None and epoch.facts is not None and epoch.quarantine_seconds is not None:
-            epoch.set_slot_history(slot, story)
+            slot_history = await self._history_after(move, slot, slot_history, until)
+        if slot_history is not None and stamp.facts is not None and stamp.quarantine_seconds is not None:
+            stamp.set_slot_history(slot, slot_history)
 
     async def _history_after(
-        self, move: SlotMove, slot: int, story: SlotHistory | None, until: float
+        self, move: SlotMove, slot: int, slot_history: SlotHistory | None, until: float
     ) -> SlotHistory | None:
         under, here = move.before.identity, move.here.latest
         if not under:
             return None
         if (least := move.least) is None:
-            within = min(NODE_TIMEOUT, max(0.05, until - self.now()))
+            within = min(NODE_TIMEOUT, max(0.05, until - self.runtime.now()))
             least = move.least = await self.runtime.run_blocking(partial(_least_kept_ttl, move, within, under))
-        before = story or move.before.slot_history(slot)
+        before = slot_history or move.before.slot_history(slot)
         if least < math.inf and move.known and move.known == here.identity:
             fine = (lossless_entry(under, least), *lossless_through(before.lossless_from, least))
             return SlotHistory(before.previous, before.since, fine, before.earlier)
@@ -579,37 +584,31 @@ class ClusterPort:
     def subscription_of(self, key: str) -> tuple[str, str]:
         """See Port."""
         slot = slot_of(key)
-        channel, member = self._channel(slot), self._map[slot]
-        return "1" if member is not None and channel in member.port.subscribed else "0", channel
+        channel, node = self._channel(slot), self._map[slot]
+        return "1" if node is not None and channel in node.port.subscribed else "0", channel
 
     def ensure_subscribed(self, key: str) -> None:
         """See Port."""
         slot = slot_of(key)
-        member = self._map[slot]
-        if member is not None and not self._closed:
-            member.port.subscribe(self._channel(slot))
+        node = self._map[slot]
+        if node is not None and not self._closed:
+            node.port.subscribe(self._channel(slot))
 
     # Its end
 
-    def close(self) -> Any:
-        """End the connections and what runs in the background. To be awaited where the nodes' own is."""
-        with self.mutex:
+    async def close(self) -> None:
+        """See Port."""
+        with self.runtime.mutex:
             self._closed = True
-            ports = [self.runtime, *(member.port for member in self._nodes.values())]
-        ends = [port.close() for port in ports]
-        return _all(ends) if ends[0] is not None else None
+            nodes = list(self._nodes.values())
+        for node in nodes:
+            await node.port.close()
 
     def reset_after_fork(self) -> None:
         """In a child after fork: what was open belongs to the parent."""
-        self.runtime.reset_after_fork()
-        for member in self._nodes.values():
-            member.port.reset_after_fork()
+        for node in self._nodes.values():
+            node.port.reset_after_fork()
         self._start()
-
-
-async def _all(ends: list[Any]) -> None:
-    for end in ends:
-        await end
 
 
 def _version(hello: Any) -> int:
@@ -639,9 +638,9 @@ def _address(by: Address, host: str, port: int) -> Address:
     return replace(by.at(host if host not in ("", "?") else by.parameters["host"], port), clustered=True)
 
 
-def _address_in_map(by: Address, told: Sequence[Any]) -> Address:
+def _address_in_map(by: Address, named_by: Sequence[Any]) -> Address:
     """Where a node is, by its entry in a map."""
-    host, port, *_ = told
+    host, port, *_ = named_by
     return _address(by, (host or b"").decode(), port)
 
 

@@ -1,8 +1,8 @@
-"""From what a user named to the port that leads there: one server, or several as one."""
+"""From what a user named to what answers there: one server, or several as one."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from interlock._connect.address import Quorum
 from interlock._connect.clusters import Cluster
@@ -13,17 +13,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from interlock._connect.address import Address
+    from interlock._protocol.types import Runtime
     from interlock._quarantine.histories import Histories
     from interlock._quarantine.history import ServerHistory
 
+R = TypeVar("R", bound="Runtime")
+
 
 def open_port(
-    target: Address | Cluster | Quorum, make: Callable[[Address, ServerHistory], Any], memories: Histories
+    target: Address | Cluster | Quorum,
+    make: Callable[[Address, ServerHistory, R], Any],
+    runtime: R,
+    histories: Histories,
 ) -> Any:
-    """The port for this target; `make` makes one for a single server, of threads or of asyncio."""
+    """The port for this target. `make` makes one for a single server, of threads or of asyncio."""
+
+    def single(address: Address, history: ServerHistory) -> Any:
+        return make(address, history, runtime)
+
     if isinstance(target, Cluster):
-        return ClusterPort(target, make, memories)
+        return ClusterPort(target, single, runtime, histories)
     if isinstance(target, Quorum):
-        members = [(each, memories.of(each, mark="+")) for each in target.members]
-        return QuorumPort([make(each, memory) for each, memory in members], target.display_url)
-    return make(target, memories.of(target))
+        members = [single(each, histories.of(each, mark="+")) for each in target.members]
+        return QuorumPort(members, runtime, target.display_url)
+    return single(target, histories.of(target))

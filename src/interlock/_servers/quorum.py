@@ -22,13 +22,11 @@ Rules.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import random
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._protocol.log import log
-from interlock._protocol.run import run
 from interlock._protocol.timing import FOREVER, RETRY_FOR
 from interlock._protocol.types import ONLY_ROUTE, Argument, Disconnected, Message, Route, Script, ServerError
 from interlock._servers.quorum_nodes import Node, forget_oldest
@@ -48,7 +46,9 @@ from interlock.primitives.messages import (
 from interlock.primitives.quorum_rules import rules_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Sequence
+
+    from interlock._protocol.types import Runtime
 
 VOTE_TIMEOUT: Final = 0.25  # seconds without an answer after which a server is away; less for a short ttl:
 VOTE_TTL_SHARE: Final = 0.1  # of the ttl that a vote may take
@@ -81,16 +81,12 @@ class QuorumPort:
     is_quorum = True
     drift = QUORUM_DRIFT
 
-    def __init__(self, ports: Sequence[Any], shown: str) -> None:
-        first = ports[0]
+    def __init__(self, ports: Sequence[Any], runtime: Runtime, shown: str) -> None:
+        self.runtime = runtime
         self.display_url = shown
         self.nodes = [Node(port) for port in ports]
         self.majority = len(ports) // 2 + 1
-        self.now: Callable[[], float] = first.now
-        self.event: Callable[[], Any] = first.event
-        self.wait: Callable[[Any, float], Awaitable[bool]] = first.wait
-        self.run_callback: Callable[[Callable[[Any], object], Any], None] = first.run_callback
-        self.spawn: Callable[[Callable[[], Coroutine[Any, Any, None]], str, Callable[[], None]], None] = first.spawn
+        self.now, self.event, self.wait = runtime.now, runtime.event, runtime.wait
         self._closed = False
         self._start()
 
@@ -102,11 +98,6 @@ class QuorumPort:
         self._all_up = False  # all are there, and they are a quorum
         self._watching_absent = False
         self._wakeup = self.event()
-
-    @property
-    def mutex(self) -> Any:
-        """See Port."""
-        return self.nodes[0].port.mutex
 
     @property
     def push_handler(self) -> Any:
@@ -338,7 +329,7 @@ class QuorumPort:
             node.has_answered = True
             self._reject_duplicates(node)
             if self._has_met_all:
-                node.port.memory.latest.mark_untrusted()
+                node.port.history.latest.mark_untrusted()
         node.port.send_script_text = (
             True  # a reply that only says that the script is unknown may come too late to mend it
         )
@@ -359,9 +350,9 @@ class QuorumPort:
 
     def _reject_duplicates(self, node: Node) -> None:
         """One server has one vote, however many names it has."""
-        facts = node.port.memory.latest.facts
+        facts = node.port.history.latest.facts
         for other in self.nodes:
-            there = other.port.memory.latest.facts
+            there = other.port.history.latest.facts
             if other is not node and other.has_answered and facts and there and facts.run_id == there.run_id:
                 self._all_up = False
                 self._config_fault = (
@@ -371,7 +362,7 @@ class QuorumPort:
 
     def _suspect_restarted(self) -> None:
         """Servers that may have forgotten leases do not vote; unless they all have just been born together."""
-        epochs = [node.port.memory.latest for node in self.nodes]
+        epochs = [node.port.history.latest for node in self.nodes]
         ages = [each.facts.uptime for each in epochs if each.facts is not None]
         together = len(ages) == len(epochs) and max(ages) - min(ages) <= STARTED_TOGETHER_WITHIN
         if epochs[0].quarantine_seconds is not None and not (together and max(ages) < epochs[0].quarantine_seconds):
@@ -387,11 +378,11 @@ class QuorumPort:
 
     def _watch_absent(self) -> None:
         """See in the background whether those that are away come back."""
-        with self.mutex:
+        with self.runtime.mutex:
             if self._watching_absent or self._closed:
                 return
             self._watching_absent = True
-        self.spawn(self._reconnect_absent, "interlock-quorum", self._absent_watched)
+        self.runtime.spawn(self._reconnect_absent, "interlock-quorum", self._absent_watched)
 
     def _absent_watched(self) -> None:
         self._watching_absent = False
@@ -420,20 +411,14 @@ class QuorumPort:
 
     # Its end
 
-    def close(self) -> Any:
-        """End all of them. With asyncio, this is to be awaited."""
-        ending = self._end()
-        return ending if inspect.iscoroutinefunction(self.nodes[0].port.close) else run(ending)
-
-    async def _end(self) -> None:
+    async def close(self) -> None:
+        """See Port."""
         self._closed = True
         self._wakeup.set()
         await self._collect_stragglers(VOTE_TIMEOUT)  # what is given back should arrive
         self._discard_stragglers()
         for node in self.nodes:
-            ended = node.port.close()
-            if ended is not None:
-                await ended
+            await node.port.close()
 
     def _discard_stragglers(self) -> None:
         with contextlib.suppress(IndexError):

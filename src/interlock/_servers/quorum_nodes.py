@@ -42,7 +42,7 @@ class Node:
         self.longest_ttl = TOMBSTONE_TTL  # seconds for which it may keep what it was asked for
         self.has_answered = False  # it has answered once
         self.cause = "not asked yet"  # why it is away
-        self.gone_at = port.now()  # since when it is
+        self.gone_at = port.runtime.now()  # since when it is
         self.absence_logged = False  # whether the log says so
         self.quarantine_evidence = ""  # of what its last quarantine was the evidence
         self.tokens: dict[str, bool] = {}  # those that asked it: whether it has not answered, and may still do so

@@ -249,11 +249,11 @@ class Connection(asyncio.Protocol):
         self.watch = self.loop.call_later(self.timeout / 4, self._watch)
 
 
-async def _greeted(connection: Any) -> None:
+async def _greeted(redis_connection: Any) -> None:
     """Redis-py's part after the handshake of TLS. If it fails, no goodbye: that waits for a peer which is silent."""
-    transport = connection._writer.transport
+    transport = redis_connection._writer.transport
     try:
-        await connection.on_connect()
+        await redis_connection.on_connect()
     except BaseException:
         transport.abort()
         raise
@@ -299,6 +299,72 @@ class SentBatch:
         return self.error
 
 
+class AsyncioRuntime:
+    """See Runtime: the running loop and its tasks."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.now = now
+        self.event = AutoResetEvent
+        self.mutex = NullMutex()
+        self._tasks: set[asyncio.Future[Any]] = set()
+
+    async def wait(self, event: AutoResetEvent, until: float) -> bool:
+        """See Runtime."""
+        return await event.wait(self.loop, until - now() if until != FOREVER else FOREVER)
+
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, over: Callable[[], None]) -> None:
+        """See Runtime."""
+        self.task(work(), name).add_done_callback(lambda _: over())
+
+    def run_callback(self, callback: Callable[[Any], object], subject: Any) -> None:
+        """See Runtime."""
+
+        async def run_and_log() -> None:
+            try:
+                result = callback(subject)
+                if asyncio.iscoroutine(result):
+                    await result
+            except Exception:  # noqa: BLE001 (logged)
+                log.exception("interlock: the callback %r failed", callback)
+
+        self.task(run_and_log(), "interlock-tell")
+
+    def task(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """A task in the background, of which somebody keeps a reference."""
+        task = self.loop.create_task(work, name=name)
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # a loop may end without close()
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Future[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None and not isinstance(error, Disconnected | LockError):  # those were told to who connects
+            log.error("interlock: a task of ours has failed", exc_info=error)
+
+    async def run_blocking(self, work: Callable[[], T]) -> T:
+        """See Runtime."""
+        return await asyncio.to_thread(work)
+
+    def reset_after_fork(self) -> None:
+        """See Runtime. The loop belongs to the parent, and with it all tasks."""
+
+    async def close(self) -> None:
+        """See Runtime."""
+        await _cancel(self._tasks)
+
+
+async def _cancel(running: set[asyncio.Future[Any]]) -> None:
+    tasks = [task for task in running if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class AsyncioPort:
     """The connection of one loop to one server."""
 
@@ -306,18 +372,17 @@ class AsyncioPort:
     majority = 1
     drift = DRIFT
 
-    def __init__(self, address: Address, memory: ServerHistory) -> None:
+    def __init__(self, address: Address, history: ServerHistory, runtime: AsyncioRuntime) -> None:
         self.address = address
-        self.memory = memory
+        self.history = history
+        self.runtime = runtime
         self.display_url = address.display_url
         self.retry_for = address.retry_for
+        self._can_fail_over = address.can_fail_over
         self.primacy = Primacy(address)
         self.push_handler: PushHandler
-        self.loop = asyncio.get_running_loop()
-        self.now = now
-        self.event = AutoResetEvent
-        self.mutex = NullMutex()
-        self._proofs = Proofs(self, self.memory, self._lossless)
+        self.loop = runtime.loop
+        self._proofs = Proofs(self.runtime, self.history, self._lossless)
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[Connection] | None = None
         self._tasks: set[asyncio.Future[Any]] = set()
@@ -338,16 +403,16 @@ class AsyncioPort:
         slot: int | None = None,
     ) -> Any:
         """See Port. `slot`, if this is a node of a cluster: what its epoch is depends on it."""
-        wire = self._connection
-        if wire is None or wire.broken is not None or self.address.can_fail_over:
-            wire = await self._checkout(until)
-        epoch = wire.stamp.text if slot is None else wire.stamp.text_for(slot)
-        future = wire.send(evalsha(script, keys, args, epoch))
-        reply = await (future if until == FOREVER else self._reply(wire, future, until))
+        connection = self._connection
+        if connection is None or connection.broken is not None or self._can_fail_over:
+            connection = await self._checkout(until)
+        stamp = connection.stamp.text if slot is None else connection.stamp.text_for(slot)
+        future = connection.send(evalsha(script, keys, args, stamp))
+        reply = await (future if until == FOREVER else self._reply(connection, future, until))
         if type(reply) is ReplyError:
             if is_noscript(reply):
-                reply = await self._reply(wire, wire.send(eval_text(script, keys, args, epoch)), until)
-            self._drop_if_readonly(wire, reply)
+                reply = await self._reply(connection, connection.send(eval_text(script, keys, args, stamp)), until)
+            self._drop_if_readonly(connection, reply)
             raise_if_error(reply)
         return reply
 
@@ -362,32 +427,34 @@ class AsyncioPort:
         slot: int | None = None,
     ) -> tuple[Any, int, Any]:
         """See Port. On connections of their own: what waits there would hold up all others."""
-        wire = await self._checkout_spare(until)
+        connection = await self._checkout_spare(until)
         try:
-            epoch = wire.stamp.text if slot is None else wire.stamp.text_for(slot)
-            reply = await self._reply(wire, wire.send(evalsha(script, keys, args, epoch)), until)
+            stamp = connection.stamp.text if slot is None else connection.stamp.text_for(slot)
+            reply = await self._reply(connection, connection.send(evalsha(script, keys, args, stamp)), until)
             if is_noscript(reply):
-                reply = await self._reply(wire, wire.send(eval_text(script, keys, args, epoch)), until)
+                reply = await self._reply(connection, connection.send(eval_text(script, keys, args, stamp)), until)
             known, got = 0, None
             if type(reply) is list and reply[0] == GRANTED:
-                known = self.memory.count_replicas(await self._reply(wire, wire.send(REPLICATION), until))
-                got = await self._reply(wire, wire.send(pack(acks.command(known, patience))), until)
+                known = self.history.count_replicas(await self._reply(connection, connection.send(REPLICATION), until))
+                got = await self._reply(connection, connection.send(pack(acks.command(known, patience))), until)
         except BaseException:
-            wire.fail(Disconnected("given up", sent=True))  # what it waits for would hold up the next one
+            connection.fail(Disconnected("given up", sent=True))  # what it waits for would hold up the next one
             raise
         if self._closed or is_readonly(reply):
-            wire.fail(Disconnected("closed", sent=False))
+            connection.fail(Disconnected("closed", sent=False))
         else:
-            self._spares.append(wire)
+            self._spares.append(connection)
         return raise_if_error(reply), known, raise_if_error(got)
 
     async def call_asking(self, message: Message, until: float, slot: int) -> Any:
         """A call about a slot that is on its way here, after a redirection by ASK."""
-        wire = await self._checkout(until)
+        connection = await self._checkout(until)
         reply: Any = None
         for packed in (evalsha, eval_text):
-            asking = wire.send(ASKING)  # nothing comes between this and the next
-            reply = await self._reply(wire, wire.send(packed(*message, wire.stamp.text_for(slot))), until)
+            asking = connection.send(ASKING)  # nothing comes between this and the next
+            reply = await self._reply(
+                connection, connection.send(packed(*message, connection.stamp.text_for(slot))), until
+            )
             if type(await asking) is ReplyError:  # without that right it only sends us back
                 reply = asking.result()
             if not is_noscript(reply):
@@ -400,36 +467,40 @@ class AsyncioPort:
 
     async def send_batch(self, messages: Sequence[Message], until: float, slots: Sequence[int] = ()) -> SentBatch:
         """The first half of `calls`: send, and wait for nothing."""
-        sent, wire = SentBatch(messages, until), self._connection
+        sent, connection = SentBatch(messages, until), self._connection
         try:
-            if wire is None or wire.broken is not None or self.address.can_fail_over:
-                wire = await self._checkout(until)
-            epochs = [wire.stamp.text_for(slot) for slot in slots] if slots else [wire.stamp.text] * len(messages)
+            if connection is None or connection.broken is not None or self._can_fail_over:
+                connection = await self._checkout(until)
+            stamps = (
+                [connection.stamp.text_for(slot) for slot in slots]
+                if slots
+                else [connection.stamp.text] * len(messages)
+            )
             said, self.send_script_text = eval_text if self.send_script_text else evalsha, False
-            packed = b"".join([said(*each, epoch) for each, epoch in zip(messages, epochs, strict=True)])
-            wire.send_for(packed, sent, len(messages))
-            sent.connection, sent.stamps = wire, epochs
+            packed = b"".join([said(*each, stamp) for each, stamp in zip(messages, stamps, strict=True)])
+            connection.send_for(packed, sent, len(messages))
+            sent.connection, sent.stamps = connection, stamps
         except Exception as error:  # noqa: BLE001 (one of many: see Port)
             sent.error = error
         return sent
 
     async def read_batch(self, sent: SentBatch, *, late: bool = False) -> list[Any]:
         """The second half: the replies. If it is late by now, a script that was unknown is not sent after all."""
-        wire, replies = sent.connection, sent.replies
-        if not sent.is_complete and wire is not None and not await self.wait_any([sent], 1, sent.until):
-            wire.give_up(sent)
-        if sent.error is not None or wire is None:
+        connection, replies = sent.connection, sent.replies
+        if not sent.is_complete and connection is not None and not await self.wait_any([sent], 1, sent.until):
+            connection.give_up(sent)
+        if sent.error is not None or connection is None:
             return [sent.error] * len(sent.messages)
         for i, reply in enumerate(replies):
             if type(reply) is ReplyError:
                 try:
                     if not is_noscript(reply):
-                        self._drop_if_readonly(wire, reply)
+                        self._drop_if_readonly(connection, reply)
                     elif late:
                         self.send_script_text = True
                     else:
                         text = eval_text(*sent.messages[i], sent.stamps[i])
-                        replies[i] = await self._reply(wire, wire.send(text), sent.until)
+                        replies[i] = await self._reply(connection, connection.send(text), sent.until)
                 except Disconnected as error:
                     return [error] * len(replies)
                 if type(replies[i]) is ReplyError:
@@ -446,8 +517,8 @@ class AsyncioPort:
 
     async def ping(self, until: float) -> None:
         """Connect if need be, and see that it answers. Raises what keeps it from that."""
-        wire = await self._checkout(until)
-        await self._reply(wire, wire.send(PING), until)
+        connection = await self._checkout(until)
+        await self._reply(connection, connection.send(PING), until)
 
     @staticmethod
     async def wait_any(sents: Sequence[SentBatch], number: int, until: float) -> list[int]:
@@ -483,16 +554,12 @@ class AsyncioPort:
         """See Port."""
         return self._proofs.old_primary(slot)
 
-    async def _lossless(self, evidence: str, epoch: IdentityStamp, left: float) -> float | None:
-        return await self.run_blocking(partial(least_lossless_ttl, self.address, evidence, epoch, left))
+    async def _lossless(self, evidence: str, stamp: IdentityStamp, left: float) -> float | None:
+        return await self.runtime.run_blocking(partial(least_lossless_ttl, self.address, evidence, stamp, left))
 
     async def current_identity(self, until: float) -> IdentityStamp:
         """Under which epoch it is reached now. Raises Disconnected."""
         return (await self._checkout(until)).stamp
-
-    async def run_blocking(self, work: Callable[[], T]) -> T:
-        """Do what blocks."""
-        return await asyncio.to_thread(work)
 
     @property
     def subscribed(self) -> set[str]:
@@ -500,15 +567,17 @@ class AsyncioPort:
         return self._connection.subscribed if self._connection is not None else set()
 
     @staticmethod
-    def _drop_if_readonly(wire: Connection, reply: Any) -> None:
+    def _drop_if_readonly(connection: Connection, reply: Any) -> None:
         if is_readonly(reply):
-            wire.fail(Disconnected("it is a replica by now", sent=True))  # another connection may lead to the primary
+            connection.fail(
+                Disconnected("it is a replica by now", sent=True)
+            )  # another connection may lead to the primary
 
-    async def _reply(self, wire: Connection, reply: asyncio.Future[Any], until: float) -> Any:
+    async def _reply(self, connection: Connection, reply: asyncio.Future[Any], until: float) -> Any:
         left = until - now()
         if left >= self.address.timeout or reply.done():  # the connection itself is given up before
             return await reply
-        timer = self.loop.call_later(max(0.0, left), wire.give_up, reply)
+        timer = self.loop.call_later(max(0.0, left), connection.give_up, reply)
         try:
             return await reply
         finally:
@@ -519,13 +588,13 @@ class AsyncioPort:
     async def _checkout(self, until: float) -> Connection:
         asked = now()
         while True:
-            wire = self._connection
-            if wire is None or wire.broken is not None:
+            connection = self._connection
+            if connection is None or connection.broken is not None:
                 if self._connecting is None or self._connecting.done():
                     self._connecting = self._task(self._connect(), "interlock-connect")
-                wire = await self._open_in_time(self._connecting, until)
-            if await self._is_trusted(wire, asked, until):
-                return wire
+                connection = await self._open_in_time(self._connecting, until)
+            if await self._is_trusted(connection, asked, until):
+                return connection
 
     async def _checkout_spare(self, until: float) -> Connection:
         """An idle connection, of one's own for a while. One that is made too late is for the next who asks."""
@@ -534,37 +603,37 @@ class AsyncioPort:
             if not self._spares:
                 await self._open_in_time(self._task(self._open_spare(), "interlock-connect"), until)
             with contextlib.suppress(IndexError):  # another task was faster
-                wire = self._spares.pop()
+                connection = self._spares.pop()
                 try:
-                    if await self._is_trusted(wire, asked, until):
-                        return wire
+                    if await self._is_trusted(connection, asked, until):
+                        return connection
                 except BaseException:
-                    self._spares.append(wire)
+                    self._spares.append(connection)
                     raise
 
     async def _open_spare(self) -> None:
         self._spares.append(await self._open())
 
-    async def _is_trusted(self, wire: Connection, asked: float, until: float) -> bool:
+    async def _is_trusted(self, connection: Connection, asked: float, until: float) -> bool:
         """Whether it leads to the primary to which it led, with what that had: by its answers, or the word of others.
 
         `asked`: when the caller's request was made. All callers wait for one look.
         """
-        while wire.broken is None and self.address.can_fail_over and not wire.is_trusted(asked - TRUSTED_FOR):
-            if wire.asking is None or wire.asking.done():
-                wire.asking = self._task(self._ask_others(wire), "interlock-look")
-            await self._open_in_time(wire.asking, until)
-        return wire.broken is None
+        while connection.broken is None and self._can_fail_over and not connection.is_trusted(asked - TRUSTED_FOR):
+            if connection.asking is None or connection.asking.done():
+                connection.asking = self._task(self._ask_others(connection), "interlock-look")
+            await self._open_in_time(connection.asking, until)
+        return connection.broken is None
 
-    async def _ask_others(self, wire: Connection) -> None:
+    async def _ask_others(self, connection: Connection) -> None:
         asked = now()
-        same = await self.run_blocking(partial(self.primacy.is_confirmed, wire.host_port, FOREVER))
-        if same and wire.broken is None:
-            same = is_same_primary(await wire.send(REPLICATION), wire.stamp)
+        same = await self.runtime.run_blocking(partial(self.primacy.is_confirmed, connection.host_port, FOREVER))
+        if same and connection.broken is None:
+            same = is_same_primary(await connection.send(REPLICATION), connection.stamp)
         if same:
-            wire.trust(asked)
+            connection.trust(asked)
         else:
-            wire.fail(Disconnected("it was not the primary all the time", sent=False))
+            connection.fail(Disconnected("it was not the primary all the time", sent=False))
 
     @staticmethod
     async def _open_in_time(making: asyncio.Task[T], until: float) -> T:
@@ -577,45 +646,47 @@ class AsyncioPort:
         return making.result()
 
     async def _connect(self) -> Connection:
-        wire = self._connection = await self._open()
-        wire.wanted = self._wanted
+        connection = self._connection = await self._open()
+        connection.wanted = self._wanted
         for channel in list(self._wanted):
-            self._subscribe(wire, channel)
-        return wire
+            self._subscribe(connection, channel)
+        return connection
 
     async def _open(self) -> Connection:
         make: Any = self.address.async_connection
-        connection: Any = None
+        redis_connection: Any = None
         asked = now()
-        if self.address.clustered and not await self.run_blocking(partial(self.primacy.is_confirmed, ("", 0), FOREVER)):
+        if self.address.clustered and not await self.runtime.run_blocking(
+            partial(self.primacy.is_confirmed, ("", 0), FOREVER)
+        ):
             raise Disconnected(NOT_NAMED, sent=False)
         try:
             if self.address.kind == "embedded" or self.address.sentinels:  # to find where it is may block
-                connection = await asyncio.to_thread(make, FOREVER)
+                redis_connection = await asyncio.to_thread(make, FOREVER)
             else:
-                connection = make(FOREVER)
-            where = getattr(connection, "host", ""), getattr(connection, "port", 0)
+                redis_connection = make(FOREVER)
+            where = getattr(redis_connection, "host", ""), getattr(redis_connection, "port", 0)
             if self.address.kind == "tls":
-                connection.redis_connect_func = _greeted
-            await connection.connect()
+                redis_connection.redis_connect_func = _greeted
+            await redis_connection.connect()
         except Exception as error:  # noqa: BLE001 (also that of a user's credential provider)
-            if connection is not None:
-                await connection.disconnect(nowait=True)
+            if redis_connection is not None:
+                await redis_connection.disconnect(nowait=True)
             raise connection_error(error, self.address) from None
-        wire = Connection(self.loop, self.push_handler, self.address.timeout)
-        writer: Any = connection._writer
-        connection._writer = connection._reader = None  # redis-py's part ends here
-        wire.redis_writer, wire.transport = writer, writer.transport
-        writer.transport.set_protocol(wire)
+        connection = Connection(self.loop, self.push_handler, self.address.timeout)
+        writer: Any = redis_connection._writer
+        redis_connection._writer = redis_connection._reader = None  # redis-py's part ends here
+        connection.redis_writer, connection.transport = writer, writer.transport
+        writer.transport.set_protocol(connection)
         try:
-            greeting = [wire.send(pack(command)) for command in handshake_commands(self.address)]
-            wire.stamp = complete_handshake([await reply for reply in greeting], self.address, self.memory)
-            wire.host_port = where
-            wire.trust(asked)
+            greeting = [connection.send(pack(command)) for command in handshake_commands(self.address)]
+            connection.stamp = complete_handshake([await reply for reply in greeting], self.address, self.history)
+            connection.host_port = where
+            connection.trust(asked)
         except BaseException:
-            wire.fail(Disconnected("refused", sent=False))
+            connection.fail(Disconnected("refused", sent=False))
             raise
-        return wire
+        return connection
 
     def subscription_of(self, key: str) -> tuple[str, str]:  # noqa: ARG002 (see Port)
         """See Port."""
@@ -626,16 +697,16 @@ class AsyncioPort:
         """See Port."""
         return ONLY_ROUTE
 
-    def _subscribe(self, wire: Connection, channel: str) -> None:
+    def _subscribe(self, connection: Connection, channel: str) -> None:
         def answered(reply: asyncio.Future[Any]) -> None:
             if not reply.exception():
                 try:
                     check_subscribe_reply(reply.result(), channel, self._wanted)
                 except Disconnected as again:
-                    wire.fail(again)
+                    connection.fail(again)
 
         for packed in subscribe_commands(channel):
-            wire.send(packed).add_done_callback(answered)
+            connection.send(packed).add_done_callback(answered)
 
     def ensure_subscribed(self, key: str) -> None:  # noqa: ARG002 (see Port)
         """See Port."""
@@ -660,11 +731,11 @@ class AsyncioPort:
         """A lost connection is made again at once, so that no push is missed for long."""
         pause = 0.0
         while self._wanted and not self._closed:
-            started = self.now()
+            started = now()
             try:
-                wire = await self._checkout(FOREVER)
-                await asyncio.shield(wire.ended)
-                pause = 0.0 if self.now() - started > STEADY_AFTER else min(1.0, pause * 2 or 0.02)
+                connection = await self._checkout(FOREVER)
+                await asyncio.shield(connection.ended)
+                pause = 0.0 if now() - started > STEADY_AFTER else min(1.0, pause * 2 or 0.02)
             except Disconnected:
                 pause = min(1.0, pause * 2 or 0.02)
             except Exception as error:  # noqa: BLE001 (the next call tells the user)
@@ -672,54 +743,20 @@ class AsyncioPort:
                 log.warning("interlock: waiters are not woken by push, since %s", error)
             await asyncio.sleep(pause)
 
-    # Waiting and background work
-
-    async def wait(self, signal: AutoResetEvent, until: float) -> bool:
-        """See Port."""
-        return await signal.wait(self.loop, until - now() if until != FOREVER else FOREVER)
-
-    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, over: Callable[[], None]) -> None:
-        """See Port."""
-        self._task(work(), name).add_done_callback(lambda _: over())
-
-    def run_callback(self, callback: Callable[[Any], object], subject: Any) -> None:
-        """See Port."""
-
-        async def told() -> None:
-            try:
-                result = callback(subject)
-                if asyncio.iscoroutine(result):
-                    await result
-            except Exception:  # noqa: BLE001 (logged)
-                log.exception("interlock: the callback %r failed", callback)
-
-        self._task(told(), "interlock-tell")
-
     def _task(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        task = self.loop.create_task(work, name=name)
-        task._log_destroy_pending = False  # type: ignore[attr-defined]  # a loop may end without close()
+        """A task in the background, which ends with this connection."""
+        task = self.runtime.task(work, name)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._tasks.discard)
         return task
-
-    def _done(self, task: asyncio.Future[Any]) -> None:
-        self._tasks.discard(task)
-        if task.cancelled():
-            return
-        error = task.exception()
-        if error is not None and not isinstance(error, Disconnected | LockError):  # those were told to who connects
-            log.error("interlock: a task of ours has failed", exc_info=error)
 
     async def close(self) -> None:
         """End the connection and the tasks."""
         self._closed = True
-        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _cancel(self._tasks)
         open_ = [*self._spares, *([self._connection] if self._connection is not None else [])]
-        for wire in open_:
-            wire.fail(Disconnected("closed", sent=False))
+        for connection in open_:
+            connection.fail(Disconnected("closed", sent=False))
         if open_:
             await asyncio.sleep(0)  # the transport says goodbye in the next turn
 

@@ -98,7 +98,7 @@ class Connection:
         "unanswered_channels",
     )
 
-    def __init__(self, address: Address, memory: ServerHistory, until: float) -> None:
+    def __init__(self, address: Address, history: ServerHistory, until: float) -> None:
         within = max(0.001, until - now())
         self.redis_connection: Any = None  # it would close the socket when collected
         try:
@@ -120,7 +120,7 @@ class Connection:
         try:
             greeting = handshake_commands(address)
             self.send(b"".join(map(pack, greeting)), until)
-            self.stamp = complete_handshake([self.receive(until) for _ in greeting], address, memory)
+            self.stamp = complete_handshake([self.receive(until) for _ in greeting], address, history)
         except BaseException:
             self.close()
             raise
@@ -196,6 +196,68 @@ class SentBatch(NamedTuple):
     stamps: list[str]
 
 
+class ThreadRuntime:
+    """See Runtime: raw locks to wait for, and daemon threads."""
+
+    def __init__(self) -> None:
+        self.now = now
+        self.event = AutoResetEvent
+        self.reset_after_fork()
+
+    def reset_after_fork(self) -> None:
+        """See Runtime. The threads of the parent do not exist here."""
+        self.mutex = threading.RLock()  # a signal handler may come in while its own thread is inside
+        self._threads: list[threading.Thread] = []
+
+    async def wait(self, event: AutoResetEvent, until: float) -> bool:
+        """See Runtime."""
+        while until != FOREVER:
+            left = until - now()
+            if event.wait(min(left, MAX_WAIT)):
+                return True
+            if left <= MAX_WAIT:
+                return False
+        return event.wait(FOREVER)
+
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, over: Callable[[], None]) -> None:
+        """See Runtime."""
+
+        def whole() -> None:
+            try:
+                run(work())
+            finally:
+                over()
+
+        self.start_thread(whole, name)
+
+    def run_callback(self, callback: Callable[[Any], object], subject: Any) -> None:
+        """See Runtime."""
+
+        def run_and_log() -> None:
+            try:
+                callback(subject)
+            except Exception:  # noqa: BLE001 (logged)
+                log.exception("interlock: the callback %r failed", callback)
+
+        threading.Thread(target=run_and_log, name="interlock-tell", daemon=True).start()
+
+    def start_thread(self, work: Callable[[], None], name: str) -> None:
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        thread.start()
+        with self.mutex:
+            self._threads = [*(each for each in self._threads if each.is_alive()), thread]
+
+    async def run_blocking(self, work: Callable[[], T]) -> T:
+        """See Runtime."""
+        return work()
+
+    async def close(self) -> None:
+        """See Runtime."""
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(1.0)
+
+
 class ThreadPort:
     """Connections to one server, for any number of threads."""
 
@@ -203,22 +265,20 @@ class ThreadPort:
     majority = 1
     drift = DRIFT
 
-    def __init__(self, address: Address, memory: ServerHistory) -> None:
+    def __init__(self, address: Address, history: ServerHistory, runtime: ThreadRuntime) -> None:
         self.address = address
-        self.memory = memory
+        self.history = history
+        self.runtime = runtime
         self.display_url = address.display_url
         self.retry_for = address.retry_for
+        self._can_fail_over = address.can_fail_over
         self.primacy = Primacy(address)
         self.push_handler: PushHandler
-        self.now = now
-        self.event = AutoResetEvent
         self._start()
 
     def _start(self) -> None:
-        self.mutex = threading.RLock()  # a signal handler may come in while its own thread is inside
         self._idle: deque[Connection] = deque()
-        self._proofs = Proofs(self, self.memory, self._lossless)
-        self._threads: list[threading.Thread] = []
+        self._proofs = Proofs(self.runtime, self.history, self._lossless)
         self._closed = False
         self.send_script_text = (
             False  # the next message goes with the text of its script, for the server did not know one
@@ -243,16 +303,16 @@ class ThreadPort:
         slot: int | None = None,
     ) -> Any:
         """See Port. `slot`, if this is a node of a cluster: what its epoch is depends on it."""
-        wire = self._checkout(until)
+        connection = self._checkout(until)
         try:
-            epoch = wire.stamp.text if slot is None else wire.stamp.text_for(slot)
-            reply = wire.exchange(evalsha(script, keys, args, epoch), until)
+            stamp = connection.stamp.text if slot is None else connection.stamp.text_for(slot)
+            reply = connection.exchange(evalsha(script, keys, args, stamp), until)
             if type(reply) is ReplyError and is_noscript(reply):
-                reply = wire.exchange(eval_text(script, keys, args, epoch), until)
+                reply = connection.exchange(eval_text(script, keys, args, stamp), until)
         except BaseException as error:
-            self._discard(wire, error)
+            self._discard(connection, error)
             raise
-        self._checkin(wire)
+        self._checkin(connection)
         if type(reply) is ReplyError and is_readonly(reply):
             self._drop_all()
         return raise_if_error(reply)
@@ -268,41 +328,41 @@ class ThreadPort:
         slot: int | None = None,
     ) -> tuple[Any, int, Any]:
         """See Port."""
-        wire = self._checkout(until)
+        connection = self._checkout(until)
         try:
-            epoch = wire.stamp.text if slot is None else wire.stamp.text_for(slot)
-            reply = wire.exchange(evalsha(script, keys, args, epoch), until)
+            stamp = connection.stamp.text if slot is None else connection.stamp.text_for(slot)
+            reply = connection.exchange(evalsha(script, keys, args, stamp), until)
             if is_noscript(reply):
-                reply = wire.exchange(eval_text(script, keys, args, epoch), until)
+                reply = connection.exchange(eval_text(script, keys, args, stamp), until)
             known, got = 0, None
             if type(reply) is list and reply[0] == GRANTED:
-                known = self.memory.count_replicas(wire.exchange(REPLICATION, until))
-                got = wire.exchange(pack(acks.command(known, patience)), until)
+                known = self.history.count_replicas(connection.exchange(REPLICATION, until))
+                got = connection.exchange(pack(acks.command(known, patience)), until)
         except BaseException as error:
-            self._discard(wire, error)
+            self._discard(connection, error)
             raise
-        self._checkin(wire)
+        self._checkin(connection)
         if is_readonly(reply):
             self._drop_all()
         return raise_if_error(reply), known, raise_if_error(got)
 
     async def call_asking(self, message: Message, until: float, slot: int) -> Any:
         """A call about a slot that is on its way here, after a redirection by ASK."""
-        wire = self._checkout(until)
+        connection = self._checkout(until)
         try:
             reply: Any = None
             for packed in (evalsha, eval_text):
-                wire.send(ASKING + packed(*message, wire.stamp.text_for(slot)), until)
-                asking = wire.receive(until)
-                reply = wire.receive(until)
+                connection.send(ASKING + packed(*message, connection.stamp.text_for(slot)), until)
+                asking = connection.receive(until)
+                reply = connection.receive(until)
                 if type(asking) is ReplyError:  # without that right it only sends us back
                     reply = asking
                 if not is_noscript(reply):
                     break
         except BaseException as error:
-            self._discard(wire, error)
+            self._discard(connection, error)
             raise
-        self._checkin(wire)
+        self._checkin(connection)
         return raise_if_error(reply)
 
     async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
@@ -312,40 +372,44 @@ class ThreadPort:
     async def send_batch(self, messages: Sequence[Message], until: float, slots: Sequence[int] = ()) -> SentBatch:
         """The first half of `calls`: send, and wait for nothing."""
         try:
-            wire = self._checkout(until)
+            connection = self._checkout(until)
         except Exception as error:  # noqa: BLE001 (one of many: see Port)
             return SentBatch(messages, until, None, error, [])
         try:
-            epochs = [wire.stamp.text_for(slot) for slot in slots] if slots else [wire.stamp.text] * len(messages)
+            stamps = (
+                [connection.stamp.text_for(slot) for slot in slots]
+                if slots
+                else [connection.stamp.text] * len(messages)
+            )
             said, self.send_script_text = eval_text if self.send_script_text else evalsha, False
-            wire.send(b"".join(said(*each, epoch) for each, epoch in zip(messages, epochs, strict=True)), until)
+            connection.send(b"".join(said(*each, stamp) for each, stamp in zip(messages, stamps, strict=True)), until)
         except Disconnected as error:
-            self._discard(wire, error)
+            self._discard(connection, error)
             return SentBatch(messages, until, None, error, [])
         except BaseException as error:
-            self._discard(wire, error)
+            self._discard(connection, error)
             raise
-        return SentBatch(messages, until, wire, None, epochs)
+        return SentBatch(messages, until, connection, None, stamps)
 
     async def read_batch(self, sent: SentBatch, *, late: bool = False) -> list[Any]:
         """The second half: the replies. If it is late by now, a script that was unknown is not sent after all."""
-        wire, until, messages = sent.connection, sent.until, sent.messages
-        if wire is None:
+        connection, until, messages = sent.connection, sent.until, sent.messages
+        if connection is None:
             return [sent.error] * len(messages)
         try:
-            replies = [wire.receive(until) for _ in messages]
+            replies = [connection.receive(until) for _ in messages]
             for i, message in enumerate(messages):
                 if is_noscript(replies[i]):
                     self.send_script_text |= late
                     if not late:
-                        replies[i] = wire.exchange(eval_text(*message, sent.stamps[i]), until)
+                        replies[i] = connection.exchange(eval_text(*message, sent.stamps[i]), until)
         except Disconnected as error:
-            self._discard(wire, error)
+            self._discard(connection, error)
             return [error] * len(messages)
         except BaseException as error:
-            self._discard(wire, error)
+            self._discard(connection, error)
             raise
-        self._checkin(wire)
+        self._checkin(connection)
         if any(map(is_readonly, replies)):
             self._drop_all()
         return [ServerError(str(r)) if type(r) is ReplyError else r for r in replies]
@@ -362,13 +426,13 @@ class ThreadPort:
 
     async def ping(self, until: float) -> None:
         """Connect if need be, and see that it answers. Raises what keeps it from that."""
-        wire = self._checkout(until)
+        connection = self._checkout(until)
         try:
-            wire.exchange(PING, until)
+            connection.exchange(PING, until)
         except BaseException as error:
-            self._discard(wire, error)
+            self._discard(connection, error)
             raise
-        self._checkin(wire)
+        self._checkin(connection)
 
     @staticmethod
     async def wait_any(sents: Sequence[SentBatch], number: int, until: float) -> list[int]:
@@ -395,73 +459,69 @@ class ThreadPort:
         """See Port."""
         return self._proofs.old_primary(slot)
 
-    async def _lossless(self, evidence: str, epoch: IdentityStamp, left: float) -> float | None:
-        return await self.run_blocking(partial(least_lossless_ttl, self.address, evidence, epoch, left))
+    async def _lossless(self, evidence: str, stamp: IdentityStamp, left: float) -> float | None:
+        return await self.runtime.run_blocking(partial(least_lossless_ttl, self.address, evidence, stamp, left))
 
     async def current_identity(self, until: float) -> IdentityStamp:
         """Under which epoch it is reached now. Raises Disconnected."""
-        wire = self._checkout(until)
-        self._checkin(wire)
-        return wire.stamp
-
-    async def run_blocking(self, work: Callable[[], T]) -> T:
-        """Do what blocks."""
-        return work()
+        connection = self._checkout(until)
+        self._checkin(connection)
+        return connection.stamp
 
     def _checkout(self, until: float) -> Connection:
         try:
-            wire = self._idle.pop()
+            connection = self._idle.pop()
         except IndexError:
             return self._open(until)
-        wire.fresh = False
-        if self.address.can_fail_over:
-            now = self.now()
-            if now - wire.answered_since > TRUSTED_FOR and not self._is_still_primary(wire, until):
+        connection.fresh = False
+        if self._can_fail_over:
+            asked = now()
+            if asked - connection.answered_since > TRUSTED_FOR and not self._is_still_primary(connection, until):
                 self._drop_all()
                 return self._open(until)
-            wire.answered_since = now
-        return wire
+            connection.answered_since = asked
+        return connection
 
-    def _is_still_primary(self, wire: Connection, until: float) -> bool:
+    def _is_still_primary(self, connection: Connection, until: float) -> bool:
         """Whether it leads to the primary to which it led, with what that had: by the word of others, and its own."""
         try:
-            same = self.primacy.is_confirmed(wire.host_port, until)
+            same = self.primacy.is_confirmed(connection.host_port, until)
         except (Disconnected, LockError):  # nobody knows: the connection is what it was
-            self._checkin(wire)
+            self._checkin(connection)
             raise
         except BaseException:
-            wire.close()
+            connection.close()
             raise
         try:
-            same = same and is_same_primary(wire.exchange(REPLICATION, until), wire.stamp)
+            same = same and is_same_primary(connection.exchange(REPLICATION, until), connection.stamp)
         except Disconnected:
             same = False
         except BaseException:
-            wire.close()
+            connection.close()
             raise
         if not same:
-            wire.close()
+            connection.close()
         return same
 
     def _open(self, until: float) -> Connection:
-        asked = self.now()
+        asked = now()
         if self.address.clustered and not self.primacy.is_confirmed(("", 0), until):
             raise Disconnected(NOT_NAMED, sent=False)
-        wire = Connection(self.address, self.memory, until)
-        wire.answered_since = asked
-        if wire.stamp.identity != self._identity:
+        connection = Connection(self.address, self.history, until)
+        connection.answered_since = asked
+        if connection.stamp.identity != self._identity:
             if self._identity:
                 self._drop_all()  # what is still open leads to another server, or to none
-            self._identity = wire.stamp.identity
-        return wire
+            self._identity = connection.stamp.identity
+        return connection
 
-    def _checkin(self, wire: Connection) -> None:
-        self._idle.append(wire)
+    def _checkin(self, connection: Connection) -> None:
+        self._idle.append(connection)
         if self._closed:
             self._close_idle()
 
-    def _discard(self, wire: Connection, error: BaseException) -> None:
-        wire.close()
+    def _discard(self, connection: Connection, error: BaseException) -> None:
+        connection.close()
         if isinstance(error, Disconnected) and (error.stale or error.timed_out):
             self._close_idle()  # what has been idle for longer may be dead too, and nobody has told
 
@@ -475,44 +535,6 @@ class ThreadPort:
         self._close_idle()
         if self._subscription:
             self._subscription.shut_down()
-
-    async def wait(self, signal: AutoResetEvent, until: float) -> bool:
-        """See Port."""
-        while until != FOREVER:
-            left = until - now()
-            if signal.wait(min(left, MAX_WAIT)):
-                return True
-            if left <= MAX_WAIT:
-                return False
-        return signal.wait(FOREVER)
-
-    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, over: Callable[[], None]) -> None:
-        """See Port."""
-
-        def whole() -> None:
-            try:
-                run(work())
-            finally:
-                over()
-
-        self._thread(whole, name)
-
-    def run_callback(self, callback: Callable[[Any], object], subject: Any) -> None:
-        """See Port."""
-
-        def told() -> None:
-            try:
-                callback(subject)
-            except Exception:  # noqa: BLE001 (logged)
-                log.exception("interlock: the callback %r failed", callback)
-
-        threading.Thread(target=told, name="interlock-tell", daemon=True).start()
-
-    def _thread(self, work: Callable[[], None], name: str) -> None:
-        thread = threading.Thread(target=work, name=name, daemon=True)
-        thread.start()
-        with self.mutex:
-            self._threads = [*(each for each in self._threads if each.is_alive()), thread]
 
     # The subscription
 
@@ -533,97 +555,94 @@ class ThreadPort:
         """Hear this channel, too, from now on."""
         if channel in self._wanted:
             return
-        with self.mutex:
+        with self.runtime.mutex:
             self._wanted[channel] = None
             if not self._listener_started:
                 self._listener_started = True
                 try:
-                    self._thread(self._listen, "interlock-listener")
+                    self.runtime.start_thread(self._listen, "interlock-listener")
                 except BaseException:  # an interrupt: it may have begun, or not
                     self._listener_started = False
                     del self._wanted[channel]
                     raise
                 return
-        if (wire := self._subscription) is not None:
+        if (connection := self._subscription) is not None:
             with contextlib.suppress(Disconnected):  # it is made anew, for all channels
-                self._subscribe(wire, channel)
+                self._subscribe(connection, channel)
 
     def unsubscribe_all(self) -> None:
         """Hear nothing any more: it is no primary. What is idle was connected to one."""
         self._wanted.clear()
         self._drop_all()
 
-    def _subscribe(self, wire: Connection, channel: str) -> None:
+    def _subscribe(self, connection: Connection, channel: str) -> None:
         with self._subscribe_lock:
-            wire.unanswered_channels += (channel, channel)  # SUBSCRIBE and PUBLISH
-            wire.send(b"".join(subscribe_commands(channel)))
+            connection.unanswered_channels += (channel, channel)  # SUBSCRIBE and PUBLISH
+            connection.send(b"".join(subscribe_commands(channel)))
 
     def _listen(self) -> None:
-        with self.mutex:
+        with self.runtime.mutex:
             if self._listener_running:
                 return  # one is enough
             self._listener_running = True
         pause = 0.0
         while not self._closed:
-            with self.mutex:
+            with self.runtime.mutex:
                 if not self._wanted:
                     self._listener_started = self._listener_running = False
                     return
-            started = self.now()
+            started = now()
             try:
-                wire = self._subscription = self._open(FOREVER)
+                connection = self._subscription = self._open(FOREVER)
                 try:
-                    self._serve_subscription(wire)
+                    self._serve_subscription(connection)
                 finally:
                     self.subscribed.clear()  # the server must not take our silence for death
-                    wire.close()
+                    connection.close()
             except Disconnected:  # at once, unless it did not last
-                pause = 0.0 if self.now() - started > STEADY_AFTER else min(1.0, pause * 2 or 0.02)
+                pause = 0.0 if now() - started > STEADY_AFTER else min(1.0, pause * 2 or 0.02)
             except Exception as error:  # noqa: BLE001 (polling goes on without it; the next call tells the user)
                 pause = 1.0
                 log.warning("interlock: waiters are woken by polling only, since %s", error)
             self._reconnect_delay.wait(pause)
 
-    def _serve_subscription(self, wire: Connection) -> None:
-        wire.timeout = PING_AFTER
+    def _serve_subscription(self, connection: Connection) -> None:
+        connection.timeout = PING_AFTER
         for channel in list(self._wanted):
-            self._subscribe(wire, channel)
+            self._subscribe(connection, channel)
         tested = 0
         while not self._closed:
             try:
-                reply = wire.receive()
+                reply = connection.receive()
             except Disconnected as silence:
                 if tested or not silence.timed_out:
                     raise
                 tested = 1
                 with self._subscribe_lock:
-                    wire.unanswered_channels.append("")
-                    wire.send(PING)
+                    connection.unanswered_channels.append("")
+                    connection.send(PING)
                 continue
             tested = 0
             if type(reply) is not Push:
-                if channel := wire.unanswered_channels.popleft():  # not of PING
+                if channel := connection.unanswered_channels.popleft():  # not of PING
                     check_subscribe_reply(reply, channel, self._wanted)
             elif dispatch_push(reply, self.push_handler, self._wanted, self.subscribed):
-                wire.unanswered_channels.popleft()
+                connection.unanswered_channels.popleft()
 
     # Its end
 
-    def close(self) -> None:
-        """End the connections and the threads."""
+    async def close(self) -> None:
+        """End the connections; their threads end by that."""
         self._closed = True
         self._reconnect_delay.set()
         if self._subscription:
             self._subscription.shut_down()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(1.0)
         self._close_idle()
 
     def reset_after_fork(self) -> None:
         """In a child after fork: what was open belongs to the parent."""
-        for wire in [*self._idle, *([self._subscription] if self._subscription else [])]:
-            wire.close()
+        for connection in [*self._idle, *([self._subscription] if self._subscription else [])]:
+            connection.close()
         closed = self._closed
         self._start()
         self._closed = closed

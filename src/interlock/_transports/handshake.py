@@ -30,7 +30,7 @@ def handshake_commands(address: Address) -> list[tuple[str, ...]]:
     ]
 
 
-def complete_handshake(replies: list[Any], address: Address, memory: ServerHistory) -> IdentityStamp:
+def complete_handshake(replies: list[Any], address: Address, history: ServerHistory) -> IdentityStamp:
     """Who the server is, by the replies to the greeting. Raises LockError if it is not what it should be."""
     replies, more = (
         replies[: len(replies) - len(address.isolation_commands)],
@@ -45,14 +45,14 @@ def complete_handshake(replies: list[Any], address: Address, memory: ServerHisto
     for reply in (server, replication, time, *past):
         if type(reply) is ReplyError and is_transient(str(reply)):  # not who it is: that would be no quarantine
             raise Disconnected(str(reply), sent=False)
-    return memory.meet(parse_facts(server, replication, time, *past), address, address.isolation_grace(more))
+    return history.meet(parse_facts(server, replication, time, *past), address, address.isolation_grace(more))
 
 
-def is_same_primary(reply: Any, epoch: IdentityStamp) -> bool:
+def is_same_primary(reply: Any, stamp: IdentityStamp) -> bool:
     """By the reply to `REPLICATION`: whether the server says that it is still the primary that it was."""
-    if not epoch.identity:
+    if not stamp.identity:
         return type(reply) is not bytes or parse_info(reply).get("role") == "master"
     info = parse_info(reply)
-    return info.get("role") == "master" and epoch.identity.endswith(
+    return info.get("role") == "master" and stamp.identity.endswith(
         ":" + info.get("master_replid", "")[:IDENTITY_LENGTH]
     )

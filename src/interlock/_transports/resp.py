@@ -28,14 +28,14 @@ def reader() -> Any:
     return hiredis.Reader(notEnoughData=WAITING)
 
 
-def evalsha(script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], epoch: str) -> bytes:
+def evalsha(script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], stamp: str) -> bytes:
     """A script call, for a server that knows the script."""
-    return pack(("EVALSHA", script.sha, str(len(keys)), *keys, *args, epoch))
+    return pack(("EVALSHA", script.sha, str(len(keys)), *keys, *args, stamp))
 
 
-def eval_text(script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], epoch: str) -> bytes:
+def eval_text(script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], stamp: str) -> bytes:
     """The same for a server that does not (after a restart, a failover, an eviction): it learns it."""
-    return pack(("EVAL", script.source, str(len(keys)), *keys, *args, epoch))
+    return pack(("EVAL", script.source, str(len(keys)), *keys, *args, stamp))
 
 
 def is_noscript(reply: Any) -> bool:

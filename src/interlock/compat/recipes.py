@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from interlock._protocol.types import Resource
-    from interlock.threads import Interlock, Lease, Lockable
+    from interlock.threads import Interlock, Lock, Semaphore
 
 __all__ = [
     "Cache", "Client", "GoZeroLock", "RedisLock", "acquire_fair_semaphore", "acquire_semaphore",
@@ -233,7 +233,7 @@ refresh_fair_semaphore = refresh_semaphore
 # From a lease to a value, and back
 
 
-def _acquire_and_detach(lockable: Lockable[Any, Lease], wait: float | None) -> str | None:
+def _acquire_and_detach(lockable: Lock | Semaphore, wait: float | None) -> str | None:
     """Acquire, detach the lease from this process, and return its token; None if the wait was over first."""
     while True:
         try:

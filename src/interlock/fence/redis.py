@@ -23,7 +23,7 @@ from . import Fenced, fence_of, stale_fence_error
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
-    from interlock._lease import Reply
+    from interlock._api.lease import Reply
 
 __all__ = ["AsyncClient", "Client", "Incomplete", "aexecute", "execute"]
 

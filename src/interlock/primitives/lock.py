@@ -104,7 +104,7 @@ class LockInspect(NamedTuple):
 
 
 @dataclass(frozen=True)
-class State:
+class LockState:
     """What the server says of a lock, at one moment."""
 
     name: str
@@ -130,18 +130,18 @@ class State:
         return self.holder is not None
 
 
-def parse_state(name: str, reply: Raw) -> State:
+def parse_state(name: str, reply: Raw) -> LockState:
     """The reply of `inspect`, for people."""
     return state_of(name, LockInspect.parse(reply))
 
 
-def state_of(name: str, seen: LockInspect) -> State:
+def state_of(name: str, seen: LockInspect) -> LockState:
     """The same, from a reply that is parsed already."""
     holder = seen.value.decode(errors="replace")
     fields = seen.record.decode(errors="replace").split(" ", 8)
     quarantined = holder.startswith(QUARANTINE.decode())
     known = fields[0] == RECORD_VERSION and len(fields) > 7 and fields[1] in RECORD_KINDS
-    return State(
+    return LockState(
         name=name,
         holder=None if quarantined else holder.removeprefix("!") or None,
         fence=(int(fields[2]) or None) if known else None,

@@ -144,7 +144,7 @@ class Holder:
 
 
 @dataclass(frozen=True)
-class PermitState:
+class SemaphoreState:
     """What the server says of a semaphore or a read-write lock, at one moment."""
 
     name: str
@@ -170,12 +170,12 @@ class PermitState:
         return bool(self.holders)
 
 
-def parse_state(name: str, reply: Raw) -> PermitState:
+def parse_state(name: str, reply: Raw) -> SemaphoreState:
     """The reply of `inspect`, for people."""
     record, used, holding, waiting, holders, waiters, quarantine_ms, _ = PermitInspect.parse(reply)
     fields = record.decode(errors="replace").split(" ")
     known = fields[0] == RECORD_VERSION and len(fields) > 6 and fields[1] in KINDS and fields[6].isdigit()
-    return PermitState(
+    return SemaphoreState(
         name=name,
         limit=(int(fields[6]) or None) if known else None,
         used=used,

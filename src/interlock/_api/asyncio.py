@@ -1,0 +1,130 @@
+"""What only asyncio has: an Interlock with a session for each loop, `async with`, and a task as the caller."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
+
+from interlock._client.session import Session
+from interlock._protocol.names import token_part
+from interlock._servers.open import open_port
+from interlock._transports.asyncio import AsyncioPort, AsyncioRuntime
+from interlock._transports.blocking import ThreadPort, ThreadRuntime
+
+from .blocking import awaitable
+from .interlock import InterlockCore, MemberT, MultiLeaseT
+from .lock import LockableCore
+from .named import StateT
+from .options import LeaseT
+from .section import Exit, Section, loaded
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+    from types import TracebackType
+
+    from interlock._client.grant import Attempt
+    from interlock._protocol.types import Port
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class InterlockForAsyncio(InterlockCore[LeaseT, MultiLeaseT, MemberT]):  # a session for each loop that uses it
+    _for_asyncio = True
+
+    def _start(self) -> None:
+        self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Session] = weakref.WeakKeyDictionary()
+        self._guard = threading.Lock()
+        self._latest: tuple[asyncio.AbstractEventLoop | None, Session | None] = (None, None)
+
+    @property
+    def _session(self) -> Session:
+        loop = asyncio.get_running_loop()
+        latest, session = self._latest
+        if latest is loop and session is not None and not session.core.closed:
+            return session
+        session = self._sessions.get(loop)
+        if session is None or session.core.closed:
+            self._check_not_closed()
+            left = self._prune()
+            port = open_port(self._address, AsyncioPort, AsyncioRuntime(), self._memories)
+            session = port.push_handler = Session(port, self.label, _task, self.max_ttl, self._farewell, self.try_for)
+            with self._guard:
+                self._sessions[loop] = session
+            for attempt in left:
+                session.undo.add(attempt)
+        self._latest = (loop, session)
+        return session
+
+    def _farewell(self) -> Port:
+        """A port that needs no loop, for the exit of the process."""
+        port: Port = open_port(self._address, ThreadPort, ThreadRuntime(), self._memories)
+        return port
+
+    def _prune(self) -> list[Attempt]:
+        """Forget the loops that are closed. Returns what they left to be taken back; what they hold ends at exit."""
+        left: list[Attempt] = []
+        with self._guard:  # loops of several threads
+            for loop, session in list(self._sessions.items()):
+                if loop.is_closed():
+                    del self._sessions[loop]
+                    left += session.abandon()
+        return left
+
+    def _last_session(self) -> Session | None:
+        return self._sessions.pop(asyncio.get_running_loop(), None)
+
+    @staticmethod
+    def _current_owner() -> asyncio.Task[object] | None:
+        return asyncio.current_task()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._close()
+
+
+def _task() -> str:
+    task = asyncio.current_task()
+    return token_part(task.get_name()) if task else "-"
+
+
+class SectionForAsyncio(Section):
+    """The `__aexit__` of one `async with`."""
+
+    __slots__ = ()
+    __call__ = Section.leave
+
+
+class Lockable(LockableCore[StateT, LeaseT]):
+    """Something that can be held: an `async with` holds it, a decorated function runs under it."""
+
+    __slots__ = ()
+    inspect = awaitable(LockableCore[StateT, LeaseT]._inspect)
+    revoke = awaitable(LockableCore[StateT, LeaseT]._revoke)
+
+    def __aenter__(self) -> Coroutine[object, object, LeaseT]:
+        return self._enter_as_task(loaded(self, SectionForAsyncio))
+
+    async def _enter_as_task(self, section: Section) -> LeaseT:
+        try:
+            if (task := asyncio.current_task()) is not None:
+                section.who = weakref.ref(task)
+            lease: LeaseT = await self._enter(section)
+        except BaseException:
+            section.give_up()
+            raise
+        return lease
+
+    if TYPE_CHECKING:
+
+        async def __aexit__(
+            self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        ) -> None: ...
+        def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[object, object, R]]: ...
+
+    else:
+        __aexit__ = Exit(SectionForAsyncio)

@@ -1,0 +1,149 @@
+"""One public method, two faces: what each face makes of the method that stands once in a core class.
+
+Theory. A core class holds signature, docstring and body of a public method as `async def _method`. A face assigns it:
+`method = blocking(Core._method)` for threads, `method = awaitable(Core._method)` for asyncio. The port for threads
+suspends no coroutine, so `blocking` needs no event loop. What a call only makes, and does not wait for, a core
+describes by the arguments of a constructor, and a face by `making(Class, Core._method)`.
+
+`Face` gives each method the name, the qualified name, the module and the types under which a user knows it, in place
+of those of the core: in help(), in the documentation of an editor, in a traceback.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast, get_args, get_origin
+
+from interlock._protocol.run import run
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
+T = TypeVar("T")
+F = TypeVar("F", bound="Callable[..., Any]")
+_TYPE = re.compile(r"\b[A-Z]\w*T\b")  # a type variable of the cores, in an annotation
+
+
+def blocking(method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[S, P], R]:
+    """The method for threads: the calling thread runs the coroutine to its end."""
+
+    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        coroutine = method(self, *args, **kwargs)
+        try:  # as run() does, which would be one call more for each call of a user
+            coroutine.send(None)
+        except StopIteration as finished:
+            return finished.value  # type: ignore[no-any-return]
+        except RuntimeError as error:
+            raise_stop_iteration(error)
+            raise
+        coroutine.close()
+        raise RuntimeError("a coroutine over the threads' port was suspended")
+
+    # A function that a user gives returns its value itself; for asyncio, it is awaited.
+    return _as(method, call, "Awaitable[R]", "R")
+
+
+def raise_stop_iteration(error: RuntimeError) -> None:
+    """Raise the StopIteration of a user's function, which is what made this error of it: a coroutine can't raise it."""
+    if isinstance(error.__cause__, StopIteration):
+        raise error.__cause__ from None
+
+
+def iterating(method: Callable[Concatenate[S, P], AsyncIterator[R]]) -> Callable[Concatenate[S, P], Iterator[R]]:
+    """The generator for threads: the calling thread runs each step of the asynchronous one to its end."""
+
+    def iterate(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
+        steps: Any = method(self, *args, **kwargs)
+        try:
+            while True:
+                try:
+                    step: R = run(steps.__anext__())
+                except StopAsyncIteration:
+                    return
+                yield step
+        finally:
+            run(steps.aclose())
+
+    return _as(method, iterate, "AsyncIterator", "Iterator")
+
+
+def awaitable(method: F) -> F:
+    """The method for asyncio: a copy, which can have names of its own and adds no call."""
+    core = cast("FunctionType", method)
+    copy = FunctionType(core.__code__, core.__globals__, core.__name__, core.__defaults__, core.__closure__)
+    copy.__kwdefaults__ = core.__kwdefaults__
+    return cast("F", _as(method, copy))
+
+
+def making(
+    kind: Callable[..., T], method: Callable[Concatenate[S, P], tuple[Any, ...]]
+) -> Callable[Concatenate[S, P], T]:
+    """The method that makes a `kind` of the arguments which `method` returns."""
+
+    def make(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return kind(*method(self, *args, **kwargs))
+
+    return _as(method, make, "tuple[Any, ...]", cast("type", kind).__name__)
+
+
+def _as(method: Callable[..., Any], made: F, type_there: str = "", type_here: str = "") -> F:
+    """`made` of this method, until `Face` knows its name: here a type of its annotations is another one."""
+    functools.update_wrapper(made, method)
+    made.__annotations__ = {
+        name: text.replace(type_there, type_here) for name, text in inspect.get_annotations(method).items()
+    }
+    vars(made)["core"] = vars(made).pop("__wrapped__")  # help() would show it
+    return made
+
+
+class Face:
+    """The base of what users see: gives each class the methods, names and types under which its users know it."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.__doc__ = cls.__doc__ or next(base.__doc__ for base in cls.__mro__[1:] if base.__doc__)
+        types, seen = _types(cls), set[str]()
+        for base in cls.__mro__[: -1 if types else 1]:
+            for name, member in list(vars(base).items()):
+                if name in seen or not isinstance(member, FunctionType):
+                    pass
+                elif base is cls:
+                    if "core" in vars(member):
+                        _publish(cls, name, member, types)
+                elif types.keys() & _TYPE.findall(str(member.__annotations__)) and not re.match("_[^_]", name):
+                    setattr(cls, name, copy := awaitable(member))  # inherited, and generic there
+                    _publish(cls, name, copy, types)
+                seen.add(name)
+
+
+def _publish(cls: type, name: str, member: FunctionType, types: Mapping[str, str]) -> None:
+    signature = inspect.signature(vars(member).pop("core"))
+    member.__name__, member.__qualname__, member.__module__ = name, f"{cls.__qualname__}.{name}", cls.__module__
+    shown = member.__annotations__ = {
+        each: _TYPE.sub(lambda found: types.get(found[0], found[0]), text)
+        for each, text in member.__annotations__.items()
+    }
+    parameters = [each.replace(annotation=shown.get(each.name, each.empty)) for each in signature.parameters.values()]
+    signature = signature.replace(parameters=parameters, return_annotation=shown["return"])
+    member.__signature__ = signature  # type: ignore[attr-defined]
+
+
+def _types(cls: type) -> dict[str, str]:
+    """What the type variables of its bases stand for in this class, as users read it."""
+    types: dict[str, str] = {}
+    for base in cls.__mro__:
+        for alias in vars(base).get("__orig_bases__", ()):
+            parameters = getattr(get_origin(alias), "__parameters__", ())
+            for parameter, argument in zip(parameters, get_args(alias), strict=False):
+                if not isinstance(argument, TypeVar):
+                    text = argument.__qualname__ if isinstance(argument, type) else str(argument)
+                    types.setdefault(parameter.__name__, re.sub(r"[\w.]+\.(\w+)", r"\1", text))
+    return types

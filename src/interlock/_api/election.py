@@ -1,0 +1,155 @@
+"""An election: one of many processes leads, and the others wait to follow it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from interlock._client.election import Watch
+from interlock._client.election import leader as leader_of
+from interlock._client.grant import Grant
+from interlock._protocol.log import log
+from interlock._protocol.types import Stopped
+from interlock.errors import AcquireTimeout, ConfigError, LeaseLost, Unavailable
+
+from .lease import EventT, LeaseCore
+from .lock import LockCore
+from .options import UNSET, LeaseT, Unset
+from .section import Section
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from interlock._protocol.types import Resource
+    from interlock.primitives.election import Leader
+
+    from .options import AcquireOptions
+
+R = TypeVar("R")
+OUTAGE_PAUSE: Final = 0.5  # seconds after which a campaign that the server did not answer begins anew
+
+
+class LeadershipCore(LeaseCore[EventT]):
+    """The leader's lease."""
+
+    __slots__ = ()
+
+    @property
+    def term(self) -> int:
+        """Which reign it is: a number that only grows; the fence."""
+        return self.fence
+
+    async def _resign(self) -> bool:
+        """Stop leading; the next leader is elected at once. Returns whether this one still led. Raises Unavailable."""
+        return await self._release()
+
+
+class ElectionCore(LockCore[LeaseT], Generic[LeaseT, EventT]):
+    """One of many leads; see Interlock.election. `acquire` and `campaign` are the same, and a `with` leads."""
+
+    __slots__ = ("_won",)
+    _stop_scope: Callable[[EventT | None], AbstractAsyncContextManager[object, bool | None]]
+    """Cancels its body when the event is set, if this mode can."""
+
+    def __init__(self, interlock: Any, resource: Resource, options: AcquireOptions) -> None:
+        super().__init__(interlock, resource, options)
+        self._won: weakref.ref[Any] | None = None  # the last of its leases
+
+    async def _campaign(self, timeout: float | Unset | None = UNSET) -> LeaseT:
+        """Wait until this process leads. Returns the leader's lease, with its term.
+
+        `timeout` is in seconds: None waits for ever, 0 does not wait; by default it is that of the election. Raises
+        AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind.
+        """
+        return await self._acquire(timeout)
+
+    async def _resign(self) -> bool:
+        """Stop leading, if this object won the election. Returns whether it still led. Raises Unavailable."""
+        lease = self._won() if self._won else None
+        return lease is not None and await lease._release()
+
+    async def _leader(self) -> Leader | None:
+        """Return who leads now, or None if nobody does: old when you read it. Raises Unavailable or ConfigError."""
+        return await leader_of(self._session.core, self._primitive)
+
+    async def _observe(self) -> AsyncIterator[Leader | None]:
+        """Yield who leads now, and then each change when it happens: None while nobody leads. Ends with the Interlock.
+
+        Of changes that follow each other quickly, only the last one may be seen. Raises Unavailable or ConfigError.
+        """
+        watch = Watch(self._session.core, self._primitive)
+        try:
+            while not watch.core.closed:
+                yield await watch.change()
+        except ConfigError:
+            if not watch.core.closed:
+                raise
+        finally:
+            watch.close()
+
+    async def _run(self, work: Callable[[LeaseT], Awaitable[R]], *, stop: EventT | None = None) -> R | None:
+        """Lead, and call `work(lease)` as the leader; then resign, and return what `work` returned.
+
+        If the lease is lost meanwhile, this campaigns again, and so through every outage of the server. It returns None
+        once `stop` is set, this object or its lease resigns, or the Interlock is closed. In asyncio `work` is awaited,
+        and cancelled by each of these and by a loss; a `work` that `stop` cancels leads until it has ended. In threads
+        nothing interrupts `work`, which leads until it returns: it must look at `stop`, and at `lease.ended` or
+        `lease.ensure()`; its result counts if the lease was not lost. Raises what `work` raises, and ConfigError.
+        """
+        self._interlock._check_not_closed()
+        if stop is not None and stop.is_set():
+            return None
+        polled = stop.is_set if stop is not None and not self._interlock._for_asyncio else None
+        lease: Any = None
+        async with self._stop_scope(stop):
+            while True:
+                try:
+                    async with Section(self) as section:
+                        lease = await self._elect(section, polled)
+                        if lease is None:
+                            return None
+                        lease._begin(until_any_end=True)
+                        result: R = await self._call(work, lease)
+                        return result
+                except LeaseLost as error:
+                    if not self._campaigns_again(lease, error):
+                        return None
+        return None
+
+    @staticmethod
+    def _campaigns_again(lease: Any, error: LeaseLost) -> bool:
+        """Whether run() goes on after this ended a term: not if the lease was given back. Raises another's error."""
+        if error.token != lease.token:
+            raise error
+        # Not the state tells: it is RELEASED also for a lease whose release found out that it had been lost.
+        return str(error) != str(lease._grant.error(Grant.RELEASED))
+
+    async def _elect(self, section: Section, should_stop: Callable[[], bool] | None) -> Any:
+        """The lease of the next term, which this section owns, waited for through every outage; None if run() ends."""
+        warned = False
+        while not self._interlock._closed:
+            session = self._session
+            try:
+                lease = section.lease = await self._request(self._primitive, None, should_stop=should_stop)
+            except Stopped:
+                break
+            except LeaseLost:  # it was revoked in the moment in which it was handed over
+                continue
+            except (Unavailable, AcquireTimeout) as error:
+                if not warned:
+                    log.warning("%s The campaign goes on", error)
+                    warned = True
+                await session.runtime.wait(session.runtime.event(), session.runtime.now() + OUTAGE_PAUSE)
+            except ConfigError:
+                if not session.core.closed:
+                    raise
+            else:
+                lease._in_with = True
+                return lease
+        return None
+
+    def _lease_of(self, grant: Grant) -> Any:
+        lease = super()._lease_of(grant)
+        self._won = weakref.ref(lease)
+        return lease

@@ -1,0 +1,322 @@
+"""The Interlock: where the locks are, and what makes them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, ParamSpec, Self, TypeVar, Unpack
+
+from interlock._client.reentrancy import HeldByCaller
+from interlock._connect.address import Quorum
+from interlock._connect.target import address, quorum
+from interlock._protocol.acks import checked_acks
+from interlock._protocol.names import MIN_TTL, checked_name, duration, tagged
+from interlock._protocol.timing import TRY_FOR
+from interlock._quarantine.histories import Histories
+from interlock.errors import AcquireTimeout, ConfigError
+from interlock.primitives import barrier, election, latch, lock, once, permits
+from interlock.primitives.once import Skipped
+
+from .blocking import Face
+from .multi import checked_members
+from .options import DEFAULT_TTL, AcquireOptions, LeaseT, OptionsOf
+from .section import Section
+from .synchronized import Template, busy_skips, decorated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from interlock._client.session import Session
+
+MultiLeaseT = TypeVar("MultiLeaseT")
+MemberT = TypeVar("MemberT")
+P = ParamSpec("P")
+R = TypeVar("R")
+MIN_TRY_FOR: Final = 0.01  # seconds: less than a round trip is no try
+MAX_TRY_FOR: Final = 3600.0  # seconds
+MONTH: Final = 30 * 86_400.0  # seconds
+ON_A_QUORUM: Final = ("lock", "rlock", "multi", "election", "once")  # what servers that share nothing can agree on
+
+
+class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
+    """Locks on one server.
+
+    `target` is a URL (`redis://`, `rediss://`, `valkey://`, `valkeys://`, `unix://`, `embedded://`), a client of
+    redis-py or valkey-py (asyncio: of redis.asyncio or valkey.asyncio) whose parameters are taken over, or nothing:
+    then $INTERLOCK_URL.
+
+    `prefix` stands before every name. `max_ttl` (seconds) is the longest ttl that a lock may have, and so how long
+    nothing is granted after a restart or failover that may have lost leases; `quarantine=False` turns that off.
+    `try_for` (seconds) bounds a call that does not wait, `try_acquire()` or `timeout=0`: a server that does not answer
+    within it is Unavailable. `label` tells people who we are. Raises ConfigError.
+
+    An Interlock connects at its first use. Close it, or use it in a `with` (asyncio: `async with`): that gives back all
+    that is held. It is safe to share between threads; a child made by fork holds nothing and connects anew. In asyncio
+    it may be made outside of any loop and used in several, one after another or in several threads: it has a connection
+    for each, and each loop closes its own.
+    """
+
+    _for_asyncio: ClassVar[bool]
+    _rlock_type: ClassVar[Callable[..., Any]]
+
+    def __init__(
+        self,
+        target: str | object | None = None,
+        *,
+        prefix: str = "lock:",
+        max_ttl: float = 60.0,
+        quarantine: bool = True,
+        try_for: float = TRY_FOR,
+        label: str | None = None,
+    ) -> None:
+        if prefix:
+            checked_name(prefix)
+            tagged(re.sub(r"\{[^{}]*$", "", prefix))  # a tag may end in the name, but not be broken already
+        self.prefix = prefix
+        self.max_ttl = duration(max_ttl, "max_ttl", least=MIN_TTL)
+        self.try_for = duration(try_for, "try_for", least=MIN_TRY_FOR, most=MAX_TRY_FOR)
+        if label is not None and not re.search(r"\w", label):
+            raise ConfigError(f"label must be some words for people, not {label!r}")
+        self.label = label
+        self._address = target if isinstance(target, Quorum) else address(target, for_asyncio=self._for_asyncio)
+        if not isinstance(quarantine, bool):  # pyright: ignore[reportUnnecessaryIsInstance]  # not all users have one
+            raise ConfigError(
+                f"quarantine must be True or False, not {quarantine!r}; its length is max_ttl, in seconds"
+            )
+        self._memories = Histories(self.max_ttl if quarantine else None)
+        self._closed = False
+        self._held_by_caller = HeldByCaller()
+        self._start()
+
+    @classmethod
+    def quorum(
+        cls,
+        servers: Sequence[str | object],
+        *,
+        prefix: str = "lock:",
+        max_ttl: float = 60.0,
+        quarantine: bool = True,
+        try_for: float = TRY_FOR,
+        label: str | None = None,
+    ) -> Self:
+        """Make an Interlock on several servers that share nothing: held is what a majority grants (Redlock).
+
+        `servers` are URLs or clients of 3 or 5 single servers; the options are those of Interlock. It has lock, rlock,
+        multi, election, once and synchronized; see docs/quorum.md. Raises ConfigError; at the first use also if a
+        server is there twice.
+        """
+        members = quorum(servers, for_asyncio=cls._for_asyncio)
+        return cls(members, prefix=prefix, max_ttl=max_ttl, quarantine=quarantine, try_for=try_for, label=label)
+
+    def _lock(
+        self,
+        name: str,
+        *,
+        ttl: float = DEFAULT_TTL,
+        timeout: float | None = None,
+        renew: bool = True,
+        max_hold: float | None = None,
+        fair: bool = False,
+        on_lost: Callable[[LeaseT], object] | None = None,
+        acks: int | Literal["majority", "all"] | None = None,
+        fsync: bool = False,
+    ) -> tuple[Any, ...]:
+        """Exclude all others that lock this name, on every machine. Not reentrant.
+
+        Args:
+            name: 1 to 512 bytes, without control characters.
+            ttl: seconds after which the lock of a dead holder is free: 30, or max_ttl if that is less. The lease of a
+                living holder is renewed every ttl/3.
+            timeout: seconds to wait for it; None waits for ever, 0 does not wait.
+            renew: False makes a lease that ends after ttl in any case.
+            max_hold: seconds after which a holder loses the lock, even if it is alive.
+            fair: strict order of arrival over all processes.
+            on_lost: called with the lease when it is lost: in a thread of its own; in asyncio in the loop, and awaited
+                if it is an `async def`.
+            acks: how many replicas must have the grant, so that it counts: a number, "majority" (of server and
+                replicas), or "all"; of the most that there were. Else it is undone, and Unavailable raised.
+            fsync: the grant must be on the disk of the server, and of so many replicas (Redis 7.2, Valkey).
+
+        Raises ConfigError. Nothing is sent until it is acquired.
+
+        """
+        options = self._checked(
+            ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold, fair=fair, on_lost=on_lost, acks=acks, fsync=fsync
+        )
+        return self, lock.lock_resource(name, self.prefix), options
+
+    def _rlock(self, name: str, *, owner: str | None = None, **options: Unpack[OptionsOf[LeaseT]]) -> tuple[Any, ...]:
+        """Exclude all others, but let the holder enter again: the same thread or task, without I/O and with one fence.
+
+        The same lock as `lock(name)`, and the same options. `owner` names a holder that is not a thread or task: a
+        caller with the same `owner`, in another process or after a restart, takes the lease over, with a new fence, and
+        the holder before has lost it. Two threads or tasks of one process that use it at the same moment may do that to
+        each other. Raises ConfigError. Nothing is sent until it is acquired.
+        """
+        return self, lock.lock_resource(name, self.prefix, lock.owner_prefix(owner)), self._checked(**options)
+
+    def _rwlock(self, name: str, **options: Unpack[OptionsOf[LeaseT]]) -> tuple[Any, ...]:
+        """Allow many readers, `.read()`, or one writer, `.write()`: in order of arrival, so that neither starves.
+
+        Options as for `lock()`; each reader has a lease of its own. Raises ConfigError.
+        """
+        self._require_supported("rwlock")
+        return self, checked_name(name), self._checked(**options)
+
+    def _semaphore(self, name: str, limit: int, **options: Unpack[OptionsOf[LeaseT]]) -> tuple[Any, ...]:
+        """Allow up to `limit` permits at a time, over all processes; in order of arrival. Options as for `lock()`.
+
+        Permits are leased, so a crash gives them back. The server keeps the limit: a client that asks with another one
+        gets a ConfigError. Raises ConfigError. Nothing is sent until it is acquired.
+        """
+        return self, permits.semaphore_resource(name, self.prefix, limit), self._checked(**options)
+
+    def _multi(
+        self,
+        *lockables: MemberT,
+        timeout: float | None = None,
+        on_lost: Callable[[MultiLeaseT], object] | None = None,
+    ) -> tuple[Any, ...]:
+        """Acquire all of these or none, without deadlock, in whatever order they are named here or elsewhere.
+
+        Each is held with its own options (ttl, renew, max_hold); `timeout` (seconds) is for all together, and `on_lost`
+        is called (asyncio: or awaited) with the lease over all when any is lost. Raises ConfigError. Nothing is sent
+        until it is acquired.
+        """
+        return self, checked_members(self, lockables), self._checked(timeout=timeout, on_lost=on_lost)
+
+    def _latch(self, name: str, count: int, *, ttl: float = 3600.0) -> tuple[Any, ...]:
+        """Count down to zero, once: callers that wait for that go on, and callers that arrive later do not wait.
+
+        The first caller sets the count. The server forgets it `ttl` seconds after it was last used. Raises ConfigError.
+        Nothing is sent until it is used.
+        """
+        self._check_not_closed()
+        return self, latch.latch_resource(name, self.prefix, count, ttl)
+
+    def _barrier(self, name: str, parties: int) -> tuple[Any, ...]:
+        """Make so many parties wait for each other, and go on together; again and again. Raises ConfigError."""
+        self._check_not_closed()
+        return self, barrier.barrier_resource(name, self.prefix, parties)
+
+    def _election(self, name: str, **options: Unpack[OptionsOf[LeaseT]]) -> tuple[Any, ...]:
+        """Let one of many processes lead, until it dies, loses its lease, or resigns. Options as for `lock()`.
+
+        A dead leader is replaced within ttl + 1 s. Raises ConfigError. Nothing is sent until it is used.
+        """
+        return self, election.election_resource(name, self.prefix), self._checked(**options)
+
+    def _once(
+        self, name: str, *, at_most: float, at_least: float = 0.0, key: str | None = None, keep: float = MONTH
+    ) -> tuple[Any, ...]:
+        """Run work on one machine only: the others skip it.
+
+        Args:
+            name: of the work.
+            at_most: seconds that the work may take. Then its runner has lost it, and another run may begin.
+            at_least: seconds after its start before which no other run begins, however fast it was.
+            key: the work runs once for each key, as a date or a version; a run that failed is repeated.
+            keep: seconds for which the server remembers that the run for a key has succeeded.
+
+        The run of a process that died is free again after 30 s (or `at_most`, if that is less). Raises ConfigError.
+
+        """
+        limits = once.Limits(at_most, at_least, keep, keyed=key is not None, max_ttl=self.max_ttl)
+        return (
+            self,
+            once.once_resource(name, self.prefix, key),
+            self._checked(ttl=limits.ttl, max_hold=limits.at_most),
+            limits,
+        )
+
+    def _synchronized(
+        self, name: str, *, busy: Literal["wait", "raise", "skip"] = "wait", **options: Unpack[OptionsOf[LeaseT]]
+    ) -> Callable[[Callable[P, R]], Callable[P, R | Skipped]]:
+        """Decorate a function or method: each call runs under the rlock whose name is made of the call's arguments.
+
+        `name` is a format, as in "report:{user_id}" or "shop:{self.id}"; options as for `lock()`. When it is busy:
+        "wait" (up to `timeout`), "raise" AcquireTimeout at once, or "skip": the call returns Skipped, which is false.
+        In asyncio for an `async def`. Raises ConfigError, and so does a call without an argument that the name needs.
+        """
+        skips, timeout = busy_skips(busy, name, options.get("timeout"))
+        checked, for_asyncio = self._checked(**options), self._for_asyncio
+
+        def decorate(function: Callable[P, R]) -> Callable[P, R | Skipped]:
+            template = Template(name, function, for_asyncio=for_asyncio)
+
+            async def synchronized(*args: Any, **kwargs: Any) -> Any:
+                rlock = self._rlock_type(self, lock.lock_resource(template.name(args, kwargs), self.prefix), checked)
+                async with Section(rlock) as section:
+                    try:
+                        lease = section.lease = await rlock._acquire(timeout)
+                    except AcquireTimeout as error:
+                        if skips:
+                            return Skipped(rlock.name, error.holder, None, None)
+                        raise
+                    lease._begin()
+                    return await rlock._call(function, *args, **kwargs)
+
+            return decorated(function, synchronized, for_asyncio=for_asyncio)
+
+        return decorate
+
+    async def _close(self) -> None:
+        """Release all that is held, end all waiting, close the connections. Takes about a second at the most.
+
+        In asyncio: of the running loop. Safe to repeat.
+        """
+        session = self._last_session()
+        self._closed = True
+        if session is not None:
+            try:
+                await session.close()
+            finally:
+                await session.port.close()
+                await session.runtime.close()
+
+    def _start(self) -> None:
+        """Make what a session needs; nothing is sent."""
+        raise NotImplementedError
+
+    def _last_session(self) -> Session | None:
+        """What is to be closed now."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _current_owner() -> Any:
+        """The thread or the task that runs now."""
+        raise NotImplementedError
+
+    def _check_not_closed(self) -> None:
+        if self._closed:
+            raise ConfigError("this Interlock is closed. Make a new one")
+
+    def _require_supported(self, kind: str) -> None:
+        """Raises ConfigError for what the servers of this Interlock can't do."""
+        if isinstance(self._address, Quorum) and kind not in ON_A_QUORUM:
+            raise ConfigError(
+                f"a quorum has no {kind}: its servers agree on one holder, not on a count. It has "
+                f"{', '.join(ON_A_QUORUM)} and synchronized; for a {kind} use one server, Sentinel, or a cluster"
+            )
+
+    def _checked(
+        self, *, ttl: float = DEFAULT_TTL, acks: int | str | None = None, fsync: bool = False, **options: Any
+    ) -> AcquireOptions:
+        """The options of a lockable. Raises ConfigError."""
+        self._check_not_closed()
+        if ttl is DEFAULT_TTL:  # not given: no more than there may be
+            ttl = min(ttl, self.max_ttl)
+        elif not duration(ttl, "ttl", least=MIN_TTL) <= self.max_ttl:
+            raise ConfigError(
+                f"ttl must be at most max_ttl ({self.max_ttl:g} s), not {ttl:g}: long work needs no long ttl, since "
+                "the lease is renewed. Or raise Interlock(max_ttl=...)"
+            )
+        wanted = checked_acks(acks, fsync) if acks is not None or fsync is not False else None
+        if wanted is not None and isinstance(self._address, Quorum):
+            raise ConfigError(
+                "a quorum takes no acks= and no fsync=: a majority of its servers is what its leases rest on, and "
+                "lease.assurance says of how many"
+            )
+        return AcquireOptions(float(ttl), wanted, **options)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.Interlock {self._address.display_url}{' closed' if self._closed else ''}>"

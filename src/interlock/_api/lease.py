@@ -1,0 +1,295 @@
+"""The lease: one grant, and the only proof of ownership.
+
+A lease is judged by our own clock whenever it is asked, so `ensure()`, `state` and `remaining()` are right even in
+the moment after the process was stopped for a minute. Events and cancellations follow when the process next runs.
+"""
+
+from __future__ import annotations
+
+import enum
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
+
+from interlock._client.grant import Grant
+from interlock._protocol.acks import Assurance
+
+from .blocking import Face
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from interlock._client.session import Session
+    from interlock._protocol.types import AutoResetEvent
+
+# What `execute` returns: bytes for strings, as the server sent them.
+Reply = bytes | str | int | float | None | list["Reply"]
+
+
+class Event(Protocol):
+    """An event of threading or of asyncio."""
+
+    def set(self) -> None: ...
+    def is_set(self) -> bool: ...
+
+
+EventT = TypeVar("EventT", bound=Event)
+
+
+class LeaseState(enum.StrEnum):
+    """How much a lease is worth now."""
+
+    HELD = "held"
+    """It is ours, and renewed in time."""
+    JEOPARDY = "jeopardy"
+    """It is ours, but no renewal got through lately."""
+    LOST = "lost"
+    """It is not certainly ours any more."""
+    RELEASED = "released"
+    """We gave it back."""
+
+
+_LOST: Final = frozenset({LeaseState.LOST})
+_ENDED: Final = frozenset({LeaseState.LOST, LeaseState.RELEASED})
+
+
+class WatchedCore(Face, Generic[EventT]):
+    """A lease, or several as one: its events, each made when it is first asked for, and its `with`."""
+
+    __slots__ = ("_end_event", "_in_with", "_lost_event")
+    _event_type: Callable[[], EventT]
+    _session: Session
+
+    def __init__(self) -> None:
+        self._lost_event: Any = None
+        self._end_event: Any = None
+        self._in_with = False  # a `with` of its lockable acquired it, and so gives it back
+
+    @property
+    def lost(self) -> EventT:
+        """An event that is set when the lease is lost; of several leases as one, when any of them is."""
+        with self._session.runtime.mutex:
+            event: EventT = self._lost_event or self._event_type()
+            self._lost_event = event
+        if self.state in _LOST:  # read after the event was made: a loss in between sets it, too
+            event.set()
+        return event
+
+    @property
+    def ended(self) -> EventT:
+        """An event that is set when the lease ends in any way: it is lost, it is released, its Interlock is closed."""
+        with self._session.runtime.mutex:
+            event: EventT = self._end_event or self._event_type()
+            self._end_event = event
+        if self.state in _ENDED:
+            event.set()
+        return event
+
+    @property
+    def state(self) -> LeaseState:
+        """HELD, JEOPARDY, LOST or RELEASED, judged now; of several leases the worst."""
+        raise NotImplementedError
+
+    def ensure(self) -> None:
+        """Raise LeaseLost unless the lease is certainly still ours. No I/O: cheap enough before every write."""
+        raise NotImplementedError
+
+    def _on_lost(self) -> None:
+        """Report a loss to the holder. Called once, by the code that found it out."""
+        if self._lost_event is not None:
+            self._lost_event.set()
+
+    def _on_end(self) -> None:
+        """Report any end: a loss, a release, a close. Called once."""
+        if self._end_event is not None:
+            self._end_event.set()
+
+    def _begin(self, *, until_any_end: bool = False) -> None:
+        """The calling thread or task is inside from now on. In asyncio, an end cancels the task."""
+
+    async def _enter(self) -> None:
+        """Enter a section by a `with` of the lease itself. Raises LeaseLost: no body runs under one that has ended."""
+        self.ensure()
+        self._begin()
+
+    def _leave(self, error: BaseException | None) -> Coroutine[Any, Any, None]:
+        """Release it, and raise LeaseLost if it did not last, unless the body raised `error`."""
+        raise NotImplementedError
+
+    def _exit(self, _kind: object, error: BaseException | None, _trace: object) -> Coroutine[Any, Any, None]:
+        """Leave a section: the arguments are those of `__exit__`."""
+        return self._leave(error)
+
+
+class LeaseCore(WatchedCore[EventT]):
+    """One grant of a lock: hold it in a `with` (asyncio: `async with`), or release it yourself.
+
+    Any thread may release it; in asyncio, any task of its loop.
+    """
+
+    __slots__ = ("__weakref__", "_depth", "_grant", "_multi_leases", "_on_lost_call", "_session")
+
+    def __init__(self, session: Session, on_lost: Callable[[Any], object] | None, grant: Grant) -> None:
+        super().__init__()
+        self._session = session
+        self._grant = grant
+        self._on_lost_call = on_lost
+        self._depth: int = 1  # how often it was acquired, and not released yet
+        self._multi_leases: tuple[weakref.ref[WatchedCore[Any]], ...] = ()  # of which it is a part
+        grant.lease = weakref.ref(self)
+
+    @property
+    def name(self) -> str:
+        """The name that was locked."""
+        return self._grant.resource.name
+
+    @property
+    def token(self) -> str:
+        """Who holds it, as the server knows it: host/pid/thread or task/random."""
+        return self._grant.attempt.token
+
+    @property
+    def fence(self) -> int:
+        """A number that only grows from grant to grant: send it with your writes, and refuse lower ones."""
+        return self._grant.fence
+
+    @property
+    def assurance(self) -> Assurance:
+        """What it rested on when it was granted: how many servers, replicas, disks; see `Interlock.lock(acks=...)`."""
+        return self._grant.attempt.assurance or Assurance(self._session.port.majority)
+
+    @property
+    def state(self) -> LeaseState:
+        """HELD, JEOPARDY, LOST or RELEASED, judged now."""
+        grant = self._grant
+        now = self._session.runtime.now()
+        if why := grant.reason_ended(now):
+            return LeaseState.RELEASED if why == Grant.RELEASED else LeaseState.LOST
+        at_risk = grant.renewal_failing or (
+            grant.renews and now >= grant.jeopardy_after and grant.deadline < grant.max_hold_until
+        )
+        return LeaseState.JEOPARDY if at_risk else LeaseState.HELD
+
+    def remaining(self) -> float:
+        """Seconds for which the lease is certainly ours, without another renewal; 0.0 once it has ended."""
+        if self._grant.end_reason is not None:
+            return 0.0
+        return max(0.0, self._grant.deadline - self._session.runtime.now())
+
+    def ensure(self) -> None:
+        """Raise LeaseLost unless the lease is certainly still ours. No I/O: cheap enough before every write."""
+        if why := self._grant.reason_ended(self._session.runtime.now()):
+            raise self._grant.error(why)
+
+    async def _release(self) -> bool:
+        """Give the lock back. Returns whether it was still ours. Safe to repeat.
+
+        Of an rlock, each call takes back one acquire, and the last one gives the lock back. Raises Unavailable if no
+        server answers whether it was ours; the release goes on in the background then.
+        """
+        if self._leaves_inner():
+            return self.state not in _ENDED
+        return await self._session.core.release(self._grant)
+
+    async def _extend(self, ttl: float) -> None:
+        """Make the lease last at least `ttl` seconds from now, renewed or not. Raises LeaseLost or Unavailable."""
+        await self._session.extend(self._grant, ttl)
+
+    async def _execute(
+        self, command: str, *args: str | bytes | float, keys: Sequence[str | bytes] | None = None
+    ) -> Reply:
+        """Run one Redis command in the server if, and only if, the lease is still ours there: one atomic step.
+
+        `keys` are those arguments that are keys (the server is asked if they are not given); in a cluster they must
+        share the lock's slot. Returns the reply, strings as bytes. Never sent twice: raises Unavailable, saying whether
+        the command may have run; LeaseLost if it was not run.
+        """
+        reply: Reply = await self._session.execute(self._grant, command, args, keys)
+        return reply
+
+    def _on_lost(self) -> None:
+        super()._on_lost()
+        self._on_end()
+        if self._on_lost_call is not None:
+            self._session.runtime.run_callback(self._on_lost_call, self)
+        for reference in self._multi_leases:
+            if whole := reference():
+                whole._on_lost()
+
+    def _on_end(self) -> None:
+        super()._on_end()
+        for reference in self._multi_leases:
+            if whole := reference():
+                whole._on_end()
+
+    def _leave(self, error: BaseException | None) -> Coroutine[Any, Any, None]:
+        return self._leave_inner(error) if self._leaves_inner() else self._session.core.exit_section(self._grant, error)
+
+    async def _leave_inner(self, error: BaseException | None) -> None:
+        if error is None and self.state is LeaseState.LOST:
+            self.ensure()
+
+    def _leaves_inner(self) -> bool:
+        """Take back one acquire of an rlock: whether others are left."""
+        self._depth -= 1
+        return self._depth > 0
+
+    def _reenter(self) -> Self:
+        """Acquire it once more. Raises LeaseLost."""
+        self.ensure()
+        self._depth += 1
+        return self
+
+    @property
+    def _is_inside(self) -> bool:
+        """Whether some acquire of it has no release yet: also of a lease that was lost."""
+        return self._depth > 0
+
+    @property
+    def _ended(self) -> bool:
+        return self._grant.end_reason is not None
+
+    def _abandon(self) -> AutoResetEvent | None:
+        """Give it back in the background, since nobody will use it. The event is set when that is done."""
+        return None if self._leaves_inner() else self._session.core.release_in_background(self._grant)
+
+    def _holds(self) -> Any:
+        """How often it is held now: what `_give_up` compares."""
+        return self._depth
+
+    def _give_up(self, before: Any, *, later: bool = False) -> None:
+        """Give it back in the background, unless that was done: a section of it can't be left any more.
+
+        `before`: what it said of its holds before that was tried; None: it was not tried. `later`: by a finalizer.
+        """
+        if before is None or self._depth >= before:  # it was not left
+            self._depth -= 1
+        ended = self._grant.end_reason
+        if self._depth > 0:
+            return
+        if ended is not None and (before is not None or ended in {Grant.RELEASED, Grant.FORKED}):
+            return  # else it was lost before its body: what a revocation left in the server is for the next one
+        if later:
+            self._session.core.release_later(self._grant)
+        else:
+            self._session.core.release_in_background(self._grant)
+
+    def __repr__(self) -> str:
+        return f"<Lease {self.name!r} fence={self.fence} {self.state.value} for {self.remaining():.3f} s>"
+
+    def __del__(self) -> None:
+        grant = getattr(self, "_grant", None)
+        if grant is None or grant.bucket is None or grant.reason_ended(now := self._session.runtime.now()):
+            return
+        if self._in_with:  # its section is garbage as well, and may be finalized later than this
+            self._session.core.release_later(grant)
+        else:
+            self._session.renewal.drop(grant)
+            left = max(grant.attempt.ttl, round(grant.attempt.extended_until - now, 3))
+            warnings.warn(
+                f"{grant.resource}: a lease was dropped without release. It is renewed no more, and keeps "
+                f"others out for up to {left:g} s. Use `with`, or call release()",
+                ResourceWarning,
+                source=self,
+                stacklevel=2,
+            )

@@ -1,0 +1,193 @@
+"""What can be held, and a lock: acquiring it, its `with`, its decorator, and taking it away from its holder.
+
+A lockable is a description: nothing is sent until it is acquired. A class of a lockable says how it asks
+(`_to_request`), whether its caller holds it already (`_reenter`), and what it remembers of a lease (`_lease_of`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Generic
+
+from interlock.errors import AcquireTimeout, ConfigError
+from interlock.primitives.lock import LockState, parse_state
+
+from .named import NamedCore, StateT
+from .options import UNSET, LeaseT, Unset, timeout_of
+from .section import Section
+from .synchronized import checked_kind, decorated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from interlock._client.grant import Grant
+    from interlock._protocol.types import Resource
+
+    from .options import AcquireOptions
+
+
+class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
+    """Something that can be held: a `with` (asyncio: `async with`) holds it, a decorated function runs under it."""
+
+    __slots__ = ("_by_hand", "_inside", "_options")
+    _lease_type: Callable[..., LeaseT]
+
+    def __init__(self, interlock: Any, resource: Resource, options: AcquireOptions) -> None:
+        super().__init__(interlock, resource)
+        self._options = options
+        self._inside: dict[weakref.ref[Any], weakref.ref[Any]] = {}  # by thread or task: the lease it entered last
+        self._by_hand: list[Section] = []  # what was entered by __enter__() without a `with`, the innermost last
+
+    async def _acquire(self, timeout: float | Unset | None = UNSET) -> LeaseT:
+        """Wait until this is acquired. Returns its lease.
+
+        `timeout` is in seconds and bounds the whole call: None waits for ever, 0 does not wait; by default it is that
+        of the lockable. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind; nor does a
+        call that is cancelled or interrupted. An rlock raises LeaseLost if its caller holds it, and has lost it.
+        """
+        if (lease := self._reenter()) is not None:
+            return lease
+        acquired: LeaseT = await self._request(self._to_request(), self._timeout(timeout))
+        return acquired
+
+    async def _try_acquire(self) -> LeaseT | None:
+        """Acquire this if that is possible now. Returns its lease, or None if somebody else holds it.
+
+        One try, of `try_for` seconds at most. Raises Unavailable if the server does not answer in that time, or
+        ConfigError.
+        """
+        try:
+            return await self._acquire(0)
+        except AcquireTimeout:
+            return None
+
+    async def _revoke(self, reason: str, force: bool = False) -> bool:
+        """Take this away from whoever holds it: each holder learns the `reason`. Returns whether there was a holder.
+
+        The next waiter gets it when a holder has released it, or the holder's lease has run out. With `force` the next
+        waiter gets it at once, though the holder may still be writing: that is unsafe unless fences are checked.
+        Raises Unavailable or ConfigError.
+        """
+        return await self._revoke_holders(self._reason(reason), force=force)
+
+    async def _revoke_holders(self, why: str, *, force: bool) -> bool:
+        value, pttl, *_ = await self._query("inspect", "1")
+        holder = value.removeprefix(b"!")
+        if not holder or (value != holder and not force):
+            return False
+        if pttl == -1 and not force:
+            raise ConfigError(
+                f"{self._primitive} is held without an expiry by {holder.decode(errors='replace')!r}: a revocation "
+                "that waits for its holder would wait for ever. If nobody is at work there, use force=True"
+            )
+        done, _ = await self._query("revoke", value, "1" if force else "0", why)
+        return bool(done)
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorate a function (asyncio: an `async def`): each call of it runs while this is held."""
+        checked_kind(function, for_asyncio=self._interlock._for_asyncio)
+
+        async def locked(*args: Any, **kwargs: Any) -> Any:
+            async with Section(self) as section:
+                if (owner := self._interlock._current_owner()) is not None:
+                    section.who = weakref.ref(owner)
+                await self._enter(section)
+                return await self._call(function, *args, **kwargs)
+
+        return decorated(function, locked, for_asyncio=self._interlock._for_asyncio)
+
+    # Acquiring
+
+    def _request(self, resource: Resource, timeout: float | None, **how: Any) -> Coroutine[Any, Any, Any]:
+        """Ask for a new lease; `how` is for Core.acquire."""
+        options = self._options
+        return self._interlock._session.core.acquire(  # type: ignore[no-any-return]
+            resource,
+            self._lease_of,
+            options.ttl,
+            timeout,
+            options.renew,
+            options.max_hold,
+            acks=options.acks,
+            **how,
+        )
+
+    def _timeout(self, timeout: float | Unset | None) -> float | None:
+        return self._options.timeout if isinstance(timeout, Unset) else timeout_of(timeout)
+
+    def _reenter(self) -> LeaseT | None:
+        """The lease that this thread or task holds already, entered once more; None if it has to acquire one."""
+        return None
+
+    def _to_request(self) -> Resource:
+        """What the server is asked for. Raises ConfigError for what could never be granted."""
+        return self._primitive
+
+    def _lease_of(self, grant: Grant) -> Any:
+        """The lease of a grant, before anybody else sees it."""
+        return self._lease_type(self._interlock._session, self._options.on_lost, grant)
+
+    # Its `with`
+
+    def _check_not_inside(self, who: weakref.ref[Any]) -> None:
+        """Refuse a caller that would wait for itself for ever. Raises ConfigError."""
+        inside = self._inside.get(who)
+        if inside is not None and (lease := inside()) is not None and not lease._ended:
+            raise ConfigError(
+                f"{self._primitive}: this thread or task is inside it already and would wait for itself for ever; "
+                "a lock is not reentrant; rlock() is"
+            )
+
+    async def _enter(self, section: Section) -> LeaseT:
+        """Acquire the lease of a `with`, which this section owns. If anything fails, the section must give up."""
+        who = section.who
+        if who is not None:
+            self._check_not_inside(who)
+        lease = section.lease = await self._acquire(UNSET)
+        lease._in_with = not section.by_hand
+        if who is not None:
+            self._inside[who] = weakref.ref(lease)
+        if section.by_hand:
+            self._by_hand.append(section)
+        lease._begin()
+        return lease
+
+    async def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What the user's function returns; for asyncio, what awaiting that gives."""
+        result = function(*args, **kwargs)
+        return await result if self._interlock._for_asyncio else result
+
+
+class LockCore(LockableCore[LockState, LeaseT]):
+    """A lock by name; see Interlock.lock."""
+
+    __slots__ = ()
+    _state_of = staticmethod(parse_state)
+
+
+class RLockCore(LockCore[LeaseT]):
+    """A lock that its holder may acquire again; see Interlock.rlock.
+
+    While a thread or task (or owner) holds it, `acquire()` returns the same lease once more, without I/O. Each acquire
+    needs its own release; the last release gives the lock back.
+    """
+
+    __slots__ = ()
+
+    @property
+    def _owner(self) -> Any:
+        return self._primitive.owner_prefix or self._interlock._current_owner()
+
+    def _reenter(self) -> LeaseT | None:
+        leases = self._interlock._held_by_caller.of(self._owner, self._primitive.keys[0])
+        held: list[Any] = [lease for lease in leases if lease._is_inside]
+        held.sort(key=lambda lease: lease._ended)  # one that another process took over stands last
+        entered: LeaseT | None = held[0]._reenter() if held else None
+        return entered
+
+    def _lease_of(self, grant: Grant) -> Any:
+        lease = super()._lease_of(grant)
+        self._interlock._held_by_caller.add(self._owner, self._primitive.keys[0], lease)
+        return lease
+
+    def _check_not_inside(self, who: weakref.ref[Any]) -> None: ...

@@ -1,0 +1,128 @@
+"""Several lockables as one: all or none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from interlock._client import multi as client
+from interlock._protocol.names import positive_int
+from interlock._protocol.timing import FOREVER, UNDO_GRACE
+from interlock.errors import AcquireTimeout, ConfigError, LockError
+from interlock.primitives.lock import LockState
+from interlock.primitives.multi import multi_resource
+from interlock.primitives.permits import SemaphoreState
+
+from .lock import LockableCore
+from .options import UNSET, LeaseT, Unset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from .options import AcquireOptions
+
+MAX_LOCKABLES: Final = 1000
+Leases = dict[str, Any]  # by name, in the order in which they were acquired: what an error rolls back
+
+
+class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT]):
+    """Several lockables, all or none; see Interlock.multi."""
+
+    __slots__ = ("_members",)
+
+    def __init__(self, interlock: Any, lockables: Iterable[Any], options: AcquireOptions) -> None:
+        members = sorted(lockables, key=lambda each: each._primitive.keys[0].encode())
+        super().__init__(interlock, multi_resource([member._primitive for member in members]), options)
+        self._members = members
+
+    async def _acquire(self, timeout: float | Unset | None = UNSET) -> LeaseT:
+        """Wait until all of these are acquired. Returns the lease over all.
+
+        `timeout` is in seconds and bounds the whole call: None waits for ever, 0 does not wait; by default it is that
+        of the multi. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind; nor does a call
+        that is cancelled or interrupted.
+        """
+        core, timeout = self._session.core, self._timeout(timeout)
+        try_for = core.patient_timeout if any(each._options.acks for each in self._members) else core.try_for
+        until = FOREVER if timeout is None else core.runtime.now() + (timeout or try_for)
+        leases: Leases = {}
+        try:
+            self._reenter_members(leases)
+            missing = [member for member in self._members if member.name not in leases]
+            if missing and not await self._take_in_one_step(missing, leases, timeout, until):
+                await self._take_in_order(missing, leases, timeout, until)
+            return self._lease_type(self._session, self._options.on_lost, self._primitive.name, leases)
+        except BaseException as error:
+            await self._roll_back(leases, error, until)
+            if timeout and isinstance(error, AcquireTimeout):
+                raise AcquireTimeout(f"{self._primitive} was not acquired within {timeout:g} s: {error}") from error
+            raise
+
+    def _reenter_members(self, leases: Leases) -> None:
+        """Enter again what this thread or task holds already."""
+        for member in self._members:
+            name = member.name  # before it is entered: no call comes between that and `leases`, so no interrupt
+            if (lease := member._reenter()) is not None:
+                leases[name] = lease
+
+    async def _take_in_one_step(
+        self, missing: Sequence[Any], leases: Leases, timeout: float | None, until: float
+    ) -> bool:
+        """Acquire all of these if one script can see them, and they are free. Raises AcquireTimeout with timeout=0.
+
+        It can't if they are in different slots or on several servers, or if replicas have to acknowledge one of them.
+        """
+        core = self._session.core
+        requests = [
+            client.Request(each._to_request(), each._lease_of, options.ttl, options.renew, options.max_hold)
+            for each in missing
+            for options in [each._options]
+        ]
+        if core.port.is_quorum or client.apart(core, requests) or any(each._options.acks for each in missing):
+            return False
+        busy = await client.together(core, requests, until, leases)
+        if busy is not None and timeout == 0:
+            raise AcquireTimeout(f"{self._primitive} is not free, since {busy} is not")
+        return busy is None
+
+    async def _take_in_order(self, missing: Sequence[Any], leases: Leases, timeout: float | None, until: float) -> None:
+        """Acquire these one after another, in the order of their keys, in which everybody does: so without deadlock."""
+        core, names = self._session.core, [member.name for member in missing]
+        for member, name in zip(missing, names, strict=True):
+            left = max(0.0, until - core.runtime.now())
+            leases[name] = await member._request(member._to_request(), left if timeout else timeout, try_for=left)
+            for lease in leases.values():  # what was acquired first may have been lost since
+                lease.ensure()
+
+    async def _roll_back(self, leases: Leases, error: BaseException, until: float) -> None:
+        """Give back what was acquired: in the background, but for an error of ours wait a moment for that."""
+        runtime = self._session.runtime
+        undone = [lease._abandon() for lease in reversed(leases.values())]
+        now = runtime.now()
+        if isinstance(error, LockError):
+            for signal in filter(None, undone):  # the lockable that was waited for had its courtesy already
+                await runtime.wait(signal, min(until, now) + UNDO_GRACE)
+
+    async def _state(self) -> dict[str, LockState | SemaphoreState]:
+        return {member.name: await member._state() for member in self._members}
+
+    async def _revoke_holders(self, why: str, *, force: bool) -> bool:
+        return any([await member._revoke_holders(why, force=force) for member in self._members])
+
+
+def checked_members(interlock: object, lockables: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The lockables of a multi. Raises ConfigError, unless one caller can hold all of them at once."""
+    positive_int(len(lockables), "the number of its locks", "multi", MAX_LOCKABLES)
+    seen: set[str] = set()
+    for each in lockables:
+        if not isinstance(each, LockableCore) or each._primitive.script.name not in {"lock", "permits"}:
+            raise ConfigError(
+                f"multi() takes locks, rlocks, semaphores, and the .read() or .write() of an rwlock, not {each!r}"
+            )
+        if each._interlock is not interlock:
+            raise ConfigError(f"multi(): {each!r} belongs to another Interlock. Make all of them with one")
+        if each._primitive.owner_prefix:
+            raise ConfigError(f"multi(): {each!r} has an owner= and would be taken over: acquire it by itself")
+        if each._primitive.keys[0] in seen:
+            raise ConfigError(f"multi(): the name {each.name!r} is there twice, and would wait for itself")
+        seen.add(each._primitive.keys[0])
+    return lockables

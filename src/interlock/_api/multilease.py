@@ -1,0 +1,139 @@
+"""Several leases as one."""
+
+from __future__ import annotations
+
+import weakref
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from .lease import EventT, LeaseCore, LeaseState, WatchedCore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from interlock._client.session import Session
+
+PartT = TypeVar("PartT", bound=LeaseCore[Any])
+
+
+class MultiLeaseCore(WatchedCore[EventT], Generic[EventT, PartT]):
+    """Several leases as one: `lease.fence["a"]` is the fence of one, `lease["a"]` its lease."""
+
+    __slots__ = ("__weakref__", "_leases", "_name", "_on_lost_call", "_session", "_told")
+
+    def __init__(
+        self, session: Session, on_lost: Callable[[Any], object] | None, name: str, leases: dict[str, Any]
+    ) -> None:
+        super().__init__()
+        self._session = session
+        self._on_lost_call = on_lost
+        self._name = name
+        self._leases: dict[str, PartT] = leases
+        self._told = False
+        for lease in leases.values():
+            lease._multi_leases = (*(each for each in lease._multi_leases if each()), weakref.ref(self))
+        if self.state is LeaseState.LOST:  # before it could be told here
+            self._on_lost()
+
+    @property
+    def name(self) -> str:
+        """The names that were locked, in the order of their keys."""
+        return self._name
+
+    def __getitem__(self, name: str) -> PartT:
+        """Return the lease on one of them: for its `execute`, or its token."""
+        return self._leases[name]
+
+    @property
+    def fence(self) -> Mapping[str, int]:
+        """For each name a number that only grows from grant to grant: send it with your writes there."""
+        return MappingProxyType({name: lease.fence for name, lease in self._leases.items()})
+
+    @property
+    def state(self) -> LeaseState:
+        """The worst of theirs: LOST when any is lost."""
+        states = {lease.state for lease in self._leases.values()}
+        return next(
+            each
+            for each in (LeaseState.LOST, LeaseState.RELEASED, LeaseState.JEOPARDY, LeaseState.HELD)
+            if each in states
+        )
+
+    def remaining(self) -> float:
+        """Seconds for which all of them are certainly ours; 0.0 once one has ended."""
+        return min(lease.remaining() for lease in self._leases.values())
+
+    def ensure(self) -> None:
+        """Raise LeaseLost unless all are certainly still ours. No I/O: cheap enough before every write."""
+        for lease in self._leases.values():
+            lease.ensure()
+
+    async def _release(self) -> bool:
+        """Give all of them back. Returns whether all were still ours. Safe to repeat.
+
+        Raises Unavailable if no server answers whether they were; the release goes on in the background then.
+        """
+        ours = await self._release_each([*self._leases.values()])
+        for each in ours:
+            if isinstance(each, BaseException):
+                raise each
+        return all(ours)
+
+    async def _release_each(self, leases: list[PartT]) -> list[bool | BaseException]:
+        """Release each, whatever becomes of the others; in asyncio all at once."""
+        released: list[bool | BaseException] = []
+        for lease in leases:
+            try:
+                released.append(await lease._release())
+            except BaseException as error:  # noqa: BLE001 (it is raised when the others were released, too)
+                released.append(error)
+        return released
+
+    async def _extend(self, ttl: float) -> None:
+        """Make all of them last at least `ttl` seconds from now. Raises LeaseLost or Unavailable."""
+        for lease in self._leases.values():
+            await lease._extend(ttl)
+
+    async def _enter(self) -> None:
+        try:
+            await super()._enter()
+        except BaseException:
+            await self._release()
+            raise
+
+    async def _leave(self, error: BaseException | None) -> None:
+        now = error
+        try:
+            for lease in reversed(self._leases.values()):
+                try:
+                    await lease._leave(now)
+                except BaseException as raised:  # noqa: BLE001 (it is raised when the others were left, too)
+                    if now is not None and raised.__context__ is None:
+                        raised.__context__ = now
+                    now = raised
+            if now is not None and now is not error:
+                raise now
+        finally:
+            now = error = None  # their tracebacks refer to this frame
+
+    @property
+    def _ended(self) -> bool:
+        return any(lease._ended for lease in self._leases.values())
+
+    def _holds(self) -> list[int]:
+        return [lease._depth for lease in self._leases.values()]
+
+    def _give_up(self, before: list[int] | None, *, later: bool = False) -> None:
+        """Give back in the background what was not given back of each; see LeaseCore."""
+        for i, lease in enumerate(self._leases.values()):
+            lease._give_up(before[i] if before else None, later=later)
+
+    def _on_lost(self) -> None:
+        """Report to the holder that one of them was lost; `on_lost` is called once."""
+        super()._on_lost()
+        if self._on_lost_call is not None and not self._told:
+            self._told = True
+            self._session.runtime.run_callback(self._on_lost_call, self)
+
+    def __repr__(self) -> str:
+        return f"<MultiLease {self._name!r} {self.state.value} for {self.remaining():.3f} s>"

@@ -1,0 +1,81 @@
+"""What every lockable, latch and barrier has: a name, and what the server knows under it."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from interlock.errors import ConfigError
+
+from .blocking import Face
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from interlock._client.session import Session
+    from interlock._protocol.types import Resource
+
+StateT = TypeVar("StateT")
+
+
+class NamedCore(Face, Generic[StateT]):
+    """Something that a name stands for, on this Interlock: safe to share between threads and tasks."""
+
+    __slots__ = ("__weakref__", "_interlock", "_primitive")
+    _state_of: Callable[[str, Any], StateT]
+    """Makes a state of the name and the server's reply."""
+
+    def __init__(self, interlock: Any, resource: Resource) -> None:
+        interlock._require_supported(resource.kind)
+        self._interlock = interlock
+        self._primitive = resource
+
+    @property
+    def name(self) -> str:
+        """The name, without the prefix."""
+        return self._primitive.name
+
+    async def _inspect(self) -> StateT:
+        """Ask the server who holds this and who waits for it. For people: the answer is old when you read it.
+
+        Raises Unavailable or ConfigError.
+        """
+        return await self._state()
+
+    async def _state(self) -> StateT:
+        return self._state_of(self.name, await self._query("inspect", "100"))
+
+    @property
+    def _session(self) -> Session:
+        session: Session = self._interlock._session
+        return session
+
+    async def _query(self, *args: str | bytes) -> Any:
+        return await self._session.core.query(self._primitive, *args)
+
+    def _reason(self, reason: str) -> str:
+        """What a revocation says to the holder or the waiters. Raises ConfigError if that is nothing."""
+        why = re.sub(r"[\x00-\x1f\x7f]+", " ", reason).strip()[:200]
+        if not why:
+            raise ConfigError(f"{self._primitive}: a revocation needs a reason, which its holder can read")
+        return f"{why} (by {self._session.core.holder_id()})"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.{type(self).__name__} {self.name!r}>"
+
+
+class BreakableCore(NamedCore[StateT]):
+    """Something that several wait for, and that can be broken for all of them: a latch or a barrier."""
+
+    __slots__ = ()
+
+    async def _revoke(self, reason: str) -> bool:
+        """Break this for all that wait: each of them gets BrokenBarrier, with `reason`.
+
+        A barrier works again after `reset()`; a latch does not. Returns whether there was one to break: no latch that
+        is open, and nothing that is broken already. Raises Unavailable or ConfigError.
+        """
+        why = f"it was revoked: {self._reason(reason)}"
+        (done,) = await self._query("revoke", f"revoke/{secrets.token_hex(16)}", why)
+        return bool(done)

@@ -1,0 +1,87 @@
+"""Work that runs on one machine only, and is skipped by the others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from interlock.primitives import once as script
+from interlock.primitives.once import OnceState, Ran, Skipped
+
+from .lock import LockableCore
+from .options import LeaseT
+from .section import Section
+from .synchronized import checked_kind, decorated
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from interlock._protocol.types import Resource
+
+    from .options import AcquireOptions
+
+R = TypeVar("R")
+
+
+class OnceCore(LockableCore[OnceState, LeaseT]):
+    """Work that runs on one machine only; see Interlock.once."""
+
+    __slots__ = ("_limits",)
+    _state_of = staticmethod(script.parse_state)
+
+    def __init__(self, interlock: Any, resource: Resource, options: AcquireOptions, limits: script.Limits) -> None:
+        super().__init__(interlock, resource, options)
+        self._limits = limits
+
+    async def _run(self, work: Callable[[LeaseT], Awaitable[R]]) -> Ran[R] | Skipped:
+        """Call `work(lease)` (asyncio: await it), unless another process does that work or has done it.
+
+        Returns Ran, with the value that `work` returned, or Skipped. Raises what `work` raises; LeaseLost if `work`
+        took longer than at_most, or if its lease ended before it did: it was lost, or the Interlock was closed;
+        Unavailable.
+        """
+        async with Section(self) as section:
+            lease = await self._begin(section)
+            if isinstance(lease, Skipped):
+                return lease
+            lease._begin(until_any_end=True)
+            value: R = await self._call(work, lease)
+            lease.ensure()
+            lease._grant.attempt.release_args = self._limits.release_args(succeeded=True)  # what its release says
+            return script.ran(lease.name, lease.token, lease.fence, value)
+
+    async def _begin(self, section: Section) -> Any:
+        """The lease of a run, which this section owns; or Skipped."""
+        patient = self._session.core.patient_timeout
+        try:
+            lease = section.lease = await self._request(self._primitive, 0, busy=script.skipped_error, try_for=patient)
+        except script.Passed as passed:
+            return passed.skipped
+        lease._in_with = True
+        lease._grant.attempt.release_args = self._limits.release_args(succeeded=False)
+        return lease
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorate a function (asyncio: an `async def`): each call of it runs it once, or is skipped; see `run()`."""
+        checked_kind(function, for_asyncio=self._interlock._for_asyncio)
+
+        async def once(*args: Any, **kwargs: Any) -> Any:
+            return await self._run(lambda _: function(*args, **kwargs))
+
+        return decorated(function, once, for_asyncio=self._interlock._for_asyncio)
+
+    async def _forget(self) -> bool:
+        """Let the work run again, though it has run. Returns whether anything kept it from that.
+
+        Raises Unavailable or ConfigError.
+        """
+        _, note, _ = await self._query("inspect", "1")
+        if note:
+            await self._query("forget", note)
+        return bool(note)
+
+    async def _revoke_holders(self, why: str, *, force: bool) -> bool:
+        state = await self._state()
+        if state.running is None:
+            return False
+        done, _ = await self._query("revoke", state.running, "1" if force else "0", why)
+        return bool(done)

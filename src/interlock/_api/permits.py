@@ -1,0 +1,127 @@
+"""What several hold at once: a semaphore, and the two sides of a read-write lock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from interlock._client import permits as client
+from interlock.errors import AcquireTimeout
+from interlock.primitives import permits as script
+from interlock.primitives.permits import SemaphoreState
+
+from .blocking import Face
+from .lock import LockableCore
+from .options import UNSET, LeaseT, Unset
+
+if TYPE_CHECKING:
+    import weakref
+
+    from interlock._client.grant import Grant
+    from interlock._protocol.types import Resource
+
+    from .options import AcquireOptions
+
+
+class PermitsCore(LockableCore[SemaphoreState, LeaseT]):
+    """Something that several hold: a semaphore, or one side of a read-write lock."""
+
+    __slots__ = ()
+    _state_of = staticmethod(script.parse_state)
+
+    def _check_not_inside(self, who: weakref.ref[Any]) -> None:
+        """One caller may hold several permits."""
+
+    async def _revoke_holders(self, why: str, *, force: bool) -> bool:
+        *_, holders, _, _, marker = await self._query("inspect", "1000000")
+        names = [marker, *holders[::3]] if marker and force else holders[::3]
+        done = [await self._query("revoke", name, "1" if force else "0", why) for name in names]
+        return any(each[0] for each in done)
+
+
+class SemaphoreCore(PermitsCore[LeaseT]):
+    """Up to a limit of permits; see Interlock.semaphore."""
+
+    __slots__ = ()
+
+    async def _acquire(self, timeout: float | Unset | None = UNSET, *, permits: int = 1) -> LeaseT:
+        """Wait until so many permits are acquired. Returns one lease, which holds all of them.
+
+        `timeout` is in seconds and bounds the whole call: None waits for ever, 0 does not wait; by default it is that
+        of the semaphore. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind.
+        """
+        lease: LeaseT = await self._request(script.with_permits(self._primitive, permits), self._timeout(timeout))
+        return lease
+
+    async def _try_acquire(self, *, permits: int = 1) -> LeaseT | None:
+        """Acquire so many permits if they are free now. Returns their lease, or None.
+
+        Raises Unavailable if the server does not answer within `try_for` seconds, or ConfigError.
+        """
+        try:
+            return await self._acquire(0, permits=permits)
+        except AcquireTimeout:
+            return None
+
+    async def _available(self) -> int:
+        """Return how many permits are free now: old when you read it. Raises Unavailable or ConfigError."""
+        return await client.available(self._session.core, self._primitive)
+
+    async def _set_limit(self, limit: int) -> None:
+        """Change the limit for everybody, in the server. Holders keep what they have.
+
+        Requests that wait for more permits than that fail, and so do clients that use another limit from then on.
+        Raises Unavailable or ConfigError.
+        """
+        self._primitive = await client.set_limit(self._session.core, self._primitive, limit)
+
+
+class RWSideCore(PermitsCore[LeaseT]):
+    """One side of a read-write lock, beside what this thread or task holds of the same lock."""
+
+    __slots__ = ()
+
+    def _to_request(self) -> Resource:
+        interlock = self._interlock
+        held = interlock._held_by_caller.of(interlock._current_owner(), self._primitive.keys[0])
+        return script.beside_own_leases(self._primitive, held)
+
+    def _lease_of(self, grant: Grant) -> Any:
+        lease = super()._lease_of(grant)
+        self._interlock._held_by_caller.add(self._interlock._current_owner(), self._primitive.keys[0], lease)
+        return lease
+
+
+class RWLockCore(Face):
+    """Many readers or one writer; see Interlock.rwlock."""
+
+    __slots__ = ("_interlock", "_name", "_options")
+
+    def __init__(self, interlock: Any, name: str, options: AcquireOptions) -> None:
+        self._interlock, self._name, self._options = interlock, name, options
+
+    @property
+    def name(self) -> str:
+        """The name, without the prefix."""
+        return self._name
+
+    def _read(self) -> tuple[Any, ...]:
+        """Return what a reader holds, together with other readers. A writer may read as well, and go on reading."""
+        return self._interlock, script.read_resource(self._name, self._interlock.prefix), self._options
+
+    def _write(self) -> tuple[Any, ...]:
+        """Return what a writer holds, alone. A reader is refused: it would wait for itself."""
+        return self._interlock, script.write_resource(self._name, self._interlock.prefix), self._options
+
+    async def _inspect(self) -> SemaphoreState:
+        """Ask the server who reads or writes and who waits. For people: the answer is old when you read it.
+
+        Raises Unavailable or ConfigError.
+        """
+        return await self._side()._inspect()
+
+    async def _revoke(self, reason: str, force: bool = False) -> bool:
+        """Take this away from all that read or write, who learn the `reason`; see Lock.revoke."""
+        return await self._side()._revoke(reason, force)
+
+    def _side(self) -> RWSideCore[Any]:
+        return RWSideCore(*self._read())

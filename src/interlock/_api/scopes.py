@@ -1,0 +1,181 @@
+"""Cancelling a task for a reason of ours, and taking that cancellation back, as asyncio.timeout does.
+
+Theory. Whoever cancels a task adds one to its count (`cancelling()`), and whoever takes a cancellation back
+(`uncancel()`) subtracts one; but the task raises one CancelledError for all who asked since its last await. So the
+count, and nothing in the exception, tells whether a CancelledError is ours alone.
+
+Rules.
+ 1. A scope cancels its task at most once, and takes exactly that back when the task leaves it.
+ 2. A CancelledError becomes something else only if the count is then what it was on entry. Otherwise somebody else
+    wants the task to end, too, and the CancelledError goes on.
+ 3. A body that ended before our cancellation was delivered must not leave it to the next await of its task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from typing import TYPE_CHECKING, Self
+
+from interlock.errors import LeaseLost
+
+from .lease import WatchedCore
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+class CancelScope:
+    """A part of a task that we may cancel."""
+
+    __slots__ = ("_before", "_task", "cancelled")
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        # Weak: a task whose error leads back to this scope, through the frames of its traceback, is garbage at once.
+        self._task: weakref.ref[asyncio.Task[object]] | None = weakref.ref(task) if task is not None else None
+        self._before = task.cancelling() if task is not None else 0
+        self.cancelled = False
+
+    @property
+    def task(self) -> asyncio.Task[object] | None:
+        """The task, as long as there is one."""
+        return self._task() if self._task is not None else None
+
+    def cancel(self) -> None:
+        """Cancel the task, unless this scope has done so."""
+        if not self.cancelled and (task := self.task) is not None and not task.done():
+            self.cancelled = True
+            task.cancel()
+
+    def take_back(self) -> bool:
+        """Leave the scope: whether we cancelled the task, and nobody else wants it to end."""
+        here = asyncio.current_task()
+        if not self.cancelled or here is None or here is not self.task:
+            return False  # if another task leaves it, then what we cancelled is on its way there
+        return here.uncancel() <= self._before
+
+    async def discard(self) -> None:
+        """After `take_back`: let nothing be left of a cancellation that was not delivered."""
+        if not getattr(self.task, "_must_cancel", True):
+            return  # it was, or the body kept it from being delivered
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            if (task := self.task) is not None and task.cancelling() > self._before:
+                raise  # somebody else has asked meanwhile
+
+
+class Body(CancelScope):
+    """What one task does inside a lease."""
+
+    __slots__ = ("until_any_end",)
+
+    def __init__(self, *, until_any_end: bool) -> None:
+        super().__init__()
+        self.until_any_end = until_any_end
+        """Whether it is cancelled by any end that another task makes, and not by a loss only."""
+
+
+class LeaseForAsyncio(WatchedCore[asyncio.Event]):
+    """A lease that tasks are inside of: a loss cancels each of them once, where it is innermost.
+
+    The body that was cancelled turns that into LeaseLost; those around it see LeaseLost come out of it.
+    """
+
+    __slots__ = ()
+    _event_type = asyncio.Event
+    _bodies: list[Body]
+    """Of all tasks, the innermost last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bodies = []  # type: ignore[misc]  # a slot of the classes that this is a part of
+
+    def _on_lost(self) -> None:
+        for body in {each.task: each for each in self._bodies}.values():  # of each task the innermost
+            body.cancel()
+        super()._on_lost()
+
+    def _on_end(self) -> None:
+        for body in self._bodies:
+            if body.until_any_end and body.task is not asyncio.current_task():  # who ends it knows
+                body.cancel()
+        super()._on_end()
+
+    def _begin(self, *, until_any_end: bool = False) -> None:
+        self.ensure()  # no body runs under a lease that has ended
+        self._bodies.append(Body(until_any_end=until_any_end))
+
+    def _body_left(self) -> Body | None:
+        """The innermost body of the current task is over; or that of another task, in whose stead this one leaves."""
+        if not self._bodies:
+            return None
+        here = asyncio.current_task()
+        left = next((each for each in reversed(self._bodies) if each.task is here), self._bodies[-1])
+        self._bodies.remove(left)
+        return left
+
+    async def __aenter__(self) -> Self:
+        await self._enter()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._exit(kind, error, trace)
+
+    async def _exit(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        body = self._body_left()
+        if body is None or not body.cancelled:
+            await self._leave(error)
+            return
+        ours, interrupted = body.take_back(), False
+        converts = ours and isinstance(error, asyncio.CancelledError)
+        try:
+            if ours and not converts:
+                try:
+                    await body.discard()
+                except asyncio.CancelledError as another:
+                    error, interrupted = another, True
+            await self._leave(None if converts else error)
+            if interrupted and error is not None:
+                raise error
+            if converts:  # it was not lost: somebody else gave it back
+                self.ensure()
+        except LeaseLost as lost:
+            raise lost from error
+        finally:
+            error = None  # its traceback refers to this frame
+
+
+class StopScope:
+    """An `async with` that cancels its body when an event is set, and ends without an error then."""
+
+    def __init__(self, stop: asyncio.Event | None) -> None:
+        self._stop = stop
+
+    async def __aenter__(self) -> Self:
+        self._scope = CancelScope()
+        self._watch: asyncio.Task[object] | None = None
+        if self._stop is not None:
+            self._watch = asyncio.create_task(self._stop.wait(), name="interlock-stop")
+            self._watch.add_done_callback(self._stopped)
+        return self
+
+    def _stopped(self, watch: asyncio.Task[object]) -> None:
+        if self._watch is not None and not watch.cancelled():
+            self._scope.cancel()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None  # what it has to say comes too late
+        if not self._scope.take_back():
+            return False
+        if isinstance(error, asyncio.CancelledError):
+            return True
+        await self._scope.discard()
+        return False

@@ -1,0 +1,93 @@
+"""CPython's own tests of threading's locks, on interlock's over a real server; see cpython.py for the adapters."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+import unittest
+
+import cpython
+import pytest
+
+from harness.matrix import required
+from harness.modes import Residue
+from interlock import Interlock
+
+lock_tests = cpython.lock_tests()
+
+
+def python_s(name: str) -> type[unittest.TestCase]:
+    """Its test case of this name; without its tests, one in whose place own_client says what is missing."""
+    return getattr(lock_tests, name) if lock_tests else unittest.TestCase
+
+
+SKIPPED = {
+    "test_weakref_exists": "it would be the adapter that is referred to, which is nothing of ours",
+    "test_weakref_deleted": "it would be the adapter that is referred to, which is nothing of ours",
+    "test_at_fork_reinit": "a fork frees no lock on the server: its parent has it (test_processes.py, test_rlock.py)",
+}
+if sys.version_info < (3, 13):
+    SKIPPED["test_thread_leak"] = "threading keeps a stand-in for a thread that it did not begin and that asks its name"
+# Python's locks may vanish while they are held, and in these tests they do; Dropping holds that ours tell it.
+pytestmark = pytest.mark.filterwarnings("ignore:.* dropped without release:ResourceWarning")
+
+
+class OnAServer:
+    """Each test has a client of its own, which gives back all at its end."""
+
+    @pytest.fixture(autouse=True)
+    def own_client(self, server, clean):
+        if lock_tests is None:
+            required("Python's own tests of its locks: Debian has them in libpython3.*-testsuite")
+        if reason := SKIPPED.get(self._testMethodName):
+            pytest.skip(reason)
+        numbers = itertools.count()
+        self.name = lambda: f"a{next(numbers)}"
+        with Interlock(server.url) as self.locks:
+            with self.locks.lock("a"):  # the client's threads run before the test counts threads: its listener,
+                self.locks._port.ensure_subscribed("a")
+            for keeper in self.locks._session.workers:  # and its keepers
+                keeper.wake_at(0)
+            yield
+        held = [key for key in clean.keys("lock:*") if clean.type(key) != b"hash"]  # a barrier's numbers stay a while
+        assert not held
+        end = time.monotonic() + 10
+        while Residue.threads():  # closing waits for a second; on a busy machine a thread may take longer to end
+            assert time.monotonic() < end, Residue.threads()
+            time.sleep(0.01)
+
+
+class Dropping(OnAServer):
+    """Python's locks vanish in silence, ours do not."""
+
+    def test_acquire_destroy(self):
+        with self.assertWarnsRegex(ResourceWarning, "dropped without release"):
+            super().test_acquire_destroy()
+
+
+class TestLock(Dropping, python_s("LockTests")):
+    def locktype(self):
+        return cpython.Lock(self.locks.lock(self.name()))
+
+
+class TestRLock(Dropping, python_s("RLockTests")):
+    def locktype(self):
+        return cpython.RLock(self.locks.rlock(self.name()))
+
+
+class TestSemaphore(Dropping, python_s("SemaphoreTests")):
+    def semtype(self, value=1):
+        return cpython.Semaphore(self.locks, self.name(), value)
+
+
+class TestBoundedSemaphore(Dropping, python_s("BoundedSemaphoreTests")):
+    def semtype(self, value=1):
+        return cpython.BoundedSemaphore(self.locks, self.name(), value)
+
+
+class TestBarrier(OnAServer, python_s("BarrierTests")):
+    defaultTimeout = 4.0
+
+    def barriertype(self, parties, action=None, timeout=None):
+        return cpython.Barrier(self.locks.barrier(self.name(), parties), parties, action, timeout)

@@ -1,0 +1,142 @@
+"""How the end of a lease is told: `lost` by a loss, `ended` by any end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+
+from harness.modes import until
+from interlock import LeaseState
+from interlock._protocol.run import run
+
+rule = pytest.mark.rule
+pytestmark = [pytest.mark.matrix("servers"), pytest.mark.quorum]
+
+
+@rule(6)
+async def test_every_end_is_told_and_a_loss_also_as_a_loss(kit):
+    locks = kit.interlock()
+    given = await locks.lock("a").acquire()
+    ended, lost = given.ended, given.lost
+    assert not ended.is_set()
+    assert await given.release()
+    assert ended.is_set()
+    assert not lost.is_set()
+
+    revoked = await locks.lock("b", ttl=2).acquire()
+    ended, lost = revoked.ended, revoked.lost
+    assert await kit.interlock().lock("b").revoke("for the test")
+    await until(lambda: ended.is_set() and lost.is_set())
+
+    closed = await locks.lock("c").acquire()
+    ended, lost = closed.ended, closed.lost
+    await locks.close()
+    assert ended.is_set()
+    assert not lost.is_set()
+
+
+@rule(6)
+async def test_the_end_is_told_to_whoever_waits_for_it(kit):
+    locks = kit.interlock()
+    lease = await locks.lock("a").acquire()
+    ended = lease.ended
+    waiting = [
+        asyncio.ensure_future(kit.in_thread(ended.wait, 30) if kit.mode == "threads" else ended.wait())
+        for _ in range(2)
+    ]
+    await asyncio.sleep(0)
+    await lease.release()
+    async with asyncio.timeout(20):
+        assert await asyncio.gather(*waiting) == [True, True]
+
+
+async def test_one_that_is_asked_for_after_the_end_is_set(kit):
+    locks = kit.interlock()
+    given = await locks.lock("a").acquire()
+    await given.release()
+    assert given.ended.is_set()
+    assert not given.lost.is_set()
+    short = await locks.lock("b", ttl=0.3, renew=False).acquire()
+    await until(lambda: short.state is LeaseState.LOST)  # by our clock: it may not have been told yet
+    assert short.ended.is_set()
+    assert short.lost.is_set()
+    assert short.ended is short.ended
+
+
+async def test_an_rlock_ends_with_its_last_release(kit):
+    if kit.mode == "threads":
+        lock = kit.interlock()._real.rlock("a")
+        leases = [lock.acquire() for _ in range(2)]
+        ended = leases[0].ended
+        leases[0].release()
+        assert not ended.is_set()
+        leases[1].release()
+    else:
+        lock = kit.interlock().rlock("a")
+        leases = [await lock.acquire() for _ in range(2)]
+        ended = leases[0].ended
+        await leases[0].release()
+        assert not ended.is_set()
+        await leases[1].release()
+    assert ended.is_set()
+
+
+@rule(6)
+async def test_a_multi_ends_with_the_first_of_its_leases(kit):
+    locks = kit.interlock()
+    lease = await locks.multi(locks.lock("a", ttl=2), locks.lock("b", ttl=2)).acquire()
+    ended, lost = lease.ended, lease.lost
+    assert not ended.is_set()
+    await kit.interlock().lock("b").revoke("for the test")
+    await until(lambda: ended.is_set() and lost.is_set())
+    await lease.release()
+    again = await locks.multi(locks.lock("c"), locks.lock("d")).acquire()
+    ended = again.ended
+    await again.release()
+    assert ended.is_set()
+    assert not again.lost.is_set()
+    assert again.ended.is_set()
+
+
+@pytest.mark.one_server
+async def test_an_undone_lease_has_ended(kit):
+    """One that a multi had before another of its locks could not be had."""
+    locks, others = kit.interlock(), kit.interlock()
+    held = await others.lock("b").acquire()
+    made: list = []
+    member = locks.lock("a")
+    real = member._real if kit.mode == "threads" else member
+    hold = type(real)._lease_of
+
+    class Kept(type(real)):
+        __slots__ = ()
+
+        def _lease_of(self, grant):
+            made.append(hold(self, grant))
+            return made[-1]
+
+    real.__class__ = Kept
+    trying = asyncio.ensure_future(locks.multi(member, locks.lock("b")).acquire(timeout=1.5))
+    await until(lambda: made)
+    ended = made[0].ended
+    with pytest.raises(TimeoutError):
+        await trying
+    assert ended.is_set()
+    await held.release()
+    made.clear()
+    gc.collect()
+
+
+@rule(8)
+async def test_whoever_waits_until_it_is_taken_back_is_told_also_if_that_was_asked_for_twice(kit):
+    locks = kit.interlock()
+    lease = await locks.lock("a").acquire()
+    session = kit.session(locks)
+    port, attempt = session.port, lease._grant.attempt
+    both = [session.core.release_in_background(lease._grant), session.undo.add(attempt)]
+    for done in both:
+        waiting = port.runtime.wait(done, port.runtime.now() + 10)
+        assert await (kit.in_thread(run, waiting) if kit.mode == "threads" else waiting)
+    assert not await lease.release()

@@ -1,0 +1,390 @@
+"""Several locks, all or none, in both modes, on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+
+import pytest
+
+import interlock
+from harness.modes import outcome, queued, real, until, waiting
+from harness.processes import actors
+from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Unavailable
+
+rule = pytest.mark.rule
+pytestmark = [pytest.mark.matrix("kinds"), pytest.mark.quorum]
+
+
+def some(locks, names: str = "ab", **options):
+    return locks.multi(*(locks.lock(name) for name in names), **options)
+
+
+async def free(locks, names: str) -> bool:
+    return not any([(await locks.lock(name).inspect()).held for name in names])
+
+
+async def held(locks, names: str) -> bool:
+    return all([(await locks.lock(name).inspect()).held for name in names])
+
+
+@rule(1)
+async def test_all_or_none(kit, clean):
+    locks, others = kit.interlock(), kit.interlock()
+    async with await some(locks).acquire() as lease:
+        assert lease.fence["a"] == lease["a"].fence
+        assert set(lease.fence) == {"a", "b"}
+        assert lease.state is LeaseState.HELD
+        assert lease.remaining() > 20
+        lease.ensure()
+        for name in "ab":
+            assert await others.lock(name).try_acquire() is None
+    assert await free(others, "ab")
+    held = await others.lock("b").acquire()
+    assert await some(locks).try_acquire() is None
+    assert await free(others, "a")
+    refused = await outcome(some(locks).acquire(timeout=0.2))
+    assert isinstance(refused, AcquireTimeout)
+    assert "multi 'a, b'" in str(refused)
+    assert "lock 'b'" in str(refused)
+    assert await free(others, "a")
+    await held.release()
+    assert not clean.keys("*{queue}*")
+
+
+@rule(7)
+async def test_fences_grow_for_each_name(kit):
+    locks = kit.interlock()
+    before = {}
+    for _ in range(3):
+        async with await some(locks).acquire() as lease:
+            assert all(lease.fence[name] > before.get(name, 0) for name in "ab")
+            before = dict(lease.fence)
+
+
+@rule(1, 3)
+async def test_what_is_busy_is_waited_for_and_the_rest_is_held_and_renewed(kit):
+    locks, others = kit.interlock(), kit.interlock()
+    held = await others.lock("b").acquire()
+    together = locks.multi(locks.lock("a", ttl=1), locks.lock("b"))
+    task = asyncio.ensure_future(together.acquire(timeout=30))
+    await until(lambda: queued(others, 1, "b"))
+    before = await others.lock("a").inspect()
+    assert before.held
+    await asyncio.sleep(1.2)  # longer than its ttl: it is renewed
+    assert (await others.lock("a").inspect()).holder == before.holder
+    await held.release()
+    lease = await task
+    assert lease["a"].token == before.holder
+    assert await lease.release()
+    assert not await lease.release()
+
+
+@rule(3)
+async def test_two_that_name_them_in_another_order_never_wait_for_each_other(kit):
+    inside, most = 0, 0
+
+    async def work(names: str) -> None:
+        nonlocal inside, most
+        locks = kit.interlock()
+        for _ in range(5):
+            async with await some(locks, names, timeout=50).acquire():
+                inside += 1
+                most = max(most, inside)
+                await asyncio.sleep(0)
+                inside -= 1
+
+    await asyncio.gather(work("abc"), work("cba"), work("bca"), work("ba"))
+    assert most == 1
+
+
+@rule(1)
+@pytest.mark.one_server
+async def test_locks_permits_and_readers_go_together(kit):
+    locks, others = kit.interlock(), kit.interlock()
+    mixed = locks.multi(locks.semaphore("s", 2), locks.rwlock("rw").read(), locks.lock("a"), locks.rlock("r"))
+    async with await mixed.acquire() as lease:
+        assert set(lease.fence) == {"s", "rw", "a", "r"}
+        assert await others.semaphore("s", 2).available() == 1
+        reader = await others.rwlock("rw").read().try_acquire()
+        assert reader is not None
+        assert await kit.interlock().rwlock("rw").write().try_acquire() is None
+        await reader.release()
+    assert await others.semaphore("s", 2).available() == 2
+    writer = await others.rwlock("rw").write().acquire(timeout=5)
+    assert await mixed.try_acquire() is None
+    assert await others.semaphore("s", 2).available() == 2
+    await writer.release()
+
+
+@rule(1)
+@pytest.mark.asyncio_only
+async def test_an_rlock_that_the_task_has_is_taken_once_more(kit):
+    locks = kit.interlock()
+    outer = await locks.rlock("r").acquire()
+    async with locks.multi(locks.rlock("r"), locks.lock("a")) as lease:
+        assert lease.fence["r"] == outer.fence
+    assert await locks.rlock("r").acquire() is outer
+    assert await outer.release()
+    assert await outer.release()
+
+
+@rule(1)
+def test_an_rlock_that_the_thread_has_is_taken_once_more(server, clean):
+    with interlock.Interlock(server.url) as locks:
+        outer = locks.rlock("r").acquire()
+        with locks.multi(locks.rlock("r"), locks.lock("a")) as lease:
+            assert lease.fence["r"] == outer.fence
+        held = locks.lock("a").acquire()
+        assert locks.multi(locks.rlock("r"), locks.lock("a")).try_acquire() is None
+        held.release()
+        assert outer.release()
+        assert not locks.lock("r").inspect().held
+
+
+@rule(6)
+async def test_lost_when_any_is_lost(kit):
+    told = []
+    locks = kit.interlock(max_ttl=3)  # a revocation in the first second is told by the renewal, at a third of the ttl
+    lease = await some(locks, on_lost=told.append).acquire()
+    assert not lease.lost.is_set()
+    assert await kit.interlock().lock("b").revoke("for the test")
+    await until(lease.lost.is_set)
+    await until(lambda: told)
+    assert lease.state is LeaseState.LOST
+    with pytest.raises(LeaseLost):
+        lease.ensure()
+    lease["a"].ensure()
+    assert not await lease.release()
+    looking = kit.interlock()
+    await until(lambda: free(looking, "ab"))  # what was lost is given back in the background
+
+
+@rule(6)
+async def test_a_body_that_loses_one_is_told_and_the_others_are_given_back(kit):
+    others = kit.interlock()
+
+    async def body() -> None:
+        locks = kit.interlock(max_ttl=3)
+        async with await some(locks, "abc").acquire() as lease:
+            assert await others.lock("b").revoke("for the test")
+            await until(lease.lost.is_set)
+            await asyncio.sleep(0.01)
+
+    with pytest.raises(LeaseLost, match="lock 'b'"):
+        await body()
+    await until(lambda: free(others, "abc"))
+
+
+@rule(8)
+async def test_cancelled_or_out_of_time_nothing_is_left(kit):
+    locks, others = kit.interlock(), kit.interlock()
+    held = await others.lock("b").acquire()
+    if kit.mode == "asyncio":
+        task = asyncio.ensure_future(some(locks, "abc").acquire(timeout=30))
+        await until(lambda: queued(others, 1, "b"))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert isinstance(await outcome(some(locks, "abc").acquire(timeout=0.3)), AcquireTimeout)
+    await until(lambda: free(others, "ac"))
+    await until(lambda: queued(others, 0, "b"))
+    await held.release()
+
+
+@rule(8)
+@pytest.mark.asyncio_only
+async def test_a_release_that_is_cancelled_before_it_began_goes_on(kit):
+    locks = kit.interlock()
+    lease = await some(locks).acquire()
+    releasing = asyncio.ensure_future(lease.release())
+    await asyncio.sleep(0)  # it has asked for both, and neither has begun
+    releasing.cancel()
+    await asyncio.wait([releasing])
+    await until(lambda: free(locks, "ab"))
+
+
+@rule(8)
+async def test_the_reply_is_lost_and_it_is_asked_again(kit, proxy):
+    locks = kit.interlock(f"{proxy.url}?socket_timeout=0.3")
+    await (await some(locks).acquire()).release()  # the server knows the script
+    proxy.drop_replies = True
+    task = asyncio.ensure_future(some(locks).acquire(timeout=30))
+    looking = kit.interlock()
+    await until(lambda: held(looking, "ab"))
+    proxy.cut()
+    proxy.drop_replies = False
+    lease = await task
+    assert await lease.release()
+    assert await free(kit.interlock(), "ab")
+
+
+@rule(8)
+async def test_in_doubt_and_then_refused_nothing_is_left(kit, clean, proxy):
+    """The first request was run, its reply lost; when it is asked again, one of them is another's."""
+    locks = kit.interlock(f"{proxy.url}?socket_timeout=0.3")
+    await (await some(locks).acquire()).release()  # the server knows the script
+    proxy.drop_replies = True
+    task = asyncio.ensure_future(outcome(some(locks, "abc").acquire(timeout=0)))
+    looking = kit.interlock()
+    await until(lambda: held(looking, "abc"))
+    clean.set("lock:b", "another", px=60_000)
+    proxy.cut()
+    proxy.drop_replies = False
+    assert isinstance(await task, AcquireTimeout)
+    await until(lambda: free(looking, "ac"))
+
+
+@rule(8)
+async def test_closing_gives_back_what_was_being_acquired(kit, proxy):
+    """As for one lock: it may have been granted already, though nobody here knows."""
+    locks = kit.interlock(f"{proxy.url}?socket_timeout=2")
+    await (await some(locks).acquire()).release()  # the server knows the script
+    proxy.drop_replies = True
+    task = asyncio.ensure_future(outcome(some(locks).acquire()))
+    looking = kit.interlock()
+    await until(lambda: held(looking, "ab"))
+    proxy.drop_replies = kit.mode == "asyncio"  # for threads closing makes a connection of its own
+    await locks.close()
+    assert isinstance(await task, ConfigError)
+    await until(lambda: free(looking, "ab"))
+
+
+@rule(8)
+async def test_its_timeout_bounds_the_call_while_the_server_is_silent(kit, proxy):
+    locks = kit.interlock(proxy.url)
+    await (await some(locks).acquire()).release()  # the server knows the script
+    proxy.drop_replies = True
+    started = time.monotonic()
+    refused = await outcome(some(locks).acquire(timeout=0.5))
+    assert time.monotonic() - started < 3  # and not the 5 s that a server may stay away
+    assert isinstance(refused, Unavailable)
+    proxy.drop_replies = False
+    proxy.cut()
+
+
+@rule(8)
+async def test_many_that_are_not_given_back_at_once_do_not_add_up(kit):
+    """The server is gone: the caller waits for all that is being undone together, not for each."""
+    locks, others = kit.interlock(), kit.interlock()
+    blocker = await others.lock("z").acquire()
+    undo = kit.session(locks).undo
+    add, port = undo.add, undo.port
+    undo.add = lambda attempt: (add(attempt), port.runtime.event())[1]  # nobody hears when it is done
+    started = time.monotonic()
+    refused = await outcome(
+        locks.multi(*(locks.lock(f"a{i:02}") for i in range(40)), locks.lock("z")).acquire(timeout=1)
+    )
+    assert isinstance(refused, AcquireTimeout)
+    assert time.monotonic() - started < 5  # forty times 0.2 s are 8
+    await blocker.release()
+
+
+@rule(6)
+async def test_one_that_is_lost_before_the_whole_is_made_is_told(kit):
+    locks, told = kit.interlock(max_ttl=3), []
+    leases = {name: await locks.lock(name).acquire() for name in "ab"}
+    assert await kit.interlock().lock("b").revoke("for the test")
+    await until(leases["b"].lost.is_set)
+    whole = real(some(locks))
+    lease = whole._lease_type(whole._session, told.append, "a, b", {name: real(each) for name, each in leases.items()})
+    await until(lambda: told)
+    assert told == [lease]
+    assert lease.lost.is_set()
+    await leases["a"].release()
+
+
+@rule(3, 4)
+async def test_killed_while_it_has_some_and_waits_for_others(kit):
+    async with actors(kit, 1) as (dying,):
+        locks = kit.interlock()
+        held = await locks.lock("b").acquire()
+        await dying.say("together", ["a", "b"], {"ttl": 1.5}, 60)
+        await until(lambda: queued(locks, 1, "b"))
+        assert (await locks.lock("a").inspect()).held
+        dying.signal(signal.SIGKILL)
+        lease = await locks.lock("a").acquire(timeout=10)
+        await held.release()
+        again = await locks.lock("b").acquire(timeout=10)
+        assert await lease.release()
+        assert await again.release()
+
+
+@rule(1)
+async def test_nothing_is_taken_over_those_who_wait(kit):
+    """A lock that is free, with somebody at the head of its queue, goes to that one."""
+    locks, others = kit.interlock(), kit.interlock()
+    held = await others.lock("a").acquire()
+    task = asyncio.ensure_future(others.lock("a").acquire(timeout=30))
+    await until(lambda: queued(others, 1))
+    mine = asyncio.ensure_future(some(locks).acquire(timeout=30))
+    await until(lambda: queued(others, 2))
+    await held.release()
+    first = await task
+    assert not mine.done()
+    await first.release()
+    lease = await mine
+    assert lease.fence["a"] > first.fence
+    await lease.release()
+
+
+async def test_inspect_revoke_and_extend(kit):
+    locks = kit.interlock(max_ttl=9)
+    together = some(locks)
+    lease = await together.acquire()
+    await lease.extend(9)
+    assert lease.remaining() > 6
+    states = await together.inspect()
+    assert states["a"].holder == lease["a"].token
+    assert await together.revoke("enough")
+    await until(lease.lost.is_set)
+    assert not await lease.release()
+    await until(lambda: free(locks, "ab"))
+
+
+def test_bad_input(kit):
+    locks, other = kit.interlock(), kit.interlock()
+    for wrong in (
+        locks.multi,
+        lambda: locks.multi(locks.lock("a"), locks.lock("a")),
+        lambda: locks.multi(locks.lock("a"), locks.rlock("a")),
+        lambda: locks.multi(locks.rwlock("a").read(), locks.rwlock("a").write()),
+        lambda: locks.multi("a", "b"),
+        lambda: locks.multi(locks.lock("a"), other.lock("b")),
+        lambda: locks.multi(locks.rwlock("a")),
+        lambda: locks.multi(locks.election("a")),
+        lambda: locks.multi(locks.rlock("a", owner="me")),
+        lambda: locks.multi(locks.lock("a"), timeout=-1),
+        lambda: locks.multi(*(locks.lock(str(i)) for i in range(1001))),
+    ):
+        with pytest.raises(ConfigError):
+            wrong()
+
+
+async def test_a_name_of_another_kind(kit, clean):
+    locks = kit.interlock()
+    held = await locks.semaphore("b", 2).acquire()
+    assert isinstance(await outcome(some(locks).acquire()), ConfigError)
+    assert await free(locks, "a")
+    assert await waiting(locks.semaphore("b", 2), 0)
+    await held.release()
+
+
+async def test_a_function_under_several(kit):
+    locks = kit.interlock()
+    if kit.mode == "asyncio":
+
+        @some(locks)
+        async def work() -> bool:
+            return await free(locks, "ab")
+
+        assert not await work()
+    else:
+
+        @some(locks)._real
+        def blocking() -> bool:
+            return locks._real.lock("a").inspect().held
+
+        assert await kit.in_thread(blocking)
+    assert await free(locks, "ab")

@@ -1,0 +1,349 @@
+"""Work that runs once, in both modes, on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from datetime import UTC, datetime
+
+import pytest
+
+from harness.modes import outcome, until
+from harness.processes import actors
+from interlock import ConfigError, LeaseLost, LeaseState, Ran, Skipped
+
+rule = pytest.mark.rule
+pytestmark = [pytest.mark.matrix("kinds"), pytest.mark.quorum]
+
+
+def job(kit, body=lambda _lease: 42):
+    """A piece of work for this mode."""
+    if kit.mode == "threads":
+        return body
+
+    async def work(lease):
+        return body(lease)
+
+    return work
+
+
+@rule(1)
+async def test_one_runs_it_and_tells_who_and_when(kit):
+    once = kit.interlock().once("a", at_most=60)
+    before = datetime.now(UTC)
+    result = await once.run(job(kit, lambda _: time.sleep(0.05) or 42))
+    assert isinstance(result, Ran)
+    assert result
+    assert result.value == 42
+    assert (before - result.started).total_seconds() < 60
+    again = await kit.interlock().once("a", at_most=60).run(job(kit))
+    assert isinstance(again, Ran)  # nothing keeps it from that
+    assert (again.started - result.started).total_seconds() >= 0.05  # in a quorum, too, where fences are counted
+
+
+@rule(1)
+async def test_the_others_skip_it_while_it_runs(kit):
+    mine, others = kit.interlock().once("a", at_most=60), kit.interlock().once("a", at_most=60)
+    results = []
+    if kit.mode == "threads":
+
+        def work(lease):
+            results.append(others._real.run(lambda _: "never"))
+            return lease.token
+
+    else:
+
+        async def work(lease):
+            async def never(_):
+                return "never"
+
+            results.append(await others.run(never))
+            return lease.token
+
+    result = await mine.run(work)
+    (skipped,) = results
+    assert isinstance(skipped, Skipped)
+    assert not skipped
+    assert skipped.by == result.value == result.by
+    assert skipped.started == result.started
+    assert skipped.ended is None
+
+
+@rule(5)
+async def test_at_least_keeps_a_fast_job_from_running_twice(kit, clean):
+    """However late the clock of the second machine says that it is time."""
+    first = await kit.interlock().once("a", at_most=60, at_least=30).run(job(kit))
+    other = kit.interlock().once("a", at_most=60, at_least=30)
+    skipped = await other.run(job(kit))
+    assert isinstance(skipped, Skipped)
+    assert (skipped.by, skipped.started) == (first.by, first.started)
+    assert skipped.ended >= skipped.started
+    state = await other.inspect()
+    assert state.last.by == first.by
+    assert 0 < state.free_in <= 30
+    assert 0 < clean.pttl("{lock:a}{done}") <= 30_000
+    assert await other.forget()
+    assert isinstance(await other.run(job(kit)), Ran)
+
+
+async def test_at_least_counts_from_the_start(kit, clean):
+    once = kit.interlock().once("a", at_most=60, at_least=0.2)
+    assert isinstance(await once.run(job(kit, lambda _: time.sleep(0.3))), Ran)
+    assert not clean.exists("{lock:a}{done}")
+
+
+@rule(1)
+async def test_with_a_key_it_runs_once_for_good(kit, clean):
+    locks = kit.interlock()
+    first = await locks.once("a", at_most=60, key="2026-11-21").run(job(kit))
+    skipped = await kit.interlock().once("a", at_most=60, key="2026-11-21").run(job(kit))
+    assert isinstance(skipped, Skipped)
+    assert skipped.by == first.by
+    assert isinstance(await locks.once("a", at_most=60, key="2026-11-22").run(job(kit)), Ran)
+    assert isinstance(await locks.once("a", at_most=60, key="2026-11-22").run(job(kit)), Skipped)
+    assert isinstance(await locks.once("a", at_most=60, key="x", keep=5).run(job(kit)), Ran)
+    assert 0 < clean.pttl("{lock:a:key=x}{done}") <= 5000
+    assert 29 * 86400 < clean.ttl("{lock:a:key=2026-11-21}{done}") <= 30 * 86400
+    # no name with a key is another one with another key
+    assert isinstance(await locks.once("a:key=b", at_most=60, key="c").run(job(kit)), Ran)
+    assert isinstance(await locks.once("a", at_most=60, key="b:key=c").run(job(kit)), Ran)
+
+
+@rule(8)
+async def test_with_a_key_one_that_failed_is_run_again(kit):
+    once = kit.interlock().once("a", at_most=60, key="v3")
+
+    def fails(_lease):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await once.run(job(kit, fails))
+    assert isinstance(await once.run(job(kit)), Ran)
+    assert isinstance(await once.run(job(kit)), Skipped)
+
+
+@rule(3)
+async def test_a_killed_one_is_free_again(kit):
+    once = kit.interlock().once("a", at_most=1.5, key="v3")
+    async with actors(kit, 1) as (dying,):
+        token = await dying.do("runs", "a", {"at_most": 1.5, "key": "v3"})
+        skipped = await once.run(job(kit))
+        assert skipped.by == token
+        dying.signal(signal.SIGKILL)
+        results = []
+
+        async def ran() -> bool:
+            results.append(await once.run(job(kit)))
+            return isinstance(results[-1], Ran)
+
+        await until(ran)
+
+
+@rule(6)
+async def test_one_that_takes_more_than_at_most_has_lost_it(kit):
+    once = kit.interlock().once("a", at_most=0.3, key="v3")
+    result = await outcome(once.run(job(kit, lambda lease: (lease.lost, time.sleep(0.6)))))
+    assert isinstance(result, LeaseLost)
+    assert isinstance(await once.run(job(kit)), Ran)  # it has not succeeded
+
+
+@rule(6)
+async def test_one_that_lost_it_has_not_succeeded(kit):
+    """Though the server may have it still for a moment: whoever is told LeaseLost must find that it is run again."""
+    once = kit.interlock().once("a", at_most=60, key="v3")
+    result = await outcome(once.run(job(kit, lambda lease: setattr(lease._grant, "deadline", 0.0))))
+    assert isinstance(result, LeaseLost)
+    results = []
+
+    async def ran() -> bool:
+        results.append(await once.run(job(kit)))
+        return isinstance(results[-1], Ran)
+
+    await until(ran)
+
+
+@rule(5)
+async def test_at_least_holds_for_one_that_was_revoked_too(kit, clean):
+    once, others = kit.interlock().once("a", at_most=60, at_least=30), kit.interlock().once("a", at_most=60)
+    primitive = once._primitive
+
+    def work(lease):
+        message = ("revoke", lease.token, "0", "it eats the disk", "")
+        assert clean.eval(primitive.script.source, len(primitive.keys), *primitive.keys, *message)[0] == 1
+
+    result = await outcome(once.run(job(kit, work)))
+    assert isinstance(result, LeaseLost)
+    await until(lambda: not clean.exists("lock:a"))
+    assert isinstance(await others.run(job(kit)), Skipped)
+    assert await others.forget()
+    assert not await others.forget()
+    assert isinstance(await others.run(job(kit)), Ran)
+
+
+@rule(5)
+async def test_a_run_does_not_end_before_it_began(kit, clean):
+    """Its server was replaced meanwhile by one whose clock is an hour behind."""
+    once, others = kit.interlock().once("a", at_most=60, at_least=30), kit.interlock().once("a", at_most=60)
+    record = "{lock:a}{record}"
+
+    def work(_lease):
+        words = clean.get(record).split(b" ")
+        words[2] = b"%d" % (int(words[2]) + 3_600_000_000)
+        clean.set(record, b" ".join(words), keepttl=True)
+
+    assert isinstance(await once.run(job(kit, work)), Ran)
+    skipped = await others.run(job(kit))
+    assert isinstance(skipped, Skipped)
+    assert skipped.ended == skipped.started
+    assert 29 < (await others.inspect()).free_in <= 30
+
+
+@rule(6)
+async def test_one_whose_interlock_was_closed_has_not_succeeded(kit):
+    """Its lease is another's from then on, so it must not say that it ran: it would run again elsewhere."""
+    locks, others = kit.interlock(), kit.interlock().once("a", at_most=60, key="1")
+    states: list = []
+
+    def work(lease):
+        states.append(None)
+        assert lease.ended.wait(20)
+        states.append(lease.state)
+        return 42
+
+    async def awork(lease):
+        states.append(None)
+        try:
+            await asyncio.sleep(30)
+        finally:
+            states.append(lease.state)
+
+    running = asyncio.ensure_future(locks.once("a", at_most=60, key="1").run(work if kit.mode == "threads" else awork))
+    await until(lambda: states)
+    await locks.close()
+    with pytest.raises(LeaseLost):
+        await asyncio.wait_for(running, 20)
+    assert states[1] is LeaseState.RELEASED
+    assert (await others.run(job(kit))).value == 42
+
+
+@rule(8)
+async def test_forgetting_that_comes_late_does_not_forget_another_run(kit, clean):
+    once = kit.interlock().once("a", at_most=60, at_least=30)
+    primitive = once._primitive
+    await once.run(job(kit))
+    message = (len(primitive.keys), *primitive.keys, "forget", clean.get("{lock:a}{done}"), "")
+    assert await once.forget()
+    await once.run(job(kit))
+    clean.eval(primitive.script.source, *message)
+    assert isinstance(await once.run(job(kit)), Skipped)
+
+
+@rule(8)
+async def test_a_lost_reply_to_its_end_does_not_lose_the_note(kit, clean, proxy):
+    once = kit.interlock(f"{proxy.url}?socket_timeout=0.3").once("a", at_most=60, key="v3")
+    await once.inspect()
+
+    def work(_lease):
+        proxy.drop_replies = True
+
+    task = asyncio.ensure_future(once.run(job(kit, work)))
+    await until(lambda: clean.exists("{lock:a:key=v3}{done}"))
+    proxy.cut()
+    proxy.drop_replies = False
+    assert isinstance(await task, Ran)
+    assert isinstance(await kit.interlock().once("a", at_most=60, key="v3").run(job(kit)), Skipped)
+
+
+@rule(8)
+@pytest.mark.asyncio_only
+async def test_an_attempt_that_never_began_leaves_no_note(kit, clean, proxy):
+    """A lost reply to its acquire, and a caller who is gone: nobody has run it, so nobody may be told so."""
+    once = kit.interlock(f"{proxy.url}?socket_timeout=0.3").once("a", at_most=60, at_least=30)
+    await once.inspect()
+    proxy.drop_replies = True
+    task = asyncio.ensure_future(once.run(job(kit)))
+    await until(lambda: clean.exists("lock:a"))
+    task.cancel()
+    await asyncio.wait([task])
+    proxy.cut()
+    proxy.drop_replies = False
+    other = kit.interlock().once("a", at_most=60, at_least=30)
+    results = []
+
+    async def ran() -> bool:
+        results.append(await other.run(job(kit)))
+        return isinstance(results[-1], Ran)
+
+    await until(ran)
+
+
+async def test_a_decorated_function(kit):
+    locks = kit.interlock()
+    if kit.mode == "threads":
+
+        @locks._real.once("a", at_most=60, at_least=30)
+        def nightly(number: int) -> int:
+            return number + 1
+
+        first, second = await kit.in_thread(nightly, 1), await kit.in_thread(nightly, 1)
+        with pytest.raises(ConfigError, match="async def"):
+            locks._real.once("b", at_most=60)(test_bad_input)
+    else:
+
+        @locks.once("a", at_most=60, at_least=30)
+        async def nightly(number: int) -> int:
+            return number + 1
+
+        first, second = await nightly(1), await nightly(number=1)
+        with pytest.raises(ConfigError, match="async def"):
+            locks.once("b", at_most=60)(print)
+    assert (first.value, bool(second)) == (2, False)
+
+
+async def test_inspect_and_revoke(kit):
+    once = kit.interlock(max_ttl=3).once("a", at_most=60)  # so that it is renewed soon, and told then
+    assert (await once.inspect()).running is None
+    assert not await once.revoke("nobody runs it")
+    states = []
+
+    def work(lease):
+        while lease.state is LeaseState.HELD:
+            time.sleep(0.01)
+            states.append(lease.state)
+            if len(states) > 1000:
+                return
+
+    async def awork(lease):
+        await asyncio.sleep(30)
+
+    task = asyncio.ensure_future(outcome(once.run(work if kit.mode == "threads" else awork)))
+    other = kit.interlock().once("a", at_most=60)
+
+    async def runs() -> bool:
+        return (await other.inspect()).running is not None
+
+    await until(runs)
+    assert (await other.inspect()).started is not None
+    assert await other.revoke("it eats the disk")
+    told = await asyncio.wait_for(task, 20)
+    assert isinstance(told, LeaseLost)
+    assert "revoked" in str(told)
+
+
+@rule(9)
+async def test_bad_input(kit, clean):
+    locks = kit.interlock()
+    for wrong in (
+        {"at_most": 0}, {"at_most": -1}, {"at_most": "x"}, {"at_most": None}, {"at_most": float("inf")},
+        {"at_most": 1, "at_least": 2}, {"at_most": 1, "at_least": -1}, {"at_most": 1, "key": ""},
+        {"at_most": 1, "key": 7}, {"at_most": 1, "key": "x", "keep": 0},
+    ):  # fmt: skip
+        with pytest.raises(ConfigError):
+            locks.once("a", **wrong)
+    with pytest.raises(ConfigError):
+        locks.once("", at_most=1, key="x")
+    await locks.once("a", at_most=60, at_least=10).run(job(kit))
+    for key in clean.keys("*"):
+        assert clean.pttl(key) > 0
+    assert isinstance(await outcome(locks.lock("a").acquire(timeout=0)), ConfigError)

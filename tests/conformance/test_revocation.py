@@ -1,0 +1,177 @@
+"""A revocation reaches its holder within a second, with the reason, however young the lease and its client are."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from harness.modes import SLACK, outcome, until
+from interlock import LeaseLost
+from interlock._client.renewal import SUBSCRIBE_AFTER
+
+rule = pytest.mark.rule
+pytestmark = [pytest.mark.matrix("servers"), pytest.mark.quorum]
+LOCKS = {
+    "lock": lambda locks: locks.lock("a"),
+    "fixed lock": lambda locks: locks.lock("b", renew=False),
+    "lock with max_hold": lambda locks: locks.lock("c", max_hold=20),
+    "rlock": lambda locks: locks.rlock("d"),
+    "election": lambda locks: locks.election("e"),
+}
+PERMITS = {
+    "semaphore": lambda locks: locks.semaphore("f", 3),
+    "fixed semaphore": lambda locks: locks.semaphore("g", 3, renew=False),
+    "reader": lambda locks: locks.rwlock("h").read(),
+    "writer": lambda locks: locks.rwlock("i").write(),
+}
+SOON = 1 + SLACK  # without a push it takes a third of the ttl, 10 s
+
+
+def kinds(kit):
+    """What this ground has."""
+    return (
+        LOCKS if kit.way.__name__ == "<lambda>" and isinstance(kit.way(kit.server, kit.mode), list) else LOCKS | PERMITS
+    )
+
+
+async def told(lease, since):
+    """Seconds until the holder knew, and what it was told."""
+    await until(lambda: lease.state == "lost")
+    took = time.monotonic() - since
+    with pytest.raises(LeaseLost) as caught:
+        lease.ensure()
+    return took, str(caught.value)
+
+
+async def acquired(lockable):
+    """A lease on it."""
+    return await (lockable.campaign() if hasattr(lockable, "campaign") else lockable.acquire())
+
+
+@rule(6)
+@pytest.mark.parametrize("force", [False, True], ids=["kindly", "by force"])
+async def test_a_revocation_reaches_the_first_lease_of_a_client(kit, force):
+    others = kit.interlock()
+
+    async def one(make):
+        lease = await acquired(make(kit.interlock()))
+        revoked = time.monotonic()
+        assert await make(others).revoke("disk full", force=force)
+        took, why = await told(lease, revoked)
+        assert took < SOON, (make, took)
+        assert "revoked" in why
+        assert force or "it was revoked: disk full" in why
+        await lease.release()
+
+    await asyncio.gather(*(one(make) for make in kinds(kit).values()))
+
+
+@rule(6)
+@pytest.mark.one_server
+async def test_a_revocation_whose_push_was_lost_with_the_connection_is_told_after_it(kit, clean):
+    """The connection for pushes breaks in that moment; when it is made again, the lease is asked about at once."""
+    locks, others = kit.interlock(), kit.interlock()
+    leases = [await kit.keep(acquired(make(locks))) for make in (LOCKS["lock"], LOCKS["fixed lock"])]
+    session = kit.session(locks)
+    await until(lambda: all(session.renewal._is_subscribed(lease._grant) for lease in leases))
+    lost = []
+    session.pushed = lost.append
+    for name in "ab":
+        assert await others.lock(name).revoke("disk full")
+    await until(lambda: len(lost) == 2)
+    del session.pushed
+    revoked = time.monotonic()
+    for client in clean.client_list(_type="pubsub"):
+        clean.client_kill_filter(_id=client["id"])
+    for lease in leases:
+        took, why = await told(lease, revoked)
+        assert took < SOON
+        assert "it was revoked: disk full" in why
+
+
+@rule(6)
+@pytest.mark.one_server
+async def test_a_lease_is_asked_about_again_if_its_channel_was_subscribed_during_the_question(kit):
+    """The question was answered before the subscription: a revocation between the two was not pushed to anybody."""
+    locks = kit.interlock()
+    session = kit.session(locks)
+    calls, held_up = session.port.calls, []
+
+    async def answered_late(messages, until):
+        replies = await calls(messages, until)
+        if not held_up:
+            held_up.append(messages)
+            while session.renewal.resubscribed or session.port.subscription_of("lock:fixed")[0] != "1":
+                if kit.mode == "asyncio":
+                    await asyncio.sleep(0.01)
+                else:
+                    time.sleep(0.01)
+        return replies
+
+    session.port.calls = answered_late
+    fixed = await kit.keep(locks.lock("fixed", renew=False).acquire())
+    await until(lambda: held_up or session.renewal.in_flight)
+    await kit.keep(
+        locks.lock("other").acquire()
+    )  # it stands in a slot, so the keeper of ends looks at new subscriptions
+    await until(lambda: session.renewal._is_subscribed(fixed._grant))
+    del session.port.calls
+
+
+@rule(6)
+@pytest.mark.one_server
+async def test_a_revocation_may_be_pushed_before_the_grant_is_known(kit, clean):
+    """The process was busy, or stopped, between the server's answer and its reading."""
+    locks = kit.interlock()
+    session = kit.session(locks)
+    hold = session.core.lease_from_grant
+
+    def late(attempt, *args, **kwargs):
+        session.pushed(f"revoked {attempt.token} disk full".encode())
+        return hold(attempt, *args, **kwargs)
+
+    session.core.lease_from_grant = late
+    for make in (lambda: locks.lock("a").acquire(), lambda: locks.multi(locks.lock("a"), locks.lock("b")).acquire()):
+        error = await outcome(make())
+        assert isinstance(error, LeaseLost)
+        assert "it was revoked: disk full" in str(error)
+        await until(lambda: not clean.exists("lock:a", "lock:b"))  # it was taken back
+    del session.core.lease_from_grant
+
+
+@rule(6)
+@pytest.mark.one_server
+async def test_a_short_section_costs_neither_a_question_nor_a_subscription(kit, clean):
+    locks, asked = kit.interlock(), []
+    session = kit.session(locks)
+    calls = session.port.calls
+
+    async def watching(messages, until):
+        asked.extend(args[0] for _, _, args in messages)
+        return await calls(messages, until)
+
+    session.port.calls = watching
+    began = session.runtime.now()
+    lease = await locks.lock("a").acquire()
+    await until(lambda: session.runtime.now() > began + SUBSCRIBE_AFTER / 2)
+    await lease.release()
+    if session.runtime.now() > began + SUBSCRIBE_AFTER:
+        pytest.skip("this machine was too busy for a short section")
+    assert not asked
+    assert not clean.pubsub_channels()
+    del session.port.calls
+
+
+@rule(6)
+@pytest.mark.one_server
+async def test_a_fixed_lease_is_asked_about_and_not_lengthened(kit, clean):
+    lease = await kit.interlock().lock("a", ttl=6, renew=False).acquire()
+    grant = lease._grant
+    overdue, deadline = grant.jeopardy_after, grant.deadline
+    await until(lambda: grant.jeopardy_after > overdue)  # it was asked about
+    assert grant.deadline == deadline
+    assert lease.state == "held"
+    assert clean.pttl("lock:a") < 5700
+    await lease.release()

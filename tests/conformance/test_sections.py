@@ -1,0 +1,311 @@
+"""Who leaves a section: the `with` that entered it, in whichever thread or task that happens, or nobody at all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import sys
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import interlock
+import interlock.aio
+from harness.modes import until
+from interlock import AcquireTimeout, ConfigError, LeaseLost
+
+rule = pytest.mark.rule
+
+
+@pytest.fixture
+def locks(server, clean):
+    with interlock.Interlock(server.url) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def inside(lockable):
+    """As a dependency of a web framework that yields: entered in one thread of a pool, and left in another."""
+    with lockable as lease:
+        yield lease
+
+
+def elsewhere(call, *args):
+    """Call it in a thread of its own, which has ended then."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call, *args).result()
+
+
+def names(client) -> list[str]:
+    return sorted(key.decode()[5:] for key in client.scan_iter("lock:*") if not key.endswith(b"}"))
+
+
+# Entered here, left there: threads
+
+
+@rule(11)
+@pytest.mark.parametrize("kind", ["lock", "rlock", "write", "multi", "election"])
+def test_a_with_that_is_entered_in_one_thread_may_be_left_in_another(locks, clean, kind):
+    made = {
+        "lock": lambda: locks.lock("a"),
+        "rlock": lambda: locks.rlock("a"),
+        "write": lambda: locks.rwlock("a").write(),
+        "multi": lambda: locks.multi(locks.lock("{a}1"), locks.lock("{a}2")),
+        "election": lambda: locks.election("a"),
+    }[kind]()
+    section = inside(made)
+    lease = elsewhere(section.__enter__)
+    assert lease.state == "held"
+    elsewhere(section.__exit__, None, None, None)
+    assert lease.state == "released"
+    assert not names(clean)
+    with made:  # also for the thread that entered it
+        pass
+
+
+@rule(11)
+def test_each_with_leaves_its_own_permit(locks):
+    limited = locks.semaphore("a", 3)
+    sections = [inside(limited) for _ in range(3)]
+    leases = [elsewhere(section.__enter__) for section in sections]
+    for i in (1, 0, 2):  # in another order, and in a thread that has entered none of them
+        sections[i].__exit__(None, None, None)
+        assert leases[i].state == "released"
+        assert limited.available() == 3 - sum(lease.state == "held" for lease in leases)
+    assert limited.available() == 3
+
+
+@rule(11)
+def test_a_thread_of_a_pool_that_has_entered_for_one_request_waits_for_it_in_the_next(locks):
+    lock = locks.lock("a", timeout=0.2)
+    with ThreadPoolExecutor(1) as pool:
+        first, second = inside(lock), inside(lock)
+        pool.submit(first.__enter__).result()
+        with pytest.raises(AcquireTimeout):  # and not ConfigError: the same thread would leave it later
+            pool.submit(second.__enter__).result()
+        first.__exit__(None, None, None)
+        third = inside(lock)
+        pool.submit(third.__enter__).result()
+        pool.submit(third.__exit__, None, None, None).result()
+
+
+@rule(11)
+def test_a_thread_that_is_inside_is_still_told_that_it_would_wait_for_itself(locks):
+    lock = locks.lock("a", timeout=0.2)
+    with lock, pytest.raises(ConfigError, match="inside it already"), lock:
+        pass
+    with inside(lock), pytest.raises(ConfigError, match="inside it already"), inside(lock):
+        pass
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(lock)
+        with pytest.raises(ConfigError, match="inside it already"), lock:
+            pass
+    with lock:
+        assert isinstance(elsewhere(_outcome, lock.acquire), AcquireTimeout)
+
+
+def _outcome(call):
+    try:
+        return call()
+    except Exception as error:
+        return error
+
+
+@rule(11)
+def test_an_exit_stack_leaves_what_it_entered_in_whichever_thread(locks, clean):
+    limited = locks.semaphore("a", 2)
+    first, second = contextlib.ExitStack(), contextlib.ExitStack()
+    mine = elsewhere(first.enter_context, limited)
+    others = second.enter_context(limited)
+    first.close()
+    assert (mine.state, others.state) == ("released", "held")
+    elsewhere(second.close)
+    assert not names(clean)
+
+
+@rule(6, 11)
+async def test_a_section_that_nobody_can_leave_any_more_is_given_back(server, clean):
+    with interlock.Interlock(server.url) as locks:
+        lock = locks.lock("a")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ResourceWarning)
+            stack = contextlib.ExitStack()
+            stack.enter_context(lock)
+            assert names(clean) == ["a"]
+            del stack
+            gc.collect()
+            await until(lambda: not names(clean), within=5)  # and not when its ttl is over
+        with lock:  # nor is this thread refused
+            pass
+
+
+@rule(6)
+async def test_a_lease_that_is_lost_before_its_body_leaves_nothing_to_wait_for(server, locks, clean, monkeypatch):
+    acquire = interlock.aio.Lock._acquire
+
+    async def revoked(lock, timeout):
+        lease = await acquire(lock, timeout)
+        assert locks.lock("a").revoke("a test")
+        lease._session.renewal.lose(lease._grant, "it was revoked")
+        return lease
+
+    async with interlock.aio.Interlock(server.url) as others:
+        monkeypatch.setattr(interlock.aio.Lock, "_acquire", revoked)
+        with pytest.raises(LeaseLost):
+            async with others.lock("a"):
+                pytest.fail("no body runs under a lease that is lost")
+        monkeypatch.undo()
+        lease = await others.lock("a").acquire(timeout=15)  # the ttl of the lost one is 30 s
+        await lease.release()
+
+
+# By hand: `__enter__` and `__exit__` without a `with`
+
+
+@rule(11)
+def test_by_hand_a_lock_is_left_in_whichever_thread(locks, clean):
+    lock = locks.lock("a")
+    elsewhere(lock.__enter__)
+    assert names(clean) == ["a"]
+    lock.__exit__(None, None, None)
+    assert not names(clean)
+    lock.__enter__()
+    with pytest.raises(ConfigError, match="inside it already"):
+        lock.__enter__()
+    lock.__exit__(None, None, None)
+    with pytest.raises(ConfigError, match="no lease was entered so"):
+        lock.__exit__(None, None, None)
+
+
+@rule(6, 11)
+async def test_by_hand_permits_that_nobody_can_tell_apart_are_an_error_that_names_the_way_out(server, clean):
+    with interlock.Interlock(server.url) as locks:
+        limited = locks.semaphore("a", 3, ttl=1.2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            threads = [threading.Thread(target=limited.__enter__) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+                thread.join()
+            with pytest.raises(ConfigError, match=r"2 leases .*lease = s.acquire\(\).*with lease:"):
+                limited.__exit__(None, None, None)
+            limited.__enter__()
+            limited.__exit__(None, None, None)  # one's own is clear
+            del threads, thread
+            await until(lambda: gc.collect() >= 0 and limited.available() == 3, within=5)  # renewed no more
+        assert not names(clean)
+
+
+@rule(6)
+async def test_by_hand_it_is_renewed_as_long_as_something_can_leave_it(server, clean):
+    with interlock.Interlock(server.url) as locks:
+        lock = locks.lock("a", ttl=1.2)
+        deadline = lock.__enter__()._grant.deadline
+        await until(
+            lambda: locks._session.renewal.held()[0].deadline > deadline + 1
+        )  # nothing but the lock has the lease
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            del lock
+            gc.collect()
+            await until(lambda: not names(clean), within=5)
+
+
+# Entered here, left there: asyncio
+
+
+async def yielding(lockable):
+    """A generator that holds something while it is suspended."""
+    async with lockable as lease:
+        yield lease
+        yield lease
+
+
+@rule(11)
+@pytest.mark.parametrize("kind", ["lock", "rlock", "semaphore", "multi"])
+async def test_a_break_out_of_an_async_generator_leaves_what_it_holds(server, clean, kind):
+    failures = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+    async with interlock.aio.Interlock(server.url) as locks:
+        made = {
+            "lock": lambda: locks.lock("a"),
+            "rlock": lambda: locks.rlock("a"),
+            "semaphore": lambda: locks.semaphore("a", 1),
+            "multi": lambda: locks.multi(locks.lock("{a}1"), locks.lock("{a}2")),
+        }[kind]()
+        async for lease in yielding(made):
+            assert lease.state == "held"
+            break
+        await until(lambda: gc.collect() >= 0 and not names(clean))
+        assert lease.state == "released"
+        async with made:
+            pass
+    assert not failures
+
+
+@rule(11)
+async def test_each_async_with_leaves_its_own_permit_in_whichever_task(server, clean):
+    async with interlock.aio.Interlock(server.url) as locks:
+        limited = locks.semaphore("a", 3)
+        generators = [yielding(limited) for _ in range(3)]
+        leases = [await asyncio.create_task(anext(each)) for each in generators]
+        for i in (1, 0, 2):
+            await asyncio.create_task(generators[i].aclose())
+            assert leases[i].state == "released"
+            assert await limited.available() == 3 - sum(lease.state == "held" for lease in leases)
+
+
+@rule(11)
+async def test_a_task_that_is_inside_is_still_told_that_it_would_wait_for_itself(server, clean):
+    async with interlock.aio.Interlock(server.url) as locks:
+        lock = locks.lock("a", timeout=0.2)
+        async with lock:
+            with pytest.raises(ConfigError, match="inside it already"):
+                async with lock:
+                    pass
+            with pytest.raises(AcquireTimeout):
+                await asyncio.create_task(lock.acquire())
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(lock)
+            with pytest.raises(ConfigError, match="inside it already"):
+                await lock.__aenter__()
+        assert not names(clean)
+
+
+@rule(11)
+async def test_by_hand_in_asyncio_it_is_left_in_whichever_task(server, clean):
+    async with interlock.aio.Interlock(server.url) as locks:
+        lock, limited = locks.lock("a"), locks.semaphore("b", 2)
+        await asyncio.create_task(_awaited(lock.__aenter__))
+        assert names(clean) == ["a"]
+        await lock.__aexit__(None, None, None)
+        for _ in range(2):
+            await asyncio.create_task(_awaited(limited.__aenter__))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            with pytest.raises(ConfigError, match="2 leases were entered so"):
+                await limited.__aexit__(None, None, None)
+            await until(lambda: gc.collect() >= 0 and not locks._session.renewal.held())
+
+
+async def _awaited(call):
+    return await call()
+
+
+# What a `with` looks up
+
+
+def test_what_is_loaded_and_not_called_changes_nothing(locks, clean):
+    lock = locks.lock("a")
+    kept = lock.__exit__  # as a decorator or a mock may
+    with lock as lease:
+        assert lease.state == "held"
+    assert isinstance(lock, contextlib.AbstractContextManager)
+    assert callable(type(lock).__exit__)
+    lock.__enter__()
+    lock.__exit__(*sys.exc_info())
+    del kept
+    assert not names(clean)

@@ -1,0 +1,187 @@
+"""Functions whose calls are under the lock that their arguments name, in both modes, on a real server."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.modes import outcome
+from interlock import AcquireTimeout, ConfigError, Skipped
+
+rule = pytest.mark.rule
+
+
+class Shop:
+    """A method to decorate, and attributes to name it by."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class Both:
+    """A decorated function that looks which of these names is held, in either mode."""
+
+    def __init__(self, kit, template: str, **options) -> None:
+        self.kit = kit
+        self.locks = kit.interlock()
+        self.real = getattr(self.locks, "_real", self.locks)
+        self.decorate = self.real.synchronized(template, **options)
+
+    def looking(self, *names: str):
+        """What calls it, and returns the held ones of these names."""
+        if self.kit.mode == "threads":
+
+            @self.decorate
+            def call(user_id=7, *rest, shop=None, **others):
+                """Text."""
+                return [name for name in names if self.real.lock(name).inspect().held]
+
+            return lambda *args, **kwargs: self.kit.in_thread(call, *args, **kwargs)
+
+        @self.decorate
+        async def acall(user_id=7, *rest, shop=None, **others):
+            """Text."""
+            return [name for name in names if (await self.real.lock(name).inspect()).held]
+
+        return acall
+
+
+@rule(1)
+@pytest.mark.matrix("kinds")
+async def test_the_name_is_made_of_the_arguments(kit):
+    call = Both(kit, "report:{user_id}").looking("report:7", "report:8", "report:x")
+    assert await call() == ["report:7"]
+    assert await call(8) == ["report:8"]
+    assert await call(user_id="x") == ["report:x"]
+    assert await call(8, 9, 10) == ["report:8"]
+    shop = Both(kit, "shop:{shop.number:03}:{rest[0]}:{extra}").looking("shop:012:a:b")
+    assert await shop(1, "a", shop=Shop(12), extra="b") == ["shop:012:a:b"]
+    tagged = Both(kit, "stock:{{{user_id}}}").looking("stock:{5}")
+    assert await tagged(5) == ["stock:{5}"]
+
+
+async def test_methods(kit):
+    locks = kit.interlock()
+    real = getattr(locks, "_real", locks)
+    if kit.mode == "threads":
+
+        class Store(Shop):
+            @real.synchronized("store:{self.number}:{item}")
+            def sell(self, item: str) -> bool:
+                return real.lock(f"store:{self.number}:{item}").inspect().held
+
+            @classmethod
+            @real.synchronized("class:{cls.__name__}")
+            def count(cls) -> bool:
+                return real.lock("class:Store").inspect().held
+
+        assert await kit.in_thread(Store(3).sell, "tea")
+        assert await kit.in_thread(Store.count)
+    else:
+
+        class AsyncStore(Shop):
+            @real.synchronized("store:{self.number}:{item}")
+            async def sell(self, item: str) -> bool:
+                return (await real.lock(f"store:{self.number}:{item}").inspect()).held
+
+        assert await AsyncStore(3).sell(item="tea")
+    assert not (await locks.lock("store:3:tea").inspect()).held
+
+
+async def test_a_missing_argument_is_an_error_at_the_call_that_names_it(kit):
+    both = Both(kit, "report:{account}")
+    call = both.looking()
+    for attempt in (call(), call(3)):
+        error = await outcome(attempt)
+        assert isinstance(error, ConfigError)
+        assert "'account'" in str(error)
+        assert "user_id" in str(error)  # what it has
+    assert await call(account=4) == []
+    assert isinstance(await outcome(Both(kit, "shop:{shop.number}").looking()()), ConfigError)
+    for nonsense in ("", "a\nb", "}{", "x{y"):
+        assert isinstance(await outcome(Both(kit, "{user_id}").looking()(nonsense)), ConfigError), nonsense
+    with pytest.raises(TypeError):
+        await Both(kit, "{user_id}").looking()(1, user_id=2)
+
+
+@rule(1)
+@pytest.mark.matrix("kinds")
+async def test_when_it_is_busy_wait_raise_or_skip(kit):
+    locks = kit.interlock()
+    held = await locks.lock("a").acquire()
+    assert isinstance(await outcome(Both(kit, "a", timeout=0.1).looking()()), AcquireTimeout)
+    raised = await outcome(Both(kit, "a", busy="raise").looking()())
+    assert isinstance(raised, AcquireTimeout)
+    assert raised.holder == held.token
+    skipped = await Both(kit, "a", busy="skip").looking()()
+    assert isinstance(skipped, Skipped)
+    assert not skipped
+    assert skipped.by == held.token
+    await held.release()
+    assert await Both(kit, "a", busy="skip").looking("a")() == ["a"]
+
+
+async def test_a_call_inside_a_call_goes_on(kit):
+    """As Java's synchronized does: a thread or task never waits for itself."""
+    locks = kit.interlock()
+    real = getattr(locks, "_real", locks)
+    if kit.mode == "threads":
+
+        @real.synchronized("tree:{root}", timeout=5)
+        def depth(root: str, left: int) -> int:
+            return 1 + depth(root, left - 1) if left else 0
+
+        assert await kit.in_thread(depth, "x", 5) == 5
+    else:
+
+        @real.synchronized("tree:{root}", timeout=5)
+        async def adepth(root: str, left: int) -> int:
+            return 1 + await adepth(root, left - 1) if left else 0
+
+        assert await adepth("x", 5) == 5
+    assert not (await locks.lock("tree:x").inspect()).held
+
+
+async def test_what_the_function_raises_is_raised_and_the_lock_is_free(kit):
+    both = Both(kit, "a")
+    if kit.mode == "threads":
+
+        @both.decorate
+        def fails():
+            """Fails."""
+            raise KeyError("user_id")
+
+        with pytest.raises(KeyError, match="user_id"):
+            await kit.in_thread(fails)
+        assert fails.__doc__ == "Fails."
+    else:
+
+        @both.decorate
+        async def afails():
+            raise KeyError("user_id")
+
+        with pytest.raises(KeyError, match="user_id"):
+            await afails()
+    assert not (await both.locks.lock("a").inspect()).held
+
+
+def test_bad_input(kit):
+    locks = kit.interlock()
+    real = getattr(locks, "_real", locks)
+
+    def plain(user_id): ...
+
+    async def coroutine(user_id): ...
+
+    def generator(user_id):
+        yield
+
+    right, wrong = (plain, coroutine) if kit.mode == "threads" else (coroutine, plain)
+    for template, options, function in (
+        ("a{", {}, right), ("{}", {}, right), ("{0}", {}, right), (7, {}, right), ("a", {}, wrong),
+        ("a", {}, generator), ("a", {}, "x"), ("a", {}, classmethod(right)), ("a", {"busy": "maybe"}, right),
+        ("a", {"busy": "skip", "timeout": 5}, right), ("a", {"ttl": -1}, right),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError):
+            real.synchronized(template, **options)(function)
+    with pytest.raises(TypeError):
+        real.synchronized("a", nonsense=1)

@@ -1,0 +1,82 @@
+"""Thousands of waiters whose processes were killed or stopped: those that live do not wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from harness.modes import until
+from interlock.primitives.codes import GRANTED, QUEUED
+from interlock.primitives.election import election_resource
+from interlock.primitives.lock import lock_resource
+from interlock.primitives.permits import semaphore_resource, write_resource
+
+rule = pytest.mark.rule
+pytestmark = [pytest.mark.matrix("servers"), pytest.mark.single]
+KINDS = {
+    "stopped lock": (lock_resource("a", "lock:"), lambda locks: locks.lock("a")),
+    "killed lock": (lock_resource("b", "lock:"), lambda locks: locks.lock("b")),
+    "stopped semaphore": (semaphore_resource("c", "lock:", 1), lambda locks: locks.semaphore("c", 1)),
+    "killed rwlock": (write_resource("d", "lock:"), lambda locks: locks.rwlock("d").write()),
+    "stopped election": (election_resource("e", "lock:"), lambda locks: locks.election("e")),
+}
+
+
+def say(pipe, primitive, *words):
+    """One message, as a client without a name for its server sends it."""
+    return pipe.eval(primitive.script.source, len(primitive.keys), *primitive.keys, *words, "")
+
+
+def crowd(client, primitive, number, *, killed):
+    """So many acquire by one message each and are never heard of again. The first one holds it.
+
+    Those that were killed said that they are subscribed, and nobody is.
+    """
+    sha = client.script_load(primitive.script.source)
+    pipe = client.pipeline(transaction=False)
+    for i in range(number):
+        words = ("acquire", f"dead/{i}", 30_000, 3000, int(killed), "nobody", 1, *primitive.acquire_args, "")
+        pipe.evalsha(sha, len(primitive.keys), *primitive.keys, *words)
+    first, *others = (reply[0] for reply in pipe.execute())
+    assert first == GRANTED
+    assert set(others) == {QUEUED}
+
+
+@rule(4)
+async def test_thousands_of_dead_waiters_are_passed_over_within_a_second(kit, clean):
+    """The first of them counts as alive and is handed the lock: 3 s. A vouch of the one that lives finds that: 1 s.
+
+    Then each vouch dropped 32 of them, and the next one went out 50 ms later: 8 s more, for so many.
+    """
+    locks, took = kit.interlock(), {}
+    made = {kind: make(locks) for kind, (_, make) in KINDS.items()}
+
+    async def follow(kind):
+        lease = await (made[kind].campaign() if "election" in kind else made[kind].acquire())
+        took[kind] = time.monotonic() - released
+        await lease.release()
+
+    for kind, (primitive, _) in KINDS.items():
+        await asyncio.to_thread(crowd, clean, primitive, 5_000, killed="killed" in kind)
+    released = time.monotonic()
+    following = [asyncio.ensure_future(follow(kind)) for kind in KINDS]
+    for primitive, _ in KINDS.values():
+        await asyncio.to_thread(say, clean, primitive, "release", "dead/0", "0")
+    await asyncio.gather(*following)
+    assert max(took.values()) < 7.5, took
+
+
+@rule(4)
+async def test_an_undo_passes_over_the_dead_without_a_pause(kit, clean):
+    """It dropped 32 of them every 250 ms, and whoever waits behind them waited for that."""
+    locks = kit.interlock()
+    lease = await locks.lock("a").acquire()
+    _, _, queue, waiters, _ = lease._grant.resource.keys
+    clean.zadd(queue, {f"dead/{i}": i for i in range(5_000)})
+    clean.hset(waiters, mapping={f"dead/{i}": f"{i} 3000 0 nowhere" for i in range(5_000)})
+    clean.pexpire(queue, 60_000)
+    clean.pexpire(waiters, 60_000)
+    kit.session(locks).core.release_in_background(lease._grant)
+    await until(lambda: not clean.exists(queue, waiters), within=20)  # of the 39 s that pauses would take

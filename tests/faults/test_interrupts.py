@@ -1,0 +1,380 @@
+"""Ctrl-C, or any exception of a signal handler, at every step of a section: nothing stays held, or is renewed.
+
+Python runs signal handlers when a function begins and after a call of a function in C. A profiling hook is called at
+the same places: so it interrupts each of them in turn. `scripts/fuzz_signals` does the same by chance, with signals.
+"""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import gc
+import itertools
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+
+import interlock
+import interlock.aio
+from harness.modes import until
+from harness.processes import PROGRAMS
+from interlock._api.section import Section
+
+rule = pytest.mark.rule
+SOURCE = str(Path(interlock.__file__).parent)
+SHORT = 1.2  # seconds: the ttl of what may have to run out
+
+
+class Stop(BaseException):
+    """As KeyboardInterrupt is: not an Exception, from outside, anywhere."""
+
+
+class Interruption:
+    """A signal whose handler raises Stop, at the n-th place where one could be handled, in our code and for the caller.
+
+    The hook raises nothing itself, for which CPython 3.11 is not made: it flags the signal as its last act, by an
+    iterator of C, so that the next place where Python looks is the one where the hook was called.
+    """
+
+    def __init__(self, at: int, *, mine=lambda *_: True) -> None:
+        self.at, self.mine, self.count = at, mine, 0
+        self.flag = itertools.starmap(_thread.interrupt_main, [(signal.SIGUSR1,)])
+
+    def __enter__(self):
+        self.before = signal.signal(signal.SIGUSR1, self._stop)
+        sys.setprofile(self._hook)
+        return self
+
+    def __exit__(self, kind, *_) -> bool:
+        sys.setprofile(None)
+        signal.signal(signal.SIGUSR1, self.before)
+        return kind is Stop
+
+    @staticmethod
+    def _stop(*_) -> None:
+        raise Stop
+
+    def _hook(self, frame, event, _) -> None:
+        if event in {"call", "c_return"} and frame.f_code.co_filename.startswith(SOURCE) and self.mine(frame, event):
+            self.count += 1
+            if self.count == self.at:
+                for _ in self.flag:
+                    return
+
+    @property
+    def done(self) -> bool:
+        """Whether there was no such place any more."""
+        return self.count < self.at
+
+
+def tagged(name: str) -> tuple[str, str]:
+    return f"{{{name}}}1", f"{{{name}}}2"
+
+
+def lock(locks, name):
+    return locks.lock(name)
+
+
+def nested(locks, name):
+    return locks.rlock(name)
+
+
+def permit(locks, name):
+    return locks.semaphore(name, 2)
+
+
+def writer(locks, name):
+    return locks.rwlock(name).write()
+
+
+def several(locks, name):
+    first, second = tagged(name)
+    return locks.multi(locks.lock(first), locks.rlock(second))
+
+
+def apart(locks, name):
+    return locks.multi(locks.lock(name), locks.semaphore(f"{name}-s", 1, acks=0))  # one after another
+
+
+def leader(locks, name):
+    return locks.election(name)
+
+
+LOCKABLES = [lock, nested, permit, writer, several, apart, leader]
+
+
+def decorated(locks, name):
+    return locks.synchronized(name)
+
+
+def job(locks, name):
+    return locks.once(name, at_most=20)
+
+
+def reign(locks, name):
+    return locks.election(name)
+
+
+def held(client) -> set[bytes]:
+    """What is held, of whatever kind."""
+    return {
+        key for key in client.scan_iter("lock:*") if not key.endswith(b"}") and client.type(key) in {b"string", b"zset"}
+    }
+
+
+def nothing_renewed(locks) -> bool:
+    gc.collect()
+    return not locks._session.renewal.held()
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    """An interrupt in a finalizer is only printed, and a lease that nobody can reach warns: both are expected here."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@rule(8, 11)
+@pytest.mark.parametrize("make", [*LOCKABLES, decorated, job, reign], ids=lambda make: make.__name__)
+async def test_an_interrupt_at_any_step_of_a_section_leaves_nothing_held(server, clean, make):
+    made = []  # a lockable that lives on must not keep its lease alive
+
+    def section(thing, *, once_more: bool) -> None:
+        if make is decorated:
+            thing(lambda: None)()
+        elif make in {job, reign}:
+            thing.run(lambda _: None)
+        else:
+            with thing:
+                if once_more and make is nested:
+                    section(thing, once_more=False)
+
+    with interlock.Interlock(server.url) as locks:
+        section(make(locks, "warm"), once_more=True)
+        at, done = 0, False
+        while not done:
+            at += 1
+            made.append(make(locks, f"a{at}"))
+            with Interruption(at) as interruption:
+                section(made[-1], once_more=True)
+            done = interruption.done
+        assert at > 100
+        await until(lambda: nothing_renewed(locks) and not held(clean))
+
+
+@rule(8, 11)
+def test_an_interrupt_at_any_step_neither_holds_the_lock_nor_keeps_its_own_thread_out(server, clean):
+    with interlock.Interlock(server.url) as locks:
+        one = locks.lock("a", timeout=5)
+        at, done = 0, False
+        while not done:
+            at += 1
+            with Interruption(at) as interruption, one:
+                pass
+            done = interruption.done
+            with one:  # at once: it is given back in the background
+                pass
+        assert at > 100
+
+
+@rule(6, 8)
+async def test_what_an_interrupt_leaves_in_nobodys_hands_is_not_renewed(server, clean):
+    """Between the return of `acquire()` and the `with`, or the `try`, nobody but Python could give it back."""
+    with interlock.Interlock(server.url) as locks:
+        locks.lock("warm").acquire().release()
+        at, done = 0, False
+        while not done:
+            at += 1
+            with Interruption(at) as interruption, locks.lock(f"a{at}", ttl=SHORT).acquire():
+                pass
+            with Interruption(at) as other:
+                lease = locks.lock(f"b{at}", ttl=SHORT).acquire()
+                lease.release()
+            lease = None
+            done = interruption.done and other.done
+        assert at > 80
+        await until(lambda: nothing_renewed(locks) and not held(clean))
+
+
+@rule(8, 11)
+@pytest.mark.parametrize("make", [*LOCKABLES, decorated, job, reign], ids=lambda make: make.__name__)
+async def test_an_interrupt_at_any_step_of_an_async_section_leaves_nothing_held(server, clean, make):
+    made = []
+
+    async def section(thing, *, once_more: bool) -> None:
+        if make is decorated:
+            await thing(_nothing)()
+        elif make in {job, reign}:
+            await thing.run(_nothing)
+        else:
+            async with thing:
+                if once_more and make is nested:
+                    await section(thing, once_more=False)
+
+    async with interlock.aio.Interlock(server.url) as locks:
+        await section(make(locks, "warm"), once_more=True)
+        at, done = 0, False
+        while not done:
+            at += 1
+            made.append(make(locks, f"a{at}"))
+            running = asyncio.create_task(section(made[-1], once_more=True))
+            with Interruption(at, mine=lambda *_: asyncio.current_task() is running) as interruption:
+                await asyncio.wait([running])
+            done = interruption.done
+            assert isinstance(running.exception(), Stop | None), at
+            running = None
+        assert at > 80
+        await until(lambda: nothing_renewed(locks) and not held(clean))
+
+
+async def _nothing(*_) -> None: ...
+
+
+@rule(8)
+async def test_a_section_that_an_interrupt_left_is_given_back_before_any_garbage_is_collected(server, clean):
+    """The task has ended, and its error refers to its frames: the lease must not refer to the task."""
+    leaving = Section.leave.__code__
+
+    async def section(locks) -> None:
+        async with locks.lock("a"):
+            pass
+
+    async with interlock.aio.Interlock(server.url) as locks:
+        gc.disable()
+        try:
+            running = asyncio.create_task(section(locks))
+            with Interruption(1, mine=lambda frame, event: event == "call" and frame.f_code is leaving):
+                await asyncio.wait([running])
+            assert isinstance(running.exception(), Stop)
+            running = None
+            await until(lambda: not locks._session.renewal.held() and not held(clean))
+        finally:
+            gc.enable()
+
+
+@rule(8)
+async def test_a_lease_that_is_left_while_the_server_is_asked_about_it_is_given_back(server, clean):
+    """The keeper that takes up what finalizers leave is not woken by them."""
+    async with interlock.aio.Interlock(server.url) as locks:
+        port, asked, answer = locks._session.port, asyncio.Event(), asyncio.Event()
+        calls = port.calls
+
+        async def slow(messages, patience):
+            if messages[0][2][0] == "renew":
+                asked.set()
+                await answer.wait()
+            return await calls(messages, patience)
+
+        port.calls = slow
+        lease = await locks.lock("a").acquire()
+        lease._in_with = True  # as that of an `async with` which nobody can leave any more
+        await asyncio.wait_for(asked.wait(), 10)
+        await asyncio.sleep(0.1)  # the keeper of ends has gone to sleep
+        lease = None
+        answer.set()
+        await until(lambda: not held(clean))
+
+
+@rule(8)
+async def test_an_interrupt_in_the_connection_gives_nobody_the_reply_to_another(server, clean):
+    """Commands and replies are matched by their order: so a signal handler that raises there ends the connection."""
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    async with interlock.aio.Interlock(server.url) as locks:
+        at, done = 0, False
+        while not done:
+            at += 1
+            running = asyncio.create_task(locks.lock("a", ttl=SHORT).acquire())
+            with Interruption(at, mine=half_way) as interruption:
+                await asyncio.wait([running])
+            done = interruption.done
+            lease = await asyncio.wait_for(locks.lock("b").acquire(), 4)
+            assert clean.get("lock:b").decode() == lease.token
+            assert await lease.release()
+            if not running.exception():
+                await running.result().release()
+            running = None
+        assert at > 10
+        await until(lambda: nothing_renewed(locks) and not held(clean))
+
+
+def half_way(frame, event) -> bool:
+    """Within one of the steps that must be done as a whole."""
+    return event == "c_return" and frame.f_code.co_name in {"send_for", "_flush", "data_received"}
+
+
+@rule(8)
+async def test_an_interrupt_while_it_waits_in_the_queue_leaves_no_waiter_and_no_grant(server, clean):
+    """At the steps after a handover, that is: the lock is released as soon as somebody waits."""
+    with interlock.Interlock(server.url) as holder, interlock.Interlock(server.url) as locks:
+        at, done = 0, False
+        while not done:
+            at += 13  # steps are many, and each takes two clients
+            name = f"a{at}"
+            lease = holder.lock(name).acquire()
+
+            def release(name=name, lease=lease) -> None:
+                while not holder.lock(name).inspect().waiting and not over.is_set():
+                    pass
+                lease.release()
+
+            over = threading.Event()
+            releasing = threading.Thread(target=release)
+            releasing.start()
+            with Interruption(at) as interruption, locks.lock(name):
+                pass
+            over.set()
+            releasing.join()
+            done = interruption.done
+        await until(lambda: nothing_renewed(locks) and not held(clean))
+
+
+@rule(8, 11)
+@pytest.mark.parametrize("mode", ["threads", "asyncio"])
+def test_signals_at_random_moments_leave_nothing(server, clean, mode):
+    """A few of them; `scripts/fuzz_signals` sends thousands."""
+    command = [sys.executable, str(PROGRAMS / "interrupted.py"), server.url]
+    command += ["--mode", mode, "--interrupts", "150"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=55, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-1000:]
+
+
+@rule(8, 11)
+@pytest.mark.parametrize("started", [False, True], ids=["before it begins", "after it began"])
+@pytest.mark.parametrize("name", ["interlock-keeper", "interlock-listener"])
+async def test_an_interrupt_while_a_thread_is_started_leaves_neither_none_nor_two(
+    server, clean, monkeypatch, name, started
+):
+    start, interrupted = threading.Thread.start, []
+
+    def interrupt(thread) -> None:
+        if thread.name == name and not interrupted:
+            interrupted.append(thread)
+            if started:
+                start(thread)
+            raise Stop
+        start(thread)
+
+    def running() -> list[str]:
+        return [each.name for each in threading.enumerate() if each.name == name]
+
+    with interlock.Interlock(server.url) as locks:
+        monkeypatch.setattr(threading.Thread, "start", interrupt)
+        port = locks._session.port
+        with pytest.raises(Stop):
+            port.ensure_subscribed("lock:a") if name == "interlock-listener" else locks.lock("a").acquire()
+        if name == "interlock-listener":
+            port.ensure_subscribed("lock:a")
+            await until(lambda: port.subscribed)
+        with locks.lock("b", ttl=SHORT) as lease:
+            await until(lambda: len(running()) == 1)
+            before = lease._grant.deadline
+            await until(lambda: lease._grant.deadline > before)
+        assert len(running()) == 1
+        await until(lambda: not held(clean))

@@ -1,0 +1,422 @@
+"""The network loses, holds and cuts; callers cancel, interrupt and run out of time, wherever they are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+import pytest
+
+from harness.modes import outcome, queued, until
+from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Unavailable
+
+rule = pytest.mark.rule
+pytestmark = pytest.mark.matrix("servers")
+
+
+def nothing_of(clean, name: str = "a") -> bool:
+    """Neither held nor queued."""
+    return not clean.exists(f"lock:{name}", f"{{lock:{name}}}{{queue}}", f"{{lock:{name}}}{{waiters}}")
+
+
+@rule(8)
+async def test_a_lost_reply_to_acquire_is_the_same_grant(kit, clean, proxy):
+    """The recipe that asks SET NX again waits for itself."""
+    locks = kit.interlock(f"{proxy.url}?socket_timeout=0.3")
+    await (await locks.lock("warm").acquire()).release()
+    proxy.drop_replies = True
+    acquiring = asyncio.ensure_future(locks.lock("a").acquire(timeout=10))
+    await until(lambda: clean.exists("lock:a"))
+    proxy.cut()
+    proxy.drop_replies = False
+    lease = await acquiring
+    assert clean.get("lock:a").decode() == lease.token
+    assert await lease.release()
+    assert nothing_of(clean)
+
+
+@rule(8)
+async def test_a_lost_reply_to_release_is_one_release(kit, clean, proxy):
+    locks = kit.interlock(f"{proxy.url}?socket_timeout=0.3")
+    lease = await locks.lock("a").acquire()
+    proxy.drop_replies = True
+    releasing = asyncio.ensure_future(lease.release())
+    await until(lambda: not clean.exists("lock:a"))
+    proxy.cut()
+    proxy.drop_replies = False
+    assert await releasing is True
+
+
+@rule(8)
+async def test_a_late_copy_of_an_acquire_takes_nothing(kit, clean, proxy):
+    locks = kit.interlock(f"{proxy.url}?socket_timeout=0.2")
+    await (await locks.lock("warm").acquire()).release()
+    proxy.drop_replies = True
+    error = await outcome(locks.lock("a").acquire(timeout=0.4))
+    assert isinstance(error, AcquireTimeout | Unavailable)
+    token = clean.get("lock:a").decode()
+    proxy.cut()
+    proxy.drop_replies = False
+    await until(lambda: not clean.exists("lock:a"))
+    lock = locks.lock("a")
+    primitive = (lock._real if kit.mode == "threads" else lock)._primitive
+    args = ("acquire", token, 30000, 3000, 0, "nowhere", 1, *primitive.acquire_args, "")
+    late = clean.eval(primitive.script.source, 5, *primitive.keys, *args)
+    assert late == [5]  # NOT_FOUND
+    assert not clean.exists("lock:a")
+
+
+@rule(8)
+async def test_a_timeout_bounds_the_whole_call_even_if_the_server_is_silent(kit, clean, proxy):
+    locks = kit.interlock(proxy.url)
+    await (await locks.lock("warm").acquire()).release()
+    proxy.hold = True
+    started = time.monotonic()
+    error = await outcome(locks.lock("a").acquire(timeout=0.5))
+    assert isinstance(error, Unavailable)
+    assert time.monotonic() - started < 2
+    assert "no answer" in str(error)
+    proxy.hold = False
+    await until(lambda: nothing_of(clean))
+
+
+@rule(8)
+async def test_a_timeout_bounds_connecting_too(kit, proxy):
+    proxy.hold = True
+    started = time.monotonic()
+    error = await outcome(kit.interlock(proxy.url).lock("a").acquire(timeout=0.5))
+    assert isinstance(error, Unavailable)
+    assert time.monotonic() - started < 2
+    proxy.hold = False
+
+
+@rule(8)
+async def test_a_server_that_is_away_is_unavailable_in_bounded_time(kit, tmp_path):
+    locks = kit.interlock(f"unix://{tmp_path}/nobody")
+    started = time.monotonic()
+    error = await outcome(locks.lock("a").acquire())
+    assert isinstance(error, Unavailable)
+    assert isinstance(error, ConnectionError)
+    assert "'a'" in str(error)
+    assert "nobody" in str(error)
+    assert time.monotonic() - started < 8
+    assert isinstance(await outcome(locks.lock("a").try_acquire()), Unavailable)
+
+
+CUTS = [0, 1, 40, 10_000]  # bytes that still go through: none, one, some, all
+
+
+@rule(8)
+@pytest.mark.parametrize("size", CUTS)
+@pytest.mark.parametrize("which", ["cut_request", "cut_reply"])
+@pytest.mark.parametrize("contended", [False, True], ids=["free", "queued"])
+async def test_a_line_that_is_cut_in_the_middle_of_acquire_changes_nothing(kit, clean, proxy, which, size, contended):
+    holder, locks = kit.interlock(), kit.interlock(proxy.url)
+    await (await locks.lock("warm").acquire()).release()
+    held = await holder.lock("a").acquire() if contended else None
+    proxy.marked = b"\r\nacquire\r\n"
+    setattr(proxy, which, size)
+    acquiring = asyncio.ensure_future(locks.lock("a").acquire(timeout=20))
+    if held:
+        await until(lambda: queued(holder, 1))
+        await until(lambda: getattr(proxy, which) is None)
+        await held.release()
+    lease = await acquiring
+    assert getattr(proxy, which) is None
+    assert not proxy.doomed
+    assert clean.get("lock:a").decode() == lease.token
+    assert await lease.release()
+    assert nothing_of(clean)
+
+
+@rule(8)
+@pytest.mark.parametrize("size", CUTS)
+@pytest.mark.parametrize("which", ["cut_request", "cut_reply"])
+@pytest.mark.parametrize("contended", [False, True], ids=["free", "queued"])
+async def test_a_line_that_is_cut_in_the_middle_of_release_changes_nothing(kit, clean, proxy, which, size, contended):
+    locks = kit.interlock(proxy.url)
+    lease = await locks.lock("a").acquire()
+    waiting = []
+    if contended:
+        waiting.append(asyncio.ensure_future(kit.interlock().lock("a").acquire(timeout=20)))
+        await until(lambda: queued(locks, 1))
+    proxy.marked = b"\r\nrelease\r\n"
+    setattr(proxy, which, size)
+    assert await lease.release()
+    assert getattr(proxy, which) is None
+    assert not proxy.doomed
+    for task in waiting:
+        mine = await task
+        assert mine.fence > lease.fence
+        assert await mine.release()
+    assert nothing_of(clean)
+
+
+@rule(3)
+async def test_a_cut_connection_in_the_queue_keeps_the_place(kit, clean, proxy):
+    locks, others = kit.interlock(), kit.interlock(proxy.url)
+    lease = await locks.lock("a").acquire()
+    waiting = asyncio.ensure_future(others.lock("a").acquire())
+    await until(lambda: queued(locks, 1))
+    token = (await locks.lock("a").inspect()).waiters[0]
+    proxy.cut()
+    await until(lambda: clean.pubsub_numsub(kit.session(others).channel)[0][1] == 1)
+    assert (await locks.lock("a").inspect()).waiters == (token,)
+    await lease.release()
+    mine = await waiting
+    assert mine.token == token
+    assert await mine.release()
+
+
+@rule(6)
+async def test_jeopardy_while_the_server_is_silent_and_held_again_after(kit, clean, proxy):
+    lease = await kit.interlock(proxy.url).lock("a", ttl=3).acquire()
+    proxy.hold = True
+    await until(lambda: lease.state is LeaseState.JEOPARDY)
+    lease.ensure()
+    proxy.hold = False
+    await until(lambda: lease.state is LeaseState.HELD)
+    assert await lease.release()
+
+
+@rule(6)
+async def test_a_partition_longer_than_the_ttl_is_a_loss_that_is_told(kit, clean, proxy):
+    locks = kit.interlock(proxy.url)
+    lease = await locks.lock("a", ttl=0.9).acquire()
+    proxy.hold = True
+    await until(lease.lost.is_set)
+    assert lease.state is LeaseState.LOST
+    mine = await kit.interlock().lock("a").acquire(timeout=5)
+    proxy.hold = False
+    with pytest.raises(LeaseLost):
+        lease.ensure()
+    assert await lease.release() is False
+    mine.ensure()
+    assert await mine.release()
+
+
+async def test_leaving_a_good_section_while_the_server_is_away_does_not_fail_it(kit, clean, proxy):
+    locks = kit.interlock(proxy.url)
+    async with await locks.lock("a", ttl=2).acquire():
+        proxy.refuse = True
+        proxy.cut()
+    proxy.refuse = False
+    await until(lambda: nothing_of(clean))
+
+
+@rule(8)
+async def test_execute_is_never_sent_twice(kit, clean, proxy):
+    lease = await kit.interlock(f"{proxy.url}?socket_timeout=0.3").lock("a").acquire()
+    proxy.drop_replies = True
+    error = await outcome(lease.execute("INCR", "users:n", keys=["users:n"]))
+    assert isinstance(error, Unavailable)
+    assert "may have run" in str(error)
+    proxy.cut()
+    proxy.drop_replies = False
+    assert clean.get("users:n") == b"1"
+    clean.delete("users:n")
+    await lease.release()
+
+
+@rule(9)
+async def test_scripts_are_sent_again_when_the_server_forgot_them(kit, clean):
+    locks = kit.interlock()
+    lease = await locks.lock("a").acquire()
+    clean.script_flush()
+    assert await lease.release()
+    clean.script_flush()
+    lease = await locks.lock("a", ttl=0.6).acquire()
+    clean.script_flush()
+    started = time.monotonic()
+    await until(lambda: time.monotonic() - started > 1)
+    lease.ensure()
+    assert await lease.release()
+
+
+async def test_out_of_memory_releases_all_the_same(kit, clean):
+    locks = kit.interlock()
+    lease = await locks.lock("a").acquire()
+    waiting = asyncio.ensure_future(outcome(locks.lock("a").acquire()))
+    await until(lambda: queued(locks, 1))
+    clean.config_set("maxmemory", "1")
+    try:
+        assert await lease.release()
+        mine = await waiting  # handed over, or told that it can't be
+        if not isinstance(mine, Unavailable):
+            assert await mine.release()
+        await until(lambda: not clean.exists("lock:a"))
+        error = await outcome(locks.lock("b").acquire())
+        assert isinstance(error, Unavailable)
+        assert "memory" in str(error)
+    finally:
+        clean.config_set("maxmemory", "0")
+    await until(lambda: nothing_of(clean))
+
+
+# Cancelled or interrupted at every await
+
+
+class Stopped(BaseException):
+    """As KeyboardInterrupt is: not an Exception, from outside, anywhere."""
+
+
+class Tripwire:
+    """Wraps a port: raises before or after its n-th call or wait, as an interruption there would."""
+
+    def __init__(self, port, at: int, after: bool) -> None:
+        self.at, self.after, self.count = at, after, 0
+        self.real = {(port, "call"): port.call, (port.runtime, "wait"): port.runtime.wait}
+
+    def __enter__(self):
+        for (where, name), real in self.real.items():
+            setattr(where, name, self._wrapped(real))
+        return self
+
+    def __exit__(self, *_):
+        for where, name in self.real:
+            delattr(where, name) if name in vars(where) else None
+
+    def _wrapped(self, real):
+        async def wrapped(*args):
+            import threading
+
+            mine = not threading.current_thread().name.startswith("interlock-") and "keeper" not in _task_name()
+            if not mine:
+                return await real(*args)
+            self.count += 1
+            trip = self.count == self.at
+            if trip and not self.after:
+                raise Stopped
+            result = await real(*args)
+            if trip:
+                raise Stopped
+            return result
+
+        return wrapped
+
+
+def _task_name() -> str:
+    try:
+        return asyncio.current_task().get_name()
+    except RuntimeError:
+        return ""
+
+
+@rule(8)
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("contended", [False, True])
+async def test_an_interrupt_at_every_step_leaves_nothing(kit, clean, contended, after):
+    holder, locks = kit.interlock(), kit.interlock()
+    await (await locks.lock("warm").acquire()).release()
+    port = kit.session(locks).port
+    for at in range(1, 9):
+        held = await holder.lock("a").acquire() if contended else None
+        with Tripwire(port, at, after) as wire:
+            trying = asyncio.ensure_future(_section(locks))
+            if held:
+                await until(lambda: trying.done() or wire.count >= 2)
+                await held.release()
+            with contextlib.suppress(Stopped):
+                await trying
+        await until(lambda: nothing_of(clean))
+        if wire.count < at:
+            break
+    assert at > 2
+
+
+async def _section(locks):
+    lease = await locks.lock("a").acquire()
+    await lease.release()
+
+
+@rule(8)
+@pytest.mark.parametrize("contended", [False, True])
+async def test_a_cancellation_at_every_await_leaves_nothing(kit, clean, contended):
+    if kit.mode == "threads":
+        pytest.skip("threads are interrupted, not cancelled")
+    holder, locks = kit.interlock(), kit.interlock()
+    await (await locks.lock("warm").acquire()).release()
+    for at in range(1, 20):
+        held = await holder.lock("a").acquire() if contended else None
+        wrapped = CancelAt(_section(locks), at)
+        trying = asyncio.ensure_future(wrapped.run())
+        if held:
+            await until(lambda: trying.done() or wrapped.count >= 2)
+            await held.release()
+        with contextlib.suppress(asyncio.CancelledError):
+            await trying
+        await until(lambda: nothing_of(clean))
+        if wrapped.count < at:
+            break
+    assert at > 2
+
+
+class CancelAt:
+    """Cancels its task at its n-th suspension."""
+
+    def __init__(self, coroutine, at: int) -> None:
+        self.coroutine, self.at, self.count = coroutine, at, 0
+
+    async def run(self):
+        return await self
+
+    def __await__(self):
+        inner = self.coroutine.__await__()
+        value = None
+        while True:
+            try:
+                yielded = inner.send(value)
+            except StopIteration as finished:
+                return finished.value
+            self.count += 1
+            if self.count == self.at:
+                asyncio.current_task().cancel()
+            try:
+                value = yield yielded
+            except BaseException as error:
+                try:
+                    yielded = inner.throw(error)
+                except StopIteration as finished:
+                    return finished.value
+                value = yield yielded
+
+
+@rule(8)
+async def test_a_timeout_at_every_message_leaves_nothing(kit, clean, proxy):
+    """The network goes silent after the n-th request."""
+    holder = kit.interlock()
+    for at in range(1, 6):
+        locks = kit.interlock(proxy.url)
+        await (await locks.lock("warm").acquire()).release()
+        held = await holder.lock("a").acquire()
+        before = proxy.requests
+        watching = asyncio.ensure_future(_hold_after(proxy, before + at))
+        error = await outcome(locks.lock("a").acquire(timeout=0.6))
+        assert isinstance(error, AcquireTimeout | Unavailable), error
+        watching.cancel()
+        proxy.hold = False
+        await until(lambda: not clean.exists("{lock:a}{queue}"))
+        await held.release()
+        await until(lambda: nothing_of(clean))
+        await locks.close()
+        kit.made.remove(locks)
+
+
+async def _hold_after(proxy, requests: int) -> None:
+    while proxy.requests < requests:
+        await asyncio.sleep(0.001)
+    proxy.hold = True
+
+
+async def test_closing_is_bounded_while_the_server_is_silent(kit, proxy, clean):
+    locks = kit.interlock(proxy.url)
+    lease = await locks.lock("a", ttl=2).acquire()
+    proxy.hold = True
+    started = time.monotonic()
+    await locks.close()
+    assert time.monotonic() - started < 5
+    proxy.hold = False
+    assert lease.state is LeaseState.RELEASED
+    assert isinstance(await outcome(lease.extend(1)), LeaseLost | ConfigError)
+    await until(lambda: not clean.exists("lock:a"))

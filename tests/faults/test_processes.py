@@ -1,0 +1,346 @@
+"""Several processes: killed, stopped, forked, and ended in the ordinary way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+
+import pytest
+
+from harness.modes import queued, until
+from harness.processes import PROGRAMS, actors
+from harness.proxy import Proxy
+
+rule = pytest.mark.rule
+pytestmark = pytest.mark.matrix("servers")
+
+
+@rule(3)
+async def test_a_killed_holder_is_followed_within_its_ttl_and_a_second(kit):
+    locks = kit.interlock()
+    async with actors(kit, 1) as (holder,):
+        await holder.do("acquire", "a", {"ttl": 1.5}, 5)
+        waiting = asyncio.ensure_future(locks.lock("a").acquire(20))
+        await until(lambda: queued(locks, 1))
+        killed = time.monotonic()
+        await holder.end(signal.SIGKILL)
+        lease = await waiting
+        assert time.monotonic() - killed < 1.5 + 1 + 1  # and a second for a busy machine
+        await lease.release()
+
+
+@rule(3)
+async def test_a_holder_that_is_killed_while_it_releases_leaves_a_free_lock(kit, clean, server):
+    """Its request went out, or did not; nobody saw the reply."""
+    locks = kit.interlock()
+    for applied in (True, False):
+        with Proxy(server.socket) as proxy:
+            async with actors(kit, 1, proxy.url) as (holder,):
+                await holder.do("acquire", "a", {"ttl": 1.5}, 5)
+                waiting = asyncio.ensure_future(locks.lock("a").acquire(20))
+                await until(lambda: queued(locks, 1))
+                requests = proxy.requests
+                proxy.drop_replies = applied
+                proxy.hold = not applied
+                await holder.say("release", "a")
+                if applied:
+                    await until(lambda: proxy.requests > requests)
+                killed = time.monotonic()
+                await holder.end(signal.SIGKILL)
+                lease = await waiting
+                assert time.monotonic() - killed < 1.5 + 1 + 1
+                await lease.release()
+                proxy.hold = False
+        assert await queued(locks, 0)
+
+
+@rule(3, 8)
+async def test_a_process_that_is_killed_while_it_acquires_leaves_a_free_lock(kit, clean, server):
+    """The server granted, and the reply never came: the grant runs out."""
+    locks = kit.interlock()
+    with Proxy(server.socket) as proxy:
+        async with actors(kit, 1, proxy.url) as (dying,):
+            await dying.do("acquire", "warm", {}, 5)
+            proxy.drop_replies = True
+            await dying.say("acquire", "a", {"ttl": 1.5}, 30)
+            await until(lambda: clean.exists("lock:a"))
+            killed = time.monotonic()
+            await dying.end(signal.SIGKILL)
+            lease = await locks.lock("a").acquire(20)
+            assert time.monotonic() - killed < 1.5 + 1 + 1
+            await lease.release()
+
+
+@rule(3)
+async def test_a_holder_that_is_ended_by_sigterm_is_followed_within_its_ttl_and_a_second(kit):
+    """Python ends at once then, without exit handlers, unless the program says otherwise."""
+    locks = kit.interlock()
+    async with actors(kit, 1) as (holder,):
+        await holder.do("acquire", "a", {"ttl": 1.5}, 5)
+        waiting = asyncio.ensure_future(locks.lock("a").acquire(20))
+        await until(lambda: queued(locks, 1))
+        ended = time.monotonic()
+        assert await holder.end(signal.SIGTERM) == -signal.SIGTERM
+        lease = await waiting
+        assert time.monotonic() - ended < 1.5 + 1 + 1
+        await lease.release()
+
+
+async def test_a_service_that_exits_on_sigterm_releases_what_it_holds(kit):
+    locks = kit.interlock()
+    async with actors(kit, 1) as (holder,):
+        await holder.do("on_sigterm")
+        await holder.do("acquire", "a", {}, 5)
+        waiting = asyncio.ensure_future(locks.lock("a").acquire(20))
+        await until(lambda: queued(locks, 1))
+        assert await holder.end(signal.SIGTERM) == 0
+        lease = await waiting  # not after its ttl of 30 s
+        await lease.release()
+
+
+@rule(4)
+async def test_a_killed_waiter_is_skipped(kit):
+    locks = kit.interlock()
+    async with actors(kit, 1) as (dying,):
+        lease = await locks.lock("a").acquire()
+        await dying.say("acquire", "a", {}, 60)
+        await until(lambda: queued(locks, 1))
+        waiting = asyncio.ensure_future(kit.interlock().lock("a").acquire(20))
+        await until(lambda: queued(locks, 2))
+        await dying.end(signal.SIGKILL)
+        released = time.monotonic()
+        await lease.release()
+        mine = await waiting
+        assert time.monotonic() - released < 7
+        await mine.release()
+
+
+@rule(5)
+async def test_a_holder_that_was_stopped_for_longer_than_its_ttl_knows_it_at_once(kit):
+    locks = kit.interlock()
+    async with actors(kit, 1) as (holder,):
+        old = await holder.do("acquire", "a", {"ttl": 1}, 5)
+        assert await holder.do("state", "a") == "held"
+        await holder.stopped()
+        lease = await locks.lock("a").acquire(20)
+        holder.signal(signal.SIGCONT)
+        # The answer to the very first question after it woke up is right, whatever its timers did.
+        assert await holder.do("state", "a") == "lost"
+        assert (await holder.do("ensure", "a"))["error"] == "LeaseLost"
+        assert await holder.do("release", "a") is False
+        assert lease.fence > old["fence"]
+        lease.ensure()
+        assert await lease.release()
+
+
+@rule(6)
+async def test_a_holder_that_was_stopped_for_less_than_its_ttl_goes_on(kit):
+    locks = kit.interlock()
+    async with actors(kit, 1) as (holder,):
+        await holder.do("acquire", "a", {"ttl": 6}, 5)
+        await holder.stopped()
+        stopped = time.monotonic()
+        await until(lambda: time.monotonic() - stopped > 2.5)
+        holder.signal(signal.SIGCONT)
+        assert await holder.do("ensure", "a") is None
+        await until(lambda: _remaining(locks, 5))
+        assert await holder.do("release", "a") is True
+
+
+async def _remaining(locks, least: float) -> bool:
+    return ((await locks.lock("a").inspect()).remaining or 0) > least
+
+
+@rule(3)
+async def test_a_waiter_that_was_stopped_gets_its_turn_later(kit):
+    locks = kit.interlock()
+    async with actors(kit, 1) as (waiter,):
+        lease = await locks.lock("a").acquire()
+        await waiter.say("acquire", "a", {"ttl": 2}, 60)
+        await until(lambda: queued(locks, 1))
+        await waiter.stopped()
+        await lease.release()
+        mine = await locks.lock("a").acquire(20)  # the grant of the stopped one lapses
+        waiter.signal(signal.SIGCONT)
+        await mine.release()
+        assert (await waiter.answer())["fence"] > mine.fence
+        assert await waiter.do("release", "a") is True
+
+
+@rule(11)
+async def test_a_child_after_fork_holds_nothing_and_has_connections_of_its_own(kit):
+    locks = kit.interlock()
+    async with actors(kit, 1) as (parent,):
+        await parent.do("acquire", "a", {"ttl": 1.2}, 5)
+        child = await parent.do("fork", "a")
+        assert child == {"state": "lost", "ensure": "LeaseLost", "release": False, "busy": True, "own": True}
+        # The parent goes on: held, renewed, released.
+        renewed = time.monotonic()
+        await until(lambda: time.monotonic() - renewed > 1.5)
+        assert await parent.do("ensure", "a") is None
+        assert await locks.lock("a").try_acquire() is None
+        assert await parent.do("release", "a") is True
+
+
+async def test_a_normal_exit_releases_all(kit, clean):
+    async with actors(kit, 1) as (holder,):
+        for name in ("a", "b", "c"):
+            await holder.do("acquire", name, {}, 5)
+        assert clean.exists("lock:a", "lock:b", "lock:c") == 3
+        await holder.say("exit")
+        assert await holder.end() == 0
+        assert clean.exists("lock:a", "lock:b", "lock:c") == 0
+
+
+@rule(1)
+async def test_many_processes_count_without_a_mistake(kit, clean):
+    """Mutual exclusion where it matters: between processes, each with many threads or tasks."""
+    code = """
+import asyncio, sys, threading
+import interlock, interlock.aio, redis
+url, mode = sys.argv[1:]
+client = redis.Redis.from_url(url)
+def step():
+    seen = int(client.get("users:count"))
+    client.set("users:count", seen + 1)
+if mode == "threads":
+    locks = interlock.Interlock(url)
+    def work():
+        for _ in range(20):
+            with locks.lock("count", ttl=20):
+                step()
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    [t.start() for t in threads]; [t.join() for t in threads]
+else:
+    async def main():
+        async with interlock.aio.Interlock(url) as locks:
+            async def work():
+                for _ in range(20):
+                    async with locks.lock("count", ttl=20):
+                        step()
+            await asyncio.gather(*(work() for _ in range(4)))
+    asyncio.run(main())
+"""
+    clean.set("users:count", 0)
+    processes = [await asyncio.create_subprocess_exec(sys.executable, "-c", code, kit.url, kit.mode) for _ in range(4)]
+    try:
+        codes = [await process.wait() for process in processes]
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+    assert codes == [0] * 4
+    assert int(clean.get("users:count")) == 4 * 4 * 20
+    clean.delete("users:count")
+
+
+@rule(1, 11)
+async def test_a_parent_that_works_and_forks_workers(kit, clean):
+    clean.set("users:count", 0)
+    process = await python("prefork.py", kit.url, kit.mode, "4", "20")
+    assert await process.wait() == 0
+    assert int(clean.get("users:count")) == 4 * 20 + (20 if kit.mode == "asyncio" else 0)
+    clean.delete("users:count")
+    assert not clean.exists("lock:count", "lock:parent")
+
+
+@rule(1, 6, 8)
+async def test_greenlets_are_threads(server, clean, tmp_path):
+    """gevent patches sockets, locks and threads under us."""
+    pytest.importorskip("gevent")
+    hold = tmp_path / "hold"
+    with Proxy(server.socket) as proxy:
+        process = await python("greenlets.py", server.url, proxy.url, str(hold), stdout=asyncio.subprocess.PIPE)
+        try:
+            for silent in (True, False):
+                await until(lambda: hold.exists() or process.returncode is not None, within=40)
+                proxy.hold = silent
+                hold.unlink(missing_ok=True)
+            said, _ = await process.communicate()
+        finally:
+            proxy.hold = False
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        process._transport.close()
+    assert said == b"OK\n"
+
+
+async def python(script: str, *args: str, **options):
+    """A Python process that runs one of harness/programs."""
+    path = str(PROGRAMS / script)
+    return await asyncio.create_subprocess_exec(sys.executable, path, *args, **options)
+
+
+async def test_a_process_can_leave_by_sys_exit_while_others_wait(kit, clean):
+    locks = kit.interlock()
+    async with actors(kit, 1) as (holder,):
+        await holder.do("acquire", "a", {}, 5)
+        waiting = asyncio.ensure_future(locks.lock("a").acquire(20))
+        await until(lambda: queued(locks, 1))
+        await holder.say("exit")
+        lease = await waiting
+        await lease.release()
+
+
+ENDING = {
+    "threads": """
+import signal, sys
+from interlock import Interlock
+silent, healthy = sys.argv[1:3]
+made = [Interlock(silent) for _ in range(10)] + [Interlock(healthy)]
+leases = [each.lock(f"end{i}").acquire(timeout=10) for i, each in enumerate(made)]
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+print("held", flush=True)
+sys.stdin.readline()
+""",
+    "asyncio": """
+import asyncio, signal, sys
+from interlock.aio import Interlock
+silent, healthy = sys.argv[1:3]
+async def main():
+    global made, leases
+    made = [Interlock(silent) for _ in range(10)] + [Interlock(healthy)]
+    leases = [await each.lock(f"end{i}").acquire(timeout=10) for i, each in enumerate(made)]
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asyncio.current_task().cancel)
+    print("held", flush=True)
+    done = asyncio.Event()
+    asyncio.get_running_loop().add_reader(0, done.set)
+    await done.wait()
+try:
+    asyncio.run(main())
+except asyncio.CancelledError:
+    sys.exit(5)
+""",
+}
+
+
+@rule(8)
+@pytest.mark.parametrize("how", ["end", "SIGINT", "SIGTERM"])
+async def test_a_process_with_many_interlocks_ends_within_about_a_second_though_their_server_is_silent(
+    kit, node, clean, how
+):
+    """All share one second; and what another server holds is given back there."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", ENDING[kit.mode], node.url, kit.server.url,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        assert await process.stdout.readline() == b"held\n"
+        assert clean.exists("lock:end10")
+        node.pause()
+        started = time.monotonic()
+        if how == "end":
+            process.stdin.write(b"\n")
+        else:
+            process.send_signal(getattr(signal, how))
+        await asyncio.wait_for(process.wait(), 30)
+        assert time.monotonic() - started < 1 + 2  # and two for a busy machine
+        assert not clean.exists("lock:end10")
+    finally:
+        node.resume()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

@@ -1,0 +1,481 @@
+"""Rule 10: a server that may have forgotten leases grants nothing until all of them have run out."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+
+import pytest
+import redis
+
+from harness.matrix import required
+from harness.modes import outcome, until
+from harness.servers import Missing, Node, faketime
+from harness.topology import Sentinels
+from interlock import AcquireTimeout, Skipped
+from interlock._client.core import Core
+from interlock._connect.target import address
+from interlock._quarantine import lossless
+from interlock._quarantine.history import ServerHistory
+from interlock._quarantine.identity import NO_REPLID, Facts
+from interlock._quarantine.lossless import Reading, least_ttl
+from interlock._quarantine.stamp import IdentityStamp
+
+rule = pytest.mark.rule
+DURABLE = {"appendonly": "yes", "appendfsync": "always"}
+AT_ONCE = {"repl-diskless-sync-delay": "0"}  # a replica is sent all without a pause
+LONGEST = 4.0  # seconds: max_ttl in these tests, and ttl: what is refused must be asked for in this time
+SLACK = 0.1  # seconds by which the server's clock and ours may differ in rounding
+
+KINDS = {
+    "lock": lambda locks, name: locks.lock(name, ttl=LONGEST),
+    "rlock": lambda locks, name: locks.rlock(name, ttl=LONGEST),
+    "semaphore": lambda locks, name: locks.semaphore(name, 1, ttl=LONGEST),
+    "write": lambda locks, name: locks.rwlock(name, ttl=LONGEST).write(),
+    "read": lambda locks, name: locks.rwlock(name, ttl=LONGEST).read(),
+    "election": lambda locks, name: locks.election(name, ttl=LONGEST),
+    "multi": lambda locks, name: locks.multi(locks.lock(name, ttl=LONGEST), locks.lock("other", ttl=LONGEST)),
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def crash(node) -> float:
+    """The server dies and starts again; when it did."""
+    node.kill()
+    node.restart()
+    return time.monotonic()
+
+
+async def remembering(kit, url, **options):
+    """A client that has met the server."""
+    made = kit.interlock(url, max_ttl=LONGEST, **options)
+    await (await made.lock("hello", ttl=LONGEST).acquire()).release()
+    return made
+
+
+async def refused(lockable) -> str:
+    """What is said to one that does not wait."""
+    error = await outcome(lockable.acquire(timeout=0))
+    assert isinstance(error, AcquireTimeout), error
+    return str(error)
+
+
+@rule(10)
+@every_kind
+async def test_a_restart_without_memory_bars_what_may_be_held(kit, node, kind):
+    dead, other = await remembering(kit, node.url), await remembering(kit, node.url)
+    await kit.keep(KINDS[kind](dead, "a").acquire())
+    began = crash(node)
+    assert "quarantine" in await refused(KINDS[kind](other, "a")) or kind == "multi"
+    fresh = kit.interlock(node.url, max_ttl=LONGEST)
+    await refused(KINDS[kind](fresh, "a"))  # it has no memory of its own, but finds what the other one wrote
+    lease = await kit.keep(KINDS[kind](fresh, "a").acquire(timeout=30))
+    assert time.monotonic() - began >= LONGEST - SLACK
+    await lease.release()
+    await (await KINDS[kind](other, "a").acquire(timeout=0)).release()  # once it is over, it is over for all
+
+
+@rule(10)
+async def test_what_may_still_run_is_skipped_and_nobody_is_named(kit, node):
+    locks = await remembering(kit, node.url)
+    crash(node)
+    result = await locks.once("job", at_most=LONGEST).run(time.sleep if kit.mode == "threads" else asyncio.sleep)
+    assert isinstance(result, Skipped)
+    assert result.by is None
+    assert (await locks.once("job", at_most=LONGEST).inspect()).running is None
+
+
+@rule(10)
+async def test_records_are_evidence_for_those_who_have_no_memory(kit, node, client):
+    locks = kit.interlock(node.url, max_ttl=LONGEST)
+    await (await locks.lock("a", ttl=LONGEST).acquire()).release()
+    client.save()
+    lease = await kit.keep(locks.lock("a", ttl=LONGEST).acquire())  # this one the server will forget
+    began = crash(node)
+    fresh = kit.interlock(node.url, max_ttl=LONGEST)
+    assert "quarantine" in await refused(fresh.lock("a", ttl=LONGEST))
+    second = await kit.keep(fresh.lock("a", ttl=LONGEST).acquire(timeout=30))
+    assert time.monotonic() - began >= LONGEST - SLACK
+    assert second.fence > lease.fence
+    await second.release()
+
+
+@rule(10)
+@pytest.mark.matrix("releases")
+@pytest.mark.parametrize("durable", ["snapshot", "log"])
+async def test_a_server_that_began_with_keys_bars_what_it_has_no_record_of(kit, park, ground, durable):
+    """The name was first used after the snapshot, and a client that never was there before asks for it."""
+    with park.spare(ground.server, config=DURABLE if durable == "log" else {}) as node:
+        locks = kit.interlock(node.url, max_ttl=30)
+        await (await locks.lock("of before").acquire()).release()
+        with redis.Redis.from_url(node.url) as plain:
+            if durable == "snapshot":
+                plain.save()
+            lease = await kit.keep(locks.lock("a", renew=False).acquire())
+            if durable == "log":  # what had not reached the disk
+                plain.delete("lock:a", "{lock:a}{record}")
+        crash(node)
+        assert "quarantine" in await refused(kit.interlock(node.url, max_ttl=30).lock("a", ttl=LONGEST))
+        assert lease.remaining() > 0
+
+
+@rule(10)
+@pytest.mark.parametrize("kind", ["lock", "read", "multi"])
+async def test_so_does_it_for_every_kind(kit, node, client, kind, caplog):
+    client.set("what others keep there", 1)
+    client.save()
+    began = crash(node)
+    fresh, other = (kit.interlock(node.url, max_ttl=LONGEST) for _ in range(2))
+    await refused(KINDS[kind](fresh, "a"))
+    assert "snapshot or a log" in caplog.text
+    lease = await kit.keep(KINDS[kind](fresh, "a").acquire(timeout=30))
+    assert time.monotonic() - began >= LONGEST - SLACK
+    await lease.release()
+    for each in (fresh, other):
+        await (await KINDS[kind](each, "never had").acquire(timeout=0)).release()
+
+
+@rule(10)
+@pytest.mark.parametrize("kind", ["lock", "semaphore"])
+async def test_that_is_ended_by_hand_for_all_too(kit, node, client, kind):
+    client.set("what others keep there", 1)
+    client.save()
+    crash(node)
+    fresh, other = (kit.interlock(node.url, max_ttl=60) for _ in range(2))
+    await refused(KINDS[kind](fresh, "a"))
+    assert await KINDS[kind](fresh, "a").revoke("nothing is at work", force=True)
+    for each in (other, fresh):
+        await (await KINDS[kind](each, "a").acquire(timeout=0)).release()
+
+
+@rule(10)
+@pytest.mark.matrix("releases")
+async def test_a_server_that_was_started_with_nothing_bars_nothing(kit, park, ground):
+    """Nor when it has keys by now, a log, and a replica, which has loaded what it was sent."""
+    with (
+        park.spare(ground.server, config={"appendonly": "yes"} | AT_ONCE) as node,
+        park.spare(ground.server) as replica,
+    ):
+        for _ in range(3):
+            each = kit.interlock(node.url, max_ttl=60)
+            for name in ("a", "b"):
+                await (await each.lock(name).acquire(timeout=0)).release()
+        with redis.Redis.from_url(replica.url) as plain:
+            plain.replicaof("127.0.0.1", node.port)
+            await until(lambda: plain.info("replication")["master_link_status"] == "up")
+            for name in ("b", "c"):
+                await (await kit.interlock(node.url, max_ttl=60).lock(name).acquire(timeout=0)).release()
+            plain.replicaof("NO", "ONE")
+        await (await kit.interlock(replica.url, max_ttl=60).lock("d").acquire(timeout=0)).release()
+
+
+@rule(10)
+@pytest.mark.matrix("releases")
+async def test_a_primary_with_replicas_that_began_with_a_snapshot_is_none_that_was_promoted(kit, park, ground):
+    """From 7.0 on it takes its history from the snapshot, and then it looks like one."""
+    with park.spare(ground.server, config=AT_ONCE) as node, park.spare(ground.server) as replica:
+        with redis.Redis.from_url(node.url) as plain, redis.Redis.from_url(replica.url) as follower:
+            plain.set("what others keep there", 1)
+            follower.replicaof("127.0.0.1", node.port)
+            await until(lambda: follower.info("replication")["master_link_status"] == "up")
+            await until(lambda: plain.info("persistence")["rdb_bgsave_in_progress"] == 0)
+            plain.save()
+        crash(node)
+        fresh = kit.interlock(node.url, max_ttl=LONGEST)
+        assert "quarantine" in await refused(fresh.lock("a", ttl=LONGEST))
+
+
+@rule(10)
+async def test_who_held_it_is_a_witness(kit, node):
+    locks = kit.interlock(node.url, max_ttl=LONGEST)
+    lease = await kit.keep(locks.lock("a", ttl=LONGEST).acquire())
+    crash(node)
+    await until(lambda: lease.state == "lost")  # its renewal found nothing, and set the marker
+    fresh = kit.interlock(node.url, max_ttl=LONGEST)
+    assert "quarantine" in await refused(fresh.lock("a", ttl=LONGEST))
+
+
+@rule(10)
+async def test_a_quarantine_excludes_foreigners_and_can_be_seen(kit, node, client):
+    locks = await remembering(kit, node.url)
+    await kit.keep(locks.lock("a", ttl=LONGEST).acquire())
+    crash(node)
+    await refused(locks.lock("a", ttl=LONGEST))
+    assert not client.set("lock:a", "mine", nx=True, px=1000)
+    state = await locks.lock("a", ttl=LONGEST).inspect()
+    assert state.quarantined
+    assert not state.held
+    assert 0 < state.remaining <= LONGEST
+    permits = locks.semaphore("s", 1, ttl=LONGEST)
+    await refused(permits)
+    assert 0 < (await permits.inspect()).quarantine <= LONGEST
+
+
+@rule(10)
+@pytest.mark.parametrize("kind", ["lock", "semaphore"])
+async def test_it_is_ended_by_hand_for_all(kit, node, kind):
+    one = kit.interlock(node.url, max_ttl=60)
+    other = kit.interlock(node.url, max_ttl=60)
+    for locks in (one, other):
+        await (await locks.lock("hello").acquire()).release()
+    await kit.keep(KINDS[kind](one, "a").acquire())
+    crash(node)
+    await refused(KINDS[kind](other, "a"))
+    assert not await KINDS[kind](other, "a").revoke("not enough")
+    assert await KINDS[kind](other, "a").revoke("all have been stopped", force=True)
+    await (await KINDS[kind](other, "a").acquire(timeout=0)).release()
+    await (await KINDS[kind](one, "a").acquire(timeout=0)).release()
+
+
+@rule(10)
+@pytest.mark.parametrize("kind", ["lock", "semaphore", "write"])
+@pytest.mark.parametrize("marked", [True, False])
+async def test_a_message_that_ends_a_quarantine_ends_no_later_one(kit, node, client, kind, marked, monkeypatch):
+    """The server is restarted once more while the message is on its way, and has lost other leases by then."""
+    locks = kit.interlock(node.url, max_ttl=60)
+    await (await KINDS[kind](locks, "a").acquire()).release()
+    client.save()
+    crash(node)
+    await refused(KINDS[kind](locks, "a"))
+    if not marked:
+        client.delete("lock:a")
+    client.save()
+    query, crashes = Core.query, []
+
+    async def delayed(core, primitive, verb, *args):
+        if verb == "revoke" and not crashes:
+            crashes.append(crash(node))
+        return await query(core, primitive, verb, *args)
+
+    monkeypatch.setattr(Core, "query", delayed)
+    assert not await KINDS[kind](locks, "a").revoke("nothing is at work", force=True)
+    assert crashes
+    for each in (locks, kit.interlock(node.url, max_ttl=60)):
+        assert "quarantine" in await refused(KINDS[kind](each, "a"))
+    assert await KINDS[kind](locks, "a").revoke("nothing is at work here either", force=True)
+    await (await KINDS[kind](locks, "a").acquire(timeout=0)).release()
+
+
+@rule(7)
+@pytest.mark.parametrize("kind", ["lock", "semaphore", "write"])
+async def test_who_ends_a_quarantine_does_not_get_a_lower_fence(kit, node, client, kind):
+    """The clock may be behind that of the server which granted what was lost: as far as after all of the quarantine."""
+    locks = kit.interlock(node.url, max_ttl=60)
+    await (await locks.lock("hello").acquire()).release()
+    lost = await kit.keep(KINDS[kind](kit.interlock(node.url, max_ttl=60), "a").acquire())
+    crash(node)
+    await refused(KINDS[kind](locks, "a"))
+    assert await KINDS[kind](locks, "a").revoke("nothing is at work", force=True)
+    first = await KINDS[kind](locks, "a").acquire(timeout=0)
+    await first.release()
+    second = await KINDS[kind](locks, "a").acquire(timeout=0)
+    await second.release()
+    assert lost.fence + 50e6 < first.fence < second.fence
+    assert client.pttl("{lock:a}{record}") > (second.fence - lost.fence) / 1000
+
+
+@rule(10)
+def test_a_server_that_says_a_second_too_much_shortens_nothing():
+    """Its uptime is the difference of two times that are rounded down."""
+    facts = Facts("r" * 40, "p" * 40, NO_REPLID, uptime=5, now_ms=100_000, replicas=0)  # it started at 95.0 to 96.0
+    assert IdentityStamp(facts, 60, "-", " ").since >= 96_000
+
+
+@rule(10)
+async def test_without_a_quarantine_it_is_granted_at_once(kit, node):
+    locks = await remembering(kit, node.url, quarantine=False)
+    await kit.keep(locks.lock("a", ttl=LONGEST).acquire())
+    crash(node)
+    await kit.keep(locks.lock("a", ttl=LONGEST).acquire(timeout=0))
+
+
+@rule(10)
+async def test_a_new_server_does_not_stall_its_first_user(kit, node):
+    locks = kit.interlock(node.url, max_ttl=60)
+    await kit.keep(locks.lock("a").acquire(timeout=0))
+
+
+@rule(10)
+async def test_a_setting_of_now_proves_nothing_about_the_past(kit):
+    """The file says appendfsync always, which somebody had changed before the power failed."""
+    with Node(config=DURABLE) as node, redis.Redis.from_url(node.url) as plain:
+        locks = kit.interlock(node.url, max_ttl=LONGEST)
+        await (await locks.lock("a", ttl=LONGEST).acquire()).release()
+        plain.config_set("appendfsync", "everysec")
+        log = next((node.socket.parent / "appendonlydir").glob("*.incr.aof"))
+        written = log.stat().st_size
+        lease = await kit.keep(locks.lock("a", ttl=LONGEST, renew=False).acquire())
+        node.kill()
+        with log.open("r+b") as file:
+            file.truncate(written)  # what had not reached the disk
+        node.restart()
+        fresh = kit.interlock(node.url, max_ttl=LONGEST)
+        assert "quarantine" in await refused(fresh.lock("a", ttl=LONGEST))
+        await (await fresh.lock("a", ttl=LONGEST).acquire(timeout=30)).release()
+        assert lease.remaining() == 0
+
+
+@pytest.fixture
+def clocks():
+    """A primary and a replica, whose clocks can be set."""
+    try:
+        faketime()
+    except Missing as missing:
+        required(f"no libfaketime here: {missing}")
+    with Sentinels(replicas=1, sentinels=0, clock=True) as group:
+        yield group
+
+
+async def handed_over(group, ahead: float):
+    """The replica, whose clock is so many seconds ahead, has taken over with all."""
+    old, new = group.nodes
+    new.shift(ahead)
+    with redis.Redis.from_url(old.url) as one, redis.Redis.from_url(new.url) as other:
+        await until(lambda: abs(other.time()[0] - one.time()[0] - ahead) < 1.1)
+    await asyncio.to_thread(group.handover)
+    return new
+
+
+@rule(5, 10)
+async def test_a_handover_to_a_clock_that_is_ahead_is_waited_for(kit, clocks, caplog):
+    """Leases come with the time at which they end, which is sooner there; so long nothing was lost, but for that."""
+    locks = kit.interlock(clocks.nodes[0].tcp_url, max_ttl=4)
+    lease = await kit.keep(locks.lock("a", ttl=4, renew=False).acquire())
+    new = await handed_over(clocks, 3)
+    fresh = kit.interlock(new.tcp_url, max_ttl=4)
+    second = await kit.keep(fresh.lock("a", ttl=4).acquire(timeout=30))
+    assert lease.remaining() == 0
+    assert second.fence > lease.fence
+    assert "ahead of the clock" in caplog.text
+
+
+@rule(5, 10)
+async def test_a_handover_to_a_clock_that_is_behind_is_not(kit, clocks):
+    locks = kit.interlock(clocks.nodes[0].tcp_url, max_ttl=60)
+    for kind in ("lock", "semaphore"):
+        await (await KINDS[kind](locks, kind).acquire()).release()
+    new = await handed_over(clocks, -3)
+    fresh = kit.interlock(new.tcp_url, max_ttl=60)
+    for kind in ("lock", "semaphore"):
+        await (await KINDS[kind](fresh, kind).acquire(timeout=5)).release()
+
+
+@rule(5, 10)
+async def test_a_clock_that_is_ahead_by_a_little_concerns_short_leases_only(kit, monkeypatch):
+    monkeypatch.setattr(lossless, "least_ttl", lambda *_: 3.0)
+    kinds = {"lock": lambda locks, name, ttl: locks.lock(name, ttl=ttl),
+             "semaphore": lambda locks, name, ttl: locks.semaphore(name, 1, ttl=ttl)}  # fmt: skip
+    with Sentinels(replicas=1, sentinels=0) as group:
+        locks = kit.interlock(group.nodes[0].tcp_url, max_ttl=60)
+        for kind, of in kinds.items():
+            await (await of(locks, f"short {kind}", 2.9).acquire()).release()
+            await (await of(locks, f"long {kind}", 3).acquire()).release()
+        new = await asyncio.to_thread(group.handover)
+        fresh = kit.interlock(new.tcp_url, max_ttl=60)
+        for kind, of in kinds.items():
+            await (await of(fresh, f"long {kind}", 1).acquire(timeout=5)).release()
+            await refused(of(fresh, f"short {kind}", 30))
+
+
+@rule(5)
+def test_clocks_that_differ_by_less_than_a_lease_leaves_are_the_same_for_it():
+    """A holder stops before the server does, by a thousandth of the ttl; half of that is for clocks that differ."""
+
+    def least(ahead: float, trip: float = 0.0) -> float:
+        return least_ttl(Reading({}, 100 + ahead, 5, 5 + trip), Reading({}, 101, 6, 6 + trip), "here", 60)
+
+    assert least(0) == least(-10) == 0
+    assert least(0.0004) == 0
+    assert least(0.002) == pytest.approx(4)
+    assert least(0.001, trip=0.001) == pytest.approx(4)  # it may be so much
+    assert least(1) == math.inf
+
+
+@rule(10)
+def test_what_came_through_two_handovers_came_without_loss():
+    """Records of the first are fine at the third, for leases that the clocks on the way did not cut short."""
+    memory = ServerHistory(60.0)
+    where = address("redis://127.0.0.1", for_asyncio=False)
+    one, two, three = (
+        memory.meet(Facts(each * 40, each * 40, "f" * 40, uptime=500, now_ms=1_000_000, replicas=1), where)
+        for each in "abc"
+    )
+    two.mark_lossless(one.identity, 2.0)
+    three.mark_lossless(two.identity, 3.0)
+    assert three.text.split()[3:] == ["-", f"{two.identity}/3000", f"{one.identity}/5000"]
+
+
+@rule(10)
+async def test_the_holder_goes_on_and_hands_over_only_when_it_is_over(kit, node, client):
+    locks, other = await remembering(kit, node.url), await remembering(kit, node.url)
+    lease = await kit.keep(locks.lock("a", ttl=LONGEST).acquire())
+    client.save()
+    began = crash(node)  # the lease itself was saved; what came after may be lost
+    await lease.extend(LONGEST)
+    assert await lease.release()
+    second = await kit.keep(other.lock("a", ttl=LONGEST).acquire(timeout=30))
+    assert time.monotonic() - began >= LONGEST - SLACK
+    assert second.fence > lease.fence
+
+
+@rule(10)
+async def test_the_first_replica_is_no_failover(kit, node, client):
+    locks = kit.interlock(node.url, max_ttl=60)
+    await (await locks.lock("a").acquire()).release()
+    before = client.info("replication")["master_replid"]
+    with Node() as replica, redis.Redis.from_url(replica.url) as plain:
+        plain.replicaof("127.0.0.1", node.port)
+        await until(lambda: plain.info("replication")["master_link_status"] == "up")
+        fresh = kit.interlock(node.url, max_ttl=60)
+        await (await fresh.lock("a").acquire(timeout=0)).release()
+        client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        await (await locks.lock("a").acquire(timeout=5)).release()
+    assert before  # it changes with the first replica, or not: neither may matter
+
+
+@rule(10)
+async def test_where_info_is_refused_there_is_none_and_that_is_said(kit, node, client, caplog):
+    client.execute_command("ACL", "SETUSER", "blind", "on", ">x", "~*", "&*", "+@all", "-info")
+    locks = kit.interlock(f"redis://blind:x@127.0.0.1:{node.port}/0", max_ttl=LONGEST)
+    await kit.keep(locks.lock("a", ttl=LONGEST).acquire())
+    assert "no quarantine" in caplog.text
+
+
+@rule(10)
+async def test_a_connection_that_outlives_a_demotion_is_not_trusted(kit):
+    """There and back again while a client is idle: its connection still works, and knows nothing of it."""
+    with Sentinels(replicas=1, sentinels=1, config={"min-replicas-to-write": "0"}) as group:
+        locks = kit.interlock(group.url, max_ttl=LONGEST)
+        await (await locks.lock("a", ttl=LONGEST).acquire()).release()
+        node, other = group.nodes
+        with redis.Redis.from_url(node.url) as plain:
+            before = plain.info("replication")["master_replid"]
+            await asyncio.sleep(1.1)  # it is idle for longer than a connection is trusted
+            plain.replicaof("127.0.0.1", other.port)
+            plain.replicaof("NO", "ONE")
+            assert plain.info("replication")["master_replid"] != before
+        assert "quarantine" in await refused(locks.lock("a", ttl=LONGEST))
+
+
+@rule(10)
+@pytest.mark.parametrize("kind", ["lock", "semaphore"])
+async def test_those_who_come_later_do_not_lengthen_it(kit, kind):
+    """Each of them knows only since when it knows the promoted replica itself."""
+    with Sentinels(replicas=1, sentinels=0) as group:
+        old, new = group.nodes
+        locks = kit.interlock(old.tcp_url, max_ttl=LONGEST)
+        await (await KINDS[kind](locks, "a").acquire()).release()
+        group.catch_up(new)
+        old.kill()
+        group.promote(new)
+        began = time.monotonic()
+
+        async def granted():
+            newcomer = kit.interlock(new.tcp_url, max_ttl=LONGEST)
+            lease = await KINDS[kind](newcomer, "a").try_acquire()
+            await newcomer.close()
+            return lease
+
+        await until(granted)
+        assert time.monotonic() - began >= LONGEST - SLACK

@@ -1,0 +1,311 @@
+"""A server does not answer, or says that somebody else has it: which error a caller gets, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+import time
+
+import pytest
+
+import interlock
+import interlock.aio
+from harness.modes import SLACK, outcome, queued, until
+from harness.topology import Independents
+from interlock import AcquireTimeout, ConfigError, Skipped, Unavailable
+
+rule = pytest.mark.rule
+
+KINDS = {
+    "lock": lambda locks, timeout: locks.lock("a").acquire(timeout=timeout),
+    "rlock": lambda locks, timeout: locks.rlock("r").acquire(timeout=timeout),
+    "semaphore": lambda locks, timeout: locks.semaphore("s", 1).acquire(timeout=timeout),
+    "read": lambda locks, timeout: locks.rwlock("rw").read().acquire(timeout=timeout),
+    "write": lambda locks, timeout: locks.rwlock("rw").write().acquire(timeout=timeout),
+    "multi": lambda locks, timeout: locks.multi(locks.lock("m"), locks.semaphore("n", 1)).acquire(timeout=timeout),
+    "latch": lambda locks, timeout: locks.latch("l", 1).wait(timeout=timeout),
+    "barrier": lambda locks, timeout: locks.barrier("b", 2).wait(timeout=timeout),
+    "election": lambda locks, timeout: locks.election("e").campaign(timeout=timeout),
+}
+
+
+async def timed(acquiring):
+    """What came of it, and after how many seconds."""
+    started = time.monotonic()
+    return await outcome(acquiring), time.monotonic() - started
+
+
+async def of_all_kinds(locks, timeout):
+    """What came of each kind, at the same time."""
+    results = await asyncio.gather(*(timed(acquire(locks, timeout)) for acquire in KINDS.values()))
+    return dict(zip(KINDS, results, strict=True))
+
+
+@contextlib.contextmanager
+def silenced(node, how):
+    """A server that does not answer: it is stopped, or nobody listens there."""
+    if how == "hung":
+        node.pause()
+        yield
+        node.resume()
+    else:
+        node.kill()
+        yield
+
+
+@rule(8)
+@pytest.mark.parametrize("how", ["hung", "refused"])
+@pytest.mark.parametrize("warm", [True, False], ids=["connected", "connecting"])
+async def test_one_try_takes_try_for_at_most_however_the_server_is_silent(kit, node, how, warm):
+    locks = kit.interlock(node.url, try_for=0.4)
+    if warm:
+        await (await locks.lock("warm").acquire()).release()
+    with silenced(node, how):
+        results = await of_all_kinds(locks, 0)
+        tried = await timed(locks.lock("a").try_acquire())
+    for kind, (error, took) in {**results, "try_acquire": tried}.items():
+        assert isinstance(error, Unavailable), (kind, error)
+        assert took < 0.4 + SLACK, kind
+
+
+@rule(8)
+@pytest.mark.parametrize("how", ["hung", "refused"])
+async def test_a_silent_server_is_unavailable_and_the_error_says_which_and_how_long(kit, node, how):
+    locks = kit.interlock(node.url)
+    with silenced(node, how):
+        results = await of_all_kinds(locks, 0.6)
+    for kind, (error, took) in results.items():
+        assert isinstance(error, Unavailable), (kind, error)
+        assert not isinstance(error, TimeoutError)
+        for word in ("no answer from", node.url, " for 0.", "Is the server up"):
+            assert word in str(error), (kind, error)
+        assert 0.5 < took < 0.6 + SLACK, kind  # a refused one, too, may use its time
+    assert "lock 'a'" in str(results["lock"][0])
+
+
+@rule(8)
+async def test_a_waiter_whose_server_falls_silent_for_good_is_not_told_that_another_one_has_it(kit, node):
+    """What the server said before it fell silent tells nothing by then."""
+    await _hold_all(kit, node)
+    waiting = asyncio.ensure_future(of_all_kinds(kit.interlock(node.url), 5.0))
+    await _until_all_wait(kit, node)
+    node.pause()
+    try:
+        results = await waiting
+    finally:
+        node.resume()
+    for kind, (error, took) in results.items():
+        assert isinstance(error, Unavailable), (kind, error)
+        assert node.url in str(error)
+        assert took < 5 + SLACK
+
+
+@rule(8)
+async def test_a_waiter_whose_server_answered_lately_is_told_who_has_it(kit, node):
+    await _hold_all(kit, node)
+    locks, timeout = kit.interlock(node.url), 5.0
+    ends = time.monotonic() + timeout
+    waiting = asyncio.ensure_future(of_all_kinds(locks, timeout))
+    await _until_all_wait(kit, node)
+    await asyncio.sleep(max(0, ends - 0.7 - time.monotonic()))  # its silence is shorter than its answer counts
+    node.pause()
+    try:
+        results = await waiting
+    finally:
+        node.resume()
+    for kind, (error, _) in results.items():
+        expected = interlock.BrokenBarrier if kind == "barrier" else AcquireTimeout
+        assert isinstance(error, expected), (kind, error)
+    assert results["lock"][0].holder
+
+
+async def _hold_all(kit, node) -> None:
+    """Somebody else has each of them, and goes on to."""
+    others = kit.interlock(node.url)
+    for name in ("a", "m"):
+        await kit.keep(others.lock(name, ttl=60).acquire())
+    await kit.keep(others.rlock("r", ttl=60).acquire())
+    await kit.keep(others.semaphore("s", 1, ttl=60).acquire())
+    await kit.keep(others.semaphore("n", 1, ttl=60).acquire())
+    await kit.keep(others.rwlock("rw", ttl=60).write().acquire())
+    await kit.keep(others.election("e", ttl=60).campaign())
+
+
+async def _until_all_wait(kit, node) -> None:
+    """They all stand in their queues."""
+    locks = kit.interlock(node.url)
+
+    async def wait() -> bool:
+        things = (
+            locks.lock("a"), locks.rlock("r"), locks.semaphore("s", 1), locks.lock("m"), locks.latch("l", 1),
+            locks.barrier("b", 2), locks.election("e"),
+        )  # fmt: skip
+        return (await locks.rwlock("rw").inspect()).waiting == 2 and all(
+            [(await thing.inspect()).waiting == 1 for thing in things]
+        )
+
+    await until(wait)
+
+
+@rule(8)
+async def test_one_try_reconnects_and_teaches_the_script_if_need_be(kit, clean, proxy):
+    locks = kit.interlock(proxy.url, try_for=5.0)  # of a busy machine
+    await (await locks.lock("warm").acquire()).release()
+    proxy.cut()
+    clean.script_flush()
+    lease = await locks.lock("a").try_acquire()
+    assert lease is not None
+    await lease.release()
+
+
+@rule(8)
+async def test_a_hiccup_that_is_longer_than_a_try_costs_no_run_of_once(kit, clean, proxy):
+    locks = kit.interlock(proxy.url, try_for=0.2)
+    await (await locks.lock("warm").acquire()).release()
+    proxy.hold = True
+    work = (lambda _: "done") if kit.mode == "threads" else _done
+    running = asyncio.ensure_future(locks.once("nightly", at_most=60).run(work))
+    assert isinstance(await outcome(locks.lock("a").try_acquire()), Unavailable)
+    assert not running.done()
+    proxy.hold = False
+    ran = await running
+    assert not isinstance(ran, Skipped)
+    assert ran.value == "done"
+
+
+async def _done(_lease) -> str:
+    return "done"
+
+
+@rule(8)
+async def test_synchronized_skips_for_a_holder_and_not_for_an_outage(kit, node):
+    locks = kit.interlock(node.url, try_for=0.3)
+    call = interlock.Interlock.synchronized if kit.mode == "threads" else interlock.aio.Interlock.synchronized
+    real = locks._real if kit.mode == "threads" else locks
+
+    if kit.mode == "threads":
+
+        @call(real, "job", busy="skip")
+        def job() -> str:
+            return "done"
+
+        def run():
+            return kit.in_thread(job)
+
+    else:
+
+        @call(real, "job", busy="skip")
+        async def job() -> str:
+            return "done"
+
+        run = job
+
+    await kit.keep(kit.interlock(node.url).lock("job").acquire())
+    assert isinstance(await run(), Skipped)
+    node.pause()
+    try:
+        assert isinstance(await outcome(run()), Unavailable)
+    finally:
+        node.resume()
+
+
+@pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan"), "1", True, None, 5000])
+def test_try_for_is_checked(value):
+    for make in (interlock.Interlock, interlock.aio.Interlock):
+        with pytest.raises(ConfigError, match="try_for"):
+            make("redis://nowhere", try_for=value)
+        with pytest.raises(ConfigError, match="try_for"):
+            make.quorum(["redis://a", "redis://b", "redis://c"], try_for=value)
+
+
+# Several servers
+
+
+@pytest.fixture(scope="module")
+def five():
+    with Independents(number=5) as made:
+        yield made
+
+
+@pytest.fixture
+def together(five):
+    """Five servers of a quorum, all there and empty."""
+    yield five
+    for node in five.nodes:
+        node.resume()
+
+
+@rule(8)
+async def test_a_quorum_without_a_majority_is_unavailable_and_with_one_it_says_who_has_it(kit, together):
+    urls = [node.url for node in together.nodes]
+    holder, locks = kit.interlock(urls), kit.interlock(urls, try_for=0.5)
+    lease = await holder.lock("q", ttl=60).acquire()
+    for node in together.nodes[:2]:
+        node.pause()
+    error = await outcome(locks.lock("q").acquire(timeout=1.0))
+    assert isinstance(error, AcquireTimeout), error
+    assert error.holder == lease.token
+    together.nodes[2].pause()
+    for timeout in (0, 0.8):
+        error, took = await timed(locks.lock("q").acquire(timeout=timeout))
+        assert isinstance(error, Unavailable), error
+        assert re.search(r"only \d of 5 servers of the quorum answer", str(error))
+        assert took < 0.8 + SLACK
+    for node in together.nodes:
+        node.resume()
+    assert await lease.release()
+
+
+@rule(8)
+async def test_one_try_is_enough_for_a_majority_that_answers_beside_servers_that_are_stopped(kit, together):
+    """The first try of all, which has to meet each of them first."""
+    for node in together.nodes[:2]:
+        node.pause()
+    locks = kit.interlock([node.url for node in together.nodes], try_for=1.0, quarantine=False)  # they are young
+    lease = await locks.lock("first").try_acquire()
+    assert lease is not None
+    await lease.release()
+
+
+@rule(8)
+async def test_one_try_is_enough_for_a_cluster_whose_first_seed_is_silent(kit, park):
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # it takes connections, and says nothing
+        cluster = park.cluster("valkey-9.1")
+        seeds = cluster.url.partition("://")[2]
+        locks = kit.interlock(f"redis+cluster://127.0.0.1:{mute.getsockname()[1]},{seeds}", try_for=1.0)
+        lease = await locks.lock("first").try_acquire()
+        assert lease is not None
+        await lease.release()
+
+
+# What a silent server must not hold up
+
+
+@rule(6)
+async def test_a_lease_that_ends_is_told_in_time_whatever_the_silent_server_is_asked(kit, clean, proxy):
+    """Renewals, heartbeats and undos wait for the server; the word that a lease has ended waits for nobody."""
+    holder, locks = kit.interlock(), kit.interlock(proxy.url)
+    await kit.keep(holder.lock("held", ttl=60).acquire())
+    leases = [await locks.lock(f"l{i}", ttl=3.2 + i / 5).acquire() for i in range(10)]
+    leases += [await locks.lock(f"f{i}", ttl=3.3 + i / 5, renew=False).acquire() for i in range(10)]
+    lost = [lease.lost for lease in leases]
+    calls = [asyncio.ensure_future(outcome(locks.lock("held").acquire(timeout=4)))]
+    await until(lambda: queued(holder, 1, "held"))
+    proxy.hold = True
+    calls += [asyncio.ensure_future(outcome(locks.lock(f"x{i}").acquire(timeout=0.2 + i / 5))) for i in range(15)]
+    now, seen = kit.session(locks).runtime.now, {}
+
+    async def told() -> bool:
+        for i, event in enumerate(lost):
+            if event.is_set():
+                seen.setdefault(i, now() - leases[i]._grant.deadline)
+        await asyncio.sleep(0.01)
+        return len(seen) == len(leases)
+
+    await until(told)
+    await asyncio.gather(*calls)
+    proxy.hold = False
+    assert min(seen.values()) >= 0
+    assert max(seen.values()) < 2, sorted(seen.values())  # the server would have been waited for for 5 s

@@ -1,0 +1,206 @@
+"""One way to say things to both modes: every test of the conformance suite is written once, as `async def`.
+
+For asyncio the real objects are used. For threads a thin stand-in runs each blocking call in a thread of its own,
+so that the test can go on meanwhile, as tasks do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+import interlock
+import interlock.aio
+from harness.matrix import WAYS
+from interlock.errors import LockError
+
+if TYPE_CHECKING:
+    from harness.matrix import Ground
+    from harness.servers import Node
+
+BLOCKING = {
+    "acquire", "try_acquire", "release", "extend", "execute", "inspect", "revoke", "close", "__enter__", "__exit__",
+    "available", "set_limit", "count_down", "count", "wait", "reset", "campaign", "resign", "leader", "run", "forget",
+}  # fmt: skip
+MAKING = {
+    "lock", "rlock", "rwlock", "semaphore", "read", "write", "multi", "latch", "barrier", "election", "once",
+    "__getitem__",
+}  # fmt: skip
+
+
+SLACK = 4.0  # seconds that a busy machine may add to a call whose time is bounded
+
+
+async def until(condition, within: float = 30.0) -> None:
+    """Wait for a condition (plain or async), not for a time. A shorter `within` is the claim of a test."""
+    end, pause = time.monotonic() + within, 0.002
+    while True:
+        result = condition()
+        if asyncio.iscoroutine(result):
+            result = await result
+        if result:
+            return
+        assert time.monotonic() < end, f"not so within {within} s: {condition}"
+        await asyncio.sleep(pause)
+        pause = min(0.05, pause * 1.1)  # what takes long need not be seen so soon
+
+
+class Stand:
+    """A blocking object, seen from a task."""
+
+    def __init__(self, real, kit) -> None:
+        self._real = real
+        self._kit = kit
+
+    def __getattr__(self, name):
+        value = getattr(self._real, name)
+        if name in BLOCKING:
+            return lambda *args, **kwargs: self._kit.in_thread(value, *args, **kwargs)
+        if name in MAKING:
+            return lambda *args, **kwargs: Stand(value(*map(real, args), **kwargs), self._kit)
+        return value
+
+    def __setattr__(self, name, value) -> None:
+        if name in {"_real", "_kit"}:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._real, name, value)
+
+    def __getitem__(self, name):
+        return self.__getattr__("__getitem__")(name)
+
+    async def __aenter__(self):
+        return await self.__getattr__("__enter__")()
+
+    async def __aexit__(self, *args):
+        return await self.__getattr__("__exit__")(*args)
+
+
+def real(thing):
+    """What stands behind it."""
+    return thing._real if isinstance(thing, Stand) else thing
+
+
+class Kit:
+    """A mode, a server, a way to it, and what a test made of them."""
+
+    def __init__(self, ground: Ground, server: Node) -> None:
+        self.mode = ground.mode
+        self.server = server
+        self.way = WAYS[ground.way]
+        self.made: list = []
+        self.clients: list = []
+        self.kept: list = []
+        self.pool = ThreadPoolExecutor(200, "kit")
+
+    async def in_thread(self, call, *args, **kwargs):
+        result = await asyncio.get_running_loop().run_in_executor(self.pool, lambda: call(*args, **kwargs))
+        return Stand(result, self) if isinstance(result, interlock.Lease | interlock.MultiLease) else result
+
+    @property
+    def url(self) -> str:
+        """For other processes: the way's own URL, or the plain one if the way is a client."""
+        target = self.way(self.server, self.mode)
+        if isinstance(target, str):
+            return target
+        if isinstance(target, list):
+            pytest.skip("a quorum has no URL")
+        self.clients.append(target)
+        return self.server.url
+
+    def interlock(self, target=None, **options):
+        """An Interlock of this mode: another client, as another process would be."""
+        if target is None:
+            target = self.way(self.server, self.mode)
+            if not isinstance(target, str | list):
+                self.clients.append(target)
+        options.setdefault("try_for", 5.0)  # of a busy machine: a test of tries says its own
+        made = interlock.Interlock if self.mode == "threads" else interlock.aio.Interlock
+        made = (made.quorum if isinstance(target, list) else made)(target, **options)
+        if self.mode == "threads":
+            made = Stand(made, self)
+        self.made.append(made)
+        return made
+
+    async def keep(self, acquiring):
+        """A lease that lasts as long as the test: its Interlock gives it back."""
+        self.kept.append(await acquiring)
+        return self.kept[-1]
+
+    @staticmethod
+    def session(made):
+        """The inside of an Interlock."""
+        return made._session
+
+    async def close(self) -> None:
+        for made in self.made:
+            await made.close()
+        self.made.clear()
+        self.kept.clear()
+        for client in self.clients:
+            if self.mode == "threads":
+                client.close()
+            else:
+                await client.aclose()
+        self.clients.clear()
+        self.pool.shutdown()
+
+
+class Residue:
+    """What a test must not leave: threads, tasks and sockets of ours."""
+
+    def __init__(self) -> None:
+        self.before = self.sockets()
+
+    @staticmethod
+    def sockets() -> set[str]:
+        found = set()
+        for fd in os.listdir("/proc/self/fd"):
+            try:
+                target = os.readlink(f"/proc/self/fd/{fd}")
+            except OSError:
+                continue
+            if target.startswith("socket:"):
+                found.add(target)
+        return found
+
+    @staticmethod
+    def threads() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("interlock-")]
+
+    async def none(self) -> None:
+        """Fails unless everything is gone."""
+        await until(lambda: not self.threads())
+        gc.collect()
+        tasks = [t for t in asyncio.all_tasks() if t is not asyncio.current_task() and "interlock" in t.get_name()]
+        assert not tasks
+
+
+def hears(session, name: str = "a") -> bool:
+    """Whether it is subscribed to what concerns this lock, and has been told so."""
+    return session.port.subscription_of(f"lock:{name}")[0] == "1"
+
+
+async def outcome(coroutine):
+    """The result, or the LockError it raised."""
+    try:
+        return await coroutine
+    except LockError as error:
+        return error
+
+
+async def queued(locks, number: int, name: str = "a") -> bool:
+    """Whether so many wait for this lock."""
+    return await waiting(locks.lock(name), number)
+
+
+async def waiting(lockable, number: int) -> bool:
+    """Whether so many wait for this."""
+    return (await lockable.inspect()).waiting == number

@@ -1,0 +1,411 @@
+"""What must hold in a history: pure functions from its lines to violations.
+
+Belief. A hold is believed from its first passing `ensure()` to its last one (times read before the calls), and nothing
+is claimed about the rest of its life. So a verdict needs no knowledge of ttls, renewals or clocks of servers.
+
+Who may hold together. Each hold has a weight, its name a limit, and holds of one `group` count as one (its heaviest):
+an rlock's owner in several processes, a writer that goes on as a reader. At no time do the groups weigh more than the
+limit. A lock has weight and limit 1; a semaphore its permits and its limit; a reader 1 and a writer the whole limit.
+
+What is excused: what somebody revoked by force is not believed by the checker from that moment on; and in a history in
+which a server's clock was stepped only the fences are checked (rule 5).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from model.histories.lines import Line
+
+SLACK: Final = 3.0  # seconds that a busy machine may take beyond what is promised
+TRY: Final = 1.0  # seconds that one try may take: `try_for`
+SOON: Final = 2.0  # seconds after which a holder that runs has heard of a loss
+MACHINE: Final = "*"  # who stands still if all do
+MOST: Final = 5  # violations of one kind that are reported
+CANCELLED: Final = "CancelledError"
+BODY: Final = "BodyError"  # what bodies raise by themselves
+EXPECTED: Final = frozenset({"", "AcquireTimeout", "Unavailable", "LeaseLost", CANCELLED, BODY})
+
+
+@dataclass
+class Hold:
+    """One lease, as its process saw it."""
+
+    id: str
+    process: str
+    section: str
+    name: str
+    kind: str
+    weight: int
+    limit: int
+    group: str
+    asked: float
+    timeout: float | None = None
+    token: str = ""
+    fence: int = 0
+    got: float | None = None
+    failed: float | None = None
+    oks: list[float] = field(default_factory=list)
+    lost: float | None = None
+    untold: float | None = None
+    letting: float | None = None
+    how: str = ""
+    let: float | None = None
+    ours: bool | None = None
+    error: str = ""
+    callbacks: int = 0
+    nested: list[Line] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+
+
+@dataclass
+class Section:
+    """What one worker did from one acquire to its end."""
+
+    id: str
+    process: str
+    begun: float
+    cancels: list[float] = field(default_factory=list)
+    ended: float | None = None
+    outcome: str = ""
+    cancelling: int = 0
+    lines: list[Line] = field(default_factory=list)
+
+
+@dataclass
+class Violation:
+    """A promise that was broken, and the lines that show it."""
+
+    check: str
+    text: str
+    lines: list[Line]
+
+
+@dataclass
+class History:
+    """What the lines say, by hold and section."""
+
+    lines: list[Line]
+    holds: dict[str, Hold] = field(default_factory=dict)
+    sections: dict[str, Section] = field(default_factory=dict)
+    killed: dict[str, float] = field(default_factory=dict)
+    pauses: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    revoked: list[Line] = field(default_factory=list)
+    clock_stepped: bool = False
+    patience: float = 5.0  # seconds that a server may stay away before a call raises Unavailable
+
+    @classmethod
+    def of(cls, lines: Iterable[Line], *, clock_stepped: bool = False, patience: float = 5.0) -> History:
+        history = cls(sorted(lines, key=lambda line: line["t"]), clock_stepped=clock_stepped, patience=patience)
+        for line in history.lines:
+            history._take(line)
+        return history
+
+    def _take(self, line: Line) -> None:
+        event, t = line["e"], line["t"]
+        if event == "ask":
+            self.holds[line["h"]] = Hold(
+                line["h"], line["p"], line["s"], line["name"], line["kind"], line["weight"], line["limit"],
+                line["group"] or line["h"], t, line["timeout"],
+            )  # fmt: skip
+        elif event == "begin":
+            self.sections[line["s"]] = Section(line["s"], line["p"], t)
+        elif event == "killed":
+            self.killed[line["who"]] = t
+        elif event == "paused":
+            self.pauses[line["who"]].append((t, line["until"]))
+        elif event == "revoked":
+            self.revoked.append(line)
+        if hold := self.holds.get(line.get("h", "")):
+            hold.lines.append(line)
+            self._of_hold(hold, event, t, line)
+        elif section := self.sections.get(line.get("s", "")):
+            section.lines.append(line)
+            if event == "cancel":
+                section.cancels.append(t)
+            elif event == "end":
+                section.ended, section.outcome, section.cancelling = t, line["outcome"], line["cancelling"]
+
+    @staticmethod
+    def _of_hold(hold: Hold, event: str, t: float, line: Line) -> None:
+        if event == "got":
+            hold.got, hold.token, hold.fence = t, line["token"], line["fence"]
+        elif event == "failed":
+            hold.failed = t
+        elif event == "ok":
+            hold.oks.append(t)
+        elif event == "lost":
+            hold.lost = t if hold.lost is None else hold.lost
+        elif event == "untold":
+            hold.untold = t
+        elif event == "nested":
+            hold.nested.append(line)
+        elif event == "on_lost":
+            hold.callbacks += 1
+        elif event == "letting":
+            hold.letting, hold.how = t, line["how"]
+        elif event == "let":
+            hold.let, hold.ours, hold.error = t, line["ours"], line["error"]
+
+    def by_name(self) -> dict[str, list[Hold]]:
+        """The holds that were granted, by what was locked."""
+        found: dict[str, list[Hold]] = defaultdict(list)
+        for hold in self.holds.values():
+            if hold.got is not None:
+                found[hold.name].append(hold)
+        return found
+
+    def paused(self, process: str, since: float, until: float) -> float:
+        """Seconds between these times for which the process, or the machine, stood still."""
+        pauses = (*self.pauses.get(process, ()), *self.pauses.get(MACHINE, ()))
+        return sum(max(0.0, min(until, b) - max(since, a)) for a, b in pauses)
+
+    def believed(self, hold: Hold) -> tuple[float, float] | None:
+        """From when to when the hold was believed for certain; not from when somebody took it away by force."""
+        oks = hold.oks
+        for line in self.revoked:
+            if line["force"] and line["name"] == hold.name and self._may_be_revoked(hold, line["t"]):
+                oks = [t for t in oks if t < line["since"]]
+        return (oks[0], oks[-1]) if oks else None
+
+    def _may_be_revoked(self, hold: Hold, done: float) -> bool:
+        """Whether a revocation that was over at `done` may have met this hold: granted before, or heard of late."""
+        got = hold.got or 0.0
+        return hold.asked < done and (got < done or self.paused(hold.process, hold.asked, got) > 0)
+
+
+# The checks
+
+
+def overlaps(history: History) -> Iterator[Violation]:
+    """Those who believe at one time never weigh more than the limit."""
+    if history.clock_stepped:
+        return
+    for name, holds in history.by_name().items():
+        spans = [(span, hold) for hold in holds if (span := history.believed(hold))]
+        turns = sorted(
+            [(span[0], 1, number) for number, (span, _) in enumerate(spans)]
+            + [(span[1], 0, number) for number, (span, _) in enumerate(spans) if span[1] > span[0]]
+        )
+        inside: dict[int, Hold] = {}
+        for when, begins, number in turns:
+            span, hold = spans[number]
+            if not begins:
+                inside.pop(number, None)
+                continue
+            heaviest: Counter[str] = Counter()
+            for other in (*inside.values(), hold):
+                heaviest[other.group] = max(heaviest[other.group], other.weight)
+            if heaviest.total() > hold.limit:
+                others = [other for other in inside.values() if other.group != hold.group]
+                yield Violation(
+                    "overlap",
+                    f"{name}: {hold.id} (fence {hold.fence}) was believed from {when:.6f} on, beside "
+                    + ", ".join(f"{other.id} (fence {other.fence}, until {other.oks[-1]:.6f})" for other in others)
+                    + f": together {heaviest.total()}, and {hold.limit} is the most",
+                    _story(hold, *others),
+                )
+            if span[1] > span[0]:
+                inside[number] = hold
+
+
+def fences(history: History) -> Iterator[Violation]:
+    """A grant that came after another one has a higher fence; two grants never have the same one."""
+    for name, holds in history.by_name().items():
+        grants: dict[str, Hold] = {}  # the first hold of each token: an rlock can be entered again without a grant
+        asked: dict[str, float] = {}
+        for hold in sorted(holds, key=_got):
+            grants.setdefault(hold.token, hold)
+            asked[hold.token] = min(hold.asked, asked.get(hold.token, hold.asked))
+        first: dict[int, Hold] = {}
+        for hold in grants.values():
+            if (other := first.setdefault(hold.fence, hold)) is not hold:
+                text = f"{name}: {hold.id} and {other.id} have one fence {hold.fence}"
+                yield Violation("fence", text, _story(hold, other))
+        # What somebody had before another one asked was granted before.
+        before, highest = list(grants.values()), None
+        for hold in sorted(grants.values(), key=lambda hold: asked[hold.token]):
+            while before and _got(before[0]) < asked[hold.token]:
+                other = before.pop(0)
+                highest = other if highest is None or other.fence > highest.fence else highest
+            if highest is not None and highest.fence > hold.fence:
+                text = f"{hold.id} has the fence {hold.fence}, though {highest.id} had {highest.fence} before it asked"
+                yield Violation("fence", f"{name}: {text}", _story(highest, hold))
+
+
+def _got(hold: Hold) -> float:
+    return hold.got or 0.0
+
+
+def nested(history: History) -> Iterator[Violation]:
+    """Who enters an rlock once more has the same lease and fence."""
+    for hold in history.holds.values():
+        for line in hold.nested:
+            if (line["token"], line["fence"]) != (hold.token, hold.fence):
+                yield Violation("nested", f"{hold.name}: {hold.id} was entered again under another lease", _story(hold))
+
+
+def told(history: History) -> Iterator[Violation]:
+    """A lease that ended without a release is reported: the event, the callback (once), LeaseLost on leaving."""
+    if history.clock_stepped:
+        return
+    for hold in history.holds.values():
+        lost, untold = hold.lost, hold.untold
+        if (
+            lost is not None
+            and untold is not None
+            and untold - lost - history.paused(hold.process, lost, untold) > SOON
+        ):
+            text = f"the worker heard nothing for {untold - lost:.2f} s after ensure() had raised LeaseLost"
+            yield Violation("untold", f"{hold.name}: {hold.id}: {text}", _story(hold))
+        if hold.callbacks > 1:
+            yield Violation(
+                "told twice", f"{hold.name}: on_lost ran {hold.callbacks} times for {hold.id}", _story(hold)
+            )
+        if hold.lost is not None and hold.how == "with" and hold.let is not None and "LeaseLost" not in hold.error:
+            text = f"ensure() had raised LeaseLost, and leaving raised {hold.error or 'nothing'} without it"
+            yield Violation("untold", f"{hold.name}: {hold.id}: {text}", _story(hold))
+
+
+def releases(history: History) -> Iterator[Violation]:
+    """Who is told that a lease was still its own is right: nobody else had been granted it meanwhile."""
+    if history.clock_stepped:
+        return
+    forced = {line["name"] for line in history.revoked if line["force"]}
+    for name, holds in history.by_name().items():
+        if name in forced or holds[0].limit != 1:
+            continue
+        for hold in holds:
+            if hold.let is None or hold.letting is None or hold.error or hold.ours is False or hold.how == "drop":
+                continue
+            for other in holds:
+                later = other.fence > hold.fence and other.token != hold.token and other.group != hold.group
+                if later and other.got is not None and other.got < hold.letting:
+                    text = f"{hold.id} was let go as if it were held, though {other.id} had been granted the next one"
+                    yield Violation("false release", f"{name}: {text}", _story(hold, other))
+                    break
+
+
+def cancellations(history: History) -> Iterator[Violation]:
+    """Each cancellation that was asked for comes out, none else does, and `cancelling()` counts those only."""
+    for section in history.sections.values():
+        if section.ended is None:
+            continue
+        asked, bare = len(section.cancels), section.outcome == CANCELLED
+        problem = ""
+        if bare and not asked:
+            problem = "ended with a CancelledError that nobody had asked for"
+        elif asked and not bare and section.outcome != BODY:
+            problem = f"was cancelled and ended with {section.outcome or 'no error'}"
+        elif section.cancelling != asked:
+            problem = f"was cancelled {asked} times, and cancelling() is {section.cancelling} at its end"
+        if problem:
+            yield Violation("cancellation", f"{section.id} {problem}", _around(history, section))
+
+
+def liveness(history: History) -> Iterator[Violation]:
+    """Each call ends within its time, and every section ends."""
+    for hold in history.holds.values():
+        done = hold.got if hold.got is not None else hold.failed
+        if done is not None and hold.timeout is not None:
+            bound = (hold.timeout or TRY) + SLACK
+            took = done - hold.asked - history.paused(hold.process, hold.asked, done)
+            if took > bound:
+                text = f"acquire(timeout={hold.timeout:g}) took {took:.2f} s"
+                yield Violation("slow", f"{hold.name}: {hold.id}: {text}", _story(hold))
+        if hold.letting is not None and hold.let is not None:
+            took = hold.let - hold.letting - history.paused(hold.process, hold.letting, hold.let)
+            if took > history.patience + SLACK:
+                yield Violation("slow", f"{hold.name}: {hold.id}: its release took {took:.2f} s", _story(hold))
+    for section in history.sections.values():
+        if section.ended is None:
+            if section.process not in history.killed:
+                yield Violation("hang", f"{section.id} began and never ended", _around(history, section))
+        elif section.cancels:
+            first = section.cancels[0]
+            took = section.ended - first - history.paused(section.process, first, section.ended)
+            if took > history.patience + SLACK:
+                yield Violation(
+                    "slow", f"{section.id} took {took:.2f} s to end after a cancel()", _around(history, section)
+                )
+
+
+def errors(history: History) -> Iterator[Violation]:
+    """Nothing comes out of interlock but its own errors, and nothing goes wrong unseen."""
+    for section in history.sections.values():
+        if section.ended is not None and section.outcome not in EXPECTED:
+            yield Violation("error", f"{section.id} ended with {section.outcome}", _around(history, section))
+    for line in history.lines:
+        if line["e"] in {"logged", "unhandled", "died"}:
+            yield Violation("error", f"{line.get('who', line['p'])} {line['e']}: {line['text']}", [line])
+        if line["e"] == "hung":
+            yield Violation("hang", f"{line['who']} did not end after the drain: {line['text']}", [line])
+
+
+def leftovers(history: History) -> Iterator[Violation]:
+    """After the drain every name can be had, and nothing is left in the servers but records with a TTL."""
+    for line in history.lines:
+        if line["e"] == "left":
+            yield Violation("left", f"{line['key']} is left in the server: {line['about']}", [line])
+        if line["e"] == "probe" and line["error"]:
+            text = f"nobody holds it, and a new client waited {line['took']:.1f} s for it: {line['error']}"
+            yield Violation("no progress", f"{line['name']}: {text}", [line])
+
+
+CHECKS: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
+    overlaps, fences, nested, told, releases, cancellations, liveness, errors, leftovers,
+)  # fmt: skip
+
+
+def check(history: History) -> list[Violation]:
+    """All that is wrong: of each kind the first few."""
+    found: list[Violation] = []
+    seen: Counter[str] = Counter()
+    for each in CHECKS:
+        for violation in each(history):
+            seen[violation.check] += 1
+            if seen[violation.check] <= MOST:
+                found.append(violation)
+    return found
+
+
+def _story(*holds: Hold) -> list[Line]:
+    """The lines of these holds; of a row of passing `ensure()` its first and last."""
+    lines: list[Line] = []
+    for hold in holds:
+        for before, line, after in zip([None, *hold.lines], hold.lines, [*hold.lines[1:], None], strict=False):
+            if not (line["e"] == "ok" and before and after and before["e"] == after["e"] == "ok"):
+                lines.append(line)
+    return sorted(lines, key=lambda line: line["t"])
+
+
+def _around(history: History, section: Section) -> list[Line]:
+    """The lines of a section and of its holds."""
+    holds = [hold for hold in history.holds.values() if hold.section == section.id]
+    return sorted([*section.lines, *_story(*holds)], key=lambda line: line["t"])
+
+
+def tally(history: History) -> Counter[str]:
+    """What happened how often, for people."""
+    counts: Counter[str] = Counter()
+    for hold in history.holds.values():
+        counts["asked"] += 1
+        if hold.got is not None:
+            counts["granted"] += 1
+            counts[f"granted: {hold.kind}"] += 1
+            counts["ensure() passed"] += len(hold.oks)
+        if hold.lost is not None:
+            counts["losses seen"] += 1
+        if "LeaseLost" in hold.error or hold.callbacks:
+            counts["losses told"] += 1
+    for section in history.sections.values():
+        counts["cancellations"] += len(section.cancels)
+    for line in history.lines:
+        if line["e"] == "fault":
+            counts[f"fault: {line['fault']}"] += 1
+    return counts

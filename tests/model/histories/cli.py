@@ -1,0 +1,179 @@
+"""scripts/histories: the command line."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.servers import KINDS as SERVERS
+from harness.servers import Missing
+from interlock.errors import Unavailable
+from model.histories import faults
+from model.histories.history import Verdict, play
+from model.histories.lines import clock, shown
+from model.histories.settings import KINDS, MODES, STYLES, TOPOLOGIES, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+MOST_LINES = 60  # of a violation
+
+ABOUT = """\
+Random histories on real servers. Worker processes (threads and asyncio) use locks at random while faults strike; each
+proves by passing ensure() calls when it believed in which lease; then everything is healed, and the checker judges:
+nobody believed beside another one, fences grew, losses were told, cancellations balanced, nobody hung, nothing is left.
+"""
+EXAMPLES = f"""\
+examples:
+  scripts/histories                                            4 histories on each topology, 15 s of faults each
+  scripts/histories --topology sentinel --histories 50         one topology for longer
+  scripts/histories --topology single --seed 7 --histories 1   what seed 7 chooses (real timing differs from run to run)
+  scripts/histories --faults kill,stop,partition --kinds lock  some faults and kinds only; --faults none for none
+  scripts/histories --report /tmp/histories                    keep the lines of every process, also when all is well
+
+kinds    {", ".join(KINDS)}
+styles   {", ".join(STYLES)}   (crossed: entered in one thread or task, left in another)
+faults   {", ".join(faults.NAMES)}
+
+Exit status: 0 all is well; 1 a promise was broken (what, the seed, and the lines that show it are printed, and all
+lines are kept); 2 wrong usage; 3 the servers of every history failed to get well. docs/histories.md tells more.
+"""
+
+
+def _some(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    def parse(text: str) -> tuple[str, ...]:
+        if text == "none":
+            return ()
+        chosen = tuple(each.strip() for each in text.split(",") if each.strip())
+        if unknown := [each for each in chosen if each not in known]:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(known)}")
+        return chosen
+
+    return parse
+
+
+def parser() -> argparse.ArgumentParser:
+    """What may be said."""
+    made = argparse.ArgumentParser(
+        "scripts/histories", description=ABOUT, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--topology", choices=[*TOPOLOGIES, "all"], default="all")
+    made.add_argument("--histories", type=int, default=4, help="of each topology (4)")
+    made.add_argument("--seconds", type=float, default=15.0, help="for which faults strike in each history (15)")
+    made.add_argument("--seed", type=int, default=None, help="of the first history; the others follow (the time)")
+    made.add_argument(
+        "--faults", type=_some(faults.NAMES), default=None, help="only these, with commas (all); none: no faults"
+    )
+    made.add_argument("--kinds", type=_some(KINDS), default=KINDS, help="only these (all)")
+    made.add_argument("--styles", type=_some(STYLES), default=STYLES, help="only these ways to enter and leave (all)")
+    made.add_argument("--mode", choices=[*MODES, "both"], default="both")
+    made.add_argument("--processes", type=int, default=4, help="worker processes (4)")
+    made.add_argument("--workers", type=int, default=3, help="threads or tasks of each process (3)")
+    made.add_argument("--pace", type=float, default=0.7, help="mean seconds between two faults (0.7)")
+    made.add_argument("--server", choices=sorted(SERVERS), default="valkey-9.1")
+    made.add_argument(
+        "--tls", action=argparse.BooleanOptionalAction, default=None, help="always, or never (the seed decides)"
+    )
+    made.add_argument("--report", type=Path, default=None, help="a directory for the lines of all histories")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is asked for; the exit status."""
+    said = parser().parse_args(arguments)
+    first = int(time.time()) % 1_000_000 if said.seed is None else said.seed
+    topologies = TOPOLOGIES if said.topology == "all" else (said.topology,)
+    home = said.report or Path(tempfile.mkdtemp(prefix="interlock-histories-"))
+    verdicts: list[Verdict] = []
+    logging.getLogger("interlock").addHandler(logging.NullHandler())  # the controller's client warns of our own faults
+    for number in (signal.SIGINT, signal.SIGTERM):  # also in the background of a shell, which ignores the first
+        signal.signal(number, signal.default_int_handler)
+    try:
+        for topology in topologies:
+            for seed in range(first, first + said.histories):
+                settings = Settings(
+                    topology=topology, seed=seed, seconds=said.seconds, faults=said.faults, kinds=said.kinds,
+                    styles=said.styles, modes=MODES if said.mode == "both" else (said.mode,), tls=said.tls,
+                    processes=said.processes, workers=said.workers, pace=said.pace, server=said.server,
+                )  # fmt: skip
+                if settings.used_kinds:
+                    _one(settings, home / f"{topology}-{seed}", verdicts, keep=said.report is not None)
+    except KeyboardInterrupt:
+        print("\nstopped; so far:")
+    except Missing as missing:
+        print(f"\nthis machine has no such server: {missing}", file=sys.stderr)
+        return 2
+    summary(verdicts)
+    broken = [verdict for verdict in verdicts if verdict.violations]
+    for verdict in broken:
+        explain(verdict, home / f"{verdict.settings.topology}-{verdict.settings.seed}")
+    if said.report is None and not broken:
+        shutil.rmtree(home, ignore_errors=True)
+    if broken:
+        return 1
+    return 3 if verdicts and all(verdict.spoiled for verdict in verdicts) else 0
+
+
+def _one(settings: Settings, directory: Path, verdicts: list[Verdict], *, keep: bool) -> None:
+    title = f"{settings.topology:<8} seed {settings.seed}"
+    terminal = sys.stdout.isatty()
+
+    def say(text: str) -> None:
+        if terminal:
+            print(f"\r{title}: {text:<50}", end="", flush=True)
+
+    number = count(1)
+    while directory.exists():  # of an earlier run
+        directory = directory.with_name(f"{settings.topology}-{settings.seed}.{next(number)}")
+    began = time.monotonic()
+    try:
+        verdict = play(settings, directory, say)
+    except (TimeoutError, Unavailable) as error:  # of the servers, which a busy machine may not bring up in time
+        verdict = Verdict(settings, "", Counter(), [], f"the servers did not come up: {error}", clock())
+    verdicts.append(verdict)
+    faulty = sum(number for name, number in verdict.counts.items() if name.startswith("fault: "))
+    print(
+        f"{chr(13) * terminal}{title}: {verdict.counts['granted']} sections, {faulty} faults, "
+        f"{verdict.counts['losses told']} losses told, {verdict.counts['cancellations']} cancellations, "
+        f"{len(verdict.violations)} violations, {time.monotonic() - began:.0f} s"
+        + f" ({verdict.about})" * bool(verdict.about) + f"; {verdict.spoiled}" * bool(verdict.spoiled),
+        flush=True,
+    )  # fmt: skip
+    if not verdict.violations and not keep:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def summary(verdicts: list[Verdict]) -> None:
+    """A table: what happened how often on which topology."""
+    columns = [topology for topology in TOPOLOGIES if any(each.settings.topology == topology for each in verdicts)]
+    counts = {topology: Counter[str]() for topology in columns}
+    for verdict in verdicts:
+        mine = counts[verdict.settings.topology]
+        mine += Counter({name: number for name, number in verdict.counts.items() if number})
+        mine["histories"] += 1
+        mine["violations"] += len(verdict.violations)
+        mine["servers that did not get well"] += bool(verdict.spoiled)
+    head = ["histories", "asked", "granted", "ensure() passed", "losses seen", "losses told", "cancellations"]
+    rest = sorted({name for each in counts.values() for name in each} - {*head, "violations"})
+    print("\n" + " " * 32 + "".join(f"{topology:>10}" for topology in columns))
+    for name in [*head, *rest, "violations"]:
+        print(f"{name:<32}" + "".join(f"{counts[topology][name]:>10}" for topology in columns))
+
+
+def explain(verdict: Verdict, directory: Path) -> None:
+    """What was broken, and the lines that show it."""
+    settings = verdict.settings
+    print(f"\n{settings.topology}, seed {settings.seed}; all lines are in {directory}")
+    for violation in verdict.violations:
+        print(f"\n  VIOLATION ({violation.check}) {violation.text[:1500]}")
+        for line in violation.lines[:MOST_LINES]:
+            print("  " + shown(line, verdict.started)[:400])

@@ -1,0 +1,396 @@
+"""The faults: each is a function with a name, which strikes, lasts as long as it lasts, and undoes what it must.
+
+A fault of `WORKERS` or `CLIENTS` strikes whenever it is its turn; of the others, which harm servers, only one is at
+work at a time: a promise that holds for one fault of servers need not hold for two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import redis
+
+from harness.topology.group import GONE, ask, info, wait
+from interlock._protocol.names import tagged
+from interlock.errors import LockError
+from model.histories.lines import clock
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from model.histories.history import Controller
+
+LONGEST: Final = 20.0  # seconds that servers may take for a failover
+
+
+# Worker processes
+
+
+def kill(run: Controller, random: Random) -> str:
+    """SIGKILL of a worker process; another one takes its place."""
+    worker = run.some_worker(random)
+    if worker is None:
+        return ""
+    run.kill(worker)
+    return worker.name
+
+
+def stop(run: Controller, random: Random) -> str:
+    """SIGSTOP of a worker process for a while: shorter or longer than a ttl."""
+    worker = run.some_worker(random)
+    if worker is None:
+        return ""
+    seconds = random.choice((random.uniform(0.05, 0.6), random.uniform(0.5, 2 * run.settings.max_ttl)))
+    with run.stopped(worker):
+        run.sleep(seconds)
+    return f"{worker.name} for {seconds:.2f} s"
+
+
+# What clients meet
+
+
+def client_kill(run: Controller, random: Random) -> str:
+    """CLIENT KILL of all connections, or of those that listen."""
+    node, which = _some(run, random), random.choice(("normal", "pubsub"))
+    ask(node, "CLIENT", "KILL", "TYPE", which)
+    return f"{which} at port {node.port}"
+
+
+def client_pause(run: Controller, random: Random) -> str:
+    """CLIENT PAUSE: requests wait."""
+    node, ms, which = _some(run, random), random.randrange(50, 1500), random.choice(("WRITE", "ALL"))
+    ask(node, "CLIENT", "PAUSE", ms, which)
+    time.sleep(ms / 1000)
+    return f"{which} for {ms} ms at port {node.port}"
+
+
+def script_flush(run: Controller, random: Random) -> str:
+    """SCRIPT FLUSH: the server knows no script any more."""
+    node = _some(run, random)
+    ask(node, "SCRIPT", "FLUSH")
+    return f"at port {node.port}"
+
+
+def helpers(run: Controller, random: Random) -> str:
+    """DEL of one of the keys beside a lock: its queue, its waiters ..."""
+    key = f"lock:{random.choice(sorted(run.settings.names))}"
+    head, tail = tagged(key)
+    which = random.choice(run.rig.helpers)
+    if key == "lock:mine" and which == "gone":  # that an owner was ousted stands there, and nowhere else
+        which = "queue"
+    node = run.rig.holder_of(key)
+    ask(node, "DEL", f"{head}{which}{tail}")
+    return f"{which} of {key}"
+
+
+def revoke(run: Controller, random: Random) -> str:
+    """revoke(): the holder is told, the next one waits for it."""
+    return _revoke(run, random, force=False)
+
+
+def revoke_force(run: Controller, random: Random) -> str:
+    """revoke(force=True): the next one has it at once. The checker does not believe the revoked one from then on."""
+    return _revoke(run, random, force=True)
+
+
+def _revoke(run: Controller, random: Random, *, force: bool) -> str:
+    name = random.choice(sorted(run.settings.names))
+    since, done = clock(), True
+    try:
+        done = bool(run.resource(name).revoke("a fault", force=force))
+    except LockError as error:
+        done = True  # nobody can tell
+        return f"{name}: {type(error).__name__}"
+    finally:
+        run.pen.write("revoked", name=name, force=force, since=since, done=done)
+    return f"{name}: {done}"
+
+
+# Lines: a proxy between the workers and a server
+
+
+def line_cut(run: Controller, random: Random) -> str:
+    """Every connection of a line ends."""
+    random.choice(run.rig.lines).cut()
+    return ""
+
+
+def line_held(run: Controller, random: Random) -> str:
+    """Nothing goes through a line for a while; then all of it does, late."""
+    line, seconds = random.choice(run.rig.lines), random.choice((random.uniform(0.05, 0.5), random.uniform(0.5, 6.0)))
+    line.hold = True
+    try:
+        run.sleep(seconds)
+    finally:
+        line.hold = False
+    return f"for {seconds:.2f} s"
+
+
+def line_frozen(run: Controller, random: Random) -> str:
+    """The open connections of a line are dead, and nobody is told, as when a firewall forgets them."""
+    random.choice(run.rig.lines).freeze()
+    return ""
+
+
+def line_refused(run: Controller, random: Random) -> str:
+    """All connections of a line end, and new ones end at once, for a while."""
+    line, seconds = random.choice(run.rig.lines), random.uniform(0.1, 3.0)
+    line.refuse = True
+    try:
+        line.cut()
+        run.sleep(seconds)
+    finally:
+        line.refuse = False
+    return f"for {seconds:.2f} s"
+
+
+def replies_lost(run: Controller, random: Random) -> str:
+    """The server gets everything, and none of its replies arrive, for a moment."""
+    line, seconds = random.choice(run.rig.lines), random.uniform(0.02, 0.5)
+    line.drop_replies = True
+    try:
+        run.sleep(seconds)
+    finally:
+        line.drop_replies = False
+        line.cut()  # what comes next on such a connection would be taken for the reply that is lost
+    return f"for {seconds:.2f} s"
+
+
+# One server
+
+
+def server_stop(run: Controller, random: Random) -> str:
+    """SIGSTOP of the server: connections stay, nothing answers."""
+    node, seconds = _some(run, random), random.choice((random.uniform(0.1, 0.8), random.uniform(0.5, 3.0)))
+    node.pause()
+    try:
+        time.sleep(seconds)
+    finally:
+        node.resume()
+    return f"for {seconds:.2f} s"
+
+
+def restart_killed(run: Controller, random: Random) -> str:
+    """SIGKILL of the server; it comes up again with its append-only file."""
+    (node,) = run.rig.nodes
+    node.kill()
+    seconds = random.choice((0.0, random.uniform(0.0, 2.0)))
+    time.sleep(seconds)
+    node.restart()
+    return f"after {seconds:.2f} s"
+
+
+def restart_shut_down(run: Controller, random: Random) -> str:
+    """SHUTDOWN of the server; it comes up again with its append-only file."""
+    (node,) = run.rig.nodes
+    try:
+        ask(node, "SHUTDOWN", "NOSAVE")
+    except (*GONE, redis.ResponseError):
+        pass
+    wait(lambda: "the server has not shut down" if node.running else "", LONGEST)
+    node.kill()
+    seconds = random.choice((0.0, random.uniform(0.0, 2.0)))
+    time.sleep(seconds)
+    node.restart()
+    return f"after {seconds:.2f} s"
+
+
+def clock_step(run: Controller, random: Random) -> str:
+    """The server's clock is set, forward or back. Only fences are promised then."""
+    (node,) = run.rig.nodes
+    seconds = random.choice((-1, 1)) * random.choice((0.5, 2.0, 30.0, 3600.0))
+    node.shift(seconds)
+    return f"{seconds:+g} s"
+
+
+# Sentinel
+
+
+def failover(run: Controller, random: Random) -> str:
+    """SENTINEL FAILOVER, or CLUSTER FAILOVER FORCE: a replica is promoted, and the last writes may be lost."""
+    group: Any = run.rig.group
+    if run.settings.topology == "cluster":
+        replica = _some_replica(run, random)
+        group.failover(replica, force=True, timeout=LONGEST)
+        return f"to port {replica.port}"
+    return f"to port {group.failover(timeout=LONGEST).port}"
+
+
+def handover(run: Controller, random: Random) -> str:
+    """FAILOVER, or CLUSTER FAILOVER: a replica takes over with all writes."""
+    group: Any = run.rig.group
+    if run.settings.topology == "cluster":
+        replica = _some_replica(run, random)
+        group.failover(replica, timeout=LONGEST)
+        return f"to port {replica.port}"
+    return f"to port {group.handover(timeout=LONGEST).port}"
+
+
+def primary_killed(run: Controller, random: Random) -> str:
+    """SIGKILL of a primary; a replica is promoted, and the old one comes back as its replica."""
+    return _without_primary(run, random, lambda old: old.kill(), lambda old: old.restart())
+
+
+def primary_stopped(run: Controller, random: Random) -> str:
+    """SIGSTOP of a primary until a replica is promoted, and longer; then it goes on as if nothing had happened."""
+    return _without_primary(run, random, lambda old: old.pause(), lambda old: old.resume())
+
+
+def machine_stopped(run: Controller, random: Random) -> str:
+    """SIGSTOP of a primary and a worker process together, as of one machine; sometimes of a replica, too.
+
+    They go on when a replica has been promoted, and maybe when the quarantine there is over. The replica that is
+    stopped keeps its connection, so that the old primary takes it for a good one.
+    """
+    old = _primary(run, random)
+    replicas = [node for node in run.rig.nodes if node is not old and node.running and info(node)["role"] == "slave"]
+    also = random.choice(replicas) if run.settings.topology == "sentinel" and random.random() < 0.5 else None
+    worker = run.some_worker(random)
+
+    def away(old: Any) -> None:
+        old.pause()
+        if also is not None:
+            also.pause()
+
+    def back(old: Any) -> None:
+        old.resume()
+        if also is not None:
+            time.sleep(random.uniform(0.0, 3.0))
+            also.resume()
+
+    seconds = random.uniform(0.0, 2 * run.settings.max_ttl + 4)
+    with run.stopped(worker) if worker is not None else contextlib.nullcontext():
+        said = _without(run, old, away, back, seconds)
+    return f"{said}; with {worker.name if worker else 'nobody'}" + (f" and port {also.port}" if also else "")
+
+
+def partition(run: Controller, random: Random) -> str:
+    """A primary is cut off from the other servers, and clients reach both sides."""
+    group: Any = run.rig.group
+    return _without_primary(run, random, group.isolate, lambda _old: group.heal())
+
+
+def lag(run: Controller, random: Random) -> str:
+    """The replicas get no more writes; then the primary is killed, and one of them is promoted."""
+    group: Any = run.rig.group
+    replicas = list(group.replicas)
+    group.lag(*replicas)
+    time.sleep(random.uniform(0.0, 0.8))
+
+    def back(old: Any) -> None:
+        old.restart()
+        group.heal()
+
+    return _without_primary(run, random, lambda old: old.kill(), back)
+
+
+def _without_primary(run: Controller, random: Random, away: Any, back: Any) -> str:
+    old = _primary(run, random)
+    return _without(run, old, away, back, random.choice((0.0, random.uniform(0.0, run.settings.max_ttl + 2))))
+
+
+def _without(run: Controller, old: Any, away: Any, back: Any, seconds: float) -> str:
+    """What happens while a primary is away, and for so long after another one was promoted."""
+    group: Any = run.rig.group
+    sharded = run.settings.topology == "cluster"
+    served = [f"lock:{name}" for name in run.settings.names if sharded and group.primary_of(f"lock:{name}") is old][:1]
+    away(old)
+    try:
+        new = group.wait_for_primary(*served, old, timeout=LONGEST)
+        run.sleep(seconds)
+    finally:
+        back(old)
+    group.wait_ok(timeout=LONGEST)
+    return f"port {old.port}, now {new.port}; back after {seconds:.2f} s"
+
+
+def _primary(run: Controller, random: Random) -> Any:
+    """One that serves something which workers use."""
+    group: Any = run.rig.group
+    if run.settings.topology == "cluster":
+        return group.primary_of(f"lock:{random.choice(sorted(run.settings.names))}")
+    return group.primary
+
+
+# A cluster
+
+
+def migrate(run: Controller, random: Random) -> str:
+    """A slot with its keys moves to another shard, step by step."""
+    group: Any = run.rig.group
+    key = f"lock:{random.choice(sorted(run.settings.names))}"
+    slot, old = group.slot(key), group.primary_of(key)
+    new = random.choice([node for node in run.rig.primaries() if node is not old])
+    for _ in group.migrating(slot, to=new):
+        time.sleep(random.uniform(0.0, 0.3))
+    return f"{key} from port {old.port} to {new.port}"
+
+
+# A quorum
+
+
+def member_killed(run: Controller, random: Random) -> str:
+    """SIGKILL of one server; it comes up again, empty. Not another one before its leases have run out."""
+    node = random.choice(run.rig.nodes)
+    node.kill()
+    seconds = random.choice((0.0, random.uniform(0.0, 2.0)))
+    time.sleep(seconds)
+    node.restart()
+    run.sleep(run.settings.max_ttl * 1.5)
+    return f"port {node.port}, after {seconds:.2f} s"
+
+
+def majority_stopped(run: Controller, random: Random) -> str:
+    """SIGSTOP of two of three servers: nobody gets anything."""
+    nodes, seconds = random.sample(run.rig.nodes, 2), random.uniform(0.2, 2.5)
+    for node in nodes:
+        node.pause()
+    try:
+        time.sleep(seconds)
+    finally:
+        for node in nodes:
+            node.resume()
+    return f"for {seconds:.2f} s"
+
+
+def _some(run: Controller, random: Random) -> Any:
+    return random.choice([node for node in run.rig.nodes if node.running])
+
+
+def _some_replica(run: Controller, random: Random) -> Any:
+    return random.choice([node for node in run.rig.nodes if node.running and info(node)["role"] == "slave"])
+
+
+WORKERS: Final = {"kill": kill, "stop": stop}
+CLIENTS: Final = {
+    "client-kill": client_kill, "client-pause": client_pause, "script-flush": script_flush, "helpers": helpers,
+    "revoke": revoke, "revoke-force": revoke_force,
+}  # fmt: skip
+LINED: Final = {
+    "line-cut": line_cut, "line-held": line_held, "line-frozen": line_frozen, "line-refused": line_refused,
+    "replies-lost": replies_lost,
+}  # fmt: skip
+SERVERS: Final = {
+    "single": {
+        "server-stop": server_stop, "restart-killed": restart_killed, "restart-shut-down": restart_shut_down,
+        "clock": clock_step,
+    },
+    "sentinel": {
+        "failover": failover, "handover": handover, "primary-killed": primary_killed,
+        "primary-stopped": primary_stopped, "machine-stopped": machine_stopped, "partition": partition, "lag": lag,
+    },
+    "cluster": {
+        "failover": failover, "handover": handover, "primary-killed": primary_killed,
+        "primary-stopped": primary_stopped, "machine-stopped": machine_stopped, "partition": partition,
+        "migrate": migrate,
+    },
+    "quorum": {"server-stop": server_stop, "member-killed": member_killed, "majority-stopped": majority_stopped},
+}  # fmt: skip
+NAMES: Final = tuple(dict.fromkeys([*WORKERS, *CLIENTS, *LINED, *(name for each in SERVERS.values() for name in each)]))
+
+
+def of(topology: str) -> dict[str, Any]:
+    """The faults that this topology has, by name."""
+    return {**WORKERS, **CLIENTS, **SERVERS[topology], **(LINED if topology in {"single", "quorum"} else {})}

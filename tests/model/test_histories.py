@@ -1,0 +1,352 @@
+"""Random histories on real servers (histories/): the checker, on lines made by hand; a short one per topology.
+
+scripts/histories runs the long ones.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.matrix import required
+from harness.servers import Missing
+from model.histories import cli, faults
+from model.histories.checker import History, check
+from model.histories.history import play
+from model.histories.lines import Pen, clock, read
+from model.histories.settings import ALL, KINDS, MODES, TOPOLOGIES, Settings, draw
+
+TESTS = Path(__file__).parents[1]
+
+
+# The checker
+
+
+def hold(
+    h, got=1.0, oks=(), *, fence=1, name="a", asked=None, token=None, p="p0t", kind="lock", s="", timeout=None,
+    weight=1, limit=1, group="", lost=None, untold=None, letting=None, let=None, how="with", ours=None, error="",
+):  # fmt: skip
+    """The lines of one hold."""
+    asked = got - 0.5 if asked is None else asked
+    about = {"p": p, "h": h}
+    lines = [
+        {"t": asked, "e": "ask", "s": s or f"{h}#", "name": name, "kind": kind, "weight": weight, "limit": limit,
+         "group": group, "timeout": timeout, **about},
+        {"t": got, "e": "got", "token": token or h, "fence": fence, **about},
+        *({"t": t, "e": "ok", **about} for t in oks),
+    ]  # fmt: skip
+    if lost is not None:
+        lines.append({"t": lost, "e": "lost", "why": "", **about})
+    if untold is not None:
+        lines.append({"t": untold, "e": "untold", "waited": 0, **about})
+    if letting is not None:
+        lines.append({"t": letting, "e": "letting", "how": how, **about})
+    if let is not None:
+        lines.append({"t": let, "e": "let", "ours": ours, "error": error, **about})
+    return lines
+
+
+def section(s, *, outcome="", cancels=(), cancelling=0, begun=0.0, ended: float | None = 5.0, p="p0a"):
+    """The lines of one section."""
+    lines = [{"t": begun, "e": "begin", "p": p, "s": s, "kind": "lock", "style": "with", "timeout": None}]
+    lines += [{"t": t, "e": "cancel", "p": p, "s": s} for t in cancels]
+    if ended is not None:
+        end = {"t": ended, "e": "end", "p": p, "s": s, "outcome": outcome, "cancelling": cancelling, "text": ""}
+        lines.append(end)
+    return lines
+
+
+def controller(event, t=9.0, **about):
+    return {"t": t, "p": "controller", "e": event, **about}
+
+
+def broken(*parts, **options):
+    """The checks that these lines break."""
+    lines = [line for part in parts for line in (part if isinstance(part, list) else [part])]
+    return sorted({violation.check for violation in check(History.of(lines, **options))})
+
+
+def test_sections_one_after_the_other_break_nothing():
+    assert broken(
+        hold("x", 1.0, [1.1, 1.9], fence=1, letting=2.0, let=2.1), hold("y", 2.2, [2.3, 2.4], fence=2, asked=0.5)
+    ) == []  # fmt: skip
+
+
+@pytest.mark.rule(5)
+def test_two_that_believe_at_one_time_are_an_overlap():
+    first, second = hold("x", 1.0, [1.1, 2.5], fence=1), hold("y", 1.5, [2.0, 3.0], fence=2)
+    assert broken(first, second) == ["overlap"]
+    (violation,) = check(History.of([*first, *second]))
+    assert "x (fence 1, until 2.5" in violation.text
+    assert [line["h"] for line in violation.lines if line["e"] == "ok"] == ["x", "y", "x", "y"]
+
+
+def test_a_single_passing_ensure_inside_another_belief_is_an_overlap():
+    assert broken(hold("x", 1.0, [1.1, 2.5], fence=1), hold("y", 1.5, [2.0], fence=2)) == ["overlap"]
+
+
+def test_one_who_only_holds_and_does_not_believe_is_none():
+    assert broken(hold("x", 1.0, [1.1, 1.2], fence=1), hold("y", 1.5, [2.0, 3.0], fence=2)) == []
+
+
+def test_other_names_do_not_matter():
+    assert broken(hold("x", 1.0, [1.1, 2.5], fence=1), hold("y", 1.5, [2.0], fence=2, name="b")) == []
+
+
+def test_permits_are_counted():
+    three = {"name": "pool", "kind": "semaphore", "limit": 3}
+    fits = [hold("x", 1, [1.1, 2], fence=1, **three), hold("y", 1.1, [1.2, 2], fence=2, weight=2, **three)]
+    assert broken(*fits) == []
+    assert broken(*fits, hold("z", 1.6, [1.7, 1.8], fence=3, **three)) == ["overlap"]
+
+
+def test_readers_share_and_a_writer_is_alone_but_may_go_on_as_a_reader():
+    books = {"name": "books", "kind": "rwlock", "limit": ALL}
+    reader = hold("x", 1, [1.1, 2], fence=1, **books)
+    assert broken(reader, hold("y", 1.2, [1.3, 2], fence=2, **books)) == []
+    writer = hold("w", 1.2, [1.3, 1.9], fence=2, weight=ALL, **books)
+    assert broken(reader, writer) == ["overlap"]
+    goes_on = hold("r", 1.5, [1.6, 3.0], fence=3, group="w", **books)
+    assert broken(writer, goes_on) == []
+    assert broken(writer, goes_on, hold("v", 2.0, [2.1, 2.2], fence=4, weight=ALL, **books)) == ["overlap"]
+
+
+def test_an_owner_may_take_over_from_itself_and_from_nobody_else():
+    mine = {"name": "mine", "kind": "owner"}
+    first = hold("x", 1, [1.1, 2], fence=1, group="owner ann", **mine)
+    assert broken(first, hold("y", 1.2, [1.3, 1.4], fence=2, group="owner ann", **mine)) == []
+    assert broken(first, hold("y", 1.2, [1.3, 1.4], fence=2, group="owner bob", **mine)) == ["overlap"]
+
+
+def test_what_was_revoked_by_force_is_not_believed_any_more():
+    first, second = hold("x", 1.0, [1.1, 2.5], fence=1), hold("y", 1.8, [1.9, 3.0], fence=2)
+    forced = controller("revoked", 1.7, name="a", force=True, since=1.6, done=True)
+    assert broken(first, second, forced) == []
+    assert broken(first, second, forced | {"force": False}) == ["overlap"]
+    assert broken(first, second, forced | {"name": "b"}) == ["overlap"]
+    later = hold("z", 2.5, [2.6, 2.7], fence=3)
+    assert broken(first, second, forced, later) == ["overlap"], "the next one is believed"
+
+
+def test_with_a_stepped_clock_only_fences_are_checked():
+    both = hold("x", 1.0, [1.1, 2.5], fence=1), hold("y", 1.5, [2.0, 3.0], fence=2)
+    assert broken(*both, clock_stepped=True) == []
+    assert broken(hold("x", fence=2), hold("y", 2.0, fence=1, asked=1.5), clock_stepped=True) == ["fence"]
+
+
+@pytest.mark.rule(7)
+def test_a_later_grant_with_a_lower_fence_is_seen():
+    assert broken(hold("x", 1.0, fence=5), hold("y", 2.0, fence=4, asked=1.5)) == ["fence"]
+    assert broken(hold("x", 1.0, fence=5), hold("y", 2.0, fence=4, asked=0.5)) == [], "it may have been granted first"
+    assert broken(hold("x", 1.0, fence=5), hold("y", 1.1, fence=5, asked=0.9)) == ["fence"], "two have one fence"
+    assert broken(hold("x", 1.0, fence=5, token="t"), hold("y", 2.0, fence=5, token="t")) == [], "one lease, seen twice"
+
+
+def test_an_rlock_that_is_entered_again_has_one_lease():
+    again = {"t": 1.2, "p": "p0t", "e": "nested", "h": "x", "token": "x", "fence": 1}
+    assert broken(hold("x", 1.0, fence=1), again) == []
+    assert broken(hold("x", 1.0, fence=1), again | {"fence": 2}) == ["nested"]
+    assert broken(hold("x", 1.0, fence=1), again | {"token": "y"}) == ["nested"]
+
+
+@pytest.mark.rule(6)
+def test_a_loss_that_nobody_is_told_of_is_seen():
+    assert broken(hold("x", 1.0, [1.1], lost=2.0, untold=5.0)) == ["untold"]
+    paused = controller("paused", 2.5, who="p0t", until=4.9)
+    assert broken(hold("x", 1.0, [1.1], lost=2.0, untold=5.0), paused) == []
+    assert broken(hold("x", 1.0, [1.1], lost=2.0, letting=2.1, let=2.2)) == ["untold"], (
+        "`with` ended as if nothing were"
+    )
+    assert broken(hold("x", 1.0, [1.1], lost=2.0, letting=2.1, let=2.2, error="LeaseLost")) == []
+    assert broken(hold("x", 1.0, [1.1], lost=2.0, letting=2.1, let=2.2, error="BodyError LeaseLost")) == [], "chained"
+    assert broken(hold("x", 1.0, [1.1], lost=2.0, letting=2.1, let=2.2, error="BodyError")) == ["untold"]
+    assert broken(hold("x", 1.0, [1.1], lost=2.0, letting=2.1, let=2.2, how="release", ours=False)) == []
+
+
+def test_a_callback_that_runs_twice_is_seen():
+    called = {"t": 2.0, "p": "p0t", "e": "on_lost", "h": "x"}
+    assert broken(hold("x"), called) == []
+    assert broken(hold("x"), called, called | {"t": 2.1}) == ["told twice"]
+
+
+def test_a_release_that_says_ours_of_what_another_one_had_is_seen():
+    other = hold("y", 2.0, [2.1], fence=2, asked=1.5)
+    assert broken(hold("x", 1.0, [1.1], letting=2.5, let=2.6, how="release", ours=True), other) == ["false release"]
+    assert broken(hold("x", 1.0, [1.1], letting=2.5, let=2.6), other) == ["false release"], "`with` ended in peace"
+    assert broken(hold("x", 1.0, [1.1], letting=2.5, let=2.6, how="release", ours=False), other) == []
+    assert broken(hold("x", 1.0, [1.1], letting=1.9, let=2.6, how="release", ours=True), other) == []
+
+
+@pytest.mark.rule(6)
+def test_cancellations_are_accounted_for():
+    assert broken(section("s")) == []
+    assert broken(section("s", outcome="CancelledError", cancels=[1.0], cancelling=1)) == []
+    assert broken(section("s", outcome="BodyError", cancels=[1.0], cancelling=1)) == [], "the body turned it"
+    assert broken(section("s", outcome="CancelledError")) == ["cancellation"], "nobody had asked for it"
+    assert broken(section("s", outcome="LeaseLost", cancelling=1)) == ["cancellation"], "ours was not taken back"
+    assert broken(section("s", outcome="CancelledError", cancels=[1.0])) == ["cancellation"], "the user's was"
+    assert broken(section("s", outcome="LeaseLost", cancels=[1.0], cancelling=1)) == ["cancellation"], "swallowed"
+
+
+def test_a_call_that_takes_too_long_is_seen():
+    assert broken(hold("x", 9.0, asked=1.0, timeout=2.0)) == ["slow"]
+    assert broken(hold("x", 9.0, asked=1.0, timeout=2.0), controller("paused", 2.0, who="p0t", until=8.0)) == []
+    assert broken(hold("x", 9.0, asked=1.0, timeout=None)) == []
+    assert broken(hold("x", 6.0, asked=1.0, timeout=0.0)) == ["slow"]
+    assert broken(hold("x", 1.0, letting=2.0, let=20.0)) == ["slow"]
+    assert broken(hold("x", 1.0, letting=2.0, let=20.0), patience=60.0) == []
+    assert broken(section("s", outcome="CancelledError", cancels=[1.0], cancelling=1, ended=20.0)) == ["slow"]
+
+
+@pytest.mark.rule(3)
+def test_who_never_ends_is_seen_unless_it_was_killed():
+    assert broken(section("s", ended=None)) == ["hang"]
+    assert broken(section("s", ended=None), controller("killed", who="p0a")) == []
+    assert broken(controller("hung", who="p0a", text="")) == ["hang"]
+
+
+def test_errors_that_nobody_expects_are_seen():
+    assert broken(section("s", outcome="KeyError")) == ["error"]
+    assert broken(section("s", outcome="AcquireTimeout")) == []
+    assert broken({"t": 1.0, "p": "p0a", "e": "logged", "text": "the keeper failed"}) == ["error"]
+    assert broken({"t": 1.0, "p": "p0a", "e": "unhandled", "text": "Task exception was never retrieved"}) == ["error"]
+    assert broken(controller("died", who="p0t", text="exit status 1")) == ["error"]
+
+
+@pytest.mark.rule(8, 9)
+def test_what_is_left_in_the_server_and_names_that_nobody_gets_are_seen():
+    assert broken(controller("left", key="lock:a", about="without a TTL")) == ["left"]
+    assert broken(controller("probe", name="a", took=9.0, error="AcquireTimeout: ...")) == ["no progress"]
+    assert broken(controller("probe", name="a", took=0.1, error="")) == []
+
+
+def test_of_one_kind_of_violation_a_few_are_reported():
+    many = [line for n in range(50) for line in section(f"s{n}", outcome="KeyError")]
+    assert len(check(History.of(many))) == 5
+
+
+def test_the_lines_of_a_process_that_was_killed_are_read_up_to_the_last_whole_one(tmp_path):
+    pen = Pen(tmp_path, "p0t")
+    pen.write("start", mode="threads", pid=1)
+    pen.write("ok", t=clock() - 5, h="x")
+    pen.close()
+    with (tmp_path / "p0t.jsonl").open("ab") as file:
+        file.write(b'{"t": 1.0, "p"')
+    assert [line["e"] for line in read(tmp_path)] == ["ok", "start"]
+
+
+# What is drawn, and the command line
+
+
+def test_a_seed_draws_the_same_turns_again():
+    settings = Settings(seed=5)
+    one, same = ([draw(settings.random("p0t/w0"), settings, mode) for mode in MODES] for _ in range(2))
+    assert one == same
+    assert Settings.loads(settings.dumps()) == settings
+
+
+def test_every_kind_style_and_fault_is_known():
+    random, settings = Settings().random("turns"), Settings()
+    turns = [draw(random, settings, "asyncio") for _ in range(2000)]
+    assert {turn.kind for turn in turns} == {*KINDS}
+    assert {turn.style for turn in turns} == {*settings.styles}
+    for topology in TOPOLOGIES:
+        assert faults.of(topology).keys() <= {*faults.NAMES}
+        assert all(fault.__doc__ for fault in faults.of(topology).values())
+
+
+def test_wrong_usage_is_refused_with_what_is_possible(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--faults", "earthquake"])
+    assert ended.value.code == 2
+    assert "'earthquake' is not one of kill, stop" in capsys.readouterr().err
+
+
+# Short histories: on every topology, and of clients that are broken
+
+# What passes at any time and on a busy machine; scripts/histories runs the rest.
+SHORT = Settings(
+    seed=3, seconds=2.0, processes=2, workers=3, pace=0.4, max_ttl=1.5, tls=False,
+    kinds=tuple(kind for kind in KINDS if kind != "owner"),  # two of one process may take over from each other
+    faults=("kill", "stop", "client-kill", "script-flush", "restart-killed", "handover", "migrate", "server-stop"),
+)  # fmt: skip
+
+
+def played(settings, directory):
+    try:
+        verdict = play(settings, directory)
+    except Missing as missing:
+        required(f"no server for it here: {missing}")
+        raise
+    assert not verdict.spoiled
+    return verdict
+
+
+@pytest.mark.rule(1, 5, 6, 7, 8, 9)
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_a_short_history_breaks_no_promise(topology, tmp_path):
+    verdict = played(SHORT.but(topology=topology), tmp_path / "history")
+    assert [f"{each.check}: {each.text}" for each in verdict.violations] == []
+    assert verdict.counts["granted"] > 5
+    assert verdict.counts["ensure() passed"] > 20
+
+
+PLANTED = {  # what is broken -> what the checker must say
+    "believes": ("overlap", {}),
+    "shares": ("overlap", {}),
+    "uncounted": ("cancellation", {"faults": ("revoke",), "pace": 0.1, "modes": ("asyncio",)}),
+}
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+def test_the_checker_reports_a_broken_client(plant, tmp_path):
+    expected, changes = PLANTED[plant]
+    settings = SHORT.but(plant=plant, kinds=("lock",), seconds=1.0, faults=(), max_ttl=1.0).but(**changes)
+    for attempt in range(4):  # a busy machine may give its workers no time to show it
+        verdict = played(settings.but(seed=attempt), tmp_path / f"history-{attempt}")
+        if found := [violation for violation in verdict.violations if violation.check == expected]:
+            assert all(violation.lines for violation in found)
+            return
+    pytest.fail("the checker found nothing")
+
+
+def test_ctrl_c_ends_everything_and_sums_up(tmp_path):
+    script = "import sys; from model.histories.cli import main; sys.exit(main(sys.argv[1:]))"
+    arguments = [
+        "--topology",
+        "single",
+        "--seconds",
+        "60",
+        "--processes",
+        "1",
+        "--faults",
+        "none",
+        "--report",
+        tmp_path,
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": str(TESTS)}, stdout=subprocess.PIPE, text=True, process_group=0,
+    )  # fmt: skip
+    with process:
+        end = time.monotonic() + 30
+        while not (started := [line for line in read_all(tmp_path) if line["e"] == "got"]):
+            assert time.monotonic() < end
+            assert process.poll() is None
+            time.sleep(0.05)
+        (worker,) = {line["pid"] for line in read_all(tmp_path) if line["e"] == "start"}
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=30)
+    assert started
+    assert "stopped; so far:" in said
+    assert not Path(f"/proc/{worker}").exists() or Path(f"/proc/{worker}/stat").read_text().split(") ")[1][0] == "Z"
+
+
+def read_all(directory):
+    return [line for each in directory.glob("*/") for line in read(each)]

@@ -1,0 +1,917 @@
+"""The real core and the real Lua under every kind of fault, on a virtual clock. See docs/simulator.md.
+
+No test here needs what another one did: shares of the seeds may run anywhere, in any order.
+"""
+
+import ast
+import inspect
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("lupa")
+
+from harness.headers import Header
+from interlock import aio
+from interlock._client import core as _core
+from interlock._client import multi as multi_client
+from interlock._client import reentrancy
+from interlock._client import renewal as _renewal
+from interlock._client import undo as _undo
+from interlock._client import waiting as _waiters
+from interlock._client import worker as _worker
+from interlock._protocol.timing import FOREVER
+from interlock.errors import Unavailable
+from interlock.primitives.barrier import barrier_resource
+from interlock.primitives.codes import GRANTED
+from interlock.primitives.election import election_resource
+from interlock.primitives.latch import latch_resource
+from interlock.primitives.lock import lock_resource
+from interlock.primitives.multi import multi_resource
+from interlock.primitives.once import once_resource
+from interlock.primitives.permits import ALL_PERMITS, permits_resource
+from model.mutations import catch as caught
+from model.mutations import replaced, shares
+from simulator import PROFILES, RELAXED, SIDE_BY_SIDE, SUBJECTS, Plan, cli, natural, shrink, simulate, subject_of
+from simulator.coroutines import Task
+from simulator.server import Server
+
+SEEDS = 1000  # and all of them with --full:
+ALL_SEEDS = 2000
+SHARE = 50
+
+
+@pytest.mark.rule(1, 3, 4, 6, 7, 8, 9)
+@pytest.mark.parametrize("first", shares(SEEDS, SHARE, ALL_SEEDS))
+def test_no_rule_is_broken(first):
+    interleavings = set()
+    for seed in range(first, first + SHARE):
+        report = simulate(seed)
+        assert not report.violations, f"scripts/simulate --seed {seed} --shrink: {report.violations[:3]}"
+        interleavings.add(report.interleaving)
+    assert len(interleavings) == SHARE
+
+
+def test_the_seeds_are_dealt_out_to_all_subjects_and_profiles():
+    """The lock has the largest share, and the same seeds whatever subjects join."""
+    runs = Counter((subject_of(seed), natural(seed).name) for seed in range(SEEDS))
+    assert runs.keys() == {(subject, profile) for subject in SUBJECTS for profile in PROFILES}
+    assert min(runs.values()) >= 5
+    of = Counter(subject_of(seed) for seed in range(SEEDS))
+    assert of["lock"] == max(of.values())
+    assert [subject_of(seed) == "lock" for seed in range(0, SEEDS, len(PROFILES))][:5] == [0, 1, 0, 1, 0]
+
+
+@pytest.mark.rule(7)
+@pytest.mark.parametrize("subject", SUBJECTS)
+@pytest.mark.parametrize("profile", RELAXED)
+def test_what_holds_without_the_server_s_promise(profile, subject):
+    counts = Counter()
+    for seed in range(10):
+        report = simulate(seed, profile, subject=subject)
+        again = f'scripts/simulate --seed {seed} --subject {subject} --profile "{profile}"'
+        assert not report.violations, f"{again}: {report.violations[:3]}"
+        counts += report.counts
+    assert counts["flush all"] + counts["clock step"] > 10
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+@pytest.mark.parametrize("profile", SIDE_BY_SIDE)
+def test_what_a_later_version_stores_besides_disturbs_nobody(profile, subject):
+    if SIDE_BY_SIDE[profile].changes and subject in {"latch", "barrier"}:
+        return  # they hold no leases, which are what a change of servers is about
+    for seed in range(3):
+        report = simulate(seed, profile, subject=subject)
+        again = f'scripts/simulate --seed {seed} --subject {subject} --profile "{profile}"'
+        assert not report.violations, f"{again}: {report.violations[:3]}"
+        assert sum(fault.name.startswith("later version") for fault in report.faults) > 10
+
+
+@pytest.mark.parametrize(
+    ("subject", "planted"),
+    [
+        ("semaphore", replaced("(%S+) (%S+)(.*)')\n  is_readable", "(%S+) (%S+)$')\n  is_readable")),
+        ("rwlock", replaced("string.match(wants, '^%d+')", "string.match(wants, '%d+$')")),
+        ("latch", replaced("'^1 latch (%d+) '", "'^1 latch (%d+) $'")),
+        ("barrier", replaced("'^1 barrier (%d+)( .*)'", "'^1 barrier (%d+)( )$'")),
+    ],
+)
+def test_a_script_that_knows_all_that_is_stored_is_caught(subject, planted):
+    assert any(simulate(seed, "later", subject=subject, lua=planted).violations for seed in range(20))
+
+
+def forgotten_before_its_fence(source):
+    """The quarantine is ended by hand while the clock is behind the fence. Minutes are seconds here."""
+    by_hand = replaced(
+        "    write_record('-', '-', (split_free_text(tail)), 0)\n",
+        "    write_record('-', '-', '')\n    call('PEXPIRE', RECORD, RECORD_TTL_MS)\n",
+    )
+    return by_hand(
+        replaced(
+            "RECORD_TTL_MS, QUEUE_TTL_MS, LIVENESS_MS, MAX_PER_CALL = 300000,",
+            "RECORD_TTL_MS, QUEUE_TTL_MS, LIVENESS_MS, MAX_PER_CALL = 300,",
+        )(source)
+    )
+
+
+@pytest.mark.rule(7)
+def test_a_record_that_ends_before_its_fence_is_caught():
+    for seed in range(200):
+        report = simulate(seed, "set back", subject="lock", lua=forgotten_before_its_fence)
+        if any(violation.rule == 3 for violation in report.violations):
+            return
+    pytest.fail("no seed below 200 breaks rule 3")
+
+
+@pytest.mark.rule(6)
+@pytest.mark.parametrize("subject", ["lock", "rwlock"])
+def test_a_revocation_reaches_its_holder_within_a_second(subject):
+    counts = Counter()
+    for seed in range(8):
+        report = simulate(seed, "revoked", subject=subject)
+        assert not report.violations, f'scripts/simulate --seed {seed} --subject {subject} --profile "revoked"'
+        counts += report.counts
+    assert counts["revoke: done"] > 40
+    assert counts["force: done"] > 10
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "first"),
+    [("SUBSCRIBE_AFTER", 1000.0, 26), ("MAX_EARLY_REVOCATIONS", 0, 137)],
+    ids=["nobody asks about young leases", "a push before its grant is forgotten"],
+)
+def test_a_revocation_that_comes_too_late_is_found(monkeypatch, name, value, first):
+    monkeypatch.setattr(_renewal, name, value)
+    caught(8, "semaphore", "revoked", first=first)
+
+
+def test_the_faults_really_happen():
+    counts = Counter()
+    for seed in range(100, 125):
+        counts += simulate(seed, "chaos", subject="lock").counts
+    wanted = {fault for profile in PROFILES.values() for fault in profile.rates} | {
+        "request lost", "reply lost", "request doubled", "message slow", "message late", "connection refused",
+        "connection reset", "replica met", "push lost", "push doubled", "batch cut short", "subscription broken",
+        "script unknown", "acquire timed out", "acquire unavailable", "extended", "lease dropped",
+        "executed", "execute refused", "execute unavailable", "executed after its caller had given up",
+        "write refused by its fence", "ensure raised", "force: done", "revoke: done", "cancellation came through",
+    } | {
+        f"sprung at the {place}: ambush {what}"
+        for place in ("brink", "park", "wake", "handed") for what in ("cancel", "pause", "crash", "close")
+    }  # fmt: skip
+    assert {fault for fault in wanted if not counts[fault]} == set()
+
+
+@pytest.mark.parametrize(
+    ("subject", "wanted"),
+    [
+        ("rlock", {"entered again", "acquire revoked"}),
+        ("semaphore", {"limit set", "limit refused", "set_limit unavailable"}),
+        ("rwlock", {"read beside its own", "downgraded", "upgrade refused", "write beside others"}),
+        ("multi", {"several had at once"}),
+        ("election", {"led", "resigned", "a change was told", "observe failed: Unavailable"}),
+        ("latch", {"opened", "counted", "went on", "told that it is broken", "wait timed out"}),
+        ("barrier", {"went on", "reset", "wait failed: BrokenBarrier"}),
+        ("once", {"ran", "skipped", "the work failed", "run revoked"}),
+    ],
+)
+def test_each_subject_really_does_what_it_is_for(subject, wanted):
+    counts = Counter()
+    for seed in range(10):
+        counts += simulate(seed, "chaos", subject=subject).counts
+    assert {what for what in wanted if not counts[what]} == set()
+
+
+def test_ambushes_spring_at_every_await_of_the_core(monkeypatch):
+    """Wherever the core waits for the port, a process can be stopped or die."""
+    struck = set()
+    passes = Task.passes
+
+    def watched(self, place):
+        if place in self.traps and self.traps[place][0] == 0 and place != "brink":
+            work, lines = self.work, []
+            while hasattr(work, "cr_frame") and work.cr_frame is not None:
+                lines.append((work.cr_code.co_filename.rpartition("/")[2], work.cr_frame.f_lineno))
+                work = work.cr_await
+            struck.update(lines)
+        passes(self, place)
+
+    monkeypatch.setattr(Task, "passes", watched)
+    for subject, number in (("lock", 50), ("election", 30)):  # leaders hold for long: that is when leases are renewed
+        for seed in range(500, 500 + number):
+            simulate(seed, "chaos", subject=subject)
+    missing = set()
+    for module in (_core, _renewal, _undo, _waiters, _worker):
+        file = module.__name__.rpartition(".")[2] + ".py"
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
+            called = ast.unparse(node.value.func) if isinstance(node, ast.Await) else ""
+            if called.endswith(("port.call", "port.calls", "runtime.wait")) and not any(
+                (file, line) in struck for line in range(node.lineno, node.end_lineno + 1)
+            ):
+                missing.add(ast.unparse(node))
+    assert missing <= {
+        "await self.runtime.wait(self.runtime.event(), self.runtime.now() + 0.1)",  # a worker after a bug
+        # of threads that can be stopped
+        "await self.runtime.wait(attempt.event, min(until, self.runtime.now() + STOP_POLL_INTERVAL))",
+    }
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_a_seed_is_one_run(subject):
+    for seed in (5, 8):
+        first, again = simulate(seed, subject=subject), simulate(seed, subject=subject)
+        assert first == again
+        assert first.fingerprint == again.fingerprint
+    assert simulate(5, subject=subject).fingerprint != simulate(14, subject=subject).fingerprint
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+@pytest.mark.parametrize("seed", range(9))
+def test_a_run_repeated_by_its_plan_is_the_same_run(seed, subject):
+    first = simulate(seed, subject=subject)
+    plan = Plan(tuple(first.sections), frozenset(fault.name for fault in first.faults))
+    assert simulate(seed, subject=subject, plan=plan).fingerprint == first.fingerprint
+
+
+def test_what_is_left_out_does_not_change_the_rest():
+    whole = simulate(6, "lossy cancel", subject="lock")
+    without = simulate(6, "lossy cancel", subject="lock", plan=Plan(tuple(whole.sections), frozenset()))
+    assert len(whole.faults) > 20
+    assert without.faults == []
+    texts = {section.name: section.text for section in whole.sections}
+    assert len(without.sections) > len(texts) / 2  # who is not cancelled holds on, and has no time for some
+    assert all(texts[section.name] == section.text for section in without.sections)
+
+
+# Planted bugs: each must be caught within the suite's seeds as they come, by the rule that it breaks.
+
+
+def catch(rule, *, profiles, lua=str, subject="lock", first=0):
+    """The seed that catches it, of those that the suite has for this subject and these profiles. See planted.catch."""
+    assert set(profiles) <= set(PROFILES)
+    for seed in [*range(first, ALL_SEEDS), *range(first)]:
+        if subject_of(seed) == subject and natural(seed).name in profiles:
+            broken = {violation.rule for violation in simulate(seed, lua=lua).violations}
+            if rule in broken:
+                return seed
+    return pytest.fail(f"no seed below {ALL_SEEDS} breaks rule {rule}")
+
+
+def a_deadline_counted_after_the_send(monkeypatch):
+    ask = _core.Core.request
+
+    async def late(self, *args):
+        reply, _ = await ask(self, *args)
+        return reply, self.runtime.now()
+
+    monkeypatch.setattr(_core.Core, "request", late)
+
+
+def no_undo_on_cancel(monkeypatch):
+    def forgetful(self, attempt):
+        done = self.runtime.event()
+        done.set()
+        return done
+
+    monkeypatch.setattr(_undo.Undo, "add", forgetful)
+
+
+def a_wake_without_check(monkeypatch):
+    granted, ask = _waiters.Waiters.on_granted, _core.Core.request
+
+    def wake(self, token):
+        vars(self).setdefault("woken", set()).add(token)
+        granted(self, token)
+
+    async def credulous(self, attempt, args, until):
+        if attempt.token in vars(self.waiters).get("woken", ()) and args[0] == "acquire":
+            return [GRANTED, 1], self.runtime.now()
+        return await ask(self, attempt, args, until)
+
+    monkeypatch.setattr(_waiters.Waiters, "on_granted", wake)
+    monkeypatch.setattr(_core.Core, "request", credulous)
+
+
+def an_execute_that_is_sent_again(monkeypatch):
+    execute = _core.Core.execute
+
+    async def stubborn(self, *args):
+        try:
+            return await execute(self, *args)
+        except Unavailable:
+            return await execute(self, *args)
+
+    monkeypatch.setattr(_core.Core, "execute", stubborn)
+
+
+IN_PYTHON = {
+    "a deadline counted after the send": (a_deadline_counted_after_the_send, 1, ["loss", "pause", "chaos"]),
+    "no undo on cancel": (no_undo_on_cancel, 5, ["cancel"]),
+    "a wake without check": (a_wake_without_check, 1, ["loss", "pause", "chaos"]),
+    "an execute that is sent again": (an_execute_that_is_sent_again, 11, ["loss", "chaos"]),
+}
+IN_LUA = {
+    "renewal that re-creates": (
+        replaced(
+            "      else\n        states[#states + 1] = NOT_FOUND\n",
+            "      else\n        if not holder then call('SET', KEYS[i], lease_token, 'PX', ttl) end\n"
+            "        states[#states + 1] = holder and NOT_FOUND or GRANTED\n",
+        ),
+        5, ["slow", "lossy cancel", "pause"],
+    ),
+    "release by DEL": (
+        replaced(
+            "  local is_ours, retry =",
+            "  call('DEL', LOCK)\n  local is_ours, retry =",
+        ), 1, ["cancel"],
+    ),
+    "no tombstone": (
+        replaced("if call('ZSCORE', TOMBSTONES, token) then return {NOT_FOUND} end", ""), 5, ["loss", "lossy cancel"],
+    ),
+    "the newest first": (
+        replaced("call('ZRANGE', QUEUE, position, position + batch_size - 1)", "call('ZRANGE', QUEUE, -1, -1)"),
+        6, ["calm"],
+    ),
+    "nobody is woken": (replaced("  publish(channel, 'granted ' .. waiter)\nend", "end"), 4, ["calm"]),
+    "a fence in whole seconds": (replaced("math.max(fence + 1, now_us)", "now_us - now_us % 1e6"), 2, ["calm"]),
+    "a record for ever": (
+        replaced(
+            "call('SET', RECORD, value, 'PX', string.format('%.0f', record_ttl))",
+            "call('SET', RECORD, value)",
+        ), 3,
+        ["calm"],
+    ),
+    "a confirmation that does not lengthen": (
+        replaced("if pttl <= tonumber(ttl) then call('PEXPIRE', LOCK, ttl) end", ""), 1, ["pause", "loss", "crash"],
+    ),
+    "a renewal that shortens": (
+        replaced("if call('PTTL', lock) < ttl then", "if true then"), 1, ["pause", "cancel"],
+    ),
+    "the dead are not skipped": (replaced("tonumber(alive_until) > now_ms", "true"), 4, ["crash"]),
+    "an execute without the lease": (
+        replaced("if not is_holder then return {NOT_FOUND} end", ""), 11, ["cancel"],
+    ),
+}  # fmt: skip
+
+
+ANY = list(PROFILES)
+IN_PERMITS = {
+    "an expiry that keeps the sum": (
+        "semaphore",
+        replaced(
+            "for _, holder in ipairs(expired) do remove_holder(holder) end",
+            "for _, holder in ipairs(expired) do call('ZREM', HOLDERS, holder) call('HDEL', SHARES, holder) end",
+        ),
+        4, ["loss", "slow", "crash", "pause"],
+    ),
+    "the expired are not dropped": (
+        "semaphore", replaced(
+            "for _, holder in ipairs(expired) do remove_holder(holder) end",
+            "",
+        ), 4, ["pause", "cancel", "memory"],
+    ),
+    "a newcomer that overtakes": ("semaphore", replaced("(not blocker or blocker == token)", "true"), 6, ["calm"]),
+    "a reader that overtakes a writer": ("rwlock", replaced("(not blocker or blocker == token)", "true"), 6, ["calm"]),
+    "a confirmation that comes twice gives permits back": (
+        "semaphore",
+        replaced(
+            "    dequeue(token)\n    local _, held_fence, _, reason = read_share(token)",
+            "    if not call('ZSCORE', QUEUE, token) then call('HINCRBY', SHARES, 'sum', -permits) end\n"
+            "    dequeue(token)\n    local _, held_fence, _, reason = read_share(token)",
+        ),
+        1, ["loss", "lossy cancel", "chaos"],
+    ),
+    "a release that comes twice counts twice": (
+        "semaphore",
+        replaced(
+            "  local is_ours = is_holder(token) or last_released == token\n",
+            "  local is_ours = is_holder(token) or last_released == token\n"
+            "  if last_released == token and read_sum() > 0 then call('HINCRBY', SHARES, 'sum', -1) end\n",
+        ),
+        1, ["lossy cancel", "chaos", "cancel"],
+    ),
+    "what a dead waiter was handed does not expire": (
+        "semaphore",
+        replaced(
+            "pcall(grant, waiter, permits, handover_ttl, channel)",
+            "pcall(grant, waiter, permits, 60000, channel)",
+        ),
+        3, ["calm"],
+    ),
+    "a confirmation that does not lengthen": (
+        "rwlock", replaced("if tonumber(call('ZSCORE', HOLDERS, token)) <= lease_end then", "if false then"),
+        1, ["pause", "crash", "cancel", "chaos"],
+    ),
+    "a renewal that shortens": (
+        "semaphore", replaced("        if tonumber(lease_end) < get_time_ms() + ttl then", "        if true then"),
+        1, ["loss", "lossy cancel"],
+    ),
+    "a fence in whole seconds": (
+        "semaphore", replaced("math.max(fence + 1, now_us)", "now_us - now_us % 1e6"),
+        2, ["calm"],
+    ),
+    "holders for ever": ("semaphore", replaced("  call('PEXPIRE', HOLDERS, ttl)\n", ""), 3, ["calm"]),
+    "no tombstone": (
+        "semaphore", replaced(
+            "  if call('ZSCORE', TOMBSTONES, token) then return {NOT_FOUND} end\n",
+            "",
+        ), 5, ["lossy cancel"],
+    ),
+    "a lowered limit that is not told": (
+        "semaphore", replaced("if permits > limit then", "if false then"),
+        4, ["pause"],
+    ),
+    "a limit that was before": (
+        "semaphore",
+        replaced(
+            "free, position = limit - read_sum(), 0",
+            "free, position = (tonumber(ARGV[10]) or limit) - read_sum(), 0",
+        ),
+        1, ["cancel", "crash"],
+    ),
+    "a reader beside anybody": (
+        "rwlock", replaced(
+            "and own_lease ~= '' and permits == 1 and blocker ~= '!' and is_holder(own_lease)",
+            "and permits == 1",
+        ),
+        1, ["cancel"],
+    ),
+    "a writer that waits for its own reading": (
+        "rwlock", replaced("if reads_beside_own or permits <=", "if permits <="), 12, ["calm"],
+    ),
+}  # fmt: skip
+
+
+def in_multi(old, new):
+    """Its locks are also taken one by one, with their own script."""
+    return lambda source: replaced(old, new)(source) if "cjson" in source else source
+
+
+IN_OTHERS = {
+    "what was had before is kept when one is busy": (
+        "multi", in_multi("earlier[1](earlier[2], {'release', earlier[3], '0', STAMP})", ""), 5, ["calm"],
+    ),
+    "only the first is asked for": (
+        "multi",
+        in_multi("local ok, reply = pcall(call_script, script, keys, args)",
+                 "local ok, reply = true, {GRANTED, 1}\n"
+                 "    if i == 2 then ok, reply = pcall(call_script, script, keys, args) end"),
+        1, ["calm"],
+    ),
+    "watchers that are not told that nobody leads": (
+        "election", replaced("term * 2 + (leader and 0 or 1)", "term * 2"), 4, ["calm"],
+    ),
+    "watchers that are told of their own term": (
+        "election", replaced("'-inf', '(' .. version", "'-inf', '(' .. (version - 2)"), 4, ["calm"],
+    ),
+    "a term that does not grow": (
+        "election", replaced("math.max(fence + 1, now_us)", "now_us - now_us % 1e6"), 2, ["calm"],
+    ),
+    "an open latch that tells nobody": (
+        "latch", replaced(
+            "    add_tombstone(token, tostring(OPERATION_TTL_MS))\n    wake_some()\n",
+            "    add_tombstone(token, tostring(OPERATION_TTL_MS))\n",
+        ),
+        4, ["calm"],
+    ),
+    "a count that comes twice counts twice": (
+        "latch", replaced(
+            "if not was_counted then",
+            "if true then",
+        ), 12, ["loss"],
+    ),
+    "a count that is not undercut": (
+        "latch", replaced("left = math.max(0, left - by)", "left = left - by"), 12, ["calm"],
+    ),
+    "a latch that opens too early": (
+        "latch", replaced(
+            "return not left or left == 0 or reason",
+            "return not left or left <= 1 or reason",
+        ), 12, ["calm"],
+    ),
+    "a latch that shuts when it is used again": (
+        "latch", replaced("  if left then return end", "  if left and left > 0 then return end"), 12, ["calm"],
+    ),
+    "a retried arrival counts twice": (
+        "barrier", replaced("  if arrival then", "  if arrival and arrival <= passed then"),
+        12, ["loss", "lossy cancel", "chaos"],
+    ),
+    "the others are not told": (
+        "barrier", replaced(
+            "  write_barrier()\n  wake_some()\n",
+            "  write_barrier()\n",
+        ), 4, ["calm"],
+    ),
+    "one that leaves does not break it": (
+        "barrier", replaced(
+            "if not reason then break_barrier('a party left, or its time was over: ' .. token) end",
+            "",
+        ),
+        12, ["calm"],
+    ),
+    "the dead are waited for": ("barrier", replaced("local dead = call(", "local dead = nil and call("), 12, ANY),
+    "who went on is not known": (
+        "barrier", replaced(
+            "    if arrival <= passed then\n",
+            "    if arrival <= passed and not reason then\n",
+        ), 12, ANY,
+    ),
+    "a reset that lets go on": (
+        "barrier", replaced(
+            "passed, woken, reason = arrivals, arrivals, nil",
+            "passed, woken, reason = passed, woken, nil",
+        ),
+        12, ANY,
+    ),
+    "no note": ("once", replaced("    if note_ttl_ms > 0 then\n", "    if false then\n"), 12, ["calm"]),
+    "a note of the end only": (
+        "once", replaced("math.max(at_least_left_ms, holder == token and tonumber(keep_ms) or 0)", "tonumber(keep_ms)"),
+        12, ["calm"],
+    ),
+    "a note of half the time": (
+        "once",
+        replaced("string.format('%.0f', note_ttl_ms)", "string.format('%.0f', note_ttl_ms / 2)"),
+        12, ["calm"],
+    ),
+    "a note of another time": (
+        "once",
+        replaced("string.format('%.0f', note_ttl_ms)", "string.format('%.0f', note_ttl_ms + 5000)"),
+        12, ["calm"],
+    ),
+    "a note that nobody reads": ("once", replaced("  if note then\n", "  if false then\n"), 12, ["calm"]),
+}  # fmt: skip
+
+
+def every_entry_asks(monkeypatch):
+    monkeypatch.setattr(reentrancy.HeldByCaller, "of", lambda *_: [])
+
+
+def an_inner_release_gives_it_back(monkeypatch):
+    monkeypatch.setattr(aio.Lease, "_leaves_inner", lambda _: False)
+
+
+def an_upgrade_that_waits(monkeypatch):
+    monkeypatch.setattr("interlock.primitives.permits.beside_own_leases", lambda primitive, _: primitive)
+
+
+def whoever_is_named_first_is_waited_for_first(monkeypatch):
+    monkeypatch.setattr("interlock._api.multi.sorted", lambda members, **_: list(members), raising=False)
+
+
+def a_part_that_is_kept(monkeypatch):
+    kept = []
+    monkeypatch.setattr(aio.Lease, "_abandon", kept.append)
+
+
+def a_multi_that_waits_for_a_silent_server(monkeypatch):
+    together = multi_client.together
+    monkeypatch.setattr(multi_client, "together", lambda core, requests, _: together(core, requests, FOREVER))
+
+
+def one_that_cannot_wait_stays(monkeypatch):
+    obtain = _core.Core.wait_until_granted
+
+    async def staying(self, primitive, accept, ttl, timeout, busy, attempt, try_for=None):
+        attempt.is_queued = False
+        return await obtain(self, primitive, accept, ttl, timeout, busy, attempt, try_for)
+
+    monkeypatch.setattr(_core.Core, "wait_until_granted", staying)
+
+
+def a_silence_that_is_told_as_a_refusal(monkeypatch):
+    monkeypatch.setattr(_core, "last_answer_counts", lambda *_: True)
+
+
+IN_THE_API = {
+    "a silence that is told as a refusal": (
+        "lock",
+        a_silence_that_is_told_as_a_refusal,
+        4,
+        ["loss", "slow", "lossy cancel", "chaos"],
+    ),
+    "one that can't wait stays": ("barrier", one_that_cannot_wait_stays, 5, ["calm", "cancel", "crash", "pause"]),
+    "a multi that waits for a silent server": (
+        "multi",
+        a_multi_that_waits_for_a_silent_server,
+        4,
+        ["loss", "slow", "lossy cancel"],
+    ),
+    "whoever is named first is waited for first": (
+        "multi",
+        whoever_is_named_first_is_waited_for_first,
+        4,
+        ["calm", "cancel", "crash", "pause"],
+    ),
+    "a part that is kept": ("multi", a_part_that_is_kept, 5, ["calm"]),
+    "every entry asks": ("rlock", every_entry_asks, 12, ["calm"]),
+    "an inner release gives it back": ("rlock", an_inner_release_gives_it_back, 12, ["calm"]),
+    "an upgrade that waits": ("rwlock", an_upgrade_that_waits, 12, ["calm", "cancel", "crash"]),
+}
+
+
+@pytest.mark.parametrize("bug", IN_PYTHON)
+def test_a_planted_bug_in_the_core_is_caught_and_shrinks(bug, monkeypatch):
+    plant, rule, profiles = IN_PYTHON[bug]
+    plant(monkeypatch)
+    shrinks(catch(rule, profiles=profiles), rule)
+
+
+@pytest.mark.parametrize("bug", IN_LUA)
+def test_a_planted_bug_in_the_lua_is_caught_and_shrinks(bug):
+    planted, rule, profiles = IN_LUA[bug]
+    shrinks(catch(rule, profiles=profiles, lua=planted, first=FIRST.get(bug, 0)), rule, planted)
+
+
+@pytest.mark.parametrize("bug", IN_PERMITS)
+def test_a_planted_bug_in_permits_is_caught_and_shrinks(bug):
+    subject, planted, rule, profiles = IN_PERMITS[bug]
+    shrinks(catch(rule, profiles=profiles, lua=planted, subject=subject, first=FIRST.get(bug, 0)), rule, planted)
+
+
+@pytest.mark.parametrize("bug", IN_OTHERS)
+def test_a_planted_bug_in_what_is_built_over_the_lock_is_caught_and_shrinks(bug):
+    subject, planted, rule, profiles = IN_OTHERS[bug]
+    shrinks(catch(rule, profiles=profiles, lua=planted, subject=subject, first=FIRST.get(bug, 0)), rule, planted)
+
+
+@pytest.mark.parametrize("bug", IN_THE_API)
+def test_a_planted_bug_in_the_api_is_caught_and_shrinks(bug, monkeypatch):
+    subject, plant, rule, profiles = IN_THE_API[bug]
+    plant(monkeypatch)
+    shrinks(catch(rule, profiles=profiles, subject=subject, first=FIRST.get(bug, 0)), rule)
+
+
+# Where the search begins, since few seeds catch it, or the stories of the first ones are long to shrink.
+FIRST = {
+    "renewal that re-creates": 641, "the expired are not dropped": 172, "watchers that are told of their own term": 243,
+    "the dead are waited for": 447, "who went on is not known": 141, "one that can't wait stays": 1037,
+    "a silence that is told as a refusal": 122,
+}  # fmt: skip
+
+
+def shrinks(seed, rule, lua=str):
+    shrunk = shrink(seed, rule=rule, lua=lua)
+    before, after = shrunk.original, shrunk.report
+    assert {violation.rule for violation in after.violations} >= {rule}
+    assert {fault.name for fault in after.faults} <= {fault.name for fault in before.faults}
+    assert {section.name for section in after.sections} <= {section.name for section in before.sections}
+    assert len(after.faults) <= 5, shrunk.story
+    assert len(after.sections) <= 12, shrunk.story
+    assert len(after.faults) + len(after.sections) <= (len(before.faults) + len(before.sections)) / 4
+    assert len(after.trace) < len(before.trace) / 2  # who waits in vain goes on asking
+    plan = Plan(tuple(after.sections), frozenset(fault.name for fault in after.faults), rule)
+    assert simulate(seed, lua=lua, plan=plan).fingerprint == after.fingerprint
+
+
+def test_shrinking_is_deterministic_and_tells_a_story():
+    planted = IN_LUA["no tombstone"][0]
+    seed = catch(5, profiles=["chaos", "lossy cancel"], lua=planted)
+    first, again = shrink(seed, lua=planted, rule=5), shrink(seed, lua=planted, rule=5)
+    assert first.story == again.story
+    assert first.report.fingerprint == again.report.fingerprint
+    text = "\n".join(first.story)
+    assert all(name in text for name in ("rule 5", *first.clients, *(fault.name for fault in first.faults)))
+    with pytest.raises(ValueError, match="breaks no rule"):
+        shrink(seed)
+
+
+# The command line
+
+
+def test_many_seeds_from_the_command_line(capsys, tmp_path):
+    assert cli.main(["--seeds", "24", "--jobs", "2", "--first", "7", "--json", str(tmp_path / "sum")]) == 0
+    spread = capsys.readouterr().out
+    assert "24 runs, 24 distinct interleavings" in spread
+    assert re.search(r"^subjects: lock \d+, rlock ", spread, re.MULTILINE)
+    summary = json.loads((tmp_path / "sum").read_text())
+    assert (summary["runs"], summary["broken"], summary["cut_short"]) == (24, 0, None)
+    assert sum(summary["subjects"].values()) == 24
+    assert cli.main(["--seeds", "24", "--jobs", "1", "--first", "7"]) == 0
+    here = capsys.readouterr().out
+    assert here.splitlines()[1:] == spread.splitlines()[1:]
+
+
+def test_one_seed_from_the_command_line(capsys):
+    assert cli.main(["--seed", "4", "--subject", "rwlock", "--trace", "--match", "c0/w0"]) == 0
+    out = capsys.readouterr().out
+    assert "c0/w0#1 begins: rwlock(" in out
+    assert "1 runs" in out
+    assert "subjects: rwlock 1" in out
+    assert cli.main(["--seed", "4", "--shrink"]) == 0
+    assert "breaks no rule" in capsys.readouterr().out
+
+
+def test_a_failing_seed_is_told_with_the_ways_to_look_at_it(capsys, monkeypatch):
+    no_undo_on_cancel(monkeypatch)
+    seed = catch(5, profiles=["cancel"])
+    assert cli.main(["--seeds", "1", "--first", str(seed), "--jobs", "1"]) == 1
+    out = capsys.readouterr().out
+    assert f"scripts/simulate --seed {seed} --shrink" in out
+    assert "1 runs broke a rule" in out
+    assert cli.main(["--seed", str(seed), "--shrink"]) == 1
+    assert "VIOLATION of rule 5" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--seeds", "-1"], "at least 1"),
+        (["--seeds", "many"], "whole number"),
+        (["--first", "-1"], "at least 0"),
+        (["--jobs", "0"], "at least 1"),
+        (["--profile", "mild"], "lossy cancel"),
+        (["--subject", "mutex"], "semaphore"),
+        (["--shrink"], "--shrink needs --seed"),
+        (["--seed", "1", "--seeds", "2"], "--seeds can't be used with --seed"),
+    ],
+)
+def test_wrong_arguments_are_told_clearly(arguments, word, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    assert word in capsys.readouterr().err
+
+
+def test_ctrl_c_sums_up_what_was_done():
+    command = [sys.executable, "-m", "simulator", "--seeds", "1000000", "--jobs", "2"]
+    with subprocess.Popen(
+        [sys.executable, "-c", ALIVE, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            process.stdout.readline()  # the first share is done
+            os.killpg(process.pid, signal.SIGINT)
+            try:
+                out = process.communicate(timeout=60)[0]
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGUSR1)  # it tells where it hangs
+                time.sleep(1)
+                os.killpg(process.pid, signal.SIGKILL)
+                pytest.fail(f"it goes on after Ctrl-C: {process.communicate()[0]}")
+        finally:
+            process.kill()
+    assert process.returncode == 130, out
+    assert "distinct interleavings" in out
+    assert "interrupted: " in out
+    assert "Traceback" not in out
+
+
+ALIVE = """\
+import faulthandler, signal, sys
+faulthandler.register(signal.SIGUSR1, all_threads=True)
+from simulator import cli
+cli.LINES_EVERY = 0.0
+if __name__ == "__main__":
+    sys.exit(cli.main(sys.argv[4:]))
+"""
+
+
+# The small Redis
+
+
+NO_LEASES = ("renew", "execute", "revoke")  # who waits there is not revoked by its token
+
+
+def of_locks(dice):
+    """KEYS and ARGV of a message as lock.lua's header has them."""
+    locks = [lock_resource(name, "lock:") for name in ("a", "b")]
+    said = dice.choice(("", "", "t1")), dice.choice(("lock", "lock", "lock", "once"))
+    return message(dice, locks, [(0, *said), (1, *said), (1, *said)], [of_fences(dice)])
+
+
+def of_fences(dice):
+    """One on which a quorum has agreed."""
+    return "fence", f"t{dice.randrange(6)}", dice.choice((1, 1_700_000_060_000_000))
+
+
+def of_permits(dice):
+    """The same for permits.lua: two semaphores and a read-write lock."""
+    kinds = [permits_resource("semaphore", "a", "lock:", 3), permits_resource("rwlock", "b", "lock:", ALL_PERMITS)]
+    asks = [(1, "semaphore", dice.choice((1, 1, 2)), dice.choice((3, 3, 2)), "") for _ in range(2)]
+    asks.append((dice.randrange(2), "rwlock", dice.choice((1, 1, ALL_PERMITS)), ALL_PERMITS, dice.choice(("", "t1"))))
+    return message(dice, kinds, asks, [("limit", f"op{dice.randrange(9)}", "semaphore", dice.randrange(1, 4))])
+
+
+def of_multi(dice):
+    """Some of three locks and a semaphore; and each by itself, in the words of its own script."""
+    alone = [lock_resource(name, "lock:") for name in ("a", "b", "c")]
+    members = dice.sample([*alone, permits_resource("semaphore", "s", "lock:", 2)], dice.randrange(1, 5))
+    said = "2000", "2000", "0", "ch0", "0"
+    words = [
+        json.dumps([each.script.name, len(each.keys), "acquire", f"t{dice.randrange(6)}", *said, *each.acquire_args])
+        for each in members
+    ]
+    return [key for each in members for key in each.keys], ("acquire", *words)
+
+
+def of_elections(dice):
+    """The same for election.lua."""
+    primitive = election_resource("a", "lock:")
+    watching = "watch", f"w{dice.randrange(40)}", f"ch{dice.randrange(2)}"
+    return message(dice, [primitive], [(1, "", "election")], [watching, watching, of_fences(dice)])
+
+
+def of_onces(dice):
+    """The same for once.lua."""
+    primitive = once_resource("a", "lock:", None)
+    ends = "release", f"t{dice.randrange(6)}", "0", dice.choice((0, 500, 3000)), dice.choice((0, 0, 2000))
+    more = [ends, ends, ends, ("forget", "-"), of_fences(dice)]
+    return message(dice, [primitive], [(0, "", "once"), (1, "", "once")], more, ["release"])
+
+
+def of_latches(dice):
+    """The same for latch.lua."""
+    count, operation = dice.choice((1, 2, 40)), f"op{dice.randrange(99)}"
+    counting = "count", operation, dice.choice((1, 1, 2, 50)), count, 10000
+    more = [counting, counting, ("revoke", operation, "a good reason")]
+    asks = [(1, count, 10000, "")] * 3 + [(0, count, 10000, "")]
+    return message(dice, [latch_resource("a", "lock:", count, 10)], asks, more, NO_LEASES)
+
+
+def of_barriers(dice):
+    """The same for barrier.lua."""
+    operation = f"op{dice.randrange(99)}"
+    more = [("reset", operation), ("reset", operation), ("revoke", operation, "a good reason")]
+    return message(dice, [barrier_resource("a", "lock:", 3)], [(1, 3, "")] * 5 + [(0, 3, "")], more, NO_LEASES)
+
+
+def message(dice, primitives, asks, more, without=()):
+    primitive, token, channel = dice.choice(primitives), f"t{dice.randrange(6)}", f"ch{dice.randrange(2)}"
+    keys = primitive.keys
+    ttl, life, heard = dice.choice((300, 2000, 5000)), dice.choice((300, 2000)), dice.choice((0, 0, 1))
+    pairs = [word for _ in range(dice.randrange(1, 4)) for word in (f"t{dice.randrange(6)}", dice.choice((300, 2000)))]
+    renewed = tuple(key for _ in pairs[::2] for key in dice.choice(primitives).renew_keys)
+    common = [
+        *[(keys, ("acquire", token, ttl, life, heard, channel, *ask)) for ask in asks],
+        *[(keys, ("release", token, gone)) for gone in (0, 500, 60000)],
+        (keys, ("vouch", channel, heard, *pairs)),
+        (renewed, ("renew", *pairs)),
+        ((*keys, "data"), ("execute", token, "SET", "data", token, "PX", ttl)),
+        (keys, ("revoke", dice.choice((token, f"!{token}")), dice.randrange(2), "a good reason")),
+        (keys, ("inspect", dice.choice((1, 10)))),
+    ]
+    return dice.choice([each for each in common if each[1][0] not in without] + [(keys, each) for each in more])
+
+
+TOLD = {
+    of_locks: lock_resource("a", "lock:"),
+    of_permits: permits_resource("semaphore", "a", "lock:", 3),
+    of_multi: multi_resource([lock_resource("a", "lock:")]),
+    of_elections: election_resource("a", "lock:"),
+    of_onces: once_resource("a", "lock:", None),
+    of_latches: latch_resource("a", "lock:", 1, 10),
+    of_barriers: barrier_resource("a", "lock:", 3),
+}
+
+
+@pytest.mark.parametrize("says", TOLD)
+def test_the_simulated_server_answers_as_fakeredis_does(says, monkeypatch):
+    """Messages exactly as the header of the script has them: all verbs but `keys`, which fakeredis can't."""
+    fakeredis = pytest.importorskip("fakeredis")
+    source = TOLD[says].script.source
+    header = Header(source)
+    verbs = Counter()
+    for clock_starts, steps in (
+        (0.0, (0.0, 0.001, 0.25, 1.5)),  # whole ms: within one, fakeredis rounds as Redis does not
+        (0.123, (0.0, 0.002, 0.031, 2.9)),
+        (86400.999, (0.01, 0.2, 20.0)),
+    ):
+        clock = [clock_starts]
+        monkeypatch.setattr("time.time", lambda: 1_700_000_000 + clock[0])
+        theirs, ours = fakeredis.FakeRedis(), Server(lambda: clock[0])
+        dice = random.Random(str(steps))
+        for step in range(800 if says in {of_locks, of_permits} else 300):
+            clock[0] = round(clock[0] + dice.choice(steps), 6)
+            keys, args = says(dice)
+            header.check(keys, args)
+            verbs[args[0]] += 1
+            try:
+                expected = theirs.eval(source, len(keys), *keys, *args, "")
+            except Exception as error:
+                expected = error
+            answer = ours.eval(source, [key.encode() for key in keys], [*(str(arg).encode() for arg in args), b""])
+            assert plain(answer) == plain(expected), (step, clock[0], keys, args)
+    assert set(verbs) == set(header.verbs) - {"keys"}
+
+
+def plain(answer):
+    """Errors by their text, and everything else as it is."""
+    return str(answer) if isinstance(answer, Exception) else answer
+
+
+def test_a_server_without_memory_refuses_what_redis_refuses():
+    server = Server(lambda: 0.0)
+    assert server.eval("return redis.call('SET', KEYS[1], 'v')", [b"k"], []) == b"OK"
+    server.full = True
+    refused = server.eval("return redis.call('SET', KEYS[1], 'w')", [b"k"], [])
+    assert str(refused).startswith("OOM")
+    assert server.eval("redis.call('DEL', KEYS[1]) return redis.call('SET', KEYS[1], 'x')", [b"k"], []) == b"OK"
+    assert server.eval("return redis.pcall('GET', KEYS[1])", [b"k"], []) == b"x"

@@ -1,0 +1,158 @@
+"""Acknowledged grants: one that replicas or disks lack does not count, and leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+
+import interlock
+import interlock.aio
+from harness.modes import outcome, until
+from harness.topology import Cluster, Sentinels
+from interlock import Assurance, ConfigError, Unavailable
+
+rule = pytest.mark.rule
+
+
+@pytest.fixture(scope="module")
+def group():
+    with Sentinels(sentinels=0) as made:
+        yield made
+
+
+@pytest.fixture
+def healthy(group):
+    """The group, as it was before."""
+    yield group
+    for node in group.nodes:
+        node.resume()
+    group.wait_ok()
+
+
+KINDS = {
+    "lock": lambda locks, **options: locks.lock("a", **options),
+    "rlock": lambda locks, **options: locks.rlock("a", **options),
+    "semaphore": lambda locks, **options: locks.semaphore("s", 3, **options),
+    "read": lambda locks, **options: locks.rwlock("rw", **options).read(),
+    "write": lambda locks, **options: locks.rwlock("rw", **options).write(),
+    "election": lambda locks, **options: locks.election("e", **options),
+}
+
+
+@rule(10)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("acks", "least"), [(1, 1), (2, 2), ("majority", 1), ("all", 2)])
+async def test_a_lease_says_what_it_rests_on(kit, healthy, kind, acks, least):
+    locks = kit.interlock(healthy.url)
+    lease = await kit.keep(KINDS[kind](locks, acks=acks).acquire())
+    assert lease.assurance.replicas >= least
+    assert lease.assurance.servers == 1
+    await lease.release()
+    plain = await kit.keep(KINDS[kind](locks).acquire())
+    assert plain.assurance == Assurance()
+    await plain.release()
+
+
+@rule(8, 10)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_too_few_replicas_undo_the_grant(kit, healthy, kind):
+    locks = kit.interlock(healthy.url)
+    error = await outcome(KINDS[kind](locks, acks=3, ttl=1).acquire())
+    assert isinstance(error, Unavailable)
+    assert re.search(r"2 of 3 replicas.*no more than 2: attach more, or ask for fewer", str(error))
+
+    async def free():
+        lease = await KINDS[kind](locks).try_acquire()
+        return lease is not None and await lease.release()
+
+    await until(free)
+
+
+@rule(10)
+async def test_a_replica_that_is_gone_is_missed(kit, healthy):
+    locks = kit.interlock(healthy.url)
+    await (await locks.lock("a", acks="all").acquire()).release()
+    healthy.replicas[0].pause()
+    error = await outcome(locks.lock("a", acks="all", ttl=1).acquire())
+    assert re.search(r"1 of 2 replicas.*Are they all there", str(error))
+    await (await locks.lock("a", acks="majority").acquire(timeout=10)).release()
+
+
+@rule(4, 10)
+async def test_a_lock_that_was_handed_over_is_acknowledged_too(kit, healthy):
+    locks = kit.interlock(healthy.url)
+    first = await kit.keep(locks.lock("a").acquire())
+    waiter = asyncio.ensure_future(locks.lock("a", acks=2).acquire(timeout=10))
+
+    async def waits():
+        return (await locks.lock("a").inspect()).waiting == 1
+
+    await until(waits)
+    await first.release()
+    lease = await kit.keep(waiter)
+    assert lease.assurance.replicas == 2
+    await lease.release()
+
+
+async def test_many_at_once_do_not_hold_up_others(kit, healthy):
+    locks = kit.interlock(healthy.url)
+    healthy.replicas[0].pause()
+    slow = [asyncio.ensure_future(outcome(locks.lock(f"slow{i}", acks=2).acquire())) for i in range(5)]
+    for _ in range(50):  # each would wait for a second behind them
+        await (await locks.lock("quick").acquire()).release()
+    assert all(isinstance(each, Unavailable) for each in await asyncio.gather(*slow))
+
+
+@rule(10)
+async def test_a_disk_is_waited_for(kit):
+    with Sentinels(sentinels=0, replicas=1, config={"appendonly": "yes"}) as group:
+        locks = kit.interlock(group.url)
+        lease = await kit.keep(locks.lock("a", acks=1, fsync=True).acquire())
+        assert lease.assurance == Assurance(1, 1, 1)
+        alone = await kit.keep(locks.lock("b", fsync=True).acquire())
+        assert alone.assurance.disks == 1
+
+
+async def test_a_server_without_a_log_refuses(kit, healthy, clean):
+    locks = kit.interlock(healthy.url)
+    error = await outcome(locks.lock("a", fsync=True).acquire())
+    assert isinstance(error, ConfigError)
+    assert "appendonly yes" in str(error)
+    await until(lambda: not clean.exists("lock:a"))
+
+
+async def test_multi_is_acknowledged_one_by_one(kit, healthy):
+    locks = kit.interlock(healthy.url)
+    lease = await kit.keep(locks.multi(locks.lock("a", acks=2), locks.lock("b")).acquire(timeout=0))
+    assert lease["a"].assurance.replicas == 2
+    await lease.release()
+    assert isinstance(await outcome(locks.multi(locks.lock("a", acks=3), locks.lock("b")).acquire()), Unavailable)
+
+
+async def test_nonsense_is_refused(kit):
+    locks = kit.interlock()
+    for wrong in (-1, 1.5, True, "most", b"all"):
+        with pytest.raises(ConfigError, match=r'acks must be a number of replicas, "majority" or "all"'):
+            locks.lock("a", acks=wrong)
+    with pytest.raises(ConfigError, match="fsync must be"):
+        locks.lock("a", fsync=1)
+
+
+@rule(10)
+async def test_a_shard_of_a_cluster_has_replicas_too(kit):
+    with Cluster(shards=1, replicas=1) as cluster:
+        locks = kit.interlock(cluster.url)
+        lease = await kit.keep(locks.lock("a", acks=1).acquire())
+        assert lease.assurance.replicas == 1
+        error = await outcome(locks.lock("b", acks=2, ttl=1).acquire())
+        assert isinstance(error, Unavailable)
+
+
+def test_a_quorum_takes_none(kit):
+    factory = interlock.Interlock if kit.mode == "threads" else interlock.aio.Interlock
+    locks = factory.quorum(["redis://127.0.0.1:1", "redis://127.0.0.1:2", "redis://127.0.0.1:3"])
+    for options in ({"acks": 1}, {"fsync": True}):
+        with pytest.raises(ConfigError, match="a quorum takes no acks="):
+            locks.lock("a", **options)

@@ -1,0 +1,596 @@
+"""A cluster: one slot for each lock, whatever node serves it now, and what that costs nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+import pytest
+import redis
+import redis.asyncio
+
+from harness.matrix import BASE, MODES, required
+from harness.modes import SLACK, outcome, queued, until
+from harness.servers import Missing, faketime
+from harness.topology import Cluster
+from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Unavailable
+from interlock._client import waiting as _waiters
+from interlock._connect.target import address
+from interlock._protocol.timing import RETRY_FOR
+from interlock._quarantine.history import ServerHistory
+from interlock._quarantine.identity import Facts
+from interlock._quarantine.slot_history import SlotHistory
+from interlock._servers.slots import SLOTS, slot_of, tag_of
+from interlock._transports import asyncio as transport_of_asyncio
+from interlock._transports import blocking, resp
+
+rule = pytest.mark.rule
+PLAIN = [f"job-{number}" for number in range(12)]
+TAGGED = [f"job:{{{number}}}:x" for number in range(6)]
+
+
+@pytest.fixture(scope="module", params=[BASE])
+def cluster(request):
+    """Three shards with a replica each, for all tests of this file that a processes runs."""
+    try:
+        made = Cluster(request.param)
+    except Missing as missing:
+        required(f"no {request.param} here: {missing}")
+        raise
+    with made:
+        yield made
+
+
+@pytest.fixture
+def server(cluster):
+    """What the kit connects to."""
+    return cluster
+
+
+@pytest.fixture
+def harmed(clean, cluster):
+    """The cluster, for a test that harms it; whole again afterwards."""
+    yield cluster
+    for node in cluster.nodes:
+        if not node.running:
+            node.restart()
+        node.resume()
+    cluster.catch_up(*cluster.nodes)
+    cluster.wait_ok()
+
+
+def ear(kit, locks, name):
+    """Whether this client hears of a lock, and on which channel."""
+    return kit.session(locks).port.subscription_of(f"lock:{name}")
+
+
+def port_of(kit, locks):
+    return kit.session(locks).port
+
+
+def one_on_each(cluster, prefix="on"):
+    """A name on each of the shards."""
+    found = {}
+    for number in range(1000):
+        name = f"{prefix}-{number}"
+        found.setdefault(cluster.primary_of(f"lock:{name}"), name)
+        if len(found) == cluster.shards:
+            break
+    return found
+
+
+async def use(lockable, timeout=None):
+    """A short section."""
+    async with await lockable.acquire(timeout=timeout) as lease:
+        lease.ensure()
+
+
+async def knows_all(kit, locks):
+    """Once it has met all primaries, it is a witness of what they do."""
+    await use(locks.lock("hello"))
+    port = port_of(kit, locks)
+    await until(lambda: all(member is not None and member.history.known for member in {*port._map}))
+    return port
+
+
+# Slots and places
+
+
+def test_slots_are_those_of_the_server(cluster):
+    with redis.Redis(port=cluster.nodes[0].port) as client:
+        for key in ("a", "lock:{a}", "{lock:a}{queue}", "x{}y", "x{", "{}{a}", "lock:ä", "}{a}", "a{b{c}d}"):
+            assert slot_of(key) == slot_of(key.encode()) == client.cluster("KEYSLOT", key), key
+
+
+def test_there_is_a_tag_for_every_slot():
+    assert all(slot_of(f"interlock:ab{{{tag_of(slot)}}}") == slot for slot in range(SLOTS))
+
+
+async def test_names_on_all_shards_with_and_without_tags(kit, clean, cluster):
+    locks, others = kit.interlock(), kit.interlock()
+    assert len({cluster.primary_of(f"lock:{name}") for name in (*PLAIN, *TAGGED)}) == cluster.shards
+    for name in (*PLAIN, *TAGGED):
+        first = await locks.lock(name).acquire()
+        assert await others.lock(name).try_acquire() is None
+        assert await first.release()
+        second = await others.lock(name).acquire()
+        assert second.fence > first.fence
+        await second.release()
+
+
+@rule(3)
+@pytest.mark.parametrize("cluster", [BASE, "redis-7.0", "redis-6.2"], indirect=True)
+async def test_waiters_on_all_nodes_are_woken_by_push(kit, clean, cluster, monkeypatch):
+    monkeypatch.setattr(_waiters, "HEARTBEAT_INTERVAL", 1000.0)  # a message that is lost would be missed for ever
+    locks, others = kit.interlock(), kit.interlock()
+    for name in one_on_each(cluster).values():
+        lease = await locks.lock(name).acquire()
+        waiter = asyncio.ensure_future(others.lock(name).acquire())
+        await until(lambda name=name: ear(kit, others, name)[0] == "1")
+        await until(lambda name=name: queued(locks, 1, name))
+        asked = []
+        real, transport = resp.evalsha, blocking if kit.mode == "threads" else transport_of_asyncio
+        monkeypatch.setattr(transport, "evalsha", lambda *message: (asked.append(message[2][0]), real(*message))[1])
+        await lease.release()
+        await (await asyncio.wait_for(waiter, 10)).release()
+        assert asked.count("acquire") <= 2, asked  # that of the subscription, if it was late, and the confirmation
+        assert "vouch" not in asked
+        monkeypatch.setattr(transport, "evalsha", real)
+
+
+@rule(3)
+async def test_a_wake_up_concerns_one_channel_only(kit, clean, cluster):
+    locks, others = kit.interlock(), kit.interlock()
+    names = [*one_on_each(cluster).values()]
+    leases = [await locks.lock(name).acquire() for name in names]
+    waiters = [asyncio.ensure_future(others.lock(name).acquire()) for name in names]
+    await until(lambda: all(ear(kit, others, name)[0] == "1" for name in names))
+    woken = []
+    kit.session(others).waiters._wake = woken.extend
+    kit.session(others).subscribed(ear(kit, others, names[0])[1])
+    assert [attempt.resource.name for attempt in woken] == names[:1]
+    del kit.session(others).waiters._wake
+    for lease in leases:
+        await lease.release()
+    for waiter in waiters:
+        await (await waiter).release()
+
+
+async def test_a_revocation_is_pushed(kit, clean, cluster, monkeypatch):
+    locks, others = kit.interlock(), kit.interlock()
+    lease = await locks.lock("a", ttl=60).acquire()
+    await until(lambda: ear(kit, locks, "a")[0] == "1")
+    assert await others.lock("a").revoke("enough")
+    await until(lambda: lease.state is LeaseState.LOST, within=15)  # the renewal is due in 20
+
+
+@rule(6)
+@pytest.mark.parametrize("cluster", [BASE, "redis-6.2"], indirect=True)
+async def test_a_revocation_of_a_young_lease_reaches_it_on_every_shard(kit, clean, cluster):
+    """A client that hears the channel of one slot does not hear that of another."""
+    locks, others = kit.interlock(), kit.interlock()
+    for name in one_on_each(cluster).values():
+        lease = await locks.lock(name, renew=name != "a").acquire()
+        began = time.monotonic()
+        assert await others.lock(name).revoke("enough")
+        await until(lambda lease=lease: lease.state is LeaseState.LOST)
+        assert time.monotonic() - began < 1 + SLACK  # its renewal is due in 10
+        with pytest.raises(LeaseLost, match="it was revoked: enough"):
+            lease.ensure()
+        await lease.release()
+
+
+async def test_several_locks_on_several_shards(kit, clean, cluster):
+    locks, others = kit.interlock(), kit.interlock()
+    names = [*one_on_each(cluster).values()]
+    async with await locks.multi(*map(locks.lock, names)).acquire() as leases:
+        leases.ensure()
+        for name in names:
+            assert await others.lock(name).try_acquire() is None
+        assert await others.multi(*map(others.lock, names)).try_acquire() is None
+    held = await others.lock(names[-1]).acquire()
+    with pytest.raises(AcquireTimeout):
+        await locks.multi(*map(locks.lock, names)).acquire(timeout=0.2)
+    await held.release()
+    await use(others.multi(*(others.lock(f"{part}:{{one}}") for part in "abc")))  # in one step
+
+
+async def test_a_command_under_a_lease_needs_its_slot(kit, clean):
+    lease = await kit.interlock().lock("job:{7}").acquire()
+    assert await lease.execute("SET", "users:{7}", "ann", "EX", "60") == b"OK"
+    with pytest.raises(ConfigError, match="same hash tag"):
+        await lease.execute("SET", "users:8", "bob", "EX", "60", keys=["users:8"])
+    lease.ensure()
+    await lease.release()
+
+
+# Renewal
+
+
+@rule(6)
+@pytest.mark.parametrize("cluster", [BASE], indirect=True)
+async def test_a_node_that_is_silent_delays_no_renewal_of_others(kit, clean, harmed):
+    locks = kit.interlock(max_ttl=3)
+    leases = {name: await locks.lock(name, ttl=3).acquire() for name in (*PLAIN, *TAGGED)}
+    paused = harmed.primary_of(f"lock:{PLAIN[0]}")
+    others = [lease for name, lease in leases.items() if harmed.primary_of(f"lock:{name}") is not paused]
+    paused.pause()
+    began = kit.session(locks).runtime.now()
+    grants = [lease._grant for lease in others]
+    while min(grant.deadline for grant in grants) < began + 6:  # each was renewed twice, at least
+        assert not any(lease.state is LeaseState.LOST for lease in others)
+        await asyncio.sleep(0.02)
+    paused.resume()
+    for lease in leases.values():
+        await outcome(lease.release())
+    assert len(others) < len(leases)
+
+
+# Slots that move
+
+
+@rule(10)
+async def test_a_slot_that_moved_is_followed_and_not_in_quarantine(kit, clean, harmed):
+    locks, others, idle = kit.interlock(), kit.interlock(), kit.interlock()
+    for each in (locks, others, idle):
+        await knows_all(kit, each)
+    held, free = await locks.lock("held:{m}").acquire(), await locks.lock("free:{m}").acquire()
+    fence = free.fence
+    await free.release()
+    slot = harmed.slot("lock:free:{m}")
+    old = harmed.primary_of(slot)
+    new = _another(harmed, old)
+    harmed.migrate(slot, to=new)
+    await held.extend(30)
+    for each in (locks, others, idle):
+        lease = await each.lock("free:{m}").try_acquire()
+        assert lease is not None
+        assert lease.fence > fence
+        fence = lease.fence
+        await lease.release()
+        lease = await each.lock("never-used:{m}").try_acquire()
+        assert lease is not None
+        await lease.release()
+    waiter = asyncio.ensure_future(others.lock("held:{m}").acquire())
+    await until(lambda: queued(locks, 1, "held:{m}"))
+    await until(lambda: ear(kit, others, "held:{m}")[0] == "1")
+    assert await held.release()
+    await (await waiter).release()
+    harmed.migrate(slot, to=old)
+    lease = await idle.lock("free:{m}").try_acquire()
+    assert lease is not None
+    await lease.release()
+
+
+@rule(3)
+async def test_waiters_go_with_their_slot(kit, clean, harmed):
+    locks, others = kit.interlock(), kit.interlock()
+    for each in (locks, others):
+        await knows_all(kit, each)
+    lease = await locks.lock("w").acquire()
+    waiter = asyncio.ensure_future(others.lock("w").acquire())
+    await until(lambda: ear(kit, others, "w")[0] == "1")
+    slot = harmed.slot("lock:w")
+    old = harmed.primary_of(slot)
+    new = _another(harmed, old)
+    harmed.migrate(slot, to=new)
+    await until(lambda: port_of(kit, others)._map[slot].address.parameters["port"] == new.port)
+    await until(lambda: ear(kit, others, "w")[0] == "1")
+    assert await lease.release()
+    await (await asyncio.wait_for(waiter, 10)).release()
+    harmed.migrate(slot, to=old)
+
+
+def _another(cluster, node):
+    """A primary that is another one."""
+    return next(
+        each for each, view in cluster._selves().items() if each is not node and "master" in view.flags and view.slots
+    )
+
+
+@rule(1, 6)
+async def test_mutual_exclusion_and_leases_last_while_a_slot_moves_under_load(kit, clean, harmed):
+    clients = [kit.interlock(), kit.interlock()]
+    for each in clients:
+        await knows_all(kit, each)
+    held = await clients[0].lock("held:{load}", ttl=2).acquire()
+    inside, sections, over = [], [], False
+
+    async def work(locks):
+        while not over:
+            async with await locks.lock("busy:{load}").acquire() as lease:
+                inside.append(lease.fence)
+                await asyncio.sleep(0.001)
+                assert len(inside) == 1
+                lease.ensure()
+                sections.append(inside.pop())
+
+    workers = [asyncio.ensure_future(work(each)) for each in clients for _ in range(2)]
+    slot = harmed.slot("lock:busy:{load}")
+    old = harmed.primary_of(slot)
+    try:
+        for target in (_another(harmed, old), old):
+            before = len(sections)
+            await until(lambda before=before: len(sections) > before + 10)
+            for step in harmed.migrating(slot, to=target):
+                if step != "half":  # both keys of the lease are in one place then
+                    await held.extend(2)
+                await asyncio.sleep(0)
+            before = len(sections)
+            await until(lambda before=before: len(sections) > before + 10)
+            held.ensure()
+    finally:
+        over = True
+        await asyncio.wait(workers, timeout=30)
+    for worker in workers:
+        worker.result()
+    assert sections == sorted(sections)
+    assert len({*sections}) == len(sections)
+    assert await held.release()
+
+
+async def test_a_lease_whose_slot_is_on_its_way_is_asked_for_there(kit, clean, harmed):
+    locks = kit.interlock()
+    await knows_all(kit, locks)
+    leases = [await locks.lock(f"{name}:{{ask}}").acquire() for name in "ab"]
+    slot = harmed.slot("lock:a:{ask}")
+    old = harmed.primary_of(slot)
+    new = _another(harmed, old)
+    steps = []
+    for step in harmed.migrating(slot, to=new):
+        steps.append(step)
+        if step == "moved":
+            for lease in leases:
+                await lease.extend(40)  # ASK
+                assert lease.remaining() > 35
+            # A new lock has keys that exist nowhere, which no server answers for until the slot has arrived.
+            assert isinstance(await outcome(locks.lock("c:{ask}").acquire(timeout=0.3)), AcquireTimeout | Unavailable)
+            assert port_of(kit, locks)._map[slot].address.parameters["port"] == old.port  # ASK changes no map
+    assert steps == ["open", "half", "moved"]
+    for lease in leases:
+        assert await lease.release()
+    await use(locks.lock("c:{ask}"))
+    harmed.migrate(slot, to=old)
+
+
+async def test_leases_of_a_slot_that_is_half_way_are_renewed_each_by_itself(kit, clean, harmed):
+    locks = kit.interlock(max_ttl=6)
+    await knows_all(kit, locks)
+    leases = [await locks.lock(f"{number}:{{half}}", ttl=4).acquire() for number in range(6)]
+    slot = harmed.slot("lock:0:{half}")
+    old = harmed.primary_of(slot)
+    new = _another(harmed, old)
+    for step in harmed.migrating(slot, to=new):
+        if step == "half":
+            whole = [lease for lease in leases if _together(old, new, lease.name)]
+            grants = [lease._grant for lease in whole]
+            began = port_of(kit, locks).now()
+            await until(lambda: all(grant.deadline > began + 6 for grant in grants))
+    harmed.migrate(slot, to=old)
+    for lease in leases:
+        assert await lease.release() or lease not in whole
+
+
+def _together(old, new, name):
+    """Whether a lock's key and its record are at one node."""
+    counts = []
+    for node in (old, new):
+        with redis.Redis.from_url(node.url) as client:
+            keys = client.execute_command("CLUSTER", "GETKEYSINSLOT", slot_of(f"lock:{name}"), 1000)
+            counts.append(sum(key in (f"lock:{name}".encode(), f"lock:{name}:{{record}}".encode()) for key in keys))
+    return 2 in counts
+
+
+# Failover
+
+
+@rule(6)
+async def test_a_failover_of_one_shard_disturbs_no_other(kit, clean, harmed):
+    locks = kit.interlock(max_ttl=10)
+    await knows_all(kit, locks)
+    names = one_on_each(harmed, "f")
+    leases = {node: await locks.lock(name, ttl=10).acquire() for node, name in names.items()}
+    dead = harmed.primary_of("lock:hello")
+    for node in names:
+        harmed.catch_up(harmed.replica_of(node))  # each replica has its lease
+    others = [lease for node, lease in leases.items() if node is not dead]
+    grant = leases[dead]._grant
+    deadline = grant.deadline
+    dead.kill()
+    replica_serves = asyncio.get_running_loop().run_in_executor(None, harmed.wait_ok)
+    while not replica_serves.done():
+        for lease in others:
+            lease.ensure()
+            assert lease.state is LeaseState.HELD
+        await use(locks.lock(f"more:{{lock:{others[0].name}}}"))
+        await asyncio.sleep(0.02)
+    await replica_serves
+    await until(lambda: grant.deadline > deadline)  # its renewals alone have found the new primary
+    await leases[dead].extend(10)  # the same lease
+    leases[dead].ensure()
+    for lease in leases.values():
+        assert await lease.release()
+
+
+@rule(10)
+async def test_a_failover_that_lost_a_grant_begins_a_quarantine(kit, clean, harmed):
+    locks, others, fearless = kit.interlock(max_ttl=4), kit.interlock(max_ttl=4), kit.interlock(quarantine=False)
+    for each in (locks, others):
+        await knows_all(kit, each)
+    name = "lost"
+    primary = harmed.primary_of(f"lock:{name}")
+    replica = harmed.replica_of(primary)
+    harmed.lag(replica)
+    lost = await locks.lock(name, ttl=4, renew=False).acquire()
+    primary.kill()
+    harmed.wait_ok()
+    assert harmed.primary_of(f"lock:{name}") is replica
+    refused = await outcome(others.lock(name, ttl=4).acquire(timeout=0))
+    assert "quarantine" in str(refused)
+    assert (await fearless.lock(name).inspect()).quarantined
+    got = await others.lock(name, ttl=4).acquire()
+    assert lost.state is LeaseState.LOST
+    await got.release()
+
+
+@rule(10)
+async def test_a_failover_without_loss_is_no_reason_to_wait(kit, clean, harmed):
+    locks, others = kit.interlock(), kit.interlock()
+    for each in (locks, others):
+        await knows_all(kit, each)
+    held = await locks.lock("kept").acquire()
+    await use(locks.lock("used:{lock:kept}"))
+    primary = harmed.primary_of("lock:kept")
+    harmed.failover(harmed.replica_of(primary))
+    await held.extend(30)
+    for each in (others, locks):
+        await use(each.lock("used:{lock:kept}"), 10)
+        await use(each.lock("never-used:{lock:kept}"), 10)
+    assert await others.lock("kept").try_acquire() is None
+    assert await held.release()
+    await (await others.lock("kept").acquire(timeout=10)).release()
+
+
+@rule(10)
+async def test_a_slot_that_goes_to_a_node_which_serves_once_more_is_not_in_quarantine(kit, clean, harmed):
+    """The client knew that node by the identity that it had before, until it read a map by chance."""
+    locks = kit.interlock()
+    port = await knows_all(kit, locks)
+    name = next(iter(one_on_each(harmed, "again").values()))
+    slot = harmed.slot(f"lock:{name}")
+    new = _another(harmed, harmed.primary_of(slot))
+    there = next(each for node, each in one_on_each(harmed, "there").items() if node is new)
+    await use(locks.lock(name))
+    for _ in range(2):  # there and back, without loss
+        shard = harmed.primary_of(f"lock:{there}")
+        harmed.failover(harmed.replica_of(shard))
+        await use(locks.lock(there), 10)
+    serving = harmed.primary_of(f"lock:{there}")
+    member = next(each for each in {*port._map} if each.address.parameters["port"] == serving.port)
+    await until(lambda: member.history.known == member.history.latest.identity)
+    old = harmed.primary_of(slot)
+    harmed.migrate(slot, to=serving)
+    try:
+        await use(locks.lock(name), 0)
+    finally:
+        harmed.migrate(slot, to=old)
+
+
+@rule(10)
+def test_what_moved_without_loss_before_a_handover_came_without_loss():
+    """A name that was not used between the two was in quarantine: only the last step was looked at."""
+    where = address("redis://127.0.0.1", for_asyncio=False)
+    epoch = ServerHistory(60.0).meet(
+        Facts("d" * 40, "d" * 40, "b" * 40, uptime=500, now_ms=1_000_000, replicas=1), where
+    )
+    epoch.set_slot_history(
+        7, SlotHistory("bb:bb", epoch.met_at, (), SlotHistory("-", epoch.met_at - 9, ("aa:aa/1000",)))
+    )
+    epoch.set_slot_history(
+        8, SlotHistory("bb:bb", epoch.met_at, (), SlotHistory("zz:zz", epoch.met_at - 9, ("aa:aa",)))
+    )
+    assert epoch.text_for(7).split()[3:] == ["bb:bb"]
+    epoch.mark_lossless("bb:bb", 2.0)
+    assert epoch.text_for(7).split()[3:] == ["-", "bb:bb/2000", "aa:aa/3000"]
+    assert epoch.text_for(8).split()[3:] == ["zz:zz", "bb:bb/2000", "aa:aa/2000"]  # that one is waited for, as before
+    assert int(epoch.text_for(8).split()[1]) == 991_000
+
+
+@rule(5, 10)
+async def test_permits_that_move_to_a_clock_that_is_ahead_are_waited_for(kit):
+    """A permit moves with the time at which it ends, which is sooner there."""
+    try:
+        faketime()
+    except Missing as missing:
+        required(f"no libfaketime here: {missing}")
+    with Cluster(replicas=0, clock=True) as skewed:
+        locks, others = (kit.interlock(skewed.url, max_ttl=2.5) for _ in range(2))
+        slot = skewed.slot("lock:s")
+        new = _another(skewed, skewed.primary_of(slot))
+        new.shift(2)
+        await until(lambda: wrong_by(new) > 0.9)
+        skewed.wait_ok()
+        for each in (locks, others):
+            await knows_all(kit, each)
+        lease = await kit.keep(locks.semaphore("s", 1, ttl=2.5, renew=False).acquire())
+        skewed.migrate(slot, to=new)
+        second = await kit.keep(others.semaphore("s", 1, ttl=2.5).acquire(timeout=30))
+        assert lease.remaining() == 0
+        assert second.fence > lease.fence
+
+
+def wrong_by(node):
+    """Seconds by which its clock is ahead of ours."""
+    with redis.Redis.from_url(node.url) as client:
+        return client.time()[0] - time.time()
+
+
+# What is given
+
+
+def cluster_client(module, cluster, mode, **options):
+    """A client of this library for the whole cluster."""
+    home = module if mode == "threads" else module.asyncio
+    kind = getattr(home, "RedisCluster", None) or home.ValkeyCluster
+    return kind(host="127.0.0.1", port=cluster.nodes[0].port, **options)
+
+
+@pytest.mark.parametrize("library", ["redis", "valkey"])
+@pytest.mark.parametrize("decode", [False, True])
+async def test_a_client_of_the_cluster_will_do(kit, clean, cluster, library, decode):
+    module = pytest.importorskip(library)
+    client = cluster_client(module, cluster, kit.mode, decode_responses=decode)
+    kit.clients.append(client)
+    locks = kit.interlock(client)
+    for name in one_on_each(cluster).values():
+        await use(locks.lock(name))
+    if kit.mode == "asyncio":
+        await client.initialize()
+
+
+async def test_what_is_given_wrongly_gets_one_clear_error(kit, clean, cluster, park):
+    single = park.node(BASE)
+    for target, error, said in (
+        (f"redis+cluster://127.0.0.1:{single.port}", ConfigError, "is no node of a cluster. Use a URL redis://"),
+        (f"redis://127.0.0.1:{cluster.nodes[0].port}", ConfigError, r"Use a URL redis\+cluster://"),
+        ("redis+cluster://127.0.0.1:1,127.0.0.1:2", Unavailable, "Is the server up"),
+    ):
+        locks = kit.interlock(target)
+        with pytest.raises(error, match=said):
+            await locks.lock("a").acquire(timeout=30)
+    for url, said in (
+        ("redis+cluster://127.0.0.1:7000,,127.0.0.1:7001", "a host is missing"),
+        ("redis+cluster://127.0.0.1:7000/3", "database 0"),
+        ("redis+cluster://127.0.0.1:7000?db=3", "database 0"),
+        ("redis+cluster://me:se/cret@127.0.0.1:7000", "Percent-encode"),
+        ("redis+cluster://127.0.0.1:port", "It is redis\\+cluster://"),
+    ):
+        with pytest.raises(ConfigError, match=said) as caught:
+            kit.interlock(url)
+        assert "cret" not in str(caught.value)
+
+
+async def test_one_node_of_the_url_is_enough_a_replica_too(kit, clean, cluster):
+    replica = cluster.replica_of(cluster.primary_of("lock:a"))
+    locks = kit.interlock(f"redis+cluster://127.0.0.1:1,127.0.0.1:{replica.port}/0")
+    for name in one_on_each(cluster).values():
+        await use(locks.lock(name))
+
+
+async def test_a_client_of_the_other_mode_is_refused(kit, clean, cluster):
+    other = next(mode for mode in MODES if mode != kit.mode)
+    client = cluster_client(redis, cluster, other)
+    with pytest.raises(ConfigError, match="use it with"):
+        kit.interlock(client)
+    with contextlib.suppress(Exception):
+        closing = client.close() if other == "threads" else client.aclose()
+        if closing is not None:
+            await closing
+
+
+async def test_who_has_seen_the_cluster_believes_in_it(kit, clean):
+    locks = kit.interlock()
+    assert port_of(kit, locks).retry_for == RETRY_FOR
+    await use(locks.lock("a"))
+    assert port_of(kit, locks).retry_for > RETRY_FOR

@@ -1,0 +1,537 @@
+"""A quorum of independent servers, in both modes: real servers that are killed, stopped, cut off, and forget."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import pytest
+
+from harness.modes import SLACK, outcome, queued, real, until
+from harness.proxy import Proxy
+from harness.topology import Independents
+from harness.topology.group import ask
+from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Ran, Skipped, Unavailable
+from interlock._client import waiting as _waiters
+from interlock._protocol.run import run
+from interlock._protocol.timing import RETRY_FOR
+
+rule = pytest.mark.rule
+
+
+@pytest.fixture(scope="module")
+def servers():
+    """Five that know nothing of each other; most tests take three."""
+    with Independents(number=5) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def whole(servers):
+    """All there and empty before, nothing without a TTL after."""
+    for node in servers.nodes:
+        ask(node, "FLUSHALL")
+    yield
+    for node in servers.nodes:
+        if not node.running:
+            node.restart()
+        node.resume()
+        eternal = [key for key in ask(node, "KEYS", "*") if ask(node, "TTL", key) == -1]
+        assert not eternal, f"keys without a TTL: {eternal}"
+
+
+def nodes(servers, number=3):
+    return servers.nodes[:number]
+
+
+def quorum(kit, servers, number=3, **options):
+    """A client. Fresh ones must not wait for servers that an earlier test restarted, unless that is what is tested."""
+    options.setdefault("quarantine", False)
+    return kit.interlock([node.url for node in nodes(servers, number)], **options)
+
+
+def held(servers, number=3, name="a") -> list[str | None]:
+    """Whose the lock is at each server."""
+    return [ask(node, "GET", f"lock:{name}") for node in nodes(servers, number) if node.running]
+
+
+def nothing_left(servers, number=3) -> bool:
+    """Whether no server holds, queues, or knows a waiter."""
+    return not any(
+        key
+        for node in nodes(servers, number)
+        for key in ask(node, "KEYS", "*")
+        if "record" not in key and "gone" not in key
+    )
+
+
+@rule(7)
+@pytest.mark.parametrize("number", [1, 3, 5])
+async def test_a_pair(kit, servers, number):
+    lock = quorum(kit, servers, number).lock("a")
+    fences = []
+    for _ in range(3):
+        async with await lock.acquire() as lease:
+            fences.append(lease.fence)
+            assert held(servers, number).count(lease.token) > number // 2
+            assert (await lock.inspect()).holder == lease.token
+            assert await lock.try_acquire() is None
+            assert lease.remaining() < 30 * 0.99
+            assert lease.assurance.servers == number // 2 + 1
+    assert fences == sorted(set(fences))
+    await until(lambda: nothing_left(servers, number))
+    assert not (await lock.inspect()).held
+
+
+@rule(1)
+@rule(7)
+@pytest.mark.parametrize("number", [3, 5])
+async def test_ten_clients_exclude_each_other_and_their_fences_grow(kit, servers, number):
+    inside, fences = 0, []
+
+    async def client():
+        nonlocal inside
+        lock = quorum(kit, servers, number).lock("a", timeout=30)
+        for _ in range(3):
+            async with await lock.acquire() as lease:
+                inside += 1
+                assert inside == 1
+                fences.append(lease.fence)
+                await asyncio.sleep(0.001)
+                assert inside == 1
+                inside -= 1
+
+    await asyncio.gather(*(client() for _ in range(10)))
+    assert len(fences) == 30
+    assert fences == sorted(set(fences))
+    await until(lambda: nothing_left(servers, number))
+
+
+@rule(1)
+async def test_who_comes_without_waiting_at_the_same_time_one_gets_it(kit, servers):
+    """Each has a share for a moment: one goes on, so that a job of that minute is run."""
+    clients = [quorum(kit, servers, 5).lock("a") for _ in range(5)]
+    for client in clients:
+        await client.inspect()
+    for _ in range(10):
+        leases = [lease for lease in await asyncio.gather(*(client.try_acquire() for client in clients)) if lease]
+        assert len(leases) == 1
+        await leases[0].release()
+        await until(lambda: nothing_left(servers, 5))
+
+
+@rule(6)
+@pytest.mark.parametrize("harm", ["kill", "pause"])
+async def test_one_of_three_may_be_away(kit, servers, harm):
+    locks = quorum(kit, servers)
+    async with await locks.lock("a").acquire() as first:
+        pass
+    getattr(servers.nodes[0], harm)()
+    for _ in range(3):
+        async with await locks.lock("a").acquire() as lease:
+            assert lease.fence > first.fence
+            assert await locks.lock("a").try_acquire() is None
+    fresh = quorum(kit, servers)
+    async with await fresh.lock("a").acquire() as later:
+        assert later.fence > lease.fence
+    if harm == "pause":
+        servers.nodes[0].resume()
+        await until(lambda: nothing_left(servers))
+    else:
+        servers.nodes[0].restart()
+    async with await locks.lock("a").acquire() as last:
+        assert last.fence > later.fence
+        node = real(locks)._session.port.nodes[0]
+        await until(lambda: node.is_up)
+
+
+@rule(8)
+async def test_two_of_three_dead_is_told_in_time(kit, servers):
+    locks = quorum(kit, servers)
+    async with await locks.lock("a").acquire():
+        pass
+    servers.nodes[0].kill()
+    servers.nodes[2].kill()
+    started = time.monotonic()
+    with pytest.raises(Unavailable, match="only 1 of 3 servers of the quorum answer"):
+        await locks.lock("a").acquire()
+    assert time.monotonic() - started < RETRY_FOR + 2 * SLACK
+    with pytest.raises(Unavailable, match="only 1 of 3"):
+        await locks.lock("a").acquire(timeout=0.5)
+    with pytest.raises(Unavailable, match="only 1 of 3"):
+        await quorum(kit, servers).lock("a").inspect()
+    servers.nodes[0].restart()
+    async with await locks.lock("a").acquire(timeout=10):
+        pass
+
+
+@rule(3)
+async def test_a_split_is_nobodys_and_never_hangs(kit, servers):
+    """Four servers, two and two, of which neither comes to an end by itself."""
+    ours = quorum(kit, servers, 4)
+    keep = [("zz/1/t/x", 0), ("zz/1/t/x", 1), ("zz/1/t/y", 2), ("zz/1/t/y", 3)]
+    for token, i in keep:
+        ask(servers.nodes[i], "SET", "lock:a", token, "PX", 1500)
+    assert await ours.lock("a").try_acquire() is None
+    with pytest.raises(AcquireTimeout):
+        await ours.lock("a").acquire(timeout=0.3)
+    async with await ours.lock("a").acquire(timeout=30):
+        pass
+    assert not (await ours.lock("a").inspect()).held
+
+
+@rule(3)
+async def test_one_who_has_a_share_goes_on_when_the_dead_holder_of_another_has_run_out(kit, servers):
+    ask(servers.nodes[0], "SET", "lock:a", "aa/1/t/x", "PX", 1000)  # it would go first
+    ask(servers.nodes[1], "SET", "lock:a", "zz/1/t/x", "PX", 1000)
+    async with await quorum(kit, servers).lock("a").acquire(timeout=10) as lease:
+        assert held(servers).count(lease.token) >= 2
+
+
+@pytest.mark.asyncio_only
+@rule(8)
+async def test_a_cancelled_one_leaves_nothing_at_any_server(kit, servers):
+    locks, others = quorum(kit, servers), quorum(kit, servers)
+    async with await locks.lock("a").acquire():
+        waiting = asyncio.create_task(others.lock("a").acquire())
+        await until(lambda: queued(locks, 1))
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await until(lambda: queued(locks, 0))
+    for delay in (0, 1, 2, 3, 4, 6):
+        trying = asyncio.create_task(locks.lock("b").acquire())
+        for _ in range(delay):
+            await asyncio.sleep(0)
+        trying.cancel()
+        got = await asyncio.gather(trying, return_exceptions=True)
+        if not isinstance(got[0], BaseException):
+            await got[0].release()
+    await until(lambda: nothing_left(servers))
+
+
+@rule(8)
+async def test_lost_replies(kit, servers):
+    """Of one server: no harm. Of two: no lease, and nothing left once they are heard again."""
+    with Proxy(servers.nodes[0].socket) as one, Proxy(servers.nodes[1].socket) as two:
+        locks = kit.interlock([one.url, two.url, servers.nodes[2].url], quarantine=False)
+        async with await locks.lock("a").acquire():
+            pass
+        one.drop_replies = True
+        async with await locks.lock("a").acquire() as lease:
+            assert held(servers)[1:] == [lease.token] * 2
+        two.drop_replies = True
+        error = await outcome(locks.lock("a").acquire(timeout=1))
+        assert isinstance(error, Unavailable)
+        one.drop_replies = two.drop_replies = False
+        one.cut()
+        two.cut()
+        await until(lambda: nothing_left(servers))
+        async with await locks.lock("a").acquire(timeout=10) as later:
+            assert later.fence > lease.fence
+
+
+@rule(2)
+async def test_grants_that_come_too_late_are_none(kit, servers):
+    """A vote may take a tenth of the ttl: who gets the lock holds it for most of that time."""
+    with Proxy(servers.nodes[0].socket) as one, Proxy(servers.nodes[1].socket) as two:
+        locks = kit.interlock([one.url, two.url, servers.nodes[2].url], quarantine=False)
+        async with await locks.lock("a").acquire():
+            pass
+        one.delay = two.delay = 0.15
+        with pytest.raises(Unavailable):
+            await locks.lock("a", ttl=0.3).acquire(timeout=1)
+        one.delay = two.delay = 0.0
+        await until(lambda: nothing_left(servers))
+
+
+@rule(6)
+async def test_renewals_go_on_with_a_minority_away(kit, servers):
+    async with await quorum(kit, servers).lock("a", ttl=4).acquire() as lease:
+        servers.nodes[1].kill()
+        for _ in range(3):
+            left = lease._grant.deadline
+            await until(lambda left=left: lease._grant.deadline > left)
+        assert lease.state == LeaseState.HELD
+
+
+@rule(6)
+async def test_a_lease_is_lost_with_the_majority_and_that_is_told_in_time(kit, servers):
+    lease = await quorum(kit, servers).lock("a", ttl=4).acquire()
+    servers.nodes[0].pause()
+    servers.nodes[1].pause()
+    await until(lambda: lease.state == LeaseState.JEOPARDY)
+    deadline = lease._grant.deadline
+    await until(lease.lost.is_set)
+    assert lease._session.runtime.now() < deadline + SLACK
+    with pytest.raises(LeaseLost):
+        lease.ensure()
+    servers.nodes[0].resume()
+    servers.nodes[1].resume()
+
+
+@rule(6)
+async def test_what_a_minority_lost_is_no_loss_and_extending_makes_no_key(kit, servers):
+    locks = quorum(kit, servers)
+    lease = await locks.lock("a", renew=False).acquire()
+    await until(lambda: held(servers) == [lease.token] * 3)
+    ask(servers.nodes[0], "DEL", "lock:a")
+    await lease.extend(40)
+    assert held(servers) == [None, lease.token, lease.token]
+    ask(servers.nodes[1], "DEL", "lock:a")
+    with pytest.raises(LeaseLost):
+        await lease.extend(50)
+    assert held(servers)[:2] == [None, None]
+    assert not await lease.release()
+    await until(lambda: nothing_left(servers))
+
+
+@rule(3)
+async def test_waiters_are_woken_by_push(kit, servers, monkeypatch):
+    """Nobody looks by himself in this test."""
+    monkeypatch.setattr(_waiters, "_next_heartbeat", lambda: 30.0)
+    monkeypatch.setattr(_waiters, "HEARTBEAT_INTERVAL", 30.0)
+    first, second = quorum(kit, servers), quorum(kit, servers)
+    lease = await first.lock("a").acquire()
+    waiting = asyncio.create_task(second.lock("a").acquire(timeout=60))
+    await until(lambda: queued(first, 1))
+    ports = real(second)._session.port.nodes
+    await until(lambda: all(node.port.subscription_of("lock:a")[0] == "1" for node in ports))
+    started = time.monotonic()
+    assert await lease.release()
+    async with await waiting:
+        assert time.monotonic() - started < 15
+
+
+@rule(7)
+async def test_fences_grow_whatever_majority_grants_and_though_servers_forget(kit, servers):
+    locks, fences = quorum(kit, servers), []
+
+    async def pair():
+        async with await locks.lock("a").acquire(timeout=10) as lease:
+            fences.append(lease.fence)
+
+    for i in range(6):
+        node = servers.nodes[i % 3]
+        await pair()
+        node.kill()
+        await pair()
+        await pair()
+        node.restart()  # empty
+        await until(lambda i=i: real(locks)._session.port.nodes[i % 3].is_up)
+    await pair()
+    assert fences == sorted(set(fences))
+
+
+@rule(10)
+async def test_a_server_that_forgot_does_not_vote(kit, servers):
+    """Two of three are restarted empty under a lease: who met them before is granted nothing until it has run out."""
+    ttl = 6.0
+    options = {"quarantine": True, "max_ttl": ttl}
+    holder, other = quorum(kit, servers, **options), quorum(kit, servers, **options)
+    async with await other.lock("a", ttl=ttl).acquire(timeout=20):
+        pass
+    lease = await holder.lock("a", ttl=ttl, renew=False).acquire()
+    ends = time.monotonic() + lease.remaining()
+    for node in nodes(servers)[:2]:
+        node.kill()
+        node.restart()
+    with pytest.raises(AcquireTimeout, match="quarantine"):
+        await other.lock("a", ttl=ttl).acquire(timeout=1)
+    assert (await other.lock("a", ttl=ttl).inspect()).quarantined
+    async with await other.lock("a", ttl=ttl).acquire(timeout=20) as later:
+        assert time.monotonic() > ends
+        assert later.fence > lease.fence
+
+
+@rule(10)
+async def test_a_quarantine_is_ended_by_hand(kit, servers):
+    options = {"quarantine": True, "max_ttl": 30.0}
+    locks = quorum(kit, servers, **options)
+    await locks.lock("a").inspect()
+    for node in nodes(servers):
+        node.kill()
+        node.restart()
+    lock = locks.lock("a")
+    with pytest.raises(AcquireTimeout, match="quarantine"):
+        await lock.acquire(timeout=1)
+    assert await lock.revoke("nothing is at work", force=True)
+    async with await lock.acquire(timeout=20):
+        pass
+
+
+@rule(10)
+async def test_a_fresh_client_trusts_no_server_that_is_younger_than_the_longest_lease(kit, servers):
+    max_ttl = 4.0
+    options = {"quarantine": True, "max_ttl": max_ttl}
+    await until(lambda: all(int(_uptime(node)) > max_ttl for node in nodes(servers)))
+    holder = quorum(kit, servers, **options)
+    lease = await holder.lock("a", ttl=max_ttl, renew=False).acquire(timeout=10)
+    ends = time.monotonic() + lease.remaining()
+    for node in nodes(servers)[:2]:
+        node.kill()
+        node.restart()
+    fresh = quorum(kit, servers, **options)
+    assert await fresh.lock("a", ttl=max_ttl).try_acquire() is None
+    async with await fresh.lock("a", ttl=max_ttl).acquire(timeout=20):
+        assert time.monotonic() > ends
+
+
+@rule(10)
+async def test_a_new_quorum_does_not_stall_its_first_user(kit):
+    with Independents(number=3) as fresh:
+        async with await kit.interlock(fresh.urls).lock("a").acquire(timeout=20):
+            pass
+
+
+def _uptime(node) -> str:
+    return next(line for line in ask(node, "INFO", "server").splitlines() if "uptime_in_seconds" in line).split(":")[1]
+
+
+# What there is, and what there is not
+
+
+async def test_every_primitive_that_a_quorum_has(kit, servers):
+    locks, others = quorum(kit, servers), quorum(kit, servers)
+    rlock = locks.rlock("r")
+    async with await rlock.acquire() as outer:
+        assert await others.rlock("r").try_acquire() is None
+        assert outer.fence > 0
+    both = locks.multi(locks.lock("x"), locks.lock("y"))
+    async with await both.acquire() as leases:
+        assert await others.lock("y").try_acquire() is None
+        assert await others.multi(others.lock("y"), others.lock("z")).try_acquire() is None
+        assert leases["x"].fence
+    async with await others.multi(others.lock("y"), others.lock("z")).acquire(timeout=5):
+        pass
+    election = locks.election("e")
+    leadership = await election.campaign()
+    leader = await others.election("e").leader()
+    assert (leader.token, leader.term) == (leadership.token, leadership.term)
+    assert await leadership.resign()
+    assert await others.election("e").leader() is None
+    work = (lambda _: 42) if kit.mode == "threads" else _answer
+    first = await locks.once("o", at_most=60, key="today").run(work)
+    assert isinstance(first, Ran)
+    second = await others.once("o", at_most=60, key="today").run(work)
+    assert isinstance(second, Skipped)
+    assert second.by == first.by
+    assert (await others.once("o", at_most=60, key="today").inspect()).last.by == first.by
+    assert await others.once("o", at_most=60, key="today").forget()
+    assert isinstance(await others.once("o", at_most=60, key="today").run(work), Ran)
+
+
+async def _answer(_):
+    return 42
+
+
+@rule(6)
+async def test_revoked_by_a_majority(kit, servers):
+    locks, others = quorum(kit, servers), quorum(kit, servers)
+    lease = await locks.lock("a", ttl=2).acquire()
+    assert await others.lock("a").revoke("enough")
+    await until(lease.lost.is_set)
+    assert not await lease.release()
+    async with await others.lock("a").acquire(timeout=10):
+        pass
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda locks: locks.rwlock("a"),
+        lambda locks: locks.semaphore("a", 2),
+        lambda locks: locks.latch("a", 2),
+        lambda locks: locks.barrier("a", 2),
+    ],
+    ids=["rwlock", "semaphore", "latch", "barrier"],
+)
+async def test_what_it_has_not_is_refused_before_anything_is_sent(kit, make):
+    locks = kit.interlock(["unix:///nowhere/1", "unix:///nowhere/2", "unix:///nowhere/3"])
+    with pytest.raises(ConfigError, match="a quorum has no (rwlock|semaphore|latch|barrier)"):
+        make(locks)
+
+
+async def test_execute_is_refused(kit, servers):
+    async with await quorum(kit, servers).lock("a").acquire() as lease:
+        with pytest.raises(ConfigError, match="quorum"):
+            await lease.execute("SET", "users:x", "1")
+    assert ask(servers.nodes[0], "GET", "users:x") is None
+
+
+async def test_one_server_has_one_vote(kit, servers):
+    one, two = servers.nodes[:2]
+    locks = kit.interlock([one.url, two.url, one.tcp_url], quarantine=False)
+    with pytest.raises(ConfigError, match="the same server") as caught:
+        await locks.lock("a").acquire()
+    assert one.tcp_url in str(caught.value)
+    assert str(one.socket) in str(caught.value)
+    with pytest.raises(ConfigError, match="twice"):
+        kit.interlock([one.url, two.url, one.url])
+
+
+async def test_the_log_tells_who_does_not_vote_and_that_it_is_back(kit, servers, caplog):
+    locks, node = quorum(kit, servers), servers.nodes[0]
+    await (await locks.lock("a").acquire()).release()
+    node.kill()
+    await (await locks.lock("a").acquire()).release()
+    await until(lambda: "does not vote" in caplog.text)
+    assert "2 of the quorum's 3 servers are there; 2 are needed" in caplog.text
+    node.restart()
+    await until(lambda: "votes again" in caplog.text)
+
+
+async def test_bad_lists(kit, caplog):
+    for wrong in (
+        [], [None], ["redis+cluster://me:secret@a"], ["redis://localhost", ["redis://other"]], ["http://:secret@x"],
+        ["redis+sentinel://:secret@a/0?service=m"],
+    ):  # fmt: skip
+        with pytest.raises(ConfigError) as caught:
+            kit.interlock(wrong)
+        assert "secret" not in str(caught.value)
+    made = type(real(kit.interlock(["unix:///nowhere"])))
+    for wrong in ("redis://localhost", None, 5):
+        with pytest.raises(ConfigError, match="list"):
+            made.quorum(wrong)
+    with caplog.at_level(logging.WARNING, "interlock"):
+        kit.interlock(["unix:///nowhere/1", "unix:///nowhere/2"])
+    assert "a quorum of 2" in caplog.text
+
+
+@rule(1)
+@rule(8)
+async def test_what_was_given_back_without_an_answer_has_no_vote_any_more(kit, servers):
+    """The release may come after the next vote, and free it: the exhaustive search has the story."""
+    locks = quorum(kit, servers, 3)
+    await (await locks.lock("warm").acquire()).release()
+    port = kit.session(locks).port
+    lock = locks.lock("a")
+    attempt = kit.session(locks).core.attempt(lock._primitive, 30, wait=False)
+    for node in port.nodes[:2]:
+        node.unconfirmed_releases[attempt.token] = True
+    core = kit.session(locks).core
+    asking = core.wait_until_granted(attempt.resource, lambda _, reply, __: reply, 30, 0, None, attempt)
+    error = await outcome(asking if kit.mode == "asyncio" else kit.in_thread(run, asking))
+    assert isinstance(error, Unavailable)
+    await until(lambda: nothing_left(servers, 3))
+
+
+async def test_a_release_is_owed_for_as_long_as_the_lease_may_last(kit, servers):
+    locks = quorum(kit, servers, max_ttl=900)
+    lease = await locks.lock("a", ttl=200).acquire()
+    port = kit.session(locks).port
+    owed = [(lease._grant.resource.script, lease._grant.resource.keys, ("release", lease.token, "0"))]
+
+    def least() -> float:
+        now, left = port.runtime.now(), []
+        for node in port.nodes:
+            node.record_undelivered(owed, now)
+            _, end = node.pending_releases.pop(lease.token)
+            left.append(end - now)
+        return round(sorted(left)[1], 6)  # of a majority: the others may not have been asked
+
+    assert least() >= 200
+    await lease.extend(700)
+    assert least() >= 700
+    assert await lease.release()

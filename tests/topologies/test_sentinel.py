@@ -1,0 +1,363 @@
+"""Sentinel: after a failover holders, waiters and renewals go on with the new primary, and nobody has it twice."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+import redis.asyncio.sentinel
+import redis.sentinel
+
+from harness.matrix import required
+from harness.modes import SLACK, outcome, queued, until
+from harness.servers import KINDS, Missing
+from harness.topology import Sentinels
+from harness.topology.group import ask
+from interlock import AcquireTimeout, ConfigError, Unavailable
+from interlock._connect import sentinels as sentinel
+from interlock._connect.target import address
+
+rule = pytest.mark.rule
+GUARDED = {"min-replicas-to-write": "1", "min-replicas-max-lag": "1"}
+LONGEST = 4.0  # seconds: max_ttl in these tests. A lease of so long outlives that this process is stopped for two
+
+
+def watched(kind="valkey-9.1", **options):
+    """A primary with replicas and sentinels, or a skip."""
+    try:
+        return Sentinels(kind, **{"config": GUARDED, **options})
+    except Missing as missing:
+        required(f"no {kind} here: {missing}")
+        raise
+
+
+@pytest.fixture
+def group():
+    with watched() as made:
+        yield made
+
+
+@pytest.mark.parametrize("server_kind", KINDS)
+@rule(10)
+async def test_a_failover_is_outlived(kit, server_kind):
+    # Sentinels of 6.2 may leave the other replica with the dead primary for 10 s (see Sentinels): a new primary that
+    # wants a replica for each write takes no write meanwhile, and the lease ends.
+    config = {} if server_kind == "redis-6.2" else GUARDED
+    with watched(server_kind, config=config) as group:
+        locks, other = kit.interlock(group.url, max_ttl=10), kit.interlock(group.url, max_ttl=10)
+        held = await kit.keep(locks.lock("held", ttl=10).acquire())
+        waiter = asyncio.ensure_future(other.lock("held", ttl=10).acquire(timeout=60))
+        await until(lambda: queued(locks, 1, "held"))
+        old = group.primary
+        await held.extend(10)
+        group.catch_up(*group.replicas)
+        old.kill()
+        await held.extend(10)  # it goes on with the new primary
+        assert await held.release()
+        lease = await kit.keep(waiter)  # and so does who waits, once the quarantine is over
+        assert lease.fence > held.fence
+
+
+@rule(10)
+async def test_a_grant_that_the_failover_lost_is_waited_for(kit):
+    with watched(config={}) as group:
+        dead, other = kit.interlock(group.url, max_ttl=LONGEST), kit.interlock(group.url, max_ttl=LONGEST)
+        await (await other.lock("hello", ttl=LONGEST).acquire()).release()
+        group.catch_up(*group.replicas)
+        old = group.primary
+        group.lag(*group.replicas)
+        lost = await kit.keep(dead.lock("a", ttl=LONGEST).acquire())
+        old.kill()
+        await asyncio.to_thread(group.wait_for_primary, old)
+        refused = await outcome(other.lock("a", ttl=LONGEST).acquire(timeout=1))
+        assert isinstance(refused, AcquireTimeout)
+        assert "quarantine" in str(refused)
+        lease = await kit.keep(other.lock("a", ttl=LONGEST).acquire(timeout=30))
+        assert lost.state == "lost"
+        assert lease.fence > lost.fence
+
+
+@rule(10)
+async def test_an_isolated_primary_that_still_answers_holds_nothing_for_long(kit, group):
+    old = group.primary
+    left, other = kit.interlock(old.tcp_url, max_ttl=LONGEST), kit.interlock(group.url, max_ttl=LONGEST)
+    await (await other.lock("hello", ttl=LONGEST).acquire()).release()
+    held = await kit.keep(left.lock("a", ttl=LONGEST).acquire())
+    group.catch_up(*group.replicas)
+    group.isolate(old)
+    await asyncio.to_thread(group.wait_for_primary, old)
+    with redis.Redis.from_url(old.url) as plain:
+        assert plain.info("replication")["role"] == "master"
+    lease = await kit.keep(other.lock("a", ttl=LONGEST).acquire(timeout=30))
+    assert held.state == "lost"  # before anybody else had it
+    assert lease.fence > held.fence
+    error = await outcome(left.lock("b", ttl=LONGEST).acquire(timeout=0))
+    assert isinstance(error, Unavailable)
+    assert "NOREPLICAS" in str(error)
+
+
+@rule(10)
+async def test_who_was_left_with_an_isolated_primary_finds_the_new_one(kit, group):
+    left, other = kit.interlock(group.url, max_ttl=20), kit.interlock(group.url, max_ttl=20)
+    held = await kit.keep(left.lock("a", ttl=12).acquire())
+    await (await other.lock("hello", ttl=LONGEST).acquire()).release()
+    old = group.primary
+    group.catch_up(*group.replicas)
+    group.isolate(old)
+    await asyncio.to_thread(group.wait_for_primary, old)
+    await held.extend(15)
+    assert await other.lock("a", ttl=12).try_acquire() is None
+    assert await held.release()
+
+
+@rule(10)
+async def test_what_a_new_primary_renews_counts_once_the_old_one_must_have_stopped(kit):
+    """For min-replicas-max-lag, and two seconds: meanwhile the old one may grant what has run out there."""
+    with watched(config={"min-replicas-to-write": "1", "min-replicas-max-lag": "4"}) as group:
+        locks = kit.interlock(group.url, max_ttl=30)
+        held, brief = (
+            await kit.keep(locks.lock("a", ttl=20).acquire()),
+            await kit.keep(locks.lock("b", ttl=3).acquire()),
+        )
+        group.catch_up(*group.replicas)
+        old, began = group.primary, time.monotonic()
+        old.kill()
+        await held.extend(25)
+        assert time.monotonic() - began >= 6
+        await until(lambda: brief.state == "lost")
+        assert await held.release()
+
+
+@rule(1, 10)
+async def test_nobody_holds_it_beside_a_primary_that_was_cut_off_and_still_grants(kit):
+    with watched(replicas=3, config={"min-replicas-to-write": "1", "min-replicas-max-lag": "10"}) as group:
+        old, (_, _, beside) = group.primary, group.replicas
+        left, other = kit.interlock(old.tcp_url, max_ttl=20), kit.interlock(group.url, max_ttl=20)
+        held = await kit.keep(other.lock("a", ttl=4).acquire())
+        waiter = asyncio.ensure_future(left.lock("a", ttl=4).acquire(timeout=60))
+        await until(lambda: queued(left, 1))
+        group.catch_up(*group.replicas)
+        group.isolate(old, beside)  # with a replica, so that it may write
+        await asyncio.to_thread(group.wait_for_primary, old)
+        with redis.Redis.from_url(old.url) as plain:
+            for kind in ("normal", "pubsub"):
+                plain.client_kill_filter(_type=kind, skipme=True)  # who asks the sentinels goes to the new one
+        lease = await kit.keep(waiter)
+        assert held.state == "lost"  # though the new one has renewed it
+        assert lease.state == "held"
+
+
+@rule(1, 10)
+async def test_a_primary_that_was_paused_and_goes_on_grants_nobody(kit):
+    """It says that it is the primary, and counts its replica as alive, for no link to it has ended."""
+    with watched(wired=True) as group:
+        idle = kit.interlock(group.url, max_ttl=LONGEST)
+        await (await idle.lock("a", ttl=LONGEST).acquire()).release()
+        group.catch_up(*group.replicas)
+        old = group.primary
+        group.isolate(old, silent=True)
+        old.pause()
+        try:
+            await asyncio.to_thread(group.wait_for_primary, old)
+            other = kit.interlock(group.url, max_ttl=LONGEST)
+            lease = await kit.keep(other.lock("a", ttl=LONGEST).acquire(timeout=40))
+        finally:
+            old.resume()
+        refused = await outcome(idle.lock("a", ttl=LONGEST).acquire(timeout=0))
+        assert isinstance(refused, AcquireTimeout), refused
+        assert refused.holder == lease.token
+        assert not ask(old, "EXISTS", "lock:a")
+
+
+@rule(1, 10)
+async def test_an_answer_that_comes_after_a_pause_says_nothing_of_who_is_the_primary(kit):
+    """What it was asked before the pause, and answers after it, does not make its connection one that is in use."""
+    with watched(wired=True) as group:
+        busy = kit.interlock(group.url, quarantine=False)
+        await (await busy.lock("a", ttl=LONGEST).acquire()).release()
+        group.catch_up(*group.replicas)
+        old = group.primary
+        group.isolate(old, silent=True)
+        await busy.lock("b").inspect()
+        old.pause()
+        asking = []
+
+        async def replaced():
+            await asyncio.to_thread(group.wait_for_primary, old)
+            await asyncio.sleep(1.2)  # for longer than a connection is trusted that is not in use
+            return await kit.keep(kit.interlock(group.url, quarantine=False).lock("a").acquire(timeout=40))
+
+        replacing = asyncio.ensure_future(replaced())
+        try:
+            while not replacing.done():
+                asking.append(asyncio.ensure_future(outcome(busy.lock("b").inspect())))
+                await asyncio.sleep(0.1)
+            lease = await replacing
+        finally:
+            old.resume()
+        await asking[0]
+        refused = await outcome(busy.lock("a").acquire(timeout=0))
+        assert isinstance(refused, AcquireTimeout), refused
+        assert refused.holder == lease.token
+        await asyncio.gather(*asking)
+
+
+@rule(8, 10)
+async def test_nobody_is_granted_anything_after_a_pause_while_no_sentinel_answers(kit, group):
+    """Nor does anybody wait for longer than he wants to."""
+    locks, primary = kit.interlock(group.url), group.primary
+    await (await locks.lock("a").acquire()).release()
+    for each in group.sentinels:
+        each.pause()
+    await asyncio.sleep(1.1)  # then a connection is not one in use any more
+    try:
+        started = time.monotonic()
+        error = await outcome(locks.lock("a").acquire(timeout=0.5))
+        assert isinstance(error, Unavailable | AcquireTimeout), error
+        assert time.monotonic() - started < 0.5 + SLACK
+        assert not ask(primary, "EXISTS", "lock:a")
+    finally:
+        for each in group.sentinels:
+            each.resume()
+    await kit.keep(locks.lock("a").acquire(timeout=20))
+
+
+@rule(10)
+async def test_a_handover_loses_nothing_and_need_not_wait(kit, group):
+    locks = kit.interlock(group.url, max_ttl=60)
+    await (await locks.lock("a").acquire()).release()
+    held = await kit.keep(locks.lock("held").acquire())
+    new = await asyncio.to_thread(group.handover)
+    assert new is group.primary
+    await (await locks.lock("a").acquire(timeout=20)).release()
+    fresh = kit.interlock(group.url, max_ttl=60)
+    await (await fresh.lock("a").acquire(timeout=20)).release()
+    assert await held.release()
+    await (await fresh.lock("held").acquire(timeout=20)).release()
+
+
+async def test_a_client_of_sentinel_is_taken_as_it_is(kit, group):
+    ports = [("127.0.0.1", sentinel.port) for sentinel in group.sentinels]
+    module = redis.sentinel if kit.mode == "threads" else redis.asyncio.sentinel
+    manager = module.Sentinel(ports, decode_responses=True)
+    client = manager.master_for("mymaster", db=1)
+    kit.clients += [client, *manager.sentinels]
+    locks = kit.interlock(client)
+    await kit.keep(locks.lock("a").acquire())
+    with redis.Redis.from_url(f"redis://127.0.0.1:{group.primary.port}/1") as plain:
+        assert plain.exists("lock:a")
+    replica = manager.slave_for("mymaster")
+    kit.clients.append(replica)
+    with pytest.raises(ConfigError, match=r"master_for"):
+        kit.interlock(replica)
+
+
+async def test_wrong_sentinels_are_told(kit, group):
+    with pytest.raises(ConfigError, match=r"names no service: it is redis\+sentinel://"):
+        kit.interlock(group.url.partition("?")[0])
+    with pytest.raises(ConfigError, match=r"between two commas"):
+        kit.interlock("redis+sentinel://127.0.0.1:1,,127.0.0.1:2/0?service=mymaster")
+    error = await outcome(kit.interlock(group.url.replace("mymaster", "yours")).lock("a").acquire())
+    assert isinstance(error, ConfigError)
+    assert "'yours'. They watch: mymaster" in str(error)
+    servers = ",".join(f"127.0.0.1:{node.port}" for node in group.nodes)
+    for url, says in (
+        (f"redis+sentinel://{servers}/0?service=mymaster", "is no sentinel, but a server"),
+        (f"{group.url}&sentinel_username=nobody&sentinel_password=wrong", r"\?sentinel_password="),
+        (f"redis://127.0.0.1:{group.sentinels[0].port}/0", r"is a sentinel.*redis\+sentinel://"),
+        (f"redis+cluster://127.0.0.1:{group.sentinels[0].port}", r"sentinel.*redis\+sentinel://"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            await kit.interlock(url).lock("a").acquire()
+    nobody = kit.interlock("redis+sentinel://127.0.0.1:1,127.0.0.1:2/0?service=mymaster")
+    started = time.monotonic()
+    error = await outcome(nobody.lock("a").acquire(timeout=1))
+    assert isinstance(error, Unavailable | AcquireTimeout)
+    assert "none of the sentinels at 127.0.0.1:1, 127.0.0.1:2 answers" in str(error)
+    assert time.monotonic() - started < 1 + SLACK
+
+
+async def test_a_dead_sentinel_is_no_harm(kit, group):
+    group.sentinels[0].kill()
+    await kit.keep(kit.interlock(group.url).lock("a").acquire(timeout=10))
+
+
+@rule(10)
+def test_an_isolated_primary_is_waited_for_until_it_must_have_stopped():
+    """It compares whole seconds, once a second; a node of a cluster tests a silent link after half a timeout."""
+    watched = address("redis+sentinel://a:1/0?service=x", for_asyncio=False)
+    assert watched.isolation_grace([[b"min-replicas-to-write", b"1"], [b"min-replicas-max-lag", b"1"]]) == 3
+    node = address("redis+cluster://a:1", for_asyncio=False).seeds[0]
+    assert node.isolation_grace([[b"cluster-node-timeout", b"4000"]]) == 7
+
+
+@rule(10)
+async def test_a_primary_whose_replicas_fall_silent_is_believed_to_go_on_for_longer_than_it_does(kit):
+    """Its links to them stay open: only the time tells it. Replicas whose links end are missed at once."""
+    with watched(wired=True, replicas=1, sentinels=1) as group:
+        locks = kit.interlock(group.url, max_ttl=LONGEST)
+        await (await locks.lock("hello", ttl=LONGEST).acquire()).release()
+        old = group.primary
+        with redis.Redis.from_url(old.url) as plain:
+            group.isolate(old, silent=True)
+            silent = last = time.monotonic()
+            assert plain.info("replication")["connected_slaves"] == 1
+
+            def refuses():
+                nonlocal last
+                asked = time.monotonic()
+                try:
+                    plain.set("users:a", 1)
+                except redis.ResponseError as error:
+                    assert "NOREPLICAS" in str(error)
+                    return True
+                last = asked  # and not when the answer was read, for which this process may have had no time
+                return False
+
+            await until(refuses)
+        assert last - silent < locks._session.port.history.latest.isolation_grace
+
+
+@rule(10)
+async def test_sentinels_that_disagree_without_a_majority_name_nobody(kit):
+    """One of them was left behind with the old primary, and the third one is dead: nobody can tell which one it was."""
+    alone = {"replicas": 0, "sentinels": 1, "config": {}}
+    with watched(**alone) as old, watched(**alone) as new:
+        ports = [old.sentinels[0].port, new.sentinels[0].port, 1]
+        url = "redis+sentinel://" + ",".join(f"127.0.0.1:{port}" for port in ports) + "/0?service=mymaster"
+        error = await outcome(kit.interlock(url).lock("a").acquire(timeout=0.5))
+        assert isinstance(error, Unavailable), error
+        assert "disagree: 1 say 127.0.0.1:" in str(error)
+        for group in (old, new):
+            assert not ask(group.primary, "EXISTS", "lock:a")
+        agreeing = url.replace(f":{old.sentinels[0].port}", ":2")  # all that answer
+        await kit.keep(kit.interlock(agreeing).lock("a").acquire(timeout=5))
+        assert ask(new.primary, "EXISTS", "lock:a")
+
+
+async def test_a_sentinel_that_is_silent_holds_up_one_look_only(kit, group, monkeypatch):
+    silent, asked = group.sentinels[0], []
+    real = sentinel.Sentinels._ask
+
+    def seen(each, *args):
+        asked.append(each.parameters["port"])
+        return real(each, *args)
+
+    monkeypatch.setattr(sentinel.Sentinels, "_ask", staticmethod(seen))
+    locks = kit.interlock(group.url)
+    silent.pause()
+    try:
+        await kit.keep(locks.lock("a").acquire(timeout=10))
+        assert asked[0] == silent.port
+        asked.clear()
+        locks._session.port.address.sentinels.primary(5)
+        assert silent.port not in asked
+    finally:
+        silent.resume()
+
+
+async def test_a_primary_that_could_be_isolated_is_warned_of(kit, caplog):
+    with watched(config={}) as group:
+        await kit.keep(kit.interlock(group.url).lock("a").acquire())
+        assert "min-replicas-to-write" in caplog.text

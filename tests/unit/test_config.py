@@ -1,0 +1,398 @@
+"""Bad input gets one clear error, raised before anything is sent where that can be known, and leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import socket
+import threading
+
+import pytest
+import redis
+import redis.asyncio
+import redis.sentinel
+
+import interlock
+import interlock.aio
+from harness.matrix import HOME, PASSWORD, USER, least_rights
+from harness.modes import Kit, outcome, queued, until
+from interlock import AcquireTimeout, ConfigError, LockError, Unavailable
+from interlock._connect.server_check import _warn, check_server
+from interlock._connect.target import address, quorum
+from interlock._protocol.names import checked_name, tagged
+
+rule = pytest.mark.rule
+pytestmark = pytest.mark.matrix("servers")
+INTERLOCKS = [interlock.Interlock, interlock.aio.Interlock]
+NOWHERE = "redis://localhost:1/0"
+
+
+@pytest.fixture(params=INTERLOCKS, ids=["threads", "asyncio"])
+def make(request):
+    return request.param
+
+
+@pytest.mark.parametrize("name", ["a", "stock:42", "ünï", "a{b}c", "{b}", "x" * 512, "with space"])
+def test_good_names(make, name):
+    assert make(NOWHERE).lock(name).name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("", "1 to 512"), ("x" * 513, "1 to 512"), ("ü" * 257, "1 to 512"), ("a\nb", "control"), ("\x00", "control"),
+        ("a\x7f", "control"), ("a}b", "hash tag"), ("a{b", "hash tag"), ("a{}b", "hash tag"), ("}a{", "hash tag"),
+        ("{a}{b}", "hash tag"), ("\ud800", "UTF-8"), (b"bytes", "must be a str"), (None, "must be a str"),
+        (7, "must be a str"),
+    ],
+)  # fmt: skip
+def test_bad_names(make, name, says):
+    with pytest.raises(ConfigError, match=says):
+        make(NOWHERE).lock(name)
+
+
+@rule(9)
+def test_no_companion_is_a_valid_name_or_anothers_companion():
+    names = ["x", "{x}", "{x}:", "a{x}", "{x}a", "x:queue", "{x}queue"]
+    companions = {}
+    for name in names:
+        head, tail = tagged(name)
+        for part in ("record", "queue"):
+            key = f"{head}{part}{tail}"
+            assert key not in companions
+            companions[key] = name
+            with pytest.raises(ConfigError):
+                tagged(checked_name(key))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ttl": 0}, {"ttl": -1}, {"ttl": 0.009}, {"ttl": 61}, {"ttl": math.nan}, {"ttl": math.inf}, {"ttl": "30"},
+        {"ttl": None}, {"ttl": True}, {"timeout": -0.1}, {"timeout": math.nan}, {"timeout": "1"}, {"max_hold": 0},
+        {"max_hold": math.nan}, {"max_hold": math.inf}, {"on_lost": "print"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_bad_options(make, options):
+    with pytest.raises(ConfigError, match=r"ttl|timeout|max_hold|on_lost"):
+        make(NOWHERE).lock("a", **options)
+
+
+def test_the_error_for_a_long_ttl_tells_the_way_out(make):
+    with pytest.raises(ConfigError, match="at most max_ttl.*is renewed.*max_ttl="):
+        make(NOWHERE).lock("a", ttl=3600)
+    assert make(NOWHERE, max_ttl=3600).lock("a", ttl=3600)
+
+
+async def test_bad_timeouts_of_a_call(kit):
+    lock = kit.interlock().lock("a")
+    for timeout in (-1, math.nan, "5"):
+        assert isinstance(await outcome(lock.acquire(timeout)), ConfigError)
+    await (await lock.acquire(math.inf)).release()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:6379", "http://localhost", "redis:/localhost", "redis://localhost:port/0", "redis://localhost/x",
+        "redis://localhost:6379/-1", "unix://", "", "redis://:secret@localhost:port", "embedded://elsewhere",
+        "ftp://user:secret@host/", "redis://:secret/x@host", "redis://user:1234/secret@host:6379/0",
+        "redis://h/x?password=secret", "http://host/0?password=secret", "redis://h:6379/0?db=x&password=secret",
+        "redis+sentinel://a:26379/0", "redis+sentinel://a:x/0?service=m", "rediss://:secret@a:1?ssl_ca_cert=x",
+        "redis+sentinel://:secret@a:1,:secret@b:1/0?service=m", "redis+cluster://:secret@a:1,:secret@b:1",
+        "redis://:secret@a:1,b:1",
+    ],
+)  # fmt: skip
+def test_bad_urls_name_what_is_right_and_no_password(make, url, monkeypatch):
+    monkeypatch.delenv("INTERLOCK_URL", raising=False)
+    with pytest.raises(ConfigError) as caught:
+        make(url)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("redis://a:1,b:2/0", r"more than one server: .*redis\+cluster://.*Interlock\.quorum"),
+        (["redis://a", "redis://b", "redis://c"], r"Interlock\.quorum\(\["),
+        (redis.sentinel.Sentinel([("a", 1)]), r"master_for\(service\)"),
+        ("redis+cluster://me:secret@a:1,me:secret@b:1", "once, before the first host"),
+        ("rediss://a?ssl_ca_cert=/x", "no option 'ssl_ca_cert', but .*ssl_ca_certs"),
+    ],
+)
+def test_what_people_try_tells_the_way_out(make, target, says):
+    with pytest.raises(ConfigError, match=says):
+        make(target)
+
+
+@pytest.mark.parametrize(
+    ("hello", "what"),
+    [
+        ({b"mode": b"cluster"}, "a node of a cluster"),
+        ({b"mode": b"sentinel"}, "a sentinel"),
+        ({b"mode": b"standalone", b"role": b"replica"}, "a replica"),
+    ],
+)
+def test_who_can_have_no_vote_in_a_quorum_is_told_so(hello, what):
+    (member,) = quorum([NOWHERE], for_asyncio=False).members
+    check_server({b"version": b"9.1.0", b"mode": b"standalone", b"role": b"master"}, None, member)
+    with pytest.raises(ConfigError, match=f"localhost:1/0 is {what}, and a quorum is of single servers"):
+        check_server({b"version": b"9.1.0", **hello}, None, member)
+
+
+@pytest.mark.parametrize("wrong", ["no", 0, None, 30.0])
+def test_a_quarantine_is_on_or_off(make, wrong):
+    for made in (lambda: make(NOWHERE, quarantine=wrong), lambda: make.quorum([NOWHERE], quarantine=wrong)):
+        with pytest.raises(ConfigError, match="quarantine must be True or False.*max_ttl"):
+            made()
+
+
+def test_no_url_names_both_ways_out(make, monkeypatch):
+    monkeypatch.delenv("INTERLOCK_URL", raising=False)
+    with pytest.raises(ConfigError, match=r"redis://.*INTERLOCK_URL.*embedded://"):
+        make()
+    monkeypatch.setenv("INTERLOCK_URL", "valkey://example:7/3")
+    assert "redis://example:7/3" in repr(make())
+
+
+def test_passwords_never_appear(make):
+    locks = make("rediss://ann:s3cret@example:6380/2")
+    assert "s3cret" not in repr(locks)
+    assert "s3cret" not in repr(locks._address)
+    assert "example:6380/2" in repr(locks)
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "shown"),
+    [
+        ("redis://h", "tcp", "redis://h:6379/0"),
+        ("valkey://h:1/2", "tcp", "redis://h:1/2"),
+        ("valkeys://h:1/2", "tls", "rediss://h:1/2"),
+        ("redis://[::1]:7/0", "tcp", "redis://[::1]:7/0"),
+        ("unix:///tmp/s?db=3", "unix", "unix:///tmp/s?db=3"),
+        ("unix://ann:pw@/tmp/s", "unix", "unix:///tmp/s"),
+    ],
+)
+def test_addresses(url, kind, shown):
+    found = address(url, for_asyncio=False)
+    assert (found.kind, found.display_url) == (kind, shown)
+
+
+def test_a_client_of_the_other_mode_says_which_one_to_use(clean):
+    with pytest.raises(ConfigError, match="interlock.aio"):
+        interlock.Interlock(redis.asyncio.Redis())
+    with pytest.raises(ConfigError, match="`from interlock import"):
+        interlock.aio.Interlock(redis.Redis())
+    for wrong in (object(), 7, redis.Redis, b"redis://x"):
+        with pytest.raises(ConfigError):
+            interlock.Interlock(wrong)
+
+
+@pytest.mark.parametrize("decode", [False, True])
+@pytest.mark.parametrize("protocol", [2, 3])
+async def test_a_client_of_any_flavour_is_an_address(kit, server, decode, protocol):
+    library = redis if kit.mode == "threads" else redis.asyncio
+    client = library.Redis(unix_socket_path=str(server.socket), decode_responses=decode, protocol=protocol)
+    lease = await kit.interlock(client).lock("a").acquire()
+    assert await lease.execute("GET", "nothing") is None
+    assert await lease.release()
+    await client.aclose() if kit.mode == "asyncio" else client.close()
+
+
+async def test_prefix_and_shared_names(kit, clean):
+    lease = await kit.interlock(prefix="").lock("bare").acquire()
+    assert clean.get("bare").decode() == lease.token
+    await lease.release()
+    lease = await kit.interlock(prefix="app:").lock("x").acquire()
+    assert clean.exists("app:x")
+    await lease.release()
+
+
+async def test_a_key_of_a_wrong_type_is_named_and_left_alone(kit, clean):
+    clean.lpush("lock:a", 1)
+    clean.expire("lock:a", 60)
+    error = await outcome(kit.interlock().lock("a").acquire())
+    assert isinstance(error, ConfigError)
+    assert "'a'" in str(error)
+    assert clean.llen("lock:a") == 1
+    assert clean.keys() == [b"lock:a"]
+
+
+async def test_a_name_in_use_as_something_else_is_named(kit, clean):
+    clean.set("{lock:a}{record}", "1 semaphore 5 - 0 - 3", px=60_000)
+    clean.set("{lock:b}{record}", "2 lock 5 - 0 - - -", px=60_000)
+    for name in "ab":
+        error = await outcome(kit.interlock().lock(name).acquire())
+        assert isinstance(error, ConfigError)
+        assert re.search(r"in use as something else.*\('(1 semaphore|2 lock)'\)", str(error))
+    assert len(clean.keys()) == 2
+
+
+async def test_a_wrong_password(kit, server, clean):
+    clean.acl_setuser("ann", enabled=True, passwords=["+right"], keys=["*"], channels=["*"], categories=["+@all"])
+    error = await outcome(kit.interlock(f"unix://ann:wrong@{server.socket}").lock("a").acquire())
+    assert isinstance(error, ConfigError)
+    assert "password" in str(error)
+    assert "wrong@" not in str(error)
+    lease = await kit.interlock(f"unix://ann:right@{server.socket}").lock("a").acquire()
+    assert await lease.release()
+    clean.acl_deluser("ann")
+
+
+async def test_a_missing_right_is_named(kit, server, clean):
+    clean.acl_setuser("bob", enabled=True, passwords=["+pw"], keys=["other*"], channels=["*"], categories=["+@all"])
+    error = await outcome(kit.interlock(f"unix://bob:pw@{server.socket}").lock("a").acquire())
+    assert isinstance(error, LockError)
+    assert "'a'" in str(error)
+    clean.acl_deluser("bob")
+
+
+@pytest.mark.matrix("versions")
+async def test_the_least_rights_that_the_docs_name_are_enough(kit, server, clean):
+    clean.execute_command("ACL SETUSER", *least_rights().split())
+    clean.acl_log_reset()
+    locks = kit.interlock(f"unix://{USER}:{PASSWORD}@{server.socket}")
+    lease = await locks.lock("a", ttl=0.9).acquire()
+    waiting = asyncio.ensure_future(locks.lock("a").acquire(timeout=20))
+    await until(lambda: queued(locks, 1))
+    await until(lambda: clean.pubsub_numsub(kit.session(locks).channel)[0][1] == 1)
+    assert isinstance(await outcome(locks.lock("a").acquire(timeout=0.05)), AcquireTimeout)
+    assert await locks.lock("a").revoke("test")
+    await until(lease.lost.is_set)
+    await lease.release()
+    assert await (await waiting).release()
+    await until(lambda: not clean.exists("lock:a"))
+    denied = [entry for entry in clean.acl_log() if entry["username"] == USER]
+    assert not denied
+    clean.acl_deluser(USER)
+
+
+async def test_a_server_that_may_evict_locks_is_warned_of(kit, server, clean, caplog):
+    _warn.cache_clear()
+    clean.config_set("maxmemory", "1gb")
+    clean.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        for _ in range(2):
+            await (await kit.interlock().lock("a").acquire()).release()
+    finally:
+        clean.config_set("maxmemory", "0")
+        clean.config_set("maxmemory-policy", "noeviction")
+    (warning,) = [record.getMessage() for record in caplog.records if "evict" in record.getMessage()]
+    assert "allkeys-lru" in warning
+    assert "noeviction" in warning
+
+
+@pytest.mark.matrix("versions")
+@rule(3)
+@pytest.mark.parametrize("missing", ["-publish", "-subscribe", "resetchannels", "-pubsub", "-info"])
+async def test_waiters_poll_where_a_right_is_missing_and_the_user_is_told(kit, server, clean, caplog, missing):
+    clean.execute_command("ACL SETUSER", *least_rights().split(), missing)
+    locks, others = (kit.interlock(f"unix://{USER}:{PASSWORD}@{server.socket}") for _ in range(2))
+    lease = await locks.lock("a").acquire()
+    waiting = asyncio.ensure_future(others.lock("a").acquire(timeout=30))
+    await until(lambda: queued(locks, 1))
+    if missing not in {"-info", "-pubsub"}:
+        await until(lambda: "polling only" in caplog.text)
+    await lease.release()
+    assert await (await waiting).release()
+    clean.acl_deluser(USER)
+
+
+async def test_a_read_only_replica(kit, clean):
+    from interlock.embedded import Server
+
+    with Server() as replica:
+        client = redis.Redis.from_url(replica.url)
+        client.replicaof("127.0.0.1", 1)  # a primary that is nowhere: it is a replica all the same
+        client.config_set("replica-serve-stale-data", "yes")
+        error = await outcome(kit.interlock(replica.url).lock("a").acquire(2))
+        assert isinstance(error, Unavailable)
+        assert "replica" in str(error)
+        client.close()
+
+
+class OldServer:
+    """Speaks as servers before 6.2 do; there is none to install."""
+
+    def __init__(self, hello: bytes) -> None:
+        self.hello = hello
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self.socket.getsockname()[1]
+        self.thread = threading.Thread(target=self.serve)
+        self.thread.start()
+
+    def serve(self) -> None:
+        while True:
+            try:
+                client, _ = self.socket.accept()
+            except OSError:
+                return
+            with client:
+                while data := client.recv(4096):
+                    client.sendall(self.hello * data.count(b"*"))
+
+    def close(self) -> None:
+        self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+        self.thread.join()
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        b"-ERR unknown command `HELLO`, with args beginning with: `3`, \r\n",
+        b"%3\r\n$6\r\nserver\r\n$5\r\nredis\r\n$7\r\nversion\r\n$6\r\n6.0.16\r\n$5\r\nproto\r\n:3\r\n",
+    ],
+    ids=["5.0", "6.0"],
+)
+async def test_a_server_before_6_2(kit, hello):
+    old = OldServer(hello)
+    error = await outcome(kit.interlock(f"redis://127.0.0.1:{old.port}").lock("a").acquire(3))
+    old.close()
+    assert isinstance(error, ConfigError)
+    assert "6.2" in str(error)
+
+
+def test_a_function_of_the_other_mode_is_refused_by_the_decorator(make):
+    lock = make(NOWHERE).lock("a")
+    if make is interlock.Interlock:
+
+        async def function():
+            pass
+    else:
+
+        def function():
+            pass
+
+    with pytest.raises(ConfigError, match="async def"):
+        lock(function)
+
+
+async def test_the_embedded_server_by_url(kit, server, tmp_path, monkeypatch):
+    """embedded:// is one server per user: both modes meet there."""
+    from interlock import embedded
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    try:
+        lease = await kit.interlock("embedded://").lock("a").acquire()
+        other = Kit(HOME[kit.mode == "threads"], server)
+        assert await other.interlock("embedded://").lock("a").try_acquire() is None
+        await other.close()
+        assert await lease.release()
+    finally:
+        await kit.close()
+        await asyncio.to_thread(embedded.stop_shared)
+
+
+async def test_a_ttl_that_was_not_said_is_no_longer_than_it_may_be(kit):
+    locks = kit.interlock(max_ttl=5)
+    lease = await locks.lock("a").acquire()
+    assert 3 < lease.remaining() <= 5
+    await lease.release()
+    lease = await locks.multi(locks.lock("a"), locks.rlock("b")).acquire()
+    assert 3 < lease.remaining() <= 5
+    await lease.release()
+    with pytest.raises(ConfigError, match="max_ttl"):
+        locks.lock("a", ttl=30.0)

@@ -1,0 +1,162 @@
+"""The layers of the code: a module imports from its own layer and from those below, imports for typing included.
+
+`UPWARD` and `CYCLES` list what does not hold yet. Both may only shrink: the test fails if a new one appears, and also
+if a listed one is gone, so that the lists stay true. A failure prints the list as it should be.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[2] / "src" / "interlock"
+
+# From bottom to top. A name stands for the module, or for all modules of the package that no longer name stands for.
+LAYERS = {
+    "errors, names, timing": "errors _protocol.names _protocol.timing _protocol.log _protocol.run",
+    "protocol types": "_protocol",
+    "primitives": "primitives",
+    "client": "_client",
+    "embedded, quarantine, connect": "embedded _quarantine _connect",
+    "transports": "_transports",
+    "servers": "_servers",
+    "api": "_api",
+    "aio, threads": "interlock threads aio",
+    "fence, compat": "fence compat",
+    "cli, testing": "cli __main__ testing",
+}
+
+# importer: what it imports from a higher layer
+UPWARD: dict[str, str] = {}
+
+# Modules that import each other in a circle.
+CYCLES: list[str] = []
+
+Graph = dict[str, set[str]]
+
+
+def modules(source: Path = SOURCE) -> dict[str, Path]:
+    """Name -> file, for each module; the package itself is `interlock`, the others go without that prefix."""
+    found = {}
+    for path in source.rglob("*.py"):
+        place = path.relative_to(source).with_suffix("")
+        found[".".join(place.parts if place.name != "__init__" else place.parent.parts) or "interlock"] = path
+    return found
+
+
+def graph(source: Path = SOURCE) -> Graph:
+    """Module -> the modules that it imports, anywhere in its text."""
+    known = modules(source)
+    found: Graph = {}
+    for name, path in known.items():
+        package = ("interlock", *path.parent.relative_to(source).parts)
+        wanted = []
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                start = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+                module = ".".join(filter(None, (start, node.module)))
+                # `from package import module` imports that module, `from module import name` this one.
+                wanted += [each if local(each := f"{module}.{alias.name}") in known else module for alias in node.names]
+            elif isinstance(node, ast.Import):
+                wanted += [alias.name for alias in node.names]
+        found[name] = {local(each) for each in wanted if each.split(".")[0] == "interlock"} - {name}
+    return found
+
+
+def local(name: str) -> str:
+    """`interlock.ports.threads` -> `ports.threads`."""
+    return name.removeprefix("interlock.")
+
+
+def cycles(graph: Graph) -> list[set[str]]:
+    """The strongly connected components of more than one module, by Tarjan's algorithm."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found = []
+
+    def visit(name: str) -> None:
+        index[name] = low[name] = len(index)
+        stack.append(name)
+        for each in graph[name]:
+            if each not in index:
+                visit(each)
+            if each in stack:
+                low[name] = min(low[name], low[each])
+        if low[name] == index[name]:
+            at = stack.index(name)
+            component = set(stack[at:])
+            del stack[at:]
+            if len(component) > 1:
+                found.append(component)
+
+    for name in graph:
+        if name not in index:
+            visit(name)
+    return found
+
+
+def layer(name: str) -> int | None:
+    """The number of a module's layer, from the bottom."""
+    numbers = {each: number for number, names in enumerate(LAYERS.values()) for each in names.split()}
+    while name not in numbers and "." in name:
+        name = name.rpartition(".")[0]
+    return numbers.get(name)
+
+
+def upward() -> dict[str, str]:
+    """The imports that go up."""
+    going = {
+        name: " ".join(sorted(each for each in imported if layer(each) > layer(name)))
+        for name, imported in sorted(graph().items())
+    }
+    return {name: imported for name, imported in going.items() if imported}
+
+
+def test_every_module_has_a_layer_and_every_name_in_the_layers_is_one():
+    known = modules()
+    assert not [name for name in known if layer(name) is None], "LAYERS does not name these"
+    assert not [name for names in LAYERS.values() for name in names.split() if name not in known]
+
+
+def test_no_module_imports_from_a_higher_layer():
+    found = upward()
+    assert found == {name: " ".join(sorted(imported.split())) for name, imported in UPWARD.items()}, (
+        "UPWARD should be:\n" + "\n".join(f'    "{a}": "{b}",' for a, b in found.items())
+    )
+
+
+def test_no_modules_import_each_other():
+    found = sorted(" ".join(sorted(names)) for names in cycles(graph()))
+    assert found == sorted(" ".join(sorted(names.split())) for names in CYCLES), "CYCLES should be:\n" + "\n".join(
+        f'    "{names}",' for names in found
+    )
+
+
+def test_the_graph_sees_every_kind_of_import(tmp_path):
+    for name, text in {
+        "__init__": "from .threads import Interlock",
+        "threads": "import interlock.errors",
+        "errors": "",
+        "ports/__init__": "",
+        "ports/wire": "if TYPE_CHECKING:\n from ..errors import LockError",
+        "ports/single": "def connect():\n from . import wire\n from interlock import ports",
+        "cli": "from interlock import Interlock, errors\nimport sys",
+    }.items():
+        path = tmp_path / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert graph(tmp_path) == {
+        "interlock": {"threads"},
+        "threads": {"errors"},
+        "errors": set(),
+        "ports": set(),
+        "ports.wire": {"errors"},
+        "ports.single": {"ports.wire", "ports"},
+        "cli": {"interlock", "errors"},
+    }
+
+
+def test_cycles_are_found():
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": {"e"}, "e": {"d", "a"}}) == [{"a", "b", "c", "d", "e"}]
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}) == [{"b", "c"}]
