@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from interlock._client.error_texts import (
     HEARTBEATS_UNANSWERED,
     OLD_PRIMARY_MAY_GRANT,
-    Busy,
+    BusyError,
     busy_error,
     reply_error,
     server_error,
@@ -55,7 +55,16 @@ from interlock._protocol.types import (
     is_transient,
 )
 from interlock.errors import AcquireTimeout, ConfigError, LeaseLost, LockError, Unavailable
-from interlock.primitives.codes import BUSY, GRANTED, QUEUED, RETRY, quarantine_evidence, reason_lost
+from interlock.primitives.codes import GRANTED, reason_lost
+from interlock.primitives.messages import (
+    AcquireCall,
+    Busy,
+    Granted,
+    Queued,
+    Refused,
+    parse_acquire,
+    quarantine_evidence,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,7 +107,7 @@ class Core:
         timeout: float | None,
         renews: bool = True,
         max_hold: float | None = None,
-        busy: Busy | None = None,
+        busy: BusyError | None = None,
         acks: Acks | None = None,
         try_for: float | None = None,
         should_stop: Callable[[], bool] | None = None,
@@ -110,8 +119,8 @@ class Core:
         several times a second while it waits; once it is true, Stopped is raised.
         """
 
-        def held(attempt: Attempt, reply: Any, sent: float) -> L | None:
-            return self.lease_from_grant(attempt, reply[1], sent, make_lease, renews=renews, max_hold=max_hold)
+        def held(attempt: Attempt, granted: Granted, sent: float) -> L | None:
+            return self.lease_from_grant(attempt, granted.number, sent, make_lease, renews=renews, max_hold=max_hold)
 
         ttl = self._capped_ttl(ttl, max_hold)
         attempt = self.attempt(resource, ttl, wait=timeout is None or timeout > 0)
@@ -138,10 +147,10 @@ class Core:
     async def wait_until_granted(
         self,
         resource: Resource,
-        accept: Callable[[Attempt, Any, float], L | None],
+        accept: Callable[[Attempt, Granted, float], L | None],
         ttl: float,
         timeout: float | None,
-        busy: Busy | None = None,
+        busy: BusyError | None = None,
         attempt: Attempt | None = None,
         try_for: float | None = None,
     ) -> L:
@@ -157,26 +166,18 @@ class Core:
         attempt = attempt or self.attempt(resource, ttl, wait=wait)
         token, ttl_ms, waits = attempt.token, str(int(ttl * 1000)), "1" if wait else "0"
         late, doubted, proven = 0, True, ""
-        refused: Any = None  # the last answer that somebody else has it
+        refused: Queued | None = None  # the last answer that somebody else has it
         try:
             self.waiters.register(attempt)
             while True:
                 heard, channel = port.subscription_of(resource.keys[0])
-                args = (
-                    "acquire",
-                    token,
-                    ttl_ms,
-                    attempt.handover_ttl_ms,
-                    heard,
-                    channel,
-                    waits,
-                    *resource.acquire_args,
-                )
-                reply, sent = await self.request(
-                    attempt, (*args, attempt.generation) if resource.has_generation else args, until
-                )
-                code = reply[0]
-                if code == GRANTED:
+                own = resource.acquire_args
+                if resource.has_generation:
+                    own = (*own, attempt.generation)
+                call = AcquireCall(token, ttl_ms, attempt.handover_ttl_ms, heard, channel, waits, own)
+                raw, sent = await self.request(attempt, call.encode(), until)
+                reply = parse_acquire(raw)
+                if isinstance(reply, Granted):
                     accepted = accept(attempt, reply, sent)
                     if accepted is not None:
                         attempt.should_stop = None  # what is asked of it from now on is no part of the waiting
@@ -185,23 +186,21 @@ class Core:
                     if late == MAX_EXPIRED_GRANTS:
                         raise Unavailable(f"{resource}: {port.display_url} answers too late for a lease of {ttl:g} s")
                     continue
-                attempt.is_queued |= code == QUEUED
+                attempt.is_queued |= isinstance(reply, Queued)
                 if (evidence := quarantine_evidence(reply)) and doubted and evidence != proven:
                     proven = evidence  # once for each: not every client can make use of what it has proven
                     doubted = await port.prove_lossless(
                         resource.keys, evidence, min(until, self.runtime.now() + PROOF_TIMEOUT * wait)
                     )
                     continue
-                if code == QUEUED:
-                    refused = reply
-                    if resource.has_generation:
-                        attempt.generation = reply[4].decode()
+                if isinstance(reply, Queued):
+                    refused, attempt.generation = reply, reply.generation
                     if not await self._wait(attempt, reply, until):
                         raise self._timeout_error(attempt, busy(resource, timeout or 0, reply))
-                elif code == BUSY:
+                elif isinstance(reply, Busy):
                     raise busy(resource, 0, reply)
-                elif code != RETRY:
-                    raise reply_error(resource, code, reply)
+                elif isinstance(reply, Refused):
+                    raise reply_error(resource, reply)
         except BaseException as error:
             attempt.abandoned = True  # before any call: an interrupt here must not leave a waiter that nobody is
             self.waiters.unregister(attempt)
@@ -221,13 +220,13 @@ class Core:
             return refusal
         return unavailable_error(attempt, self.port.display_url, now, Disconnected(HEARTBEATS_UNANSWERED, sent=True))
 
-    async def _wait(self, attempt: Attempt, reply: Any, until: float) -> bool:
+    async def _wait(self, attempt: Attempt, reply: Queued, until: float) -> bool:
         """Wait until there is a reason to ask again. False: the time is over. Raises Stopped."""
         stopped = attempt.should_stop
         if stopped is None:
-            return await self.waiters.wait(attempt, reply[2], bool(reply[3]), until)
+            return await self.waiters.wait(attempt, reply.pttl_ms, reply.is_head, until)
         woken = await self.waiters.wait(
-            attempt, reply[2], bool(reply[3]), min(until, self.runtime.now() + STOP_POLL_INTERVAL)
+            attempt, reply.pttl_ms, reply.is_head, min(until, self.runtime.now() + STOP_POLL_INTERVAL)
         )
         while not woken and self.runtime.now() < until:
             if stopped():
