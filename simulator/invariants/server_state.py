@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._protocol.types import ServerError
-from interlock.primitives.codes import GRANTED, QUARANTINE, QUEUED, quarantine_evidence
+from interlock.primitives.codes import GRANTED, QUARANTINE, QUEUED
+from interlock.primitives.messages import parse_acquire, quarantine_evidence
 from simulator.commands import Hash, ZSet
 from simulator.messages import answers, requests
 from simulator.subjects.subject import live
@@ -205,7 +206,11 @@ class ServerState:
         """Rule 12. In a quarantine everybody is refused alike."""
         for (of, words), answer in zip(asked, replies, strict=False):
             seen = self.seen.get(of[0])
-            if seen is None or not self.trusted or (words[0] == b"acquire" and quarantine_evidence(answer)):
+            if (
+                seen is None
+                or not self.trusted
+                or (words[0] == b"acquire" and quarantine_evidence(parse_acquire(answer)))
+            ):
                 continue
             if wrong := seen.thing.check_reply(self.server, words, answer, seen.holders):
                 verb, token = words[:2]

@@ -29,7 +29,8 @@ from interlock._client.error_texts import (
     server_error,
     unavailable_error,
 )
-from interlock._client.grant import Attempt, Grant, last_answer_counts, tombstone_ms
+from interlock._client.grant import Attempt, Grant, last_answer_counts
+from interlock._client.undo import release_call
 from interlock._protocol.log import log
 from interlock._protocol.timing import (
     FOREVER,
@@ -55,15 +56,25 @@ from interlock._protocol.types import (
     is_transient,
 )
 from interlock.errors import AcquireTimeout, ConfigError, LeaseLost, LockError, Unavailable
-from interlock.primitives.codes import GRANTED, reason_lost
 from interlock.primitives.messages import (
     AcquireCall,
     Busy,
+    ExecuteCall,
+    ExecuteReply,
+    Failed,
+    Gone,
     Granted,
     Queued,
     Refused,
+    ReleaseReply,
+    RenewCall,
+    RenewReply,
+    Revoked,
+    is_acquire,
+    lengthens_lease,
     parse_acquire,
     quarantine_evidence,
+    reason_lost,
 )
 
 if TYPE_CHECKING:
@@ -289,15 +300,11 @@ class Core:
                 raise Stopped
             sent = self.runtime.now()
             try:
-                if attempt.acks is None or args[0] != "acquire":
+                if attempt.acks is None or not is_acquire(args):
                     reply = await port.call(resource.script, resource.keys, args, give_up)
                 else:
                     reply = await self._request_with_acks(attempt, args, give_up)
-                if (
-                    args[0] not in {"acquire", "renew"}
-                    or reply[0] != GRANTED
-                    or not port.old_primary_may_still_grant(resource.keys[0])
-                ):
+                if not lengthens_lease(args, reply) or not port.old_primary_may_still_grant(resource.keys[0]):
                     attempt.unanswered_since = FOREVER
                     return reply, sent
                 attempt.in_doubt, cause, stale = True, ServerError(OLD_PRIMARY_MAY_GRANT), False
@@ -330,7 +337,7 @@ class Core:
         assert acks is not None
         patience = min(acks.timeout(attempt.ttl), 0.9 * (until - self.runtime.now()))  # so that its answer is in time
         reply, known, got = await self.port.call_with_acks(resource.script, resource.keys, args, until, acks, patience)
-        if reply[0] == GRANTED:
+        if lengthens_lease(args, reply):
             attempt.in_doubt = True  # until it is clear that it counts: what ends here is undone
             attempt.assurance = acks.checked(resource, known, got, acks.timeout(attempt.ttl))
         return reply
@@ -357,14 +364,15 @@ class Core:
             grant.mark_released()
             self.renewal.remove(grant)
             self.releasing[attempt.token] = attempt
-            args = ("release", attempt.token, tombstone_ms(attempt), *attempt.release_args)
+            args = release_call(attempt).encode()
             attempt.in_doubt = False  # from here on it tells whether a release was sent twice
             until = FOREVER
             if grant.deadline < now + RETRY_FOR:  # after its ttl it is free by itself
                 until = max(grant.deadline, now + 0.5)
             was_ours = False
             while True:
-                (ours, again), _ = await self.request(attempt, args, until)
+                reply, _ = await self.request(attempt, args, until)
+                ours, again = ReleaseReply.parse(reply)
                 was_ours |= bool(ours)  # the first answer tells; while we come again, others release, too
                 if not again:
                     # The server remembers one releaser. If it was asked twice and knows of another by now, then
@@ -418,14 +426,16 @@ class Core:
         # Not beyond max_hold: what is not believed here must not keep others out there.
         ttl = min(ttl, max(0.001, grant.max_hold_until - self.runtime.now() + 2 * margin(ttl, self.port.drift)))
         try:
-            request = ("renew", grant.token, str(int(ttl * 1000)))
-            reply, sent = await self.request_for_grant(grant, grant.resource.renew_keys, request)
+            call = RenewCall([(grant.token, str(int(ttl * 1000)))])
+            reply, sent = await self.request_for_grant(grant, grant.resource.renew_keys, call.encode())
         finally:  # also if no reply came: the server may have done it
             grant.attempt.extended_until = max(grant.attempt.extended_until, self.runtime.now() + ttl)
-        if isinstance(reply[0], bytes):  # a failed renewal is no loss
-            why = reply[0].decode()
+        (state,) = RenewReply.parse(reply).states
+        if isinstance(state, Failed):  # a failed renewal is no loss
+            why = state.cause.decode()
             raise Unavailable(f"{grant.resource} was not extended, and lasts as before: {why}. Try again")
-        if why := reason_lost(reply[0]):
+        if isinstance(state, Gone | Revoked):
+            why = reason_lost(state)
             self.renewal.lose(grant, why)
             raise grant.error(why)
         if why := grant.reason_ended(self.runtime.now()):
@@ -439,7 +449,7 @@ class Core:
         if why := grant.reason_ended(self.runtime.now()):
             raise grant.error(why)
         resource = grant.resource
-        message = ("execute", grant.token, command, *args)
+        message = ExecuteCall(grant.token, command, args).encode()
         try:
             reply = await self.port.call(resource.script, (*resource.keys, *keys), message, FOREVER)
         except Disconnected as error:
@@ -447,11 +457,12 @@ class Core:
             raise Unavailable(f"{resource}: no answer to {command} ({error}): {done}") from error
         except ServerError as error:
             raise server_error(resource, self.port.display_url, str(error)) from None
-        if reply[0] != GRANTED:
+        ran, value = ExecuteReply.parse(reply)
+        if not ran:
             why = f"it had ended in the server, where {command} was not run"
             self.renewal.lose(grant, why)
             raise grant.error(why)
-        return reply[1]
+        return value
 
     async def request_for_grant(self, grant: Grant, keys: Sequence[str], args: Sequence[Argument]) -> tuple[Any, float]:
         narrowed = Attempt(grant.resource._replace(keys=tuple(keys)), grant.token, grant.attempt.ttl, None)

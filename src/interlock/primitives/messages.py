@@ -153,6 +153,17 @@ def _parse_blocked(code: int, blocker: bytes | int, pttl_ms: int, head: int, *ow
     return Queued(blocker, pttl_ms, bool(head)) if code == QUEUED else Busy(blocker, pttl_ms, bool(head), 0, own)
 
 
+def lengthens_lease(args: Words, reply: Raw) -> bool:
+    """Whether this reply grants or renews a lease, so that another server must not do the same at that time."""
+    verb, *_ = args
+    return verb in {"acquire", "renew"} and bool(reply[0] == GRANTED)
+
+
+def is_acquire(args: Words) -> bool:
+    """Whether the message is an acquire."""
+    return args[0] == "acquire"
+
+
 def quarantine_evidence(reply: AcquireReply) -> str | None:
     """The evidence, if the reply is a refusal for a quarantine: the identity of the server that granted last."""
     if isinstance(reply, Queued | Busy) and reply.holder.startswith(QUARANTINE):
