@@ -158,8 +158,8 @@ def _tasks(number: int) -> str:
     return f"{number} tasks on {number} locks" if number > 1 else "one task"
 
 
-def _floor(paths: list[Path], tasks: int) -> Callable[[int], None]:
-    """The messages of a pair, or of many at once, to servers of which a majority must answer."""
+def _record_pairs(paths: list[Path], tasks: int) -> list[list[tuple[bytes, bytes]]]:
+    """The messages of a pair, or of many at once, that each of the servers gets."""
     tapped: list[list[tuple[bytes, bytes]]] = []
 
     async def pairs() -> None:
@@ -175,6 +175,12 @@ def _floor(paths: list[Path], tasks: int) -> Callable[[int], None]:
         tapped.append(Tapped(str(left[0]), lambda: tap(left[1:])).pairs())
 
     tap(paths[::-1])
+    return tapped
+
+
+def _floor(paths: list[Path], tasks: int) -> Callable[[int], None]:
+    """The messages of a pair, or of many at once, to servers of which a majority must answer."""
+    tapped = _record_pairs(paths, tasks)
     wires, majority = [Bare(str(path)) for path in paths], len(paths) // 2 + 1
     halves = [[b"".join(pair[half] for pair in of) for half in (0, 1)] for of in tapped]
     owed = {wire.socket.fileno(): [wire, 0] for wire in wires}

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .clients import Client
     from .profiles import Profile
     from .scenario import Run
+    from .server import Server
     from .subjects import Thing
 
 MOST_CLONES: Final = 6  # clients, beyond which none is restored twice any more
@@ -216,15 +217,12 @@ class Faults:
         run, world = self.run, self.run.world
         number = int(strike.thing * len(run.networks))
         network = run.networks[number]
-        server = network.group.primary.server
         match strike.kind:
             case kind if kind in KINDS:
                 self.outages[number].strike(strike)
             case "one way":
                 way = client.process.base, strike.wire
                 network.one_way[way] = max(network.one_way.get(way, 0.0), world.now + min(strike.seconds, 2 * MOST_LAG))
-            case "script flush":
-                server.known.clear()
             case "deafen":
                 client.ports[number].deafen(0.001 if strike.spare < 0.5 else (strike.spare - 0.5) * 2 * IO_TIMEOUT)
             case "revoke" | "force":
@@ -233,14 +231,23 @@ class Faults:
                 network.cut_off, self._cut_until = True, max(self._cut_until, world.now + strike.seconds)
                 world.at(self._cut_until, self._better)
             case "out of memory":
-                server.full, self._full_until = True, max(self._full_until, world.now + strike.seconds)
+                network.group.primary.server.full = True
+                self._full_until = max(self._full_until, world.now + strike.seconds)
                 world.at(self._full_until, self._better)
+            case _:
+                self._alter(network.group.primary.server, strike)
+
+    def _alter(self, server: Server, strike: Strike) -> None:
+        """Change what a server has: its scripts, its data, its clock."""
+        match strike.kind:
+            case "script flush":
+                server.known.clear()
             case "flush all":
                 server.data.clear()
                 server.expires.clear()
             case "later version":
-                for each in run.networks:
-                    later.add(each.group.primary.server.data)
+                for network in self.run.networks:
+                    later.add(network.group.primary.server.data)
             case "clock step":
                 server.skew += (1 if strike.victim < 0.5 else -1) * 10 * strike.seconds
             case _:

@@ -94,6 +94,30 @@ def simulate(
         )  # fmt: skip
 
 
+def _substitutes(world: Callable[[], World], chance: Callable[[], CoreChance]) -> dict[str, Any]:
+    """What the modules of interlock import for time, tasks and chance: by name, those of the world."""
+
+    def urandom(size: int) -> bytes:
+        return chance().randbytes(size)
+
+    def token_hex(size: int) -> str:
+        return urandom(size).hex()
+
+    def now() -> float:
+        return world().now
+
+    def uniform(low: float, high: float) -> float:
+        return chance().uniform(low, high)
+
+    return {
+        "now": now,
+        "asyncio": asyncio_of(world),
+        "random": types.SimpleNamespace(uniform=uniform),
+        "secrets": types.SimpleNamespace(token_hex=token_hex),
+        "os": types.SimpleNamespace(**(vars(os) | {"urandom": urandom})),
+    }
+
+
 @contextlib.contextmanager
 def _apart() -> Generator[Callable[[World], None]]:
     """No chance and no tasks but the world's; and no garbage collection in the middle, which might drop leases."""
@@ -104,31 +128,13 @@ def _apart() -> Generator[Callable[[World], None]]:
         worlds.append(world)
         chances.append(CoreChance(world))
 
-    def urandom(size: int) -> bytes:
-        return chances[0].randbytes(size)
-
-    def token_hex(size: int) -> str:
-        return urandom(size).hex()
-
-    def now() -> float:
-        return worlds[0].now
-
-    def uniform(low: float, high: float) -> float:
-        return chances[0].uniform(low, high)
-
-    replaced: dict[str, Any] = {
-        "now": now,
-        "asyncio": asyncio_of(lambda: worlds[0]),
-        "random": types.SimpleNamespace(uniform=uniform),
-        "secrets": types.SimpleNamespace(token_hex=token_hex),
-        "os": types.SimpleNamespace(**(vars(os) | {"urandom": urandom})),
-    }
+    substitutes = _substitutes(lambda: worlds[0], lambda: chances[0])
     collecting = gc.isenabled()
     gc.disable()
     with contextlib.ExitStack() as stack:
         for name, module in list(sys.modules.items()):
             if name.startswith(("interlock._", "interlock.primitives.")) or name == "interlock.aio":
-                for attribute, substitute in replaced.items():
+                for attribute, substitute in substitutes.items():
                     if hasattr(module, attribute):
                         stack.enter_context(mock.patch.object(module, attribute, substitute))
         stack.enter_context(warnings.catch_warnings())

@@ -105,13 +105,17 @@ class Worker:
             return result
         finally:
             self.run.monitor.attempts.ended(task, kept)
-            bound = math.inf if timeout is None else timeout + courtesies * UNDO_GRACE
-            if timeout == 0:
-                bound += TRY_FOR if what in {"acquire", "wait"} else IO_TIMEOUT
-            took = self.now() - started
-            if took > bound + SLACK and pauses == self.client.process.pauses:
-                self.run.trace.violated(4, f"{what}(timeout={timeout}) took {took:.3f} s")
+            if pauses == self.client.process.pauses:
+                self._check_duration(what, timeout, courtesies, self.now() - started)
         return None
+
+    def _check_duration(self, what: str, timeout: float | None, courtesies: int, took: float) -> None:
+        """Rule 4: the timeout bounds the call."""
+        bound = math.inf if timeout is None else timeout + courtesies * UNDO_GRACE
+        if timeout == 0:
+            bound += TRY_FOR if what in {"acquire", "wait"} else IO_TIMEOUT
+        if took > bound + SLACK:
+            self.run.trace.violated(4, f"{what}(timeout={timeout}) took {took:.3f} s")
 
     def _check_refusal(self, what: str, courtesies: int) -> None:
         """Rule 4: who is told that another one has it is so by a server that answered lately."""

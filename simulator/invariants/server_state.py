@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._protocol.types import ServerError
-from interlock.primitives.codes import GRANTED, QUARANTINE, QUEUED, quarantine_evidence
+from interlock.primitives.codes import GRANTED, QUARANTINE, QUEUED
+from interlock.primitives.messages import parse_acquire, quarantine_evidence
 from simulator.commands import Hash, ZSet
 from simulator.messages import answers, requests
 from simulator.subjects.subject import live
@@ -120,42 +120,35 @@ class ServerState:
     def executed(self, host: Host, sender: str, keys: Sequence[bytes], args: Sequence[bytes], reply: Any) -> None:
         """A script has run."""
         args = args[:-1]  # without the epoch
-        trace, server, asked = self.trace, host.server, requests(keys, args)
+        trace, asked, code = self.trace, requests(keys, args), _code(reply)
         verb, token = asked[0][1][:2]
-        code: object = reply
-        with contextlib.suppress(TypeError, IndexError):
-            code = reply[0]
         where = "" if host is self.group.primary else f" {host.number}"
         trace.note("server%s runs %s's %s %s -> %s", where, sender, verb.decode(), token.decode(), reply)
         if isinstance(reply, ServerError):
-            if not (
-                host.refuses or str(reply).startswith("NOSCRIPT") or (server.full and str(reply).startswith("OOM"))
-            ):
+            if not _may_fail(host, str(reply)):
                 trace.violated(10, f"{verb.decode()} of {sender} failed: {reply}")
             return
         trace.served(sender, verb, token.rpartition(b"/")[0], keys[0], code if isinstance(code, int) else 0)
-        if not server.data.keys() <= server.expires.keys():
-            trace.violated(3, f"{server.data.keys() - server.expires.keys()} have no TTL after {verb!r}")
-        for key in keys:
-            if key in self.seen:
-                self._remembered(self.seen[key], server, verb)
+        self._check_ttls(host.server, keys, verb)
         self._answered(host, keys, args, code)
-        if verb == b"revoke" and code == 1 and args[2] == b"1":
-            self._named(self.seen[keys[0]], token, host)
-            self._forced(self.seen[keys[0]], token.removeprefix(b"!"))
-        if host is not self.group.primary:  # an isolated one: what counts is what clients believe
-            for (of, words), answer in zip(asked, answers(args, reply), strict=False):
-                if verb == b"acquire" and answer[0] == GRANTED:
-                    self._aside(self.seen[of[0]], words[1], server)
+        if verb == b"revoke" and code == 1:
+            self._revoke(self.seen[keys[0]], token, host, force=args[2] == b"1")
+        if host is not self.group.primary:
+            self._isolated(host.server, asked, answers(args, reply))
             return
-        if verb == b"revoke" and code == 1 and self.attempts.clean:
-            since, token = trace.world.now, token.removeprefix(b"!")
-            trace.world.at(since + REVOKED, lambda: self._revoked(token, since))
         self._judge(asked, answers(args, reply))
         by = {words[1] for _, words in asked}
         for key in keys:
             if key in self.seen:
                 self._look(self.seen[key], verb, by, sender=sender)
+
+    def _check_ttls(self, server: Server, keys: Sequence[bytes], verb: bytes) -> None:
+        """Rule 3."""
+        if not server.data.keys() <= server.expires.keys():
+            self.trace.violated(3, f"{server.data.keys() - server.expires.keys()} have no TTL after {verb!r}")
+        for key in keys:
+            if key in self.seen:
+                self._remembered(self.seen[key], server, verb)
 
     def _remembered(self, seen: Seen, server: Server, verb: bytes) -> None:
         """The second half of rule 3: else the next grant after the end of the record has a lower fence."""
@@ -165,6 +158,15 @@ class ServerState:
             ahead = int(record.split()[2]) / 1000 - server.expires.get(name, math.inf)
             if ahead > 0:
                 self.trace.violated(3, f"after {verb!r} the record of {name!r} ends {ahead:.0f} ms before its fence")
+
+    def _revoke(self, seen: Seen, token: bytes, host: Host, *, force: bool) -> None:
+        """A lease was revoked, or a quarantine ended."""
+        if force:
+            self._named(seen, token, host)
+            self._forced(seen, token.removeprefix(b"!"))
+        if host is self.group.primary and self.attempts.clean:
+            since, lease = self.trace.world.now, token.removeprefix(b"!")
+            self.trace.world.at(since + REVOKED, lambda: self._revoked(lease, since))
 
     def _named(self, seen: Seen, token: bytes, host: Host) -> None:
         """Rule 13. Whoever ends a quarantine by hand has seen the quarantine of this server, not of one before."""
@@ -204,7 +206,11 @@ class ServerState:
         """Rule 12. In a quarantine everybody is refused alike."""
         for (of, words), answer in zip(asked, replies, strict=False):
             seen = self.seen.get(of[0])
-            if seen is None or not self.trusted or (words[0] == b"acquire" and quarantine_evidence(answer)):
+            if (
+                seen is None
+                or not self.trusted
+                or (words[0] == b"acquire" and quarantine_evidence(parse_acquire(answer)))
+            ):
                 continue
             if wrong := seen.thing.check_reply(self.server, words, answer, seen.holders):
                 verb, token = words[:2]
@@ -217,11 +223,7 @@ class ServerState:
         present: dict[bytes, float] = server.find(thing.queue, ZSet) or {}
         if verb != b"renew" and (present or seen.arrivals):
             self._arrivals(seen, holders, present)
-        new = [
-            token
-            for token, share in holders.items()
-            if not share.revoked and (token not in seen.holders or seen.holders[token].fence != share.fence)
-        ]
+        new = _new(seen, holders)
         if seen.barred_until > self.trace.world.now:
             first = min(host.number for host in self.ports[sender].met)
             self._barred(seen, new, fresh=first >= seen.lost_by)
@@ -235,18 +237,31 @@ class ServerState:
             if attempt is not None and attempt.cleared and self.trusted:
                 self.trace.violated(5, f"{token!r} holds {thing.key!r} after its release was run")
         if self.trusted and seen.barred_until <= self.trace.world.now:  # another machine's clock may end it earlier
-            owners = {thing.owner(token) for token in holders}
-            for token in seen.holders.keys() - holders.keys():
-                attempt = self.attempts.known.get(token)
-                if attempt is None or attempt.ousted or thing.owner(token) in owners:
-                    continue
-                if attempt.certain():
-                    self.trace.violated(1, f"{token!r} is certain of {thing.key!r}, and the server gave it up")
+            self._given_up(seen, holders)
         self._follow(seen, reading, present)
         seen.holders = holders
         self._owe(seen)
 
+    def _given_up(self, seen: Seen, holders: dict[bytes, Share]) -> None:
+        """Rule 1 in the server: it has every lease that `ensure()` would pass."""
+        thing = seen.thing
+        owners = {thing.owner(token) for token in holders}
+        for token in seen.holders.keys() - holders.keys():
+            attempt = self.attempts.known.get(token)
+            if attempt is None or attempt.ousted or thing.owner(token) in owners:
+                continue
+            if attempt.certain():
+                self.trace.violated(1, f"{token!r} is certain of {thing.key!r}, and the server gave it up")
+
     # An isolated primary
+
+    def _isolated(
+        self, server: Server, asked: Sequence[tuple[Sequence[bytes], Sequence[bytes]]], replies: Sequence[Any]
+    ) -> None:
+        """A script has run there: what counts is what clients believe."""
+        for (of, words), answer in zip(asked, replies, strict=False):
+            if words[0] == b"acquire" and answer[0] == GRANTED:
+                self._aside(self.seen[of[0]], words[1], server)
 
     def _aside(self, seen: Seen, token: bytes, server: Server) -> None:
         """It granted this, and knows nothing of what the new one has let go on."""
@@ -323,36 +338,44 @@ class ServerState:
         self.struck()
         for token in tokens:
             self.grants += 1
-            fence = holders[token].fence
-            if not self.trusted:
-                if seen.given.get(token) == fence:  # its lease was over, until the server's clock was set back
-                    continue
-                seen.given[token] = fence
-            if fence <= seen.fence:
-                self.trace.violated(2, f"{token!r} got the fence {fence} after {seen.fence}")
-            seen.fence = max(seen.fence, fence)
+            if self._given_before(seen, token, holders[token].fence):
+                continue
+            self._fenced(seen, token, holders[token].fence)
             thing.granted(token, reading)
             if present and not thing.beside(token, before):
                 self._in_order(seen, token, holders, present)
             if token == seen.head:
                 since = seen.could_at if seen.could_at is not None else self._freed(seen, reading)
                 self._waited(seen, max(since, seen.head_at))
-            attempt = self.attempts.known.get(token)
-            if attempt is None:
-                continue
-            lasts = holders[token].ends - self.server.micros / 1000
-            most = attempt.ttl_ms if token in by else attempt.life_ms
-            if lasts > most + 1 and not thing.beside(token, [*before, *present]):
-                self.trace.violated(3, f"{token!r} was granted {lasts:.0f} ms: it asked for {most}")
-            if attempt.queued_at is not None:
-                if self.quiet:
-                    self.trace.world.at(
-                        self.trace.world.now + WOKEN,
-                        lambda token=token, attempt=attempt: self._woken(thing, token, attempt),  # type: ignore[misc]
-                    )
-                self.handed(attempt.task)
+            if (attempt := self.attempts.known.get(token)) is not None:
+                lasts = holders[token].ends - self.server.micros / 1000
+                most = attempt.ttl_ms if token in by else attempt.life_ms
+                if lasts > most + 1 and not thing.beside(token, [*before, *present]):
+                    self.trace.violated(3, f"{token!r} was granted {lasts:.0f} ms: it asked for {most}")
+                if attempt.queued_at is not None:
+                    self._handed_over(thing, token, attempt)
         if len(holders) > 1 and self.trusted and (why := thing.apart(holders)):
             self.trace.violated(1, f"in the server {thing.key!r} is {why}")
+
+    def _given_before(self, seen: Seen, token: bytes, fence: int) -> bool:
+        """Whether this lease was over, until the server's clock was set back."""
+        if self.trusted:
+            return False
+        before = seen.given.get(token)
+        seen.given[token] = fence
+        return before == fence
+
+    def _fenced(self, seen: Seen, token: bytes, fence: int) -> None:
+        """Rule 2."""
+        if fence <= seen.fence:
+            self.trace.violated(2, f"{token!r} got the fence {fence} after {seen.fence}")
+        seen.fence = max(seen.fence, fence)
+
+    def _handed_over(self, thing: Thing, token: bytes, waiter: Attempt) -> None:
+        """A waiter was granted this: the server pushes it."""
+        if self.quiet:
+            self.trace.world.at(self.trace.world.now + WOKEN, lambda: self._woken(thing, token, waiter))
+        self.handed(waiter.task)
 
     def _woken(self, thing: Thing, token: bytes, waiter: Attempt) -> None:
         self.server.look()
@@ -451,6 +474,28 @@ class ServerState:
                 if now - since > FOLLOWED:
                     self.trace.violated(4, f"{what}, and it has not been told since {since:.3f}")
                     seen.owed[who] = now
+
+
+def _code(reply: Any) -> object:
+    """The code with which a reply begins; a reply without one is returned as it is."""
+    try:
+        return reply[0]
+    except (TypeError, IndexError):
+        return reply
+
+
+def _may_fail(host: Host, error: str) -> bool:
+    """Whether scripts may fail with this error there."""
+    return bool(host.refuses) or error.startswith("NOSCRIPT") or (host.server.full and error.startswith("OOM"))
+
+
+def _new(seen: Seen, holders: dict[bytes, Share]) -> list[bytes]:
+    """The tokens of leases that were granted since the last look."""
+    return [
+        token
+        for token, share in holders.items()
+        if not share.revoked and (token not in seen.holders or seen.holders[token].fence != share.fence)
+    ]
 
 
 def bars(epoch: str, server: Server, thing: Thing, marker: bytes | None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from interlock.aio import LeaseState, Ran
+from interlock.aio import LeaseState, Ran, Skipped
 from interlock.primitives.codes import BUSY, GRANTED
 from interlock.primitives.once import once_resource
 
@@ -84,18 +84,11 @@ class Running(NamedTuple):
 
     async def play(self, worker: Worker) -> None:
         """See Turn."""
-        thing, monitor, begun = self.thing, worker.run.monitor, list["aio.Lease"]()
+        thing, begun = self.thing, list["aio.Lease"]()
 
         async def work(lease: aio.Lease) -> str:
             begun.append(lease)
-            worker.count("begun")
-            monitor.leases.leased(worker.client.process, lease._grant)
-            if thing.succeeded:
-                worker.violated(12, f"{lease!r} is of a run for a key whose run has succeeded")
-            await worker.stay(lease, self.seconds)
-            if self.fails:
-                raise FailedError
-            return lease.token
+            return await self._work(worker, lease)
 
         once = worker.locks.once(
             thing.of, at_most=self.at_most, at_least=min(thing.at_least, self.at_most), key=thing.key_of,
@@ -110,22 +103,40 @@ class Running(NamedTuple):
         finally:
             for lease in begun:
                 if lease.state is LeaseState.LOST:  # that its work has ended is how it is told
-                    monitor.leases.told(lease)
+                    worker.run.monitor.leases.told(lease)
         if isinstance(result, Ran):
-            worker.count("ran")
-            if not begun or not result.value.endswith(result.by[-32:]):
-                worker.violated(12, f"{result} was not run here")
-            # Without a fault on its way the release was run before, so for `keep` nobody may begin.
-            thing.succeeded |= thing.key_of is not None and monitor.server_state.quiet and thing.keep > LONG
+            self._check_ran(worker, result, begun=bool(begun))
         elif result is not None:
-            worker.count("skipped")
-            if begun or result:
-                worker.violated(12, f"{result} was begun")
-            started_at, ended = result.started, result.ended
-            if started_at is not None and ended is not None and ended < started_at:
-                worker.violated(12, f"{result} ended before it began")
-            if worker.now() - started > AT_ONCE and monitor.server_state.quiet:
-                worker.violated(4, f"{result} took {worker.now() - started:.3f} s")
+            self._check_skipped(worker, result, begun=bool(begun), took=worker.now() - started)
+
+    async def _work(self, worker: Worker, lease: aio.Lease) -> str:
+        worker.count("begun")
+        worker.run.monitor.leases.leased(worker.client.process, lease._grant)
+        if self.thing.succeeded:
+            worker.violated(12, f"{lease!r} is of a run for a key whose run has succeeded")
+        await worker.stay(lease, self.seconds)
+        if self.fails:
+            raise FailedError
+        return lease.token
+
+    def _check_ran(self, worker: Worker, result: Ran[str], *, begun: bool) -> None:
+        thing = self.thing
+        worker.count("ran")
+        if not begun or not result.value.endswith(result.by[-32:]):
+            worker.violated(12, f"{result} was not run here")
+        # Without a fault on its way the release was run before, so for `keep` nobody may begin.
+        thing.succeeded |= thing.key_of is not None and worker.run.monitor.server_state.quiet and thing.keep > LONG
+
+    @staticmethod
+    def _check_skipped(worker: Worker, result: Skipped, *, begun: bool, took: float) -> None:
+        worker.count("skipped")
+        if begun or result:
+            worker.violated(12, f"{result} was begun")
+        started, ended = result.started, result.ended
+        if started is not None and ended is not None and ended < started:
+            worker.violated(12, f"{result} ended before it began")
+        if took > AT_ONCE and worker.run.monitor.server_state.quiet:
+            worker.violated(4, f"{result} took {took:.3f} s")
 
 
 class Onces(Subject):

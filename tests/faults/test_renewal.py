@@ -85,12 +85,12 @@ async def test_one_that_can_not_be_told_does_not_keep_others_from_it(kit, clean)
 
 async def test_a_keeper_that_could_not_start_starts_the_next_time(kit, clean):
     locks = kit.interlock()
-    port = kit.session(locks).port
+    runtime = kit.session(locks).runtime
 
     def failing(*_):
         raise RuntimeError("can't start new thread")
 
-    with patched(port, spawn=failing), pytest.raises(RuntimeError):
+    with patched(runtime, spawn=failing), pytest.raises(RuntimeError):
         await locks.lock("a", ttl=0.6).acquire()
     lease = await locks.lock("b", ttl=0.6).acquire()
     started = time.monotonic()

@@ -8,7 +8,8 @@ pytest.importorskip("lupa")
 
 from interlock._servers import quorum
 from interlock._servers import quorum_votes as _votes
-from interlock.primitives.codes import GRANTED, QUEUED
+from interlock.primitives.codes import QUEUED
+from interlock.primitives.messages import NO_KEY, RENEWED, Granted, HeartbeatReply
 from model.mutations import catch, replaced, shares
 from simulator import WORLDS, natural, port, shrink, simulate, subject_of
 
@@ -62,23 +63,24 @@ def half_is_enough(monkeypatch):
 
 def one_renewal_is_enough(monkeypatch):
     renewed = _votes._renewed_state
-    monkeypatch.setattr(
-        _votes, "_renewed_state", lambda column, said: GRANTED if GRANTED in column else renewed(column, said)
-    )
+    monkeypatch.setattr(_votes, "_renewed_state", lambda votes: RENEWED if RENEWED in votes.replies else renewed(votes))
 
 
 def the_highest_fence_is_not_agreed_on(monkeypatch):
-    acquire = _votes._acquire
+    verb = _votes.VERBS["acquire"]
 
-    def hasty(said):
-        reply = acquire(said)
-        return [GRANTED, reply[1]] if reply and reply[0] == _votes.UNAGREED else reply
+    def hasty(votes, rules):
+        outcome = verb.merge(votes, rules)
+        return Granted(outcome.fence) if isinstance(outcome, _votes.Unagreed) else outcome
 
-    monkeypatch.setitem(_votes.MERGED, "acquire", hasty)
+    monkeypatch.setitem(_votes.VERBS, "acquire", verb._replace(merge=hasty))
 
 
 def a_vouch_finds_nothing(monkeypatch):
-    monkeypatch.setitem(_votes.MERGED, "vouch", lambda said: [-2, b"", *(QUEUED for _ in said.args[3::2])])
+    def nothing(votes, _rules):
+        return HeartbeatReply(NO_KEY, b"", [QUEUED for _ in votes.call.waiters])
+
+    monkeypatch.setitem(_votes.VERBS, "vouch", _votes.VERBS["vouch"]._replace(merge=nothing))
     monkeypatch.setattr(port.SimPort, "hear", lambda *_: None)
 
 

@@ -365,7 +365,7 @@ async def test_leases_of_a_slot_that_is_half_way_are_renewed_each_by_itself(kit,
         if step == "half":
             whole = [lease for lease in leases if _together(old, new, lease.name)]
             grants = [lease._grant for lease in whole]
-            began = port_of(kit, locks).now()
+            began = port_of(kit, locks).runtime.now()
             await until(lambda: all(grant.deadline > began + 6 for grant in grants))
     harmed.migrate(slot, to=old)
     for lease in leases:

@@ -12,12 +12,14 @@ import pytest
 import redis
 import redis.asyncio
 import redis.sentinel
+from redis.exceptions import AuthenticationError, ResponseError
 
 import interlock
 import interlock.aio
 from harness.matrix import HOME, PASSWORD, USER, least_rights
 from harness.modes import Kit, outcome, queued, until
 from interlock import AcquireTimeout, ConfigError, LockError, Unavailable
+from interlock._connect.refusals import connection_error
 from interlock._connect.server_check import _warn, check_server
 from interlock._connect.target import address, quorum
 from interlock._protocol.names import checked_name, tagged
@@ -178,6 +180,45 @@ def test_passwords_never_appear(make):
 def test_addresses(url, kind, shown):
     found = address(url, for_asyncio=False)
     assert (found.kind, found.display_url) == (kind, shown)
+
+
+@pytest.mark.parametrize(
+    ("query", "checked"),
+    [
+        ("", True),
+        ("?ssl_check_hostname=false", False),
+        ("?ssl_cert_reqs=none", False),
+        ("?ssl_cert_reqs=optional", True),
+    ],
+)
+def test_the_host_is_compared_with_the_certificate_by_every_redis_py(query, checked):
+    """redis-py 5 does so only if it is asked to, and from redis-py 6 on it is the default."""
+    assert address(f"rediss://h{query}", for_asyncio=False).parameters["ssl_check_hostname"] is checked
+    watched = address(f"rediss+sentinel://h/0?service=m&{query[1:]}", for_asyncio=False)
+    for each in (watched, *watched.sentinels.members):
+        assert each.parameters["ssl_check_hostname"] is checked
+
+
+def test_an_option_of_tls_that_a_client_leaves_at_its_default_need_not_be_known_by_the_other_library():
+    valkey = pytest.importorskip("valkey")
+    client = valkey.Valkey(ssl=True, ssl_cert_reqs=None)
+    parameters = address(client, for_asyncio=False).parameters
+    assert [option for option, value in parameters.items() if value is None] == ["ssl_cert_reqs"]
+
+
+def test_a_refusal_that_redis_py_wraps_is_the_same_refusal():
+    """redis-py 5.0 wraps what the server answers on a unix socket of asyncio."""
+    found = address("unix:///tmp/s", for_asyncio=True)
+    for refused, says in (
+        (ResponseError("unknown command 'HELLO'"), "runs version before 6.0"),
+        (ResponseError("max number of clients"), "refuses the connection"),
+        (AuthenticationError("wrong"), "user name or password is wrong"),
+    ):
+        wrapped = redis.ConnectionError(refused)
+        wrapped.__cause__ = refused
+        error = connection_error(wrapped, found)
+        assert isinstance(error, ConfigError)
+        assert says in str(error)
 
 
 def test_a_client_of_the_other_mode_says_which_one_to_use(clean):

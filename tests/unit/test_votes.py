@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from interlock._servers.quorum_votes import MERGED, SPLIT, UNAGREED, Votes
+from interlock._servers.quorum_votes import Request, Split, Unagreed
 from interlock.primitives.codes import BUSY, GRANTED, NOT_FOUND, QUARANTINE, QUEUED, REVOKED
+from interlock.primitives.messages import Queued
+from interlock.primitives.scripts import load
 
 ME, OTHER = b"me/1", b"other/2"
 ACQUIRE = ("acquire", "me/1", "1000", "1000", "0", "-", "1", "", "lock")
 
 
-def merged(args, *votes, pending=0, total=3):
-    return MERGED[args[0]](Votes(args, list(votes), pending, total))
+def merged(args, *votes, pending=0, total=3, script="lock"):
+    """The outcome: a list if it is a reply that the script could give."""
+    request = Request.parse((load(script), (), args))
+    outcome = request.merge([request.parse_reply(vote) for vote in votes], pending, total)
+    return outcome.encode() if hasattr(outcome, "encode") else outcome
 
 
 def queued(holder, pttl=500, head=0):
@@ -23,13 +28,13 @@ def queued(holder, pttl=500, head=0):
     ("votes", "pending", "reply"),
     [
         ([[GRANTED, 5], [GRANTED, 5]], 1, [GRANTED, 5]),
-        ([[GRANTED, 5], [GRANTED, 6]], 0, [UNAGREED, 6]),
+        ([[GRANTED, 5], [GRANTED, 6]], 0, Unagreed(6)),
         ([[GRANTED, 5], [GRANTED, 6]], 1, None),  # the third may say 6, too
         ([[GRANTED, 5], [GRANTED, 6], [GRANTED, 6]], 0, [GRANTED, 6]),
         ([[GRANTED, 5], queued(OTHER)], 1, None),
         ([queued(OTHER, 300), queued(OTHER, 500)], 1, [QUEUED, OTHER, 500, 0]),  # over when a majority is free
         ([[GRANTED, 5], queued(OTHER, 300), queued(OTHER, 500)], 0, [QUEUED, OTHER, 300, 1]),
-        ([[GRANTED, 5], queued(OTHER, 300), queued(b"third/3", 500)], 0, [SPLIT, [QUEUED, OTHER, 300, 1], True]),
+        ([[GRANTED, 5], queued(OTHER, 300), queued(b"third/3", 500)], 0, Split(Queued(OTHER, 300, True), True)),
     ],
 )
 def test_acquire(votes, pending, reply):
@@ -38,11 +43,11 @@ def test_acquire(votes, pending, reply):
 
 def test_a_split_is_seen_as_soon_as_nobody_can_have_a_majority():
     votes = [[GRANTED, 5], [GRANTED, 5], queued(OTHER), queued(OTHER)]
-    code, _, first = merged(ACQUIRE, *votes, total=4)
-    assert code == SPLIT
-    assert first  # of two equal shares, "me" comes before "other"
+    split = merged(ACQUIRE, *votes, total=4)
+    assert isinstance(split, Split)
+    assert split.goes_first  # of two equal shares, "me" comes before "other"
     theirs = [queued(ME), queued(ME), [GRANTED, 5], [GRANTED, 5]]
-    assert not merged(("acquire", "other/2", *ACQUIRE[2:]), *theirs, total=4)[2]
+    assert not merged(("acquire", "other/2", *ACQUIRE[2:]), *theirs, total=4).goes_first
 
 
 @pytest.mark.parametrize(
@@ -102,4 +107,4 @@ def test_a_holder_that_stands_in_the_queue_of_a_server_in_quarantine_is_no_waite
 
 def test_once_it_was_run_if_any_server_says_so():
     noted = [BUSY, b"ran/1", 5000, 0, b"17", b"18"]
-    assert merged(("acquire", "me/1", *ACQUIRE[2:]), [GRANTED, 5], [GRANTED, 5], noted) == noted
+    assert merged(("acquire", "me/1", *ACQUIRE[2:]), [GRANTED, 5], [GRANTED, 5], noted, script="once") == noted

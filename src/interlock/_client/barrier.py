@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from interlock._client.error_texts import reply_error
 from interlock._client.grant import Attempt
 from interlock._protocol.timing import HANDOVER_TTL, UNDO_GRACE
 from interlock.errors import AcquireTimeout, BrokenBarrier, LockError
-from interlock.primitives.codes import GRANTED, WRONG_KIND
+from interlock.primitives.barrier import ResetCall
+from interlock.primitives.messages import AcquireCall, Granted, OperationReply, parse_acquire
 
 if TYPE_CHECKING:
     from interlock._client.core import Core
     from interlock._protocol.types import Resource
+    from interlock.primitives.messages import Busy, Queued
 
 
 async def wait(core: Core, resource: Resource, timeout: float | None) -> int:
@@ -22,9 +24,9 @@ async def wait(core: Core, resource: Resource, timeout: float | None) -> int:
     attempt = core.attempt(resource, HANDOVER_TTL, wait=timeout is None or timeout > 0)
     attempt.is_queued = attempt.event is None  # it arrives even if it can't wait, and then has to leave
 
-    def index(attempt: Attempt, reply: Any, _sent: float) -> int:
+    def index(attempt: Attempt, granted: Granted, _sent: float) -> int:
         core.waiters.unregister(attempt)
-        return int(reply[1])
+        return granted.number
 
     try:
         return await core.wait_until_granted(resource, index, HANDOVER_TTL, timeout, _timeout_error, attempt)
@@ -37,26 +39,31 @@ async def wait(core: Core, resource: Resource, timeout: float | None) -> int:
 
 async def _passed_unheard(core: Core, attempt: Attempt) -> int | None:
     """The index of one that has passed though its time is over: the others had gone on with it, unheard. Else None."""
-    resource, phase = attempt.resource, attempt.generation or "-"  # not an arrival in any case
+    resource, generation = attempt.resource, attempt.generation or "-"  # "-": not an arrival in any case
     _, channel = core.port.subscription_of(resource.keys[0])
-    args = ("acquire", attempt.token, "0", attempt.handover_ttl_ms, "0", channel, "0", *resource.acquire_args, phase)
+    own = (*resource.acquire_args, generation)
+    call = AcquireCall(attempt.token, "0", attempt.handover_ttl_ms, "0", channel, "0", own)
     with contextlib.suppress(LockError):
-        reply, _ = await core.request(Attempt(resource, "-", 0, None), args, core.runtime.now() + UNDO_GRACE)
-        if reply[0] == GRANTED:
-            return int(reply[1])
+        reply, _ = await core.request(Attempt(resource, "-", 0, None), call.encode(), core.runtime.now() + UNDO_GRACE)
+        match parse_acquire(reply):
+            case Granted(index):
+                return index
+            case _:
+                pass
     return None
 
 
-def _timeout_error(resource: Resource, timeout: float, reply: Any) -> AcquireTimeout:
+def _timeout_error(resource: Resource, timeout: float, reply: Queued | Busy) -> AcquireTimeout:
     parties = str(resource.acquire_args[0])
     return AcquireTimeout(
         f"{resource}: the others did not come within {timeout:g} s, and so it is broken for all until reset(). "
-        f"Of {parties} parties {reply[1]} had come when last asked"
+        f"Of {parties} parties {reply.tally} had come when last asked"
     )
 
 
 async def reset(core: Core, resource: Resource) -> None:
     """See Barrier.reset."""
-    reply = await core.query(resource, "reset", f"reset/{secrets.token_hex(16)}")
-    if reply[0] == WRONG_KIND:
-        raise reply_error(resource, WRONG_KIND, reply)
+    call = ResetCall(f"reset/{secrets.token_hex(16)}")
+    refused, _ = OperationReply.parse(await core.query(resource, *call.encode()))
+    if refused:
+        raise reply_error(resource, refused)

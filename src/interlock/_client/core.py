@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from interlock._client.error_texts import (
     HEARTBEATS_UNANSWERED,
     OLD_PRIMARY_MAY_GRANT,
-    Busy,
+    BusyError,
     busy_error,
     reply_error,
     server_error,
     unavailable_error,
 )
-from interlock._client.grant import Attempt, Grant, last_answer_counts, tombstone_ms
+from interlock._client.grant import Attempt, Grant, last_answer_counts
+from interlock._client.undo import release_call
 from interlock._protocol.log import log
 from interlock._protocol.timing import (
     FOREVER,
@@ -55,7 +56,26 @@ from interlock._protocol.types import (
     is_transient,
 )
 from interlock.errors import AcquireTimeout, ConfigError, LeaseLost, LockError, Unavailable
-from interlock.primitives.codes import BUSY, GRANTED, QUEUED, RETRY, quarantine_evidence, reason_lost
+from interlock.primitives.messages import (
+    AcquireCall,
+    Busy,
+    ExecuteCall,
+    ExecuteReply,
+    Failed,
+    Gone,
+    Granted,
+    Queued,
+    Refused,
+    ReleaseReply,
+    RenewCall,
+    RenewReply,
+    Revoked,
+    is_acquire,
+    lengthens_lease,
+    parse_acquire,
+    quarantine_evidence,
+    reason_lost,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,7 +118,7 @@ class Core:
         timeout: float | None,
         renews: bool = True,
         max_hold: float | None = None,
-        busy: Busy | None = None,
+        busy: BusyError | None = None,
         acks: Acks | None = None,
         try_for: float | None = None,
         should_stop: Callable[[], bool] | None = None,
@@ -110,8 +130,8 @@ class Core:
         several times a second while it waits; once it is true, Stopped is raised.
         """
 
-        def held(attempt: Attempt, reply: Any, sent: float) -> L | None:
-            return self.lease_from_grant(attempt, reply[1], sent, make_lease, renews=renews, max_hold=max_hold)
+        def held(attempt: Attempt, granted: Granted, sent: float) -> L | None:
+            return self.lease_from_grant(attempt, granted.number, sent, make_lease, renews=renews, max_hold=max_hold)
 
         ttl = self._capped_ttl(ttl, max_hold)
         attempt = self.attempt(resource, ttl, wait=timeout is None or timeout > 0)
@@ -138,10 +158,10 @@ class Core:
     async def wait_until_granted(
         self,
         resource: Resource,
-        accept: Callable[[Attempt, Any, float], L | None],
+        accept: Callable[[Attempt, Granted, float], L | None],
         ttl: float,
         timeout: float | None,
-        busy: Busy | None = None,
+        busy: BusyError | None = None,
         attempt: Attempt | None = None,
         try_for: float | None = None,
     ) -> L:
@@ -157,26 +177,18 @@ class Core:
         attempt = attempt or self.attempt(resource, ttl, wait=wait)
         token, ttl_ms, waits = attempt.token, str(int(ttl * 1000)), "1" if wait else "0"
         late, doubted, proven = 0, True, ""
-        refused: Any = None  # the last answer that somebody else has it
+        refused: Queued | None = None  # the last answer that somebody else has it
         try:
             self.waiters.register(attempt)
             while True:
                 heard, channel = port.subscription_of(resource.keys[0])
-                args = (
-                    "acquire",
-                    token,
-                    ttl_ms,
-                    attempt.handover_ttl_ms,
-                    heard,
-                    channel,
-                    waits,
-                    *resource.acquire_args,
-                )
-                reply, sent = await self.request(
-                    attempt, (*args, attempt.generation) if resource.has_generation else args, until
-                )
-                code = reply[0]
-                if code == GRANTED:
+                own = resource.acquire_args
+                if resource.has_generation:
+                    own = (*own, attempt.generation)
+                call = AcquireCall(token, ttl_ms, attempt.handover_ttl_ms, heard, channel, waits, own)
+                raw, sent = await self.request(attempt, call.encode(), until)
+                reply = parse_acquire(raw)
+                if isinstance(reply, Granted):
                     accepted = accept(attempt, reply, sent)
                     if accepted is not None:
                         attempt.should_stop = None  # what is asked of it from now on is no part of the waiting
@@ -185,23 +197,21 @@ class Core:
                     if late == MAX_EXPIRED_GRANTS:
                         raise Unavailable(f"{resource}: {port.display_url} answers too late for a lease of {ttl:g} s")
                     continue
-                attempt.is_queued |= code == QUEUED
+                attempt.is_queued |= isinstance(reply, Queued)
                 if (evidence := quarantine_evidence(reply)) and doubted and evidence != proven:
                     proven = evidence  # once for each: not every client can make use of what it has proven
                     doubted = await port.prove_lossless(
                         resource.keys, evidence, min(until, self.runtime.now() + PROOF_TIMEOUT * wait)
                     )
                     continue
-                if code == QUEUED:
-                    refused = reply
-                    if resource.has_generation:
-                        attempt.generation = reply[4].decode()
+                if isinstance(reply, Queued):
+                    refused, attempt.generation = reply, reply.generation
                     if not await self._wait(attempt, reply, until):
                         raise self._timeout_error(attempt, busy(resource, timeout or 0, reply))
-                elif code == BUSY:
+                elif isinstance(reply, Busy):
                     raise busy(resource, 0, reply)
-                elif code != RETRY:
-                    raise reply_error(resource, code, reply)
+                elif isinstance(reply, Refused):
+                    raise reply_error(resource, reply)
         except BaseException as error:
             attempt.abandoned = True  # before any call: an interrupt here must not leave a waiter that nobody is
             self.waiters.unregister(attempt)
@@ -221,13 +231,13 @@ class Core:
             return refusal
         return unavailable_error(attempt, self.port.display_url, now, Disconnected(HEARTBEATS_UNANSWERED, sent=True))
 
-    async def _wait(self, attempt: Attempt, reply: Any, until: float) -> bool:
+    async def _wait(self, attempt: Attempt, reply: Queued, until: float) -> bool:
         """Wait until there is a reason to ask again. False: the time is over. Raises Stopped."""
         stopped = attempt.should_stop
         if stopped is None:
-            return await self.waiters.wait(attempt, reply[2], bool(reply[3]), until)
+            return await self.waiters.wait(attempt, reply.pttl_ms, reply.is_head, until)
         woken = await self.waiters.wait(
-            attempt, reply[2], bool(reply[3]), min(until, self.runtime.now() + STOP_POLL_INTERVAL)
+            attempt, reply.pttl_ms, reply.is_head, min(until, self.runtime.now() + STOP_POLL_INTERVAL)
         )
         while not woken and self.runtime.now() < until:
             if stopped():
@@ -290,15 +300,11 @@ class Core:
                 raise Stopped
             sent = self.runtime.now()
             try:
-                if attempt.acks is None or args[0] != "acquire":
+                if attempt.acks is None or not is_acquire(args):
                     reply = await port.call(resource.script, resource.keys, args, give_up)
                 else:
                     reply = await self._request_with_acks(attempt, args, give_up)
-                if (
-                    args[0] not in {"acquire", "renew"}
-                    or reply[0] != GRANTED
-                    or not port.old_primary_may_still_grant(resource.keys[0])
-                ):
+                if not lengthens_lease(args, reply) or not port.old_primary_may_still_grant(resource.keys[0]):
                     attempt.unanswered_since = FOREVER
                     return reply, sent
                 attempt.in_doubt, cause, stale = True, ServerError(OLD_PRIMARY_MAY_GRANT), False
@@ -331,7 +337,7 @@ class Core:
         assert acks is not None
         patience = min(acks.timeout(attempt.ttl), 0.9 * (until - self.runtime.now()))  # so that its answer is in time
         reply, known, got = await self.port.call_with_acks(resource.script, resource.keys, args, until, acks, patience)
-        if reply[0] == GRANTED:
+        if lengthens_lease(args, reply):
             attempt.in_doubt = True  # until it is clear that it counts: what ends here is undone
             attempt.assurance = acks.checked(resource, known, got, acks.timeout(attempt.ttl))
         return reply
@@ -358,14 +364,15 @@ class Core:
             grant.mark_released()
             self.renewal.remove(grant)
             self.releasing[attempt.token] = attempt
-            args = ("release", attempt.token, tombstone_ms(attempt), *attempt.release_args)
+            args = release_call(attempt).encode()
             attempt.in_doubt = False  # from here on it tells whether a release was sent twice
             until = FOREVER
             if grant.deadline < now + RETRY_FOR:  # after its ttl it is free by itself
                 until = max(grant.deadline, now + 0.5)
             was_ours = False
             while True:
-                (ours, again), _ = await self.request(attempt, args, until)
+                reply, _ = await self.request(attempt, args, until)
+                ours, again = ReleaseReply.parse(reply)
                 was_ours |= bool(ours)  # the first answer tells; while we come again, others release, too
                 if not again:
                     # The server remembers one releaser. If it was asked twice and knows of another by now, then
@@ -419,14 +426,16 @@ class Core:
         # Not beyond max_hold: what is not believed here must not keep others out there.
         ttl = min(ttl, max(0.001, grant.max_hold_until - self.runtime.now() + 2 * margin(ttl, self.port.drift)))
         try:
-            request = ("renew", grant.token, str(int(ttl * 1000)))
-            reply, sent = await self.request_for_grant(grant, grant.resource.renew_keys, request)
+            call = RenewCall([(grant.token, str(int(ttl * 1000)))])
+            reply, sent = await self.request_for_grant(grant, grant.resource.renew_keys, call.encode())
         finally:  # also if no reply came: the server may have done it
             grant.attempt.extended_until = max(grant.attempt.extended_until, self.runtime.now() + ttl)
-        if isinstance(reply[0], bytes):  # a failed renewal is no loss
-            why = reply[0].decode()
+        (state,) = RenewReply.parse(reply).states
+        if isinstance(state, Failed):  # a failed renewal is no loss
+            why = state.cause.decode()
             raise Unavailable(f"{grant.resource} was not extended, and lasts as before: {why}. Try again")
-        if why := reason_lost(reply[0]):
+        if isinstance(state, Gone | Revoked):
+            why = reason_lost(state)
             self.renewal.lose(grant, why)
             raise grant.error(why)
         if why := grant.reason_ended(self.runtime.now()):
@@ -440,7 +449,7 @@ class Core:
         if why := grant.reason_ended(self.runtime.now()):
             raise grant.error(why)
         resource = grant.resource
-        message = ("execute", grant.token, command, *args)
+        message = ExecuteCall(grant.token, command, args).encode()
         try:
             reply = await self.port.call(resource.script, (*resource.keys, *keys), message, FOREVER)
         except Disconnected as error:
@@ -448,11 +457,12 @@ class Core:
             raise Unavailable(f"{resource}: no answer to {command} ({error}): {done}") from error
         except ServerError as error:
             raise server_error(resource, self.port.display_url, str(error)) from None
-        if reply[0] != GRANTED:
+        ran, value = ExecuteReply.parse(reply)
+        if not ran:
             why = f"it had ended in the server, where {command} was not run"
             self.renewal.lose(grant, why)
             raise grant.error(why)
-        return reply[1]
+        return value
 
     async def request_for_grant(self, grant: Grant, keys: Sequence[str], args: Sequence[Argument]) -> tuple[Any, float]:
         narrowed = Attempt(grant.resource._replace(keys=tuple(keys)), grant.token, grant.attempt.ttl, None)

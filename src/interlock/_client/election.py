@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 from interlock._client.error_texts import reply_error
 from interlock._protocol.timing import HANDOVER_TTL
-from interlock.primitives.codes import GRANTED, WRONG_KIND
-from interlock.primitives.election import Leader, is_leader
-from interlock.primitives.lock import RECORD_VERSION
+from interlock.primitives.codes import WRONG_KIND
+from interlock.primitives.election import Leader, WatchCall, is_leader, parse_watch
+from interlock.primitives.lock import RECORD_VERSION, LockInspect
+from interlock.primitives.messages import InspectCall, Refused
 
 if TYPE_CHECKING:
     from interlock._client.core import Core
@@ -31,16 +32,11 @@ class Watch:
         """Who leads now. When that changes, the server tells."""
         attempt, core = self.attempt, self.core
         _, channel = core.port.subscription_of(attempt.resource.keys[0])
-        reply = await core.query(attempt.resource, "watch", attempt.token, channel)
-        if reply[0] != GRANTED:
-            raise reply_error(attempt.resource, reply[0], reply)
+        reply = parse_watch(await core.query(attempt.resource, *WatchCall(attempt.token, channel).encode()))
+        if isinstance(reply, Refused):
+            raise reply_error(attempt.resource, reply)
         core.port.ensure_subscribed(attempt.resource.keys[0])  # where it is by now
-        _, token, pttl, term = reply
-        return (
-            Leader(token.decode(errors="replace").removeprefix("!"), term, max(0, pttl) / 1000)
-            if is_leader(token)
-            else None
-        )
+        return _leader_of(*reply)
 
     async def change(self) -> Leader | None:
         """Wait until it is another one than was told last: who leads then, or None if nobody does."""
@@ -63,12 +59,17 @@ class Watch:
 
 async def leader(core: Core, resource: Resource) -> Leader | None:
     """See Election.leader."""
-    value, pttl, record, *_ = await core.query(resource, "inspect", "1")
-    if record and not record.startswith(
+    seen = LockInspect.parse(await core.query(resource, *InspectCall("1").encode()))
+    if seen.record and not seen.record.startswith(
         (f"{RECORD_VERSION} election ".encode(), f"{RECORD_VERSION} unknown ".encode())
     ):
-        raise reply_error(resource, WRONG_KIND, (WRONG_KIND, record))
-    term = int(record.split(b" ")[2]) if record else 0
-    if not is_leader(value) or (record and not term):  # in a quorum they agree on the term just now
+        raise reply_error(resource, Refused(WRONG_KIND, seen.record))
+    if seen.record and seen.fence <= 0:  # in a quorum they agree on the term just now
         return None
-    return Leader(value.decode(errors="replace").removeprefix("!"), term, max(0, pttl) / 1000)
+    return _leader_of(seen.value, seen.pttl_ms, max(0, seen.fence))
+
+
+def _leader_of(value: bytes, pttl_ms: int, term: int) -> Leader | None:
+    if not is_leader(value):
+        return None
+    return Leader(value.decode(errors="replace").removeprefix("!"), term, max(0, pttl_ms) / 1000)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from interlock._protocol.types import TRANSIENT, Resource, ServerError
 from interlock.errors import AcquireTimeout, BrokenBarrier, ConfigError, LeaseLost, LockError, Unavailable
-from interlock.primitives.codes import BROKEN, LIMIT_MISMATCH, NO_EXPIRY, REVOKED, WRONG_KIND, quarantine_evidence
+from interlock.primitives.codes import BROKEN, LIMIT_MISMATCH, NO_EXPIRY, REVOKED, WRONG_KIND
+from interlock.primitives.messages import Busy, Queued, Refused, quarantine_evidence
 
 if TYPE_CHECKING:
     from interlock._client.grant import Attempt
 
 HEARTBEATS_UNANSWERED: Final = "the heartbeats of this waiter were not answered"
 OLD_PRIMARY_MAY_GRANT: Final = "it has just become the primary, and the one before may still grant beside it"
-Busy = Callable[[Resource, float, Any], LockError]  # the timeout in seconds, and the reply
+# What is raised for a refusal: from the timeout in seconds, and the reply.
+BusyError = Callable[[Resource, float, "Queued | Busy"], LockError]
 
 
 def unavailable_error(attempt: Attempt, shown: str, now: float, cause: Exception) -> Unavailable:
@@ -28,30 +30,32 @@ def unavailable_error(attempt: Attempt, shown: str, now: float, cause: Exception
     )
 
 
-def busy_error(resource: Resource, timeout: float, reply: Any) -> AcquireTimeout:
-    """What is said to one that did not get it."""
-    holder = reply[1].decode(errors="replace")
+def busy_error(resource: Resource, timeout: float, reply: Queued | Busy) -> AcquireTimeout:
+    """The error for a caller that did not get it: another one holds."""
+    holder, left = reply.holder.decode(errors="replace"), f"{max(0, reply.pttl_ms) / 1000:.3g} s"
     tried = f"was not acquired within {round(timeout, 3):g} s" if timeout else "is not free"
     if not holder:
         return AcquireTimeout(f"{resource} {tried}: others are before us in the queue")
     if quarantine_evidence(reply):
         return AcquireTimeout(
-            f"{resource} {tried}: it is in quarantine for {max(0, reply[2]) / 1000:.3g} s more, since its server was "
+            f"{resource} {tried}: it is in quarantine for {left} more, since its server was "
             "restarted or replaced, and may have lost a lease that is alive. Wait; or, if nothing is at work there, "
             'end it: .revoke("I know", force=True)'
         )
     revoked = ", whose lease is revoked and" if holder.startswith("!") else ", which"
     holder = holder.removeprefix("!")
     error = AcquireTimeout(
-        f"{resource} {tried}: it is held by {holder}{revoked} had {max(0, reply[2]) / 1000:.3g} s "
+        f"{resource} {tried}: it is held by {holder}{revoked} had {left} "
         "left when last asked. Wait longer, or see .inspect()"
     )
     error.holder = holder
     return error
 
 
-def reply_error(resource: Resource, code: int, reply: Any) -> LockError:
-    text = reply[1].decode(errors="replace") if len(reply) > 1 and isinstance(reply[1], bytes) else ""
+def reply_error(resource: Resource, refused: Refused) -> LockError:
+    """The error for a refusal for good."""
+    code, detail = refused
+    text = detail.decode(errors="replace") if isinstance(detail, bytes) else ""
     if code == NO_EXPIRY:
         return ConfigError(
             f"{resource} is held without an expiry, which interlock never does, by {text!r} in the key "
@@ -67,7 +71,7 @@ def reply_error(resource: Resource, code: int, reply: Any) -> LockError:
         what, way = (
             ("parties", "") if resource.kind == "barrier" else ("limit", ", or change it for all with set_limit()")
         )
-        return ConfigError(f"{resource} has the {what} {reply[1]}, which others use now. Give that one{way}")
+        return ConfigError(f"{resource} has the {what} {detail!r}, which others use now. Give that one{way}")
     if code == BROKEN:
         return BrokenBarrier(f"{resource}: who waits here waits in vain, since {text}")
     if code == REVOKED:

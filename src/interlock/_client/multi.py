@@ -7,15 +7,14 @@ any other, renewed while the next is awaited. multi.lua is the short cut for whe
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock._client.error_texts import reply_error
 from interlock._client.grant import Attempt, Grant
 from interlock._protocol.timing import capped_ttl
 from interlock.errors import LockError, Unavailable
-from interlock.primitives.codes import BUSY, GRANTED, RETRY
-from interlock.primitives.multi import multi_resource
+from interlock.primitives.messages import AcquireCall, Refused, Retry
+from interlock.primitives.multi import AllGranted, FirstRefused, Part, TogetherCall, multi_resource, parse_together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,22 +53,22 @@ async def together(core: Core, requests: Sequence[Request], until: float, leases
     try:
         for attempt in attempts:
             core.waiters.register(attempt)  # so that closing gives back what may be on its way
-        args = ("acquire", *(_acquire(core, attempt) for attempt in attempts))
-        reply, sent = await core.request(asked, args, until)
+        call = TogetherCall([_part(core, attempt) for attempt in attempts])
+        reply, sent = await _ask(core, asked, call, until)
         for _ in range(MAX_TRIES):
-            if reply[0] == RETRY:
-                reply, sent = await core.request(asked, args, until)
-        if reply[0] != GRANTED:
-            first: Request = requests[int(reply[1])]
-            if reply[0] not in {BUSY, RETRY}:
-                raise reply_error(first.resource, reply[0], reply[2])
+            if isinstance(reply, FirstRefused) and isinstance(reply.reply, Retry):
+                reply, sent = await _ask(core, asked, call, until)
+        if isinstance(reply, FirstRefused):
+            first = requests[reply.which]
+            if isinstance(reply.reply, Refused):
+                raise reply_error(first.resource, reply.reply)
             _unregister(core, attempts, undo=asked.in_doubt)  # also if it was refused when it was asked again
             return first.resource
         granted = True
-        for request, attempt, (_, fence) in zip(requests, attempts, reply[1:], strict=True):
+        for request, attempt, part in zip(requests, attempts, reply.parts, strict=True):
             attempt.in_doubt = asked.in_doubt
             lease = core.lease_from_grant(
-                attempt, fence, sent, request.make_lease, renews=request.renews, max_hold=request.max_hold
+                attempt, part.number, sent, request.make_lease, renews=request.renews, max_hold=request.max_hold
             )
             if lease is None:
                 raise Unavailable(f"{whole}: {core.port.display_url} answers too late for a lease of {attempt.ttl:g} s")
@@ -78,6 +77,12 @@ async def together(core: Core, requests: Sequence[Request], until: float, leases
     except BaseException as error:
         _unregister(core, attempts, undo=granted or asked.in_doubt or not isinstance(error, LockError))
         raise
+
+
+async def _ask(core: Core, asked: Attempt, call: TogetherCall, until: float) -> tuple[AllGranted | FirstRefused, float]:
+    """The reply, and when the request was sent that it answers."""
+    reply, sent = await core.request(asked, call.encode(), until)
+    return parse_together(reply), sent
 
 
 def _unregister(core: Core, attempts: Sequence[Attempt], *, undo: bool) -> None:
@@ -89,10 +94,10 @@ def _unregister(core: Core, attempts: Sequence[Attempt], *, undo: bool) -> None:
         core.waiters.unregister(attempt)
 
 
-def _acquire(core: Core, attempt: Attempt) -> str:
-    """The request of one, as its own script knows it."""
+def _part(core: Core, attempt: Attempt) -> Part:
+    """The acquire of one, as its own script knows it."""
     resource = attempt.resource
+    subscribed, channel = core.port.subscription_of(resource.keys[0])
     ttl_ms = str(int(attempt.ttl * 1000))
-    ear = core.port.subscription_of(resource.keys[0])
-    words = ("acquire", attempt.token, ttl_ms, attempt.handover_ttl_ms, *ear, "0", *resource.acquire_args)
-    return json.dumps([resource.script.name, len(resource.keys), *words])
+    call = AcquireCall(attempt.token, ttl_ms, attempt.handover_ttl_ms, subscribed, channel, "0", resource.acquire_args)
+    return Part(resource.script.name, len(resource.keys), call)

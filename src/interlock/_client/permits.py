@@ -6,8 +6,8 @@ import secrets
 from typing import TYPE_CHECKING
 
 from interlock._client.error_texts import reply_error
-from interlock.primitives.codes import GRANTED
-from interlock.primitives.permits import _checked_limit, parse_state
+from interlock.primitives.messages import InspectCall, OperationReply
+from interlock.primitives.permits import LimitCall, _checked_limit, parse_state, permit_args
 
 if TYPE_CHECKING:
     from interlock._client.core import Core
@@ -16,15 +16,16 @@ if TYPE_CHECKING:
 
 async def available(core: Core, resource: Resource) -> int:
     """See Semaphore.available."""
-    now = parse_state(resource.name, await core.query(resource, "inspect", "1"))
-    return max(0, (now.limit or int(resource.acquire_args[2])) - now.used)
+    now = parse_state(resource.name, await core.query(resource, *InspectCall("1").encode()))
+    return max(0, (now.limit or int(permit_args(resource).limit)) - now.used)
 
 
 async def set_limit(core: Core, resource: Resource, limit: object) -> Resource:
     """See Semaphore.set_limit."""
     number = _checked_limit(resource.name, limit)
-    kind, wants, _, under = resource.acquire_args
-    reply = await core.query(resource, "limit", f"limit/{secrets.token_hex(16)}", kind, str(number))
-    if reply[0] != GRANTED:
-        raise reply_error(resource, reply[0], reply)
-    return resource._replace(acquire_args=(kind, wants, str(number), under))
+    wanted = permit_args(resource)._replace(limit=str(number))
+    call = LimitCall(f"limit/{secrets.token_hex(16)}", wanted.kind, wanted.limit)
+    refused, _ = OperationReply.parse(await core.query(resource, *call.encode()))
+    if refused:
+        raise reply_error(resource, refused)
+    return resource._replace(acquire_args=wanted)

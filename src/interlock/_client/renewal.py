@@ -23,17 +23,27 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from interlock._client.error_texts import OLD_PRIMARY_MAY_GRANT
 from interlock._client.grant import Grant
 from interlock._protocol.log import log
 from interlock._protocol.timing import FOREVER, margin
 from interlock._protocol.types import Disconnected, Message, Port, Route, Script, ServerError
-from interlock.primitives.codes import GRANTED, reason_lost
+from interlock.primitives.messages import (
+    RENEWED,
+    Failed,
+    Gone,
+    RenewCall,
+    RenewReply,
+    RenewState,
+    Revoked,
+    reason_lost,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from interlock._client.grant import Attempt
     from interlock._client.undo import Undo
@@ -104,7 +114,7 @@ class Renewal:
 
     def _subscribed_at(self, grant: Grant) -> float:
         """Since when a revocation of this lease is pushed to us; -1 if it would not be pushed now."""
-        heard, channel = self.port.subscription_of(grant.resource.keys[0])
+        heard, channel = self.port.subscription_of(grant.attempt.resource.keys[0])
         return max(self.subscribed_since.get(None, -1), self.subscribed_since.get(channel, -1)) if heard == "1" else -1
 
     def subscribed(self, channel: str | None) -> None:
@@ -238,57 +248,57 @@ class Renewal:
 
     async def _renew(self, grants: list[Grant], silent: dict[object, bytes]) -> None:
         """Renew these at once. `silent` has the nodes that did not answer: to ask for more would tell ends late."""
-        sent, batches = self.runtime.now(), dict[tuple[Script, Route], list[Grant]]()
-        for grant in grants:
-            if grant.end_reason is None:
-                place = self.port.route(grant.resource.keys[0])
-                batches.setdefault((grant.resource.script, place), []).append(grant)
-                if (
-                    not grant.renews or grant.attempt.ttl / 3 > SUBSCRIBE_AFTER
-                ):  # else it is asked about so often anyway
-                    self.port.ensure_subscribed(grant.resource.keys[0])
-        asked = [(place, batch) for (_, place), batch in batches.items() if place.node not in silent]
+        work = [grants]
+        while work:
+            work += await self._renew_once(work.pop(0), silent)
+
+    async def _renew_once(self, grants: list[Grant], silent: dict[object, bytes]) -> list[list[Grant]]:
+        """Send one message to each route. Returns the leases to send anew at once: those of a list together."""
+        sent, alive = self.runtime.now(), [grant for grant in grants if grant.end_reason is None]
+        for grant in alive:
+            if not grant.renews or grant.attempt.ttl / 3 > SUBSCRIBE_AFTER:  # else it is asked about so often anyway
+                self.port.ensure_subscribed(grant.resource.keys[0])
+        batches = _plan(alive, self.port.route)
+        skipped = [batch for batch in batches if batch.node in silent]
+        asked = [batch for batch in batches if batch.node not in silent]
         replies: list[Any] = []
         if asked:
-            shortest = min(grant.attempt.ttl for _, batch in asked for grant in batch)
+            shortest = min(grant.attempt.ttl for batch in asked for grant in batch.grants)
             patience = min(RENEWAL_TIMEOUT, max(0.05, shortest / 3))
-            replies = await self.port.calls([_renew_message(batch, sent) for _, batch in asked], sent + patience)
-        stale: list[Grant] = []
-        apart: list[Grant] = []
-        for (place, batch), reply in zip(asked, replies, strict=True):
-            if isinstance(reply, Disconnected) and reply.stale:
-                stale += batch  # it had died while idle: that says nothing of the server
-            elif len(batch) > 1 and isinstance(reply, ServerError) and str(reply).startswith("TRYAGAIN"):
-                apart += batch  # their slot is on its way to another node, and some of them have arrived
-            elif isinstance(reply, Exception):
-                if not isinstance(reply, ServerError):
-                    silent[place.node] = _cause(reply)
-                self._on_states(batch, [_cause(reply)] * len(batch), sent)
-            else:
-                counts = GRANTED not in reply or not self.port.old_primary_may_still_grant(batch[0].resource.keys[0])
-                states = (
-                    reply if counts else [OLD_PRIMARY_MAY_GRANT.encode() if each == GRANTED else each for each in reply]
-                )
-                self._on_states(batch, states, sent)
-        for (_, place), batch in batches.items():
-            if (place, batch) not in asked:
-                self._on_states(batch, [silent[place.node]] * len(batch), sent)
-        if stale:
-            await self._renew(stale, silent)
-        for grant in apart:
-            await self._renew([grant], silent)
+            replies = await self.port.calls([_renew_message(batch.grants, sent) for batch in asked], sent + patience)
+        together: list[Grant] = []
+        apart: list[list[Grant]] = []
+        for batch, reply in zip(asked, replies, strict=True):
+            match _classify(reply, len(batch.grants)):
+                case Resend.TOGETHER:
+                    together += batch.grants
+                case Resend.APART:
+                    apart += [[grant] for grant in batch.grants]
+                case states:
+                    if isinstance(reply, Exception) and not isinstance(reply, ServerError):
+                        silent[batch.node] = _cause(reply)
+                    self._on_states(batch.grants, self._states_that_count(batch, states), sent)
+        for batch in skipped:
+            self._on_states(batch.grants, [Failed(silent[batch.node])] * len(batch.grants), sent)
+        return [together, *apart] if together else apart
 
-    def _on_states(self, grants: list[Grant], states: list[Any], sent: float) -> None:
+    def _states_that_count(self, batch: Batch, states: Sequence[RenewState]) -> Sequence[RenewState]:
+        """The states; but no renewal by a server beside which the old primary may still grant."""
+        if RENEWED not in states or not self.port.old_primary_may_still_grant(batch.grants[0].resource.keys[0]):
+            return states
+        return [Failed(OLD_PRIMARY_MAY_GRANT.encode()) if state == RENEWED else state for state in states]
+
+    def _on_states(self, grants: list[Grant], states: Sequence[RenewState], sent: float) -> None:
         now = self.runtime.now()
         for grant, state in zip(grants, states, strict=False):
             if grant.end_reason is not None:
                 self.remove(grant)
             elif why := grant.reason_ended(now):  # what was lost stays lost
                 self.lose(grant, why)
-            elif isinstance(state, bytes):
-                self._on_failure(grant, state)
-            elif why := reason_lost(state):
-                self.lose(grant, why)
+            elif isinstance(state, Failed):
+                self._on_failure(grant, state.cause)
+            elif isinstance(state, Gone | Revoked):
+                self.lose(grant, reason_lost(state))
             else:
                 grant.extend_deadline(sent, _ttl_ms(grant, sent) / 1000)
                 # Subscribed while the question was under way, and found the lease in no bucket: ask again.
@@ -364,11 +374,45 @@ def _end_due(grant: Grant) -> float:
     return math.ceil(grant.deadline / grain) * grain
 
 
+class Batch(NamedTuple):
+    """Leases that one message renews, and the node that gets the message."""
+
+    node: object
+    grants: list[Grant]
+
+
+def _plan(grants: Iterable[Grant], route: Callable[[str], Route]) -> list[Batch]:
+    """One batch for each script and route."""
+    batches = dict[tuple[Script, Route], Batch]()
+    for grant in grants:
+        to = route(grant.resource.keys[0])
+        batches.setdefault((grant.resource.script, to), Batch(to.node, [])).grants.append(grant)
+    return list(batches.values())
+
+
+class Resend(Enum):
+    """Why a batch is sent anew at once."""
+
+    TOGETHER = "the connection had died while it was idle: that says nothing of the server"
+    APART = "the slot is on its way to another node, and some of the keys have arrived there"
+
+
+def _classify(reply: Any, size: int) -> Sequence[RenewState] | Resend:
+    """What the reply to a batch of this size says of each lease, or that the batch must be sent anew."""
+    if isinstance(reply, Disconnected) and reply.stale:
+        return Resend.TOGETHER
+    if size > 1 and isinstance(reply, ServerError) and str(reply).startswith("TRYAGAIN"):
+        return Resend.APART
+    if isinstance(reply, Exception):
+        return [Failed(_cause(reply))] * size
+    return RenewReply.parse(reply).states
+
+
 def _renew_message(grants: list[Grant], sent: float) -> Message:
     """The renewal of leases that are in one place."""
     keys = [key for grant in grants for key in grant.resource.renew_keys]
-    args = [word for grant in grants for word in (grant.token, str(_ttl_ms(grant, sent)))]
-    return grants[0].resource.script, keys, ["renew", *args]
+    call = RenewCall([(grant.token, str(_ttl_ms(grant, sent))) for grant in grants])
+    return grants[0].resource.script, keys, call.encode()
 
 
 def _cause(error: Exception) -> bytes:

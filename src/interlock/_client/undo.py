@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from interlock._client.grant import Attempt, tombstone_ms
 from interlock._protocol.timing import FOREVER
+from interlock.primitives.messages import ReleaseCall, ReleaseReply
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,7 +76,7 @@ class Undo:
         for (token, job), reply in zip(jobs, replies, strict=True):
             _, until, waiting = job
             answered = not isinstance(reply, Exception)
-            if answered and reply[1] and now <= until:
+            if answered and ReleaseReply.parse(reply).ask_again and now <= until:
                 self.next_try = (
                     now  # there are more dead waiters than one step drops: somebody who lives waits behind them
                 )
@@ -91,4 +92,9 @@ class Undo:
 def release_message(attempt: Attempt) -> Message:
     """The undo of an attempt, which is also its release."""
     resource = attempt.resource
-    return resource.script, resource.keys, ("release", attempt.token, tombstone_ms(attempt), *attempt.release_args)
+    return resource.script, resource.keys, release_call(attempt).encode()
+
+
+def release_call(attempt: Attempt) -> ReleaseCall:
+    """The release of an attempt, with a tombstone if one is needed."""
+    return ReleaseCall(attempt.token, tombstone_ms(attempt), attempt.release_args)

@@ -14,11 +14,12 @@ lock and client, of at most `HEARTBEAT_BATCH` waiters.
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from interlock._protocol.log import log
 from interlock._protocol.timing import FOREVER
 from interlock.primitives.codes import QUEUED
+from interlock.primitives.messages import MORE_DEAD_WAITERS, NO_EXPIRY_PTTL, NO_KEY, HeartbeatCall, HeartbeatReply
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,9 +31,6 @@ HEARTBEAT_INTERVAL: Final = 1.0  # seconds between two heartbeats, at most; the 
 HEARTBEAT_TIMEOUT: Final = 1.0  # seconds that one round of heartbeats may take
 HEARTBEAT_SILENCE: Final = 1.5  # seconds without an answer to any heartbeat after which the waiters ask by themselves
 HEARTBEAT_BATCH: Final = 1000  # waiters in one script call
-MORE_DEAD_WAITERS: Final = (
-    -3
-)  # in place of a pttl: the server has dropped some dead waiters, and there are more before ours
 EXPIRY_SLACK: Final = 0.005  # seconds after a holder's pttl at which its key is gone for certain
 
 
@@ -141,7 +139,7 @@ class Waiters:
                     asking.add(queue)
             else:
                 queue.unanswered_since, queue.silence_limit = FOREVER, HEARTBEAT_SILENCE
-                self._on_heartbeat_reply(queue, batch, reply)
+                self._on_heartbeat_reply(queue, batch, HeartbeatReply.parse(reply))
         for queue in asking:  # the questions of a crowd may be what takes the server so long
             queue.silence_limit *= 2
 
@@ -155,22 +153,20 @@ class Waiters:
         for queue, batch in batches:
             self.port.ensure_subscribed(queue.resource.keys[0])  # it may be elsewhere by now
             heard, channel = self.port.subscription_of(queue.resource.keys[0])
-            args: list[Any] = ["vouch", channel, heard]
-            for attempt in batch:
-                args += (attempt.token, attempt.handover_ttl_ms)
-            yield queue.resource.script, queue.resource.keys, args
+            call = HeartbeatCall(channel, heard, [(each.token, each.handover_ttl_ms) for each in batch])
+            yield queue.resource.script, queue.resource.keys, call.encode()
 
-    def _on_heartbeat_reply(self, queue: LocalQueue, batch: list[Attempt], reply: list[Any]) -> None:
-        pttl_ms, head, *states = reply
+    def _on_heartbeat_reply(self, queue: LocalQueue, batch: list[Attempt], reply: HeartbeatReply) -> None:
+        pttl_ms, head, states = reply
         for attempt, state in zip(batch, states, strict=True):
             attempt.unanswered_since = FOREVER
             # Granted: confirm. Gone: enter again. Held for ever by a foreigner: be told so.
-            if (state != QUEUED or pttl_ms == -1) and attempt.event is not None:
+            if (state != QUEUED or pttl_ms == NO_EXPIRY_PTTL) and attempt.event is not None:
                 attempt.event.set()
         now = self.runtime.now()
         if pttl_ms == MORE_DEAD_WAITERS:  # each heartbeat makes room, so that this has an end
             queue.due = now
-        elif pttl_ms == -2:  # no memory for a grant
+        elif pttl_ms == NO_KEY:  # no memory for a grant
             queue.due = min(queue.due, now + 0.05)
         elif pttl_ms >= 0 and head.decode() in queue.attempts:
             queue.due = min(queue.due, now + pttl_ms / 1000 + EXPIRY_SLACK)

@@ -8,7 +8,7 @@ the protocol itself.
 
 from __future__ import annotations
 
-import ssl
+import socket
 import time
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -26,7 +26,7 @@ from interlock._protocol.log import log
 from interlock._protocol.timing import RETRY_FOR
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 
 IO_TIMEOUT: Final = 5.0  # seconds without an answer, after which interlock gives up a connection
@@ -190,34 +190,56 @@ class _Packer:
 
 
 class _TLS(redis.connection.SSLConnection):
-    """TLS for threads. Closes the socket that some Pythons (3.11.7) leak if the server resets it before the handshake.
+    """TLS for threads."""
 
-    Then only a frame of the traceback still refers to the half-made socket.
+    def _connect(self) -> Any:
+        return _connect_or_close(_SYNC.SSLConnection._connect, self)
+
+
+class _Unix(redis.connection.UnixDomainSocketConnection):
+    """A unix socket for threads."""
+
+    def _connect(self) -> Any:
+        return _connect_or_close(_SYNC.UnixDomainSocketConnection._connect, self)
+
+
+def _connect_or_close(connect: Callable[[Any], Any], connection: Any) -> Any:
+    """Connect. If that fails, close the sockets that redis-py or Python leaves open; frames of the traceback have them.
+
+    redis-py 5 closes neither a unix socket nor the socket below TLS. Python 3.11.7 does not close the half-made
+    `SSLSocket` if the server resets the connection before the handshake.
     """
-
-    def _wrap_socket_with_ssl(self, sock: Any) -> Any:
-        try:
-            return _SYNC.SSLConnection._wrap_socket_with_ssl(self, sock)
-        except OSError as error:
-            made = error.__traceback__
-            while made is not None:
-                if isinstance(half := made.tb_frame.f_locals.get("self"), ssl.SSLSocket):
-                    half.close()
-                made = made.tb_next
-            raise
+    try:
+        return connect(connection)
+    except BaseException as error:
+        entry = error.__traceback__.tb_next if error.__traceback__ is not None else None
+        while entry is not None:
+            for local in entry.tb_frame.f_locals.values():
+                if isinstance(local, socket.socket):
+                    local.close()
+            entry = entry.tb_next
+        raise
 
 
 def _class(module: Any, kind: str) -> Any:
-    if kind == "tls" and module is _SYNC:
-        return _TLS
+    if module is _SYNC and kind in _CLOSING:
+        return _CLOSING[kind]
     names = {"tcp": "Connection", "tls": "SSLConnection", "unix": "UnixDomainSocketConnection"}
     return getattr(module, names[kind])
+
+
+_CLOSING: Final[dict[str, type]] = {"tls": _TLS, "unix": _Unix}
 
 
 def make_address(kind: str, given: Mapping[str, Any]) -> Address:
     parameters = {key: given[key] for key in _KEPT if given.get(key) is not None}
     if kind == "tls":
-        parameters |= {key: value for key, value in given.items() if key.startswith("ssl_")}
+        parameters |= {
+            key: value
+            for key, value in given.items()
+            # None is the default, which an older redis-py may not know by name. But no ssl_cert_reqs: no verification.
+            if key.startswith("ssl_") and (value is not None or key == "ssl_cert_reqs")
+        }
     db = parameters.get("db", 0)
     if kind == "unix":
         for key in ("host", "port", "socket_keepalive", "socket_keepalive_options"):

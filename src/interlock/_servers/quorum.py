@@ -29,10 +29,21 @@ from typing import TYPE_CHECKING, Any, Final
 from interlock._protocol.log import log
 from interlock._protocol.timing import FOREVER, RETRY_FOR
 from interlock._protocol.types import ONLY_ROUTE, Argument, Disconnected, Message, Route, Script, ServerError
-from interlock._servers.quorum_nodes import Node, forget_oldest, is_quarantine, own_marker
-from interlock._servers.quorum_votes import MERGED, SPLIT, UNAGREED, Votes
+from interlock._servers.quorum_nodes import Node, forget_oldest
+from interlock._servers.quorum_votes import Request, Split, Unagreed
 from interlock.errors import ConfigError, LockError
-from interlock.primitives.codes import GRANTED, QUEUED, RETRY
+from interlock.primitives.lock import FenceCall, FenceReply
+from interlock.primitives.messages import (
+    AcquireCall,
+    AcquireReply,
+    DoneReply,
+    Granted,
+    InspectCall,
+    Queued,
+    ReleaseCall,
+    Retry,
+)
+from interlock.primitives.quorum_rules import rules_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,6 +65,14 @@ MAX_INSISTENCE: Final = 20  # times that one who does not wait, and goes on, ask
 STARTED_TOGETHER_WITHIN: Final = 5.0  # seconds within which the servers of a new quorum are started
 QUORUM_DRIFT: Final = 0.01  # of a ttl, as Redlock's authors have it
 
+# A server, what was sent to it and is not answered yet, and the requests in that.
+Straggler = tuple[Node, Any, "Sequence[Request]"]
+
+
+def is_stale(error: object) -> bool:
+    """Whether only the connection had died, while it was idle: that says nothing of the server."""
+    return isinstance(error, Disconnected) and error.stale
+
 
 class QuorumPort:
     """A port over those of single servers."""
@@ -72,7 +91,7 @@ class QuorumPort:
         self._start()
 
     def _start(self) -> None:
-        self._stragglers: deque[tuple[Node, Any]] = deque()  # what was sent and is not answered yet
+        self._stragglers: deque[Straggler] = deque()  # what was sent and is not answered yet
         self._yielded: dict[str, int] = {}  # tokens that gave back, and how often
         self._has_met_all = False
         self._config_fault = ""
@@ -94,68 +113,75 @@ class QuorumPort:
 
     async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
         """See Port."""
-        message = (script, keys, args)
-        if args[0] == "acquire":
-            return await self._acquire(message, until)
-        if args[0] == "forget" or (args[0] == "revoke" and isinstance(args[1], bytes) and is_quarantine(args[1])):
-            return await self._call_with_own_marker(message, until)
-        return await self._call_one(message, until)
+        request = Request.parse((script, keys, args))
+        if isinstance(request.call, AcquireCall):
+            reply: Any = await self._acquire(request, until)
+        elif getattr(request.call, "differs_by_server", False):
+            reply = await self._call_with_own_marker(request, until)
+        else:
+            reply = await self._call_one(request, until)
+        return reply.encode()
 
     async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
         """See Port."""
         try:
-            replies, _ = await self._poll(messages, until)
+            poll = await self._poll([Request.parse(message) for message in messages], until)
         except LockError as error:
             return [error] * len(messages)
-        return replies
+        return [reply if isinstance(reply, Exception) else reply.encode() for reply in poll.outcomes]
 
-    async def _call_one(self, message: Message, until: float) -> Any:
-        (reply,), _ = await self._poll([message], until)
+    async def _call_one(self, request: Request, until: float, within: float = VOTE_TIMEOUT) -> Any:
+        (reply,) = (await self._poll([request], until, within)).outcomes
         if isinstance(reply, Exception):
             raise reply
         return reply
 
-    async def _acquire(self, message: Message, until: float) -> Any:
-        script, keys, args = message
-        token, waits = str(args[1]), args[6] == "1"
-        within = min(VOTE_TIMEOUT, max(MIN_VOTE_TIMEOUT, int(args[2]) / 1000 * VOTE_TTL_SHARE))
+    async def _acquire(self, request: Request, until: float) -> AcquireReply:
+        call: AcquireCall = request.call
+        within = min(VOTE_TIMEOUT, max(MIN_VOTE_TIMEOUT, int(call.ttl_ms) / 1000 * VOTE_TTL_SHARE))
         insisted = 0
-        reply: Any
         while True:
-            (reply,), said = await self._poll([message], until, within)
-            if isinstance(reply, Exception):
-                raise reply
-            if reply[0] == UNAGREED:
-                (agreed, *_), _ = await self._poll([(script, keys, ("fence", token, str(reply[1])))], until, within)
-                if isinstance(agreed, Exception):
-                    raise agreed
-                reply = [GRANTED if agreed[0] == GRANTED else RETRY, reply[1]]
-            if reply[0] != SPLIT:
-                if reply[0] == GRANTED:
-                    self._yielded.pop(token, None)
-                return reply
-            _, reply, first = reply
-            if waits:
-                return (
-                    await self._yield_split_vote(message, reply, said, until)
-                    if not first
-                    else [QUEUED, reply[1], RECHECK_MS, 1]
-                )
+            poll = await self._poll([request], until, within)
+            (outcome,) = poll.outcomes
+            if isinstance(outcome, Exception):
+                raise outcome
+            if isinstance(outcome, Unagreed):
+                outcome = await self._agree(request, outcome.fence, until, within)
+            if isinstance(outcome, Granted):
+                self._yielded.pop(call.token, None)
+            if not isinstance(outcome, Split):
+                return outcome  # type: ignore[no-any-return]
+            reply, goes_first = outcome
+            if call.may_wait == "1":
+                if goes_first:
+                    return Queued(reply.holder, RECHECK_MS, is_head=True)
+                return await self._yield_split_vote(request, reply, poll.said, until)
             insisted += 1
-            if not first or self.now() >= until or insisted == MAX_INSISTENCE:
+            if not goes_first or self.now() >= until or insisted == MAX_INSISTENCE:
                 return reply  # the core gives all back
             await self._sleep(random.uniform(0.5, 1.0) * YIELD_DELAYS[0] * insisted, until)
 
-    async def _yield_split_vote(self, message: Message, reply: Any, said: dict[Node, list[Any]], until: float) -> Any:
+    async def _agree(self, request: Request, fence: int, until: float, within: float) -> AcquireReply:
+        """Have a majority store the fence."""
+        call = FenceCall(request.call.token, str(fence))
+        agreed: FenceReply = await self._call_one(
+            Request.parse((request.script, request.keys, call.encode())), until, within
+        )
+        return Granted(fence) if agreed.stored else Retry()
+
+    async def _yield_split_vote(
+        self, request: Request, reply: AcquireReply, said: dict[Node, list[Any]], until: float
+    ) -> AcquireReply:
         """Another one goes first: give back what we have of it, and ask again later. Where we wait, we still do."""
-        script, keys, args = message
-        token = str(args[1])
-        release: Message = (script, keys, ("release", token, "0", *(() if script.name != "once" else ("0", "0"))))
-        having = [node for node, (vote,) in said.items() if not isinstance(vote, Exception) and vote[0] == GRANTED]
+        token = request.call.token
+        release = Request.parse(
+            (request.script, request.keys, ReleaseCall(token, "0", rules_of(request.script).release_args).encode())
+        )
+        having = [node for node, (vote,) in said.items() if isinstance(vote, Granted)]
         end = min(until, self.now() + VOTE_TIMEOUT)  # who has no time gives all back in the background
-        sent = [(node, await node.port.send_batch([release], end)) for node in having]
+        sent = [(node, await node.port.send_batch([release.message], end)) for node in having]
         for node, each in sent:
-            (done,) = await self._read(node, each, [release], late=False, owes=False)
+            (done,) = await self.read(node, each, [release], owes=False)
             if isinstance(done, Exception):
                 node.unconfirmed_releases[token] = True
                 forget_oldest(node.unconfirmed_releases)
@@ -163,19 +189,20 @@ class QuorumPort:
         forget_oldest(self._yielded)
         least, most = YIELD_DELAYS
         await self._sleep(random.uniform(0.2, 1.0) * min(most, least * 2 ** min(times, 10)), until)
-        return [RETRY] if self.now() < until else reply
+        return Retry() if self.now() < until else reply
 
-    async def _call_with_own_marker(self, message: Message, until: float) -> Any:
-        """The same of each, but that each has its own word for it: a marker or a note, with its clock or identity."""
-        script, keys, args = message
-        _, said = await self._poll([(script, keys, ("inspect", "1"))], until)
+    async def _call_with_own_marker(self, request: Request, until: float) -> DoneReply:
+        """The same call for each server, but with the server's own word: a marker or a note with its own clock."""
+        look = Request.parse((request.script, request.keys, InspectCall("1").encode()))
+        said = (await self._poll([look], until)).said
         done = 0
-        for node, (vote,) in said.items():
-            own = b"" if isinstance(vote, Exception) else own_marker(args, vote)
-            if own:
-                (reply,) = await node.port.calls([(script, keys, (args[0], own, *args[2:]))], self.now() + VOTE_TIMEOUT)
-                done |= not isinstance(reply, Exception) and reply[0]
-        return [done, -2]
+        for node, (seen,) in said.items():
+            own = None if isinstance(seen, Exception) else request.call.for_server(seen)
+            if own is not None:
+                (reply,) = await node.port.calls([request._replace(call=own).message], self.now() + VOTE_TIMEOUT)
+                if not isinstance(reply, Exception):
+                    done |= request.parse_reply(reply).done
+        return DoneReply(done)
 
     async def _sleep(self, seconds: float, until: float) -> None:
         await self.wait(self.event(), min(until, self.now() + seconds))
@@ -208,111 +235,59 @@ class QuorumPort:
 
     # Asking all
 
-    async def _poll(
-        self, messages: Sequence[Message], until: float, within: float = VOTE_TIMEOUT
-    ) -> tuple[list[Any], dict[Node, list[Any]]]:
-        """Send these to all that are there, and wait until each is decided: the replies, and who said what."""
+    async def _poll(self, requests: Sequence[Request], until: float, within: float = VOTE_TIMEOUT) -> Round:
+        """Send these to all that are there, and wait until each is decided."""
         if not self._all_up:
             await self._ready(until)
         if self._stragglers:
             await self._collect_stragglers()
-        started = self.now()
-        end = min(until, started + within)
-        said: dict[Node, list[Any]] = {}
-        asked: list[tuple[Node, list[Message], Any]] = []
-        again: set[Node] = set()
+        poll = Round(self, requests, until, within)
         try:
-            for node in self._order():
-                if not node.is_up:
-                    if node.tokens:
-                        node.record_undelivered([each for each in messages if each[2][1] in node.tokens], started)
-                else:
-                    own = [node.personalize(message) for message in messages]
-                    asked.append((node, own, await node.port.send_batch(own, end)))
-            number = self.majority
-            while asked:
-                ready = await self.nodes[0].port.wait_any([sent for _, _, sent in asked], number, end)
-                if not ready:
-                    if end == started + within:
-                        for node, _, _ in asked:
-                            self._mark_absent(node, f"no answer within {within:.3g} s")
-                    break
-                for node, own, sent in [asked.pop(i) for i in sorted(ready, reverse=True)]:
-                    said[node] = node.discard_unsafe(own, await self._read(node, sent, own))
-                    first = said[node][0]
-                    if isinstance(first, Disconnected) and first.stale and node not in again:
-                        again.add(node)  # the connection had died while it was idle: that says nothing of the server
-                        del said[node]
-                        asked.append((node, own, await node.port.send_batch(own, end)))
-                number = 1
-                replies = [self._merged(i, message, said, len(asked)) for i, message in enumerate(messages)]
-                if None not in replies:
-                    return replies, said
+            await poll.send()
+            await poll.collect()
+            while not poll.decide():
+                await poll.collect()
         finally:
-            for node, _, sent in asked:
-                self._stragglers.append((node, sent))
-        return [self._merged(i, message, said, 0, len(asked)) for i, message in enumerate(messages)], said
+            self._stragglers += [(node, sent, own) for node, own, sent in poll.asked]
+        return poll
 
-    def _order(self) -> list[Node]:
+    def order(self) -> list[Node]:
         """Those first who need not be connected first."""
         for node in self.nodes:
             if not node.port.ready:
                 return sorted(self.nodes, key=lambda node: not node.port.ready)
         return self.nodes
 
-    def _merged(self, i: int, message: Message, said: dict[Node, list[Any]], pending: int, silent: int = 0) -> Any:
-        """The reply to one of the messages, or the error; None while that may still turn."""
-        votes = [replies[i] for replies in said.values() if not isinstance(replies[i], Exception)]
-        if len(votes) + pending < self.majority:
-            return self._silence([replies[i] for replies in said.values()], len(votes), silent + pending)
-        if len(votes) < self.majority:
-            return None
-        _, _, args = message
-        return MERGED[str(args[0])](Votes(args, votes, pending, len(self.nodes)))
-
-    def _silence(self, replies: list[Any], votes: int, silent: int) -> Exception:
-        """Why there is no majority."""
-        for kind in (LockError, ServerError):
-            for reply in replies:
-                if isinstance(reply, kind):
-                    return reply
-        away = "; ".join(f"{node.port.display_url}: {node.cause}" for node in self.nodes if not node.is_up)
-        lost = [reply for reply in replies if isinstance(reply, Disconnected)]
-        return Disconnected(
-            f"only {votes} of {len(self.nodes)} servers of the quorum answer" + (f" ({away})" if away else ""),
-            sent=votes > 0 or silent > 0 or any(each.sent for each in lost),
-            timed_out=True,
-        )
-
-    async def _read(
-        self, node: Node, sent: Any, messages: Sequence[Message], *, late: bool = False, owes: bool = True
+    async def read(
+        self, node: Node, sent: Any, requests: Sequence[Request], *, late: bool = False, owes: bool = True
     ) -> list[Any]:
-        """The replies of one server, that have come or come now."""
-        replies: list[Any] = await node.port.read_batch(sent, late=late)
-        node.note_replies(messages, replies)
-        error = replies[0]
+        """The parsed replies of one server, that have come or come now."""
+        raw: list[Any] = await node.port.read_batch(sent, late=late)
+        replies = [request.parse_reply(reply) for request, reply in zip(requests, raw, strict=False)]
+        node.note_replies(requests, replies)
+        error = next(iter(replies))
         if isinstance(error, Exception) and not isinstance(error, ServerError):
             if owes:
-                node.record_undelivered(messages, self.now())
-            if not (isinstance(error, Disconnected) and error.stale):
-                self._mark_absent(node, str(error))
+                node.record_undelivered(requests, self.now())
+            if not is_stale(error):
+                self.mark_absent(node, str(error))
         return replies
 
     async def _collect_stragglers(self, patience: float = 0.0) -> None:
         """Read what has come late, so that its connection is free, and no doubt is left."""
-        late: list[tuple[Node, Any]] = []
+        late: list[Straggler] = []
         while self._stragglers:
             try:
                 late.append(self._stragglers.popleft())
             except IndexError:  # another thread was at it
                 break
         now = self.now()
-        came = await self.nodes[0].port.wait_any([sent for _, sent in late], len(late), now + patience)
-        for i, (node, sent) in enumerate(late):
+        came = await self.nodes[0].port.wait_any([sent for _, sent, _ in late], len(late), now + patience)
+        for i, (node, sent, requests) in enumerate(late):
             if i in came or sent.until < now:
-                await self._read(node, sent, sent.messages, late=True)
+                await self.read(node, sent, requests, late=True)
             else:
-                self._stragglers.append((node, sent))
+                self._stragglers.append((node, sent, requests))
 
     # Who is there
 
@@ -394,7 +369,8 @@ class QuorumPort:
             for each in epochs:
                 each.mark_untrusted()
 
-    def _mark_absent(self, node: Node, cause: str) -> None:
+    def mark_absent(self, node: Node, cause: str) -> None:
+        """This one does not answer: ask it no more until it does."""
         if node.is_up:
             node.gone_at = self.now()
         node.is_up, node.cause, self._all_up = False, cause, False
@@ -447,7 +423,7 @@ class QuorumPort:
     def _discard_stragglers(self) -> None:
         with contextlib.suppress(IndexError):
             while True:
-                node, sent = self._stragglers.popleft()
+                node, sent, _ = self._stragglers.popleft()
                 node.port.discard_batch(sent)
 
     def reset_after_fork(self) -> None:
@@ -457,3 +433,79 @@ class QuorumPort:
             node.port.reset_after_fork()
         self.nodes = [Node(node.port) for node in self.nodes]
         self._start()
+
+
+class Round:
+    """One time that all servers are asked the same: who said what so far, and what that decides."""
+
+    def __init__(self, quorum: QuorumPort, requests: Sequence[Request], until: float, within: float) -> None:
+        self.quorum = quorum
+        self.requests = requests
+        self.within = within
+        self.started = quorum.now()
+        self.end = min(until, self.started + within)
+        self.asked: list[tuple[Node, list[Request], Any]] = []  # the servers that have not answered yet
+        self.said: dict[Node, list[Any]] = {}  # the parsed replies, an error in the place of a reply
+        self.outcomes: list[Any] = []  # of each request: the merged reply or the error; None as long as it is open
+        self._ended = False  # nobody waits for those who have not answered yet
+        self._asked_again: set[Node] = set()
+
+    async def send(self) -> None:
+        """Send to the servers that are there; remember what the others do not get."""
+        for node in self.quorum.order():
+            if node.is_up:
+                await self._send(node, [node.personalize(request) for request in self.requests])
+            elif node.tokens:
+                node.record_undelivered(self.requests, self.started, node.tokens)
+
+    async def _send(self, node: Node, own: list[Request]) -> None:
+        sent = await node.port.send_batch([request.message for request in own], self.end)
+        self.asked.append((node, own, sent))
+
+    async def collect(self) -> None:
+        """Wait for more replies, if there may be any."""
+        if not self.asked:
+            return
+        number = 1 if self.said or self._asked_again else self.quorum.majority
+        handles = [sent for _, _, sent in self.asked]
+        ready = await self.quorum.nodes[0].port.wait_any(handles, number, self.end)
+        if not ready:
+            if self.end == self.started + self.within:
+                for node, _, _ in self.asked:
+                    self.quorum.mark_absent(node, f"no answer within {self.within:.3g} s")
+            self._ended = True
+        for node, own, sent in [self.asked.pop(i) for i in sorted(ready, reverse=True)]:
+            replies = node.discard_unsafe(own, await self.quorum.read(node, sent, own))
+            if is_stale(next(iter(replies))) and node not in self._asked_again:
+                self._asked_again.add(node)
+                await self._send(node, own)
+            else:
+                self.said[node] = replies
+
+    def decide(self) -> bool:
+        """Whether each request has its outcome."""
+        pending = 0 if self._ended else len(self.asked)
+        self.outcomes = [self._outcome(i, request, pending) for i, request in enumerate(self.requests)]
+        return None not in self.outcomes
+
+    def _outcome(self, i: int, request: Request, pending: int) -> Any:
+        quorum, replies = self.quorum, [replies[i] for replies in self.said.values()]
+        votes = [reply for reply in replies if not isinstance(reply, Exception)]
+        if len(votes) + pending < quorum.majority:
+            return self._no_majority(replies, len(votes))
+        return request.merge(votes, pending, len(quorum.nodes)) if len(votes) >= quorum.majority else None
+
+    def _no_majority(self, replies: list[Any], votes: int) -> Exception:
+        """Why no majority answers."""
+        for kind in (LockError, ServerError):
+            for reply in replies:
+                if isinstance(reply, kind):
+                    return reply
+        nodes = self.quorum.nodes
+        away = "; ".join(f"{node.port.display_url}: {node.cause}" for node in nodes if not node.is_up)
+        was_sent = any(isinstance(reply, Disconnected) and reply.sent for reply in replies)
+        return Disconnected(
+            f"only {votes} of {len(nodes)} servers of the quorum answer" + (f" ({away})" if away else ""),
+            sent=votes > 0 or bool(self.asked) or was_sent,
+            timed_out=True,
+        )

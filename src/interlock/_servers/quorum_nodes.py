@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from interlock._protocol.timing import TOMBSTONE_TTL
 from interlock._protocol.types import Disconnected, Message
-from interlock.primitives.codes import QUARANTINE, quarantine_evidence
+from interlock.primitives.lock import FenceCall
+from interlock.primitives.messages import AcquireCall, HeartbeatCall, ReleaseCall, RenewCall, quarantine_evidence
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
+
+    from interlock._servers.quorum_votes import Request
 
 MAX_REMEMBERED: Final = 100_000  # tokens that are remembered of a server
 TOMBSTONE_MS: Final = str(int(TOMBSTONE_TTL * 1000))
@@ -48,66 +51,56 @@ class Node:
             str, tuple[Message, float]
         ] = {}  # releases that it has not got, by token, and until when
 
-    def personalize(self, message: Message) -> Message:
-        """The message as this one gets it: whether it is heard is told for each, and so is what is in doubt."""
-        script, keys, args = message
-        if args[0] == "acquire":
-            self.tokens[str(args[1])] = True
+    def personalize(self, request: Request) -> Request:
+        """The request as this server gets it: with its subscription, and with a tombstone for a token in doubt."""
+        call = request.call
+        if isinstance(call, AcquireCall):
+            self.tokens[call.token] = True
             forget_oldest(self.tokens)
-            self.longest_ttl = max(self.longest_ttl, int(args[2]) / 1000)
-            return script, keys, (*args[:4], *self.port.subscription_of(keys[0]), *args[6:])
-        if args[0] == "renew":  # or extend
-            self.longest_ttl = max(self.longest_ttl, *(int(ms) / 1000 for ms in args[2::2]))
-        if args[0] == "vouch":
-            heard, channel = self.port.subscription_of(keys[0])
-            return script, keys, ("vouch", channel, heard, *args[3:])
-        if args[0] == "release" and self.tokens.pop(str(args[1]), False):
-            return script, keys, (*args[:2], TOMBSTONE_MS, *args[3:])
-        return message
+            self.longest_ttl = max(self.longest_ttl, int(call.ttl_ms) / 1000)
+        elif isinstance(call, RenewCall):  # or extend
+            self.longest_ttl = max(self.longest_ttl, *(int(ms) / 1000 for _, ms in call.leases))
+        elif isinstance(call, ReleaseCall) and self.tokens.pop(call.token, False):
+            return _with_tombstone(request)
+        if isinstance(call, AcquireCall | HeartbeatCall):
+            subscribed, channel = self.port.subscription_of(request.keys[0])
+            return request._replace(call=call._replace(subscribed=subscribed, channel=channel))
+        return request
 
-    def note_replies(self, messages: Sequence[Message], replies: list[Any]) -> None:
-        """What its replies tell of it."""
-        for (_, _, args), reply in zip(messages, replies, strict=False):
-            if args[0] == "acquire" and not isinstance(reply, Disconnected):
-                if args[1] in self.tokens:
-                    self.tokens[str(args[1])] = False
+    def note_replies(self, requests: Sequence[Request], replies: Sequence[Any]) -> None:
+        """Remember what the parsed replies of this server say about it."""
+        for request, reply in zip(requests, replies, strict=False):
+            call = request.call
+            if isinstance(call, AcquireCall) and not isinstance(reply, Disconnected):
+                if call.token in self.tokens:
+                    self.tokens[call.token] = False
                 if not isinstance(reply, Exception) and (evidence := quarantine_evidence(reply)):
                     self.quarantine_evidence = evidence
 
-    def discard_unsafe(self, messages: Sequence[Message], replies: list[Any]) -> list[Any]:
-        """Those that count. A release that is still on its way would free what this token is granted now."""
-        if self.unconfirmed_releases:
-            for i, (_, _, args) in enumerate(messages):
-                if args[0] in {"acquire", "fence"} and args[1] in self.unconfirmed_releases:
-                    replies[i] = Disconnected("what was given back there may still be on its way", sent=True)
-        return replies
+    def discard_unsafe(self, requests: Sequence[Request], replies: Sequence[Any]) -> list[Any]:
+        """The replies that count. A release that is still on its way would free what this token is granted now."""
+        return [
+            Disconnected("what was given back there may still be on its way", sent=True)
+            if isinstance(request.call, AcquireCall | FenceCall) and request.call.token in self.unconfirmed_releases
+            else reply
+            for request, reply in zip(requests, replies, strict=False)
+        ]
 
-    def record_undelivered(self, messages: Sequence[Message], now: float) -> None:
-        """It has not got these, or they are lost."""
-        for script, keys, args in messages:
-            token = str(args[1])
-            if args[0] == "release":
-                self.pending_releases[token] = (
-                    (script, keys, (*args[:2], TOMBSTONE_MS, *args[3:])),
-                    now + self.longest_ttl,
-                )
+    def record_undelivered(self, requests: Sequence[Request], now: float, among: Container[str] | None = None) -> None:
+        """Remember the releases (of tokens `among` these) that this server did not get, or did not answer."""
+        for request in requests:
+            if isinstance(request.call, ReleaseCall) and (among is None or request.call.token in among):
+                until = now + self.longest_ttl
+                self.pending_releases[request.call.token] = (_with_tombstone(request).message, until)
                 forget_oldest(self.pending_releases)
 
 
+def _with_tombstone(request: Request) -> Request:
+    return request._replace(call=request.call._replace(tombstone_ms=TOMBSTONE_MS))
+
+
 def forget_oldest(remembered: dict[str, Any]) -> None:
+    """Forget one, if there are too many."""
     with contextlib.suppress(StopIteration, KeyError, RuntimeError):  # another thread was at it
         if len(remembered) > MAX_REMEMBERED:
             del remembered[next(iter(remembered))]
-
-
-def is_quarantine(value: bytes) -> bool:
-    return value.startswith(QUARANTINE)
-
-
-def own_marker(args: Sequence[Any], seen: Any) -> bytes:
-    """What a server that says this when inspected calls its quarantine, or the note of a run; b"" if it has none."""
-    if args[0] == "forget":
-        note: bytes = seen[1]
-        return note if note.split(b" ")[0] == args[1].split(b" ")[0] else b""
-    value: bytes = seen[0][0] if isinstance(seen[0], list) else seen[0]
-    return value if is_quarantine(value) else b""

@@ -1,9 +1,9 @@
-"""What the replies of several servers to one message mean together: a small function for each verb, without any I/O.
+"""What the replies of several servers to one call mean together: a small function for each verb, without any I/O.
 
 Theory. Every server decides by itself, with the same script; what a majority of all servers says holds. Each function
-gets the message's arguments and the replies so far, and returns the one reply that the core reads, in the form of the
-script; or None, as long as a server that has not answered yet could turn it. It is only asked when a majority has
-answered.
+gets the call and the parsed replies so far, and returns the one reply that the client reads; or None, as long as a
+server that has not answered yet could turn it. The quorum asks only when a majority has answered. What is special of a
+primitive stands beside that primitive: see `primitives/quorum_rules.py`.
 """
 
 from __future__ import annotations
@@ -12,83 +12,101 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from interlock._client.waiting import MORE_DEAD_WAITERS
 from interlock.primitives.codes import (
-    BUSY,
     GRANTED,
     NO_EXPIRY,
     NOT_FOUND,
     QUARANTINE,
     QUEUED,
-    RETRY,
     REVOKED,
     WRONG_KIND,
 )
+from interlock.primitives.election import Leading, WatchCall, merge_watch, parse_watch
+from interlock.primitives.lock import FenceCall, FenceReply, LockInspect
+from interlock.primitives.messages import (
+    GONE,
+    MORE_DEAD_WAITERS,
+    NO_KEY,
+    RENEWED,
+    AcquireCall,
+    AcquireReply,
+    Busy,
+    Call,
+    DoneReply,
+    Failed,
+    Gone,
+    Granted,
+    HeartbeatCall,
+    HeartbeatReply,
+    InspectCall,
+    Queued,
+    Refused,
+    ReleaseCall,
+    ReleaseReply,
+    RenewCall,
+    Renewed,
+    RenewReply,
+    RenewState,
+    Retry,
+    RevokeCall,
+    Revoked,
+    parse_acquire,
+)
+from interlock.primitives.once import ForgetCall
+from interlock.primitives.quorum_rules import QuorumRules, rules_of
+from interlock.primitives.votes import Votes, holder_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# Codes that only the quorum's port sees: the fence is to be agreed on; and nobody has a majority, and we a share of it.
-UNAGREED, SPLIT = -1, -2
+    from interlock._protocol.types import Message, Script
+
+# acquire
 
 
-class Votes(NamedTuple):
-    """The replies to one message, so far."""
+class Unagreed(NamedTuple):
+    """A majority granted, but with different fences: a majority must store this one."""
 
-    args: Sequence[Any]
-    replies: list[Any]
-    pending: int
-    """How many servers may still answer."""
-    total: int
-
-    @property
-    def majority(self) -> int:
-        """Of all servers, answering or not."""
-        return self.total // 2 + 1
-
-    def majority_pttl(self, pttls: list[int]) -> int:
-        """When a majority is over this, if these servers are so after so many ms and the others never."""
-        bounded = sorted(pttl for pttl in pttls if pttl >= 0)
-        return bounded[min(self.majority, len(bounded)) - 1] if bounded else -1
+    fence: int
 
 
-def _acquire(said: Votes) -> Any:  # noqa: PLR0911 (it is a table of cases)
-    majority, votes = said.majority, said.replies
-    noted = [vote for vote in votes if vote[0] == BUSY and len(vote) > 5 and vote[5] != b"0"]
-    if noted:  # once: it has been run, whatever the others say
-        return max(noted, key=lambda vote: vote[2])
-    fences = [vote[1] for vote in votes if vote[0] == GRANTED]
-    if len(fences) >= majority:
-        fence = max(fences)
-        if fences.count(fence) >= majority:
-            return [GRANTED, fence]
-        return None if fences.count(fence) + said.pending >= majority else [UNAGREED, fence]
-    others = [vote for vote in votes if vote[0] in {QUEUED, BUSY}]
-    barred = [vote for vote in others if vote[1].startswith(QUARANTINE)]
-    holders = Counter(vote[1].removeprefix(b"!") for vote in others if vote not in barred)
-    first, most = min(holders.items(), key=_rank) if holders else (b"", 0)
-    if said.pending and most < majority:
-        return None
-    pttl = said.majority_pttl([*(0 for _ in fences), *(vote[2] for vote in others)])
-    head = int(bool(fences) or any(vote[3] for vote in others))
+class Split(NamedTuple):
+    """Nobody has a majority, and the caller has a share."""
 
-    def held(among: list[Any]) -> list[Any]:
-        code, holder, _, _, *more = among[0]
-        return [code, holder, pttl, head, *more]
+    reply: Queued | Busy
+    """What the client reads if the caller gives its share back."""
+    goes_first: bool
+    """Whether the caller keeps its share, since all others give theirs back."""
 
-    if most >= majority:
-        return held([vote for vote in others if vote[1].removeprefix(b"!") == first])
-    for code in (WRONG_KIND, NO_EXPIRY, NOT_FOUND, REVOKED, RETRY):
-        for vote in votes:
-            if vote[0] == code:
-                return list(vote)
-    if len(votes) - len(barred) < majority:
-        return held(barred)
-    reply = held([vote for vote in others if vote[1].removeprefix(b"!") == first])
-    if not fences:
-        return reply
-    mine = said.args[1].encode() if isinstance(said.args[1], str) else said.args[1]
-    return [SPLIT, reply, _rank((mine, len(fences))) < _rank((first, most))]
+
+class Undecided:
+    """A server that has not answered yet could turn the outcome."""
+
+
+Merged = AcquireReply | Unagreed | Split
+UNDECIDED: Final = Undecided()
+
+
+class _Ballot:
+    """The votes on one acquire, sorted by what they say."""
+
+    def __init__(self, votes: Votes[AcquireCall, AcquireReply]) -> None:
+        self.votes = votes
+        self.fences = [vote.number for vote in votes.replies if isinstance(vote, Granted)]
+        self.blocked = [vote for vote in votes.replies if isinstance(vote, Queued | Busy)]
+        self.in_quarantine = [vote for vote in self.blocked if vote.holder.startswith(QUARANTINE)]
+        holders = Counter(vote.holder.removeprefix(b"!") for vote in self.blocked if vote not in self.in_quarantine)
+        self.leader, self.share = min(holders.items(), key=_rank) if holders else (b"", 0)
+
+    def blocked_reply(self, among: Sequence[Queued | Busy]) -> Queued | Busy:
+        """The first of these, with the times of all."""
+        pttls = [*(0 for _ in self.fences), *(vote.pttl_ms for vote in self.blocked)]
+        head = bool(self.fences) or any(vote.is_head for vote in self.blocked)
+        return among[0]._replace(pttl_ms=self.votes.majority_pttl(pttls), is_head=head)
+
+    def blocked_by_leader(self) -> Queued | Busy:
+        """The reply that names the holder of most servers."""
+        return self.blocked_reply([vote for vote in self.blocked if vote.holder.removeprefix(b"!") == self.leader])
 
 
 def _rank(share: tuple[bytes, int]) -> tuple[int, bytes]:
@@ -96,124 +114,222 @@ def _rank(share: tuple[bytes, int]) -> tuple[int, bytes]:
     return -share[1], share[0]
 
 
-def _fence(said: Votes) -> list[Any] | None:
-    accepted = sum(vote[0] == GRANTED for vote in said.replies)
-    if accepted >= said.majority:
-        return [GRANTED]
-    return None if accepted + said.pending >= said.majority else [NOT_FOUND]
+def _granted(ballot: _Ballot) -> Granted | Unagreed | Undecided | None:
+    votes, fences = ballot.votes, ballot.fences
+    if len(fences) < votes.majority:
+        return None
+    fence = max(fences)
+    if fences.count(fence) >= votes.majority:
+        return Granted(fence)
+    return UNDECIDED if fences.count(fence) + votes.pending >= votes.majority else Unagreed(fence)
 
 
-def _release(said: Votes) -> list[Any] | None:
+def _open(ballot: _Ballot) -> Undecided | None:
+    return UNDECIDED if ballot.votes.pending and ballot.share < ballot.votes.majority else None
+
+
+def _held_by_another(ballot: _Ballot) -> Queued | Busy | None:
+    return ballot.blocked_by_leader() if ballot.share >= ballot.votes.majority else None
+
+
+def _refused(ballot: _Ballot) -> Refused | Retry | None:
+    by_code = {vote.code: vote for vote in reversed(ballot.votes.replies) if isinstance(vote, Refused)}
+    for code in (WRONG_KIND, NO_EXPIRY, NOT_FOUND, REVOKED):
+        if code in by_code:
+            return by_code[code]
+    return next((vote for vote in ballot.votes.replies if isinstance(vote, Retry)), None)
+
+
+def _in_quarantine(ballot: _Ballot) -> Queued | Busy | None:
+    voters = len(ballot.votes.replies) - len(ballot.in_quarantine)
+    return ballot.blocked_reply(ballot.in_quarantine) if voters < ballot.votes.majority else None
+
+
+def _without_share(ballot: _Ballot) -> Queued | Busy | None:
+    return None if ballot.fences else ballot.blocked_by_leader()
+
+
+def _split(ballot: _Ballot) -> Split:
+    own = ballot.votes.call.token.encode(), len(ballot.fences)
+    return Split(ballot.blocked_by_leader(), _rank(own) < _rank((ballot.leader, ballot.share)))
+
+
+# In this order: the first that says something decides.
+_ACQUIRE_RULES: Final[tuple[Callable[[_Ballot], Merged | Undecided | None], ...]] = (
+    _granted,
+    _open,
+    _held_by_another,
+    _refused,
+    _in_quarantine,
+    _without_share,
+    _split,
+)
+
+
+def merge_acquire(votes: Votes[AcquireCall, AcquireReply], rules: QuorumRules) -> Merged | None:
+    """The outcome of an acquire."""
+    if decisive := rules.decisive_vote(votes.replies):
+        return decisive
+    ballot = _Ballot(votes)
+    outcome = next(found for rule in _ACQUIRE_RULES if (found := rule(ballot)) is not None)
+    return None if isinstance(outcome, Undecided) else outcome
+
+
+# The other verbs
+
+
+def _fence(votes: Votes[FenceCall, FenceReply], _rules: QuorumRules) -> FenceReply | None:
+    accepted = sum(vote.stored for vote in votes.replies)
+    if accepted >= votes.majority:
+        return FenceReply(True)
+    return None if accepted + votes.pending >= votes.majority else FenceReply(False)
+
+
+def _release(votes: Votes[ReleaseCall, ReleaseReply], _rules: QuorumRules) -> ReleaseReply | None:
     """It was ours unless a majority says no: a server that lost it, or that was asked twice, does not end a lease."""
-    ours = sum(vote[0] for vote in said.replies)
-    spare = said.total - said.majority
-    if said.pending and ours < said.majority and len(said.replies) - ours <= spare:
+    ours = sum(vote.was_ours for vote in votes.replies)
+    spare = votes.total - votes.majority
+    others = len(votes.replies) - ours
+    if votes.pending and ours < votes.majority and others <= spare:
         return None
-    return [int(ours > 0 and len(said.replies) - ours <= spare), int(any(vote[1] for vote in said.replies))]
+    return ReleaseReply(int(ours > 0 and others <= spare), int(any(vote.ask_again for vote in votes.replies)))
 
 
-def _renew(said: Votes) -> list[Any] | None:
-    states = [_renewed_state(column, said) for column in zip(*said.replies, strict=False)]
-    return None if None in states else states
+def _renew(votes: Votes[RenewCall, RenewReply], _rules: QuorumRules) -> RenewReply | None:
+    states: list[RenewState] = []
+    for column in zip(*(vote.states for vote in votes.replies), strict=False):
+        state = _renewed_state(votes._replace(replies=column))
+        if state is None:
+            return None
+        states.append(state)
+    return RenewReply(states)
 
 
-def _renewed_state(column: tuple[Any, ...], said: Votes) -> int | bytes | list[Any] | None:
-    revoked = [state for state in column if not isinstance(state, int | bytes)]
-    lost = column.count(NOT_FOUND) + len(revoked)
-    held = column.count(GRANTED)
-    if held >= said.majority:
-        return GRANTED
-    if lost > said.total - said.majority:
-        return revoked[0] if revoked else NOT_FOUND
-    return None if said.pending else b"only %d of %d servers of the quorum renewed it" % (held, said.total)
-
-
-def _heartbeat(said: Votes) -> list[Any] | None:
-    if said.pending:
+def _renewed_state(votes: Votes[RenewCall, Any]) -> RenewState | None:
+    revoked = [state for state in votes.replies if isinstance(state, Revoked)]
+    lost = sum(isinstance(state, Gone) for state in votes.replies) + len(revoked)
+    held = sum(isinstance(state, Renewed) for state in votes.replies)
+    if held >= votes.majority:
+        return RENEWED
+    if lost > votes.total - votes.majority:
+        return revoked[0] if revoked else GONE
+    if votes.pending:
         return None
-    pttls, heads, *columns = zip(*said.replies, strict=False)
-    ours = [head for head in heads if head.decode() in said.args]
+    return Failed(b"only %d of %d servers of the quorum renewed it" % (held, votes.total))
+
+
+def _heartbeat(votes: Votes[HeartbeatCall, HeartbeatReply], _rules: QuorumRules) -> HeartbeatReply | None:
+    if votes.pending:
+        return None
+    tokens = {token for token, _ in votes.call.waiters}
+    heads = [vote.head for vote in votes.replies]
     states = [
-        GRANTED if GRANTED in column else NOT_FOUND if column.count(NOT_FOUND) >= said.majority else QUEUED
-        for column in columns
+        GRANTED if GRANTED in column else NOT_FOUND if column.count(NOT_FOUND) >= votes.majority else QUEUED
+        for column in zip(*(vote.states for vote in votes.replies), strict=False)
     ]
-    pttl = next((each for each in (MORE_DEAD_WAITERS, -2) if each in pttls), None)
-    return [said.majority_pttl(list(pttls)) if pttl is None else pttl, (ours or heads)[0], *states]
-
-
-def _inspect(said: Votes) -> list[Any] | None:
-    if said.pending:
-        return None
-    if isinstance(said.replies[0][0], list):  # once: the lock's, and the note of the last run
-        inner = _inspect(said._replace(replies=[vote[0] for vote in said.replies]))
-        return [inner, *max((vote[1:] for vote in said.replies), key=lambda note: note[1])]
-    value, number = Counter(_holder_of(vote[0]) for vote in said.replies).most_common(1)[0]
-    holding = (
-        [vote for vote in said.replies if _holder_of(vote[0]) == value] if value and number >= said.majority else []
+    pttls = [vote.pttl_ms for vote in votes.replies]
+    pttl = next((each for each in (MORE_DEAD_WAITERS, NO_KEY) if each in pttls), None)
+    return HeartbeatReply(
+        votes.majority_pttl(pttls) if pttl is None else pttl,
+        next((head for head in heads if head.decode() in tokens), heads[0]),
+        states,
     )
-    waiting = _longest_queue(said, value if holding else b"")
-    if not holding:
-        return [b"", -2, max((vote[2] for vote in said.replies), key=_fence_of), *waiting]
-    fence = _agreed_fence(said, [_fence_of(vote[2]) for vote in holding])
-    record = next(vote[2] for vote in holding if fence is None or _fence_of(vote[2]) == fence)
+
+
+def _inspect(votes: Votes[InspectCall, Any], rules: QuorumRules) -> Any:
+    if votes.pending:
+        return None
+    return rules.merge_inspect(votes.replies, lambda replies: _inspect_lock(votes._replace(replies=replies)))
+
+
+def _inspect_lock(votes: Votes[InspectCall, LockInspect]) -> LockInspect:
+    holder, number = Counter(holder_of(vote.value) for vote in votes.replies).most_common(1)[0]
+    if not holder or number < votes.majority:
+        newest = max(votes.replies, key=lambda vote: vote.fence)
+        return LockInspect(b"", NO_KEY, newest.record, *_longest_queue(votes.replies, b""))
+    holding = [vote for vote in votes.replies if holder_of(vote.value) == holder]
+    fence = votes.agreed_fence([vote.fence for vote in holding])
+    record = next(vote.record for vote in holding if fence is None or vote.fence == fence)
     if fence is None:
         record = re.sub(rb"^(\S+ \S+) \d+", rb"\1 0", record)
-    shown = Counter(vote[0] for vote in holding).most_common(1)[0][0]
-    return [shown, said.majority_pttl([vote[1] for vote in holding]), record, *waiting]
+    return LockInspect(
+        Counter(vote.value for vote in holding).most_common(1)[0][0],
+        votes.majority_pttl([vote.pttl_ms for vote in holding]),
+        record,
+        *_longest_queue(votes.replies, holder),
+    )
 
 
-def _longest_queue(said: Votes, holder: bytes) -> list[Any]:
+def _longest_queue(replies: Sequence[LockInspect], holder: bytes) -> tuple[int, list[bytes]]:
     """The longest queue: how many, and who. Where a server is in quarantine the holder still stands in its queue."""
-    queues = [[each for each in vote[4:] if each != holder] for vote in said.replies]
-    numbers = [vote[3] - (len(vote) - 4 - len(queue)) for vote, queue in zip(said.replies, queues, strict=True)]
+    queues = [[each for each in vote.waiters if each != holder] for vote in replies]
+    numbers = [vote.waiting - (len(vote.waiters) - len(queue)) for vote, queue in zip(replies, queues, strict=True)]
     longest = numbers.index(max(numbers))
-    return [numbers[longest], *queues[longest]]
+    return numbers[longest], queues[longest]
 
 
-def _agreed_fence(said: Votes, fences: list[int]) -> int | None:
-    """The fence that a majority has of this holder; None if they have not agreed yet, or who did is not among these."""
-    fence, number = Counter(fences).most_common(1)[0]
-    return fence if number >= said.majority else None
-
-
-def _holder_of(value: bytes) -> bytes:
-    """Whose it is: one that is revoked at some servers is the same at the others, and so is a quarantine."""
-    return QUARANTINE if value.startswith(QUARANTINE) else value.removeprefix(b"!")
-
-
-def _fence_of(record: bytes) -> int:
-    fields = record.split(b" ", 3)
-    return int(fields[2]) if len(fields) > 3 and fields[2].isdigit() else -1
-
-
-def _revoke(said: Votes) -> list[Any] | None:
-    if said.pending:
+def _revoke(votes: Votes[RevokeCall, DoneReply], _rules: QuorumRules) -> DoneReply | None:
+    if votes.pending:
         return None
-    done = sum(vote[0] for vote in said.replies)
-    return [int(done >= said.majority), said.majority_pttl([vote[1] for vote in said.replies])]
+    done = sum(vote.done for vote in votes.replies)
+    return DoneReply(int(done >= votes.majority), votes.majority_pttl([vote.pttl_ms for vote in votes.replies]))
 
 
-def _watch(said: Votes) -> list[Any] | None:
-    if said.pending:
-        return None
-    seen = [vote for vote in said.replies if vote[0] == GRANTED]
-    if len(seen) < said.majority:
-        return list(next(vote for vote in said.replies if vote[0] != GRANTED))
-    leader, number = Counter(_holder_of(vote[1]) for vote in seen).most_common(1)[0]
-    leading = [vote for vote in seen if _holder_of(vote[1]) == leader]
-    term = _agreed_fence(said, [vote[3] for vote in leading])
-    if number < said.majority or not leader or term is None:
-        return [GRANTED, b"", -2, max(vote[3] for vote in seen)]
-    return [GRANTED, leading[0][1], said.majority_pttl([vote[2] for vote in leading]), term]
+def _watch(votes: Votes[WatchCall, Leading | Refused], _rules: QuorumRules) -> Leading | Refused | None:
+    return merge_watch(votes)
 
 
-MERGED: Final[dict[str, Callable[[Votes], Any]]] = {
-    "acquire": _acquire,
-    "fence": _fence,
-    "release": _release,
-    "renew": _renew,
-    "vouch": _heartbeat,
-    "inspect": _inspect,
-    "revoke": _revoke,
-    "watch": _watch,
+class Verb(NamedTuple):
+    """How the calls and replies of one verb are read, and how replies are merged."""
+
+    parse_call: Callable[[Sequence[Any]], Call]
+    parse_reply: Callable[[Any], Any]
+    merge: Callable[[Votes[Any, Any], QuorumRules], Any] | None
+    """None: each server gets a call of its own."""
+
+
+VERBS: Final[dict[str, Verb]] = {
+    "acquire": Verb(AcquireCall.parse, parse_acquire, merge_acquire),
+    "fence": Verb(FenceCall.parse, FenceReply.parse, _fence),
+    "release": Verb(ReleaseCall.parse, ReleaseReply.parse, _release),
+    "renew": Verb(RenewCall.parse, RenewReply.parse, _renew),
+    "vouch": Verb(HeartbeatCall.parse, HeartbeatReply.parse, _heartbeat),
+    "inspect": Verb(InspectCall.parse, LockInspect.parse, _inspect),
+    "revoke": Verb(RevokeCall.parse, DoneReply.parse, _revoke),
+    "watch": Verb(WatchCall.parse, parse_watch, _watch),
+    "forget": Verb(ForgetCall.parse, DoneReply.parse, None),
 }
+
+
+class Request(NamedTuple):
+    """A message, parsed."""
+
+    script: Script
+    keys: Sequence[str | bytes]
+    call: Any
+    """One of the types that `VERBS` names."""
+    verb: Verb
+
+    @classmethod
+    def parse(cls, message: Message) -> Request:
+        """The request that this message carries."""
+        script, keys, args = message
+        verb = VERBS[str(next(iter(args)))]
+        return cls(script, keys, verb.parse_call(args), verb)
+
+    @property
+    def message(self) -> Message:
+        """The message that carries this request."""
+        return self.script, self.keys, self.call.encode()
+
+    def parse_reply(self, reply: Any) -> Any:
+        """A server's reply; an error stays what it is."""
+        if isinstance(reply, Exception):
+            return reply
+        parse = rules_of(self.script).parse_inspect if isinstance(self.call, InspectCall) else self.verb.parse_reply
+        return parse(reply)
+
+    def merge(self, replies: Sequence[Any], pending: int, total: int) -> Any:
+        """What these parsed replies mean together; None as long as that may still turn."""
+        assert self.verb.merge is not None
+        return self.verb.merge(Votes(self.call, replies, pending, total), rules_of(self.script))

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from interlock._protocol.names import keys_of, positive_int
 from interlock._protocol.types import Resource
 from interlock.primitives.scripts import load
 
 from .lock import COMPANIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from interlock.primitives.messages import Raw, Words
 
 MAX_PARTIES: Final = 100_000  # parties
 
@@ -19,6 +24,34 @@ def barrier_resource(name: object, prefix: str, parties: object) -> Resource:
     checked, keys = keys_of(name, prefix, (*COMPANIONS, "present"))
     number = positive_int(parties, "its parties", f"barrier {name!r}", MAX_PARTIES)
     return Resource("barrier", checked, load("barrier"), keys, (), (str(number),), has_generation=True)
+
+
+class ResetCall(NamedTuple):
+    """Begins another generation."""
+
+    operation: str
+
+    def encode(self) -> Words:
+        """See Call."""
+        return ("reset", self.operation)
+
+
+class BarrierInspect(NamedTuple):
+    """What the server knows of a barrier."""
+
+    generation: bytes
+    """b"" if there is no barrier."""
+    parties: int
+    arrived: int
+    why: bytes
+    """Why it is broken; b"" if it is not."""
+    waiters: Sequence[bytes]
+
+    @classmethod
+    def parse(cls, reply: Raw) -> BarrierInspect:
+        """The reply that the script returned."""
+        generation, parties, arrived, why, *waiters = reply
+        return cls(generation, parties, arrived, why, waiters)
 
 
 @dataclass(frozen=True)
@@ -43,9 +76,9 @@ class BarrierState:
         return self.arrived
 
 
-def parse_state(name: str, reply: list[Any]) -> BarrierState:
+def parse_state(name: str, reply: Raw) -> BarrierState:
     """The reply of `inspect`, for people."""
-    generation, parties, arrived, why, *waiters = reply
+    generation, parties, arrived, why, waiters = BarrierInspect.parse(reply)
     return BarrierState(
         name=name,
         parties=parties or None,

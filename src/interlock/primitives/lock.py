@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from interlock._protocol.names import keys_of, token_part
 from interlock._protocol.types import Resource
 from interlock.errors import ConfigError
-from interlock.primitives.codes import QUARANTINE, free_text
+from interlock.primitives.codes import GRANTED, NOT_FOUND, QUARANTINE, free_text
 from interlock.primitives.scripts import load
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from interlock.primitives.messages import Raw, Words
 
 COMPANIONS = ("record", "queue", "waiters", "gone")
 RECORD_VERSION = "1"  # the version that records begin with
@@ -36,6 +41,66 @@ def owner_prefix(owner: object) -> str:
     if not isinstance(owner, str) or not owner:
         raise ConfigError(f"owner must be a word that names the holder in all processes, not {owner!r}")
     return f"{token_part(owner)}~{hashlib.sha256(owner.encode()).hexdigest()[:16]}/"
+
+
+class FenceCall(NamedTuple):
+    """Stores the fence that a quorum has agreed on, if the sender holds the lock."""
+
+    token: str
+    fence: str
+
+    def encode(self) -> Words:
+        """See Call."""
+        return ("fence", self.token, self.fence)
+
+    @classmethod
+    def parse(cls, args: Raw) -> FenceCall:
+        """The call that was encoded so."""
+        return cls(*args[1:])
+
+
+class FenceReply(NamedTuple):
+    """Whether the server stored the fence."""
+
+    stored: bool
+
+    def encode(self) -> Raw:
+        """See Reply."""
+        return [GRANTED if self.stored else NOT_FOUND]
+
+    @classmethod
+    def parse(cls, reply: Raw) -> FenceReply:
+        """The reply that a script returned."""
+        return cls(reply[0] == GRANTED)
+
+
+class LockInspect(NamedTuple):
+    """What the server knows of a lock."""
+
+    value: bytes
+    """The holder's token, a marker or a foreign value; b"" if the lock is free."""
+    pttl_ms: int
+    record: bytes
+    waiting: int
+    """How many wait."""
+    waiters: Sequence[bytes]
+    """The tokens of the first of them."""
+
+    @property
+    def fence(self) -> int:
+        """The fence in the record; -1 if there is none."""
+        fields = self.record.split(b" ", 3)
+        return int(fields[2]) if len(fields) > 3 and fields[2].isdigit() else -1
+
+    def encode(self) -> Raw:
+        """See Reply."""
+        return [self.value, self.pttl_ms, self.record, self.waiting, *self.waiters]
+
+    @classmethod
+    def parse(cls, reply: Raw) -> LockInspect:
+        """The reply that a script returned."""
+        value, pttl_ms, record, waiting, *waiters = reply
+        return cls(value, pttl_ms, record, waiting, waiters)
 
 
 @dataclass(frozen=True)
@@ -65,20 +130,24 @@ class LockState:
         return self.holder is not None
 
 
-def parse_state(name: str, reply: list[Any]) -> LockState:
+def parse_state(name: str, reply: Raw) -> LockState:
     """The reply of `inspect`, for people."""
-    value, pttl, record, waiting, *waiters = reply
-    holder = value.decode(errors="replace")
-    fields = record.decode(errors="replace").split(" ", 8)
+    return state_of(name, LockInspect.parse(reply))
+
+
+def state_of(name: str, seen: LockInspect) -> LockState:
+    """The same, from a reply that is parsed already."""
+    holder = seen.value.decode(errors="replace")
+    fields = seen.record.decode(errors="replace").split(" ", 8)
     quarantined = holder.startswith(QUARANTINE.decode())
     known = fields[0] == RECORD_VERSION and len(fields) > 7 and fields[1] in RECORD_KINDS
     return LockState(
         name=name,
         holder=None if quarantined else holder.removeprefix("!") or None,
         fence=(int(fields[2]) or None) if known else None,
-        remaining=pttl / 1000 if pttl >= 0 else None,
-        waiters=tuple(waiter.decode(errors="replace") for waiter in waiters),
-        waiting=waiting,
+        remaining=seen.pttl_ms / 1000 if seen.pttl_ms >= 0 else None,
+        waiters=tuple(waiter.decode(errors="replace") for waiter in seen.waiters),
+        waiting=seen.waiting,
         revoked=free_text("".join(fields[8:])) if holder.startswith("!") and not quarantined else None,
         quarantined=quarantined,
     )

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from interlock._protocol.names import MIN_TTL, duration
 from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives.codes import QUARANTINE
+from interlock.primitives.messages import AcquireReply, Busy, Queued, Raw, Words
 
-from .lock import over_lock
-from .lock import parse_state as lock_state
+from .lock import LockInspect, over_lock, state_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from interlock._protocol.types import Resource
 
 R = TypeVar("R")
+NO_NOTE: Final = ("0", "0")  # the arguments of a release after which the next run may start at once
 RUN_TTL: Final = 30.0  # seconds after which the run of a dead process is over, if at_most is not shorter
 MAX_AT_MOST: Final = 366 * 86_400.0  # seconds
 
@@ -44,7 +47,7 @@ def once_resource(name: object, prefix: str, key: object) -> Resource:
         if not isinstance(key, str) or not key:
             raise ConfigError(f"once({name!r}): key must be a word that names this run, as a date, not {key!r}")
         name = f"{name}:key={quote(key, safe='')}" if isinstance(name, str) and name else name
-    return over_lock("once", name, prefix, "done")._replace(release_args=("0", "0"))
+    return over_lock("once", name, prefix, "done")._replace(release_args=NO_NOTE)
 
 
 @dataclass(frozen=True)
@@ -85,15 +88,38 @@ class Passed(AcquireTimeout):
     skipped: Skipped
 
 
-def skipped_error(resource: Resource, _timeout: float, reply: Any) -> Passed:
+class RunTimes(NamedTuple):
+    """What a Busy of this primitive says of the run: its times, in µs since 1970; b"0" is none."""
+
+    started_us: bytes = b"0"
+    ended_us: bytes = b"0"
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run is over, so that only its note keeps the next run from starting."""
+        return self.ended_us != b"0"
+
+
+def run_times(reply: AcquireReply) -> RunTimes:
+    """The times in a reply; none in a reply that has no such."""
+    return RunTimes(*reply.own) if isinstance(reply, Busy) else RunTimes()
+
+
+def skipped_error(resource: Resource, _timeout: float, reply: Busy | Queued) -> Passed:
     """What a refusal means."""
     error = Passed(f"{resource} is run by another one")
-    started = reply[4] if len(reply) > 4 else b"0"
-    by = b"" if reply[1].startswith(QUARANTINE) else reply[1].removeprefix(b"!")
+    by = b"" if reply.holder.startswith(QUARANTINE) else reply.holder.removeprefix(b"!")
+    started_us, ended_us = run_times(reply)
     error.skipped = Skipped(
-        resource.name, by.decode(errors="replace") or None, datetime_of(started), datetime_of(reply[5])
+        resource.name, by.decode(errors="replace") or None, datetime_of(started_us), datetime_of(ended_us)
     )
     return error
+
+
+def decisive_vote(votes: Sequence[AcquireReply]) -> AcquireReply | None:
+    """The vote of a quorum that decides an acquire whatever the others say: if any server knows of a run, it was."""
+    ended = [vote for vote in votes if isinstance(vote, Busy) and run_times(vote).ended]
+    return max(ended, key=lambda vote: vote.pttl_ms, default=None)
 
 
 def ran(name: str, token: str, fence: int, value: R) -> Ran[R]:
@@ -104,6 +130,63 @@ def ran(name: str, token: str, fence: int, value: R) -> Ran[R]:
 def datetime_of(micros: bytes | int) -> datetime | None:
     """A time of the server, in µs since 1970; 0 is none."""
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=int(micros)) if int(micros) else None
+
+
+class OnceInspect(NamedTuple):
+    """What the server knows of work that runs once."""
+
+    lock: LockInspect
+    note: bytes
+    """Of the last run: its token, start and end; b"" if there is none."""
+    pttl_ms: int
+    """When the note ends."""
+
+    @property
+    def value(self) -> bytes:
+        """The value of the lock."""
+        return self.lock.value
+
+    def encode(self) -> Raw:
+        """See Reply."""
+        return [self.lock.encode(), self.note, self.pttl_ms]
+
+    @classmethod
+    def parse(cls, reply: Raw) -> OnceInspect:
+        """The reply that the script returned."""
+        lock, note, pttl_ms = reply
+        return cls(LockInspect.parse(lock), note, pttl_ms)
+
+
+def merge_inspect(
+    replies: Sequence[OnceInspect], merge_lock: Callable[[Sequence[LockInspect]], LockInspect]
+) -> OnceInspect:
+    """What a quorum says: of the lock, and the note that lasts longest."""
+    last = max(replies, key=lambda reply: reply.pttl_ms)
+    return OnceInspect(merge_lock([reply.lock for reply in replies]), last.note, last.pttl_ms)
+
+
+class ForgetCall(NamedTuple):
+    """Deletes this note of the last run."""
+
+    note: bytes
+
+    def encode(self) -> Words:
+        """See Call."""
+        return ("forget", self.note)
+
+    @classmethod
+    def parse(cls, args: Raw) -> ForgetCall:
+        """The call that was encoded so."""
+        return cls(args[1])
+
+    @property
+    def differs_by_server(self) -> bool:
+        """True: each server of a quorum has a note of its own, with times of its own clock."""
+        return True
+
+    def for_server(self, seen: OnceInspect) -> ForgetCall | None:
+        """The same call for the server that says this when inspected; None if its note is of another run."""
+        return ForgetCall(seen.note) if seen.note.split(b" ")[0] == self.note.split(b" ")[0] else None
 
 
 @dataclass(frozen=True)
@@ -125,17 +208,17 @@ class OnceState:
     """Seconds until it may run again, if the last run keeps it from that."""
 
 
-def parse_state(name: str, reply: list[Any]) -> OnceState:
+def parse_state(name: str, reply: Raw) -> OnceState:
     """The reply of `inspect`, for people."""
-    inside, done, pttl = reply
-    lock = lock_state(name, inside)
-    who, started, ended = done.decode(errors="replace").split(" ")[:3] if done else ("", "0", "0")
+    seen = OnceInspect.parse(reply)
+    lock, pttl_ms, note = state_of(name, seen.lock), seen.pttl_ms, seen.note.decode(errors="replace")
+    who, started, ended = note.split(" ")[:3] if note else ("", "0", "0")
     return OnceState(
         name=name,
         running=lock.holder,
         started=datetime_of(lock.fence or 0) if lock.holder else None,
         remaining=lock.remaining,
         revoked=lock.revoked,
-        last=Skipped(name, who, datetime_of(int(started)), datetime_of(int(ended))) if done else None,
-        free_in=pttl / 1000 if pttl >= 0 else None,
+        last=Skipped(name, who, datetime_of(int(started)), datetime_of(int(ended))) if note else None,
+        free_in=pttl_ms / 1000 if pttl_ms >= 0 else None,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from interlock._protocol.names import keys_of, positive_int
 from interlock._protocol.types import Resource
@@ -11,6 +11,11 @@ from interlock.errors import ConfigError
 from interlock.primitives.scripts import load
 
 from .lock import RECORD_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from interlock.primitives.messages import Raw, Words
 
 COMPANIONS = ("record", "queue", "waiters", "gone", "shares")
 ALL_PERMITS: Final = 1_000_000_000  # permits of a read-write lock: what a writer takes; a reader takes one
@@ -22,7 +27,12 @@ def permits_resource(kind: str, name: object, prefix: str, limit: int, wanted: i
     """So many of the permits of this name. Raises ConfigError."""
     checked, keys = keys_of(name, prefix, COMPANIONS)
     return Resource(
-        kind, checked, load("permits"), keys, (keys[0], keys[1], keys[5]), (kind, str(wanted), str(limit), under)
+        kind,
+        checked,
+        load("permits"),
+        keys,
+        (keys[0], keys[1], keys[5]),
+        PermitArgs(kind, str(wanted), str(limit), under),
     )
 
 
@@ -33,9 +43,9 @@ def semaphore_resource(name: object, prefix: str, limit: object) -> Resource:
 
 def with_permits(resource: Resource, number: object) -> Resource:
     """So many of a semaphore's permits. Raises ConfigError."""
-    kind, _, limit, under = resource.acquire_args
-    permits = positive_int(number, "permits", resource, int(limit))
-    return resource._replace(acquire_args=(kind, str(permits), limit, under))
+    wanted = permit_args(resource)
+    permits = positive_int(number, "permits", resource, int(wanted.limit))
+    return resource._replace(acquire_args=wanted._replace(permits=str(permits)))
 
 
 def read_resource(name: object, prefix: str) -> Resource:
@@ -53,20 +63,70 @@ def beside_own_leases(resource: Resource, leases: list[Any]) -> Resource:
     held = [lease for lease in leases if lease._grant.end_reason is None]
     if not held:
         return resource
-    kind, number, limit, _ = resource.acquire_args
-    if number != "1":
-        writes = any(lease._grant.resource.acquire_args[1] != "1" for lease in held)
+    wanted = permit_args(resource)
+    if wanted.permits != "1":
+        writes = any(permit_args(lease._grant.resource).permits != "1" for lease in held)
         raise ConfigError(
             f"{resource}: this thread or task writes already and would wait for itself for ever; it is not reentrant"
             if writes
             else f"{resource}: this thread or task reads, and can't begin to write: two that did would wait for each "
             "other for ever. Release the read lease first, and read anew under the write lease"
         )
-    return resource._replace(acquire_args=(kind, number, limit, held[-1].token))
+    return resource._replace(acquire_args=wanted._replace(own_lease=held[-1].token))
+
+
+def permit_args(resource: Resource) -> PermitArgs:
+    """The own arguments of this one's acquire."""
+    args = resource.acquire_args
+    assert isinstance(args, PermitArgs)
+    return args
 
 
 def _checked_limit(name: object, limit: object) -> int:
     return positive_int(limit, "its limit", f"semaphore {name!r}", MAX_PERMITS)
+
+
+class PermitArgs(NamedTuple):
+    """The own arguments of an acquire: what the caller wants, and of what."""
+
+    kind: str
+    permits: str
+    limit: str
+    own_lease: str = ""
+    """Token of a lease beside which the caller may read; "" is none."""
+
+
+class LimitCall(NamedTuple):
+    """Sets how many permits there are."""
+
+    operation: str
+    kind: str
+    limit: str
+
+    def encode(self) -> Words:
+        """See Call."""
+        return ("limit", *self)
+
+
+class PermitInspect(NamedTuple):
+    """What the server knows of a semaphore or a read-write lock."""
+
+    record: bytes
+    used: int
+    holding: int
+    waiting: int
+    holders: Sequence[Any]
+    """Token, ms left and share of each of the first holders."""
+    waiters: Sequence[bytes]
+    """Token and permits of each of the first waiters."""
+    quarantine_ms: int
+    marker: bytes
+    """Of the quarantine; b"" is none."""
+
+    @classmethod
+    def parse(cls, reply: Raw) -> PermitInspect:
+        """The reply that the script returned."""
+        return cls(*reply)
 
 
 @dataclass(frozen=True)
@@ -110,9 +170,9 @@ class SemaphoreState:
         return bool(self.holders)
 
 
-def parse_state(name: str, reply: list[Any]) -> SemaphoreState:
+def parse_state(name: str, reply: Raw) -> SemaphoreState:
     """The reply of `inspect`, for people."""
-    record, used, holding, waiting, holders, waiters, quarantine_ms, _ = reply
+    record, used, holding, waiting, holders, waiters, quarantine_ms, _ = PermitInspect.parse(reply)
     fields = record.decode(errors="replace").split(" ")
     known = fields[0] == RECORD_VERSION and len(fields) > 6 and fields[1] in KINDS and fields[6].isdigit()
     return SemaphoreState(

@@ -1,0 +1,453 @@
+"""The messages that the scripts of several primitives share: calls, which `encode` makes ARGV, and replies.
+
+Theory. A call is a verb with its arguments, a reply is what the script returns for that verb. The tables in the headers
+of the .lua files list both. This module and the modules beside the .lua files are the only ones that know at which
+place of a list a word stands. All other modules use the names here. A quorum sends a call to several servers and merges
+their replies, so it also parses calls and encodes replies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, NamedTuple, Protocol
+
+from interlock._protocol.types import Argument
+from interlock.primitives.codes import BUSY, GRANTED, NOT_FOUND, QUARANTINE, QUEUED, RETRY, REVOKED
+
+Words = Sequence[Argument]
+Raw = Sequence[Any]  # a reply as the transports return it
+
+
+class Call(Protocol):
+    """A verb with its arguments."""
+
+    def encode(self) -> Words:
+        """The ARGV of the script, without the identity stamp."""
+        ...
+
+
+class Reply(Protocol):
+    """A reply of a script."""
+
+    def encode(self) -> Raw:
+        """The list that the script returns."""
+        ...
+
+
+# acquire
+
+
+class AcquireCall(NamedTuple):
+    """Asks for a lease, or to pass a latch or a barrier; the same call polls for a waiter and confirms a handover."""
+
+    token: str
+    ttl_ms: str
+    handover_ttl_ms: str
+    subscribed: str
+    """ "1" if the client hears the channel, else "0"."""
+    channel: str
+    may_wait: str
+    """ "1" if the server may put the caller into the queue, else "0"."""
+    own: tuple[Argument, ...] = ()
+    """The arguments of this primitive after the common ones."""
+
+    def encode(self) -> Words:
+        """See Call."""
+        token, ttl_ms, handover_ttl_ms, subscribed, channel, may_wait, own = self
+        return ("acquire", token, ttl_ms, handover_ttl_ms, subscribed, channel, may_wait, *own)
+
+    @classmethod
+    def parse(cls, args: Raw) -> AcquireCall:
+        """The call that was encoded so."""
+        _, token, ttl_ms, handover_ttl_ms, subscribed, channel, may_wait, *own = args
+        return cls(token, ttl_ms, handover_ttl_ms, subscribed, channel, may_wait, tuple(own))
+
+
+class Granted(NamedTuple):
+    """The lease is the caller's, or the caller may pass."""
+
+    number: int
+    """The fence of the lease. At a barrier: the index of the party. At a latch: 0."""
+
+    def encode(self) -> Raw:
+        """See Reply."""
+        return [GRANTED, self.number]
+
+
+class Queued(NamedTuple):
+    """The caller stands in the queue."""
+
+    holder: bytes
+    """Token of a holder, or a marker; b"" if nobody holds."""
+    pttl_ms: int
+    is_head: bool
+    """Whether the caller is the head of the queue."""
+    tally: int = 0
+    """At a latch: how many have yet to count down. At a barrier: how many parties have arrived."""
+    generation: str = ""
+    """Of the latch or barrier at which the caller waits."""
+
+    def encode(self) -> Raw:
+        """See Reply; for primitives that have no generation."""
+        return [QUEUED, self.holder, self.pttl_ms, int(self.is_head)]
+
+
+class Busy(NamedTuple):
+    """Another one holds, and the caller may not wait."""
+
+    holder: bytes
+    pttl_ms: int
+    is_head: bool
+    tally: int = 0
+    own: tuple[bytes, ...] = ()
+    """What this primitive says after that."""
+
+    def encode(self) -> Raw:
+        """See Reply."""
+        return [BUSY, self.holder, self.pttl_ms, int(self.is_head), *self.own]
+
+
+class Retry(NamedTuple):
+    """The caller must ask again at once."""
+
+    code: int = RETRY
+
+    def encode(self) -> Raw:
+        """See Reply."""
+        return [self.code]
+
+
+class Refused(NamedTuple):
+    """The caller can never get it this way: `code` says why."""
+
+    code: int
+    detail: bytes | int = b""
+    """The record, the value, the reason or the limit: see the header of the script."""
+
+    def encode(self) -> Raw:
+        """See Reply."""
+        return [self.code, self.detail]
+
+
+AcquireReply = Granted | Queued | Busy | Retry | Refused
+
+
+def parse_acquire(reply: Raw) -> AcquireReply:
+    """The reply to an acquire, of each script but multi.lua."""
+    code = reply[0]
+    if code == GRANTED:
+        return Granted(reply[1] if len(reply) > 1 else 0)
+    if code in {QUEUED, BUSY}:
+        return _parse_blocked(*reply)
+    return Retry() if code == RETRY else Refused(*reply)
+
+
+def _parse_blocked(code: int, blocker: bytes | int, pttl_ms: int, head: int, *own: bytes) -> Queued | Busy:
+    if isinstance(blocker, int):  # of a latch or a barrier
+        return (
+            Queued(b"", pttl_ms, bool(head), blocker, *map(bytes.decode, own))
+            if code == QUEUED
+            else Busy(b"", pttl_ms, bool(head), blocker)
+        )
+    return Queued(blocker, pttl_ms, bool(head)) if code == QUEUED else Busy(blocker, pttl_ms, bool(head), 0, own)
+
+
+def lengthens_lease(args: Words, reply: Raw) -> bool:
+    """Whether this reply grants or renews a lease, so that another server must not do the same at that time."""
+    verb, *_ = args
+    return verb in {"acquire", "renew"} and bool(reply[0] == GRANTED)
+
+
+def is_acquire(args: Words) -> bool:
+    """Whether the message is an acquire."""
+    return args[0] == "acquire"
+
+
+def quarantine_evidence(reply: AcquireReply) -> str | None:
+    """The evidence, if the reply is a refusal for a quarantine: the identity of the server that granted last."""
+    if isinstance(reply, Queued | Busy) and reply.holder.startswith(QUARANTINE):
+        return reply.holder.removeprefix(QUARANTINE).partition(b">")[0].decode(errors="replace")
+    return None
+
+
+# release
+
+
+class ReleaseCall(NamedTuple):
+    """Gives a lease back, or leaves the queue, or undoes an attempt."""
+
+    token: str
+    tombstone_ms: str
+    own: tuple[str, ...] = ()
+    """The arguments of this primitive after the common ones."""
+
+    def encode(self) -> Words:
+        """See Call."""
+        return ("release", self.token, self.tombstone_ms, *self.own)
+
+    @classmethod
+    def parse(cls, args: Raw) -> ReleaseCall:
+        """The call that was encoded so."""
+        return cls(args[1], args[2], tuple(args[3:]))
+
+
+class ReleaseReply(NamedTuple):
+    """What the server says to a release."""
+
+    was_ours: int
+    """1 if the lease was the sender's, else 0."""
+    ask_again: int
+    """1 if dead waiters are left before a live one, so that the sender must send the release again; else 0."""
+
+    def encode(self) -> Raw:
+        """See Reply."""
+        return list(self)
+
+    @classmethod
+    def parse(cls, reply: Raw) -> ReleaseReply:
+        """The reply that a script returned."""
+        return cls(*reply)
+
+
+# renew
+
+
+class RenewCall(NamedTuple):
+    """Lengthens leases: token and ttl in ms of each."""
+
+    leases: Sequence[tuple[str, str]]
+
+    def encode(self) -> Words:
+        """See Call."""
+        return ["renew", *chain.from_iterable(self.leases)]
+
+    @classmethod
+    def parse(cls, args: Raw) -> RenewCall:
+        """The call that was encoded so."""
+        return cls(list(zip(args[1::2], args[2::2], strict=True)))
+
+
+class Renewed(NamedTuple):
+    """The server has the lease, and lengthened it."""
+
+    code: int = GRANTED
+
+    def encode(self) -> object:
+        """The state that the script returns."""
+        return self.code
+
+
+class Gone(NamedTuple):
+    """The server has no such lease."""
+
+    code: int = NOT_FOUND
+
+    def encode(self) -> object:
+        """The state that the script returns."""
+        return self.code
+
+
+class Revoked(NamedTuple):
+    """The lease was revoked."""
+
+    why: bytes
+
+    def encode(self) -> object:
+        """The state that the script returns."""
+        return [REVOKED, self.why]
+
+
+class Failed(NamedTuple):
+    """The renewal failed, which says nothing about the lease."""
+
+    cause: bytes
+
+    def encode(self) -> object:
+        """The state that the script returns."""
+        return self.cause
+
+
+RenewState = Renewed | Gone | Revoked | Failed
+RENEWED, GONE = Renewed(), Gone()
+
+
+class RenewReply(NamedTuple):
+    """A state for each lease of the call."""
+
+    states: Sequence[RenewState]
+
+    def encode(self) -> Raw:
+        """See Reply."""
+        return [state.encode() for state in self.states]
+
+    @classmethod
+    def parse(cls, reply: Raw) -> RenewReply:
+        """The reply that a script returned."""
+        return cls([_parse_renewed(state) for state in reply])
+
+
+def _parse_renewed(state: Any) -> RenewState:
+    if state == GRANTED:
+        return RENEWED
+    if state == NOT_FOUND:
+        return GONE
+    return Failed(state) if isinstance(state, bytes) else Revoked(state[1])
+
+
+def reason_lost(state: Gone | Revoked) -> str:
+    """Why the reply to a renewal means that the lease is lost."""
+    if isinstance(state, Revoked):
+        return f"it was revoked: {state.why.decode(errors='replace')}"
+    return "the server has no such lease any more: it was revoked by force, or the server lost it"
+
+
+# vouch
+
+
+class HeartbeatCall(NamedTuple):
+    """Says that the waiters of one client are alive: token and handover ttl in ms of each."""
+
+    channel: str
+    subscribed: str
+    waiters: Sequence[tuple[str, str]]
+
+    def encode(self) -> Words:
+        """See Call."""
+        return ["vouch", self.channel, self.subscribed, *chain.from_iterable(self.waiters)]
+
+    @classmethod
+    def parse(cls, args: Raw) -> HeartbeatCall:
+        """The call that was encoded so."""
+        return cls(args[1], args[2], list(zip(args[3::2], args[4::2], strict=True)))
+
+
+MORE_DEAD_WAITERS = -3  # a pttl of HeartbeatReply: the server drops a number of dead waiters in one call, and has more
+NO_KEY = -2  # a pttl: there is no such key
+NO_EXPIRY_PTTL = -1  # a pttl: the key never expires
+
+
+class HeartbeatReply(NamedTuple):
+    """What the server says of a queue: when the next lease ends, who is the head, and the state of each waiter."""
+
+    pttl_ms: int
+    head: bytes
+    states: Sequence[int]
+    """GRANTED, QUEUED, RETRY or NOT_FOUND."""
+
+    def encode(self) -> Raw:
+        """See Reply."""
+        return [self.pttl_ms, self.head, *self.states]
+
+    @classmethod
+    def parse(cls, reply: Raw) -> HeartbeatReply:
+        """The reply that a script returned."""
+        return cls(reply[0], reply[1], reply[2:])
+
+
+# execute, revoke, inspect
+
+
+class HasValue(Protocol):
+    """A reply to `inspect` of a primitive over a lock."""
+
+    @property
+    def value(self) -> bytes:
+        """The value of the lock."""
+        ...
+
+
+class ExecuteCall(NamedTuple):
+    """Runs one command in the server if the sender holds the lease."""
+
+    token: str
+    command: str
+    args: Sequence[Argument]
+
+    def encode(self) -> Words:
+        """See Call."""
+        return ("execute", self.token, self.command, *self.args)
+
+
+class ExecuteReply(NamedTuple):
+    """Whether the server ran the command, and the reply of the command."""
+
+    ran: bool
+    value: Any
+
+    @classmethod
+    def parse(cls, reply: Raw) -> ExecuteReply:
+        """The reply that a script returned."""
+        return cls(True, reply[1]) if reply[0] == GRANTED else cls(False, None)
+
+
+class RevokeCall(NamedTuple):
+    """Takes a lease away, or ends a quarantine: `token` is the holder's, or a marker that inspect returned."""
+
+    token: Argument
+    force: str
+    why: str
+
+    def encode(self) -> Words:
+        """See Call."""
+        return ("revoke", self.token, self.force, self.why)
+
+    @classmethod
+    def parse(cls, args: Raw) -> RevokeCall:
+        """The call that was encoded so."""
+        return cls(*args[1:])
+
+    @property
+    def differs_by_server(self) -> bool:
+        """Whether each server of a quorum has another word for `token`: a marker has the server's own evidence."""
+        return isinstance(self.token, bytes) and self.token.startswith(QUARANTINE)
+
+    def for_server(self, seen: HasValue) -> RevokeCall | None:
+        """The same call for the server that says this when inspected; None if that one is in no quarantine."""
+        return self._replace(token=seen.value) if seen.value.startswith(QUARANTINE) else None
+
+
+class DoneReply(NamedTuple):
+    """Whether the server did it, and the pttl of what it did it to."""
+
+    done: int
+    pttl_ms: int = NO_KEY
+
+    def encode(self) -> Raw:
+        """See Reply."""
+        return list(self)
+
+    @classmethod
+    def parse(cls, reply: Raw) -> DoneReply:
+        """The reply that a script returned."""
+        return cls(*reply)
+
+
+class InspectCall(NamedTuple):
+    """Asks what the server knows: at most so many of each list."""
+
+    most: str
+
+    def encode(self) -> Words:
+        """See Call."""
+        return ("inspect", self.most)
+
+    @classmethod
+    def parse(cls, args: Raw) -> InspectCall:
+        """The call that was encoded so."""
+        return cls(args[1])
+
+
+class OperationReply(NamedTuple):
+    """The reply to `count`, `reset` and `limit`, which run once for each operation id."""
+
+    refused: Refused | None
+    number: int = 0
+    """What is left of the count, or the limit."""
+
+    @classmethod
+    def parse(cls, reply: Raw) -> OperationReply:
+        """The reply that a script returned. `reset` has no number: 1 if the server did it, else 0."""
+        if len(reply) == 1:
+            return cls(None, reply[0])
+        return cls(None, reply[1]) if reply[0] == GRANTED else cls(Refused(*reply))

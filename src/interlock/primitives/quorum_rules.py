@@ -1,0 +1,45 @@
+"""What is special of each primitive when the servers of a quorum answer, by the name of its script."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from interlock.primitives import once
+from interlock.primitives.lock import LockInspect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from interlock._protocol.types import Script
+    from interlock.primitives.messages import AcquireReply
+
+
+class QuorumRules(NamedTuple):
+    """Of one primitive."""
+
+    release_args: tuple[str, ...]
+    """The own arguments of a release by which an attempt gives back a share that it won at some servers."""
+    decisive_vote: Callable[[Sequence[AcquireReply]], AcquireReply | None]
+    """The vote that decides an acquire whatever the others say, if there is one."""
+    parse_inspect: Callable[[Sequence[Any]], Any]
+    merge_inspect: Callable[[Sequence[Any], Callable[[Sequence[LockInspect]], LockInspect]], Any]
+    """Merges parsed replies; gets the function that merges those of a lock."""
+
+
+def _none(_votes: Sequence[AcquireReply]) -> None:
+    return None
+
+
+def _merge_lock(replies: Sequence[LockInspect], merge: Callable[[Sequence[LockInspect]], LockInspect]) -> LockInspect:
+    return merge(replies)
+
+
+_LOCK: Final = QuorumRules((), _none, LockInspect.parse, _merge_lock)
+_SPECIAL: Final = {
+    "once": QuorumRules(once.NO_NOTE, once.decisive_vote, once.OnceInspect.parse, once.merge_inspect),
+}
+
+
+def rules_of(script: Script) -> QuorumRules:
+    """The rules of the primitive that this script decides."""
+    return _SPECIAL.get(script.name, _LOCK)
