@@ -29,8 +29,7 @@ from interlock._client.error_texts import (
     server_error,
     unavailable_error,
 )
-from interlock._client.grant import Attempt, Grant, last_answer_counts
-from interlock._client.undo import release_call
+from interlock._client.grant import Attempt, Grant, last_answer_counts, tombstone_ms
 from interlock._protocol.log import log
 from interlock._protocol.timing import (
     FOREVER,
@@ -57,7 +56,6 @@ from interlock._protocol.types import (
 )
 from interlock.errors import AcquireTimeout, ConfigError, LeaseLost, LockError, Unavailable
 from interlock.primitives.messages import (
-    AcquireCall,
     Busy,
     ExecuteCall,
     ExecuteReply,
@@ -66,10 +64,11 @@ from interlock.primitives.messages import (
     Granted,
     Queued,
     Refused,
-    ReleaseReply,
     RenewCall,
     RenewReply,
     Revoked,
+    encode_acquire,
+    encode_release,
     is_acquire,
     lengthens_lease,
     parse_acquire,
@@ -185,8 +184,8 @@ class Core:
                 own = resource.acquire_args
                 if resource.has_generation:
                     own = (*own, attempt.generation)
-                call = AcquireCall(token, ttl_ms, attempt.handover_ttl_ms, heard, channel, waits, own)
-                raw, sent = await self.request(attempt, call.encode(), until)
+                args = encode_acquire(token, ttl_ms, attempt.handover_ttl_ms, heard, channel, waits, own)
+                raw, sent = await self.request(attempt, args, until)
                 reply = parse_acquire(raw)
                 if isinstance(reply, Granted):
                     accepted = accept(attempt, reply, sent)
@@ -364,7 +363,7 @@ class Core:
             grant.mark_released()
             self.renewal.remove(grant)
             self.releasing[attempt.token] = attempt
-            args = release_call(attempt).encode()
+            args = encode_release(attempt.token, tombstone_ms(attempt), attempt.release_args)
             attempt.in_doubt = False  # from here on it tells whether a release was sent twice
             until = FOREVER
             if grant.deadline < now + RETRY_FOR:  # after its ttl it is free by itself
@@ -372,7 +371,7 @@ class Core:
             was_ours = False
             while True:
                 reply, _ = await self.request(attempt, args, until)
-                ours, again = ReleaseReply.parse(reply)
+                ours, again = reply  # a ReleaseReply, not built: every release pays for what happens here
                 was_ours |= bool(ours)  # the first answer tells; while we come again, others release, too
                 if not again:
                     # The server remembers one releaser. If it was asked twice and knows of another by now, then

@@ -74,13 +74,13 @@ class Grant:
     """What this process knows of one lease: until when it may believe in it, and why it ended."""
 
     __slots__ = (
+        "answered_since",
         "attempt",
         "bucket",
         "deadline",
         "end_reason",
         "fence",
         "fork_count",
-        "jeopardy_after",
         "lease",
         "max_hold_until",
         "renewal_failing",
@@ -109,10 +109,15 @@ class Grant:
     def token(self) -> str:
         return self.attempt.token
 
+    @property
+    def jeopardy_after(self) -> float:
+        """When the lease is in jeopardy, unless it is renewed before: its renewal is due at ttl/3, ttl/6 before."""
+        return self.answered_since + self.attempt.ttl / 2
+
     def extend_deadline(self, sent: float, ttl: float) -> None:
         """The server granted or lengthened it, in answer to a request sent at `sent`. Never shortens."""
         self.renewal_failing = False
-        self.jeopardy_after = sent + self.attempt.ttl / 2  # due at ttl/3, and ttl/6 of grace
+        self.answered_since = sent  # the lease was not revoked before this request was sent
         deadline = sent + ttl - margin(ttl, self.attempt.drift)
         if deadline > self.deadline:
             self.deadline = min(self.max_hold_until, deadline)

@@ -102,15 +102,18 @@ class Renewal:
 
     def add(self, grant: Grant) -> None:
         """Keep this lease alive from now on."""
-        self._schedule(grant, min(_next_due(grant), FOREVER if self._is_subscribed(grant) else _first_question(grant)))
+        due = _next_due(grant)
+        if not self._is_subscribed(grant):  # nobody would push a revocation: the first question
+            due = min(due, (grant.answered_since + SUBSCRIBE_AFTER) // QUESTION_GRAIN * QUESTION_GRAIN)
+        self._schedule(grant, due)
 
     def _is_subscribed(self, grant: Grant) -> bool:
         """Whether a revocation was or will be pushed, since a request about this lease was sent that it answers."""
-        return -1 < self._subscribed_at(grant) < _answered_since(grant)
+        return -1 < self._subscribed_at(grant) < grant.answered_since
 
     def _may_have_missed_revocation(self, grant: Grant) -> bool:
         """Whether a revocation may have been pushed between the last request that was answered and the subscription."""
-        return self._subscribed_at(grant) >= _answered_since(grant)
+        return self._subscribed_at(grant) >= grant.answered_since
 
     def _subscribed_at(self, grant: Grant) -> float:
         """Since when a revocation of this lease is pushed to us; -1 if it would not be pushed now."""
@@ -135,7 +138,7 @@ class Renewal:
             slot[grant.attempt.token] = grant
             grant.bucket = slot
             self.in_flight.pop(grant.attempt.token, None)
-        nap = _answered_since(grant) + _max_sleep(ttl)
+        nap = grant.answered_since + _max_sleep(ttl)
         self.wake_ends_at(min(due, nap))
 
     def remove(self, grant: Grant) -> None:
@@ -339,7 +342,7 @@ class LeaseEnds:
         """Look at those whose time has come."""
         renewal = self.renewal
         now, oldest = renewal.runtime.now(), next(renewal._all(), None)
-        if oldest is not None and now > _answered_since(oldest) + SUBSCRIBE_AFTER:
+        if oldest is not None and now > oldest.answered_since + SUBSCRIBE_AFTER:
             renewal.port.ensure_subscribed(oldest.resource.keys[0])
         self.undo.adopt_from_finalizers()
         renewal.take_due()
@@ -351,21 +354,11 @@ def _max_sleep(ttl: float) -> float:
     return min(MAX_SLEEP, ttl / 10)
 
 
-def _answered_since(grant: Grant) -> float:
-    """When the request was sent that the server answered last: the lease was not revoked before."""
-    return grant.jeopardy_after - grant.attempt.ttl / 2
-
-
-def _first_question(grant: Grant) -> float:
-    """When it is asked about first, if a revocation would not be pushed."""
-    return (_answered_since(grant) + SUBSCRIBE_AFTER) // QUESTION_GRAIN * QUESTION_GRAIN
-
-
 def _next_due(grant: Grant) -> float:
     """When it is to be renewed, or ends: whichever comes first."""
     ttl = grant.attempt.ttl
     grain = ttl / 30
-    renewal = (grant.jeopardy_after - ttl / 6) // grain * grain if grant.renews else FOREVER
+    renewal = (grant.answered_since + ttl / 3) // grain * grain if grant.renews else FOREVER
     return min(renewal, _end_due(grant))
 
 

@@ -92,9 +92,5 @@ class Undo:
 def release_message(attempt: Attempt) -> Message:
     """The undo of an attempt, which is also its release."""
     resource = attempt.resource
-    return resource.script, resource.keys, release_call(attempt).encode()
-
-
-def release_call(attempt: Attempt) -> ReleaseCall:
-    """The release of an attempt, with a tombstone if one is needed."""
-    return ReleaseCall(attempt.token, tombstone_ms(attempt), attempt.release_args)
+    call = ReleaseCall(attempt.token, tombstone_ms(attempt), attempt.release_args)
+    return resource.script, resource.keys, call.encode()

@@ -54,14 +54,26 @@ class AcquireCall(NamedTuple):
 
     def encode(self) -> Words:
         """See Call."""
-        token, ttl_ms, handover_ttl_ms, subscribed, channel, may_wait, own = self
-        return ("acquire", token, ttl_ms, handover_ttl_ms, subscribed, channel, may_wait, *own)
+        return encode_acquire(*self)
 
     @classmethod
     def parse(cls, args: Raw) -> AcquireCall:
         """The call that was encoded so."""
         _, token, ttl_ms, handover_ttl_ms, subscribed, channel, may_wait, *own = args
         return cls(token, ttl_ms, handover_ttl_ms, subscribed, channel, may_wait, tuple(own))
+
+
+def encode_acquire(
+    token: str,
+    ttl_ms: str,
+    handover_ttl_ms: str,
+    subscribed: str,
+    channel: str,
+    may_wait: str,
+    own: tuple[Argument, ...],
+) -> Words:
+    """The ARGV of an AcquireCall with these fields. Every acquire pays for what happens here."""
+    return ("acquire", token, ttl_ms, handover_ttl_ms, subscribed, channel, may_wait, *own)
 
 
 class Granted(NamedTuple):
@@ -155,8 +167,7 @@ def _parse_blocked(code: int, blocker: bytes | int, pttl_ms: int, head: int, *ow
 
 def lengthens_lease(args: Words, reply: Raw) -> bool:
     """Whether this reply grants or renews a lease, so that another server must not do the same at that time."""
-    verb, *_ = args
-    return verb in {"acquire", "renew"} and bool(reply[0] == GRANTED)
+    return args[0] in {"acquire", "renew"} and bool(reply[0] == GRANTED)
 
 
 def is_acquire(args: Words) -> bool:
@@ -184,12 +195,17 @@ class ReleaseCall(NamedTuple):
 
     def encode(self) -> Words:
         """See Call."""
-        return ("release", self.token, self.tombstone_ms, *self.own)
+        return encode_release(*self)
 
     @classmethod
     def parse(cls, args: Raw) -> ReleaseCall:
         """The call that was encoded so."""
         return cls(args[1], args[2], tuple(args[3:]))
+
+
+def encode_release(token: str, tombstone_ms: str, own: tuple[str, ...]) -> Words:
+    """The ARGV of a ReleaseCall with these fields. Every release pays for what happens here."""
+    return ("release", token, tombstone_ms, *own)
 
 
 class ReleaseReply(NamedTuple):
