@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .trace import Trace
 
 IDENTITY: Final = 25  # characters
-FOLLOWED: Final = 1.3  # seconds after which what is free must have been given to a live waiter: a vouch and a trip
+FOLLOWED: Final = 1.3  # seconds after which what is free must have been given to a live waiter: a heartbeat and a trip
 REVOKED: Final = (
     1.0  # seconds after which the holder of a lease that was revoked must know, if its client hears and runs
 )

@@ -76,7 +76,7 @@ class BarrierThing(Thing):
         """As many go on together as there are parties, each with an index of its own, and once."""
         verb, token = args[:2]
         now = server.micros / 1000
-        if verb == b"vouch":
+        if verb == b"heartbeat":
             self._heard |= dict.fromkeys(self._heard.keys() & set(args[3::2]), now)
         elif verb == b"acquire" and (reply[0] == QUEUED or token in self._heard):
             self._heard[token] = now

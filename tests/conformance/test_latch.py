@@ -126,7 +126,7 @@ async def test_it_goes_away_by_its_ttl_which_everybody_who_comes_refreshes(kit, 
     await until(lambda: waiting(latch, 1))
     assert clean.pttl("lock:a") > 8000
     clean.pexpire("lock:a", 2000)
-    await until(lambda: clean.pttl("lock:a") > 8000)  # its vouch
+    await until(lambda: clean.pttl("lock:a") > 8000)  # its heartbeat
     await latch.count_down()
     await waits
 

@@ -264,7 +264,7 @@ async def test_a_lock_handed_to_a_dead_waiter_is_free_again_in_seconds(kit, clea
     lease = await locks.lock("a").acquire()
     session = kit.session(dying)
     session.pushed = lambda _payload: None
-    session.waiters.tick = _nothing  # it vouches no more
+    session.waiters.tick = _nothing  # it heartbeats no more
     waiting = asyncio.ensure_future(outcome(dying.lock("a").acquire(timeout=20)))
     await until(lambda: queued(locks, 1))
     await until(lambda: hears(session))  # or it would ask once more, when it is
@@ -284,11 +284,11 @@ async def _nothing() -> None:
 
 
 @rule(4)
-async def test_a_waiter_that_does_not_vouch_is_skipped(kit, clean):
+async def test_a_waiter_that_sends_no_heartbeat_is_skipped(kit, clean):
     locks, dying = kit.interlock(), kit.interlock()
     lease = await locks.lock("a").acquire()
     waiters = kit.session(dying).waiters
-    vouch, waiters.tick = waiters.tick, _nothing
+    heartbeat, waiters.tick = waiters.tick, _nothing
     waiting = asyncio.ensure_future(outcome(dying.lock("a").acquire(timeout=30)))
     await until(lambda: queued(locks, 1))
     token = (await locks.lock("a").inspect()).waiters[0]
@@ -299,7 +299,7 @@ async def test_a_waiter_that_does_not_vouch_is_skipped(kit, clean):
     await lease.release()
     mine = await after
     assert not waiting.done()
-    waiters.tick = vouch  # it comes back to life, and in again
+    waiters.tick = heartbeat  # it comes back to life, and in again
     await mine.release()
     await (await waiting).release()
 

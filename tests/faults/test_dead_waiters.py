@@ -46,9 +46,9 @@ def crowd(client, primitive, number, *, killed):
 
 @rule(4)
 async def test_thousands_of_dead_waiters_are_passed_over_within_a_second(kit, clean):
-    """The first of them counts as alive and is handed the lock: 3 s. A vouch of the one that lives finds that: 1 s.
+    """The first of them counts as alive and is handed the lock: 3 s. A heartbeat of the one that lives finds that: 1 s.
 
-    Then each vouch dropped 32 of them, and the next one went out 50 ms later: 8 s more, for so many.
+    Then each heartbeat dropped 32 of them, and the next one went out 50 ms later: 8 s more, for so many.
     """
     locks, took = kit.interlock(), {}
     made = {kind: make(locks) for kind, (_, make) in KINDS.items()}

@@ -453,7 +453,7 @@ async def test_a_quarantine_that_is_ended_by_hand_after_the_clock_was_set_back_k
 
 @rule(4, 5)
 async def test_a_dead_waiter_is_skipped_even_if_the_clock_was_set_back(kit, shifting):
-    """Its last vouch then seems to lie ten minutes ahead; that its subscription is gone tells."""
+    """Its last heartbeat then seems to lie ten minutes ahead; that its subscription is gone tells."""
     locks = kit.interlock(shifting.url)
     async with actors(kit, 1, shifting.url) as (dying,):
         lease = await locks.lock("a").acquire()

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.matrix("servers")
 
 
 @rule(4)
-async def test_a_waiter_that_an_interrupt_kept_from_leaving_is_not_vouched_for(kit):
+async def test_a_waiter_that_an_interrupt_kept_from_leaving_gets_no_heartbeat(kit):
     holder, locks = kit.interlock(), kit.interlock()
     lease = await holder.lock("a").acquire()
     session = kit.session(locks)
@@ -122,7 +122,7 @@ class SilentPort:
 
 
 @rule(1, 3)
-def test_a_crowd_whose_vouches_are_lost_does_not_ask_all_at_once_again_and_again():
+def test_a_crowd_whose_heartbeats_are_lost_does_not_ask_all_at_once_again_and_again():
     """One lost round woke more than a thousand, and their questions kept the next round from an answer."""
     port, many = SilentPort(), 2001
     waiters = Waiters(port, lambda _due: None)

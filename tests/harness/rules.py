@@ -14,7 +14,7 @@ RULES = {
     1: "The queue lives in the server and hands over. No newcomer overtakes; no walk over the queue.",
     2: "Cohorts: contenders of one process queue locally.",
     3: "Push, timer and poll. A lost message costs a poll; a late or doubled one grants nothing.",
-    4: "Waiters vouch for themselves. A dead one is skipped; what it was handed is free again in seconds.",
+    4: "Waiters send heartbeats. A dead one is skipped; what it was handed is free again in seconds.",
     5: "Only the server's clock decides across machines; belief ends by a clock that nobody sets.",
     6: "A lost lease is always told, and a failed renewal is not a loss until the time is up.",
     7: "Fences only grow, and the data refuses older ones.",

@@ -73,8 +73,8 @@ class World(walk.World):
     def release(self, token, gone=0):
         return self.say("release", token, gone)
 
-    def vouch(self, *tokens, heard=0, channel="c", life=3000):
-        return self.say("vouch", channel, heard, *(arg for token in tokens for arg in (token, life)))
+    def heartbeat(self, *tokens, heard=0, channel="c", life=3000):
+        return self.say("heartbeat", channel, heard, *(arg for token in tokens for arg in (token, life)))
 
     def renew(self, token, ttl=10_000):
         return self.say("renew", token, ttl, keys=RENEWED)[0]
@@ -201,7 +201,7 @@ class World(walk.World):
             return reply[0] in {GRANTED, QUEUED, BUSY, LIMIT_MISMATCH}
         if verb == "release":
             return reply[1] == 0
-        return verb == "vouch" and reply[0] != -3
+        return verb == "heartbeat" and reply[0] != -3
 
     def progress(self, queue, left, after, newcomer):
         """The oldest has been granted what fits. Who came just now may stand behind one that can't be woken."""
@@ -267,7 +267,7 @@ class World(walk.World):
         if want == GRANTED:
             assert after[token].ends >= now + int(args[1]) - 1
 
-    def after_vouch(self, token, args, reply, before, after, now):
+    def after_heartbeat(self, token, args, reply, before, after, now):
         queue = self.queue()
         for each, state in zip(args[2::2], reply[2:], strict=True):
             held = each in after and after[each].ends > now
@@ -339,7 +339,7 @@ class Walk(walk.Walk):
         token, permits, ttl, life, heard, channel, most = who = self.person()
         kind = world.kind
         match rnd.choices(
-            ("acquire", "release", "vouch", "renew", "revoke", "limit", "late", "die", "inspect", "wrong"),
+            ("acquire", "release", "heartbeat", "renew", "revoke", "limit", "late", "die", "inspect", "wrong"),
             (45, 20, 10, 8, 2, 1, 6, 6, 1, 1),
         )[0]:
             case "acquire":
@@ -354,9 +354,9 @@ class Walk(walk.Walk):
                 self.say("release", token, rnd.choice((0, 0, 60_000)))
                 if rnd.random() < 0.8:
                     self.people.remove(who)
-            case "vouch":
+            case "heartbeat":
                 some = [each for each in self.people if each[5] == channel]
-                self.say("vouch", channel, heard, *(arg for each in some for arg in (each[0], each[3])))
+                self.say("heartbeat", channel, heard, *(arg for each in some for arg in (each[0], each[3])))
             case "renew":
                 self.say("renew", token, rnd.choice((ttl, 1, 20_000)), keys=RENEWED)
             case "revoke":
@@ -414,10 +414,10 @@ def test_a_waiter_whose_grant_lapsed_is_not_counted_twice():
     world.release("big")
     assert b"w" in world.live()
     world.clock += 2.5
-    world.vouch("w")  # it lives, and its confirmation is on its way
+    world.heartbeat("w")  # it lives, and its confirmation is on its way
     world.clock += 0.7
-    world.vouch("w")
-    world.vouch("w")
+    world.heartbeat("w")
+    world.heartbeat("w")
     assert world.acquire("w", 10)[0] == GRANTED
     world.release("w")
     assert world.acquire("x", 100)[0] == GRANTED
@@ -445,7 +445,7 @@ def test_one_who_was_let_in_and_not_heard_of_does_not_make_the_others_spin():
     assert world.acquire("c")[0] == GRANTED
     world.before_again = world.image()
     assert world.acquire("d")[0] == QUEUED
-    assert world.vouch("d")[0] > 0
+    assert world.heartbeat("d")[0] > 0
 
 
 def test_a_limit_is_set_before_anybody_came():
@@ -498,8 +498,8 @@ def test_a_lowered_limit_lets_the_small_in_behind_the_large():
     world.acquire("large2", 4)
     world.acquire("small2", 1)
     world.set_limit(3, "two")
-    world.vouch("small2")
-    world.vouch("small2")
+    world.heartbeat("small2")
+    world.heartbeat("small2")
     assert b"small2" in world.live()
     assert (b"c", b"granted large2") in world.pushes
 
@@ -606,12 +606,12 @@ def test_shares_that_were_evicted_end_their_leases():
 
 @pytest.mark.parametrize("key", [QUEUE, WAITERS])
 def test_waiters_that_were_evicted_ask_again(key):
-    """A vouch that finds no record of what somebody wants must not leave one that nobody can read."""
+    """A heartbeat that finds no record of what somebody wants must not leave one that nobody can read."""
     world = World(limit=2)
     world.acquire("a", 2)
     world.acquire("b")
     world.blind().server.remove(key)
-    assert not isinstance(world.vouch("b"), ServerError)
+    assert not isinstance(world.heartbeat("b"), ServerError)
     assert world.release("a") == [1, 0]
     assert world.acquire("b")[0] == GRANTED
 
@@ -660,7 +660,7 @@ def test_out_of_memory_nothing_is_half_done(clean):
         assert "OOM" in reply if isinstance(reply, str) else reply[0] == QUEUED
         assert say("release", "a", 0) == [1, 0]
         assert say("release", "a", 0) == [1, 0]
-        say("vouch", "c", 0, "b", 3000)
+        say("heartbeat", "c", 0, "b", 3000)
     finally:
         clean.config_set("maxmemory", 0)
     assert acquire("b", 1)[0] == GRANTED

@@ -92,8 +92,8 @@ class LatchWorld(Queued):
     def count(self, operation, by=1, count=2, keep=20_000):
         return self.say("count", operation, by, count, keep)
 
-    def vouch(self, *tokens, channel="c", heard=0):
-        return self.say("vouch", channel, heard, *(arg for token in tokens for arg in (token, 3000)))
+    def heartbeat(self, *tokens, channel="c", heard=0):
+        return self.say("heartbeat", channel, heard, *(arg for token in tokens for arg in (token, 3000)))
 
     # The model
 
@@ -134,7 +134,15 @@ class LatchWorld(Queued):
         assert not newcomer or (verb == "acquire" and newcomer == [args[0]])
         if again:
             assert waited == left
-        elif self.over and verb in {"acquire", "count", "vouch", "revoke"} and not (verb == "revoke" and reply == [0]):
+        elif (
+            self.over
+            and verb in {"acquire", "count", "heartbeat", "revoke"}
+            and not (verb == "revoke" and reply == [0])
+        ):
+            self.over
+            and verb in {"acquire", "count", "heartbeat", "revoke"}
+            and not (verb == "revoke" and reply == [0])
+        ):
             gone = [each for each in waited if each not in left and each != args[0]]
             assert len(gone) >= min(SOME, len(waited)) - 1, "who waits for nothing is not woken"
             assert set(gone) <= set(self.pushed(told)), "dropped, and not told"
@@ -169,7 +177,7 @@ class LatchWorld(Queued):
             self.dead[token] = self.now + int(gone)
         return [0, 0]
 
-    def expect_vouch(self, channel, heard, *crowd):
+    def expect_heartbeat(self, channel, heard, *crowd):
         self.touch()
         queue = self.waiting()
         states = [GRANTED if self.over else QUEUED if each in queue else NOT_FOUND for each in crowd[::2]]
@@ -250,10 +258,10 @@ class LatchWalk(walk.Walk):
     def count(self):
         return self.random.choice((1, 2, 3, 40))
 
-    def vouch(self, people):
+    def heartbeat(self, people):
         for channel in sorted({person.channel for person in people}):
             crowd = [person for person in people if person.channel == channel]
-            reply = self.say("vouch", channel, 1, *(arg for person in crowd for arg in (person.token, 3000)))
+            reply = self.say("heartbeat", channel, 1, *(arg for person in crowd for arg in (person.token, 3000)))
             for person, state in zip(crowd, reply[2:], strict=True):
                 if state != QUEUED:
                     self.ask(person)
@@ -267,7 +275,7 @@ class LatchWalk(walk.Walk):
             world.dumb ^= {b"c%d" % rnd.randint(0, 3)}
         person = rnd.choice(self.people) if self.people else None
         match rnd.choices(
-            ("come", "ask", "vouch", "count", "leave", "die", "late", "revoke", "inspect", "hear"),
+            ("come", "ask", "heartbeat", "count", "leave", "die", "late", "revoke", "inspect", "hear"),
             (30, 10, 10, 8, 4, 4, 8, 1, 1, 10),
         )[0]:
             case "come":
@@ -276,8 +284,8 @@ class LatchWalk(walk.Walk):
                 self.ask(self.people[-1], int(rnd.random() < 0.9))
             case "ask" if person:
                 self.ask(person)
-            case "vouch":
-                self.vouch(list(self.people))
+            case "heartbeat":
+                self.heartbeat(list(self.people))
             case "count":
                 self.number += 1
                 self.say("count", f"op{self.number}", rnd.choice((1, 1, 2, 50)), self.count, 20_000)
@@ -305,7 +313,7 @@ class LatchWalk(walk.Walk):
         if self.people:
             self.number += 1
             self.say("count", f"op{self.number}", 1_000_000_000, 1, 20_000)
-            self.vouch(list(self.people))
+            self.heartbeat(list(self.people))
             assert not self.people, "kept"
         self.world.clock += 21
 
@@ -342,7 +350,7 @@ def test_more_dead_waiters_than_one_step_wakes_keep_nobody():
     world.acquire("w", count=1)
     world.clock += 3
     world.count("op", count=1)
-    assert world.vouch("w")[2] == GRANTED
+    assert world.heartbeat("w")[2] == GRANTED
     assert world.acquire("w") == [GRANTED]
 
 
@@ -382,7 +390,7 @@ def test_a_waiter_whose_latch_is_gone_leaves_a_lock_of_that_name_alone():
     world.server.data[WAITERS] = walk.commands.Hash({b"next": b"1800000000000 3000 0 c lock"})
     world.server.expires |= dict.fromkeys(FIVE[:4], world.server.now_ms + 60_000)
     before = world.image()
-    assert world.vouch("w")[2] != QUEUED
+    assert world.heartbeat("w")[2] != QUEUED
     assert world.acquire("w", phase)[0] == WRONG_KIND
     assert world.count("op")[0] == WRONG_KIND
     assert world.image() == before
@@ -430,8 +438,8 @@ class BarrierWorld(Queued):
     def acquire(self, token, generation="", *, parties=3, wait=1, channel="c"):
         return self.say("acquire", token, 3000, 3000, 0, channel, wait, parties, generation)
 
-    def vouch(self, *tokens, channel="c", heard=0):
-        return self.say("vouch", channel, heard, *(arg for token in tokens for arg in (token, 3000)))
+    def heartbeat(self, *tokens, channel="c", heard=0):
+        return self.say("heartbeat", channel, heard, *(arg for token in tokens for arg in (token, 3000)))
 
     # The model
 
@@ -556,7 +564,7 @@ class BarrierWorld(Queued):
             del model.waiting[token]
         return [0, 0]
 
-    def expect_vouch(self, channel, heard, *crowd):
+    def expect_heartbeat(self, channel, heard, *crowd):
         model = self.model
         queue = self.waiting()
         if model is None:
@@ -635,10 +643,10 @@ class BarrierWalk(walk.Walk):
         if reply[0] != GRANTED:
             self.say("release", person.token, 60_000 if person.in_doubt else 0)
 
-    def vouch(self, people):
+    def heartbeat(self, people):
         for channel in sorted({person.channel for person in people}):
             crowd = [person for person in people if person.channel == channel]
-            reply = self.say("vouch", channel, 1, *(arg for person in crowd for arg in (person.token, 3000)))
+            reply = self.say("heartbeat", channel, 1, *(arg for person in crowd for arg in (person.token, 3000)))
             for person, state in zip(crowd, reply[2:], strict=True):
                 if state != QUEUED and person in self.people:
                     self.ask(person)
@@ -656,7 +664,7 @@ class BarrierWalk(walk.Walk):
         self.people = [each for each in self.people if world.known(each.token)]  # others were stopped for too long
         person = rnd.choice(self.people) if self.people else None
         match rnd.choices(
-            ("come", "ask", "vouch", "leave", "die", "late", "reset", "revoke", "inspect", "hear", "wrong"),
+            ("come", "ask", "heartbeat", "leave", "die", "late", "reset", "revoke", "inspect", "hear", "wrong"),
             (30, 12, 20, 1, 1, 12, 4, 0.5, 1, 10, 1),
         )[0]:
             case "come":
@@ -665,8 +673,8 @@ class BarrierWalk(walk.Walk):
                 self.ask(self.people[-1], int(rnd.random() < 0.98))
             case "ask" if person:
                 self.ask(person, int(rnd.random() < 0.98))
-            case "vouch":
-                self.vouch(list(self.people))
+            case "heartbeat":
+                self.heartbeat(list(self.people))
             case "leave" if person:
                 self.people.remove(person)
                 self.say("release", person.token, 60_000 if person.in_doubt else 0)
@@ -695,7 +703,7 @@ class BarrierWalk(walk.Walk):
     def settle(self):
         """Whatever was lost, each hears what became of it by what it says each second."""
         self.world.server.full = False
-        self.vouch(list(self.people))
+        self.heartbeat(list(self.people))
         left = list(self.people)
         for person in left:
             assert person.token in self.world.model.waiting, "kept, and not waited for"
@@ -703,7 +711,7 @@ class BarrierWalk(walk.Walk):
             self.number += 1
             self.people.append(Person(b"t%d" % self.number, b"c0", self.random))
             self.ask(self.people[-1])
-        self.vouch(list(self.people))
+        self.heartbeat(list(self.people))
         assert not self.people, "kept"
 
 
@@ -758,9 +766,9 @@ def test_more_dead_parties_than_one_step_wakes_keep_nobody():
     world = BarrierWorld()
     generation = together(world, 100)
     world.clock += 2.9
-    world.vouch("p099")
+    world.heartbeat("p099")
     world.clock += 0.1
-    assert world.vouch("p099")[2] == GRANTED
+    assert world.heartbeat("p099")[2] == GRANTED
     assert world.acquire("p099", generation, parties=101)[0] == BROKEN
 
 
@@ -809,7 +817,7 @@ def test_out_of_memory_those_who_wait_go_on():
     world.server.full = True
     for _ in range(5):
         world.clock += 1
-        assert world.vouch("p000")[2] == QUEUED
+        assert world.heartbeat("p000")[2] == QUEUED
         for number in range(49):
             assert world.acquire(f"p{number:03}", generation, parties=50)[0] == QUEUED
     assert isinstance(world.acquire("last", parties=50), ServerError)
@@ -907,7 +915,7 @@ class ElectionWalk(walk.Walk):
             self.people.append((b"t%d" % self.number, b"c%d" % rnd.randint(0, 3)))
         token, channel = rnd.choice(self.people or [(b"t", b"c")])
         match rnd.choices(
-            ("acquire", "release", "vouch", "renew", "revoke", "die", "late", "watch", "look", "hear", "close"),
+            ("acquire", "release", "heartbeat", "renew", "revoke", "die", "late", "watch", "look", "hear", "close"),
             (20, 8, 8, 8, 1, 2, 5, 10, 10, 20, 4),
         )[0]:
             case "acquire":
@@ -917,9 +925,9 @@ class ElectionWalk(walk.Walk):
             case "release":
                 self.say("release", token, rnd.choice((0, 60_000)))
                 self.people = [each for each in self.people if each[0] != token]
-            case "vouch":
+            case "heartbeat":
                 crowd = [each for each, at in self.people if at == channel]
-                self.say("vouch", channel, 1, *(arg for each in crowd for arg in (each, 3000)))
+                self.say("heartbeat", channel, 1, *(arg for each in crowd for arg in (each, 3000)))
             case "renew":
                 self.say("renew", token, 3000, keys=(KEY, RECORD))
             case "revoke":
@@ -1232,10 +1240,10 @@ class MultiWorld(Queued):
         script = "lock" if KINDS[name] == "lock" else "permits"
         return self.say("release", token, gone, keys=self.names(name), script=script)
 
-    def vouch(self, name, *tokens, channel="c"):
+    def heartbeat(self, name, *tokens, channel="c"):
         script = "lock" if KINDS[name] == "lock" else "permits"
         crowd = [arg for token in tokens for arg in (token, 3000)]
-        return self.say("vouch", channel, 0, *crowd, keys=self.names(name), script=script)
+        return self.say("heartbeat", channel, 0, *crowd, keys=self.names(name), script=script)
 
     # What can be seen
 
@@ -1367,7 +1375,7 @@ class MultiWalk(walk.Walk):
         world.server.expires[b"w"] = world.server.now_ms + 1_000_000
         one = rnd.choice(self.ones) if self.ones else None
         match rnd.choices(
-            ("one", "ask", "leave", "vouch", "die", "together", "part", "late"), (10, 10, 12, 10, 2, 25, 20, 8)
+            ("one", "ask", "leave", "heartbeat", "die", "together", "part", "late"), (10, 10, 12, 10, 2, 25, 20, 8)
         )[0]:
             case "one" if len(self.ones) < 6:
                 self.number += 1
@@ -1382,8 +1390,8 @@ class MultiWalk(walk.Walk):
             case "leave" if one:
                 self.ones.remove(one)
                 world.release(one[0], one[1])
-            case "vouch" if one:
-                world.vouch(one[0], *(each[1] for each in self.ones if each[0] == one[0]), channel=one[4])
+            case "heartbeat" if one:
+                world.heartbeat(one[0], *(each[1] for each in self.ones if each[0] == one[0]), channel=one[4])
             case "die" if one:
                 self.ones.remove(one)
             case "together":
@@ -1449,7 +1457,7 @@ def test_out_of_memory_who_waits_at_a_latch_or_a_barrier_goes_on(clean):
         assert "maxmemory" in str(arrive("new")[0])
         for _ in range(2):
             assert arrive("a", generation)[0] == QUEUED
-            assert say("barrier", 6, "vouch", "c", 0, "a", 3000, "b", 3000)[2:] == [QUEUED, QUEUED]
+            assert say("barrier", 6, "heartbeat", "c", 0, "a", 3000, "b", 3000)[2:] == [QUEUED, QUEUED]
         clean.config_set("maxmemory", 0)
         assert arrive("c") == [GRANTED, 2]
         clean.config_set("maxmemory", 1)
@@ -1459,7 +1467,7 @@ def test_out_of_memory_who_waits_at_a_latch_or_a_barrier_goes_on(clean):
         generation = wait("a")[4]
         clean.config_set("maxmemory", 1)
         assert wait("a", generation)[0] == QUEUED
-        assert say("latch", 5, "vouch", "c", 0, "a", 3000)[2:] == [QUEUED]
+        assert say("latch", 5, "heartbeat", "c", 0, "a", 3000)[2:] == [QUEUED]
         assert say("latch", 5, "count", "op", 2, 2, 20_000) == [GRANTED, 0]
         assert wait("a", generation) == [GRANTED]
     finally:

@@ -854,7 +854,7 @@ def message(dice, primitives, asks, more, without=()):
     common = [
         *[(keys, ("acquire", token, ttl, life, heard, channel, *ask)) for ask in asks],
         *[(keys, ("release", token, gone)) for gone in (0, 500, 60000)],
-        (keys, ("vouch", channel, heard, *pairs)),
+        (keys, ("heartbeat", channel, heard, *pairs)),
         (renewed, ("renew", *pairs)),
         ((*keys, "data"), ("execute", token, "SET", "data", token, "PX", ttl)),
         (keys, ("revoke", dice.choice((token, f"!{token}")), dice.randrange(2), "a good reason")),

@@ -76,11 +76,11 @@ def the_highest_fence_is_not_agreed_on(monkeypatch):
     monkeypatch.setitem(_votes.VERBS, "acquire", verb._replace(merge=hasty))
 
 
-def a_vouch_finds_nothing(monkeypatch):
+def a_heartbeat_finds_nothing(monkeypatch):
     def nothing(votes, _rules):
         return HeartbeatReply(NO_KEY, b"", [QUEUED for _ in votes.call.waiters])
 
-    monkeypatch.setitem(_votes.VERBS, "vouch", _votes.VERBS["vouch"]._replace(merge=nothing))
+    monkeypatch.setitem(_votes.VERBS, "heartbeat", _votes.VERBS["heartbeat"]._replace(merge=nothing))
     monkeypatch.setattr(port.SimPort, "hear", lambda *_: None)
 
 
@@ -93,7 +93,7 @@ IN_PYTHON = {
     "half is enough": ("lock", 1, "q loss", half_is_enough),
     "one renewal is enough": ("lock", 1, "q loss", one_renewal_is_enough),
     "the highest fence is not agreed on": ("lock", 2, "q loss", the_highest_fence_is_not_agreed_on),
-    "a vouch finds nothing": ("lock", 4, "q no faults", a_vouch_finds_nothing),
+    "a heartbeat finds nothing": ("lock", 4, "q no faults", a_heartbeat_finds_nothing),
     "clocks run alike": ("lock", 1, "q crash", clocks_run_alike),
 }
 

@@ -135,7 +135,7 @@ async def test_waiters_on_all_nodes_are_woken_by_push(kit, clean, cluster, monke
         await lease.release()
         await (await asyncio.wait_for(waiter, 10)).release()
         assert asked.count("acquire") <= 2, asked  # that of the subscription, if it was late, and the confirmation
-        assert "vouch" not in asked
+        assert "heartbeat" not in asked
         monkeypatch.setattr(transport, "evalsha", real)
 
 

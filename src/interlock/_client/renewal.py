@@ -50,12 +50,12 @@ if TYPE_CHECKING:
 
 RENEWAL_BATCH: Final = 500  # leases in one script call: two keys each
 RENEWAL_TIMEOUT: Final = 1.0  # seconds that one renewal call may take
-RENEWAL_RETRY_DELAY: Final = 0.1  # seconds after which the keeper sees again to what it could not finish
+RENEWAL_RETRY_DELAY: Final = 0.1  # seconds after which the worker sees again to what it could not finish
 # Seconds after which a lease is worth a subscription, so that a revocation is pushed to it, and a question whether it
 # was revoked before. Shorter leases cost neither. A holder is to learn of a revocation within a second: it is less.
 SUBSCRIBE_AFTER: Final = 0.8
 QUESTION_GRAIN: Final = 0.1  # seconds: leases whose first question is due so near to each other are asked about at once
-MAX_SLEEP: Final = 1.0  # seconds that the keeper of ends may sleep while there is any lease
+MAX_SLEEP: Final = 1.0  # seconds that the worker of ends may sleep while there is any lease
 MAX_EARLY_REVOCATIONS: Final = 1000  # revocations that are remembered of leases that are not known here
 
 
@@ -77,8 +77,8 @@ class Renewal:
     ) -> None:
         self.port = port
         self.runtime = port.runtime
-        self.wake_ends_at = wake_ends_at  # tells the keeper of ends of a time until which it must not sleep on
-        self.wake_renewal_at = wake_renewal_at  # the same for the keeper that renews
+        self.wake_ends_at = wake_ends_at  # tells the worker of ends of a time until which it must not sleep on
+        self.wake_renewal_at = wake_renewal_at  # the same for the worker that renews
         self.ends = LeaseEnds(self, undo)
         self.buckets: dict[float, Bucket] = {}
         self.in_flight: dict[str, Grant] = {}  # those that are renewed now or next; each is here or in a slot, always
@@ -125,7 +125,7 @@ class Renewal:
         with self.runtime.mutex:
             now = self.subscribed_since[channel] = self.runtime.now()
             self.resubscribed.add(channel)
-        if self.buckets:  # else there is nothing to ask about, or it is being asked, and the keeper comes again
+        if self.buckets:  # else there is nothing to ask about, or it is being asked, and the worker comes again
             self.wake_ends_at(now)
 
     def _schedule(self, grant: Grant, due: float) -> None:
@@ -188,7 +188,7 @@ class Renewal:
         """The server's word that this lease was taken away."""
         with self.runtime.mutex:
             self.early_revocations[token] = (
-                why  # before the look at those that are here: Core.hold does it the other way round
+                why  # before the look at those that are here: Core.lease_from_grant does it the other way round
             )
             if len(self.early_revocations) > MAX_EARLY_REVOCATIONS:
                 del self.early_revocations[next(iter(self.early_revocations))]
@@ -315,7 +315,7 @@ class Renewal:
 
 
 class LeaseEnds:
-    """The chore that tells the ends of leases, and sets aside what is to be renewed or taken back. It does no I/O."""
+    """The task that reports the ends of leases, and sets aside what is to be renewed or taken back. It does no I/O."""
 
     def __init__(self, renewal: Renewal, undo: Undo) -> None:
         self.renewal = renewal
@@ -323,7 +323,7 @@ class LeaseEnds:
         self.next_end = FOREVER  # when the first of those ends that are set aside
 
     def due(self) -> float:
-        """When its keeper must come at the latest."""
+        """When its worker must come at the latest."""
         renewal = self.renewal
         now = renewal.runtime.now()
         slots = list(renewal.buckets.items())  # in one step: other threads add to it
@@ -350,7 +350,7 @@ class LeaseEnds:
 
 
 def _max_sleep(ttl: float) -> float:
-    """How long the keeper may sleep while such a lease is held: timers stand still when the machine sleeps."""
+    """How long the worker may sleep while such a lease is held: timers stand still when the machine sleeps."""
     return min(MAX_SLEEP, ttl / 10)
 
 

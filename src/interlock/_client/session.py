@@ -152,7 +152,7 @@ class Session:
                 break
 
     async def close(self) -> None:
-        """Release what is held and leave every queue, in bounded time; end the waiting and the keepers."""
+        """Release what is held and leave every queue, in bounded time; end the waiting and the workers."""
         _sessions.discard(self)
         try:
             await self.release_all(self.stop_granting(announce=True), self.port, self.runtime.now() + CLOSE_TIMEOUT)

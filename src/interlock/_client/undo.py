@@ -4,7 +4,7 @@ Theory. An undo is a `release` of the attempt's token: it leaves the queue, free
 and, if a copy of the acquire may still be on its way, leaves a tombstone on which that copy fails. It may be sent
 any number of times.
 
-Rules. (1) It never runs in the caller, who may have been cancelled or out of time: the keeper sends it. (2) It is
+Rules. (1) It never runs in the caller, who may have been cancelled or out of time: the worker sends it. (2) It is
 repeated until it is answered, or until nothing of it can be left: the ttl of the lock, or what `extend` asked for, is
 over.
 """
@@ -40,7 +40,7 @@ class Undo:
         self.from_finalizers: deque[Attempt] = deque()  # put here by finalizers: see take_up()
 
     def due(self) -> float:
-        """When the keeper must come at the latest."""
+        """When the worker must come at the latest."""
         if self.from_finalizers:
             return self.runtime.now()
         return self.next_try if self.jobs else FOREVER
@@ -61,7 +61,7 @@ class Undo:
         return [*(attempt for attempt, _, _ in list(self.jobs.values())), *self.from_finalizers]
 
     def adopt_from_finalizers(self) -> None:
-        """Begin with what finalizers have left. The keeper of ends calls this, within a second of any lease."""
+        """Begin with what finalizers have left. The worker of ends calls this, within a second of any lease."""
         while self.from_finalizers:
             self.add(self.from_finalizers.popleft())
 

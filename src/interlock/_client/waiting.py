@@ -108,7 +108,7 @@ class Waiters:
             self._wake([attempt])
 
     def due(self) -> float:
-        """When the keeper must come at the latest."""
+        """When the worker must come at the latest."""
         return min((room.due for room in list(self.queues.values())), default=FOREVER)
 
     async def tick(self) -> None:

@@ -23,7 +23,7 @@ MAX_EXPIRED_GRANTS: Final = 8  # answers in a row that come after the lease they
 MIN_RETRY_DELAY: Final = 0.02  # seconds between two tries of one request
 MAX_RETRY_DELAY: Final = 0.6
 DRIFT: Final = 0.001  # of a ttl: see margin()
-# seconds that a caller in a quarantine waits for a proof that nothing was lost; meanwhile nobody vouches for it
+# seconds that a caller in a quarantine waits for a proof that nothing was lost; meanwhile no heartbeat is sent for it
 PROOF_TIMEOUT: Final = 2.0
 UNDO_GRACE: Final = 0.2  # seconds that a caller whose time is over waits for its undo, so that it finds nothing left
 STOP_POLL_INTERVAL: Final = 0.2  # seconds between two looks whether a caller that waits has been told to stop

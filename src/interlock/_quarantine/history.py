@@ -2,15 +2,15 @@
 
 Theory. A server that restarted, or a replica that took over, may have lost the last grants. Its identity tells: the
 process (run_id) and its history of writes (master_replid). We read it once, with the greeting of each connection, which
-ends with the server's process; and send it with every message as the *epoch* (see quarantine_left() in queue.lua). The
-scripts write it beside each lock, so another one there starts the quarantine of that lock. What no record tells, the
-client's own memory does: the identity that it met before.
+ends with the server's process; and send it with every message as the *identity stamp* (see quarantine_left() in
+queue.lua). The scripts write it beside each lock, so another one there starts the quarantine of that lock. What no
+record tells, the client's own memory does: the identity that it met before.
 
 Rules.
  1. How long: from when this identity began at the latest. A process that never was a replica began with its start; for
     one that was promoted we only know since when we have known it.
  2. The same process without a second replid has lost nothing: the first replica that attaches changes its replid.
- 3. Who has proof that nothing was lost (`least_lossless_ttl`) says so in its epoch, and its next grant renews the
+ 3. Who has proof that nothing was lost (`least_lossless_ttl`) says so in its stamp, and its next grant renews the
     record. What a server says of its settings proves nothing: they may have been others before.
  4. Beside a new primary the old one, cut off, may go on to grant for some seconds (`isolation_grace`) what runs out
     there. Until these are over, what the new one confirms or renews counts for nothing yet (`old_primary`).

@@ -25,7 +25,7 @@ CLOCK_TOLERANCE: Final = (
 def least_lossless_ttl(
     address: Address, evidence: str, stamp: IdentityStamp, left: float = PROOF_STEP_TIMEOUT * PROOF_STEPS
 ) -> float | None:
-    """From which ttl (seconds) on no lease was lost between the server of that identity and the one of this epoch.
+    """From which ttl (seconds) on no lease was lost between the server of that identity and the one of this stamp.
 
     math.inf: leases of any ttl may have been lost. None: not known yet. A handover loses nothing if the demoted primary
     went on with the history of the new one, and the clocks of both agree (see `least_ttl`). A restart proves nothing:

@@ -29,7 +29,7 @@ class Proofs:
     def __init__(self, runtime: Runtime, history: ServerHistory, look: Callable[..., Awaitable[float | None]]) -> None:
         self.runtime = runtime
         self.history = history
-        self.look = look  # evidence, epoch, seconds left -> as `least_lossless_ttl`
+        self.look = look  # evidence, stamp, seconds left -> as `least_lossless_ttl`
         self._waiting: dict[Look, list[Any]] = {}  # signals, while somebody looks
         self._found: dict[Look, tuple[float, float | None]] = {}  # when, and what
 

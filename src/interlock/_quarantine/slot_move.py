@@ -16,7 +16,7 @@ class SlotMove:
     def __init__(self, left: ServerHistory, here: ServerHistory, at: float) -> None:
         self.left = left
         self.here = here
-        self.before = left.latest  # the epoch under which they were served
+        self.before = left.latest  # the identity stamp under which they were served
         self.known = here.known
         self.at = at
         # The ttl (seconds) of leases that came whole from a node that is still the primary that it was; math.inf: it is

@@ -1,9 +1,9 @@
 """The port for a quorum: several servers that know nothing of each other, asked at the same time (Redlock).
 
-Theory. A message goes to all servers, and what a majority says holds: `_votes` has what that means for each verb. Every
-server runs the same scripts and has its own queue. A waiter stands in all of them; a release hands over at each, nearly
-always to the same waiter, who is pushed, asks all, and has its majority. Fences are agreed on as PROTOCOL.md says: each
-server proposes one, the highest counts, and unless a majority proposed just that, a majority must store it.
+Theory. A message goes to all servers, and what a majority says holds: `quorum_votes` has what that means for each verb.
+Every server runs the same scripts and has its own queue. A waiter stands in all of them; a release hands over at each,
+nearly always to the same waiter, who is pushed, asks all, and has its majority. Fences are agreed on as PROTOCOL.md
+says: each server proposes one, the highest counts, and unless a majority proposed just that, a majority must store it.
 
 Rules.
  1. As soon as a majority decides, nobody waits for the rest. What comes later is read later (`_collect_stragglers`).

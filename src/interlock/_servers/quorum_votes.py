@@ -293,7 +293,7 @@ VERBS: Final[dict[str, Verb]] = {
     "fence": Verb(FenceCall.parse, FenceReply.parse, _fence),
     "release": Verb(ReleaseCall.parse, ReleaseReply.parse, _release),
     "renew": Verb(RenewCall.parse, RenewReply.parse, _renew),
-    "vouch": Verb(HeartbeatCall.parse, HeartbeatReply.parse, _heartbeat),
+    "heartbeat": Verb(HeartbeatCall.parse, HeartbeatReply.parse, _heartbeat),
     "inspect": Verb(InspectCall.parse, LockInspect.parse, _inspect),
     "revoke": Verb(RevokeCall.parse, DoneReply.parse, _revoke),
     "watch": Verb(WatchCall.parse, parse_watch, _watch),

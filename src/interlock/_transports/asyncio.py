@@ -402,7 +402,7 @@ class AsyncioPort:
         until: float,
         slot: int | None = None,
     ) -> Any:
-        """See Port. `slot`, if this is a node of a cluster: what its epoch is depends on it."""
+        """See Port. `slot`, if this is a node of a cluster: its identity stamp depends on the slot."""
         connection = self._connection
         if connection is None or connection.broken is not None or self._can_fail_over:
             connection = await self._checkout(until)
@@ -558,7 +558,7 @@ class AsyncioPort:
         return await self.runtime.run_blocking(partial(least_lossless_ttl, self.address, evidence, stamp, left))
 
     async def current_identity(self, until: float) -> IdentityStamp:
-        """Under which epoch it is reached now. Raises Disconnected."""
+        """The identity stamp of the server that answers now. Raises Disconnected."""
         return (await self._checkout(until)).stamp
 
     @property

@@ -302,7 +302,7 @@ class ThreadPort:
         until: float,
         slot: int | None = None,
     ) -> Any:
-        """See Port. `slot`, if this is a node of a cluster: what its epoch is depends on it."""
+        """See Port. `slot`, if this is a node of a cluster: its identity stamp depends on the slot."""
         connection = self._checkout(until)
         try:
             stamp = connection.stamp.text if slot is None else connection.stamp.text_for(slot)
@@ -463,7 +463,7 @@ class ThreadPort:
         return await self.runtime.run_blocking(partial(least_lossless_ttl, self.address, evidence, stamp, left))
 
     async def current_identity(self, until: float) -> IdentityStamp:
-        """Under which epoch it is reached now. Raises Disconnected."""
+        """The identity stamp of the server that answers now. Raises Disconnected."""
         connection = self._checkout(until)
         self._checkin(connection)
         return connection.stamp

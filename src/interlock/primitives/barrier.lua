@@ -22,7 +22,7 @@
 --   release  token  tombstone ttl ms
 --                             RETURN {0, 0}
 --                             breaks the barrier if the party waits
---   vouch    channel  subscribed 0|1  (token  handover ttl ms)...
+--   heartbeat  channel  subscribed 0|1  (token  handover ttl ms)...
 --                             RETURN {1000, head's token | "", state...}
 --   reset    operation        RETURN {done 0|1} | {WRONG_KIND, record}
 --                             runs once for each operation
@@ -185,7 +185,7 @@ elseif verb == 'release' then
   add_tombstone(token, tombstone_ttl)
   return {0, 0}
 
-elseif verb == 'vouch' then
+elseif verb == 'heartbeat' then
   read_barrier()
   -- This first write needs no memory, so the server refuses none of the later ones.
   if generation then refresh_ttls() end

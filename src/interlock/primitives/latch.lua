@@ -21,7 +21,7 @@
 --   release  token  tombstone ttl ms
 --                             RETURN {0, 0}
 --                             takes a waiter out of the queue
---   vouch    channel  subscribed 0|1  (token  handover ttl ms)...
+--   heartbeat  channel  subscribed 0|1  (token  handover ttl ms)...
 --                             RETURN {1000, head's token | "", state...}
 --   count    operation  by  count  keep ms
 --                             RETURN {GRANTED, left} | {BROKEN, why} | {WRONG_KIND, record}
@@ -105,7 +105,7 @@ elseif verb == 'release' then
   add_tombstone(token, tombstone_ttl)
   return {0, 0}
 
-elseif verb == 'vouch' then
+elseif verb == 'heartbeat' then
   local is_ours = read_latch()
   if left then refresh_ttl() end  -- this first write needs no memory, so the server refuses none of the later ones
   return heartbeat(

@@ -318,7 +318,7 @@ def reason_lost(state: Gone | Revoked) -> str:
     return "the server has no such lease any more: it was revoked by force, or the server lost it"
 
 
-# vouch
+# heartbeat
 
 
 class HeartbeatCall(NamedTuple):
@@ -330,7 +330,7 @@ class HeartbeatCall(NamedTuple):
 
     def encode(self) -> Words:
         """See Call."""
-        return ["vouch", self.channel, self.subscribed, *chain.from_iterable(self.waiters)]
+        return ["heartbeat", self.channel, self.subscribed, *chain.from_iterable(self.waiters)]
 
     @classmethod
     def parse(cls, args: Raw) -> HeartbeatCall:

@@ -31,7 +31,7 @@
 --   release  token  tombstone ttl ms
 --                             RETURN {the lease was the sender's 0|1, ask again 0|1}
 --                             also takes a waiter out of the queue
---   vouch    channel  subscribed 0|1  (token  handover ttl ms)...
+--   heartbeat  channel  subscribed 0|1  (token  handover ttl ms)...
 --                             RETURN {pttl of the next end | MORE_EXPIRED, head's token | "", state...}
 --                             state: GRANTED | QUEUED | RETRY | NOT_FOUND
 --   renew    (token  ttl ms)...
@@ -263,7 +263,7 @@ elseif verb == 'release' then
   add_tombstone(token, tombstone_ttl)
   return {is_ours and not reason and 1 or 0, retry}
 
-elseif verb == 'vouch' then
+elseif verb == 'heartbeat' then
   read_record()
   return heartbeat(
     function()

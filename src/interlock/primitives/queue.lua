@@ -190,7 +190,7 @@ local function announce_grant(waiter, handover_ttl, channel, wants)
   publish(channel, 'granted ' .. waiter)
 end
 
--- The verb `vouch`: marks every waiter named in the message as alive. `hand_out_free` grants what is free, and returns
+-- The verb `heartbeat`: marks every waiter named in the message as alive. `hand_out_free` grants what is free, and returns
 -- a pttl or MORE_EXPIRED, and whether the head of the queue must send its acquire again: because of a quarantine, which
 -- the head's client may be able to end by a proof, or because another version owns the record, which acquire reports.
 -- `is_granted` says whether a token has been granted.
