@@ -63,9 +63,9 @@ from interlock.primitives.messages import (
     Gone,
     Granted,
     Queued,
-    Refused,
     RenewCall,
     RenewReply,
+    Retry,
     Revoked,
     encode_acquire,
     encode_release,
@@ -182,8 +182,7 @@ class Core:
             while True:
                 heard, channel = port.subscription_of(resource.keys[0])
                 own = resource.acquire_args
-                if resource.has_generation:
-                    own = (*own, attempt.generation)
+                own = (*own, attempt.generation) if resource.has_generation else own
                 args = encode_acquire(token, ttl_ms, attempt.handover_ttl_ms, heard, channel, waits, own)
                 raw, sent = await self.request(attempt, args, until)
                 reply = parse_acquire(raw)
@@ -192,9 +191,7 @@ class Core:
                     if accepted is not None:
                         attempt.should_stop = None  # what is asked of it from now on is no part of the waiting
                         return accepted
-                    late += 1
-                    if late == MAX_EXPIRED_GRANTS:
-                        raise Unavailable(f"{resource}: {port.display_url} answers too late for a lease of {ttl:g} s")
+                    late = self._count_late(attempt, late)
                     continue
                 attempt.is_queued |= isinstance(reply, Queued)
                 if (evidence := quarantine_evidence(reply)) and doubted and evidence != proven:
@@ -207,21 +204,33 @@ class Core:
                     refused, attempt.generation = reply, reply.generation
                     if not await self._wait(attempt, reply, until):
                         raise self._timeout_error(attempt, busy(resource, timeout or 0, reply))
-                elif isinstance(reply, Busy):
-                    raise busy(resource, 0, reply)
-                elif isinstance(reply, Refused):
-                    raise reply_error(resource, reply)
+                elif not isinstance(reply, Retry):
+                    raise busy(resource, 0, reply) if isinstance(reply, Busy) else reply_error(resource, reply)
         except BaseException as error:
-            attempt.abandoned = True  # before any call: an interrupt here must not leave a waiter that nobody is
+            # Set first: if KeyboardInterrupt arrives during the clean-up below, the heartbeat must already treat this
+            # attempt as abandoned.
+            attempt.abandoned = True
             self.waiters.unregister(attempt)
-            if attempt.is_queued or attempt.in_doubt or late or port.is_quorum or not isinstance(error, LockError):
-                undone = self.undo.add(attempt)
-                if isinstance(error, AcquireTimeout):
-                    await self.runtime.wait(undone, self.runtime.now() + UNDO_GRACE)
+            await self._undo(attempt, error, was_granted=late > 0)
             if refused is not None and was_unanswered(error) and last_answer_counts(attempt, self.runtime.now()):
                 # The caller's time is over, and the server said just before that somebody else has it.
                 raise busy(resource, timeout or 0, refused) from error
             raise
+
+    def _count_late(self, attempt: Attempt, late: int) -> int:
+        """One more grant had expired when its reply came. Raises Unavailable if there are too many in a row."""
+        if late + 1 == MAX_EXPIRED_GRANTS:
+            shown = self.port.display_url
+            raise Unavailable(f"{attempt.resource}: {shown} answers too late for a lease of {attempt.ttl:g} s")
+        return late + 1
+
+    async def _undo(self, attempt: Attempt, error: BaseException, *, was_granted: bool) -> None:
+        """Take back what an attempt that ends with this error may have left in the server."""
+        may_have_left = attempt.is_queued or attempt.in_doubt or was_granted or self.port.is_quorum
+        if may_have_left or not isinstance(error, LockError):
+            undone = self.undo.add(attempt)
+            if isinstance(error, AcquireTimeout):
+                await self.runtime.wait(undone, self.runtime.now() + UNDO_GRACE)
 
     def _timeout_error(self, attempt: Attempt, refusal: LockError) -> LockError:
         """What to raise for a waiter whose time is over: the refusal that came last, if it still counts."""
@@ -310,8 +319,9 @@ class Core:
             except Disconnected as error:
                 attempt.in_doubt |= error.sent
                 stale = error.stale
-                if cause is None or not error.timed_out or give_up - sent > MAX_RETRY_DELAY:
-                    cause = error  # else it had so little time that its silence tells less than what came before
+                # A request with so little time left that its silence says less than the error before does not count.
+                counts = cause is None or not error.timed_out or give_up - sent > MAX_RETRY_DELAY
+                cause = error if counts else cause
             except ServerError as error:
                 attempt.in_doubt |= attempt.acks is not None  # it may be what waits for replicas that was refused
                 if not is_transient(str(error)):
@@ -322,13 +332,19 @@ class Core:
                 raise
             attempt.unanswered_since = min(attempt.unanswered_since, sent)
             give_up = min(give_up, sent + port.retry_for)
-            if not stale:
-                pause = min(MAX_RETRY_DELAY, (pause * 2 or MIN_RETRY_DELAY) * random.uniform(0.75, 1.25))
-            now = self.runtime.now()
-            if now + 2 * MIN_RETRY_DELAY >= give_up:
-                raise unavailable_error(attempt, port.display_url, now, cause) from cause
-            # Half of the rest at most: the last try comes at the end of the caller's time, not long before.
-            await self.runtime.wait(self.runtime.event(), now + min(pause, max(MIN_RETRY_DELAY, (give_up - now) / 2)))
+            pause = pause if stale else _longer(pause)
+            await self._pause_before_retry(attempt, cause, pause, give_up)
+
+    async def _pause_before_retry(
+        self, attempt: Attempt, cause: Exception | None, pause: float, give_up: float
+    ) -> None:
+        """Wait before the next try of a request. Raises Unavailable if no time is left for one."""
+        now = self.runtime.now()
+        if now + 2 * MIN_RETRY_DELAY >= give_up:
+            assert cause is not None
+            raise unavailable_error(attempt, self.port.display_url, now, cause) from cause
+        # Half of the rest at most: the last try comes at the end of the caller's time, not long before.
+        await self.runtime.wait(self.runtime.event(), now + min(pause, max(MIN_RETRY_DELAY, (give_up - now) / 2)))
 
     async def _request_with_acks(self, attempt: Attempt, args: Sequence[Argument], until: float) -> Any:
         """The reply, of a grant once enough have it. Raises Unavailable if they don't in time."""
@@ -471,6 +487,10 @@ class Core:
         """A question that belongs to no attempt: inspect, revoke."""
         reply, _ = await self.request(Attempt(resource, "-", 0, None), args, self.runtime.now() + RETRY_FOR)
         return reply
+
+
+def _longer(pause: float) -> float:
+    return min(MAX_RETRY_DELAY, (pause * 2 or MIN_RETRY_DELAY) * random.uniform(0.75, 1.25))
 
 
 def was_unanswered(error: BaseException) -> bool:
