@@ -139,10 +139,6 @@ class LatchWorld(Queued):
             and verb in {"acquire", "count", "heartbeat", "revoke"}
             and not (verb == "revoke" and reply == [0])
         ):
-            self.over
-            and verb in {"acquire", "count", "heartbeat", "revoke"}
-            and not (verb == "revoke" and reply == [0])
-        ):
             gone = [each for each in waited if each not in left and each != args[0]]
             assert len(gone) >= min(SOME, len(waited)) - 1, "who waits for nothing is not woken"
             assert set(gone) <= set(self.pushed(told)), "dropped, and not told"

@@ -20,10 +20,10 @@
 -- without them. A change that older versions must not ignore raises the number at the start of the record: a script
 -- refuses every number but its own.
 
--- Reply codes. _core.py has the same names and numbers.
+-- Reply codes. primitives/codes.py has the same names and numbers.
 local GRANTED, QUEUED, BUSY, RETRY, NOT_FOUND, REVOKED, NO_EXPIRY, WRONG_KIND, LIMIT_MISMATCH =
   1, 2, 3, 4, 5, 6, 7, 8, 9
--- The identity stamp: the last argument of every message. The client's connection appends the stamp (ports/_memory.py
+-- The identity stamp: the last argument of every message. The client's connection appends the stamp (_quarantine/stamp.py
 -- makes the text), so no table of verbs lists it. Its layout, by bytes:
 --
 --   1 .. 25   identity   of this server: "<12 characters of run_id>:<12 characters of master_replid>"
