@@ -16,6 +16,7 @@ from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Ran, S
 from interlock._client import waiting as _waiters
 from interlock._protocol.run import run
 from interlock._protocol.timing import RETRY_FOR
+from interlock._servers.quorum_votes import Request
 
 rule = pytest.mark.rule
 
@@ -521,7 +522,8 @@ async def test_a_release_is_owed_for_as_long_as_the_lease_may_last(kit, servers)
     locks = quorum(kit, servers, max_ttl=900)
     lease = await locks.lock("a", ttl=200).acquire()
     port = kit.session(locks).port
-    owed = [(lease._grant.resource.script, lease._grant.resource.keys, ("release", lease.token, "0"))]
+    resource = lease._grant.resource
+    owed = [Request.parse((resource.script, resource.keys, ("release", lease.token, "0")))]
 
     def least() -> float:
         now, left = port.runtime.now(), []

@@ -653,6 +653,8 @@ class AsyncioPort:
         return connection
 
     async def _open(self) -> Connection:
+        if self._closed:  # nobody would close its connection
+            raise Disconnected("it is closed", sent=False)
         make: Any = self.address.async_connection
         redis_connection: Any = None
         asked = now()

@@ -10,6 +10,7 @@ renewals, hands it over by a push, revokes it by a push, and releases it. A serv
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from urllib.parse import parse_qs, urlsplit
@@ -24,6 +25,7 @@ import interlock.aio
 from interlock._client import waiting
 
 waiting.HEARTBEAT_INTERVAL = 1000.0  # seconds: a waiter that gets no push waits until its acquire times out
+NAME = f"redis-py/{os.getpid()}"  # the server may have records of other kinds under plain names
 TTL = 3.0  # seconds: the first renewal is after a third of it
 PUSHED = 5.0  # seconds: without a push, the holder learns of a revocation after a third of the default ttl, 10 s
 
@@ -55,27 +57,27 @@ async def close(client) -> None:
 
 async def use(target) -> None:
     holder, waiter = api.Interlock(target), api.Interlock(target)
-    lease = await call(holder.lock("a", ttl=TTL).acquire)
-    assert await call(waiter.lock("a").try_acquire) is None
+    lease = await call(holder.lock(NAME, ttl=TTL).acquire)
+    assert await call(waiter.lock(NAME).try_acquire) is None
     first_deadline = time.monotonic() + lease.remaining()
     while time.monotonic() + lease.remaining() < first_deadline + TTL / 6:
         lease.ensure()  # else no renewal was in time
         await asyncio.sleep(0.02)
 
-    waiting = asyncio.ensure_future(call(waiter.lock("a").acquire, 20))
-    while not (await call(holder.lock("a").inspect)).waiting:
+    waiting = asyncio.ensure_future(call(waiter.lock(NAME).acquire, 20))
+    while not (await call(holder.lock(NAME).inspect)).waiting:
         lease.ensure()
         assert not waiting.done()
     assert await call(lease.release)
     lease = await waiting
 
-    await call(holder.lock("a").revoke, "this test")
+    await call(holder.lock(NAME).revoke, "this test")
     if mode == "threads":
         assert await asyncio.to_thread(lease.lost.wait, PUSHED)
     else:
         await asyncio.wait_for(lease.lost.wait(), PUSHED)
     assert not await call(lease.release)
-    lease = await call(holder.lock("a").acquire, 5)
+    lease = await call(holder.lock(NAME).acquire, 5)
     assert await call(lease.release)
     await call(holder.close)
     await call(waiter.close)
@@ -84,7 +86,7 @@ async def use(target) -> None:
 async def refuse(url: str) -> None:
     locks = api.Interlock(url, try_for=5)
     try:
-        await call(locks.lock("a").try_acquire)
+        await call(locks.lock(NAME).try_acquire)
     except interlock.ConfigError as error:
         print(f"refused: {error}")
     else:
