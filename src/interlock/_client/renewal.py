@@ -1,21 +1,22 @@
-"""Keeping many leases alive: every lease is renewed at ttl/3, many in one call, and every end is told.
+"""Keeping many leases alive: the client renews each lease at ttl/3, many in one call, and reports each end.
 
-Theory. Grants stand in buckets of time, by when they are due: for their renewal, or (not renewed, or the server is
-away) for their end. A bucket is a dict, so that taking a grant out on release is one step, without search and without a
-wake-up; only buckets whose time has come are looked at. One loop (`LeaseEnds`) does that, without any I/O: it tells the
-ends that have come, and sets aside what is to be renewed for another loop, which asks the server.
+Theory. Each grant is in the bucket of the time at which the grant is due: for its renewal, or for its end if the lease
+is not renewed or the server is away. A bucket is a dict, so a release takes its grant out of the bucket in one step,
+without a search and without a wake-up. The worker of ends (`LeaseEnds`) looks only at buckets that are due, and does no
+I/O: it reports each lease that has ended, and sets aside the leases to renew for the worker of renewals, which asks the
+server.
 
 Rules.
- 1. A failed renewal is not a loss: the lease is in jeopardy, and tried again, until its deadline.
- 2. The fixed rate is ttl/3, counted from when the last renewal was sent.
- 3. One bad key never delays another (the script answers each by itself), and no call may take so long that the others
-    are renewed late (`RENEWAL_TIMEOUT`). No call delays the word that a lease has ended.
- 4. A grant that ended is out of its bucket before its release is sent; an answer that comes later changes nothing.
- 5. A revocation is known within a second. A short section needs no subscription; so a lease that was granted while its
-    channel was not heard is asked about when it is `SUBSCRIBE_AFTER` old. After each new subscription every lease on
-    that channel is asked about at once. A push that comes before its grant is known here is remembered
-    (`early_revocations`).
- 6. Timers stand still while the machine sleeps and our clock does not: so nobody naps longer than ttl/10 or 1 s.
+ 1. A failed renewal is not a loss: the lease is in jeopardy, and the client tries again until the deadline.
+ 2. The fixed rate is ttl/3, counted from the moment at which the last renewal was sent.
+ 3. One bad key never delays another key: the script answers for each key separately. `RENEWAL_TIMEOUT` bounds each
+    call, so that a slow call does not make the other renewals late. No call delays the report that a lease has ended.
+ 4. A grant that ended is out of its bucket before its release is sent; a reply that arrives later changes nothing.
+ 5. The client learns of a revocation within a second. A short section needs no subscription, so the client asks about
+    a lease that was granted without a subscribed channel once that lease is `SUBSCRIBE_AFTER` old. After each new
+    subscription the client asks at once about every lease on that channel. If the push of a revocation arrives before
+    the reply that grants the lease, `early_revocations` keeps the revocation.
+ 6. Timers stand still while the machine sleeps, and the clock does not: no worker sleeps longer than ttl/10 or 1 s.
 """
 
 from __future__ import annotations
@@ -50,17 +51,18 @@ if TYPE_CHECKING:
 
 RENEWAL_BATCH: Final = 500  # leases in one script call: two keys each
 RENEWAL_TIMEOUT: Final = 1.0  # seconds that one renewal call may take
-RENEWAL_RETRY_DELAY: Final = 0.1  # seconds after which the worker sees again to what it could not finish
-# Seconds after which a lease is worth a subscription, so that a revocation is pushed to it, and a question whether it
-# was revoked before. Shorter leases cost neither. A holder is to learn of a revocation within a second: it is less.
+RENEWAL_RETRY_DELAY: Final = 0.1  # seconds after which the worker tries unfinished renewals again
+# Seconds after which a lease is worth a subscription, so that the server can push a revocation, and a question whether
+# the lease was revoked before. A lease that ends sooner costs neither. A holder must learn of a revocation within a
+# second, so the number is below 1.
 SUBSCRIBE_AFTER: Final = 0.8
-QUESTION_GRAIN: Final = 0.1  # seconds: leases whose first question is due so near to each other are asked about at once
+QUESTION_GRAIN: Final = 0.1  # seconds: leases whose first questions are due this close together share one call
 MAX_SLEEP: Final = 1.0  # seconds that the worker of ends may sleep while there is any lease
-MAX_EARLY_REVOCATIONS: Final = 1000  # revocations that are remembered of leases that are not known here
+MAX_EARLY_REVOCATIONS: Final = 1000  # how many revocations of leases unknown here the client keeps
 
 
 class Bucket(dict[str, Grant]):
-    """The leases that are due at one time, by token; and the shortest ttl that any of them had."""
+    """The leases that are due at one time, by token; and the shortest ttl of any lease that was put in."""
 
     shortest_ttl = FOREVER
 
@@ -77,18 +79,18 @@ class Renewal:
     ) -> None:
         self.port = port
         self.runtime = port.runtime
-        self.wake_ends_at = wake_ends_at  # tells the worker of ends of a time until which it must not sleep on
+        self.wake_ends_at = wake_ends_at  # wakes the worker of ends at this time, at the latest
         self.wake_renewal_at = wake_renewal_at  # the same for the worker that renews
         self.ends = LeaseEnds(self, undo)
         self.buckets: dict[float, Bucket] = {}
-        self.in_flight: dict[str, Grant] = {}  # those that are renewed now or next; each is here or in a slot, always
-        self.dropped: deque[tuple[float, Attempt]] = deque(maxlen=1000)  # until when, what
-        self.subscribed_since: dict[str | None, float] = {}  # when each channel (None: any) was subscribed last
-        self.resubscribed: set[str | None] = set()  # those for which the leases have not been asked about since
-        self.early_revocations: dict[str, str] = {}  # why a token was revoked that no lease here had at that moment
+        self.in_flight: dict[str, Grant] = {}  # leases renewed now or next; a lease is always here or in a bucket
+        self.dropped: deque[tuple[float, Attempt]] = deque(maxlen=1000)  # see _remember_for_close()
+        self.subscribed_since: dict[str | None, float] = {}  # when each channel (None: all) was last subscribed
+        self.resubscribed: set[str | None] = set()  # channels whose leases the worker has not asked about since
+        self.early_revocations: dict[str, str] = {}  # reasons, by token, for leases unknown at that moment
 
     def due(self) -> float:
-        """When something must be renewed: at once, if it is set aside for that."""
+        """When the worker must renew leases: at once if any are set aside for renewal."""
         return self.runtime.now() if self.in_flight else FOREVER
 
     def held(self) -> list[Grant]:
@@ -103,29 +105,29 @@ class Renewal:
     def add(self, grant: Grant) -> None:
         """Keep this lease alive from now on."""
         due = _next_due(grant)
-        if not self._is_subscribed(grant):  # nobody would push a revocation: the first question
+        if not self._is_subscribed(grant):  # the server would push no revocation, so the client asks
             due = min(due, (grant.answered_since + SUBSCRIBE_AFTER) // QUESTION_GRAIN * QUESTION_GRAIN)
         self._schedule(grant, due)
 
     def _is_subscribed(self, grant: Grant) -> bool:
-        """Whether a revocation was or will be pushed, since a request about this lease was sent that it answers."""
+        """Whether the server pushes every revocation of this lease later than the last request that was answered."""
         return -1 < self._subscribed_at(grant) < grant.answered_since
 
     def _may_have_missed_revocation(self, grant: Grant) -> bool:
-        """Whether a revocation may have been pushed between the last request that was answered and the subscription."""
+        """Whether the lease may have been revoked between the last request that was answered and the subscription."""
         return self._subscribed_at(grant) >= grant.answered_since
 
     def _subscribed_at(self, grant: Grant) -> float:
-        """Since when a revocation of this lease is pushed to us; -1 if it would not be pushed now."""
+        """Since when the server pushes a revocation of this lease to this client; -1 if it does not push now."""
         heard, channel = self.port.subscription_of(grant.attempt.resource.keys[0])
         return max(self.subscribed_since.get(None, -1), self.subscribed_since.get(channel, -1)) if heard == "1" else -1
 
     def subscribed(self, channel: str | None) -> None:
-        """This channel is heard from now on, or not any more: a revocation may have been missed before."""
+        """The subscription of this channel (None: of all) began or ended: the client may have missed a revocation."""
         with self.runtime.mutex:
             now = self.subscribed_since[channel] = self.runtime.now()
             self.resubscribed.add(channel)
-        if self.buckets:  # else there is nothing to ask about, or it is being asked, and the worker comes again
+        if self.buckets:  # else no lease is held, or all are in flight, and the worker looks again after the reply
             self.wake_ends_at(now)
 
     def _schedule(self, grant: Grant, due: float) -> None:
@@ -142,38 +144,41 @@ class Renewal:
         self.wake_ends_at(min(due, nap))
 
     def remove(self, grant: Grant) -> None:
-        """Renew it no more. No I/O and no lock: also called while it is garbage collected."""
+        """Renew this lease no more. Does no I/O and takes no lock, since a finalizer of the lease may call this."""
         slot = grant.bucket
         if slot is not None:
             slot.pop(grant.attempt.token, None)
         self.in_flight.pop(grant.attempt.token, None)
 
     def drop(self, grant: Grant) -> None:
-        """Nobody has it any more. Somebody may still work under it: so it runs out, unless the process ends."""
+        """End a lease that was dropped without a release. Its caller may still work, so the lease runs out by itself.
+
+        If the session closes before that, the session undoes the attempt.
+        """
         self.remove(grant)
         grant.end_reason = "it was dropped without release"
         self._remember_for_close(grant)
 
     def _remember_for_close(self, grant: Grant) -> None:
-        """Closing takes it back, as long as something of it may be left."""
+        """Keep the attempt, so that `close()` undoes this attempt while the server may still know the lease."""
         now = self.runtime.now()
-        with contextlib.suppress(IndexError):  # empty, or another thread was at it
+        with contextlib.suppress(IndexError):  # empty, or another thread has just emptied it
             while self.dropped[0][0] < now:
                 self.dropped.popleft()
         self.dropped.append((grant.attempt.lasts_until(now), grant.attempt))
 
     def reschedule(self, grant: Grant) -> None:
-        """Its deadline has been extended."""
+        """Put the lease into the bucket of its next time, after the deadline was extended."""
         if not grant.renews:
             before = grant.bucket
-            self.add(grant)  # first into the new place, then out of the old one
+            self.add(grant)  # first into the new bucket, then out of the old one
             if before is not None and before is not grant.bucket:
                 before.pop(grant.attempt.token, None)
 
     def lose(self, grant: Grant, why: str) -> None:
-        """It is lost: tell its holder, once."""
+        """Mark the lease as lost, and report the loss once."""
         self.remove(grant)
-        with self.runtime.mutex:  # an answer may come in the moment in which the time is up
+        with self.runtime.mutex:  # a reply may arrive at the moment of the deadline
             told, lease = grant.end_reason is not None, grant.lose(why)
         if not told:
             log.warning("%s", grant.error(why))
@@ -181,15 +186,14 @@ class Renewal:
         if lease:
             try:
                 lease._on_lost()
-            except Exception:  # noqa: BLE001 (one that can't be told must not keep the others from it)
+            except Exception:  # noqa: BLE001 (one failed report must not stop the reports of other losses)
                 log.exception("interlock: the loss of %s could not be told", grant.resource)
 
     def revoked(self, token: str, why: str) -> None:
-        """The server's word that this lease was taken away."""
+        """Handle the push that this lease was revoked, with the reason that the revoker gave."""
         with self.runtime.mutex:
-            self.early_revocations[token] = (
-                why  # before the look at those that are here: Core.lease_from_grant does it the other way round
-            )
+            # Noted before the search below: Core.lease_from_grant adds its lease first and then reads the note.
+            self.early_revocations[token] = why
             if len(self.early_revocations) > MAX_EARLY_REVOCATIONS:
                 del self.early_revocations[next(iter(self.early_revocations))]
         for grant in self._all():
@@ -198,13 +202,13 @@ class Renewal:
                 return
 
     def take_due(self) -> None:
-        """Set aside what the server is to be asked about now: to renew it, or whether it was revoked."""
+        """Set aside the leases that are due for a renewal, or for the question whether they were revoked."""
         now, due = self.runtime.now(), list[Grant]()
         self._ask_about_resubscribed()
         with self.runtime.mutex:
             for time in sorted(time for time in self.buckets if time <= now):
                 due += self.buckets[time].values()
-                self.in_flight.update(self.buckets[time])  # first in the one place, then out of the other
+                self.in_flight.update(self.buckets[time])  # first in here, then out of the bucket
                 del self.buckets[time]
         for grant in due:
             lengthens = grant.renews and grant.deadline < grant.max_hold_until
@@ -214,7 +218,7 @@ class Renewal:
             self.wake_renewal_at(now)
 
     def _ask_about_resubscribed(self) -> None:
-        """Ask about every lease whose revocation may have been pushed while its channel was not heard."""
+        """Set aside every lease whose revocation the client may have missed while the channel was not subscribed."""
         if not self.resubscribed:
             return
         with self.runtime.mutex:
@@ -223,11 +227,11 @@ class Renewal:
             for token, grant in list(slot.items()):
                 whose = None if None in channels else self.port.subscription_of(grant.resource.keys[0])[1]
                 if whose in channels and not self._is_subscribed(grant):
-                    self.in_flight[token] = grant  # first in the one place, then out of the other
+                    self.in_flight[token] = grant  # first in here, then out of the bucket
                     slot.pop(token, None)
 
     def report_ends(self) -> float:
-        """Tell those whose end has come, of those that are set aside: when the next one comes."""
+        """Report each lease that has ended among those set aside. Returns the next deadline among the rest."""
         now, first = self.runtime.now(), FOREVER
         for grant in list(self.in_flight.values()):
             if grant.end_reason is not None:
@@ -239,27 +243,27 @@ class Renewal:
         return first
 
     async def tick(self) -> None:
-        """Renew what is set aside, or ask whether it was revoked."""
+        """Renew the leases that are set aside, or ask whether they were revoked."""
         due, silent = list(self.in_flight.values()), dict[object, bytes]()
         try:
             for i in range(0, len(due), RENEWAL_BATCH):
                 await self._renew(due[i : i + RENEWAL_BATCH], silent)
-        finally:  # whatever went wrong, nobody is forgotten
+        finally:  # after any error: no lease may stay without a next time
             for grant in due:
                 if self.in_flight.get(grant.token) is grant:
                     self._schedule(grant, self.runtime.now() + RENEWAL_RETRY_DELAY)
 
     async def _renew(self, grants: list[Grant], silent: dict[object, bytes]) -> None:
-        """Renew these at once. `silent` has the nodes that did not answer: to ask for more would tell ends late."""
+        """Renew these leases at once. Nodes in `silent` did not answer: more requests would delay reports of ends."""
         work = [grants]
         while work:
             work += await self._renew_once(work.pop(0), silent)
 
     async def _renew_once(self, grants: list[Grant], silent: dict[object, bytes]) -> list[list[Grant]]:
-        """Send one message to each route. Returns the leases to send anew at once: those of a list together."""
+        """Send one message to each route. Returns the leases to send again at once; each list goes out together."""
         sent, alive = self.runtime.now(), [grant for grant in grants if grant.end_reason is None]
         for grant in alive:
-            if not grant.renews or grant.attempt.ttl / 3 > SUBSCRIBE_AFTER:  # else it is asked about so often anyway
+            if not grant.renews or grant.attempt.ttl / 3 > SUBSCRIBE_AFTER:  # else renewals ask often enough
                 self.port.ensure_subscribed(grant.resource.keys[0])
         batches = _plan(alive, self.port.route)
         skipped = [batch for batch in batches if batch.node in silent]
@@ -286,7 +290,7 @@ class Renewal:
         return [together, *apart] if together else apart
 
     def _states_that_count(self, batch: Batch, states: Sequence[RenewState]) -> Sequence[RenewState]:
-        """The states; but no renewal by a server beside which the old primary may still grant."""
+        """The states, with Failed for each renewal while the old primary may still grant beside this server."""
         if RENEWED not in states or not self.port.old_primary_may_still_grant(batch.grants[0].resource.keys[0]):
             return states
         return [Failed(OLD_PRIMARY_MAY_GRANT.encode()) if state == RENEWED else state for state in states]
@@ -296,7 +300,7 @@ class Renewal:
         for grant, state in zip(grants, states, strict=False):
             if grant.end_reason is not None:
                 self.remove(grant)
-            elif why := grant.reason_ended(now):  # what was lost stays lost
+            elif why := grant.reason_ended(now):  # a reply does not revive a lost lease
                 self.lose(grant, why)
             elif isinstance(state, Failed):
                 self._on_failure(grant, state.cause)
@@ -304,7 +308,7 @@ class Renewal:
                 self.lose(grant, reason_lost(state))
             else:
                 grant.extend_deadline(sent, _ttl_ms(grant, sent) / 1000)
-                # Subscribed while the question was under way, and found the lease in no bucket: ask again.
+                # Asked again at once if the channel was subscribed during this request: the lease was in no bucket.
                 self._schedule(grant, now if self._may_have_missed_revocation(grant) else _next_due(grant))
 
     def _on_failure(self, grant: Grant, cause: bytes) -> None:
@@ -315,31 +319,31 @@ class Renewal:
 
 
 class LeaseEnds:
-    """The task that reports the ends of leases, and sets aside what is to be renewed or taken back. It does no I/O."""
+    """The task that reports ends of leases, and sets aside leases to renew and attempts to undo. It does no I/O."""
 
     def __init__(self, renewal: Renewal, undo: Undo) -> None:
         self.renewal = renewal
-        self.undo = undo  # has the leases that finalizers have left, which wake nobody
-        self.next_end = FOREVER  # when the first of those ends that are set aside
+        self.undo = undo  # keeps attempts left by finalizers, which wake no worker
+        self.next_end = FOREVER  # the first deadline of the leases that are set aside
 
     def due(self) -> float:
-        """When its worker must come at the latest."""
+        """The latest time at which the worker must run this task."""
         renewal = self.renewal
         now = renewal.runtime.now()
-        slots = list(renewal.buckets.items())  # in one step: other threads add to it
+        slots = list(renewal.buckets.items())  # in one step: other threads add buckets
         if slots and renewal.resubscribed:
             return now
-        # A lease that is asked about now may be left by a finalizer meanwhile, as any other.
+        # A finalizer may also leave a lease that is in flight, so leases in flight limit the sleep, too.
         naps: list[float] = [
             *(_max_sleep(slot.shortest_ttl) for _, slot in slots),
             *((MAX_SLEEP,) if renewal.in_flight else ()),
         ]
-        if self.undo.from_finalizers:  # looked at last: what was left before is no lease any more
+        if self.undo.from_finalizers:  # read last: a finalizer adds here first, then takes its lease out of the buckets
             return now
         return min([self.next_end, *(now + nap for nap in naps), *(due for due, _ in slots)])
 
     async def tick(self) -> None:
-        """Look at those whose time has come."""
+        """Report the leases that have ended, and set aside those that are due."""
         renewal = self.renewal
         now, oldest = renewal.runtime.now(), next(renewal._all(), None)
         if oldest is not None and now > oldest.answered_since + SUBSCRIBE_AFTER:
@@ -350,12 +354,12 @@ class LeaseEnds:
 
 
 def _max_sleep(ttl: float) -> float:
-    """How long the worker may sleep while such a lease is held: timers stand still when the machine sleeps."""
+    """Seconds that the worker may sleep while it has a lease of this ttl: timers stand still in a machine's sleep."""
     return min(MAX_SLEEP, ttl / 10)
 
 
 def _next_due(grant: Grant) -> float:
-    """When it is to be renewed, or ends: whichever comes first."""
+    """When the lease is due for its renewal, or ends: the earlier of the two."""
     ttl = grant.attempt.ttl
     grain = ttl / 30
     renewal = (grant.answered_since + ttl / 3) // grain * grain if grant.renews else FOREVER
@@ -368,7 +372,7 @@ def _end_due(grant: Grant) -> float:
 
 
 class Batch(NamedTuple):
-    """Leases that one message renews, and the node that gets the message."""
+    """The leases that one message renews, and the node that gets the message."""
 
     node: object
     grants: list[Grant]
@@ -384,14 +388,14 @@ def _plan(grants: Iterable[Grant], route: Callable[[str], Route]) -> list[Batch]
 
 
 class Resend(Enum):
-    """Why a batch is sent anew at once."""
+    """How to send a batch again at once, and why."""
 
     TOGETHER = "the connection had died while it was idle: that says nothing of the server"
     APART = "the slot is on its way to another node, and some of the keys have arrived there"
 
 
 def _classify(reply: Any, size: int) -> Sequence[RenewState] | Resend:
-    """What the reply to a batch of this size says of each lease, or that the batch must be sent anew."""
+    """The state of each lease, from the reply to a batch of this size; or how to send the batch again."""
     if isinstance(reply, Disconnected) and reply.stale:
         return Resend.TOGETHER
     if size > 1 and isinstance(reply, ServerError) and str(reply).startswith("TRYAGAIN"):
@@ -402,7 +406,7 @@ def _classify(reply: Any, size: int) -> Sequence[RenewState] | Resend:
 
 
 def _renew_message(grants: list[Grant], sent: float) -> Message:
-    """The renewal of leases that are in one place."""
+    """The message that renews leases of one script and one route."""
     keys = [key for grant in grants for key in grant.resource.renew_keys]
     call = RenewCall([(grant.token, str(_ttl_ms(grant, sent))) for grant in grants])
     return grants[0].resource.script, keys, call.encode()
@@ -413,6 +417,6 @@ def _cause(error: Exception) -> bytes:
 
 
 def _ttl_ms(grant: Grant, now: float) -> int:
-    """The ttl to ask for, in ms: not beyond max_hold; and if it is not renewed, what is left."""
+    """The ttl to ask for, in ms: not beyond max_hold. For a lease without renewal: the time to its deadline."""
     ttl = grant.attempt.ttl if grant.renews else grant.deadline - now
     return max(1, int(min(ttl, grant.max_hold_until - now + 2 * margin(ttl, grant.attempt.drift)) * 1000))
