@@ -1,17 +1,17 @@
-"""What acquiring, holding, renewing and releasing mean: the algorithm, once, over a small `Port`.
+"""The algorithm of acquiring, holding, extending and releasing leases, written once, over a small `Port`.
 
-Theory. The server decides; this side asks, believes for a bounded time, and asks again. Every question is a
-script call that may be sent twice: `acquire` is keyed by a token that names one attempt, so asking again is at
-once the retry of a lost reply, a waiter's poll, and the confirmation of a lock that was handed over.
+Theory. The server decides; the client asks, relies on the reply for a bounded time, and asks again. Every request
+but `execute` is a script call that the client may send twice: the token in an `acquire` names one attempt, so the same
+request serves as the retry after a lost reply, as the poll of a waiter, and as the confirmation after a handover.
 
 Rules.
- 1. Belief ends by our own clock, counted from *before* the request was sent (`Grant.deadline`).
- 2. An attempt that does not end in a `Grant` is undone, whatever ended it: a timeout, a cancellation, Ctrl-C.
- 3. If a request of an attempt was sent and its reply did not come, the attempt is *in doubt*: a copy of the
-    request may still reach the server. Whatever ends it then leaves a tombstone, so that the copy takes nothing.
- 4. Renewal ends before the release is sent; a lease that has ended refuses everything without I/O.
- 5. Nothing here knows threads, asyncio, sockets or wall clocks: that is the port's business. The port for
-    threads never suspends a coroutine, so `run()` drives this code with no event loop.
+ 1. The client's own clock ends the reliance on a lease, counted from *before* the request was sent (`Grant.deadline`).
+ 2. The client undoes every attempt that does not end in a `Grant`, after a timeout, a cancellation or Ctrl-C alike.
+ 3. An attempt is *in doubt* if one of its requests was sent and got no reply: a copy of the request may still reach
+    the server. The release or undo of an attempt in doubt leaves a tombstone, so that the server refuses the copy.
+ 4. Renewal ends before the release is sent; a lease that has ended refuses every operation without I/O.
+ 5. Nothing here knows threads, asyncio, sockets or wall clocks: the port deals with these. The port for threads
+    never suspends a coroutine, so `run()` drives this code with no event loop.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ L = TypeVar("L")
 
 
 class Core:
-    """One client of the protocol: it asks for locks, holds, renews and gives back."""
+    """One client of the protocol: acquires, holds, extends and releases leases."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Core:
         self.undo = undo
         self.holder_id = holder_id
         self.try_for = try_for  # seconds that a call which does not wait may take
-        self.releasing: dict[str, Attempt] = {}  # what is being given back now
+        self.releasing: dict[str, Attempt] = {}  # attempts whose release is in flight, by token
         self.closed = False
 
     async def acquire(
@@ -122,11 +122,14 @@ class Core:
         try_for: float | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> L:
-        """A lease, made by `make_lease`. Raises AcquireTimeout if somebody else has it, Unavailable if no server tells.
+        """Acquire the resource, and return the lease that `make_lease` makes of the grant.
 
-        `timeout` is in seconds: None waits for ever, 0 not at all; then `try_for` bounds the call, by default that of
-        the Interlock. A grant that replicas or disks must acknowledge may take as long as ever. `should_stop` is asked
-        several times a second while it waits; once it is true, Stopped is raised.
+        `timeout` is in seconds: None waits for ever, 0 does not wait. With 0, `try_for` seconds bound the call (by
+        default the `try_for` of the Interlock, or `patient_timeout` if replicas or disks must acknowledge the grant).
+        While the call waits, it calls `should_stop` several times a second.
+
+        Raises AcquireTimeout if another holder has the resource, Unavailable if no server answers, and Stopped once
+        `should_stop` returns True.
         """
 
         def held(attempt: Attempt, granted: Granted, sent: float) -> L | None:
@@ -141,14 +144,14 @@ class Core:
 
     @property
     def patient_timeout(self) -> float:
-        """Seconds that a call may take which does not wait, but has more to do than one try."""
+        """Seconds for a call that does not wait, but has to do more than one plain try."""
         return max(RETRY_FOR, self.try_for)
 
     def _capped_ttl(self, ttl: float, max_hold: float | None) -> float:
         return ttl if max_hold is None else capped_ttl(ttl, max_hold, self.port.drift)
 
     def attempt(self, resource: Resource, ttl: float, *, wait: bool) -> Attempt:
-        """A new one, with a token that nobody ever had."""
+        """A new attempt, with a token that no other attempt has."""
         token = f"{resource.owner_prefix}{self.holder_id()}/{os.urandom(16).hex()}"
         attempt = Attempt(resource, token, ttl, self.runtime.event() if wait else None)
         attempt.drift = self.port.drift
@@ -164,10 +167,12 @@ class Core:
         attempt: Attempt | None = None,
         try_for: float | None = None,
     ) -> L:
-        """Ask until it is granted: what `accept` makes of that, and leaves the waiters; or again, if that is None.
+        """Ask until the server grants the attempt, and return what `accept` makes of the grant.
 
-        Raises what `busy` makes of a refusal, or of the last answer when the time is over; Unavailable if there was
-        none, or if the server has been silent since for so long that its answer tells nothing any more.
+        `accept` also unregisters the waiter. If `accept` returns None, the grant expired on its way: ask again.
+
+        Raises the error that `busy` makes of a refusal, or of the last reply when the time is over. Raises Unavailable
+        if there was no reply, or if the server has been silent for so long that its last reply no longer counts.
         """
         port, busy = self.port, busy or busy_error
         started = self.runtime.now()
@@ -176,7 +181,7 @@ class Core:
         attempt = attempt or self.attempt(resource, ttl, wait=wait)
         token, ttl_ms, waits = attempt.token, str(int(ttl * 1000)), "1" if wait else "0"
         late, doubted, proven = 0, True, ""
-        refused: Queued | None = None  # the last answer that somebody else has it
+        refused: Queued | None = None  # the last reply that another holder has the resource
         try:
             self.waiters.register(attempt)
             while True:
@@ -189,13 +194,13 @@ class Core:
                 if isinstance(reply, Granted):
                     accepted = accept(attempt, reply, sent)
                     if accepted is not None:
-                        attempt.should_stop = None  # what is asked of it from now on is no part of the waiting
+                        attempt.should_stop = None  # requests after the grant do not belong to the waiting
                         return accepted
                     late = self._count_late(attempt, late)
                     continue
                 attempt.is_queued |= isinstance(reply, Queued)
                 if (evidence := quarantine_evidence(reply)) and doubted and evidence != proven:
-                    proven = evidence  # once for each: not every client can make use of what it has proven
+                    proven = evidence  # once for each evidence: a client may be unable to use its own proof
                     doubted = await port.prove_lossless(
                         resource.keys, evidence, min(until, self.runtime.now() + PROOF_TIMEOUT * wait)
                     )
@@ -213,19 +218,19 @@ class Core:
             self.waiters.unregister(attempt)
             await self._undo(attempt, error, was_granted=late > 0)
             if refused is not None and was_unanswered(error) and last_answer_counts(attempt, self.runtime.now()):
-                # The caller's time is over, and the server said just before that somebody else has it.
+                # The caller's time is over, and the server said just before that another holder has the resource.
                 raise busy(resource, timeout or 0, refused) from error
             raise
 
     def _count_late(self, attempt: Attempt, late: int) -> int:
-        """One more grant had expired when its reply came. Raises Unavailable if there are too many in a row."""
+        """Count one more grant that expired before its reply arrived. Raises Unavailable after too many in a row."""
         if late + 1 == MAX_EXPIRED_GRANTS:
             shown = self.port.display_url
             raise Unavailable(f"{attempt.resource}: {shown} answers too late for a lease of {attempt.ttl:g} s")
         return late + 1
 
     async def _undo(self, attempt: Attempt, error: BaseException, *, was_granted: bool) -> None:
-        """Take back what an attempt that ends with this error may have left in the server."""
+        """Undo whatever an attempt that ends with this error may have left in the server."""
         may_have_left = attempt.is_queued or attempt.in_doubt or was_granted or self.port.is_quorum
         if may_have_left or not isinstance(error, LockError):
             undone = self.undo.add(attempt)
@@ -233,14 +238,14 @@ class Core:
                 await self.runtime.wait(undone, self.runtime.now() + UNDO_GRACE)
 
     def _timeout_error(self, attempt: Attempt, refusal: LockError) -> LockError:
-        """What to raise for a waiter whose time is over: the refusal that came last, if it still counts."""
+        """The error for a waiter whose time is over: its last refusal, if that still counts, else Unavailable."""
         now = self.runtime.now()
         if last_answer_counts(attempt, now):
             return refusal
         return unavailable_error(attempt, self.port.display_url, now, Disconnected(HEARTBEATS_UNANSWERED, sent=True))
 
     async def _wait(self, attempt: Attempt, reply: Queued, until: float) -> bool:
-        """Wait until there is a reason to ask again. False: the time is over. Raises Stopped."""
+        """Wait until there is a reason to ask again. Returns False if the time is over. Raises Stopped."""
         stopped = attempt.should_stop
         if stopped is None:
             return await self.waiters.wait(attempt, reply.pttl_ms, reply.is_head, until)
@@ -263,19 +268,21 @@ class Core:
         renews: bool,
         max_hold: float | None,
     ) -> L | None:
-        """The lease of a grant, which waits no more; None if its answer took longer than it lasts."""
+        """Make the lease of a grant, start its renewal, and unregister its waiter.
+
+        Returns None if the grant expired before its reply arrived.
+        """
         grant = Grant(attempt, fence, sent, renews=renews, ends=FOREVER if max_hold is None else sent + max_hold)
         if grant.reason_ended(self.runtime.now()):
             return None
         try:
             lease = make_lease(grant)
             self.renewal.add(grant)
-            if why := self.renewal.early_revocations.get(
-                attempt.token
-            ):  # its push was faster than the reply that granted it
+            # The push of a revocation may have arrived before the reply that grants the lease.
+            if why := self.renewal.early_revocations.get(attempt.token):
                 self.undo.add(attempt)
                 raise grant.error(f"it was revoked: {why}")
-            if self.closed:  # closing gives it back, whether it has seen it or not
+            if self.closed:  # close() releases it, whether or not it has seen this lease
                 raise self.closed_error(attempt.resource)
             self.waiters.unregister(attempt)
         except BaseException:
@@ -285,19 +292,23 @@ class Core:
         return lease
 
     def release_in_background(self, grant: Grant) -> AutoResetEvent:
-        """Give it back in the background, for nobody will use it. The signal tells when that is done."""
+        """Release in the background, since no caller will use the lease. The event is set when the undo is done."""
         grant.mark_released()
         self.renewal.remove(grant)
         return self.undo.add(grant.attempt)
 
     def release_later(self, grant: Grant) -> None:
-        """The same without I/O and locks: also called while it is garbage collected, in whichever thread."""
+        """As `release_in_background`, without I/O and locks: a finalizer in any thread may call this."""
         grant.end_reason = grant.end_reason or Grant.RELEASED
-        self.undo.from_finalizers.append(grant.attempt)  # first here, then out of the other: see Ends.due
+        self.undo.from_finalizers.append(grant.attempt)  # first here, then out of the bucket: see LeaseEnds.due()
         self.renewal.remove(grant)
 
     async def request(self, attempt: Attempt, args: Sequence[Argument], until: float) -> tuple[Any, float]:
-        """One question of an attempt, retried while the server is away: the reply, and when it was sent."""
+        """Send one request of an attempt, and retry while the server is away.
+
+        Returns the reply, and when the answered request was sent. Raises Unavailable if no reply counts in time,
+        Stopped, ConfigError if the client is closed, or the error that the server replied with.
+        """
         port, resource = self.port, attempt.resource
         give_up, pause = until, 0.0
         cause: Exception | None = None
@@ -319,11 +330,11 @@ class Core:
             except Disconnected as error:
                 attempt.in_doubt |= error.sent
                 stale = error.stale
-                # A request with so little time left that its silence says less than the error before does not count.
+                # A timeout in the last MAX_RETRY_DELAY seconds says less than the earlier error, so that error stays.
                 counts = cause is None or not error.timed_out or give_up - sent > MAX_RETRY_DELAY
                 cause = error if counts else cause
             except ServerError as error:
-                attempt.in_doubt |= attempt.acks is not None  # it may be what waits for replicas that was refused
+                attempt.in_doubt |= attempt.acks is not None  # the error may answer WAIT or WAITAOF, after the grant
                 if not is_transient(str(error)):
                     raise server_error(resource, port.display_url, str(error)) from None
                 cause, stale = error, False
@@ -338,22 +349,22 @@ class Core:
     async def _pause_before_retry(
         self, attempt: Attempt, cause: Exception | None, pause: float, give_up: float
     ) -> None:
-        """Wait before the next try of a request. Raises Unavailable if no time is left for one."""
+        """Wait before the next try of a request. Raises Unavailable if no time is left for another try."""
         now = self.runtime.now()
         if now + 2 * MIN_RETRY_DELAY >= give_up:
             assert cause is not None
             raise unavailable_error(attempt, self.port.display_url, now, cause) from cause
-        # Half of the rest at most: the last try comes at the end of the caller's time, not long before.
+        # At most half of the time that is left, so that the last try is sent close to the end of the caller's time.
         await self.runtime.wait(self.runtime.event(), now + min(pause, max(MIN_RETRY_DELAY, (give_up - now) / 2)))
 
     async def _request_with_acks(self, attempt: Attempt, args: Sequence[Argument], until: float) -> Any:
-        """The reply, of a grant once enough have it. Raises Unavailable if they don't in time."""
+        """The reply to an acquire, once enough replicas have the grant. Raises Unavailable if too few have it."""
         resource, acks = attempt.resource, attempt.acks
         assert acks is not None
-        patience = min(acks.timeout(attempt.ttl), 0.9 * (until - self.runtime.now()))  # so that its answer is in time
+        patience = min(acks.timeout(attempt.ttl), 0.9 * (until - self.runtime.now()))  # so that the reply is in time
         reply, known, got = await self.port.call_with_acks(resource.script, resource.keys, args, until, acks, patience)
         if lengthens_lease(args, reply):
-            attempt.in_doubt = True  # until it is clear that it counts: what ends here is undone
+            attempt.in_doubt = True  # the grant may not count: an error below must leave a tombstone
             attempt.assurance = acks.checked(resource, known, got, acks.timeout(attempt.ttl))
         return reply
 
@@ -362,7 +373,10 @@ class Core:
         return ConfigError(f"{resource}: this Interlock is closed. Make a new one")
 
     async def release(self, grant: Grant) -> bool:
-        """Give it back: whether it was still ours. Raises Unavailable if nobody can tell."""
+        """Release the lease. Returns whether this client still held the lease in the server.
+
+        Raises Unavailable if no server answers.
+        """
         attempt = grant.attempt
         try:
             now = self.runtime.now()
@@ -372,7 +386,7 @@ class Core:
             raise
         if grant.end_reason is not None:
             if grant.end_reason not in {Grant.RELEASED, Grant.FORKED}:
-                self.undo.add(attempt)  # what a revocation left is for the next one
+                self.undo.add(attempt)  # removes the mark of a revocation, so that the next waiter can have the lock
             return False
         doubt = attempt.in_doubt
         try:
@@ -380,21 +394,21 @@ class Core:
             self.renewal.remove(grant)
             self.releasing[attempt.token] = attempt
             args = encode_release(attempt.token, tombstone_ms(attempt), attempt.release_args)
-            attempt.in_doubt = False  # from here on it tells whether a release was sent twice
+            attempt.in_doubt = False  # from here on: whether a release may have been sent twice
             until = FOREVER
-            if grant.deadline < now + RETRY_FOR:  # after its ttl it is free by itself
+            if grant.deadline < now + RETRY_FOR:  # after its ttl the server frees the lock
                 until = max(grant.deadline, now + 0.5)
             was_ours = False
             while True:
                 reply, _ = await self.request(attempt, args, until)
-                ours, again = reply  # a ReleaseReply, not built: every release pays for what happens here
-                was_ours |= bool(ours)  # the first answer tells; while we come again, others release, too
+                ours, again = reply  # a ReleaseReply, not built as one: each release would pay for that
+                was_ours |= bool(ours)  # the first reply counts: before the next, another client may release
                 if not again:
-                    # The server remembers one releaser. If it was asked twice and knows of another by now, then
-                    # the first release was run: nothing says that the lease had ended before.
+                    # The server stores only the last releaser. If this release was sent twice, and the server has
+                    # stored another releaser by now, the first copy was run: the lease had not ended before.
                     return was_ours or (attempt.in_doubt and now < grant.deadline)
         except BaseException as error:
-            if self.closed and isinstance(error, ConfigError):  # closing releases it
+            if self.closed and isinstance(error, ConfigError):  # close() releases the lease
                 return True
             self.undo.add(attempt)
             raise
@@ -403,10 +417,10 @@ class Core:
             self.releasing.pop(attempt.token, None)
 
     async def exit_section(self, grant: Grant, error: BaseException | None) -> None:
-        """End a section: raises LeaseLost if the lease did not last, unless the body raised already.
+        """End a section. Raises LeaseLost if the lease ended before, unless the body raised an error already.
 
-        A server that is away then is no reason to fail work that was done under a lease that held: the
-        release goes on in the background, and the lease runs out by itself.
+        If the server is away now, the body has still finished under a valid lease: no error is raised, the release
+        goes on in the background, and the lease runs out by itself.
         """
         why = None
         try:
@@ -435,18 +449,18 @@ class Core:
         error.__context__ = lost
 
     async def extend(self, grant: Grant, ttl: float) -> None:
-        """Lengthen the lease to `ttl` seconds from now. Raises LeaseLost."""
+        """Lengthen the lease to `ttl` seconds from now. Raises LeaseLost, or Unavailable if that is not certain."""
         if why := grant.reason_ended(self.runtime.now()):
             raise grant.error(why)
-        # Not beyond max_hold: what is not believed here must not keep others out there.
+        # Not beyond max_hold: the server must not keep others out after the client has stopped relying on the lease.
         ttl = min(ttl, max(0.001, grant.max_hold_until - self.runtime.now() + 2 * margin(ttl, self.port.drift)))
         try:
             call = RenewCall([(grant.token, str(int(ttl * 1000)))])
             reply, sent = await self.request_for_grant(grant, grant.resource.renew_keys, call.encode())
-        finally:  # also if no reply came: the server may have done it
+        finally:  # also without a reply: the server may have extended the lease
             grant.attempt.extended_until = max(grant.attempt.extended_until, self.runtime.now() + ttl)
         (state,) = RenewReply.parse(reply).states
-        if isinstance(state, Failed):  # a failed renewal is no loss
+        if isinstance(state, Failed):  # a failed renewal is not a loss
             why = state.cause.decode()
             raise Unavailable(f"{grant.resource} was not extended, and lasts as before: {why}. Try again")
         if isinstance(state, Gone | Revoked):
@@ -460,7 +474,10 @@ class Core:
         self.renewal.reschedule(grant)
 
     async def execute(self, grant: Grant, command: str, args: Sequence[Argument], keys: Sequence[str | bytes]) -> Any:
-        """Run one command in the server, only if the lease is still ours there. Never sent twice."""
+        """Run one command in the server, only if this client still holds the lease there. Never sent twice.
+
+        Returns the reply to the command. Raises LeaseLost if the command was not run, Unavailable if no reply arrived.
+        """
         if why := grant.reason_ended(self.runtime.now()):
             raise grant.error(why)
         resource = grant.resource
@@ -484,7 +501,7 @@ class Core:
         return await self.request(narrowed, args, min(grant.deadline, self.runtime.now() + self.port.retry_for))
 
     async def query(self, resource: Resource, *args: Argument) -> Any:
-        """A question that belongs to no attempt: inspect, revoke."""
+        """The reply to a request that belongs to no attempt: inspect, revoke."""
         reply, _ = await self.request(Attempt(resource, "-", 0, None), args, self.runtime.now() + RETRY_FOR)
         return reply
 
@@ -494,5 +511,5 @@ def _longer(pause: float) -> float:
 
 
 def was_unanswered(error: BaseException) -> bool:
-    """Whether `ask` raised this since no try of it was answered in time."""
+    """Whether `request` raised this error because no try was answered in time."""
     return isinstance(error, Unavailable) and isinstance(error.__cause__, Disconnected | ServerError)
