@@ -1,14 +1,14 @@
-"""Waiting: push, timer and poll. Who waits is woken by a message, by the holder's end, or by a heartbeat.
+"""Waiting: push, timer and poll. A push, the end of the holder's lease, or a heartbeat wakes a waiter.
 
-Theory. A waiter only waits for its signal, and then asks again: asking is the truth, every signal a mere hint.
-So a message that comes late, twice or from elsewhere grants nothing, and one that never comes costs a poll.
-Signals come from three sources: the server's push; the heartbeat, which goes out about every second for all
-waiters of this client on a lock and says that they live (it is also the poll, and finds a lock that nobody holds); and
-every new subscription, since a push may have been missed before it.
+Theory. A waiter waits only for its event, and then asks again: the reply is the truth, an event is a mere hint.
+So a push that arrives late, twice or from elsewhere grants nothing, and a lost push costs a poll.
+Three sources set the event: the server's push; the heartbeat; and each new subscription, since the client may have
+missed a push before. The client sends a heartbeat about every second for all its waiters on a lock. The heartbeat
+tells the server that these waiters live; it is also the poll, and finds a lock that nobody holds.
 
-Rules. (1) A waiter is known here before its request is sent, so that no push can be early. (2) Only the client
-whose waiter is the head of the queue comes back at the holder's expiry: no herd. (3) A heartbeat is one call per
-lock and client, of at most `HEARTBEAT_BATCH` waiters.
+Rules. (1) The client registers a waiter before it sends the request, so that no push can be too early. (2) When the
+holder's lease expires, only the client with the head of the queue asks: no herd. (3) A heartbeat is one call per lock
+and client, of at most `HEARTBEAT_BATCH` waiters.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from interlock._client.grant import Attempt
     from interlock._protocol.types import Message, Port, Resource
 
-HEARTBEAT_INTERVAL: Final = 1.0  # seconds between two heartbeats, at most; the server counts a waiter dead after 3
+HEARTBEAT_INTERVAL: Final = 1.0  # seconds between two heartbeats, at most; a waiter is dead after 3 s without one
 HEARTBEAT_TIMEOUT: Final = 1.0  # seconds that one round of heartbeats may take
-HEARTBEAT_SILENCE: Final = 1.5  # seconds without an answer to any heartbeat after which the waiters ask by themselves
+HEARTBEAT_SILENCE: Final = 1.5  # seconds without a heartbeat reply after which each waiter asks for itself
 HEARTBEAT_BATCH: Final = 1000  # waiters in one script call
-EXPIRY_SLACK: Final = 0.005  # seconds after a holder's pttl at which its key is gone for certain
+EXPIRY_SLACK: Final = 0.005  # seconds after the end of a holder's pttl by which its key has certainly expired
 
 
 class LocalQueue:
@@ -43,26 +43,26 @@ class LocalQueue:
         self.resource = resource
         self.attempts: dict[str, Attempt] = {}
         self.due = FOREVER
-        self.unanswered_since = FOREVER  # since when no heartbeat was answered
-        self.silence_limit = HEARTBEAT_SILENCE  # seconds of that after which its waiters ask by themselves
+        self.unanswered_since = FOREVER  # since when no heartbeat has had a reply
+        self.silence_limit = HEARTBEAT_SILENCE  # seconds of that after which each waiter asks for itself
 
 
 class Waiters:
-    """Everybody who waits in this client."""
+    """All waiters of this client."""
 
     def __init__(self, port: Port, wake_at: Callable[[float], None]) -> None:
         self.port = port
         self.runtime = port.runtime
         self.wake_at = wake_at
-        self.registered: dict[str, Attempt] = {}  # by token: whom a push may concern
+        self.registered: dict[str, Attempt] = {}  # by token: the attempts that a push can wake
         self.queues: dict[str, LocalQueue] = {}  # by the lock's key
 
     def register(self, attempt: Attempt) -> None:
-        """From now on a push for this attempt is heard."""
+        """Make the attempt known, so that a push can wake this attempt from now on."""
         self.registered[attempt.token] = attempt
 
     def unregister(self, attempt: Attempt) -> None:
-        """It waits no more."""
+        """Forget the attempt, which no longer waits."""
         self.registered.pop(attempt.token, None)
         if attempt.is_queued:
             key = attempt.resource.keys[0]
@@ -72,7 +72,10 @@ class Waiters:
                     del self.queues[key]
 
     async def wait(self, attempt: Attempt, pttl_ms: int, head: bool, until: float) -> bool:
-        """Wait until there is a reason to ask again. False: the time is over."""
+        """Wait until there is a reason to ask again. Returns False if the time is over.
+
+        `pttl_ms` is the time that the holder's lease has left; `head`: this attempt is the head of the queue.
+        """
         assert attempt.event is not None
         key = attempt.resource.keys[0]
         with self.runtime.mutex:
@@ -90,7 +93,7 @@ class Waiters:
         return await self.runtime.wait(attempt.event, until)
 
     def wake_all(self, channel: str | None = None) -> None:
-        """A message may have been missed, on this channel if there are several: let everybody ask again."""
+        """The client may have missed a push on this channel (None: on any): let each of its waiters ask again."""
         attempts = list(self.registered.values())
         if channel is not None:
             attempts = [each for each in attempts if self.port.subscription_of(each.resource.keys[0])[1] == channel]
@@ -103,16 +106,16 @@ class Waiters:
                 attempt.event.set()
 
     def on_granted(self, token: str) -> None:
-        """The server's word that this waiter was handed the lock. It asks, and so confirms."""
+        """Handle the push that the server handed the lock to this waiter: its next request confirms the handover."""
         if attempt := self.registered.get(token):
             self._wake([attempt])
 
     def due(self) -> float:
-        """When the worker must come at the latest."""
+        """The latest time at which the worker must run this task."""
         return min((room.due for room in list(self.queues.values())), default=FOREVER)
 
     async def tick(self) -> None:
-        """Send the heartbeats of everybody whose time has come."""
+        """Send the heartbeats that are due."""
         now = self.runtime.now()
         batches: list[tuple[LocalQueue, list[Attempt]]] = []
         for queue in list(self.queues.values()):
@@ -127,31 +130,30 @@ class Waiters:
         replies = await self.port.calls(list(self._heartbeats(batches)), now + HEARTBEAT_TIMEOUT)
         asking: set[LocalQueue] = set()
         for (queue, batch), reply in zip(batches, replies, strict=True):
-            if isinstance(reply, Exception):  # whatever it is, it is no answer
+            if isinstance(reply, Exception):  # any error means that the heartbeat has no reply
                 log.debug("%s: no heartbeat got through: %s", queue.resource, reply)
                 queue.unanswered_since = min(queue.unanswered_since, now)
                 for attempt in batch:
                     attempt.unanswered_since = min(attempt.unanswered_since, now)
-                if (
-                    now - queue.unanswered_since >= queue.silence_limit
-                ):  # let them ask by themselves: they retry, and know what to say
+                # Each waiter now asks for itself: its request is retried, and raises the right error.
+                if now - queue.unanswered_since >= queue.silence_limit:
                     self._wake(batch)
                     asking.add(queue)
             else:
                 queue.unanswered_since, queue.silence_limit = FOREVER, HEARTBEAT_SILENCE
                 self._on_heartbeat_reply(queue, batch, HeartbeatReply.parse(reply))
-        for queue in asking:  # the questions of a crowd may be what takes the server so long
+        for queue in asking:  # the requests of many waiters may be what slows the server down
             queue.silence_limit *= 2
 
     def _is_abandoned(self, attempt: Attempt) -> bool:
-        """Whether nobody waits for it any more. An interrupt may have kept it from leaving."""
+        """Whether no caller waits for the attempt any more. Unregisters it then: an interrupt may have kept it."""
         if attempt.abandoned:
             self.unregister(attempt)
         return attempt.abandoned
 
     def _heartbeats(self, batches: list[tuple[LocalQueue, list[Attempt]]]) -> Iterator[Message]:
         for queue, batch in batches:
-            self.port.ensure_subscribed(queue.resource.keys[0])  # it may be elsewhere by now
+            self.port.ensure_subscribed(queue.resource.keys[0])  # the key may be at another node by now
             heard, channel = self.port.subscription_of(queue.resource.keys[0])
             call = HeartbeatCall(channel, heard, [(each.token, each.handover_ttl_ms) for each in batch])
             yield queue.resource.script, queue.resource.keys, call.encode()
@@ -160,13 +162,13 @@ class Waiters:
         pttl_ms, head, states = reply
         for attempt, state in zip(batch, states, strict=True):
             attempt.unanswered_since = FOREVER
-            # Granted: confirm. Gone: enter again. Held for ever by a foreigner: be told so.
+            # Granted: confirm. Not found: enter the queue again. Held by a foreign key without expiry: get the error.
             if (state != QUEUED or pttl_ms == NO_EXPIRY_PTTL) and attempt.event is not None:
                 attempt.event.set()
         now = self.runtime.now()
-        if pttl_ms == MORE_DEAD_WAITERS:  # each heartbeat makes room, so that this has an end
+        if pttl_ms == MORE_DEAD_WAITERS:  # each heartbeat drops dead waiters, so this repetition ends
             queue.due = now
-        elif pttl_ms == NO_KEY:  # no memory for a grant
+        elif pttl_ms == NO_KEY:  # the server has no memory for a grant
             queue.due = min(queue.due, now + 0.05)
         elif pttl_ms >= 0 and head.decode() in queue.attempts:
             queue.due = min(queue.due, now + pttl_ms / 1000 + EXPIRY_SLACK)
