@@ -1,4 +1,4 @@
-"""An attempt, from its first request to its end; and a grant: until when its holder may believe in it."""
+"""An attempt, from its first request to its end; and a grant: until when its holder may rely on the lease."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from interlock._protocol.acks import Acks, Assurance
     from interlock._protocol.types import AutoResetEvent, Resource
 
-fork_count = 0  # of this process: a child of a fork is another one, in which no grant of its parent counts
+fork_count = 0  # forks between the first process and this one: a grant of the parent does not count in a child
 
 
 def count_fork() -> None:
-    """This process is the child of a fork: no grant that it has copied is its own."""
+    """Count a fork, in the child: none of the grants copied from the parent belongs to the child."""
     global fork_count  # noqa: PLW0603 (there is one process)
     fork_count += 1
 
 
 class Attempt:
-    """One try to get a primitive, from its first request until it is granted or undone."""
+    """One try to acquire a resource, from its first request until it is granted or undone."""
 
     __slots__ = (
         "abandoned",
@@ -49,29 +49,27 @@ class Attempt:
         self.resource = resource
         self.token = token
         self.ttl = ttl
-        self.extended_until = 0.0  # until when the server may keep it, if somebody asked for more than the ttl
+        self.extended_until = 0.0  # until when the server may keep the lease after extend()
         self.handover_ttl_ms = str(int(min(HANDOVER_TTL, ttl) * 1000))
         self.event = signal
-        self.abandoned = False  # nobody waits for it any more
+        self.abandoned = False  # no caller waits for this attempt any more
         self.in_doubt = False  # a copy of a request may still be on its way
-        self.is_queued = False  # it stands in the queue
-        self.unanswered_since = (
-            FOREVER  # when the first of its requests and heartbeats was sent that have no answer yet
-        )
-        self.generation = ""  # the generation in which it waits, if its primitive has such
+        self.is_queued = False  # the attempt stands in the queue
+        self.unanswered_since = FOREVER  # when the oldest request or heartbeat without a reply was sent
+        self.generation = ""  # in which the attempt waits, if its resource has generations
         self.release_args = resource.release_args
         self.drift = DRIFT
-        self.acks: Acks | None = None  # what must have the grant, so that it counts
-        self.assurance: Assurance | None = None  # what had it, if more than its server
-        self.should_stop: Callable[[], bool] | None = None  # whether its caller wants it no more
+        self.acks: Acks | None = None  # how many replicas and disks must have the grant so that it counts
+        self.assurance: Assurance | None = None  # which replicas and disks had the grant, if acks asked for any
+        self.should_stop: Callable[[], bool] | None = None  # whether the caller gave up waiting
 
     def lasts_until(self, now: float) -> float:
-        """When the server has forgotten it at the latest, if it gets no further request about it."""
+        """The latest time at which the server forgets this attempt, if no further request about the attempt arrives."""
         return max(now + max(self.ttl, HANDOVER_TTL), self.extended_until)
 
 
 class Grant:
-    """What this process knows of one lease: until when it may believe in it, and why it ended."""
+    """What this process knows of one lease: until when its holder may rely on the lease, and why the lease ended."""
 
     __slots__ = (
         "answered_since",
@@ -93,12 +91,12 @@ class Grant:
         self.attempt = attempt
         self.fence = fence
         self.renews = renews
-        self.max_hold_until = ends  # when max_hold is over
+        self.max_hold_until = ends  # when max_hold ends the lease
         self.deadline = 0.0
-        self.end_reason: str | None = None  # why, once it has
+        self.end_reason: str | None = None  # why the lease ended; None before
         self.fork_count = fork_count
-        self.lease: weakref.ref[Any] | None = None  # the Lease to tell
-        self.bucket: dict[str, Grant] | None = None  # where renewal keeps it
+        self.lease: weakref.ref[Any] | None = None  # the Lease that is notified of its end
+        self.bucket: dict[str, Grant] | None = None  # the bucket of the renewal that has this grant
         self.extend_deadline(sent, attempt.ttl)
 
     @property
@@ -111,11 +109,11 @@ class Grant:
 
     @property
     def jeopardy_after(self) -> float:
-        """When the lease is in jeopardy, unless it is renewed before: its renewal is due at ttl/3, ttl/6 before."""
+        """When the lease is in jeopardy, unless a renewal succeeds before: at ttl/2. The renewal is due at ttl/3."""
         return self.answered_since + self.attempt.ttl / 2
 
     def extend_deadline(self, sent: float, ttl: float) -> None:
-        """The server granted or lengthened it, in answer to a request sent at `sent`. Never shortens."""
+        """Move the deadline: a request sent at `sent` was granted, or lengthened the lease. Never shortens."""
         self.renewal_failing = False
         self.answered_since = sent  # the lease was not revoked before this request was sent
         deadline = sent + ttl - margin(ttl, self.attempt.drift)
@@ -123,7 +121,7 @@ class Grant:
             self.deadline = min(self.max_hold_until, deadline)
 
     def reason_ended(self, now: float) -> str | None:
-        """Why the lease can't be relied on at this time, or None if it can."""
+        """Why the holder can't rely on the lease at this time, or None if it can."""
         if self.fork_count != fork_count:
             self.end_reason = self.FORKED
         if self.end_reason is not None or now < self.deadline:
@@ -133,19 +131,19 @@ class Grant:
         return "its ttl passed without a renewal" if self.renews else "its ttl passed"
 
     def lose(self, why: str) -> Any:
-        """End it as lost; returns the Lease to tell, if somebody still has it."""
+        """Mark the lease as lost. Returns the Lease to notify, or None if it was collected or had ended before."""
         if self.end_reason is not None:
             return None
         self.end_reason = why
         return self.lease() if self.lease else None
 
     def mark_released(self) -> None:
-        """We end it ourselves: whoever watches for its end is told."""
+        """End the lease by the client's own decision, and notify the Lease."""
         if lease := self.lose(self.RELEASED):
             lease._on_end()
 
     def error(self, why: str) -> LeaseLost:
-        """What its holder is told."""
+        """The error for the holder of a lease that ended for this reason."""
         error = LeaseLost(
             f"the lease on {self.resource} has ended: {why}. Acquire it again"
             if why == self.RELEASED
@@ -157,10 +155,10 @@ class Grant:
 
 
 def last_answer_counts(attempt: Attempt, now: float) -> bool:
-    """Whether the last answer about this attempt still tells something: no request has been unanswered for long."""
+    """Whether the last reply about this attempt still counts: no request has been unanswered for long."""
     return now - attempt.unanswered_since < ANSWER_COUNTS_FOR
 
 
 def tombstone_ms(attempt: Attempt) -> str:
-    """How long a tombstone of this attempt must stand, in ms: only one in doubt needs one."""
+    """How long a tombstone of this attempt must last, in ms. Only an attempt in doubt needs a tombstone."""
     return str(int(TOMBSTONE_TTL * 1000)) if attempt.in_doubt else "0"
