@@ -1,8 +1,8 @@
-"""What the locks of one client share: a server, a name, and workers in the background.
+"""The session of one client: all its synchronizers share a server, a name, and workers in the background.
 
 There are four tasks: report the ends of leases, renew leases, send the heartbeats of waiters, and undo attempts. Each
-task has a worker of its own, which starts when its task is due for the first time. So a silent server holds up only
-the work that needs its answer; the end of a lease needs none, and is reported in time.
+task has a worker of its own, which starts when its task is due for the first time. So a silent server delays only
+the work that needs its replies; the end of a lease needs no reply, and the worker of ends reports it in time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from interlock._protocol.types import Port
 
-CLOSE_TIMEOUT: Final = 1.0  # seconds that closing may take for its releases
+CLOSE_TIMEOUT: Final = 1.0  # seconds that the releases of close() may take together
 RELEASE_BATCH: Final = 500  # releases in one write
 
 
@@ -51,7 +51,7 @@ class Session:
         self.port = port
         self.runtime = port.runtime
         self.label = label
-        self.caller_name = caller_name  # the thread or task that asks, as a word
+        self.caller_name = caller_name  # the name of the thread or task that calls
         self.max_ttl = max_ttl
         self.try_for = try_for
         self.exit_connection = exit_connection  # a port that works without a loop, when the process exits
@@ -77,15 +77,15 @@ class Session:
     def holder_id(self) -> str:
         return f"{self.process_id}/{self.caller_name()}"
 
-    # The port's word
+    # The calls of the port
 
     def subscribed(self, channel: str | None = None) -> None:
-        """The channel is heard, from now on, or not any more: what came before may have been missed."""
+        """The subscription of this channel (None: of all) began or ended: the client may have missed pushes before."""
         self.waiters.wake_all(channel)
         self.renewal.subscribed(channel)
 
     def pushed(self, payload: bytes) -> None:
-        """A message for us."""
+        """Handle a push to this client: a grant or a revocation."""
         verb, token, rest = (payload.decode(errors="replace") + "  ").split(" ", 2)
         if verb == "granted":
             self.waiters.on_granted(token)
@@ -93,12 +93,12 @@ class Session:
             self.renewal.revoked(token, free_text(rest.rstrip()))
 
     def start_workers(self) -> None:
-        """Start those that have something to do, and could not start before, or were cancelled with all tasks."""
+        """Start each worker that has a task due, and could not start before or was cancelled with all tasks."""
         for worker in self.workers:
             if not worker.started and (due := worker.task.due()) != FOREVER:
                 worker.wake_at(due)
 
-    # What needs more than the core
+    # Operations that need more than the core
 
     async def extend(self, grant: Grant, ttl: float) -> None:
         """See Lease.extend."""
@@ -121,17 +121,17 @@ class Session:
             raise ConfigError(f"execute({command!r}): {missing[0]!r} is in keys, but not among the arguments")
         return await self.core.execute(grant, command, args, keys)
 
-    # Its end
+    # The end of the session
 
     def stop_granting(self, *, announce: bool) -> list[Attempt]:
-        """Grant nothing any more: what is to be given back, of leases and in queues.
+        """Stop granting. Returns the attempts to release: leases, waiters, and undos that are not done.
 
-        `announce` sets the `ended` events of the leases; without their loop that can't be done.
+        `announce` sets the `ended` events of the leases, which needs their asyncio loop to be running.
         """
         self.core.closed = True
         held, waiting = self.renewal.held(), list(self.waiters.registered.values())
         for attempt in waiting:
-            attempt.in_doubt = True  # a request of it may be on its way
+            attempt.in_doubt = True  # one of its requests may be on its way
         for grant in held:
             self.renewal.remove(grant)
             if announce:
@@ -145,14 +145,14 @@ class Session:
 
     @staticmethod
     async def release_all(attempts: list[Attempt], port: Port, until: float) -> None:
-        """Release these and leave their queues, until then at the latest."""
+        """Release these attempts and take them out of their queues, by the time `until` at the latest."""
         for i in range(0, len(attempts), RELEASE_BATCH):
             replies = await port.calls([release_message(attempt) for attempt in attempts[i : i + RELEASE_BATCH]], until)
             if all(isinstance(reply, Exception) for reply in replies):
                 break
 
     async def close(self) -> None:
-        """Release what is held and leave every queue, in bounded time; end the waiting and the workers."""
+        """Release all leases and leave every queue, in bounded time; wake all waiters, and end the workers."""
         _sessions.discard(self)
         try:
             await self.release_all(self.stop_granting(announce=True), self.port, self.runtime.now() + CLOSE_TIMEOUT)
@@ -162,9 +162,9 @@ class Session:
                 worker.wakeup.set()
 
     def abandon(self) -> list[Attempt]:
-        """Its loop is over, without a close: what is to be taken back now.
+        """Note that the asyncio loop ended without a close. Returns the attempts to undo now.
 
-        What is held stays so: it is given back when the process ends.
+        Leases stay held: the session releases them when the process exits.
         """
         if not self.renewal.held():
             _sessions.discard(self)
@@ -175,7 +175,7 @@ class Session:
         return left
 
     def reset_after_fork(self) -> None:
-        """In a child after fork: nothing is held here, and nobody waits."""
+        """In a child after a fork: mark all leases as ended, and start with no waiters."""
         for grant in self.renewal.held():
             grant.end_reason = Grant.FORKED
         closed = self.core.closed
@@ -186,15 +186,15 @@ class Session:
 
 
 class Sessions(set["Session"]):
-    """A set that can be referred to weakly."""
+    """A set that can have weak references."""
 
 
-_sessions: Sessions = Sessions()  # all that are open: a process that ends gives back what they hold
+_sessions: Sessions = Sessions()  # all open sessions: a process that exits releases their leases
 
 
 def _track(session: Session) -> None:
     if not _sessions:
-        # With the first session, not on import: so it runs before a private server of this process is ended.
+        # Registered with the first session, not on import: so it runs before a private server of this process stops.
         atexit.unregister(_at_exit)
         atexit.register(_at_exit)
     _sessions.add(session)
@@ -203,7 +203,7 @@ def _track(session: Session) -> None:
 def _after_fork() -> None:
     count_fork()
     if util := sys.modules.get("multiprocessing.util"):
-        # Such a child ends without atexit, by finalizers of its own, which it sets up after this.
+        # A child of multiprocessing exits without atexit, by its own finalizers, which it sets up after this call.
         util.register_after_fork(_sessions, _finalize)
     for session in list(_sessions):
         session.reset_after_fork()
@@ -214,14 +214,14 @@ def _finalize(_: Sessions) -> None:
 
 
 def _at_exit() -> None:
-    """Give all back, within `CLOSE_TIMEOUT` for all sessions together. No thread can be started any more.
+    """Release all leases, within `CLOSE_TIMEOUT` for all sessions together. No thread can be started any more.
 
-    Each has its share of the time that is left: those whose server is silent leave time enough for the others.
+    Each session gets an equal share of the time that is left, so a silent server leaves enough time for the others.
     """
     owed = [(session, attempts) for session in list(_sessions) if (attempts := session.stop_granting(announce=False))]
     end = owed[0][0].runtime.now() + CLOSE_TIMEOUT if owed else 0.0
     for left, (session, attempts) in zip(range(len(owed), 0, -1), owed, strict=True):
-        with contextlib.suppress(Exception):  # the process ends, and what it held runs out
+        with contextlib.suppress(Exception):  # the process exits, and its leases run out
             now = session.runtime.now()
             run(session.release_all(attempts, session.exit_connection(), now + max(0.0, end - now) / left))
 
