@@ -1,12 +1,12 @@
-"""Taking back what an attempt left in the server, when it ended without a lease, or in doubt.
+"""Taking back whatever an attempt left in the server, when the attempt ended without a lease, or in doubt.
 
-Theory. An undo is a `release` of the attempt's token: it leaves the queue, frees or hands over what was granted,
-and, if a copy of the acquire may still be on its way, leaves a tombstone on which that copy fails. It may be sent
-any number of times.
+Theory. An undo is a `release` of the attempt's token: the script takes the attempt out of the queue, and frees or hands
+over its grant. If a copy of the acquire may still be on its way, the script also adds a tombstone, and refuses that
+copy. An undo may be sent any number of times.
 
-Rules. (1) It never runs in the caller, who may have been cancelled or out of time: the worker sends it. (2) It is
-repeated until it is answered, or until nothing of it can be left: the ttl of the lock, or what `extend` asked for, is
-over.
+Rules. (1) An undo never runs in the caller, which may be cancelled or out of time: the worker sends the undo. (2) The
+worker repeats an undo until a reply arrives, or until nothing of the attempt can be left: the ttl of the lock, or the
+time that `extend` asked for, is over.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ UNDO_INTERVAL: Final = 0.25  # seconds between two tries
 
 
 class Undo:
-    """The attempts of one client that are being taken back."""
+    """The attempts of one client that are being undone."""
 
     def __init__(self, port: Port, wake_at: Callable[[float], None]) -> None:
         self.port = port
         self.runtime = port.runtime
         self.wake_at = wake_at
-        # By token: what is taken back, until when, and the signals of those who wait for that.
+        # By token: the attempt, until when the undo is repeated, and the events of the callers that wait for the undo.
         self.jobs: dict[str, tuple[Attempt, float, tuple[AutoResetEvent, ...]]] = {}
         self.next_try = FOREVER
-        self.from_finalizers: deque[Attempt] = deque()  # put here by finalizers: see take_up()
+        self.from_finalizers: deque[Attempt] = deque()  # see adopt_from_finalizers()
 
     def due(self) -> float:
-        """When the worker must come at the latest."""
+        """The latest time at which the worker must run this task."""
         if self.from_finalizers:
             return self.runtime.now()
         return self.next_try if self.jobs else FOREVER
 
     def add(self, attempt: Attempt) -> AutoResetEvent:
-        """Take it back in the background. The signal tells when that is done."""
+        """Undo the attempt in the background. The returned event is set when the undo is done."""
         now, done = self.runtime.now(), self.runtime.event()
         with self.runtime.mutex:
             before = self.jobs.get(attempt.token)
@@ -57,16 +57,16 @@ class Undo:
         return done
 
     def attempts(self) -> list[Attempt]:
-        """All that is not taken back yet."""
+        """All attempts that are not undone yet."""
         return [*(attempt for attempt, _, _ in list(self.jobs.values())), *self.from_finalizers]
 
     def adopt_from_finalizers(self) -> None:
-        """Begin with what finalizers have left. The worker of ends calls this, within a second of any lease."""
+        """Start the undo of attempts left by finalizers. The worker of ends calls this within a second of any lease."""
         while self.from_finalizers:
             self.add(self.from_finalizers.popleft())
 
     async def tick(self) -> None:
-        """Try what is not done yet."""
+        """Send every undo that is not done yet, if a try is due."""
         self.adopt_from_finalizers()
         if not self.jobs or self.next_try > self.runtime.now():
             return
@@ -77,20 +77,19 @@ class Undo:
             _, until, waiting = job
             answered = not isinstance(reply, Exception)
             if answered and ReleaseReply.parse(reply).ask_again and now <= until:
-                self.next_try = (
-                    now  # there are more dead waiters than one step drops: somebody who lives waits behind them
-                )
+                # One call did not drop all dead waiters, and a live waiter may stand behind the rest: try again now.
+                self.next_try = now
             elif answered or now > until:
                 with self.runtime.mutex:
                     if self.jobs.get(token) is not job:
-                        continue  # it was added once more: this was no answer to that
+                        continue  # added again meanwhile: this reply answers the earlier undo only
                     del self.jobs[token]
                 for done in waiting:
                     done.set()
 
 
 def release_message(attempt: Attempt) -> Message:
-    """The undo of an attempt, which is also its release."""
+    """The message that undoes an attempt; a release is the same message."""
     resource = attempt.resource
     call = ReleaseCall(attempt.token, tombstone_ms(attempt), attempt.release_args)
     return resource.script, resource.keys, call.encode()
