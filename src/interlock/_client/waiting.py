@@ -146,7 +146,7 @@ class Waiters:
             queue.silence_limit *= 2
 
     def _is_abandoned(self, attempt: Attempt) -> bool:
-        """Whether no caller waits for the attempt any more. Unregisters it then: an interrupt may have kept it."""
+        """Whether no caller waits for this attempt. Unregisters it then, since an interrupt may have prevented that."""
         if attempt.abandoned:
             self.unregister(attempt)
         return attempt.abandoned
