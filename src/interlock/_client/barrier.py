@@ -1,4 +1,4 @@
-"""Waiting at a barrier, and its reset. barrier.lua decides."""
+"""Waiting at a barrier, and resetting a barrier. barrier.lua decides."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 async def wait(core: Core, resource: Resource, timeout: float | None) -> int:
     """See Barrier.wait."""
     attempt = core.attempt(resource, HANDOVER_TTL, wait=timeout is None or timeout > 0)
-    attempt.is_queued = attempt.event is None  # it arrives even if it can't wait, and then has to leave
+    attempt.is_queued = attempt.event is None  # the attempt arrives even if it can't wait, so it may need an undo
 
     def index(attempt: Attempt, granted: Granted, _sent: float) -> int:
         core.waiters.unregister(attempt)
@@ -38,8 +38,8 @@ async def wait(core: Core, resource: Resource, timeout: float | None) -> int:
 
 
 async def _passed_unheard(core: Core, attempt: Attempt) -> int | None:
-    """The index of one that has passed though its time is over: the others had gone on with it, unheard. Else None."""
-    resource, generation = attempt.resource, attempt.generation or "-"  # "-": not an arrival in any case
+    """The index of a timed-out attempt that the barrier had let pass, by a push that the client missed; else None."""
+    resource, generation = attempt.resource, attempt.generation or "-"  # "-": never counted as an arrival
     _, channel = core.port.subscription_of(resource.keys[0])
     own = (*resource.acquire_args, generation)
     call = AcquireCall(attempt.token, "0", attempt.handover_ttl_ms, "0", channel, "0", own)
