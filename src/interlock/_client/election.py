@@ -1,4 +1,4 @@
-"""Who leads, and when that changes. election.lua decides."""
+"""The leader of an election, and each change of leader. election.lua decides."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ if TYPE_CHECKING:
     from interlock._client.core import Core
     from interlock._protocol.types import Resource
 
-WATCH_INTERVAL: Final = 1.0  # seconds after which a watcher looks by itself, at the latest
-EXPIRY_SLACK: Final = 0.005  # seconds after the end of a lease at which the server agrees
+WATCH_INTERVAL: Final = 1.0  # seconds between two polls of an observer, at most
+EXPIRY_SLACK: Final = 0.005  # seconds after the end of a lease by which the server has ended it, too
 
 
 class Watch:
-    """One who looks who leads."""
+    """An observer of one election."""
 
     def __init__(self, core: Core, resource: Resource) -> None:
         self.core = core
         self.attempt = core.attempt(resource, HANDOVER_TTL, wait=True)
         core.waiters.register(self.attempt)
-        self.last_reported: object = self  # nothing yet
+        self.last_reported: object = self  # no leader reported yet
 
     async def look(self) -> Leader | None:
-        """Who leads now. When that changes, the server tells."""
+        """The leader now, or None. The server pushes the next change to this observer."""
         attempt, core = self.attempt, self.core
         _, channel = core.port.subscription_of(attempt.resource.keys[0])
         reply = parse_watch(await core.query(attempt.resource, *WatchCall(attempt.token, channel).encode()))
         if isinstance(reply, Refused):
             raise reply_error(attempt.resource, reply)
-        core.port.ensure_subscribed(attempt.resource.keys[0])  # where it is by now
+        core.port.ensure_subscribed(attempt.resource.keys[0])  # at the node that has the key by now
         return _leader_of(*reply)
 
     async def change(self) -> Leader | None:
-        """Wait until it is another one than was told last: who leads then, or None if nobody does."""
+        """Wait until the leader is another than the last one reported. Returns the new leader, or None."""
         runtime = self.core.runtime
         while True:
             leader = await self.look()
             if leader != self.last_reported:
                 self.last_reported = leader
                 return leader
-            # None is left of one who holds it for ever: of a foreigner.
+            # A foreign key without an expiry has no remaining time.
             pause = (
                 min(WATCH_INTERVAL, leader.remaining + EXPIRY_SLACK) if leader and leader.remaining else WATCH_INTERVAL
             )
             await runtime.wait(self.attempt.event, runtime.now() + pause)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop observing."""
         self.core.waiters.unregister(self.attempt)
 
 
@@ -64,7 +64,7 @@ async def leader(core: Core, resource: Resource) -> Leader | None:
         (f"{RECORD_VERSION} election ".encode(), f"{RECORD_VERSION} unknown ".encode())
     ):
         raise reply_error(resource, Refused(WRONG_KIND, seen.record))
-    if seen.record and seen.fence <= 0:  # in a quorum they agree on the term just now
+    if seen.record and seen.fence <= 0:  # in a quorum the servers are just agreeing on the term
         return None
     return _leader_of(seen.value, seen.pttl_ms, max(0, seen.fence))
 
