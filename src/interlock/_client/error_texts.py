@@ -1,4 +1,4 @@
-"""What users read when they do not get a lease: each error names the lock, the cause and the way out."""
+"""The errors for users who do not get a lease: each error names the lock, the cause and the way out."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 HEARTBEATS_UNANSWERED: Final = "the heartbeats of this waiter were not answered"
 OLD_PRIMARY_MAY_GRANT: Final = "it has just become the primary, and the one before may still grant beside it"
-# What is raised for a refusal: from the timeout in seconds, and the reply.
+# Makes the error for a refusal, from the resource, the timeout in seconds, and the reply.
 BusyError = Callable[[Resource, float, "Queued | Busy"], LockError]
 
 
 def unavailable_error(attempt: Attempt, shown: str, now: float, cause: Exception) -> Unavailable:
-    """The error for a server that has been away, or not ready, for too long."""
+    """The error for a server that has been away, or not ready, for too long. `shown` is its URL for display."""
     resource, waited = attempt.resource, f"{max(0.0, now - attempt.unanswered_since):.3g} s"
     if isinstance(cause, ServerError):
         return Unavailable(f"{resource}: {shown} can't serve it for {waited} ({cause}). Try again, or wait longer")
@@ -31,7 +31,7 @@ def unavailable_error(attempt: Attempt, shown: str, now: float, cause: Exception
 
 
 def busy_error(resource: Resource, timeout: float, reply: Queued | Busy) -> AcquireTimeout:
-    """The error for a caller that did not get it: another one holds."""
+    """The error for a caller that did not get the resource, since another holder has it."""
     holder, left = reply.holder.decode(errors="replace"), f"{max(0, reply.pttl_ms) / 1000:.3g} s"
     tried = f"was not acquired within {round(timeout, 3):g} s" if timeout else "is not free"
     if not holder:
@@ -53,7 +53,7 @@ def busy_error(resource: Resource, timeout: float, reply: Queued | Busy) -> Acqu
 
 
 def reply_error(resource: Resource, refused: Refused) -> LockError:
-    """The error for a refusal for good."""
+    """The error for a final refusal: asking again would change nothing."""
     code, detail = refused
     text = detail.decode(errors="replace") if isinstance(detail, bytes) else ""
     if code == NO_EXPIRY:
@@ -83,7 +83,7 @@ _ACL_ADVICE: Final = "the server's ACL forbids it. Give this user the rights lis
 
 
 def server_error(subject: object, shown: str, text: str) -> LockError:
-    """An error reply of the server, in words that tell the way out."""
+    """The error for an error reply of the server, with the way out. `shown` is the URL for display."""
     for word, error, advice in (
         ("WRONGTYPE", ConfigError, "one of its keys holds something else. Use another name or prefix"),
         ("READONLY", Unavailable, "that is a read-only replica. Connect to its primary"),
