@@ -1,4 +1,4 @@
-"""Counting a latch down, and waiting until it is open. latch.lua decides."""
+"""Counting a latch down, and waiting until the latch is open. latch.lua decides."""
 
 from __future__ import annotations
 
