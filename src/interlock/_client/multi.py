@@ -1,8 +1,9 @@
-"""Several things at once, all or none: in one step of the server if they are free, else one after another.
+"""Several resources at once, all or none: in one step of the server if all are free, else one after another.
 
-Theory. Whoever wants several waits for them in the order of their keys. All who do so agree on that order (it is
-part of the wire format), so there is no circle in which each waits for the next. Those already had are leases like
-any other, renewed while the next is awaited. multi.lua is the short cut for when nothing is busy.
+Theory. A client that acquires several resources waits for them in the order of their keys. All clients agree on that
+order (it is part of the wire format), so no circle of clients can form in which each waits for the next. While the
+client waits for the next resource, it renews the leases that it already holds. multi.lua is the short cut for
+resources that are all free.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
     from interlock._client.core import Core
     from interlock._protocol.types import Resource
 
-MAX_TRIES = 100  # steps in a row in which the server only found dead waiters to skip
+MAX_TRIES = 100  # calls in a row in which the server only dropped dead waiters
 
 
 class Request(NamedTuple):
-    """What is asked of one of them, and how it will be held."""
+    """One resource to acquire, and how its lease will be held. `ttl` and `max_hold` are in seconds."""
 
     resource: Resource
     make_lease: Callable[[Grant], Any]
@@ -36,14 +37,15 @@ class Request(NamedTuple):
 
 
 def apart(core: Core, requests: Sequence[Request]) -> bool:
-    """Whether they are in several places, so that no script sees all of them."""
+    """Whether the resources have several routes, so that no single script call can see them all."""
     return len({core.port.route(request.resource.keys[0]) for request in requests}) > 1
 
 
 async def together(core: Core, requests: Sequence[Request], until: float, leases: dict[str, Any]) -> Resource | None:
-    """The first that is busy, and then nothing is held; or None, and the lease of each is in `leases` by its name.
+    """Acquire all resources in one call. Returns None, with the lease of each in `leases` by its name.
 
-    Raises what would keep one from being had. The caller gives up what is in `leases` then.
+    If a resource is busy, returns the first such resource, and no lease is held. Raises the error that keeps the client
+    from acquiring any of them; the caller must then release the leases in `leases`.
     """
     whole = multi_resource([request.resource for request in requests])
     ttls = [each.ttl if each.max_hold is None else capped_ttl(each.ttl, each.max_hold) for each in requests]
@@ -52,7 +54,7 @@ async def together(core: Core, requests: Sequence[Request], until: float, leases
     granted = False
     try:
         for attempt in attempts:
-            core.waiters.register(attempt)  # so that closing gives back what may be on its way
+            core.waiters.register(attempt)  # so that close() releases what the server may grant
         call = TogetherCall([_part(core, attempt) for attempt in attempts])
         reply, sent = await _ask(core, asked, call, until)
         for _ in range(MAX_TRIES):
@@ -62,7 +64,8 @@ async def together(core: Core, requests: Sequence[Request], until: float, leases
             first = requests[reply.which]
             if isinstance(reply.reply, Refused):
                 raise reply_error(first.resource, reply.reply)
-            _unregister(core, attempts, undo=asked.in_doubt)  # also if it was refused when it was asked again
+            # Undone even after a refusal: the server may have granted an earlier copy of the call, without a reply.
+            _unregister(core, attempts, undo=asked.in_doubt)
             return first.resource
         granted = True
         for request, attempt, part in zip(requests, attempts, reply.parts, strict=True):
@@ -73,20 +76,20 @@ async def together(core: Core, requests: Sequence[Request], until: float, leases
             if lease is None:
                 raise Unavailable(f"{whole}: {core.port.display_url} answers too late for a lease of {attempt.ttl:g} s")
             leases[request.resource.name] = lease
-        return None  # noqa: TRY300 (what follows is for those who got nothing)
+        return None  # noqa: TRY300 (the code below runs only if no lease is held)
     except BaseException as error:
         _unregister(core, attempts, undo=granted or asked.in_doubt or not isinstance(error, LockError))
         raise
 
 
 async def _ask(core: Core, asked: Attempt, call: TogetherCall, until: float) -> tuple[AllGranted | FirstRefused, float]:
-    """The reply, and when the request was sent that it answers."""
+    """The reply, and when the answered request was sent."""
     reply, sent = await core.request(asked, call.encode(), until)
     return parse_together(reply), sent
 
 
 def _unregister(core: Core, attempts: Sequence[Attempt], *, undo: bool) -> None:
-    """They wait no more; `undo`: they may have been granted."""
+    """Unregister the attempts. `undo`: the server may have granted them, so undo them, too."""
     for attempt in attempts:
         if undo:
             attempt.in_doubt = True
@@ -95,7 +98,7 @@ def _unregister(core: Core, attempts: Sequence[Attempt], *, undo: bool) -> None:
 
 
 def _part(core: Core, attempt: Attempt) -> Part:
-    """The acquire of one, as its own script knows it."""
+    """The acquire call of one resource, as its own script reads the call."""
     resource = attempt.resource
     subscribed, channel = core.port.subscription_of(resource.keys[0])
     ttl_ms = str(int(attempt.ttl * 1000))
