@@ -1,4 +1,4 @@
-"""The number of permits: how many are free, and how many there are."""
+"""The permits of a semaphore: how many are free, and the limit."""
 
 from __future__ import annotations
 
