@@ -1,7 +1,7 @@
-"""Which leases a thread or a task has taken. Only `rlock` and `rwlock` ask; to everything else the lease is the owner.
+"""The leases that a thread or a task holds. Only `rlock` and `rwlock` ask; elsewhere the lease proves ownership.
 
-An owner is a thread, a task, or a name that the user gave. Nothing here keeps a lease or its owner alive, and
-nothing of a lease stays when it is gone.
+An owner is a thread, a task, or a name that the user gave. Nothing here keeps a lease or its owner alive. When a lease
+has been garbage collected, nothing of that lease stays here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class HeldByCaller:
         self._by_name: dict[str, Shelf] = {}
 
     def add(self, owner: object, key: str, lease: Any) -> None:
-        """It took this lease."""
+        """Note that this owner has acquired this lease."""
         owners: Any = self._by_name if isinstance(owner, str) else self._by
         shelf: Shelf = owners.setdefault(owner, {})
         held = shelf.setdefault(key, [])
@@ -40,7 +40,7 @@ class HeldByCaller:
         held.append(weakref.ref(lease, gone))
 
     def of(self, owner: object, key: str) -> list[Any]:
-        """Its leases on this key that were not given back, oldest first: lost ones, too."""
+        """The leases of this owner on this key that were not released, oldest first. Lost leases count, too."""
         owners: Any = self._by_name if isinstance(owner, str) else self._by
         leases = [reference() for reference in owners.get(owner, {}).get(key, ())]
         return [
