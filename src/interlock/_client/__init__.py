@@ -1,1 +1,1 @@
-"""The algorithm: how a lease is acquired, held, renewed and given back. No threads, no event loop, no sockets."""
+"""The algorithm: how a lease is acquired, held, renewed and released. No threads, no event loop, no sockets."""
