@@ -1,4 +1,4 @@
-"""What client, transports and servers say to each other: messages, routes, errors, and the `Port`."""
+"""The types that client, transports and servers share: messages, routes, errors, and the `Port`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRANSIENT = ("LOADING", "BUSY ", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "NOREP
 
 
 def is_transient(text: str) -> bool:
-    """Whether a server that says this may serve in a moment."""
+    """Whether a server with this error reply may serve in a moment."""
     return text.startswith(TRANSIENT) or "READONLY" in text or "-NOREPLICAS" in text  # the last: from within a script
 
 
@@ -32,8 +32,11 @@ Argument = str | bytes
 Message = tuple[Script, "Sequence[str | bytes]", "Sequence[Argument]"]  # a script, its KEYS, its ARGV
 
 
-class Disconnected(Exception):  # noqa: N818 (a state of the wire, not an error of ours)
-    """No reply came. `sent`: the server may have run the request. `stale`: the connection had been idle."""
+class Disconnected(Exception):  # noqa: N818 (a state of the connection, not an error of interlock)
+    """No reply arrived. `sent`: the server may have run the request. `stale`: the connection had been idle.
+
+    `timed_out`: the time for the reply was over.
+    """
 
     def __init__(self, cause: str, *, sent: bool, stale: bool = False, timed_out: bool = False) -> None:
         super().__init__(cause)
@@ -43,35 +46,35 @@ class Disconnected(Exception):  # noqa: N818 (a state of the wire, not an error 
 
 
 class ServerError(Exception):
-    """The server answered with an error: it ran nothing, or only a part of nothing that matters."""
+    """The server replied with an error: the script made no change that a retry could not repeat safely."""
 
 
-class Stopped(Exception):  # noqa: N818 (a wish of the caller's, not an error)
-    """An attempt was told to stop before it was granted."""
+class Stopped(Exception):  # noqa: N818 (a decision of the caller, not an error)
+    """The caller stopped an attempt before the server granted the attempt."""
 
 
 class Route(NamedTuple):
-    """Where a key is: keys of one slot may stand in one message; a node that is silent is so for all of its slots."""
+    """Where a key is: one message may have keys of one slot; a silent node is silent for all of its slots."""
 
     node: object
     slot: int
 
 
-ONLY_ROUTE: Final = Route(0, 0)  # of all keys, where there is but one
+ONLY_ROUTE: Final = Route(0, 0)  # the route of all keys, where there is one server
 
 
 class AutoResetEvent(Protocol):
-    """A flag that one waits for; waiting takes it down. Setting it twice is setting it once."""
+    """A flag that one thread or task waits for; waiting resets the flag. Setting a set flag changes nothing."""
 
     def set(self) -> None: ...
 
 
 class Runtime(Protocol):
-    """How code waits and runs in the background: with threads, in a loop of asyncio, or in a simulated world."""
+    """How code waits and runs in the background: with threads, in an asyncio loop, or in a simulation."""
 
     @property
     def mutex(self) -> AbstractContextManager[object]:
-        """For compound steps on what several threads share; never held during I/O."""
+        """A lock for compound steps on data that several threads share; never held during I/O."""
         ...
 
     def now(self) -> float:
@@ -79,27 +82,27 @@ class Runtime(Protocol):
         ...
 
     def event(self) -> AutoResetEvent:
-        """A new event, which is not set."""
+        """A new event, not set."""
         ...
 
     async def wait(self, event: Any, until: float) -> bool:
-        """Wait for an event of this runtime, and reset it. Returns False if the time was over first."""
+        """Wait for an event of this runtime, and reset the event. Returns False if the time was over first."""
         ...
 
     def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, over: Callable[[], None]) -> None:
-        """Run this in the background, and call `over` when it ends, however that comes."""
+        """Run `work` in the background, and call `over` when the work ends for any reason."""
         ...
 
     def run_callback(self, callback: Callable[[Any], object], subject: Any) -> None:
-        """Call a user's callback where it can neither delay nor break us."""
+        """Call a user's callback where the callback can neither delay nor break interlock."""
         ...
 
     async def run_blocking(self, work: Callable[[], T]) -> T:
-        """The result of a function that blocks."""
+        """Run a function that blocks, and return its result."""
         ...
 
     def reset_after_fork(self) -> None:
-        """In a child after fork: drop what belongs to the parent."""
+        """In a child after a fork: drop everything that belongs to the parent."""
         ...
 
     async def close(self) -> None:
@@ -110,7 +113,7 @@ class Runtime(Protocol):
 class Port(Protocol):
     """All that the client needs of a server, be it one, a cluster or a quorum.
 
-    To add one: implement these, and run the conformance suite over it. Every `until` is a time of `Runtime.now()`.
+    To add a port: implement these members, and run the conformance suite. Every `until` is a time of `Runtime.now()`.
     """
 
     @property
@@ -118,14 +121,14 @@ class Port(Protocol):
 
     display_url: str
     retry_for: float
-    """Seconds that it may be away before a call says Unavailable."""
+    """Seconds that the server may be away before a call raises Unavailable."""
     is_quorum: bool
-    """Whether a refusal may leave something behind, since several servers are asked."""
+    """Whether several servers vote: then one of them may keep a grant although the quorum refused."""
     majority: int
-    """How many servers grant a lease."""
+    """How many servers must grant a lease."""
 
     drift: float
-    """By how much of a ttl we stop believing before the server does: clocks run at different speeds."""
+    """The part of a ttl by which the deadline is earlier than the end in the server: see margin()."""
 
     async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
         """Send one script call, once, and return its reply. Raises Disconnected or ServerError."""
@@ -140,76 +143,78 @@ class Port(Protocol):
         acks: Acks,
         patience: float,
     ) -> tuple[Any, int, Any]:
-        """As `call`; and if it granted, how many replicas are known, and the reply to what waits for them.
+        """Send one script call as `call` does; after a grant, also wait `patience` seconds for acknowledgements.
 
+        Returns the script's reply, how many replicas the server is known to have, and the reply to WAIT or WAITAOF.
         Raises Disconnected or ServerError.
         """
         ...
 
     async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
-        """Send many at once. An error stands in the place of its reply: nothing is raised for one of many."""
+        """Send many messages at once. Returns each reply, or the exception of the message that failed, in order."""
         ...
 
     async def prove_lossless(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:
-        """Whether nothing was lost since the server of that identity granted these; if so, messages say it from now on.
+        """Whether no lease on these keys was lost since the server with the identity `evidence` granted it.
 
-        Looks again until then, if it may turn out yet.
+        If there is a proof, all later messages carry that proof. If a proof may still appear, searches until `until`.
         """
         ...
 
     def old_primary_may_still_grant(self, key: str) -> str:
-        """The identity of one that may still grant this key beside the server that answers by now; "" if there is none.
+        """The identity of an old primary that may still grant this key beside the current server; "" if there is none.
 
-        Then what the new one grants or renews counts for nothing yet: what it lets go on may run out at the other.
-        Whether it is proven that nothing was lost is looked for in the background: nobody is held up by that.
+        While there is one, no grant or renewal of the current server counts: a lease that the current server
+        renews may expire at the old primary, which then grants the key to another client. The port searches in the
+        background for a proof that no lease was lost; no caller waits for the search.
         """
         ...
 
     def route(self, key: str) -> Route:
-        """Where this key is: messages about keys of one place may be one message."""
+        """Where this key is. Messages about keys of one route may travel as one message."""
         ...
 
     def subscription_of(self, key: str) -> tuple[str, str]:
-        """Whether pushes about this key are heard now, "0" or "1"; and the channel where they would be."""
+        """Whether the client is subscribed to pushes about this key, "0" or "1"; and the channel of these pushes."""
         ...
 
     def ensure_subscribed(self, key: str) -> None:
-        """Subscribe to that channel in the background, and again after every reconnection."""
+        """Subscribe to the channel of this key in the background, and again after every reconnection."""
         ...
 
     def reset_after_fork(self) -> None:
-        """In a child after fork: drop what belongs to the parent, without a word to anybody."""
+        """In a child after a fork: drop everything that belongs to the parent, and send nothing."""
         ...
 
     async def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         ...
 
 
 class Resource(NamedTuple):
-    """One named thing in the server: which script decides, over which keys."""
+    """One named thing in the server: the script that decides about it, and the keys of that script."""
 
     kind: str
     name: str
     script: Script
     keys: tuple[str, ...]
     renew_keys: tuple[str, ...]
-    """Those of the keys that a renewal needs."""
+    """The keys that a renewal needs."""
     acquire_args: tuple[Argument, ...] = ()
-    """What an acquire says beside what all say."""
+    """The arguments of an acquire of this resource, after those that every acquire has."""
     owner_prefix: str = ""
-    """With what its tokens begin: for holders that are the same in another process."""
+    """The text with which its tokens begin, if one holder (an owner) can be in several processes."""
     release_args: tuple[str, ...] = ()
-    """What a release says beside what all say."""
+    """The arguments of a release of this resource, after those that every release has."""
     has_generation: bool = False
-    """Whether its waiters say in which generation of it they wait, so that no other one can keep them."""
+    """Whether each waiter says in which generation it waits, so that no waiter stays in another generation."""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name!r}"
 
 
 class PushHandler(Protocol):
-    """Whom a port tells what it hears."""
+    """The object that a port calls for each push and each change of a subscription."""
 
     channel: str
 
