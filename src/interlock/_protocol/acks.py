@@ -1,8 +1,9 @@
-"""Grants that replicas have acknowledged, or disks: what is asked for, and what a lease rests on.
+"""Grants that replicas or disks acknowledge: what the user asks for, and what a lease rests on.
 
-A grant of one server is in its memory only: if that dies before a replica has the grant, a failover forgets it, and the
-quarantine makes good for that. Who would rather not rely on it asks that a grant counts only once others have it (WAIT,
-WAITAOF). Unlike elsewhere all that were asked for must acknowledge; if they don't in time, the grant is undone.
+The grant of one server is in that server's memory only. If the server dies before a replica has the grant, a failover
+forgets the grant, and the quarantine makes up for that. A user who does not want to rely on the quarantine asks that a
+grant counts only once replicas or disks have the grant (WAIT, WAITAOF). Unlike in other libraries, all of the requested
+number must acknowledge; if they don't in time, the client undoes the grant.
 """
 
 from __future__ import annotations
@@ -12,29 +13,29 @@ from typing import Final, NamedTuple
 from interlock.errors import ConfigError, Unavailable
 
 MAX_ACKS: Final = 1000
-ACK_TIMEOUT: Final = 1.0  # seconds that replicas may take, at the most; and a third of the ttl
-FSYNC_TIMEOUT: Final = 3.0  # seconds that disks may: most are written to once a second (appendfsync everysec)
+ACK_TIMEOUT: Final = 1.0  # seconds that replicas may take, at most; and at most a third of the ttl
+FSYNC_TIMEOUT: Final = 3.0  # seconds that disks may take: most servers write once a second (appendfsync everysec)
 
 
 class Assurance(NamedTuple):
-    """What a lease rested on when it was granted."""
+    """How many servers, replicas and disks had the grant of a lease when that grant counted."""
 
     servers: int = 1
-    """That granted it: one, or a majority of a quorum."""
+    """How many servers granted the lease: one, or a majority of a quorum."""
     replicas: int = 0
-    """That had it (with fsync: on their disks) before it counted."""
+    """How many replicas had the grant (with fsync: on their disks) before the grant counted."""
     disks: int = 0
-    """1 if it was on the disk of the server that granted it."""
+    """1 if the grant was on the disk of the server that granted the lease, else 0."""
 
 
 class Acks(NamedTuple):
-    """How many replicas must have a grant: a number, "majority" (of server and replicas), or "all"; and their disks?"""
+    """How many replicas must have a grant: a number, "majority" (of server and replicas) or "all". `fsync`: on disk."""
 
     number: int | str
     fsync: bool
 
     def needed(self, known: int) -> int:
-        """Of so many replicas."""
+        """How many replicas must acknowledge, of the `known` ones."""
         if self.number == "all":
             return max(1, known)
         if self.number == "majority":
@@ -42,16 +43,16 @@ class Acks(NamedTuple):
         return int(self.number)
 
     def timeout(self, ttl: float) -> float:
-        """Seconds that replicas may take for a lease of so many."""
+        """Seconds that replicas may take for a lease of `ttl` seconds."""
         return min(FSYNC_TIMEOUT if self.fsync else ACK_TIMEOUT, ttl / 3)
 
     def command(self, known: int, timeout: float) -> tuple[str, ...]:
-        """What waits for them, on the connection of the grant, for so many seconds."""
+        """The command that waits for the replicas, on the connection of the grant, for `timeout` seconds."""
         needed, ms = str(self.needed(known)), str(max(1, int(timeout * 1000)))
         return ("WAITAOF", "1", needed, ms) if self.fsync else ("WAIT", needed, ms)
 
     def checked(self, subject: object, known: int, reply: int | list[int], timeout: float) -> Assurance:
-        """What the reply to that command, after so many seconds, is worth. Raises Unavailable if it is too little."""
+        """The assurance by the reply to `command` after `timeout` seconds. Raises Unavailable if it is too little."""
         disks, replicas = reply if isinstance(reply, list) else (0, reply)
         needed, where = self.needed(known), "on their disks" if self.fsync else "in their memory"
         if self.fsync and not disks:
@@ -72,7 +73,7 @@ class Acks(NamedTuple):
 
 
 def checked_acks(number: object, fsync: object) -> Acks | None:
-    """What was asked for; None is nothing. Raises ConfigError."""
+    """The acks that the user asked for, checked; None if the user asked for none. Raises ConfigError."""
     if not isinstance(fsync, bool):
         raise ConfigError(f"fsync must be True or False, not {fsync!r}")
     whole = isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= MAX_ACKS
