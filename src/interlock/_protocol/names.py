@@ -1,4 +1,4 @@
-"""What may be a name, and the other values that a user gives: checked before anything is sent."""
+"""The checks of names and other values that a user gives, before the client sends anything."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MIN_TTL: Final = 0.01  # seconds
 
 
 def checked_name(name: object) -> str:
-    """The name itself. Raises ConfigError, which says what would be right."""
+    """The name, if it is valid. Raises ConfigError, whose text says what is valid."""
     if not isinstance(name, str):
         raise ConfigError(f"a name must be a str, not {type(name).__name__}")
     try:
@@ -34,7 +34,7 @@ def checked_name(name: object) -> str:
 
 @lru_cache(maxsize=4096)
 def token_part(text: str, most: int = 48) -> str:
-    """Any text as a part of a token: one that can't be mistaken for another part."""
+    """Any text as one part of a token, without characters that separate parts, and at most `most` characters long."""
     return re.sub(r"[^A-Za-z0-9._@-]+", "-", text)[:most] or "-"
 
 
@@ -47,7 +47,7 @@ def keys_of(name: object, prefix: str, companions: Iterable[str]) -> tuple[str, 
 
 
 def tagged(key: str) -> tuple[str, str]:
-    """The stems of a key's companions: they share its slot in a cluster, and no name can collide with them.
+    """The stems of a key's companions, which share the key's slot in a cluster, and with which no name can collide.
 
     A companion has two pairs of braces and a valid key has one at the most; and the colon keeps the companions
     of `x` (`{x}{queue}`) and of `{x}` (`{x}:{queue}`) apart. Raises ConfigError for braces that are no hash tag.
@@ -64,7 +64,7 @@ def tagged(key: str) -> tuple[str, str]:
 
 
 def duration(value: object, what: str, *, least: float = 0.0, most: float = math.inf) -> float:
-    """A duration. Raises ConfigError, which says what would be right."""
+    """A duration in seconds, from `least` to `most`. Raises ConfigError, whose text says what is valid."""
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
         raise ConfigError(f"{what} must be a number of seconds, not {value!r}")
     if not least <= value <= most or (what != "timeout" and value == math.inf):
@@ -74,7 +74,7 @@ def duration(value: object, what: str, *, least: float = 0.0, most: float = math
 
 
 def positive_int(value: object, what: str, subject: object, most: int) -> int:
-    """A number of things. Raises ConfigError, which says what would be right."""
+    """A whole number from 1 to `most`. Raises ConfigError, whose text says what is valid."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise ConfigError(f"{subject}: {what} must be a whole number from 1 to {most}, not {value!r}")
     return value
