@@ -1,4 +1,4 @@
-"""Driving a coroutine that never suspends."""
+"""Running a coroutine that never suspends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Finish a coroutine that never suspends, as every one over the threads' port does."""
+    """Run a coroutine to its end. No coroutine over the threads' port ever suspends."""
     try:
         coroutine.send(None)
     except StopIteration as finished:
