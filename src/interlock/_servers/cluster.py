@@ -475,8 +475,8 @@ class ClusterPort:
     def _is_named(self, node: Node, within: float) -> bool:
         """Whether another node names this node as a primary. Blocks, for about `within` seconds.
 
-        Raises Disconnected if no other node answers that is well. A node that is not in the map counts as named: the
-        client only asks such a node because another node redirected a message there.
+        Raises Disconnected if no other node with cluster state ok answers. A node that is not in the map counts as
+        named: the client only uses such a node because another node redirected a message there.
         """
         began = self.runtime.now()
         primaries = {each for each in self._map if each is not None}
@@ -661,7 +661,7 @@ def _is_well(info: Any) -> bool:
 
 
 def _least_kept_ttl(move: SlotMove, within: float, identity: str) -> float:
-    """The ttl for `SlotMove.least`. Blocks, at most `within` seconds for each of the two servers.
+    """The ttl for `SlotMove.least`. Blocks, for about `within` seconds a server.
 
     A key that moved keeps the time at which its lease ends, by the clock of the old node. So the clocks must agree.
     """
