@@ -99,7 +99,7 @@ class _Ballot:
         self.leader, self.share = min(holders.items(), key=_rank) if holders else (b"", 0)
 
     def blocked_reply(self, among: Sequence[Queued | Busy]) -> Queued | Busy:
-        """The first of these replies, with a time that a majority of all votes confirms."""
+        """The first of these replies, with the time (pttl) after which a majority of the servers may be free."""
         pttls = [*(0 for _ in self.fences), *(vote.pttl_ms for vote in self.blocked)]
         head = bool(self.fences) or any(vote.is_head for vote in self.blocked)
         return among[0]._replace(pttl_ms=self.votes.majority_pttl(pttls), is_head=head)
