@@ -17,8 +17,8 @@ class SlotMove:
         self.left = left
         self.here = here
         self.before = left.latest  # the identity stamp under which the old node served the slots
-        self.known = here.known  # the identity of the new node that the client had met before the map; "" if none
+        self.known = here.known  # the new node's identity that the client met before it asked for the map; "" if none
         self.at = at  # when the client noticed the move, by its own clock
         # Leases with this ttl (seconds) or a longer one moved without loss, since the old node is still the primary
-        # that it was. math.inf: the old node is another primary now, or gives no answer. None: not checked yet.
+        # that it was. math.inf: leases of any ttl may have been lost. None: the client has not checked yet.
         self.least: float | None = None
