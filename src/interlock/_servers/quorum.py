@@ -111,7 +111,7 @@ class QuorumPort:
         for node in self.nodes:
             node.port.push_handler = sink
 
-    # What the core asks
+    # The calls of the core
 
     async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
         """See Port."""
@@ -238,7 +238,7 @@ class QuorumPort:
         for node in self.nodes:
             node.port.ensure_subscribed(key)
 
-    # Asking all
+    # Polling all servers
 
     async def _poll(self, requests: Sequence[Request], until: float, within: float = VOTE_TIMEOUT) -> Round:
         """Send these requests to all servers that are up, and wait until each request has its outcome."""
@@ -298,7 +298,7 @@ class QuorumPort:
             else:
                 self._stragglers.append((node, sent, requests))
 
-    # Who is there
+    # The servers that are up
 
     async def _ready(self, until: float) -> None:
         """Connect to all servers before the first round. Raises ConfigError if these servers are no quorum."""
@@ -417,7 +417,7 @@ class QuorumPort:
         there = sum(node.is_up for node in self.nodes)
         return f"{there} of the quorum's {len(self.nodes)} servers are there; {self.majority} are needed"
 
-    # Its end
+    # Closing
 
     async def close(self) -> None:
         """See Port."""
@@ -453,7 +453,7 @@ class Round:
         self.started = quorum.now()
         self.end = min(until, self.started + within)
         self.asked: list[tuple[Node, list[Request], Any]] = []  # the servers that have not answered yet
-        self.said: dict[Node, list[Any]] = {}  # the parsed replies, an error in the place of a reply
+        self.said: dict[Node, list[Any]] = {}  # the parsed replies; an error where there is no reply
         self.outcomes: list[Any] = []  # of each request: the merged reply or the error; None while it is undecided
         self._ended = False  # whether the time is up: the poll waits no longer for the servers in `asked`
         self._asked_again: set[Node] = set()
