@@ -1,4 +1,4 @@
-"""The port for a cluster: a port for each node, and a map that says which node serves which of the 16,384 slots.
+"""The port for a cluster: a port for each node, and a map from each of the 16,384 slots to the node that serves it.
 
 Theory. All keys of a lock are in one slot, so each message belongs to one node at a time. The map is a hint. A node
 that does not serve the slot of a message names the node that does (MOVED, or ASK while the slot is migrating). If a
@@ -133,7 +133,7 @@ class ClusterPort:
     def push_handler(self, sink: PushHandler) -> None:
         self._push_handler = sink
 
-    # Asking
+    # Calls
 
     async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
         """See Port."""
@@ -605,7 +605,7 @@ class ClusterPort:
         if node is not None and not self._closed:
             node.port.subscribe(self._channel(slot))
 
-    # Its end
+    # Closing
 
     async def close(self) -> None:
         """See Port."""
