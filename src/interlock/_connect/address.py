@@ -2,8 +2,7 @@
 
 interlock opens connections of its own to that address (PROTOCOL, "In doubt"). It cannot control a client's pool,
 retries and health checks, and a client that silently sends a request again changes the meaning of the request. redis-py
-does what it does well: it parses the URL and handles TLS and authentication. On the open connection, interlock speaks
-the protocol itself.
+parses the URL and handles TLS and authentication. On the open connection, interlock speaks the protocol itself.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _SYNC: Final[Any] = redis.connection
 _ASYNC: Final[Any] = redis.asyncio.connection
 _HIREDIS: Final[Any] = hiredis
 
-# The client's parameters for the server's address and the login. The other ones say how that client behaves.
+# The parameters of a client for the server's address and the login. Other parameters set how that client behaves.
 _KEPT: Final = ("host", "port", "path", "db", "username", "password", "credential_provider", "client_name",
                 "socket_timeout", "socket_connect_timeout", "socket_keepalive", "socket_keepalive_options")  # fmt: skip
 FAILOVER_TIME: Final = 60.0  # seconds that a failover may take, its detection included
@@ -56,18 +55,18 @@ class PrimaryFinder(Protocol):
     def service(self) -> str: ...
 
     def primary(self, within: float) -> tuple[str, int]:
-        """Host and port of the primary, asked for anew, within so many seconds."""
+        """Ask the sentinels for the host and port of the primary, within so many seconds."""
         ...
 
 
 @dataclass(frozen=True)
 class Address:
-    """One server: how to reach it, and its name for people (without the password)."""
+    """One server: how to reach it, and the URL that messages display (without the password)."""
 
     kind: str  # tcp, tls, unix, or embedded (located anew for each connection)
     display_url: str
     parameters: Mapping[str, Any] = field(repr=False)
-    sentinels: PrimaryFinder | None = None  # they name the primary, anew for each connection
+    sentinels: PrimaryFinder | None = None  # the client asks them for the primary before each new connection
     clustered: bool = False  # a node of a cluster
     votes: bool = False  # a server of a quorum
 
@@ -83,7 +82,7 @@ class Address:
 
     @property
     def timeout(self) -> float:
-        """Seconds that an answer may take: the client's socket_timeout, but never more than interlock promises."""
+        """Seconds that an answer may take: the client's socket_timeout, but at most `IO_TIMEOUT`."""
         return min(self.parameters.get("socket_timeout") or IO_TIMEOUT, IO_TIMEOUT)
 
     @property
@@ -116,7 +115,10 @@ class Address:
         return tuple(("CONFIG", "GET", setting) for setting in settings)
 
     def isolation_grace(self, replies: list[Any]) -> float:
-        """Seconds for which an isolated primary may accept writes, by the replies; a quarantine is longer by these."""
+        """Seconds for which an isolated primary may accept writes, by the replies to `isolation_commands`.
+
+        A quarantine is longer by these seconds.
+        """
         if not replies:
             return 0.0
         if refusals := [reply for reply in replies if isinstance(reply, Exception)]:
@@ -140,7 +142,7 @@ class Address:
         return self._made(_SYNC, within, redis.retry.Retry(NoBackoff(), 0), command_packer=_Packer())
 
     def async_connection(self, within: float) -> Any:
-        """The same for asyncio."""
+        """An unconnected redis-py connection for asyncio; connecting takes at most `within` seconds."""
         return self._made(_ASYNC, within, redis.asyncio.retry.Retry(NoBackoff(), 0))
 
     def _made(self, module: Any, within: float, retry: Any, **more: Any) -> Any:
@@ -174,7 +176,7 @@ class Quorum:
 
     @property
     def display_url(self) -> str:
-        """The name for people."""
+        """The name of the quorum in messages."""
         return f"the quorum of {', '.join(member.display_url for member in self.members)}"
 
 
@@ -204,7 +206,7 @@ class _Unix(redis.connection.UnixDomainSocketConnection):
 
 
 def _connect_or_close(connect: Callable[[Any], Any], connection: Any) -> Any:
-    """Connect. If that fails, close the sockets that redis-py or Python leaves open; frames of the traceback have them.
+    """Connect. If that fails, close the sockets that redis-py or Python leaves open, found in the traceback's frames.
 
     redis-py 5 closes neither a unix socket nor the socket below TLS. Python 3.11.7 does not close the half-made
     `SSLSocket` if the server resets the connection before the handshake.
@@ -237,7 +239,8 @@ def make_address(kind: str, given: Mapping[str, Any]) -> Address:
         parameters |= {
             key: value
             for key, value in given.items()
-            # None is the default, which an older redis-py may not know by name. But no ssl_cert_reqs: no verification.
+            # Leave out None: it is the default, and an older redis-py may not know the option. But ssl_cert_reqs=None
+            # turns the verification off.
             if key.startswith("ssl_") and (value is not None or key == "ssl_cert_reqs")
         }
     db = parameters.get("db", 0)

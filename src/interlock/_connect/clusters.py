@@ -1,4 +1,4 @@
-"""The address of a cluster: some of its nodes, from a URL or a client. Each node knows all others."""
+"""The address of a cluster: some of its nodes, from a URL or a client. Each node knows all other nodes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _LIKE: Final = "It is redis+cluster://user:password@host1:7000,host2:7001"
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes to begin with, and how to name it all to people (without its password)."""
+    """The nodes that the client asks for the first map, and the URL that messages display (without the password)."""
 
     seeds: tuple[Address, ...]
     display_url: str
 
 
 def cluster_of(target: object, *, for_asyncio: bool) -> Cluster | None:
-    """The cluster that a URL or a client means; None if it means something else. Raises ConfigError."""
+    """The cluster that a URL or a client names; None if the target names no cluster. Raises ConfigError."""
     if isinstance(target, str):
         return _of_url(target) if target.partition("://")[0] in _SCHEMES else None
     kind = type(target)

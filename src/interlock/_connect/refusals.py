@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def connection_error(error: Exception, address: Address) -> Exception:
-    """Why there is no connection."""
-    # redis-py wraps what is no OSError; redis-py 5.0 wraps the server's error, too, on a unix socket of asyncio.
+    """The error for a connection that failed with `error`."""
+    # redis-py wraps each error that is no OSError. On a unix socket of asyncio, redis-py 5.0 also wraps server errors.
     while isinstance(wrapped := error.__cause__, Exception) and error.args == (wrapped,):
         error = wrapped
     if isinstance(error, LockError | Disconnected):  # raised while looking up the address
@@ -36,12 +36,12 @@ def connection_error(error: Exception, address: Address) -> Exception:
     return Disconnected(cause, sent=False, timed_out=isinstance(error, TimeoutError | Silence))
 
 
-# The line was cut, or the handshake was at work when something else went wrong: that passes by itself.
+# The connection broke, or another error interrupted the handshake: a later try may succeed.
 _TLS_TRANSIENT: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 def _tls_advice(error: BaseException | None) -> str | None:
-    """What is wrong with the certificates: that does not mend itself."""
+    """The advice for an error of TLS that only the user can correct; None for any other error."""
     while error is not None:
         if isinstance(error, ssl.SSLCertVerificationError):
             return (

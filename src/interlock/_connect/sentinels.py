@@ -1,9 +1,9 @@
-"""Who is the primary now: the server that a majority of the sentinels names, or all sentinels that answer.
+"""Finds the primary: the server that a majority of the sentinels names, or that all answering sentinels name.
 
-A client asks them for each new connection, so after a failover every connection that breaks leads to the new primary.
-Asking more than one costs a millisecond, and keeps one sentinel that was cut off, together with an old primary, from
-sending the client there. Sentinels that disagree without a majority name nobody: they will agree in a moment, or one
-of them was left behind, and nobody can tell which.
+A client asks the sentinels for each new connection, so after a failover every broken connection leads to the new
+primary. Asking more than one sentinel costs a millisecond. It prevents a sentinel that is cut off together with an old
+primary from sending the client to that primary. Sentinels that disagree without a majority name no primary: they will
+agree in a moment, or one sentinel is out of date, and the client can't find out which one.
 """
 
 from __future__ import annotations
@@ -26,24 +26,25 @@ SENTINEL_TIMEOUT: Final = 0.5  # seconds that one sentinel may take
 
 @dataclass(frozen=True)
 class Sentinels:
-    """Those who watch a service."""
+    """The sentinels that watch a service."""
 
     members: tuple[Address, ...]
     service: str
     _failed: dict[str, float] = field(default_factory=dict[str, float], init=False, repr=False, compare=False)
-    """When each did so last that did not answer."""
+    """By sentinel: when it last failed to answer. A sentinel that has answered since is not in here."""
 
     def primary(self, within: float) -> tuple[str, int]:
-        """Host and port. Raises Disconnected if no sentinel answers, or if they disagree without a majority.
+        """Host and port of the primary. Blocks, for about `within` seconds.
 
-        Raises ConfigError if they don't know the service, or if all of them refuse in a way that does not mend itself.
+        Raises Disconnected if no sentinel answers, or if the sentinels disagree without a majority. Raises ConfigError
+        if the sentinels don't know the service, or if all of them refuse for a reason that only the user can correct.
         """
         named: Counter[tuple[str, int]] = Counter()
         strangers, errors, end = 0, list[Exception](), now() + within
-        # A sentinel that did not answer is asked last: a machine that is down costs its share of the time once only.
+        # Ask a sentinel that failed to answer last: a machine that is down then costs its share of the time only once.
         order = sorted(self.members, key=lambda sentinel: self._failed.get(sentinel.display_url, 0.0))
         for sentinel in order:
-            # If all of them are silent, or slow, that takes no longer than the caller has.
+            # Silent or slow sentinels together take no longer than the caller's time.
             share = min(SENTINEL_TIMEOUT, within / len(order), max(0.001, end - now()))
             try:
                 reply = self._ask(sentinel, share, "GET-MASTER-ADDR-BY-NAME", self.service)
@@ -103,7 +104,7 @@ def _place(sentinel: Address) -> str:
 
 
 def _advice(error: Exception, text: str) -> str:
-    """What to do about a refusal that does not mend itself; "" of any other."""
+    """The advice for an error that only the user can correct; "" for any other error."""
     if "unknown command" in text:
         return "is no sentinel, but a server: name the sentinels, or use redis:// for the server itself"
     if isinstance(error, AuthenticationError) or "must be called with the client already authenticated" in text:

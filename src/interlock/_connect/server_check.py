@@ -1,4 +1,4 @@
-"""Whether a server can keep what interlock promises, by its replies to HELLO and INFO."""
+"""Checks whether a server can keep locks safely, by its replies to HELLO and INFO."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ _NO_VOTERS: Final = {b"sentinel": "a sentinel", b"cluster": "a node of a cluster
 
 
 def check_server(hello: Any, memory: Any, address: Address) -> None:
-    """Raise for a server that cannot keep locks safely, as one too old, or a replica. Warn if it may evict locks.
+    """Raise for a server that cannot keep locks safely: one before 6.2, a sentinel, a replica, or another topology.
 
-    `hello` is the reply to HELLO, `memory` the reply to INFO memory: an error there leaves the policy unknown.
+    `hello` is the reply to HELLO. `memory` is the reply to INFO memory: log a warning if the server may evict locks. If
+    `memory` is an error, the eviction policy is unknown.
     """
     shown = address.display_url
-    # A map in RESP3, a flat list in RESP2.
+    # The reply to HELLO is a map in RESP3, a flat list in RESP2.
     facts: dict[bytes, Any] = dict(
         hello.items() if hasattr(hello, "items") else zip(hello[::2], hello[1::2], strict=False)
     )
@@ -48,14 +49,14 @@ def check_server(hello: Any, memory: Any, address: Address) -> None:
             raise Disconnected(
                 f"the server that the sentinels name for {address.sentinels.service!r} is a replica", sent=False
             )
-        if address.clustered:  # its slots have moved to another node
+        if address.clustered:  # another node serves its slots now
             raise Disconnected(f"{shown} has become a replica", sent=False)
         raise Unavailable(f"{shown} is a read-only replica. Connect to its primary")
     if isinstance(memory, bytes):
         _warn_of_eviction(memory.decode(errors="replace"), shown)
 
 
-@lru_cache(maxsize=256)  # warn once of each policy
+@lru_cache(maxsize=256)  # one warning for each server and policy
 def _warn(shown: str, policy: str) -> None:
     log.warning(
         "%s may evict locks that are held, since its maxmemory-policy is %s. Set maxmemory-policy to noeviction",

@@ -1,4 +1,4 @@
-"""Where to connect, by what a user names: a URL, a client, $INTERLOCK_URL, or the servers of a quorum."""
+"""Turns a user's target into an address: a URL, a client, $INTERLOCK_URL, or the servers of a quorum."""
 
 from __future__ import annotations
 

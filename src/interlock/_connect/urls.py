@@ -62,7 +62,7 @@ def _check_host(place: str, shown: str) -> None:
 
 
 def _parsed(url: str, shown: str) -> dict[str, Any]:
-    """The parameters of a connection. No message repeats a parser's error: that may quote a mistaken password."""
+    """The connection's parameters in a URL. Error messages never quote the parser, which may quote a wrong password."""
     scheme, _, rest = url.partition("://")
     try:
         parameters: dict[str, Any] = _SYNC.parse_url(f"{SCHEMES[scheme]}://{rest}")
@@ -93,7 +93,7 @@ def _tls_options() -> tuple[str, ...]:
 
 
 def credentials_once(credentials: str, shown: str) -> None:
-    """Raises ConfigError if a user and password stand before more than one host."""
+    """Raise ConfigError if a user and password stand before more than one host."""
     if "@" in credentials:
         raise ConfigError(
             f"{shown!r}: '@' stands twice. User and password stand once, before the first host, with special "

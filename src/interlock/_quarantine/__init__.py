@@ -1,1 +1,1 @@
-"""Whether a server may have forgotten a lease, and what proves that it has not."""
+"""Finds out whether a server may have forgotten a lease, and searches for a proof that no lease was lost."""

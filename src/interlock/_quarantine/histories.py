@@ -1,4 +1,4 @@
-"""The histories of all servers that one client knows, and the slots of a cluster that have moved between them."""
+"""The server histories of one client, and the slots of a cluster that have moved between these servers."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 class Histories:
-    """Those of one Interlock: of each address that it met, in all of its loops."""
+    """The server histories of one Interlock, one for each address, shared by all of its event loops."""
 
     def __init__(self, wait: float | None) -> None:
         self.quarantine_seconds = wait
         self._by: dict[str, ServerHistory] = {}
-        self.served: list[ServerHistory | None] = []  # by slot of a cluster: who served it when somebody last looked
-        self.moves: dict[int, list[SlotMove]] = {}  # slots that have moved, and were not asked for since
+        self.served: list[ServerHistory | None] = []  # by slot of a cluster: the node that last served it
+        self.moves: dict[int, list[SlotMove]] = {}  # by slot: its moves since the last message about the slot
 
     def of(self, address: Address, mark: str = " ") -> ServerHistory:
-        """That of this address."""
+        """The history of the server at this address."""
         memory = self._by.setdefault(address.display_url, ServerHistory(self.quarantine_seconds, mark=mark))
         memory.address = address
         return memory

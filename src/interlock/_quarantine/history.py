@@ -1,21 +1,23 @@
-"""What a client remembers of a server: under which identity it met it, and so whether leases may have been lost.
+"""The history of a server: the identities that a client met there, which show whether leases may have been lost.
 
-Theory. A server that restarted, or a replica that took over, may have lost the last grants. Its identity tells: the
-process (run_id) and its history of writes (master_replid). We read it once, with the greeting of each connection, which
-ends with the server's process; and send it with every message as the *identity stamp* (see quarantine_left() in
-queue.lua). The scripts write it beside each lock, so another one there starts the quarantine of that lock. What no
-record tells, the client's own memory does: the identity that it met before.
+Theory. A server that restarted, or a replica that took over, may have lost the last grants. The identity of the server
+shows this: the process (run_id) and the history of its writes (master_replid). The client reads the identity in the
+handshake of each connection, and a connection ends with the server's process. The client sends the identity with every
+message, as the *identity stamp* (see quarantine_left() in queue.lua). The scripts write the identity beside each lock,
+so another identity there starts the quarantine of that lock. If a lock has no record, the client's own server history
+is the evidence: the identity that the client met before.
 
 Rules.
- 1. How long: from when this identity began at the latest. A process that never was a replica began with its start; for
-    one that was promoted we only know since when we have known it.
- 2. The same process without a second replid has lost nothing: the first replica that attaches changes its replid.
- 3. Who has proof that nothing was lost (`least_lossless_ttl`) says so in its stamp, and its next grant renews the
-    record. What a server says of its settings proves nothing: they may have been others before.
- 4. Beside a new primary the old one, cut off, may go on to grant for some seconds (`isolation_grace`) what runs out
-    there. Until these are over, what the new one confirms or renews counts for nothing yet (`old_primary`).
- 5. A young process that began with keys may lack the newest names: to a client that knows of no process before it, that
-    is evidence of one (`mark_untrusted`).
+ 1. A quarantine starts at the latest time at which the current identity can have begun. A process that never was a
+    replica began with its start. For a promoted process, the client only knows when it first met the identity.
+ 2. The same process without a second replid has lost nothing: its replid changes when the first replica attaches.
+ 3. A client with a proof that no lease was lost (`least_lossless_ttl`) says so in its stamp, and the next grant renews
+    the record. The settings that a server reports prove nothing: the settings may have been different before.
+ 4. Beside a new primary, an old primary that is cut off may go on for some seconds (`isolation_grace`) to grant locks
+    that become free there. Until these seconds are over, a grant or a renewal of the new primary does not count
+    (`old_primary`).
+ 5. A young process that began with keys may lack the newest names. To a client that met no earlier process there, this
+    is evidence of a restart (`mark_untrusted`).
 """
 
 from __future__ import annotations
@@ -41,28 +43,31 @@ _STARTED: Final = (
 
 
 class ServerHistory:
-    """The identities of the servers that one client met at one place: an address, or whom Sentinel names."""
+    """The identities of the servers that one client met at one address, or as the primary that Sentinel names."""
 
     def __init__(self, quarantine_seconds: float | None, *, previous: str = "-", mark: str = " ") -> None:
-        self.quarantine_seconds = quarantine_seconds  # seconds that the longest lease lasts; None: no quarantine
+        self.quarantine_seconds = quarantine_seconds  # seconds of the longest possible lease; None: no quarantine
         self.mark = mark  # "+" for one server of a quorum
         self.stamps: dict[str, IdentityStamp] = {}
         self.latest = IdentityStamp(None, quarantine_seconds, previous, mark)
         self.previous = previous
         self._warned = False
-        self.address: Address  # where that is
-        self.known = (
-            ""  # of a node of a cluster: under which identity it had been met before the map was asked for last
-        )
-        self.replicas = 0  # the most that a server had here: one that is missing is missing
+        self.address: Address
+        # A node of a cluster: the identity that the client had met before it last asked for the map; else "".
+        self.known = ""
+        self.replicas = 0  # the highest number of replicas that a server had here: absent replicas count, too
 
     def count_replicas(self, replication: Any) -> int:
-        """How many replicas there are, by the newest INFO and those before."""
+        """The highest number of replicas in the newest INFO reply and all earlier ones."""
         self.replicas = max(self.replicas, int(parse_info(replication).get("connected_slaves", 0)))
         return self.replicas
 
     def meet(self, found: Facts | None, address: Address, isolation_grace: float = 0.0) -> IdentityStamp:
-        """A new connection leads to this server; an isolated primary there may be believed for so much longer."""
+        """The stamp for the server with these facts, to which a new connection leads.
+
+        `found` is None if the server does not report its identity. `isolation_grace` has the seconds for which an old
+        primary that is cut off may go on granting.
+        """
         if found is None:
             if self.quarantine_seconds is not None and not self._warned:
                 self._warned = True
@@ -75,9 +80,9 @@ class ServerHistory:
         stamp = self.stamps.get(found.identity)
         if stamp is None:
             before = address.previous_identity if self.previous == "-" else self.previous
-            if self.latest.in_quarantine:  # what came since may have come without loss, but not what is waited for
+            if self.latest.in_quarantine:  # this failover may be lossless, but the quarantine is about an earlier one
                 before = self.latest.previous
-            # The one before may go on for as long as it was told to: its settings need not be those of this one.
+            # The old primary obeys its own settings, which may allow a longer grace than those of the new server.
             stamp = IdentityStamp(
                 found, self.quarantine_seconds, before, self.mark, max(isolation_grace, self.latest.isolation_grace)
             )

@@ -1,60 +1,57 @@
-"""Who a server is, by its own words: its process (run_id) and its history of writes (master_replid)."""
+"""The identity that a server reports: its process (run_id) and its history of writes (master_replid)."""
 
 from __future__ import annotations
 
 from typing import Any, Final, NamedTuple, cast
 
-IDENTITY_LENGTH: Final = 12  # characters of run_id and replid: enough to tell servers apart
+IDENTITY_LENGTH: Final = 12  # characters of run_id and replid: enough to distinguish servers
 NO_REPLID: Final = "0" * 40
 IDENTITY_COMMANDS: Final = (("INFO", "server"), ("INFO", "replication"), ("TIME",))
-PAST_COMMANDS: Final = (
-    ("INFO", "persistence"),
-    ("INFO", "keyspace"),
-    ("INFO", "stats"),
-)  # with which keys a process began
+# Whether the process began with keys, see `_loaded`.
+PAST_COMMANDS: Final = (("INFO", "persistence"), ("INFO", "keyspace"), ("INFO", "stats"))
 
 
 def identity_of(info: dict[str, str]) -> str:
-    """The process, and its history of writes, by its INFO."""
+    """The identity "<run_id>:<master_replid>" of a server, each part shortened, by its INFO."""
     return f"{info.get('run_id', '')[:IDENTITY_LENGTH]}:{info.get('master_replid', '')[:IDENTITY_LENGTH]}"
 
 
 class Facts(NamedTuple):
-    """Who a server is."""
+    """What a server reports about its process."""
 
     run_id: str
     replid: str
     replid2: str
     uptime: float
-    """Whole seconds, and up to one more than it is: the difference of two rounded times."""
+    """Whole seconds, up to one second too many: the server subtracts two rounded times."""
     now_ms: int
-    """Its clock."""
+    """The server's clock (ms)."""
     replicas: int
-    """How many are connected to it."""
+    """How many replicas are connected to the server."""
     loaded: bool = False
-    """Whether its process began with keys of a snapshot or a log, which may lack the newest."""
+    """Whether the process began with keys of a snapshot or a log, which may lack the newest keys."""
 
     @property
     def identity(self) -> str:
-        """The process, and its history of writes."""
+        """The identity: the process and the history of writes."""
         return identity_of({"run_id": self.run_id, "master_replid": self.replid})
 
     @property
     def promoted(self) -> bool:
-        """Whether it was a replica once."""
+        """Whether the process was a replica once."""
         return self.replid2 not in ("", NO_REPLID)
 
 
 def parse_info(info: Any) -> dict[str, str]:
-    """The reply to INFO."""
+    """The fields of a reply to INFO; no fields if the reply is an error."""
     text: str = info.decode(errors="replace") if isinstance(info, bytes) else ""
     return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
 
 
 def parse_facts(server: Any, replication: Any, time: Any, *past: Any) -> Facts | None:
-    """What the replies to `IDENTITY_COMMANDS` and `PAST_COMMANDS` tell.
+    """The facts in the replies to `IDENTITY_COMMANDS` and `PAST_COMMANDS`.
 
-    None if one of the former was refused, or does not tell who the server is.
+    None if the server refused one of the `IDENTITY_COMMANDS`, or does not report its identity.
     """
     if not (isinstance(server, bytes) and isinstance(replication, bytes) and isinstance(time, list)):
         return None
@@ -76,11 +73,11 @@ def parse_facts(server: Any, replication: Any, time: Any, *past: Any) -> Facts |
 
 
 def _loaded(info: dict[str, str], clock: int) -> bool:
-    """Whether a process began with keys. A replica did not: it loads what its primary sends.
+    """Whether a process began with keys of a snapshot or a log. A replica did not: its keys are from its primary.
 
-    From 7.0 on a primary that loads a snapshot has a second replid, as if it had been a replica; but it has never
-    received anything from a primary. 6.2 does not say what it loaded; but a process that has more keys than it changed,
-    and has saved none of the changes, began with some.
+    From 7.0 on, a primary that loads a snapshot has a second replid, like a former replica; but such a process has
+    never received data from a primary. Version 6.2 does not report how many keys it loaded. There, a process that has
+    more keys than changes, and has saved none of the changes, began with keys.
     """
 
     def number(name: str) -> int:

@@ -1,4 +1,4 @@
-"""Looking for proof that nothing was lost between a server and the one before it."""
+"""Searches for a proof that no lease was lost between a server and the one before."""
 
 from __future__ import annotations
 
@@ -14,29 +14,28 @@ if TYPE_CHECKING:
     from interlock._quarantine.stamp import IdentityStamp
 
 PROOF_STEP_TIMEOUT: Final = 2.0  # seconds that one step of a proof may take
-MIN_PROOF_TIME: Final = 0.2  # and when its caller's time is over
-PROOF_STEPS: Final = 3  # that it has, at most, of about so long
-CLOCK_READINGS: Final = 8  # at a server's clock, of which the one counts that took the shortest time
-CLOCK_TOLERANCE: Final = (
-    0.0005  # seconds: half of what the shortest lease ends sooner for its holder than for the server
-)
+MIN_PROOF_TIME: Final = 0.2  # seconds that a proof gets even if its caller's time is over
+PROOF_STEPS: Final = 3  # steps of a proof, at most, each of about that length
+CLOCK_READINGS: Final = 8  # readings of a server's clock; the reading that took the shortest time counts
+# Seconds: half of the margin by which the shortest lease ends sooner for its holder than for the server.
+CLOCK_TOLERANCE: Final = 0.0005
 
 
 def least_lossless_ttl(
     address: Address, evidence: str, stamp: IdentityStamp, left: float = PROOF_STEP_TIMEOUT * PROOF_STEPS
 ) -> float | None:
-    """From which ttl (seconds) on no lease was lost between the server of that identity and the one of this stamp.
+    """The ttl (seconds) from which on no lease was lost between the server `evidence` and the server of the stamp.
 
-    math.inf: leases of any ttl may have been lost. None: not known yet. A handover loses nothing if the demoted primary
-    went on with the history of the new one, and the clocks of both agree (see `least_ttl`). A restart proves nothing:
-    which writes were on the disk when the process ended depends on settings of that time (CONFIG SET appendfsync,
-    no-appendfsync-on-rewrite), and the new process knows only its own. Blocks, for about the seconds that are left to
-    the caller. Only asked in a quarantine.
+    math.inf: leases of any ttl may have been lost. None: not known yet. A planned failover loses no lease if the
+    demoted primary now follows the new primary's history of writes, and the clocks of both agree (see `least_ttl`). A
+    restart proves nothing: which writes were on the disk when the process ended depends on the settings of that time
+    (CONFIG SET appendfsync, no-appendfsync-on-rewrite), and the new process reports only its own settings. Blocks, for
+    about `left` seconds. Called only in a quarantine.
     """
     patience = min(PROOF_STEP_TIMEOUT, max(MIN_PROOF_TIME, left) / PROOF_STEPS)
     here = read_server(address, patience)
     if here is None or here.info.get("run_id", "")[:IDENTITY_LENGTH] != stamp.identity[:IDENTITY_LENGTH]:
-        return None  # out of reach; or another server by now, about which nobody has asked
+        return None  # no answer; or another server by now than the server of the stamp
     process, _, history = evidence.partition(":")
     second = here.info.get("master_replid2", NO_REPLID)
     if second == NO_REPLID or second[:IDENTITY_LENGTH] != history:
@@ -52,17 +51,17 @@ def least_lossless_ttl(
 
 
 class Reading(NamedTuple):
-    """What a server said of itself."""
+    """The INFO and the clock of a server, read over one connection."""
 
     info: dict[str, str]
     clock: float
-    """Its clock (seconds), which it looked at after `before` and before `after` by ours."""
+    """The server's clock (seconds), read between `before` and `after` by the client's clock."""
     before: float
     after: float
 
 
 def read_server(address: Address, patience: float) -> Reading | None:
-    """What a server says of itself; None if it can't be reached, or does not tell."""
+    """Read the INFO and the clock of a server; None if that fails. Blocks."""
     times: list[tuple[float, float]] = []
     try:
         server, replication, *clocks = ask_server(
@@ -71,18 +70,18 @@ def read_server(address: Address, patience: float) -> Reading | None:
         looks = zip(times[2:], clocks, strict=True)
         (before, after), (seconds, micros) = min(looks, key=lambda look: look[0][1] - look[0][0])
         return Reading(parse_info(server) | parse_info(replication), int(seconds) + int(micros) / 1e6, before, after)
-    except Exception:  # noqa: BLE001 (whoever looks for a proof has none, then)
+    except Exception:  # noqa: BLE001 (then there is no proof)
         return None
 
 
 def least_ttl(here: Reading, before: Reading, shown: str, wait: float | None) -> float:
-    """From which ttl (seconds) on a lease that came from the server of before does not end too soon here.
+    """The ttl (seconds) from which on a lease that the server `before` granted does not end too soon at `here`.
 
-    Leases come with the time at which they end. Where the clock is ahead they end too soon, while their holder is
-    sure of them. But the holder itself stops DRIFT * ttl before that time (see `margin`): half of that is for clocks
-    that differ, the other half for clocks that run at different speeds.
+    A lease is copied with the time at which it ends. If the clock of the new primary is ahead, leases end too soon
+    there, while their holders still rely on them. But a holder stops DRIFT * ttl before that time (see `margin`): half
+    of that allows for clocks that differ, the other half for clocks that run at different speeds.
     """
-    ahead = here.clock - before.clock + before.after - here.before  # at most
+    ahead = here.clock - before.clock + before.after - here.before  # seconds, at most
     if ahead <= CLOCK_TOLERANCE:
         return 0.0
     least = 2 * ahead / DRIFT
@@ -102,9 +101,10 @@ def least_ttl(here: Reading, before: Reading, shown: str, wait: float | None) ->
 def ask_server(
     address: Address, within: float, *commands: tuple[str, ...], times: list[tuple[float, float]] | None = None
 ) -> list[Any]:
-    """The replies of a server, be it a replica, over a connection of redis-py. Raises what that raises; blocks.
+    """The replies of a server (a primary or a replica) to these commands, over a connection of redis-py. Blocks.
 
-    `times` gets our clock before and after each command.
+    `times` gets the client's clock before and after each command. A refused command has its ResponseError as reply; any
+    other error of redis-py is raised.
     """
     from redis.exceptions import ResponseError  # noqa: PLC0415 (rarely needed)
 

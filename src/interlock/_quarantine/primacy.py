@@ -1,17 +1,18 @@
 """Whether a server is still the primary, by the word of others: the sentinels, or the other nodes of its cluster.
 
-Theory. A primary whose machine was paused is replaced meanwhile. When it goes on, it knows nothing of that: it says
-that it is the primary, its history is the old one, its links to the replicas seem to be alive. For some moments it
-grants, beside the new primary, to whoever still has a connection to it. So the server itself is no witness.
+Theory. While the machine of a primary is paused, a replica takes over. When the old primary goes on, nothing shows it
+the failover: it reports that it is the primary, its history of writes is the old one, and its links to the replicas
+seem to be alive. For some moments, the old primary grants locks beside the new primary, over each connection that is
+still open. So the reply of the server itself is no evidence.
 
 Rules.
- 1. A request goes out over a connection only if its server has answered a request that was sent within the last
-    `TRUSTED_FOR` seconds, or if others have named the server as the primary since then. The time of *sending* counts:
-    an answer may come after a pause that began before it. So a busy connection costs nothing, and the pause that it
-    misses is shorter than a failover.
- 2. Others that are silent, or disagree, have named nobody. Then the request is not sent.
+ 1. The client sends a request over a connection only if the server has answered a request that was sent within the
+    last `TRUSTED_FOR` seconds, or if others have named the server as the primary since then. The time of *sending*
+    counts: a reply may arrive after a pause that began before the server wrote the reply. So a busy connection costs
+    nothing, and a pause that the client does not notice is shorter than a failover.
+ 2. If the others are silent or disagree, they have named no primary. Then the client does not send the request.
  3. A request that was sent before the server was paused may be answered when the server goes on. That is harmless: a
-    lease lasts from before its request was sent, and the new primary grants only after a quarantine as long as that.
+    lease lasts from before its request was sent, and the new primary grants only after a quarantine of that length.
  4. No rule helps a client whose clock stands still while its machine is paused (docs/failover.md).
 """
 
@@ -26,26 +27,28 @@ if TYPE_CHECKING:
 
     from interlock._connect.address import Address
 
-TRUSTED_FOR: Final = 1.0  # seconds since a request that was answered, after which others are asked who the primary is
+# Seconds after the sending of a request that was answered, after which the client asks others for the primary.
+TRUSTED_FOR: Final = 1.0
 NOT_NAMED: Final = "others name another server as the primary"
 
 HostPort = tuple[str, int]  # host and port
 
 
 class Primacy:
-    """What others say of the servers to which one port leads."""
+    """Whether others name the server of one port as the primary."""
 
     def __init__(self, address: Address) -> None:
         self.sentinels = address.sentinels
         self.timeout = address.timeout
-        self.other_nodes: Callable[[float], bool] | None = None  # of a node of a cluster: whether they name it
-        self._named: HostPort = ("", 0)
-        self._asked = 0.0  # when the sentinels were, before they named it
+        # For a node of a cluster: whether other nodes name it as a primary, asked within so many seconds.
+        self.other_nodes: Callable[[float], bool] | None = None
+        self._named: HostPort = ("", 0)  # the primary that the sentinels named last
+        self._asked = 0.0  # when the client asked the sentinels for `_named`
 
     def is_confirmed(self, where: HostPort, until: float) -> bool:
-        """Whether others name the server there as the primary. Blocks. Raises Disconnected if they name nobody.
+        """Whether others name the server at `where` as the primary. Blocks. Raises Disconnected if they name none.
 
-        All connections of a port share what the sentinels say, for `TRUSTED_FOR` seconds.
+        All connections of a port share the answer of the sentinels, for `TRUSTED_FOR` seconds.
         """
         asked = now()
         within = max(0.001, min(self.timeout, until - asked))

@@ -1,7 +1,7 @@
-"""Looking whether nothing was lost (see `least_lossless_ttl`): one looks, and all who ask meanwhile wait for what it
-finds.
+"""The search for a proof (see `least_lossless_ttl`): one caller searches, and all other callers wait for the result.
 
-A failover makes hundreds ask at the same time, and each look costs connections, to sentinels and replicas too.
+After a failover, hundreds of callers need a proof at the same time, and each search opens connections: to the server,
+the sentinels and the replicas.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from interlock._quarantine.history import ServerHistory
     from interlock._quarantine.stamp import IdentityStamp
 
-PROOF_INTERVAL: Final = 0.2  # seconds between two looks whether a demoted primary has come back as a replica
+PROOF_INTERVAL: Final = 0.2  # seconds between two searches: a demoted primary may have become a replica meanwhile
 
-Look = tuple[str, str]  # the identity of a server, and that of one before
+Look = tuple[str, str]  # a search: the identity of a server, and the identity of an earlier one
 
 
 class Proofs:
-    """What one port has found, and who waits for that."""
+    """The results of one port's searches, and the callers that wait for a result."""
 
     def __init__(self, runtime: Runtime, history: ServerHistory, look: Callable[..., Awaitable[float | None]]) -> None:
         self.runtime = runtime
         self.history = history
-        self.look = look  # evidence, stamp, seconds left -> as `least_lossless_ttl`
-        self._waiting: dict[Look, list[Any]] = {}  # signals, while somebody looks
-        self._found: dict[Look, tuple[float, float | None]] = {}  # when, and what
+        self.look = look  # (evidence, stamp, seconds left) -> the result of `least_lossless_ttl`
+        self._waiting: dict[Look, list[Any]] = {}  # the events of waiting callers, while one caller searches
+        self._found: dict[Look, tuple[float, float | None]] = {}  # the time of the last search, and its result
 
     async def prove_lossless(self, evidence: str, until: float) -> bool:
-        """See Port.proven."""
+        """See Port.prove_lossless."""
         stamp = self.history.latest
         while (
             verdict := await self._verdict(stamp, evidence, until)
@@ -43,14 +43,14 @@ class Proofs:
         return verdict is not None and verdict < math.inf
 
     def old_primary(self, slot: int = -1) -> str:
-        """See Port."""
+        """The old primary while it may still grant (see `IdentityStamp`). Starts a search in the background then."""
         former = self.history.latest.old_primary(slot)
         if former:
             self._begin(former)
         return former
 
     def _begin(self, evidence: str) -> None:
-        """Look in the background, unless somebody does so, or did just now."""
+        """Search in the background, unless a search runs or ended less than `PROOF_INTERVAL` ago."""
         stamp = self.history.latest
         if self._may_look((stamp.identity, evidence)):
             try:
@@ -60,7 +60,7 @@ class Proofs:
                 raise
 
     def _may_look(self, look: Look) -> bool:
-        """Whether it is the caller who looks now."""
+        """Whether the caller has to search now."""
         at, verdict = self._found.get(look, (-PROOF_INTERVAL, None))
         with self.runtime.mutex:
             mine = look not in self._waiting and verdict is None and self.runtime.now() >= at + PROOF_INTERVAL

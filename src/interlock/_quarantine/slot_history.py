@@ -13,21 +13,21 @@ class SlotHistory(NamedTuple):
     """How a slot of a cluster came to the node that serves it now."""
 
     previous: str
-    """The identity under which it was served, if something may have been lost since then; else "-"."""
+    """The identity that served the slot before, if leases may have been lost since then; else "-"."""
     since: float
-    """When, by our clock: no lease of before is younger."""
+    """When the slot came here, by the client's clock: no lease of the previous identity is younger."""
     lossless_from: tuple[str, ...]
-    """The identities of those from whom it came without loss: "<identity>" or "<identity>/<least ttl ms>"."""
+    """The identities from which the slot came without loss: "<identity>" or "<identity>/<least ttl ms>"."""
     earlier: SlotHistory | None = None
-    """How it came to the former: that counts once it is proven that nothing was lost since."""
+    """The slot history of the previous identity: used once a proof shows that no lease was lost since."""
 
 
 def lossless_entry(identity: str, least: float) -> str:
-    """What is said of an identity from which leases with this ttl (seconds) or a longer one came without loss."""
+    """The entry for an identity from which leases with a ttl of `least` seconds or more came without loss."""
     return f"{identity}/{math.ceil(least * 1000)}" if least else identity
 
 
 def lossless_through(fine: Iterable[str], least: float) -> list[str]:
-    """What is said of these one step further, to which leases came with this ttl (seconds) or a longer one."""
+    """These entries after one more move, in which leases with a ttl of `least` seconds or more came without loss."""
     parts = [each.partition("/") for each in fine]
     return [lossless_entry(identity, least + int(ms or 0) / 1000) for identity, _, ms in parts]

@@ -1,4 +1,4 @@
-"""The identity stamp: what goes out with every message to a server, so that the scripts know its past."""
+"""The identity stamp: a text that the client sends with every message, so that the scripts know the server's past."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from interlock._quarantine.slot_history import SlotHistory, lossless_entry, loss
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-MAX_IDENTITIES: Final = 12  # identities from which a server has all: who came and went before is of no account
+MAX_IDENTITIES: Final = 12  # identities in `lossless_from`: servers before these no longer matter
 
 
 class IdentityStamp:
-    """What goes out with every message to a server under one identity."""
+    """The stamp for the messages to a server under one identity, and the facts from which the text is made."""
 
     __slots__ = (
         "_texts",
@@ -41,18 +41,16 @@ class IdentityStamp:
         isolation_grace: float = 0.0,
     ) -> None:
         self.facts = facts
-        self.quarantine_seconds = (
-            None if quarantine_seconds is None else quarantine_seconds + isolation_grace
-        )  # seconds of quarantine; None: there is none
-        self.isolation_grace = (
-            0.0 if quarantine_seconds is None else isolation_grace
-        )  # of them, those for which another one may still grant
+        # Seconds of quarantine, the isolation grace included; None: there is no quarantine.
+        self.quarantine_seconds = None if quarantine_seconds is None else quarantine_seconds + isolation_grace
+        # Seconds for which the old primary may still grant.
+        self.isolation_grace = 0.0 if quarantine_seconds is None else isolation_grace
         self.previous = previous
         self.mark = mark
         self.lossless_from: list[str] = []
-        self.earlier: Mapping[str, IdentityStamp] = {}  # those that the client knew here, by their identities
+        self.earlier: Mapping[str, IdentityStamp] = {}  # the stamps that the client knew here, by identity
         self.met_at = now()
-        self.slot_histories: dict[int, SlotHistory] = {}  # of slots that were elsewhere before
+        self.slot_histories: dict[int, SlotHistory] = {}  # by slot: only slots that moved here from another node
         self._texts: dict[int, str] = {}
         self.since = 0
         if facts is not None:
@@ -64,35 +62,35 @@ class IdentityStamp:
 
     @property
     def identity(self) -> str:
-        """Of the server; "" if nobody may know."""
+        """The identity of the server; "" if the server does not report one."""
         return self.facts.identity if self.facts else ""
 
     def history(self) -> str:
-        """What was before: the identity that the client knew, and those that are fine."""
+        """The end of the text: the identity that the client knew before, and the identities in `lossless_from`."""
         return " ".join([self.previous, *self.lossless_from])
 
     @property
     def began(self) -> float:
-        """When, at the latest, by our clock."""
+        """The latest time at which this identity can have begun, by the client's clock."""
         assert self.facts is not None
         return self.met_at - (self.facts.now_ms - self.since) / 1000
 
     @property
     def in_quarantine(self) -> bool:
-        """Whether what was lost before it may still last, and nothing proves that there is no such thing."""
+        """Whether leases granted by an earlier server may still be alive, without a proof that none was lost."""
         if self.facts is None or self.quarantine_seconds is None or self.previous == "-":
             return False
         return now() < self.began + self.quarantine_seconds
 
     def old_primary(self, slot: int = -1) -> str:
-        """Who was here before, and may still grant beside this one; "" if nobody."""
+        """The identity of the old primary while it may still grant beside this server; "" if none may."""
         if not self.isolation_grace:
             return ""
         former, at, *_ = self.slot_history(slot)
         return former if former != "-" and now() < at + self.isolation_grace else ""
 
     def slot_history(self, slot: int) -> SlotHistory:
-        """What is known of a slot here."""
+        """The history of a slot at this server. A slot that never moved has the history of the server itself."""
         former, at, more, behind = self.slot_histories.get(slot) or SlotHistory(self.previous, self.began, ())
         lossless_from = [*self.lossless_from, *more]
         while (
@@ -106,7 +104,7 @@ class IdentityStamp:
         return SlotHistory(former, at, tuple(dict.fromkeys(lossless_from)), behind)
 
     def set_slot_history(self, slot: int, slot_history: SlotHistory) -> None:
-        """How this slot came here."""
+        """Store how this slot came to this server."""
         self.slot_histories[slot] = slot_history
         self._texts.pop(slot, None)
 
@@ -125,7 +123,7 @@ class IdentityStamp:
         return text
 
     def render(self) -> None:
-        """Make the text anew."""
+        """Build the text again, after a change of the history."""
         self._texts.clear()
         if self.facts is None or self.quarantine_seconds is None:
             self.text = self.mark.strip()
@@ -133,13 +131,13 @@ class IdentityStamp:
             self.text = f"{self.identity}{self.mark}{self.since} {int(self.quarantine_seconds * 1000)} {self.history()}"
 
     def mark_untrusted(self) -> None:
-        """It may have been another one before, for all that anybody here knows."""
+        """Note evidence that an unknown server may have been here before, and may have granted leases."""
         if self.facts is not None and self.previous == "-":
             self.previous = "?"
             self.render()
 
     def mark_lossless(self, identity: str, least: float = 0.0) -> None:
-        """Nothing was lost between that one and this, of leases with this ttl (seconds) or a longer one."""
+        """Note a proof: no lease with a ttl of `least` seconds or more was lost between that identity and this one."""
         if all(each.partition("/")[0] != identity for each in self.lossless_from):
             before = self.earlier.get(identity)
             self.lossless_from += [

@@ -1,1 +1,1 @@
-"""One server, a cluster or a quorum, as the client sees it: something that answers messages."""
+"""The ports for several servers: a cluster or a quorum answers messages like one server."""

@@ -1,20 +1,21 @@
-"""The port for a cluster: a port for each node, and a map that says which node serves which of the 16,384 slots.
+"""The port for a cluster: a port for each node, and a map from each of the 16,384 slots to the node that serves it.
 
-Theory. All keys of a lock are in one slot, so each message belongs to one node at a time. The map is a hint: a node
-that is asked for what it does not serve says who does (MOVED, or ASK while the slot is on its way), and a node that
-is lost makes us ask another one for the whole map. Written once for both modes: what talks to a node is a port of
-threads or of asyncio, and what has nothing to do with any node is left to one more of them, which never connects.
+Theory. All keys of a lock are in one slot, so each message belongs to one node at a time. The map is a hint. A node
+that does not serve the slot of a message names the node that does (MOVED, or ASK while the slot is migrating). If a
+node does not answer, the port asks another node for the whole map. This module serves threads and asyncio: the port of
+each node is a `ThreadPort` or an `AsyncioPort`, and the runtime supplies clock, events and background work.
 
 Rules.
- 1. Nobody waits for a node that is not his: many messages are sent to all nodes before any reply is read, and to a
-    node that is not connected, or failed lately, after all others.
- 2. Pushes: from 7.0 on a lock's channel is in the lock's slot (SPUBLISH), so it costs its own shard only. Before, it
-    is the session's channel on the node that serves the lock, which alone knows whether somebody listens there.
- 3. Quarantine: an identity belongs to a node, but a slot may move. It moved without loss if the node that had it is
-    still there, as the primary that it was, and the node that has it now is one that we knew before; then records
-    of the one are fine at the other. In any other case what was granted under the former may be lost.
- 4. A node is trusted as `_primacy` has it: another node must name it as a primary. A map is the word of the node that
-    told it.
+ 1. A message never waits for a node that does not serve its slot: `calls` sends the messages of all nodes before it
+    reads any reply, and it sends to a node that is not connected, or failed lately, after all other nodes.
+ 2. Pushes: from version 7.0 on, the channel of a lock is in the lock's slot (SPUBLISH), so a push costs one shard only.
+    Before 7.0, the channel is the session's channel on the node that serves the lock: only that node knows whether
+    the client is subscribed there.
+ 3. Quarantine: an identity belongs to a node, but a slot may move. The slot moved without loss if the old node is still
+    the primary that it was, and the client knew the new node before the move. Then the new node trusts records that the
+    old node wrote. In any other case, the leases that the old node granted may be lost.
+ 4. The port trusts a node by the rules of `_quarantine.primacy`: another node must name the node as a primary. A map is
+    the word of the node that sent the map.
 """
 
 from __future__ import annotations
@@ -59,11 +60,10 @@ if TYPE_CHECKING:
 
 MAX_REDIRECTIONS: Final = 5  # redirections of one message
 MAP_INTERVAL: Final = 0.25  # seconds between two maps
-MEETING_PAUSE: Final = (
-    0.1  # seconds from a meeting to the map that is read after it, beside the time until it may be read
-)
-MEETING_ROUNDS: Final = 40  # of meetings, while a primary does not answer
-NODE_TIMEOUT: Final = 1.0  # seconds that one node may take to tell the map, or who it is
+# Seconds from reading the identities to reading the map. The time until the client may read a map again is extra.
+MEETING_PAUSE: Final = 0.1
+MEETING_ROUNDS: Final = 40  # so often the client reads the identities, while a primary does not answer
+NODE_TIMEOUT: Final = 1.0  # seconds that one node may take to send the map, or its identity
 MAP_COMMANDS: Final = (("HELLO",), ("CLUSTER", "SLOTS"), ("CLUSTER", "INFO"))
 SHARDED_SINCE: Final = 7  # the first version with sharded channels
 
@@ -77,13 +77,13 @@ class Node:
         self.address = address
         self.history = history
         self.port = port
-        self.failed_at = 0.0  # when, if it has not answered since
-        self.has_answered = False  # since it was a primary last, and has answered
-        self.named_at = 0.0  # when another node was asked last that named it as a primary
+        self.failed_at = 0.0  # when the node failed last; 0 once the node has answered since
+        self.has_answered = False  # whether the node has answered since it last became a primary
+        self.named_at = 0.0  # when the client last asked another node that named this one as a primary
 
 
 class ClusterPort:
-    """All nodes of a cluster, as one."""
+    """The port for all nodes of a cluster."""
 
     is_quorum = False
     majority = 1
@@ -112,20 +112,20 @@ class ClusterPort:
         self._start()
 
     def _start(self) -> None:
-        self._next = 0.0  # before then no new map is asked for
-        self._loading: list[Any] | None = None  # the signals of those who wait for the map
+        self._next = 0.0  # the earliest time at which the client reads a map again
+        self._loading: list[Any] | None = None  # the events of the callers that wait for the map
         self._learning = False
         self._channels: dict[int, str] = {}
-        self._importing: dict[int, Node] = {}  # slots that are on their way, and where to
+        self._importing: dict[int, Node] = {}  # the slots that are migrating, each with its target node
 
     @property
     def retry_for(self) -> float:
-        """See Port: who has seen the cluster believes that it comes back."""
+        """See Port. A client that has once read a map allows the cluster the time of a failover."""
         return self.cluster.seeds[0].retry_for if self.histories.served else RETRY_FOR
 
     @property
     def push_handler(self) -> PushHandler:
-        """Whom the nodes tell what they hear."""
+        """The handler to which the nodes pass each push."""
         assert self._push_handler is not None
         return self._push_handler
 
@@ -133,7 +133,7 @@ class ClusterPort:
     def push_handler(self, sink: PushHandler) -> None:
         self._push_handler = sink
 
-    # Asking
+    # Calls
 
     async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
         """See Port."""
@@ -160,7 +160,7 @@ class ClusterPort:
         acks: Acks,
         patience: float,
     ) -> tuple[Any, int, Any]:
-        """See Port. A slot that is on its way must arrive first."""
+        """See Port. While the slot is migrating, the call fails with TRYAGAIN."""
         slot, text = slot_of(keys[0]), ""
         for _ in range(MAX_REDIRECTIONS):
             node = await self._node_of(slot, until)
@@ -192,7 +192,7 @@ class ClusterPort:
         groups, single = self._grouped(range(len(messages)), slots)
         lost = [i for node in [*groups] if node.failed_at for i in groups.pop(node)]
         single += await self._sent(groups, messages, slots, replies, until)
-        if lost:  # after all others: who serves these by now
+        if lost:  # last of all: another node may serve these slots by now
             with contextlib.suppress(Disconnected, LockError):
                 await self._load_map(until)
             groups, more = self._grouped(lost, slots)
@@ -205,7 +205,7 @@ class ClusterPort:
         return replies
 
     def _grouped(self, which: Iterable[int], slots: Sequence[int]) -> tuple[dict[Node, list[int]], list[int]]:
-        """By the node that serves them; and those about which more is to be known first."""
+        """The messages by the node that serves them, and the messages whose node or slot history is not known yet."""
         groups: dict[Node, list[int]] = {}
         single: list[int] = []
         for i in which:
@@ -224,7 +224,7 @@ class ClusterPort:
         replies: list[Any],
         until: float,
     ) -> list[int]:
-        """Send to each node what is its own, and take the replies. Returns those that are to be sent elsewhere."""
+        """Send to each node its own messages, and store the replies. Returns the messages that were redirected."""
         sent: list[tuple[Node, list[int], Any]] = []
         elsewhere: list[int] = []
         order = sorted(groups, key=lambda node: (not node.port.ready, node.failed_at))
@@ -249,7 +249,7 @@ class ClusterPort:
 
     async def prove_lossless(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:
         """See Port."""
-        with contextlib.suppress(Disconnected, ServerError, LockError):  # then nothing is proven
+        with contextlib.suppress(Disconnected, ServerError, LockError):  # then there is no proof
             node = await self._node_of(slot_of(keys[0]), until)
             return bool(await node.port.prove_lossless(keys, evidence, until))
         return False
@@ -267,7 +267,7 @@ class ClusterPort:
         return Route(node and node.address.display_url, slot)
 
     async def _follow(self, text: str, message: Message, slot: int, node: Node, until: float) -> Any:
-        """The reply of the node to which a refusal sends us. Raises the refusal if it sends us nowhere."""
+        """Follow a redirection and return the reply of its node. Raises ServerError if `text` is no redirection."""
         for _ in range(MAX_REDIRECTIONS):
             asking = text.startswith("ASK ")
             if not asking and not text.startswith("MOVED "):
@@ -289,7 +289,7 @@ class ClusterPort:
         raise ServerError(text)
 
     async def _on_moved(self, text: str, slot: int, node: Node, until: float) -> Node:
-        """The node that has this slot now."""
+        """The node that serves this slot now, by a MOVED redirection."""
         here = self._redirected_to(text, node)
         if self.runtime.now() >= self._next:
             await self._load_map(until, here)
@@ -303,7 +303,7 @@ class ClusterPort:
         return here
 
     async def _on_ask(self, text: str, slot: int, node: Node, until: float) -> Node:
-        """The node to which this slot is on its way."""
+        """The node to which this slot is migrating, by an ASK redirection."""
         here = self._redirected_to(text, node)
         if self._importing.get(slot) is not here:
             await self._learn_slot_history(
@@ -323,7 +323,7 @@ class ClusterPort:
         with self.runtime.mutex:
             node = self._nodes.get(address.display_url)
             if node is None:
-                if self._closed:  # nobody would close its connections
+                if self._closed:  # nothing would close the connections of a new node
                     raise Disconnected("it is closed", sent=False)
                 history = self.histories.of(address)
                 node = self._nodes[address.display_url] = Node(address, history, self.make(address, history))
@@ -337,7 +337,7 @@ class ClusterPort:
             node.failed_at, node.has_answered = self.runtime.now(), False
 
     def _note_failure(self, node: Node, text: str) -> None:
-        if not text.startswith("TRYAGAIN"):  # the slot is between two nodes: that passes
+        if not text.startswith("TRYAGAIN"):  # the slot is migrating: the node itself has not failed
             node.failed_at = self.runtime.now()
 
     # The map
@@ -355,7 +355,10 @@ class ClusterPort:
         return node
 
     async def _load_map(self, until: float, named_by: Node | None = None) -> None:
-        """A new map, unless there was one just now. One asks, and all who come meanwhile wait for it."""
+        """Load a new map, unless the current map is newer than `MAP_INTERVAL`.
+
+        One caller reads the map, and the callers that arrive meanwhile wait for the result.
+        """
         with self.runtime.mutex:
             if self._loaded and self._loading is None and self.runtime.now() < self._next:
                 return
@@ -384,7 +387,10 @@ class ClusterPort:
                 signal.set()
 
     async def _read_map(self, until: float, named_by: Node | None) -> tuple[Address, list[Any], float]:
-        """What the first node says that is of one mind with the others, and when it was asked; else what any, and 0."""
+        """The node that was asked, its map, and the time of asking.
+
+        The first node whose cluster state is ok decides. If there is none, any node decides, with the time 0.
+        """
         nodes = sorted((node for node in {*self._map} if node), key=lambda node: node.failed_at)
         nodes = [named_by, *nodes] if named_by else nodes
         addresses = {each.display_url: each for each in (*(node.address for node in nodes), *self.cluster.seeds)}
@@ -402,9 +408,9 @@ class ClusterPort:
                 )
                 if isinstance(hello, ResponseError):
                     raise hello
-            except Exception as error:  # noqa: BLE001 (told below, if nobody else answers)
+            except Exception as error:  # noqa: BLE001 (raised below, if no other node answers)
                 errors.append(connection_error(error, address))
-                if node := self._nodes.get(address.display_url):  # the next one to look asks others first
+                if node := self._nodes.get(address.display_url):  # the next reader of the map asks other nodes first
                     node.failed_at = self.runtime.now()
                 continue
             if refusals := [str(reply) for reply in (slots, info) if isinstance(reply, ResponseError)]:
@@ -413,7 +419,7 @@ class ClusterPort:
             self._sharded = _version(hello) >= SHARDED_SINCE
             if _is_well(info):
                 return address, slots, asked
-            second = second or (address, slots, 0.0)  # such a node vouches for nobody
+            second = second or (address, slots, 0.0)  # the map of such a node confirms no primary
         if second is not None:
             return second
         told_plainly = [error for error in errors if isinstance(error, LockError)]
@@ -421,7 +427,10 @@ class ClusterPort:
         raise (*told_plainly, *errors, silent)[0]
 
     def _apply_map(self, seed: Address, slots: list[Any], met: Mapping[Node, str], asked: float) -> None:
-        """This map was asked for then, when the nodes had been met under these identities: see Move.known."""
+        """Use this map from now on.
+
+        `met` has the identities of the nodes before the client asked for the map at the time `asked`: see `SlotMove`.
+        """
         fresh: list[Node | None] = [None] * SLOTS
         replicas: list[Address] = []
         for first, last, primary, *others in slots:
@@ -437,7 +446,7 @@ class ClusterPort:
             for slot, old in enumerate(served):
                 node = fresh[slot]
                 if node is None:
-                    fresh[slot] = self._map[slot]  # it will say itself what became of it
+                    fresh[slot] = self._map[slot]  # the old node will redirect each message, or refuse it
                     continue
                 new = served[slot] = node.history
                 if old is not None and old is not new:
@@ -449,7 +458,7 @@ class ClusterPort:
                 node.history.known = met.get(node, "")
                 if node not in primaries:
                     node.port.unsubscribe_all()
-                    node.has_answered = False  # if it serves again, then under another identity
+                    node.has_answered = False  # a node that serves slots again has another identity
         wanted = (
             self._push_handler is not None
             and self.histories.quarantine_seconds is not None
@@ -464,9 +473,10 @@ class ClusterPort:
                 raise
 
     def _is_named(self, node: Node, within: float) -> bool:
-        """Whether another node names it as a primary. Blocks. Raises Disconnected if none can tell.
+        """Whether another node names this node as a primary. Blocks, for about `within` seconds.
 
-        A node that the map lacks is asked only because another one sends us there.
+        Raises Disconnected if no other node with cluster state ok answers. A node that is not in the map counts as
+        named: the client only uses such a node because another node redirected a message there.
         """
         began = self.runtime.now()
         primaries = {each for each in self._map if each is not None}
@@ -482,7 +492,7 @@ class ClusterPort:
             share = min(NODE_TIMEOUT, max(0.001, began + within - asked) / left)
             try:
                 _, slots, info = ask_server(address, share, *MAP_COMMANDS)
-            except Exception:  # noqa: BLE001 (the next one may tell)
+            except Exception:  # noqa: BLE001 (the next node may answer)
                 if address.display_url in others:
                     others[address.display_url].failed_at = asked
                 continue
@@ -493,20 +503,20 @@ class ClusterPort:
                         each.named_at = asked
                 return node.address.display_url in named
         if not others:
-            return True  # nobody can have voted for another one
+            return True  # there is no other primary that could have voted for a replacement
         raise Disconnected("no other node that is well says who the primary is", sent=False)
 
     # Quarantine
 
     def _unidentified(self) -> list[Node]:
-        """The primaries that answer, and may be under another identity by now than when the map was read last."""
+        """The primaries that answer, and whose identity may have changed since the client read the map."""
         primaries = [node for node in {*self._map} if node is not None and not node.failed_at]
         return [
             each for each in primaries if not each.has_answered or each.history.known != each.history.latest.identity
         ]
 
     async def _learn_identities(self) -> None:
-        """Meet all primaries, and read the map after that: see Move.known."""
+        """Read the identities of all primaries, and the map after that: see `SlotMove`."""
         for number in range(MEETING_ROUNDS):
             for node in self._unidentified():
                 if not node.has_answered:
@@ -533,7 +543,7 @@ class ClusterPort:
             self._moves.setdefault(slot, []).append(move)
 
     async def _process_moves(self, slot: int, until: float) -> None:
-        """Before the first message about a slot that has moved: how it came there."""
+        """Before the first message about a slot that has moved, learn the slot history."""
         while moves := self._moves.get(slot):
             number = len(moves)
             await self._learn_slot_history(slot, self._node(moves[-1].here.address), list(moves), until)
@@ -567,7 +577,8 @@ class ClusterPort:
             fine = (lossless_entry(under, least), *lossless_through(before.lossless_from, least))
             return SlotHistory(before.previous, before.since, fine, before.earlier)
         before = before._replace(earlier=None)
-        if least == 0 and here.facts is not None and not here.facts.promoted:  # new: nothing is older than itself
+        # A node that never was a replica: the slot has been there no longer than the process has been running.
+        if least == 0 and here.facts is not None and not here.facts.promoted:
             return SlotHistory(under, here.met_at - (here.facts.now_ms - here.since) / 1000, (), before)
         return SlotHistory(under, move.at, (), before)
 
@@ -594,7 +605,7 @@ class ClusterPort:
         if node is not None and not self._closed:
             node.port.subscribe(self._channel(slot))
 
-    # Its end
+    # Closing
 
     async def close(self) -> None:
         """See Port."""
@@ -605,20 +616,20 @@ class ClusterPort:
             await node.port.close()
 
     def reset_after_fork(self) -> None:
-        """In a child after fork: what was open belongs to the parent."""
+        """In a child after fork: the open connections belong to the parent."""
         for node in self._nodes.values():
             node.port.reset_after_fork()
         self._start()
 
 
 def _version(hello: Any) -> int:
-    """The first number of a server's version, by its reply to HELLO. Valkey began with 7.2."""
+    """The major version of a server, by its reply to HELLO. Valkey began with 7.2."""
     said: dict[bytes, bytes] = dict(zip(hello[::2], hello[1::2], strict=False))
     return int(said.get(b"version", b"0").split(b".")[0])
 
 
 def _map_error(text: str, address: Address) -> Exception:
-    """Why a node tells no map."""
+    """The error for a node that refused to send the map."""
     if "unknown command" in text:
         return ConfigError(
             f"{address.display_url} is no node of a cluster: it has no command CLUSTER. Is it a sentinel? They stand "
@@ -634,23 +645,26 @@ def _map_error(text: str, address: Address) -> Exception:
 
 
 def _address(by: Address, host: str, port: int) -> Address:
-    """Where a node is, by what another one says."""
+    """The address of a node, by the host and port that the node `by` reports."""
     return replace(by.at(host if host not in ("", "?") else by.parameters["host"], port), clustered=True)
 
 
 def _address_in_map(by: Address, named_by: Sequence[Any]) -> Address:
-    """Where a node is, by its entry in a map."""
+    """The address of a node, by its entry in a map."""
     host, port, *_ = named_by
     return _address(by, (host or b"").decode(), port)
 
 
 def _is_well(info: Any) -> bool:
-    """Whether a node is of one mind with the others, by its CLUSTER INFO."""
+    """Whether a node reports the cluster state ok, by its CLUSTER INFO."""
     return "ok" in parse_info(info).get("cluster_state", "ok")
 
 
 def _least_kept_ttl(move: SlotMove, within: float, identity: str) -> float:
-    """See Move.least. What has moved may carry the time at which a lease ends, by the clock of the other. Blocks."""
+    """The ttl for `SlotMove.least`. Blocks, for about `within` seconds a server.
+
+    A key that moved keeps the time at which its lease ends, by the clock of the old node. So the clocks must agree.
+    """
     left, here = read_server(move.left.address, within), read_server(move.here.address, within)
     if left is None or here is None or left.info.get("role") != "master" or identity_of(left.info) != identity:
         return math.inf

@@ -1,4 +1,4 @@
-"""From what a user named to what answers there: one server, or several as one."""
+"""Opens the port for a target that the user named: one server, a cluster, or a quorum."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def open_port(
     runtime: R,
     histories: Histories,
 ) -> Any:
-    """The port for this target. `make` makes one for a single server, of threads or of asyncio."""
+    """The port for this target. `make` makes the port for a single server, for threads or for asyncio."""
 
     def single(address: Address, history: ServerHistory) -> Any:
         return make(address, history, runtime)

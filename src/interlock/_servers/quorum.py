@@ -1,22 +1,25 @@
-"""The port for a quorum: several servers that know nothing of each other, asked at the same time (Redlock).
+"""The port for a quorum: several independent servers, asked at the same time (Redlock).
 
-Theory. A message goes to all servers, and what a majority says holds: `quorum_votes` has what that means for each verb.
-Every server runs the same scripts and has its own queue. A waiter stands in all of them; a release hands over at each,
-nearly always to the same waiter, who is pushed, asks all, and has its majority. Fences are agreed on as PROTOCOL.md
-says: each server proposes one, the highest counts, and unless a majority proposed just that, a majority must store it.
+Theory. The port sends each message to all servers, and the votes of a majority decide: `quorum_votes` has a rule for
+each verb. Every server runs the same scripts and has its own queue. A waiter stands in the queues of all servers. A
+release hands the lock over at each server, nearly always to the same waiter: the waiter receives a push, asks all
+servers, and gets a majority. The servers agree on a fence as PROTOCOL.md says: each server proposes a fence, the
+highest one counts, and unless a majority proposed exactly that fence, a majority must store the fence.
 
 Rules.
- 1. As soon as a majority decides, nobody waits for the rest. What comes later is read later (`_collect_stragglers`).
- 2. A server that is silent for `VOTE_TIMEOUT` is away: it is not asked until it has answered a greeting in the
-    background.
- 3. One that did not answer an acquire may still run it: its release leaves a tombstone there. A release that could not
-    be sent is a debt: it is sent before the server is asked anything else.
- 4. A token that was given back somewhere, without an answer, has no vote there any more: the release may come after it.
- 5. Where several have a share and nobody a majority, the one with the most servers goes on, and all others give back at
-    once, wait at random, and ask again: nobody waits for a lease to run out because of that.
- 6. A server that may have forgotten leases does not vote: by what the locks' records and this client's memory tell, as
-    for a single server; and one that this client never met, if it is younger than the longest lease. Only if all are
-    there, all so young, and all started at about the same time, is it a new quorum.
+ 1. As soon as a majority decides, the call returns. The port reads the stragglers later (`_collect_stragglers`).
+ 2. A server that is silent for `VOTE_TIMEOUT` is absent: the port sends no message to the server until the server has
+    answered a PING in the background.
+ 3. A server that did not answer an acquire may still run it, so the release leaves a tombstone at that server. A
+    release that could not be sent is pending: the port sends the release before any other message to that server.
+ 4. If a server did not answer a release, the votes of that server for the same token don't count any more: the server
+    may run the release after the vote.
+ 5. In a split vote, the attempt with the most servers keeps its votes. All other attempts release theirs at once, wait
+    for a random time, and ask again. So no attempt has to wait until a lease expires.
+ 6. A server that may have forgotten leases does not vote: the records of the locks and the server history of this
+    client are the evidence, as for a single server. A server that this client never met does not vote either, if the
+    server is younger than the longest lease. The one exception is a new quorum: all servers answer, all are that young,
+    and all started at about the same time.
 """
 
 from __future__ import annotations
@@ -50,32 +53,31 @@ if TYPE_CHECKING:
 
     from interlock._protocol.types import Runtime
 
-VOTE_TIMEOUT: Final = 0.25  # seconds without an answer after which a server is away; less for a short ttl:
-VOTE_TTL_SHARE: Final = 0.1  # of the ttl that a vote may take
-MIN_VOTE_TIMEOUT: Final = 0.05  # seconds that it may take however short the ttl is
+VOTE_TIMEOUT: Final = 0.25  # seconds without an answer after which a server is absent; less for a short ttl:
+VOTE_TTL_SHARE: Final = 0.1  # the part of the ttl that a vote may take
+MIN_VOTE_TIMEOUT: Final = 0.05  # seconds that a vote may take however short the ttl is
 CONNECT_TIMEOUT: Final = 0.5  # seconds for a connection
-ABSENT_CHECK_DELAYS: Final = (
-    0.05,
-    1.0,
-)  # seconds between two looks whether one that is away has come back: the first, the longest
-LOG_ABSENCE_AFTER: Final = 1.0  # seconds for which one is away before the log says so
-YIELD_DELAYS: Final = (0.005, 0.5)  # seconds that one who gave back waits before it asks again: the first, the longest
-RECHECK_MS: Final = 50  # ms after which the one who goes on looks whether the others have given back
-MAX_INSISTENCE: Final = 20  # times that one who does not wait, and goes on, asks again
-STARTED_TOGETHER_WITHIN: Final = 5.0  # seconds within which the servers of a new quorum are started
-QUORUM_DRIFT: Final = 0.01  # of a ttl, as Redlock's authors have it
+# Seconds between two checks whether an absent server answers again: the first, the longest.
+ABSENT_CHECK_DELAYS: Final = (0.05, 1.0)
+LOG_ABSENCE_AFTER: Final = 1.0  # seconds for which a server is absent before the log says so
+# Seconds that an attempt waits after a split vote before it asks again: the first, the longest.
+YIELD_DELAYS: Final = (0.005, 0.5)
+RECHECK_MS: Final = 50  # ms after which the attempt that goes first asks whether the others have released their votes
+MAX_INSISTENCE: Final = 20  # so often an attempt that does not wait, and goes first, asks again
+STARTED_TOGETHER_WITHIN: Final = 5.0  # seconds within which the servers of a new quorum start
+QUORUM_DRIFT: Final = 0.01  # the part of a ttl that the authors of Redlock allow for drift
 
-# A server, what was sent to it and is not answered yet, and the requests in that.
+# A server, the handle of an unanswered batch that was sent there, and the requests in the batch.
 Straggler = tuple[Node, Any, "Sequence[Request]"]
 
 
 def is_stale(error: object) -> bool:
-    """Whether only the connection had died, while it was idle: that says nothing of the server."""
+    """Whether the connection broke while it was idle: the server itself may be well."""
     return isinstance(error, Disconnected) and error.stale
 
 
 class QuorumPort:
-    """A port over those of single servers."""
+    """The port for all servers of a quorum: it sends each message over the ports of the single servers."""
 
     retry_for = RETRY_FOR
     is_quorum = True
@@ -91,17 +93,17 @@ class QuorumPort:
         self._start()
 
     def _start(self) -> None:
-        self._stragglers: deque[Straggler] = deque()  # what was sent and is not answered yet
-        self._yielded: dict[str, int] = {}  # tokens that gave back, and how often
+        self._stragglers: deque[Straggler] = deque()  # batches that a server has not answered yet
+        self._yielded: dict[str, int] = {}  # the tokens that yielded in a split vote, and how often
         self._has_met_all = False
         self._config_fault = ""
-        self._all_up = False  # all are there, and they are a quorum
+        self._all_up = False  # whether all servers answer, and are a quorum
         self._watching_absent = False
         self._wakeup = self.event()
 
     @property
     def push_handler(self) -> Any:
-        """Whom all of them tell what they hear."""
+        """The handler to which all servers' ports pass each push."""
         return self.nodes[0].port.push_handler
 
     @push_handler.setter
@@ -109,7 +111,7 @@ class QuorumPort:
         for node in self.nodes:
             node.port.push_handler = sink
 
-    # What the core asks
+    # The calls of the core
 
     async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
         """See Port."""
@@ -158,7 +160,7 @@ class QuorumPort:
                 return await self._yield_split_vote(request, reply, poll.said, until)
             insisted += 1
             if not goes_first or self.now() >= until or insisted == MAX_INSISTENCE:
-                return reply  # the core gives all back
+                return reply  # then the core releases the token at all servers
             await self._sleep(random.uniform(0.5, 1.0) * YIELD_DELAYS[0] * insisted, until)
 
     async def _agree(self, request: Request, fence: int, until: float, within: float) -> AcquireReply:
@@ -172,13 +174,16 @@ class QuorumPort:
     async def _yield_split_vote(
         self, request: Request, reply: AcquireReply, said: dict[Node, list[Any]], until: float
     ) -> AcquireReply:
-        """Another one goes first: give back what we have of it, and ask again later. Where we wait, we still do."""
+        """Another attempt goes first: release the votes of this one, wait, and ask again.
+
+        At the servers that queued the attempt, the attempt keeps its place.
+        """
         token = request.call.token
         release = Request.parse(
             (request.script, request.keys, ReleaseCall(token, "0", rules_of(request.script).release_args).encode())
         )
         having = [node for node, (vote,) in said.items() if isinstance(vote, Granted)]
-        end = min(until, self.now() + VOTE_TIMEOUT)  # who has no time gives all back in the background
+        end = min(until, self.now() + VOTE_TIMEOUT)  # an attempt without time is undone in the background
         sent = [(node, await node.port.send_batch([release.message], end)) for node in having]
         for node, each in sent:
             (done,) = await self.read(node, each, [release], owes=False)
@@ -192,7 +197,7 @@ class QuorumPort:
         return Retry() if self.now() < until else reply
 
     async def _call_with_own_marker(self, request: Request, until: float) -> DoneReply:
-        """The same call for each server, but with the server's own word: a marker or a note with its own clock."""
+        """Send the call to each server with a marker or a note by that server's own clock."""
         look = Request.parse((request.script, request.keys, InspectCall("1").encode()))
         said = (await self._poll([look], until)).said
         done = 0
@@ -217,7 +222,7 @@ class QuorumPort:
         return proven
 
     def old_primary_may_still_grant(self, key: str) -> str:  # noqa: ARG002 (see Port)
-        """See Port. Nobody is promoted here."""
+        """See Port. A quorum has no failover."""
         return ""
 
     def route(self, key: str) -> Route:  # noqa: ARG002 (see Port)
@@ -225,7 +230,7 @@ class QuorumPort:
         return ONLY_ROUTE
 
     def subscription_of(self, key: str) -> tuple[str, str]:
-        """See Port. What each is told is its own, see Node.worded."""
+        """See Port. Each server gets its own subscription in `Node.personalize`."""
         return "0", self.nodes[0].port.subscription_of(key)[1]
 
     def ensure_subscribed(self, key: str) -> None:
@@ -233,10 +238,10 @@ class QuorumPort:
         for node in self.nodes:
             node.port.ensure_subscribed(key)
 
-    # Asking all
+    # Polling all servers
 
     async def _poll(self, requests: Sequence[Request], until: float, within: float = VOTE_TIMEOUT) -> Round:
-        """Send these to all that are there, and wait until each is decided."""
+        """Send these requests to all servers that are up, and wait until each request has its outcome."""
         if not self._all_up:
             await self._ready(until)
         if self._stragglers:
@@ -252,7 +257,7 @@ class QuorumPort:
         return poll
 
     def order(self) -> list[Node]:
-        """Those first who need not be connected first."""
+        """All servers; those with an open connection first."""
         for node in self.nodes:
             if not node.port.ready:
                 return sorted(self.nodes, key=lambda node: not node.port.ready)
@@ -261,7 +266,11 @@ class QuorumPort:
     async def read(
         self, node: Node, sent: Any, requests: Sequence[Request], *, late: bool = False, owes: bool = True
     ) -> list[Any]:
-        """The parsed replies of one server, that have come or come now."""
+        """Read and parse the replies of one server.
+
+        If the server did not answer, mark the server as absent, and (with `owes`) remember the releases among the
+        requests as pending. With `late` the requests are stragglers.
+        """
         raw: list[Any] = await node.port.read_batch(sent, late=late)
         replies = [request.parse_reply(reply) for request, reply in zip(requests, raw, strict=False)]
         node.note_replies(requests, replies)
@@ -274,12 +283,12 @@ class QuorumPort:
         return replies
 
     async def _collect_stragglers(self, patience: float = 0.0) -> None:
-        """Read what has come late, so that its connection is free, and no doubt is left."""
+        """Read the stragglers that have arrived. That frees their connections, and settles the tokens in doubt."""
         late: list[Straggler] = []
         while self._stragglers:
             try:
                 late.append(self._stragglers.popleft())
-            except IndexError:  # another thread was at it
+            except IndexError:  # another thread took the last one
                 break
         now = self.now()
         came = await self.nodes[0].port.wait_any([sent for _, sent, _ in late], len(late), now + patience)
@@ -289,13 +298,13 @@ class QuorumPort:
             else:
                 self._stragglers.append((node, sent, requests))
 
-    # Who is there
+    # The servers that are up
 
     async def _ready(self, until: float) -> None:
-        """Raises ConfigError if these servers are no quorum."""
+        """Connect to all servers before the first round. Raises ConfigError if these servers are no quorum."""
         if not self._has_met_all:
             for left, node in zip(range(len(self.nodes), 0, -1), self.nodes, strict=True):
-                # A share for each: those that are silent leave time enough to meet the others.
+                # Each server gets a share of the time, so that silent servers leave enough time to connect to the rest.
                 share = self.now() + max(0.0, until - self.now()) / left
                 if not node.has_answered and (error := await self._connect(node, share)):
                     raise error
@@ -310,7 +319,7 @@ class QuorumPort:
         self._all_up = all(node.is_up for node in self.nodes)
 
     async def _connect(self, node: Node, until: float = FOREVER) -> ConfigError | None:
-        """See whether it is there. Returns what only its user can mend."""
+        """Ping the server, and mark it as up if it answers. Returns an error that only the user can correct."""
         try:
             try:
                 await node.port.ping(min(until, self.now() + CONNECT_TIMEOUT))
@@ -330,9 +339,8 @@ class QuorumPort:
             self._reject_duplicates(node)
             if self._has_met_all:
                 node.port.history.latest.mark_untrusted()
-        node.port.send_script_text = (
-            True  # a reply that only says that the script is unknown may come too late to mend it
-        )
+        # Send the script's text with the next call: a NOSCRIPT reply of a straggler may be too late for a retry.
+        node.port.send_script_text = True
         node.is_up = True
         if node.absence_logged:
             node.absence_logged = False
@@ -340,7 +348,7 @@ class QuorumPort:
         return None
 
     async def _send_pending_releases(self, node: Node) -> None:
-        """Give back what this one has not heard of."""
+        """Send the releases that this server did not get."""
         debts, now = list(node.pending_releases.items()), self.now()
         if debts:
             replies = await node.port.calls([message for _, (message, _) in debts], now + CONNECT_TIMEOUT)
@@ -349,7 +357,7 @@ class QuorumPort:
                     node.pending_releases.pop(token, None)
 
     def _reject_duplicates(self, node: Node) -> None:
-        """One server has one vote, however many names it has."""
+        """Refuse the quorum if another name leads to the same server: one server must not have two votes."""
         facts = node.port.history.latest.facts
         for other in self.nodes:
             there = other.port.history.latest.facts
@@ -361,7 +369,7 @@ class QuorumPort:
                 )
 
     def _suspect_restarted(self) -> None:
-        """Servers that may have forgotten leases do not vote; unless they all have just been born together."""
+        """Mark servers that may have forgotten leases as untrusted, unless they all started together just now."""
         epochs = [node.port.history.latest for node in self.nodes]
         ages = [each.facts.uptime for each in epochs if each.facts is not None]
         together = len(ages) == len(epochs) and max(ages) - min(ages) <= STARTED_TOGETHER_WITHIN
@@ -370,14 +378,14 @@ class QuorumPort:
                 each.mark_untrusted()
 
     def mark_absent(self, node: Node, cause: str) -> None:
-        """This one does not answer: ask it no more until it does."""
+        """Send nothing more to this server until it has answered a PING in the background."""
         if node.is_up:
             node.gone_at = self.now()
         node.is_up, node.cause, self._all_up = False, cause, False
         self._watch_absent()
 
     def _watch_absent(self) -> None:
-        """See in the background whether those that are away come back."""
+        """Start the background work that connects to absent servers again, unless it runs already."""
         with self.runtime.mutex:
             if self._watching_absent or self._closed:
                 return
@@ -401,7 +409,7 @@ class QuorumPort:
                             node.cause,
                             self._who_is_there(),
                         )
-            if await self.wait(self._wakeup, self.now() + pause):  # somebody is in need
+            if await self.wait(self._wakeup, self.now() + pause):  # a caller has no majority: check more often
                 pause = ABSENT_CHECK_DELAYS[0]
             pause = min(longest, pause * 2)
 
@@ -409,13 +417,13 @@ class QuorumPort:
         there = sum(node.is_up for node in self.nodes)
         return f"{there} of the quorum's {len(self.nodes)} servers are there; {self.majority} are needed"
 
-    # Its end
+    # Closing
 
     async def close(self) -> None:
         """See Port."""
         self._closed = True
         self._wakeup.set()
-        await self._collect_stragglers(VOTE_TIMEOUT)  # what is given back should arrive
+        await self._collect_stragglers(VOTE_TIMEOUT)  # give the last releases time to reach the servers
         self._discard_stragglers()
         for node in self.nodes:
             await node.port.close()
@@ -436,7 +444,7 @@ class QuorumPort:
 
 
 class Round:
-    """One time that all servers are asked the same: who said what so far, and what that decides."""
+    """One poll of all servers with the same requests: the replies so far, and the outcomes that they decide."""
 
     def __init__(self, quorum: QuorumPort, requests: Sequence[Request], until: float, within: float) -> None:
         self.quorum = quorum
@@ -445,13 +453,13 @@ class Round:
         self.started = quorum.now()
         self.end = min(until, self.started + within)
         self.asked: list[tuple[Node, list[Request], Any]] = []  # the servers that have not answered yet
-        self.said: dict[Node, list[Any]] = {}  # the parsed replies, an error in the place of a reply
-        self.outcomes: list[Any] = []  # of each request: the merged reply or the error; None as long as it is open
-        self._ended = False  # nobody waits for those who have not answered yet
+        self.said: dict[Node, list[Any]] = {}  # the parsed replies; an error where there is no reply
+        self.outcomes: list[Any] = []  # of each request: the merged reply or the error; None while it is undecided
+        self._ended = False  # whether the time is up: the poll waits no longer for the servers in `asked`
         self._asked_again: set[Node] = set()
 
     async def send(self) -> None:
-        """Send to the servers that are there; remember what the others do not get."""
+        """Send the requests to the servers that are up; remember the releases that the absent servers do not get."""
         for node in self.quorum.order():
             if node.is_up:
                 await self._send(node, [node.personalize(request) for request in self.requests])
@@ -463,7 +471,7 @@ class Round:
         self.asked.append((node, own, sent))
 
     async def collect(self) -> None:
-        """Wait for more replies, if there may be any."""
+        """Wait for more replies, unless all servers have answered."""
         if not self.asked:
             return
         number = 1 if self.said or self._asked_again else self.quorum.majority
@@ -483,7 +491,7 @@ class Round:
                 self.said[node] = replies
 
     def decide(self) -> bool:
-        """Whether each request has its outcome."""
+        """Merge the replies so far. Returns whether each request has its outcome."""
         pending = 0 if self._ended else len(self.asked)
         self.outcomes = [self._outcome(i, request, pending) for i, request in enumerate(self.requests)]
         return None not in self.outcomes
@@ -496,7 +504,7 @@ class Round:
         return request.merge(votes, pending, len(quorum.nodes)) if len(votes) >= quorum.majority else None
 
     def _no_majority(self, replies: list[Any], votes: int) -> Exception:
-        """Why no majority answers."""
+        """The error of a request that no majority answered."""
         for kind in (LockError, ServerError):
             for reply in replies:
                 if isinstance(reply, kind):

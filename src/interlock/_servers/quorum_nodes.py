@@ -1,4 +1,4 @@
-"""A server of a quorum, as one client knows it: whether it is there, what it was asked, and what it is still owed."""
+"""A server of a quorum, as one client knows it: whether it is up, which tokens asked it, and its pending releases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from interlock._servers.quorum_votes import Request
 
-MAX_REMEMBERED: Final = 100_000  # tokens that are remembered of a server
+MAX_REMEMBERED: Final = 100_000  # tokens that a client remembers for each server
 TOMBSTONE_MS: Final = str(int(TOMBSTONE_TTL * 1000))
 
 
@@ -39,17 +39,16 @@ class Node:
     def __init__(self, port: Any) -> None:
         self.port = port  # of threads or of asyncio
         self.is_up = False
-        self.longest_ttl = TOMBSTONE_TTL  # seconds for which it may keep what it was asked for
-        self.has_answered = False  # it has answered once
-        self.cause = "not asked yet"  # why it is away
-        self.gone_at = port.runtime.now()  # since when it is
-        self.absence_logged = False  # whether the log says so
-        self.quarantine_evidence = ""  # of what its last quarantine was the evidence
-        self.tokens: dict[str, bool] = {}  # those that asked it: whether it has not answered, and may still do so
-        self.unconfirmed_releases: dict[str, bool] = {}  # tokens that were given back, without an answer
-        self.pending_releases: dict[
-            str, tuple[Message, float]
-        ] = {}  # releases that it has not got, by token, and until when
+        self.longest_ttl = TOMBSTONE_TTL  # seconds: a lease that this client requested there lasts no longer
+        self.has_answered = False  # whether the server has ever answered
+        self.cause = "not asked yet"  # why the server is absent
+        self.gone_at = port.runtime.now()  # since when the server is absent
+        self.absence_logged = False  # whether the log says that the server is absent
+        self.quarantine_evidence = ""  # the evidence for the server's last quarantine
+        self.tokens: dict[str, bool] = {}  # tokens that requested a lease, and whether the reply is still outstanding
+        self.unconfirmed_releases: dict[str, bool] = {}  # tokens whose release the server did not answer
+        # By token: a release that the server has not got, and until when (seconds) the client tries to deliver it.
+        self.pending_releases: dict[str, tuple[Message, float]] = {}
 
     def personalize(self, request: Request) -> Request:
         """The request as this server gets it: with its subscription, and with a tombstone for a token in doubt."""
@@ -68,7 +67,7 @@ class Node:
         return request
 
     def note_replies(self, requests: Sequence[Request], replies: Sequence[Any]) -> None:
-        """Remember what the parsed replies of this server say about it."""
+        """Remember which tokens this server has answered, and its evidence for a quarantine."""
         for request, reply in zip(requests, replies, strict=False):
             call = request.call
             if isinstance(call, AcquireCall) and not isinstance(reply, Disconnected):
@@ -78,7 +77,11 @@ class Node:
                     self.quarantine_evidence = evidence
 
     def discard_unsafe(self, requests: Sequence[Request], replies: Sequence[Any]) -> list[Any]:
-        """The replies that count. A release that is still on its way would free what this token is granted now."""
+        """Replace each vote that does not count by Disconnected.
+
+        A vote does not count while the server may still run an earlier release of the same token: that release would
+        end the new grant.
+        """
         return [
             Disconnected("what was given back there may still be on its way", sent=True)
             if isinstance(request.call, AcquireCall | FenceCall) and request.call.token in self.unconfirmed_releases
@@ -100,7 +103,7 @@ def _with_tombstone(request: Request) -> Request:
 
 
 def forget_oldest(remembered: dict[str, Any]) -> None:
-    """Forget one, if there are too many."""
-    with contextlib.suppress(StopIteration, KeyError, RuntimeError):  # another thread was at it
+    """Forget the oldest entry, if there are more than `MAX_REMEMBERED`."""
+    with contextlib.suppress(StopIteration, KeyError, RuntimeError):  # another thread changes the same dict
         if len(remembered) > MAX_REMEMBERED:
             del remembered[next(iter(remembered))]

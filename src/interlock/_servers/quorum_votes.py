@@ -1,9 +1,9 @@
 """What the replies of several servers to one call mean together: a small function for each verb, without any I/O.
 
-Theory. Every server decides by itself, with the same script; what a majority of all servers says holds. Each function
-gets the call and the parsed replies so far, and returns the one reply that the client reads; or None, as long as a
-server that has not answered yet could turn it. The quorum asks only when a majority has answered. What is special of a
-primitive stands beside that primitive: see `primitives/quorum_rules.py`.
+Theory. Every server decides by itself, with the same script, and the votes of a majority of all servers count. Each
+function gets the call and the parsed replies so far. The function returns the one reply that the client reads, or None
+while a server that has not answered yet could change that reply. The quorum calls these functions only after a majority
+has answered. Rules for one primitive stand beside that primitive: see `primitives/quorum_rules.py`.
 """
 
 from __future__ import annotations
@@ -71,16 +71,16 @@ class Unagreed(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Nobody has a majority, and the caller has a share."""
+    """A split vote: no attempt has a majority, and the caller's attempt has some votes."""
 
     reply: Queued | Busy
-    """What the client reads if the caller gives its share back."""
+    """The reply for the client if the attempt releases its votes."""
     goes_first: bool
-    """Whether the caller keeps its share, since all others give theirs back."""
+    """Whether the attempt keeps its votes, since all other attempts release theirs."""
 
 
 class Undecided:
-    """A server that has not answered yet could turn the outcome."""
+    """A server that has not answered yet could change the outcome."""
 
 
 Merged = AcquireReply | Unagreed | Split
@@ -99,7 +99,7 @@ class _Ballot:
         self.leader, self.share = min(holders.items(), key=_rank) if holders else (b"", 0)
 
     def blocked_reply(self, among: Sequence[Queued | Busy]) -> Queued | Busy:
-        """The first of these, with the times of all."""
+        """The first of these replies, with the time (pttl) after which a majority of the servers may be free."""
         pttls = [*(0 for _ in self.fences), *(vote.pttl_ms for vote in self.blocked)]
         head = bool(self.fences) or any(vote.is_head for vote in self.blocked)
         return among[0]._replace(pttl_ms=self.votes.majority_pttl(pttls), is_head=head)
@@ -110,7 +110,7 @@ class _Ballot:
 
 
 def _rank(share: tuple[bytes, int]) -> tuple[int, bytes]:
-    """Who of those that split the servers among them goes first: who has most of them; all agree on that."""
+    """The sort key of a split vote: the attempt with the most votes goes first, and all clients compute the same."""
     return -share[1], share[0]
 
 
@@ -154,7 +154,7 @@ def _split(ballot: _Ballot) -> Split:
     return Split(ballot.blocked_by_leader(), _rank(own) < _rank((ballot.leader, ballot.share)))
 
 
-# In this order: the first that says something decides.
+# In this order: the first rule that does not return None decides.
 _ACQUIRE_RULES: Final[tuple[Callable[[_Ballot], Merged | Undecided | None], ...]] = (
     _granted,
     _open,
@@ -186,7 +186,10 @@ def _fence(votes: Votes[FenceCall, FenceReply], _rules: QuorumRules) -> FenceRep
 
 
 def _release(votes: Votes[ReleaseCall, ReleaseReply], _rules: QuorumRules) -> ReleaseReply | None:
-    """It was ours unless a majority says no: a server that lost it, or that was asked twice, does not end a lease."""
+    """The lease was ours unless a majority says no.
+
+    A minority may say no although the lease was alive: a server lost the lease, or received the release twice.
+    """
     ours = sum(vote.was_ours for vote in votes.replies)
     spare = votes.total - votes.majority
     others = len(votes.replies) - ours
@@ -261,7 +264,10 @@ def _inspect_lock(votes: Votes[InspectCall, LockInspect]) -> LockInspect:
 
 
 def _longest_queue(replies: Sequence[LockInspect], holder: bytes) -> tuple[int, list[bytes]]:
-    """The longest queue: how many, and who. Where a server is in quarantine the holder still stands in its queue."""
+    """The longest queue: the number of its waiters, and their tokens.
+
+    At a server in quarantine the holder itself stands in the queue, so the holder does not count.
+    """
     queues = [[each for each in vote.waiters if each != holder] for vote in replies]
     numbers = [vote.waiting - (len(vote.waiters) - len(queue)) for vote, queue in zip(replies, queues, strict=True)]
     longest = numbers.index(max(numbers))
@@ -280,12 +286,12 @@ def _watch(votes: Votes[WatchCall, Leading | Refused], _rules: QuorumRules) -> L
 
 
 class Verb(NamedTuple):
-    """How the calls and replies of one verb are read, and how replies are merged."""
+    """The functions that parse the calls and replies of one verb, and merge its replies."""
 
     parse_call: Callable[[Sequence[Any]], Call]
     parse_reply: Callable[[Any], Any]
     merge: Callable[[Votes[Any, Any], QuorumRules], Any] | None
-    """None: each server gets a call of its own."""
+    """None: each server gets its own call, see `QuorumPort`."""
 
 
 VERBS: Final[dict[str, Verb]] = {
@@ -323,13 +329,13 @@ class Request(NamedTuple):
         return self.script, self.keys, self.call.encode()
 
     def parse_reply(self, reply: Any) -> Any:
-        """A server's reply; an error stays what it is."""
+        """The parsed reply of a server. An error is returned unchanged."""
         if isinstance(reply, Exception):
             return reply
         parse = rules_of(self.script).parse_inspect if isinstance(self.call, InspectCall) else self.verb.parse_reply
         return parse(reply)
 
     def merge(self, replies: Sequence[Any], pending: int, total: int) -> Any:
-        """What these parsed replies mean together; None as long as that may still turn."""
+        """The one reply that these parsed replies mean together; None while a missing reply could change it."""
         assert self.verb.merge is not None
         return self.verb.merge(Votes(self.call, replies, pending, total), rules_of(self.script))

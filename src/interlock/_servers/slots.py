@@ -1,4 +1,4 @@
-"""The 16,384 slots of a cluster: which one a key is in, and a hash tag for each."""
+"""The 16,384 slots of a cluster: the slot of a key, and a hash tag for each slot."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SLOTS: Final = 16384
 
 @lru_cache(maxsize=1 << 16)
 def slot_of(key: str | bytes) -> int:
-    """The slot of a key: that of its hash tag, if it has one."""
+    """The slot of a key, computed from the hash tag if the key has one, else from the whole key."""
     text = key.encode() if isinstance(key, str) else key
     start = text.find(b"{")
     if start >= 0 and (end := text.find(b"}", start + 1)) > start + 1:
@@ -20,7 +20,7 @@ def slot_of(key: str | bytes) -> int:
     return crc_hqx(text, 0) % SLOTS
 
 
-_tags: dict[int, str] = {}  # a hash tag for each slot, as far as they were needed
+_tags: dict[int, str] = {}  # a hash tag for each slot that `tag_of` has passed so far
 _numbers = count()
 
 
