@@ -1,34 +1,34 @@
 """The simulator: the real core and the real Lua on a virtual clock and a virtual network, all from one seed.
 
-Theory. What a lock promises, it promises for every order in which messages, timers, pauses, crashes and
-cancellations can come. Tests over real sockets see a few of these orders. Here nothing is real but the code under
-test: asyncio's API, `Session`, `Core`, `Renewal`, `Waiters` and `Undo` run over a port whose clock, network and
-background work are events of a scheduler; the scripts run in a real Lua over a small Redis in memory. A second costs
-milliseconds, and a seed is one run, to the byte: what it found can be looked at again, and made small.
+Theory. A lock must keep its promises in every order in which messages, timers, pauses, crashes and cancellations can
+happen. Tests over real sockets see a few of these orders. Here only the code under test is real: asyncio's API,
+`Session`, `Core`, `Renewal`, `Waiters` and `Undo` run over a port whose clock, network and background work are events
+of a scheduler; the scripts run in a real Lua over a small Redis in memory. A virtual second costs milliseconds of real
+time. A seed determines its run to the byte, so a failing run can be repeated and shrunk.
 
-    chance      random numbers that stay put when something else is left out
-    scheduler   time;  coroutines: what runs in it, and the places of an await at which something can strike
+    chance      random numbers that stay the same when a plan leaves out something else
+    scheduler   time;  coroutines: the code that runs, and the points of an await at which a fault can strike
     server      the Lua;  commands: the small Redis around it
     group        the processes behind one address;  outages: how one comes after the other
-    network     delays, losses, copies;  port: what the core sees of it
-    profiles    which faults, how often, in which world;  faults: what they do
-    subjects    what is tested: lock, rlock, semaphore, ... each with what its workers do and what must hold for it
-    clients     processes;  workers: what they do with what they take;  terms: for how long, and how
+    network     delays, losses, copies;  port: the network as the core sees it
+    profiles    which faults, how often, in which world;  faults: the effects of each fault
+    subjects    the synchronizers under test: lock, rlock, semaphore, ... each with its workers' actions and its rules
+    clients     processes;  workers: their actions with a lease;  terms: for how long, and how
     scenario    the course of a run: fault phase, quiet phase, drain;  simulation: one run, and its report
     invariants  what must hold at every instant
-    plan        what a run decided, and what of it shall happen again
-    shrinking   from a failing seed to its smallest story
+    plan        the decisions of a run, and those that shall happen again
+    shrinking   from a failing seed to its smallest trace
     batch, cli  many seeds on all cores; the command line
 
-Rules. (1) Nothing is patched but chance (random numbers and tokens come from the seed), and which task is the current
-one. (2) Workers use the public API. (3) A rule that a profile can't keep is relaxed by name, never by luck.
+Rules. (1) The simulator patches only chance (the seed determines random numbers and tokens) and the current task.
+(2) Workers use the public API. (3) A profile that can't keep a rule relaxes the rule by name, never by luck.
 
 Modelled: delay, loss, copies and late messages; refused and broken connections; a lost or doubled push; a broken
 subscription; cancellations, pauses, crashes and closings at every await (before it, in it, at its end, and in the
 moment of a handover) or at any time; clocks that start anywhere and drift; revocations, also by force; `extend`,
 `execute`, `max_hold`, dropped leases; a server that forgot its scripts, is out of memory, was flushed, or whose clock
 was set; servers that restart and fail over, with and without loss; an old primary that goes on beside the new one;
-several servers that know nothing of each other, with clocks that differ.
+several independent servers, with clocks that differ.
 
 Not modelled: clusters, acknowledged grants; eviction of single keys; errors like LOADING; fork; garbage collection in
 the middle; a suspended machine whose timers stand still; threads that run at once (a step of a coroutine is atomic, as

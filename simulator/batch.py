@@ -1,10 +1,10 @@
 """Many seeds, on all cores.
 
-Theory. Seeds are dealt out in small shares to processes of their own; a share comes back as a `Tally`, and tallies add
-up. Nothing else goes between processes, so a run is the same wherever it is made.
+Theory. The main process deals out seeds in small shares to worker processes. Each returns a `Tally` for its share, and
+the main process adds the tallies. The processes share nothing else, so a run is the same in each process.
 
-Rules. (1) Ctrl-C ends it in a moment, and what was done counts. (2) A run that raises is a failure with its seed, and
-the others go on. (3) With one job everything happens in this process, where a debugger and a profiler see it.
+Rules. (1) Ctrl-C ends the batch in a moment, and finished runs count. (2) A run that raises is a failure with its seed,
+and the other runs go on. (3) With one job all runs happen in this process, where a debugger and a profiler see them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from multiprocessing.synchronize import Event
 
 SHARE: Final = 20  # seeds: about a second
-MOST: Final = 100  # failures that are told in full
-LAST_RUNS: Final = 10.0  # seconds that running ones get after Ctrl-C
+MOST: Final = 100  # failures that a tally keeps in full
+LAST_RUNS: Final = 10.0  # seconds that running shares get after Ctrl-C
 
 
 class Kind(NamedTuple):
-    """What is run: where the seed does not choose."""
+    """The kind of the runs: the choices that the seed does not make."""
 
     world: str = "one"
     profile: str | None = None
@@ -51,11 +51,11 @@ class Failure(NamedTuple):
 
 @dataclass
 class Tally:
-    """What some runs saw together."""
+    """The sum of the results of several runs."""
 
     runs: int = 0
     subjects: Counter[str] = field(default_factory=Counter[str])
-    """How many of them were of which subject."""
+    """How many runs each subject had."""
     events: int = 0
     scripts: int = 0
     grants: int = 0
@@ -67,10 +67,10 @@ class Tally:
     broken: int = 0
     """How many runs broke a rule."""
     failures: list[Failure] = field(default_factory=list[Failure])
-    """The first of them."""
+    """The first failures."""
 
     def add(self, report: Report) -> None:
-        """One more run."""
+        """Add one run."""
         self.runs += 1
         self.subjects[report.subject] += 1
         self.events += report.events
@@ -85,12 +85,12 @@ class Tally:
             self.failed(Failure(report.seed, report.profile, report.subject, texts))
 
     def failed(self, failure: Failure) -> None:
-        """A run broke a rule."""
+        """Add a run that broke a rule."""
         self.broken += 1
         self.failures.append(failure)
 
     def merge(self, other: Tally) -> None:
-        """The runs of another tally, too."""
+        """Add the runs of another tally."""
         self.runs += other.runs
         self.subjects.update(other.subjects)
         self.events += other.events
@@ -105,7 +105,7 @@ class Tally:
 
 
 def share(first: int, seeds: int, kind: Kind) -> Tally:
-    """These runs, here and now."""
+    """Run these seeds in this process. Returns their tally."""
     tally, (world, profile, subject) = Tally(), kind
     for seed in range(first, first + seeds):
         if _enough is not None and _enough.is_set():
@@ -120,7 +120,7 @@ def share(first: int, seeds: int, kind: Kind) -> Tally:
 
 
 def run(first: int, seeds: int, kind: Kind, jobs: int, tell: Callable[[Tally], None]) -> tuple[Tally, str | None]:
-    """All these runs; `tell` gets the tally of each share. Returns the sum, and why it ended early, if it did."""
+    """Run all these seeds, and give `tell` the tally of each share. Returns the sum, and why it ended early, if so."""
     whole = Tally()
 
     def came(part: Tally) -> None:
@@ -134,7 +134,7 @@ def run(first: int, seeds: int, kind: Kind, jobs: int, tell: Callable[[Tally], N
             came(part)
     except KeyboardInterrupt:
         return whole, "interrupted"
-    except OSError as error:  # also a pool whose process was killed
+    except OSError as error:  # also after a kill of a process of the pool
         return whole, f"a process failed: {error}"
     except RuntimeError as error:
         return whole, f"a process died: {error}"
@@ -142,7 +142,7 @@ def run(first: int, seeds: int, kind: Kind, jobs: int, tell: Callable[[Tally], N
 
 
 def _here(shares: deque[tuple[int, int]], kind: Kind) -> Iterator[Tally]:
-    asked: list[int] = []  # Ctrl-C waits for the end of a share: in the middle of Lua it would be lost
+    asked: list[int] = []  # Ctrl-C waits for the end of a share: Lua would swallow it
     main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, lambda number, _: asked.append(number)) if main else None
     try:
@@ -156,7 +156,7 @@ def _here(shares: deque[tuple[int, int]], kind: Kind) -> Iterator[Tally]:
 def _spread(shares: deque[tuple[int, int]], kind: Kind, jobs: int) -> Iterator[Tally]:
     others = set(multiprocessing.active_children())
     context = multiprocessing.get_context("spawn")
-    enough = context.Event()  # to kill a process that says its tally would leave the pool with half of it, for ever
+    enough = context.Event()  # a process killed while sending its tally would block the pool for ever
     pool = ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(enough,))
     running: set[Future[Tally]] = set()
     ended = False
@@ -171,7 +171,7 @@ def _spread(shares: deque[tuple[int, int]], kind: Kind, jobs: int) -> Iterator[T
             ended = True
         except KeyboardInterrupt:
             enough.set()
-            shares.append((0, 0))  # there is more to do
+            shares.append((0, 0))  # further shares are left
             running = {future for future in running if not future.cancel()}
             done, left = wait(running, LAST_RUNS)
             ended = not left
@@ -190,7 +190,7 @@ _enough: Event | None = None  # in a process of the pool: whether to stop
 
 
 def _begin(enough: Event) -> None:
-    """Ctrl-C reaches every process of the terminal; only the first one shall act on it, and tells the others."""
+    """Ignore Ctrl-C, which reaches every process of the terminal: the main process alone acts, and stops the others."""
     global _enough  # noqa: PLW0603 (one for each process)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _enough = enough

@@ -1,13 +1,14 @@
-"""Chance that stays put: every random number has a name, and depends on the seed and this name only.
+"""Stable chance: every random number has a name, and depends on the seed and this name only.
 
-Theory. With one stream of random numbers, whoever draws once less changes all that comes after, in the whole world:
-a run without one of its faults would be another run. So a number belongs to an *actor* (a coroutine, a process), to
-what it is for, and to how many of these came before in the same *era*: a worker's section, or else a quarter of a
-second. Leave a fault out, and the other sections, messages and faults are what they were. Shrinking lives on that.
+Theory. With one stream of random numbers, an actor that draws one number less changes all later numbers of the whole
+world: a run without one of its faults would be another run. So a number belongs to an *actor* (a coroutine, a process),
+to a purpose, and to an index: how many numbers of this purpose the actor drew before in the same *era*. An era is a
+section of a worker, or else a quarter of a second. When a plan leaves out a fault, all other sections, messages and
+faults stay the same. Shrinking depends on that.
 
 Rules.
- 1. No number depends on a name that counts what happened elsewhere, or on Python's hash of a text.
- 2. What is drawn is drawn whether or not it is used: a fault that a plan rules out has still had its number.
+ 1. No number depends on a name that counts events of other actors, or on Python's hash of a text.
+ 2. Each number is drawn whether or not the run uses it: a fault that a plan rules out still draws its number.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from .scheduler import World
 
-# What numbers are for.
+# The purposes of numbers.
 STEP, MESSAGE, CORE, TRAFFIC, GAP, SECTION, STRIKE, CLIENT, TIE, GROUPS = range(1, 11)
 PURPOSES: Final = 11
-ERA: Final = 0.25  # seconds of it, outside sections
+ERA: Final = 0.25  # seconds of one era, outside sections
 
 
 class Chance:
@@ -34,18 +35,21 @@ class Chance:
         self._root = int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=7).digest(), "big")
 
     def number(self, *place: int) -> float:
-        """The number of this place, from 0 to 1. (Tuples of ints hash alike everywhere; then their bits are mixed.)"""
+        """Return the number of this place, from 0 to 1.
+
+        A tuple of ints has the same hash everywhere; this method then mixes the bits of the hash.
+        """
         mixed = hash((self._root, *place, 7))
         mixed = ((mixed ^ (mixed >> 32)) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
         return (mixed >> 11) * 2**-53
 
     def stream(self, *place: int) -> random.Random:
-        """Many numbers for one place."""
+        """Return a generator of many numbers for one place."""
         return random.Random(hash((self._root, *place, 11)))
 
 
 class Actor:
-    """Somebody who draws numbers."""
+    """A coroutine or process that draws numbers."""
 
     __slots__ = ("_counts", "_until", "era", "in_section", "name", "number", "world")
 
@@ -59,12 +63,12 @@ class Actor:
         self._counts = [0] * PURPOSES
 
     def enter(self, section: int) -> None:
-        """From now on, numbers belong to this section."""
+        """Begin a section: from now on, numbers belong to this section."""
         self.in_section, self._until = True, math.inf
         self._begin(section)
 
     def leave(self) -> None:
-        """The section is over."""
+        """End the section."""
         self.in_section, self._until = False, 0.0
 
     def _begin(self, era: int) -> None:
@@ -72,7 +76,7 @@ class Actor:
         self._counts = [0] * PURPOSES
 
     def place(self, purpose: int) -> tuple[int, int, int, int]:
-        """The next place of its kind."""
+        """Return the next place of this purpose."""
         if self.world.now >= self._until:
             quarter = int(self.world.now / ERA)
             self._until = (quarter + 1) * ERA
@@ -81,12 +85,12 @@ class Actor:
         return self.number, self.era, purpose, self._counts[purpose]
 
     def draw(self, purpose: int) -> float:
-        """The next number of its kind."""
+        """Return the next number of this purpose."""
         return self.world.chance.number(*self.place(purpose))
 
 
 class CoreChance(random.Random):
-    """What the core takes for the module `random`: the numbers of whoever runs."""
+    """The core's substitute for the module `random`: it draws the numbers of the current actor."""
 
     def __init__(self, world: World) -> None:
         super().__init__(0)

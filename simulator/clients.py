@@ -40,7 +40,7 @@ class Client:
     """One process with a session and its workers."""
 
     def __init__(self, run: Run, name: str, image: Client | None = None) -> None:
-        """A new process; or one that was restored from the snapshot of another one, with its memory."""
+        """Start a new process, or one that is restored from the snapshot of another process, with the same data."""
         self.run = run
         self.name = name
         self.process = process = Process(run.world, name)
@@ -61,9 +61,9 @@ class Client:
         run.world.acting = process
         self.session = self.port.push_handler = Session(self.port, None, self._where, longest, lambda: self.port)
         self.session.process_id = name
-        _sessions.discard(self.session)  # it never was a part of this real process
+        _sessions.discard(self.session)  # this real process has no such session
         self.locks = Locks(self.session)
-        self.known: dict[str, Any] = {}  # what its workers have learned of things, by name
+        self.known: dict[str, Any] = {}  # facts that its workers have learned about things, by name
         if image is not None:
             self._remember(image)
         attempts = run.monitor.attempts
@@ -83,7 +83,7 @@ class Client:
 
     @property
     def idle(self) -> bool:
-        """Whether it holds nothing, waits for nothing, and has nothing to give back."""
+        """Whether the client holds nothing, waits for nothing, and has nothing to give back."""
         session = self.session
         return not (
             any(task.in_section for task in self.process.tasks)
@@ -121,7 +121,7 @@ class Client:
             task.leave()
 
     def close(self) -> None:
-        """End it as a program does, releasing all."""
+        """Close the session as a program does, and release all leases."""
         if self.closing is None and self.process.alive:
             self.closing = self.process.spawn(self._close(), CLOSER)
 

@@ -1,10 +1,10 @@
-"""Processes and the coroutines at work in them, which run until they park on a `Future`.
+"""Processes and their coroutines, which run until they park on a `Future`.
 
 Rules.
- 1. A step comes a moment after what caused it, as it does with threads and loops, and who is first is chance.
- 2. A cancellation is an exception thrown in where a coroutine is parked, even if its reply is already there.
- 3. A *trap* springs at one of the places that every await has: `before_send`, before anything was sent; its `park`,
-    right after; its `wake`, when what it waited for has come and the coroutine does not know yet.
+ 1. A step runs a moment after its cause, as with threads and loops; chance decides which of several steps runs first.
+ 2. A cancellation is an exception that is thrown into a parked coroutine, even if its reply has arrived already.
+ 3. A *trap* springs at one of the three points of every await: `before_send`, before anything was sent; `park`, right
+    after; `wake`, when the awaited result has arrived and the coroutine has not run yet.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 class Cancelled(BaseException):
-    """Thrown into a coroutine: what a cancelled task or Ctrl-C is in the real world."""
+    """Thrown into a coroutine: stands for a cancelled task or Ctrl-C of the real world."""
 
 
 class Process(Actor):
-    """A client's process: it has a clock, may be paused, and may crash."""
+    """A client's process: it has a clock, and may pause or crash."""
 
     def __init__(self, world: World, name: str, *, offset: float = 0.0, rate: float = 1.0) -> None:
         super().__init__(world, name)
-        self.base = name.partition("~")[0]  # also that of who comes in its place
+        self.base = name.partition("~")[0]  # a process that replaces this one has the same base
         self.offset = offset
         self.rate = rate
         self.alive = True
@@ -37,21 +37,21 @@ class Process(Actor):
         self.tasks: list[Task] = []
 
     def clock(self) -> float:
-        """Its own clock now: it started anywhere and runs a little fast or slow."""
+        """The process's own clock now: it started at any time and runs a little fast or slow."""
         return self.offset + self.world.now * self.rate
 
     def when(self, clock: float) -> float:
-        """The world's time at which its clock will show this."""
+        """Return the world's time at which the process's clock will show this time."""
         return (clock - self.offset) / self.rate
 
     def pause(self, seconds: float) -> None:
-        """Stand still, as with SIGSTOP; its clock goes on."""
+        """Stop the process, as SIGSTOP does; its clock goes on."""
         self.paused_until = max(self.paused_until, self.world.now + seconds)
         self.pauses += 1
 
     @property
     def awake(self) -> bool:
-        """Whether its code can run now."""
+        """Whether the process can run code now."""
         return self.alive and self.paused_until <= self.world.now
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> Task:
@@ -63,7 +63,7 @@ class Process(Actor):
 
 
 class Future:
-    """A value to come, for one coroutine that awaits it. An exception as its value is raised there."""
+    """A later value, which one coroutine awaits. An exception as the value is raised in that coroutine."""
 
     __slots__ = ("done", "task", "value", "watchers")
 
@@ -71,10 +71,10 @@ class Future:
         self.done = False
         self.value: Any = None
         self.task: Task | None = None
-        self.watchers: list[Callable[[], None]] = []  # who is told that it is done
+        self.watchers: list[Callable[[], None]] = []  # called when the future is done
 
     def resolve(self, value: Any) -> None:
-        """The first one counts."""
+        """Set the value, unless the future has one."""
         if not self.done:
             self.done, self.value = True, value
             for watcher in self.watchers:
@@ -93,7 +93,7 @@ class Future:
 
 
 class Timer:
-    """An event that resolves a future, unless something else has."""
+    """An event that resolves a future, unless the future is done before."""
 
     __slots__ = ("future", "value")
 
@@ -102,15 +102,15 @@ class Timer:
         self.value = value
 
     def __call__(self) -> None:
-        """Its time has come."""
+        """Resolve the future at the time of the event."""
         self.future.resolve(self.value)
 
 
 class Trap(NamedTuple):
-    """What happens to a task when it next comes by a place."""
+    """A fault that strikes a task at the next await that has this point."""
 
-    others: int  # how often it may pass before
-    wire: bool  # whether only messages count, not mere waiting
+    others: int  # how many such points the task passes before
+    wire: bool  # whether only awaits of messages count
     action: Callable[[], None]
 
 
@@ -128,14 +128,14 @@ class Task(Actor):
         self.label = name
         self.parked: Future | None = None
         self.doom: BaseException | None = None
-        self.cancels = 0  # how often it was asked to end, as asyncio counts that
-        self.traps: dict[str, Trap] = {}  # by place
-        self.sends = False  # its await is a message's
+        self.cancels = 0  # requests to cancel this task, as asyncio counts these
+        self.traps: dict[str, Trap] = {}  # by point of the await
+        self.sends = False  # whether its await is that of a message
         self.ended = False
-        self.attempts: list[bytes] = []  # the tokens of those that its call has made
+        self.attempts: list[bytes] = []  # tokens of the attempts of its current call
 
     def step(self) -> None:
-        """Run until the next parking."""
+        """Run the coroutine until it parks again."""
         world = self.process.world
         world.current = world.acting = self
         doom, self.doom = self.doom, None
@@ -143,7 +143,7 @@ class Task(Actor):
             self.parked = None
             future: Future = self.work.throw(doom) if doom is not None else self.work.send(None)
             future.task, self.parked = self, future
-            if self.doom is not None:  # it was cancelled while it ran
+            if self.doom is not None:  # cancelled while it ran
                 future.done = True
                 world.soon(self.step, self)
         except (StopIteration, Cancelled):
@@ -157,7 +157,7 @@ class Task(Actor):
             self.passes("park")
 
     def passes(self, place: str) -> None:
-        """It comes by a place where a trap may be."""
+        """Note that the task passes this point, and spring its trap if there is one."""
         if place not in self.traps:
             return
         trap = self.traps[place]
@@ -170,34 +170,34 @@ class Task(Actor):
             trap.action()
 
     def cancel(self) -> None:
-        """Throw Cancelled in, where it is parked now, or will be next."""
+        """Throw Cancelled into the coroutine where it is parked now, or parks next."""
         if self.ended:
             return
         self.cancels += 1
         if self.doom is not None:
             return
         self.doom, future = Cancelled(), self.parked
-        if future is not None and not future.done:  # else it runs, or its step is scheduled already
+        if future is not None and not future.done:  # else the coroutine runs, or its step is scheduled
             future.done = True
             self.process.world.soon(self.step, self)
 
-    # As asyncio's tasks have it
+    # The methods of asyncio's tasks
 
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Whether the task has ended."""
         return self.ended
 
     def cancelling(self) -> int:
-        """How often it was asked to end."""
+        """Return the number of requests to cancel the task."""
         return self.cancels
 
     def uncancel(self) -> int:
-        """One of those who asked takes it back: how many are left."""
+        """Take one request to cancel back. Returns how many are left."""
         self.cancels = max(0, self.cancels - 1)
         return self.cancels
 
     async def before_send(self) -> None:
-        """The place before an await, where a process may stop, die, or get its Ctrl-C. Only with a trap set."""
+        """Pass the point before an await, at which a trap may pause, crash or cancel. Called only if a trap is set."""
         self.passes("before_send")
         if not self.process.awake:
             delayed = Future()
@@ -208,4 +208,4 @@ class Task(Actor):
             try:
                 raise doom
             finally:
-                del doom  # it would keep itself, and every lease in the frames that it came through
+                del doom  # else a reference cycle would keep alive the leases in its frames

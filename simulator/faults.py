@@ -1,11 +1,11 @@
-"""Faults that strike from outside: cancellations, pauses, crashes, closings, and what befalls the server.
+"""Faults that strike from outside: cancellations, pauses, crashes, closings, and the faults of the server.
 
-Theory. All strikes of a run are known before it begins: when, what, and numbers that choose the victim when the
-time has come. So none of them depends on the others, and each can be left out.
+Theory. The run draws all strikes before it begins: for each one the time, the kind, and numbers that choose the victim
+at that time. So no strike depends on another one, and a plan can leave out each of them.
 
-A *scheduled* cancellation, pause, crash or close sets a trap: it springs at one of the next awaits of its victim,
-before it sends, when it has parked, when it is about to wake, or in the moment in which the server hands it what it
-waits for (see coroutines.py).
+A *scheduled* cancellation, pause, crash or close sets a trap. The trap springs at one of the next awaits of its victim:
+before the victim sends, when the victim has parked, when it is about to wake, or in the moment in which the server
+grants its request (see coroutines.py).
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
     from .server import Server
     from .subjects import Thing
 
-MOST_CLONES: Final = 6  # clients, beyond which none is restored twice any more
+MOST_CLONES: Final = 6  # clients: with so many, the simulator restores no further one twice
 PLACES: Final = ("before_send", "park", "park", "wake", "wake", "handed", "handed")
 
 
 class Strike(NamedTuple):
-    """One fault to come."""
+    """One later fault."""
 
     number: int
     when: float
     kind: str
     place: str
-    others: int  # how often its victim passes the place before
-    wire: bool  # only messages count, not mere waiting
-    client: float  # which one: 0 to 1
+    others: int  # how many such points its victim passes before
+    wire: bool  # whether only awaits of messages count
+    client: float  # chooses the client: 0 to 1
     victim: float
     thing: float
     seconds: float
@@ -53,12 +53,12 @@ class Strike(NamedTuple):
 
     @property
     def name(self) -> str:
-        """How a plan knows it."""
+        """The name of the strike in a plan."""
         return f"{self.kind}: strike {self.number}"
 
 
 def strikes(chance: Chance, profile: Profile, until: float) -> list[Strike]:
-    """All strikes of a run."""
+    """Draw all strikes of a run."""
     found: list[Strike] = []
     total = sum(profile.rates.values())
     when, random = 0.0, chance.stream(STRIKE)
@@ -83,7 +83,7 @@ def strikes(chance: Chance, profile: Profile, until: float) -> list[Strike]:
 
 
 class Faults:
-    """They strike in a run."""
+    """The faults of one run."""
 
     def __init__(self, run: Run, until: float) -> None:
         self.run = run
@@ -99,7 +99,7 @@ class Faults:
             each.granted()
 
     def over(self) -> None:
-        """The quiet phase begins."""
+        """End the faults, since the quiet phase begins."""
         for network in self.run.networks:
             network.cut_off = network.group.primary.server.full = False
             network.one_way.clear()
@@ -112,7 +112,7 @@ class Faults:
         client = run.clients[int(strike.client * len(run.clients))]
         worker = client.workers[int(strike.victim * len(client.workers))]
         kind = strike.kind.removeprefix("scheduled ")
-        # A keeper is never cancelled, or handed anything.
+        # A background task of a session is never cancelled, and no server grants it anything.
         victim = worker if kind == "cancel" or strike.place == "handed" else self._anybody(client, strike)
         if not run.record.happens(run.world.now, strike.kind, strike.name, self._about(strike, client, worker, victim)):
             return
@@ -131,7 +131,7 @@ class Faults:
             self._server(strike, client)
 
     def _anybody(self, client: Client, strike: Strike) -> Task:
-        """A worker, or one of the keepers or the closer if there is one."""
+        """Choose a worker, a background task of the session, or the closer if there is one."""
         others = [task for task in client.process.tasks if task.label.startswith((KEEPER, CLOSER)) and not task.ended]
         victims = [*client.workers, *others]
         return victims[int(strike.spare * len(victims))]
@@ -146,7 +146,7 @@ class Faults:
         victim.traps[strike.place] = Trap(0 if handed else strike.others, strike.wire and not handed, springs)
 
     def _about(self, strike: Strike, client: Client, worker: Task, victim: Task) -> str:
-        """Whom it strikes, for people."""
+        """Describe the victim of a strike for people."""
         lasts = f" for {strike.seconds:.3g} s"
         whom = {
             "cancel": worker.name,
@@ -176,18 +176,18 @@ class Faults:
     # Processes
 
     def crash(self, client: Client, strike: Strike) -> None:
-        """It dies, and another one takes its place."""
+        """End a process at once; another process replaces it."""
         if not client.process.alive:
             return
         client.process.alive = False
         self.run.trace.note("%s is dead", client.name)
-        if strike.spare < 0.7:  # else its host is gone, and the server does not hear of it
+        if strike.spare < 0.7:  # else its host is gone, so the server does not notice the crash
             for port in client.ports:
                 self.run.world.at(self.run.world.now + 0.001 * strike.spare, port.buried)
         self.run.replace(client, strike.number)
 
     def _snapshot(self, strike: Strike) -> None:
-        """A client that holds nothing and waits for nothing is frozen, and restored twice."""
+        """Freeze a client that holds nothing and waits for nothing, and restore two clients from its snapshot."""
         idle = [client for client in self.run.clients if client.process.awake and client.idle]
         if not idle or len(self.run.clients) == MOST_CLONES:
             return
@@ -195,18 +195,18 @@ class Faults:
         self.run.record.counts["restored twice"] += 1
         client.process.alive = False
         self.run.trace.note("%s is frozen, and restored twice", client.name)
-        if strike.victim < 0.7:  # else its connections are open at the server for a while, and nobody reads there
+        if strike.victim < 0.7:  # else the server keeps its connections open for a while, without a reader
             for port in client.ports:
                 self.run.world.at(self.run.world.now + 0.001 * strike.victim, port.buried)
         self.run.restore_twice(client, strike.number)
 
     def _pause(self, client: Client, strike: Strike) -> None:
-        """It stands still, but not beyond the fault phase, even if its trap springs late."""
+        """Pause a client until the end of the fault phase at most, even if the trap springs late."""
         client.process.pause(min(strike.seconds, max(0.0, self._until - self.run.world.now)))
 
     def _close(self, client: Client, strike: Strike) -> None:
         client.close()
-        if strike.wire and client.closing is not None:  # it does not get far
+        if strike.wire and client.closing is not None:  # the closing task does not get far
             stops = self._pause if strike.victim < 0.5 else self.crash
             client.closing.traps[strike.place] = Trap(0, True, lambda: stops(client, strike))
         self.run.world.at(self.run.world.now + 2.0, lambda: self.crash(client, strike))
@@ -238,7 +238,7 @@ class Faults:
                 self._alter(network.group.primary.server, strike)
 
     def _alter(self, server: Server, strike: Strike) -> None:
-        """Change what a server has: its scripts, its data, its clock."""
+        """Change the scripts, the data or the clock of a server."""
         match strike.kind:
             case "script flush":
                 server.known.clear()

@@ -1,4 +1,4 @@
-"""A later version of interlock that shares the server: it has put a word more into every text that is stored there.
+"""A later version of interlock that shares the server: it adds a word to every text that the server stores.
 
 Theory. What the scripts store may grow (queue.lua, "Wire format", says where). A word that a script does not know must
 change no answer, and must still be there after a change of the text in which it stands.
@@ -21,7 +21,7 @@ _OWN: Final = {b"left", b"parties"}  # a field of the hash that is a latch or a 
 
 
 def add(data: dict[bytes, Any]) -> None:
-    """Put it into all texts of these keys."""
+    """Add the word to all texts of these keys."""
     _change(data, _more)
     for value in data.values():
         if type(value) is Hash and not _OWN.isdisjoint(value):
@@ -29,7 +29,7 @@ def add(data: dict[bytes, Any]) -> None:
 
 
 def strip(data: dict[bytes, Any]) -> None:
-    """Take it out again."""
+    """Remove the word again."""
     _change(data, lambda words: words.replace(b" " + WORD, b""))
     for value in data.values():
         if type(value) is Hash:

@@ -1,14 +1,15 @@
-"""The network between clients and server: it delays, loses, doubles and delivers late.
+"""The network between clients and server: it delays, loses and doubles messages, and delivers some very late.
 
-Theory. A request is one message of one or more script calls. It and its reply travel alone, each with a delay of
-its own, so requests overtake each other, as over several connections. A caller that has given up (a timeout, a
-reset, a cancellation, a crash) does not stop its message: that still arrives, perhaps ten seconds later, after
-anything else that was sent in between. Pushes travel the same way to who is subscribed when they are published.
+Theory. A request is one message of one or more script calls. The request and its reply travel alone, each with its own
+delay, so requests overtake each other, as over several connections. A caller that gave up (a timeout, a reset, a
+cancellation, a crash) does not stop its message: the message still arrives, perhaps ten seconds later, after all
+messages that were sent in between. Pushes travel the same way, to the clients that are subscribed at the time of the
+publication.
 
 Rules.
- 1. What TCP rules out is not done: a copy of a request never arrives after its reply was read; and an `execute`,
-    which nobody sends twice, has no copy.
- 2. Each fault has a name that says whose message it struck, so that it can be left out when a run is repeated.
+ 1. The network does nothing that TCP rules out: a copy of a request never arrives after the client read the reply. An
+    `execute`, which a client sends once only, has no copy.
+ 2. The name of each fault names the sender of the message, so that a plan can leave the fault out of a repetition.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from .scheduler import World
     from .server_group import Host, ServerGroup
 
-LATEST: Final = 10.0  # seconds that a message may take at the most: longer than any patience and any ttl here
+LATEST: Final = 10.0  # seconds of travel at most: longer than any timeout and any ttl here
 _KINDS: Final = {
     kind: number
     for number, kind in enumerate((
@@ -42,7 +43,7 @@ _KINDS: Final = {
         "connection reset", "message late", "message slow", "push lost", "push doubled",
     ))
 }  # fmt: skip
-_TRIP, _LATE, _SLOW, _STALE, _CUT = range(100, 105)  # what else a message has numbers for
+_TRIP, _LATE, _SLOW, _STALE, _CUT = range(100, 105)  # further purposes of a message's numbers
 _REPLY: Final = 2  # legs of a journey: request, its copy, reply, its copy, the news of a reset, pushes
 _NEWS: Final = 4
 _PUSHES: Final = 8
@@ -60,13 +61,13 @@ class Weather:
     doubled: float = 0.0  # a request arrives twice
     refused: float = 0.0  # no connection: nothing is sent
     replica: float = 0.0  # the connection is to a replica for a moment, which the port refuses
-    reset: float = 0.0  # of what is lost: the client is told, and need not wait for its timeout
+    reset: float = 0.0  # of lost messages: the client sees a reset, and need not wait for its timeout
     push_lost: float = 0.0
     push_doubled: float = 0.0
 
     @property
     def clean(self) -> bool:
-        """Whether every message arrives, once and soon."""
+        """Whether every message arrives once and soon."""
         return not (self.slow or self.late or self.lost or self.unanswered or self.doubled or self.refused)
 
 
@@ -75,22 +76,22 @@ Executed = Callable[["Host", str, Sequence[bytes], Sequence[bytes], Any], None] 
 
 
 class Ear(Protocol):
-    """Who hears a channel."""
+    """A subscriber of a channel."""
 
     process: Process
 
     def hear(self, payload: bytes) -> None:
-        """A push has come."""
+        """Take a push that has arrived."""
 
 
 class Journey:
-    """One message, its copies and its reply: a name, and the numbers of its own."""
+    """One message with its copies and its reply: its name, and its own random numbers."""
 
     __slots__ = ("_actor", "place", "pushes")
 
     def __init__(self, actor: Actor, purpose: int = MESSAGE) -> None:
         self.place = actor.place(purpose)
-        self.pushes = 0  # sent by the scripts that it carries
+        self.pushes = 0  # sent by the scripts of this message
         self._actor = actor.name
 
     def __str__(self) -> str:
@@ -108,32 +109,32 @@ class Network:
         self.weather = NO_FAULTS
         self.executed: Executed = _ignore
         self.cut_off = False  # nothing gets through in either direction
-        self.one_way: dict[tuple[str, bool], float] = {}  # until when: requests of a client (True), or what comes back
-        self._carrier = Journey(world.outside)  # whose script runs
+        self.one_way: dict[tuple[str, bool], float] = {}  # until when: requests of a client (True), or replies
+        self._carrier = Journey(world.outside)  # the message whose script runs now
         self._lua = lua
-        self._sent: dict[str, Script] = {}  # what is sent for a script, by its SHA
+        self._sent: dict[str, Script] = {}  # the script that is sent in place of another, by the SHA of the latter
         for host in group.hosts:
             self.adopt(host)
         group.opened = self.adopt
 
     def adopt(self, host: Host) -> None:
-        """A host that comes up: what its scripts publish goes this way."""
+        """Add a new host: its scripts publish over this network."""
         host.server.publish = lambda channel, payload: self._publish(host, channel, payload)
         host.server.subscribers = lambda channel: int(channel in host.ears)
 
     def blocked(self, process: Process, *, there: bool) -> bool:
-        """Whether nothing of this client gets there now, or back."""
+        """Whether the network blocks the requests of this client, or the replies to it, now."""
         return self.cut_off or self.one_way.get((process.base, there), 0.0) > self.world.now
 
     def strikes(self, journey: Journey, kind: str, likelihood: float, leg: int = 0) -> bool:
-        """Whether this fault happens to this message."""
+        """Whether this fault strikes this message."""
         if not likelihood or self.world.chance.number(*journey.place, _KINDS[kind], leg) >= likelihood:
             return False
         name = f"{kind}: {journey}" + (f" leg {leg}" if leg else "")
         return self.record.happens(self.world.now, kind, name)
 
     def trip(self, journey: Journey, leg: int = 0) -> float:
-        """How long this leg takes."""
+        """Return the seconds of this leg."""
         weather, number, place = self.weather, self.world.chance.number, journey.place
         if weather.late and self.strikes(journey, "message late", weather.late, leg):
             return 1.0 + number(*place, _LATE, leg) * (LATEST - 1.0)
@@ -144,7 +145,7 @@ class Network:
     # Requests
 
     def script(self, script: Script) -> Script:
-        """What is sent in its place: another one, if a bug is planted in it."""
+        """Return the script to send: one with a planted bug, if there is such."""
         if script.sha not in self._sent:
             source = self._lua(script.source)
             sha = hashlib.sha1(source.encode()).hexdigest()  # noqa: S324 (Redis names them so)
@@ -154,7 +155,7 @@ class Network:
     def send(
         self, link: Link, journey: Journey, raw: Sequence[Any], future: Future, *, by_text: bool, once: bool
     ) -> None:
-        """One message with script calls on its way; the future gets the replies. `once`: it has no copies."""
+        """Send one message of script calls; the future gets the replies. `once`: the message has no copies."""
         weather, copies = self.weather, 1
         if self.blocked(link.process, there=True) or self.strikes(journey, "request lost", weather.lost):
             copies = 0
@@ -196,7 +197,7 @@ class Network:
             replies.append(host.run(by_text, script, keys, args))
             self.executed(host, process.name, keys, args, replies[-1])
             if not host.alive:
-                return  # that was the last thing that it did
+                return  # the host ended in this call
         if (
             some < len(raw)
             or self.blocked(process, there=False)
@@ -209,7 +210,7 @@ class Network:
     # Connections
 
     def greet(self, process: Process, journey: Journey, met: Callable[[Host | None, Facts | None], None]) -> None:
-        """A new connection, and its greeting: `met` hears who is there; (None, None) if it was refused."""
+        """Open a connection: `met` gets the host that answers and its facts; (None, None) if it refused."""
 
         def arrived() -> None:
             host = self.group.route(process)
@@ -222,7 +223,7 @@ class Network:
             self.world.at(self.world.now + self.trip(journey), arrived)
 
     def primary_named(self, process: Process, journey: Journey, told: Callable[[Host], None]) -> None:
-        """Others are asked who the primary is: sentinels, say."""
+        """Ask other servers, such as sentinels, for the primary."""
 
         def asked() -> None:
             if not self.blocked(process, there=False):
@@ -233,14 +234,14 @@ class Network:
             self.world.at(self.world.now + self.trip(journey), asked)
 
     def ended(self, link: Link, after: float) -> None:
-        """The host of this connection has ended. Its client is told, if there is a machine that can tell it."""
+        """Reset the connection of a host that has ended, if the host's machine is up and so can send a reset."""
         if self.group.resets and not self.blocked(link.process, there=False):
             self.world.at(
                 self.world.now + after, lambda: link.port.lost(link, "it closed the connection"), link.process
             )
 
     def deliver(self, link: Link, journey: Journey, arrived: Callable[[], None], back: Callable[[], None]) -> None:
-        """A message that runs no script."""
+        """Deliver a message that runs no script."""
         process = link.process
 
         def at_the_host() -> None:
@@ -259,7 +260,7 @@ class Network:
     # Pushes
 
     def _publish(self, host: Host, channel: bytes, payload: bytes) -> int:
-        """Called by a server in the middle of a script."""
+        """Send a push; a server calls this in the middle of a script."""
         ears = host.ears.get(channel)
         if not ears:
             self._carrier.pushes += 1

@@ -1,10 +1,10 @@
-"""What befalls the process that serves: it restarts, or another one takes over, with or without the last writes.
+"""The outages of the serving process: it restarts, or another one takes over, with or without the last writes.
 
-Theory. What is lost is what was written after an *image* of the keys: a snapshot, a disk that lags, a replica that
-lags. It is taken when the fault strikes; the process ends a little later, or in the moment of one of the next grants,
-which nobody but its client then knows of. A while after that the next process comes up with the image.
+Theory. The server loses all writes after an *image* of the keys: a snapshot, a disk that lags, a replica that lags.
+The fault takes the image when it strikes. The process ends a little later, or in the moment of one of the next grants,
+which only the client of that grant then knows. A while after that the next process starts with the image.
 
-Rule. One at a time: a fault that strikes while another one is at work does nothing.
+Rule. One outage at a time: a fault that strikes during another outage does nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KINDS: Final = (
 
 
 class Outages:
-    """Those of one group."""
+    """The outages of one group."""
 
     def __init__(self, run: Run, network: Network) -> None:
         self.run = run
@@ -70,7 +70,7 @@ class Outages:
                     group.primary.replid = group.history()
 
     def _soon(self, strike: Strike, action: Callable[[], None]) -> None:
-        """When the lag is over; or before, with one of the next grants."""
+        """End the process when the lag is over, or earlier, at one of the next grants."""
         world, group, before = self.run.world, self.group, self.group.primary
         self._busy = True
 
@@ -84,7 +84,7 @@ class Outages:
         world.at(world.now + min(strike.seconds, MOST_LAG), act)
 
     def granted(self) -> None:
-        """Somebody was granted something in this moment."""
+        """Note a grant in this moment."""
         if self._at_grant is not None:
             self._grants -= 1
             if self._grants < 0:
@@ -103,7 +103,7 @@ class Outages:
         world.at(world.now + 0.01 + strike.spare * (DOWN - 0.01), action)
 
     def _serves(self, host: Host, *, lossy: bool, longer: float = 0.0) -> None:
-        """This one is the primary from now on."""
+        """Make this host the primary."""
         other = host.server.skew != self.group.primary.server.skew
         self.group.primary, self.group.reachable, host.forgot = host, True, lossy
         run = self.run

@@ -1,10 +1,10 @@
-"""What happened by decision in a run, and what of it shall happen again.
+"""The decisions of a run, and those that shall happen again.
 
-Theory. A run is made by its *sections* (a worker goes for a lock, at a time of its process's clock) and its *faults*.
-Both have names that a repetition knows again: `c1/w0#5` is the fifth section of a worker, `request lost: c1/w0#5.2`
-what befell the second message in it, `strike 12` the twelfth fault that struck from outside. A `Record` lists them;
-a `Plan` says which of them happen when the seed is run again, and all others don't. Since no number depends on what
-others drew (see chance.py), the rest stays as it was, as far as it can.
+Theory. A run consists of its *sections* (a worker acquires a lock, at a time of its process's clock) and its *faults*.
+Both have names that stay the same in a repetition: `c1/w0#5` is the fifth section of a worker,
+`request lost: c1/w0#5.2` the fault of the second message in that section, `strike 12` the twelfth fault from outside. A
+`Record` lists the decisions. When the seed runs again, only the decisions that a `Plan` names happen. No random number
+depends on the numbers of other actors (see chance.py), so the rest of the run stays the same, as far as possible.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Fault(NamedTuple):
-    """Something that went wrong, by decision."""
+    """A fault that the simulator decided on."""
 
     when: float
     name: str
@@ -32,15 +32,15 @@ class Fault(NamedTuple):
 class Section(NamedTuple):
     """One use of a lock by a worker."""
 
-    when: float  # the world's time at which it begins
+    when: float  # the world's time at its start
     worker: str
     number: int
     clock: float  # the same by its process's clock
-    text: str  # for people: what it is about to do
+    text: str  # for people: the plan of the worker
 
     @property
     def name(self) -> str:
-        """What the trace calls it."""
+        """The name of the section in the trace."""
         return f"{self.worker}#{self.number}"
 
 
@@ -53,13 +53,13 @@ class Plan:
     rule: int | None = None
 
     def of(self, worker: str) -> list[Section]:
-        """The sections of this worker, in order."""
+        """Return the sections of this worker, in order."""
         return [section for section in self.sections if section.worker == worker]
 
 
 @dataclass
 class Record:
-    """What a run decided, counted and listed."""
+    """The decisions of a run, counted and listed."""
 
     plan: Plan | None
     note: Callable[..., None]
@@ -68,7 +68,7 @@ class Record:
     sections: list[Section] = field(default_factory=list[Section])
 
     def happens(self, when: float, kind: str, name: str, about: str = "") -> bool:
-        """Whether the plan has this fault; if so, it's recorded."""
+        """Whether the plan has this fault; if so, record the fault."""
         if self.plan is not None and name not in self.plan.faults:
             return False
         self.counts[kind] += 1
@@ -77,10 +77,10 @@ class Record:
         return True
 
     def begins(self, section: Section) -> None:
-        """A section begins."""
+        """Record the start of a section."""
         self.sections.append(section)
         self.note("%s begins: %s", section.name, section.text)
 
     def planned(self, worker: str) -> Iterator[Section] | None:
-        """The sections that this worker shall have; None if it decides itself."""
+        """Return the sections of this worker in the plan; None if there is no plan, so that the worker decides."""
         return None if self.plan is None else iter(self.plan.of(worker))

@@ -1,11 +1,12 @@
-"""Virtual time: a heap of what happens next. No asyncio, no threads, no real clock.
+"""Virtual time: a heap of later events. No asyncio, no threads, no real clock.
 
-Theory. All that happens is an event: (when, who, what). The world takes the earliest, moves its clock there and
-runs it. A coroutine runs until it parks on a `Future`; whoever resolves that schedules its next step. So every
-run of one seed is the same run, and a minute costs what happens in it.
+Theory. Each happening is an event: (time, actor, action). The world takes the earliest event, sets its clock to the
+time of the event, and runs the action. A coroutine runs until it parks on a `Future`; the code that resolves the future
+schedules the coroutine's next step. So every run of one seed is the same run, and the cost of a virtual minute is the
+cost of its events.
 
-Rule. An event that belongs to a process waits while that process is paused, and is dropped when it has crashed. What
-piled up during a pause happens after it in any order: a timer may come before the reply it waited for.
+Rule. An event of a process waits while the process is paused, and is dropped once the process has crashed. The events
+that piled up during a pause happen after the pause in any order: a timer may fire before the reply of its wait.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ LATENCY: Final = 50e-6  # seconds from a cause to the step of a coroutine, on av
 
 
 class World:
-    """Time, chance, and what happens next."""
+    """The time, the chance and the later events of a run."""
 
     def __init__(self, seed: int) -> None:
         self.chance = Chance(seed)
@@ -39,17 +40,17 @@ class World:
         self._pushed = 0
 
     def at(self, when: float, action: Callable[[], None], process: Process | None = None) -> None:
-        """Do this then, in this process or, with None, in the world outside."""
+        """Run this at that time, in this process or, with None, in the world outside."""
         self._pushed += 1
         heapq.heappush(self._heap, (max(self.now, when), 0.0, self._pushed, action, process))
 
     def soon(self, action: Callable[[], None], actor: Task | Process) -> None:
-        """Do this in a moment, in the actor's process."""
+        """Run this in a moment, in the actor's process."""
         process = actor.process if isinstance(actor, Task) else actor
         self.at(self.now + actor.draw(STEP) * 2 * LATENCY, action, process)
 
     def run(self, until: float) -> None:
-        """Let everything happen that happens before this time."""
+        """Run all events before this time."""
         heap, pop, events = self._heap, heapq.heappop, self.events
         while heap and heap[0][0] <= until and not self.stopped:
             when, _, number, action, process = pop(heap)
@@ -74,7 +75,7 @@ class World:
             self.now = max(self.now, until)
 
     def clear(self) -> None:
-        """Nothing happens any more."""
+        """Drop all events."""
         self._heap.clear()
         self.after_step, self.failed = (lambda: None), _raise
 

@@ -1,12 +1,12 @@
-"""From a failing seed to its smallest story: which sections and which faults does it take to break the rule?
+"""From a failing seed to its smallest trace: which sections and which faults does it take to break the rule?
 
 Theory. Delta debugging (Zeller and Hildebrandt, 2002). A run is the list of its sections and faults (see plan.py).
-Leave out a half of them, a quarter, ... one, run the seed again, and keep what is left if it still breaks the same
-rule. Whole clients go first, since that takes most at once; then sections, then faults, and again, until nothing
-more can go. Every try ends at the first break of the rule, so tries get shorter with the story.
+Leave out a half of the list, a quarter, ... one item, run the seed again, and keep the shorter list if the run still
+breaks the same rule. Leave out whole clients first, since each has many sections; then sections, then faults, and so on
+until every item is necessary. Every try ends at the first break of the rule, so shorter lists make shorter tries.
 
-Rules. (1) A try has no fault that the first run had not: what is left out can only be missing. (2) Sections and
-strikes keep their times, so what is left meets as it met before.
+Rules. (1) A try has only faults of the first run. (2) Sections and strikes keep their times, so the remaining ones
+overlap as before.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 T = TypeVar("T")
-TRIES: Final = 3000  # runs that shrinking may take
+TRIES: Final = 3000  # runs of one shrinking at most
 
 
 @dataclass(frozen=True)
 class Shrunk:
-    """A failing seed and the smallest part of it that fails alike."""
+    """A failing seed, and the smallest part of its run that fails in the same way."""
 
     original: Report
     report: Report
     """The smallest run: its `violations`, its `trace`, and the `end` of it in virtual seconds."""
     rule: int
     tries: int
-    """How many runs it took."""
+    """How many runs the shrinking took."""
 
     @property
     def faults(self) -> list[Fault]:
-        """The faults that it takes."""
+        """The faults that are necessary for the failure."""
         return self.report.faults
 
     @property
     def sections(self) -> list[Section]:
-        """The sections that it takes."""
+        """The sections that are necessary for the failure."""
         return self.report.sections
 
     @property
     def clients(self) -> list[str]:
-        """The processes at work in it."""
+        """The processes that work in the smallest run."""
         return sorted({section.worker.partition("/")[0] for section in self.sections})
 
     @property
     def story(self) -> list[str]:
-        """It, for people."""
+        """Describe the smallest run for people."""
         events = [
             *((section.when, f"{section.name}: {section.text}") for section in self.sections),
             *((fault.when, str(fault)) for fault in self.faults),
@@ -79,7 +79,7 @@ def shrink(
     lua: Callable[[str], str] = str,
     tries: int = TRIES,
 ) -> Shrunk:
-    """The smallest part of a failing run that breaks the same rule: `rule`, or the first that is broken.
+    """Find the smallest part of a failing run that breaks the same rule: `rule`, or the first broken rule.
 
     Raises ValueError if the run breaks no such rule.
     """
@@ -91,7 +91,7 @@ def shrink(
     search = _Search(original, broken[0].rule, lua, tries)
     sections = [section for section in original.sections if section.when <= broken[0].when]
     faults = [fault.name for fault in original.faults if fault.when <= broken[0].when]
-    if not search.fails(sections, faults):  # then more of the first run is needed than what came before
+    if not search.fails(sections, faults):  # then later decisions of the first run are needed, too
         sections, faults = original.sections, [fault.name for fault in original.faults]
         if not search.fails(sections, faults):
             raise AssertionError(f"seed {seed}: its repetition is another run; chance does not stay put")
@@ -109,7 +109,7 @@ def shrink(
 
 
 def smallest(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
-    """A part of the items that still fails, none of which can be left out alone."""
+    """Return a part of the items that still fails, and of which each single item is necessary."""
     left = list(items)
     if left and fails([]):
         return []

@@ -1,4 +1,4 @@
-"""One run of a seed, apart from the rest of the world, and what it saw."""
+"""One run of a seed, apart from the real world, and its report."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run saw."""
+    """The results of a run."""
 
     seed: int
     profile: str
     subject: str
     end: float
-    """The virtual second at which it ended."""
+    """The virtual second at which the run ended."""
     events: int
     scripts: int
     grants: int
     slowest: float
-    """Seconds from when there was room for a live waiter to its grant, in the quiet phase, at worst."""
+    """The longest time in the quiet phase, in seconds, from the first room for a live waiter to its grant."""
     interleaving: str
-    """A hash of who did what in the server in which order, whenever it was."""
+    """A hash of the order in which clients used the server, without the times."""
     counts: Counter[str]
-    """How often what happened."""
+    """How often each kind of event happened."""
     violations: list[Violation]
     faults: list[Fault]
     sections: list[Section]
@@ -54,12 +54,12 @@ class Report:
 
     @property
     def lines(self) -> list[str]:
-        """All that happened, one line each."""
+        """The events of the run, one line each."""
         return self.trace.lines()
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the trace: two runs with the same are the same."""
+        """A hash of the trace: two runs with the same hash are the same run."""
         return hashlib.sha256("\n".join(self.lines).encode()).hexdigest()
 
 
@@ -74,9 +74,9 @@ def simulate(
 ) -> Report:
     """Run one simulation.
 
-    The seed chooses the profile and the subject, out of those of the `world`, if none is given. `lua` makes another
-    script of the text of each one that is sent, to plant a bug. With a plan, a run of this seed is repeated with only
-    those of its sections and faults that the plan names.
+    The seed chooses the profile and the subject among those of the `world`, unless the caller gives these. `lua` may
+    change the text of each script before it is sent, to plant a bug. With a plan, the run of this seed is repeated with
+    only those sections and faults that the plan names.
     """
     chosen = ALL[profile] if profile else natural(seed, world)
     kind = subject or subject_of(seed, world)

@@ -1,30 +1,31 @@
 """What must hold at every instant, watched from outside: in the server after each script, in clients after each event.
 
 Rules, by the numbers in violations.
- 1. At most one lease in the whole system for which `ensure()` would pass; of what several may have, no more of them
-    than may be (`Thing.apart`). The same in the server, by its own clock; and it has every lease that would pass.
- 2. Fences grow strictly in the order of grants; what is written right after `ensure()` is never too old.
- 3. No key without a TTL, after any script, and no record whose TTL is over before the clock has reached its fence. No
-    grant is longer than was asked for, nor a handover that waits for its confirmation longer than its life.
- 4. If there is room for the first live waiter, it has it in time; no acquire waits for ever; a timeout bounds the call.
-    A caller is told that another one has it only if a server has answered lately.
-    Who holds nothing and waits for news (of a latch, a barrier, an election) has it in time.
- 5. Nothing is left: a token that was taken back never holds again; with clean weather an attempt that ended
-    without a lease has left its thing and the queue within a second; in the end server and clients are empty.
- 6. No live waiter is overtaken by one that came later, unless it lost its subscription and can't be woken.
- 7. A lease that has ended is never renewed.
- 8. A lost lease is told, soon and once; a released one never.
- 9. A lease is alive when it is handed to the caller, and `ensure()` never passes again after it failed.
-10. No exception but those of `interlock.errors`, and no error in the log.
-11. An `execute` is sent once, runs once at the most and only while its lease holds; and its caller is never told
-    otherwise.
-12. What a subject says of itself, where nobody else can.
-13. While leases may last that a server has lost, nobody is granted anything; who has one may have it confirmed.
-    By hand a quarantine is ended only by a message that names it, not by one that was meant for another server.
+ 1. `ensure()` would pass for at most one lease in the whole system; for a shared resource, for no more leases than the
+    resource allows (`Thing.apart`). The same holds in the server, by its own clock; and the server has every lease for
+    which `ensure()` would pass.
+ 2. Fences grow strictly in the order of grants; a write right after `ensure()` never has a fence that is too old.
+ 3. After any script, no key is without a TTL, and the TTL of no record ends before the clock has reached its fence. No
+    grant is longer than its request, and no unconfirmed handover lasts longer than its handover ttl.
+ 4. If there is room for the first live waiter, that waiter gets its grant in time; no acquire waits for ever; a timeout
+    bounds the call. A call reports that another attempt holds the resource only if a server has answered lately.
+    A waiter that acquires nothing (at a latch, a barrier, an election) gets its news in time.
+ 5. Nothing is left: a token that was taken back never holds again; with clean weather an attempt that ended without a
+    lease is no holder and no waiter after a second; in the end server and clients are empty.
+ 6. No later waiter overtakes a live waiter, unless the latter lost its subscription, so that no push can wake it.
+ 7. No client renews a lease that has ended.
+ 8. A client reports a lost lease soon and once; a released lease never.
+ 9. A lease is alive when the caller gets it, and `ensure()` never passes again after it failed.
+10. The API raises only exceptions of `interlock.errors`, and the log has no error.
+11. A client sends an `execute` once; the server runs it at most once and only while its lease holds; and the call never
+    reports otherwise.
+12. The rules of each subject, which only the subject can check.
+13. While leases that a server lost may last, the server grants nothing; it may confirm a lease to its holder.
+    A person ends a quarantine only by a message that names it, not by a message meant for another server.
 
-A lease that was taken away at once, by force, is outside rule 1 and the second half of 2: its holder hears of it later.
-The same goes for leases that nobody there knows of: the server has lost all of that name, even its record, and the
-first who asks is a client that came after the loss. Then rule 13 ends, too.
+A lease that was revoked by force is outside rule 1 and the second half of 2: its holder learns of the revocation later.
+The same is true of leases that nobody there knows of: the server has lost all keys of that name, even the record, and
+the first request is that of a client that started after the loss. Then rule 13 ends, too.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Monitor", "Trace", "Violation"]
 
-SWEEP: Final = 0.25  # seconds between two looks at what should have happened
+SWEEP: Final = 0.25  # seconds between two checks for overdue events
 
 
 class Monitor:
-    """It sees everything and changes nothing."""
+    """Watches servers and clients, and changes nothing."""
 
     def __init__(
         self, trace: Trace, world: World, groups: list[ServerGroup], counts: Counter[str], profile: Profile
@@ -69,17 +70,17 @@ class Monitor:
         world.after_step = self.leases.after_step
 
     def watch(self, thing: Thing) -> None:
-        """Something that will be used."""
+        """Watch a thing that workers will use."""
         self.server_state.watch(thing)
         self.attempts.watch(thing)
         self.leases.watch(thing)
 
     def lost(self, *, lossy: bool, lasts: float, other_clock: bool) -> None:
-        """Another process serves now; what it has lost may last for so many seconds."""
+        """Note that another process serves now; leases that it lost may last for so many seconds."""
         self.server_state.lost(lossy=lossy, lasts=lasts, other_clock=other_clock)
 
     def sweep(self) -> None:
-        """What should have happened by now; and again in a while."""
+        """Report overdue events, and schedule the next check."""
         self.leases.sweep()
         self.server_state.sweep()
         if self.sweeping:

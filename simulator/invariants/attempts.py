@@ -1,4 +1,4 @@
-"""Attempts: what clients send, and what may be left of it. Rules 5, 7 and the client's half of 11."""
+"""Attempts: the requests of clients, and their possible remains. Rules 5, 7 and the client's half of 11."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ if TYPE_CHECKING:
 
     from .trace import Trace
 
-UNDONE: Final = 1.0  # seconds after which nothing of an attempt may be left, in clean weather
-KEEPER: Final = "interlock-keeper"  # with what the names of a session's keepers begin
-RENEWAL: Final = "interlock-keeper-renewal"  # the one that renews
+UNDONE: Final = 1.0  # seconds after which an attempt may leave nothing, in clean weather
+KEEPER: Final = "interlock-keeper"  # the beginning of the names of a session's background tasks
+RENEWAL: Final = "interlock-keeper-renewal"  # the background task for renewals
 
 
 @dataclass
 class Attempt:
-    """What is known of one acquire."""
+    """The facts about one acquire."""
 
     process: Process
     task: Task
     thing: Thing
     ttl_ms: int
-    life_ms: int  # how long a handover to it may wait for its confirmation
+    life_ms: int  # the handover ttl, in ms
     began: float
     queued_at: float | None = None
-    confirmed: bool = False  # it asked, and was told that it has it: it does not wait any more
+    confirmed: bool = False  # the client got the grant: it waits no longer
     ended: bool = False
-    cleared: bool = False  # its release was run by the server
-    ousted: bool = False  # it was taken away at once, by force, or forgotten by all: its holder learns of it later
+    cleared: bool = False  # the server ran its release
+    ousted: bool = False  # revoked by force, or forgotten by all: its holder learns so later
     grant: Grant | None = None
 
     def certain(self) -> bool:
-        """Whether `ensure()` of its lease would pass now."""
+        """Whether `ensure()` of the attempt's lease would pass now."""
         return self.grant is not None and self.grant.reason_ended(self.process.clock()) is None
 
 
@@ -51,24 +51,24 @@ class Attempts:
     def __init__(self, trace: Trace, group: ServerGroup, *, clean: bool) -> None:
         self.trace = trace
         self.group = group
-        self.clean = clean  # every message arrives, once and soon
-        self.renewals = True  # rule 7 is watched
+        self.clean = clean  # whether every message arrives once and soon
+        self.renewals = True  # whether to check rule 7
         self.known: dict[bytes, Attempt] = {}
         self.things: dict[bytes, Thing] = {}  # by key
         self.queued: dict[bytes, dict[bytes, Attempt]] = {}  # those that were queued and have not ended, by key
-        self.operations: dict[str, int] = {}  # by what an `execute` writes: how often the server ran it
-        self.outcomes: dict[str, bool] = {}  # whether its caller knows it to have been run
+        self.operations: dict[str, int] = {}  # by the text that an `execute` writes: how often it ran
+        self.outcomes: dict[str, bool] = {}  # whether the caller knows that it ran
 
     def watch(self, thing: Thing) -> None:
-        """Something that will be used."""
+        """Watch a thing that workers will use."""
         self.things[thing.key] = thing
         self.queued[thing.key] = {}
 
     def asked(self, batch: Sequence[Message]) -> None:
-        """Rule 7: what the keeper is about to send. (Then it may be stopped, and much can happen before it is sent.)"""
+        """Rule 7: check a renewal that the background task is about to send; a fault may still delay the request."""
         task = self.trace.world.current
         if task is None or task.label != RENEWAL or not self.renewals:
-            return  # an extend() that is tried again may cross a release: the server refuses it
+            return  # a repeated extend() may overlap a release: the server refuses the extend
         for _, _, (verb, *rest) in batch:
             for token in rest[::2] if verb == "renew" else ():
                 grant = self.known[str(token).encode()].grant
@@ -76,7 +76,7 @@ class Attempts:
                     self.trace.violated(7, f"{grant.token} is renewed though {grant.end_reason}")
 
     def sending(self, process: Process, keys: Sequence[str], args: Sequence[Argument]) -> None:
-        """A request leaves its process."""
+        """Note a request that leaves its process."""
         verb, *rest = args
         self.trace.note("%s sends %s %s", process.name, verb, rest)
         task = self.trace.world.current
@@ -98,7 +98,7 @@ class Attempts:
             task.attempts.append(token)
 
     def queues(self, token: bytes, attempt: Attempt) -> None:
-        """It was told to wait."""
+        """Note that the server put the attempt into the queue."""
         attempt.confirmed = False
         if attempt.queued_at is None:
             attempt.queued_at = self.trace.world.now
@@ -108,7 +108,7 @@ class Attempts:
     # How they end
 
     def ended(self, task: Task, kept: Collection[bytes]) -> None:
-        """The coroutine's call is over, and of its attempts only these have become leases."""
+        """Note the end of a coroutine's call: of its attempts, only these have become leases."""
         since = self.trace.world.now
         for token in task.attempts:
             attempt = self.known[token]
@@ -119,7 +119,7 @@ class Attempts:
         task.attempts = []
 
     def closed(self, process: Process) -> None:
-        """A session has closed: with clean weather, what it held and queued is gone."""
+        """Note a closed session: with clean weather, its leases and its waiters are gone."""
         if self.clean and process.alive:
             for token, attempt in self.known.items():
                 if attempt.process is process:
@@ -140,10 +140,10 @@ class Attempts:
             if token in tokens:
                 self.trace.violated(5, f"{token!r} ended without a lease and is still in {place}")
 
-    # What was executed under a lease
+    # Commands that ran under a lease
 
     def ran(self, operation: str, *, holds: bool) -> None:
-        """The server ran an `execute`; `holds`: under a lease that it knows."""
+        """Note that the server ran an `execute`. `holds`: under a lease that the server knows."""
         self.operations[operation] = self.operations.get(operation, 0) + 1
         if not holds:
             self.trace.violated(11, f"execute of {operation} ran without its lease")
@@ -153,7 +153,7 @@ class Attempts:
             self.trace.violated(11, f"execute of {operation} ran though its caller was told that it had not")
 
     def answered(self, operation: str, *, ran: bool) -> None:
-        """The caller of an `execute` knows whether it was run."""
+        """Note that the caller of an `execute` knows whether it ran."""
         self.outcomes[operation] = ran
         if ran != bool(self.operations.get(operation)):
             self.trace.violated(11, f"execute of {operation}: its caller was told {ran} and it is not so")

@@ -1,4 +1,4 @@
-"""Leases: what clients hold and believe. Rules 1, 8, 9 and the resource's half of 2."""
+"""Leases: those that clients hold and rely on. Rules 1, 8, 9 and the resource's half of 2."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from .attempts import Attempt, Attempts
     from .trace import Trace
 
-TOLD: Final = 0.5  # seconds after which a loss must have been told, whatever is asked of a server meanwhile
+TOLD: Final = 0.5  # seconds within which a client must report a loss, even while a request is in flight
 
 
 @dataclass
 class Held:
-    """A lease in a client."""
+    """A lease that a client holds."""
 
     process: Process
     grant: Grant
@@ -34,7 +34,7 @@ class Held:
 
 
 class Leases:
-    """All leases that clients have, by the key of what they are on."""
+    """All leases of all clients, by the key of the resource."""
 
     def __init__(self, trace: Trace, attempts: Attempts, counts: Counter[str], *, trusted: bool) -> None:
         self.trace = trace
@@ -42,21 +42,21 @@ class Leases:
         self.counts = counts
         self.trusted = trusted  # the server loses no data and its clock is never set
         self.held: dict[bytes, list[Held]] = {}
-        self.had: Callable[[Thing, Grant], None] = lambda _thing, _grant: None  # somebody has a new lease
-        self._close = False  # whether somebody must be watched closely
+        self.had: Callable[[Thing, Grant], None] = lambda _thing, _grant: None  # called for each new lease
+        self._close = False  # whether to check after every step
         self._written: dict[bytes, tuple[int, bytes]] = {}  # the newest fence that the protected resource accepted
 
     def watch(self, thing: Thing) -> None:
-        """Something that will be used."""
+        """Watch a thing that workers will use."""
         self.held[thing.key] = []
         self._written[thing.key] = 0, b""
 
     def leased(self, process: Process, grant: Grant) -> None:
-        """An acquire returns this."""
+        """Note a lease that an acquire returned."""
         token = grant.token.encode()
         attempt = self.attempts.known[token]
         if attempt.grant is grant:
-            return  # had once more
+            return  # acquired again by its holder
         attempt.grant = grant
         held = Held(process, grant, attempt, Share(attempt.thing.wants(token), grant.fence))
         self.held[attempt.thing.key].append(held)
@@ -68,7 +68,7 @@ class Leases:
             self.trace.violated(9, f"{grant.token} is returned though {grant.reason_ended(process.clock())}")
 
     def told(self, lease: Any) -> None:
-        """Its holder hears that a lease is lost."""
+        """Note that a client reported a lost lease to its holder."""
         self.trace.note("the holder is told: %s: %s", lease._grant.token, lease._grant.end_reason)
         for held in self.held[lease._grant.resource.keys[0].encode()]:
             if held.grant is lease._grant:
@@ -77,7 +77,7 @@ class Leases:
                     self.trace.violated(8, f"{held.grant.token} is told {held.told} times: {held.grant.end_reason}")
 
     def after_step(self) -> None:
-        """Rules 1 and 9, at every instant at which they can be broken."""
+        """Check rules 1 and 9 at every instant at which code can break them."""
         if not self._close:
             return
         self._close = False
@@ -94,13 +94,13 @@ class Leases:
 
     @staticmethod
     def _together(holds: list[Held]) -> str | None:
-        """Why these can't be had at once."""
+        """Return why nobody may hold these leases at the same time; None if that is allowed."""
         if len(holds) < 2:
             return None
         return holds[0].attempt.thing.apart({held.grant.token.encode(): held.share for held in holds})
 
     def sweep(self) -> None:
-        """What should have happened by now."""
+        """Report overdue events."""
         for holds in self.held.values():
             if holds:
                 self._tidy(holds)
@@ -110,7 +110,7 @@ class Leases:
         for held in list(holds):
             certain, now = held.attempt.certain(), self.trace.world.now
             if held.lapsed_at is None:
-                if not certain and held.process.awake:  # now its code could have seen it
+                if not certain and held.process.awake:  # now its code could have seen the loss
                     held.lapsed_at = now
             elif certain:
                 self.trace.violated(9, f"ensure() passes again for {held.grant.token}")
@@ -119,7 +119,7 @@ class Leases:
                 holds.remove(held)
 
     def _settled(self, held: Held) -> bool:
-        """Whether nothing more is expected of an ended lease. Rule 8."""
+        """Whether an ended lease needs no further report. Rule 8."""
         grant = held.grant
         if not held.process.alive or grant.lease is None or grant.lease() is None:
             return True
@@ -133,7 +133,7 @@ class Leases:
         return False
 
     def wrote(self, grant: Grant, *, sure: bool) -> None:
-        """The protected resource gets a write with this fence; `sure`: ensure() passed in this instant."""
+        """Check a write with this fence to the protected resource. `sure`: ensure() passed in this instant."""
         token = grant.token.encode()
         attempt = self.attempts.known[token]
         thing = attempt.thing

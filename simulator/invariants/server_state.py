@@ -1,4 +1,4 @@
-"""ServerState in the server, seen after each script: who has them and who waits. Rules 2 to 6, 12, and half of 11."""
+"""The state of the server after each script: holders and waiters. Rules 2 to 6, 12, and half of 11."""
 
 from __future__ import annotations
 
@@ -26,62 +26,64 @@ if TYPE_CHECKING:
     from .trace import Trace
 
 IDENTITY: Final = 25  # characters
-FOLLOWED: Final = 1.3  # seconds after which what is free must have been given to a live waiter: a heartbeat and a trip
+FOLLOWED: Final = 1.3  # seconds within which a live waiter must get a free resource: a heartbeat and a trip
 REVOKED: Final = (
-    1.0  # seconds after which the holder of a lease that was revoked must know, if its client hears and runs
+    1.0  # seconds within which the holder of a revoked lease must know so, if its client is subscribed and runs
 )
-WOKEN: Final = 0.05  # seconds after which who was handed or owed something must know, if nothing at all goes wrong
+WOKEN: Final = 0.05  # seconds within which a client must know of a handover or of news, if there is no fault
 
 
 @dataclass
 class Seen:
-    """A thing in the server, as the last script left it."""
+    """The state of one thing in the server after the last script."""
 
     thing: Thing
     holders: dict[bytes, Share] = field(default_factory=dict[bytes, "Share"])
     fence: int = 0
     given: dict[bytes, int] = field(default_factory=dict[bytes, int])  # the fence of each grant, if clocks are set
     arrivals: dict[bytes, tuple[int, float]] = field(default_factory=dict[bytes, tuple[int, float]])
-    head: bytes | None = None  # who is the next one, in the quiet phase
-    head_at: float = 0.0  # since when
-    could_at: float | None = None  # since when there has been room for it
-    owed: dict[Hashable, float] = field(default_factory=dict["Hashable", float])  # since when who should be told
-    barred_until: float = 0.0  # leases that were lost may last until then
-    lost_by: int = 0  # the host with which it began
-    anew: Host | None = None  # where it began anew, for one who knew of nothing
-    known: bool = True  # the record tells who comes that there may be such
+    head: bytes | None = None  # the next waiter, in the quiet phase
+    head_at: float = 0.0  # since when it is the head
+    could_at: float | None = None  # since when there has been room for the head
+    owed: dict[Hashable, float] = field(
+        default_factory=dict["Hashable", float]
+    )  # since when each waiter should know its news
+    barred_until: float = 0.0  # lost leases may last until then
+    lost_by: int = 0  # the host that first served after the loss
+    anew: Host | None = None  # the host that granted to a client which remembered nothing
+    known: bool = True  # whether the record shows that there may be lost leases
 
 
 class ServerState:
-    """All of them."""
+    """The states of all things."""
 
     def __init__(self, trace: Trace, group: ServerGroup, attempts: Attempts, *, quiet: bool, trusted: bool) -> None:
         self.trace = trace
         self.group = group
         self.attempts = attempts
-        self.quiet = quiet  # no fault of any kind
-        self.trusted = trusted  # the server loses no data and its clock is never set
+        self.quiet = quiet  # whether there is no fault of any kind
+        self.trusted = trusted  # whether the server never loses data, and its clock is never set
         self.quiet_since = math.inf
         self.seen: dict[bytes, Seen] = {}
-        self.handed: Callable[[Task], None] = lambda _task: None  # a waiter was handed something in this moment
+        self.handed: Callable[[Task], None] = lambda _task: None  # called in the moment of a handover
         self.grants = 0
         self.slowest = 0.0  # seconds from when there was room for a live waiter to its grant, in the quiet phase
-        self.excused = 0  # how often a client that remembered nothing began anew on a server that had lost all
-        self.struck: Callable[[], None] = lambda: None  # something was granted in this moment
+        self.excused = 0  # grants to clients that remembered nothing, by servers that had lost all
+        self.struck: Callable[[], None] = lambda: None  # called in the moment of a grant
         self.ports: dict[str, SimPort] = {}  # by process
         self._arrived = 0
 
     @property
     def server(self) -> Server:
-        """That of the primary."""
+        """The server of the primary."""
         return self.group.primary.server
 
     def watch(self, thing: Thing) -> None:
-        """Something that will be used."""
+        """Watch a thing that workers will use."""
         self.seen[thing.key] = Seen(thing)
 
     def _forced(self, seen: Seen, token: bytes) -> None:
-        """It was taken away at once: also from others of the same owner, who may believe in theirs."""
+        """Note a lease revoked by force: other leases of the same owner, whose `ensure()` may pass, end with it."""
         thing = seen.thing
         if token.startswith(b"quarantine:"):
             seen.barred_until = 0.0
@@ -91,7 +93,7 @@ class ServerState:
                 each.ousted |= all_of_them or thing.owner(other) == thing.owner(token)
 
     def lost(self, *, lossy: bool, lasts: float, other_clock: bool) -> None:
-        """Another process serves now. If something was lost, nobody may be granted anything for so many seconds."""
+        """Note that another process serves now. If it lost data (`lossy`), it may grant nothing for `lasts` seconds."""
         server = self.server
         server.look()
         for seen in self.seen.values():
@@ -104,13 +106,13 @@ class ServerState:
                 seen.barred_until = max(seen.barred_until, self.trace.world.now + lasts)
                 seen.lost_by = self.group.primary.number
                 seen.known = self._tells(seen)
-            if lossy or other_clock:  # times that are kept beside a lease are told by the clock of before
+            if lossy or other_clock:  # the times beside a lease are those of the earlier clock
                 thing.forgot(server)
         for attempt in self.attempts.known.values():
             attempt.cleared = False
 
     def _anew(self, seen: Seen) -> None:
-        """Nothing is promised against these leases: nobody who knew of them was there, and no record tells."""
+        """Excuse a grant despite lost leases: no client that knew of these took part, and no record shows them."""
         self.excused += 1
         self.trace.note("%s begins anew for a client that remembers nothing", seen.thing.name)
         seen.barred_until, seen.fence, seen.anew = 0.0, 0, self.group.primary
@@ -118,8 +120,8 @@ class ServerState:
             attempt.ousted |= attempt.thing is seen.thing
 
     def executed(self, host: Host, sender: str, keys: Sequence[bytes], args: Sequence[bytes], reply: Any) -> None:
-        """A script has run."""
-        args = args[:-1]  # without the epoch
+        """Check the rules after a script."""
+        args = args[:-1]  # without the identity stamp
         trace, asked, code = self.trace, requests(keys, args), _code(reply)
         verb, token = asked[0][1][:2]
         where = "" if host is self.group.primary else f" {host.number}"
@@ -143,7 +145,7 @@ class ServerState:
                 self._look(self.seen[key], verb, by, sender=sender)
 
     def _check_ttls(self, server: Server, keys: Sequence[bytes], verb: bytes) -> None:
-        """Rule 3."""
+        """Check rule 3."""
         if not server.data.keys() <= server.expires.keys():
             self.trace.violated(3, f"{server.data.keys() - server.expires.keys()} have no TTL after {verb!r}")
         for key in keys:
@@ -151,7 +153,7 @@ class ServerState:
                 self._remembered(self.seen[key], server, verb)
 
     def _remembered(self, seen: Seen, server: Server, verb: bytes) -> None:
-        """The second half of rule 3: else the next grant after the end of the record has a lower fence."""
+        """Check the second half of rule 3: else the next grant after the end of the record has a lower fence."""
         name = seen.thing.keys[1]
         record: bytes | None = server.find(name, bytes)
         if seen.thing.leased and record is not None:
@@ -160,7 +162,7 @@ class ServerState:
                 self.trace.violated(3, f"after {verb!r} the record of {name!r} ends {ahead:.0f} ms before its fence")
 
     def _revoke(self, seen: Seen, token: bytes, host: Host, *, force: bool) -> None:
-        """A lease was revoked, or a quarantine ended."""
+        """Note the revocation of a lease, or the end of a quarantine by hand."""
         if force:
             self._named(seen, token, host)
             self._forced(seen, token.removeprefix(b"!"))
@@ -169,25 +171,25 @@ class ServerState:
             self.trace.world.at(since + REVOKED, lambda: self._revoked(lease, since))
 
     def _named(self, seen: Seen, token: bytes, host: Host) -> None:
-        """Rule 13. Whoever ends a quarantine by hand has seen the quarantine of this server, not of one before."""
+        """Check rule 13: a revoke that ends a quarantine names that of this server, not of an earlier one."""
         here = f">{host.facts().identity}>".encode()
         barred = host is self.group.primary and self.trace.world.now < seen.barred_until
         if barred and token.startswith(QUARANTINE) and here not in token:
             self.trace.violated(13, f"{token!r} ends the quarantine of another server")
 
     def _revoked(self, token: bytes, since: float) -> None:
-        """Rule 8. The holder of a lease that was revoked at this time has learned of it."""
+        """Check rule 8: the holder of a lease that was revoked at this time knows of the revocation."""
         attempt = self.attempts.known.get(token)
         if attempt is None or not attempt.process.alive or attempt.process.paused_until > since:
             return
         deaf_until = self.ports[attempt.process.name].deaf_until
-        if deaf_until > since:  # it did not hear the push, and asks when it is subscribed again
+        if deaf_until > since:  # the client missed the push, and asks when subscribed again
             self.trace.world.at(deaf_until + REVOKED, lambda: self._revoked(token, deaf_until))
         elif attempt.certain():
             self.trace.violated(8, f"{token!r} was revoked {self.trace.world.now - since:.3f} s ago, and is held")
 
     def _answered(self, host: Host, keys: Sequence[bytes], args: Sequence[bytes], code: object) -> None:
-        """What an answer means for the attempt that it is about."""
+        """Note the meaning of a reply for its attempt."""
         verb, token = args[:2]
         attempt = self.attempts.known.get(token.removeprefix(b"!"))
         if attempt is None:
@@ -203,7 +205,7 @@ class ServerState:
             self.attempts.ran(args[4].decode(), holds=token in holders and not holders[token].revoked)
 
     def _judge(self, asked: Sequence[tuple[Sequence[bytes], Sequence[bytes]]], replies: Sequence[Any]) -> None:
-        """Rule 12. In a quarantine everybody is refused alike."""
+        """Check rule 12. A quarantine refuses all attempts in the same way."""
         for (of, words), answer in zip(asked, replies, strict=False):
             seen = self.seen.get(of[0])
             if (
@@ -232,18 +234,20 @@ class ServerState:
             self._granted(seen, new, reading, present, by if verb == b"acquire" else ())
         for token in holders:
             if token not in present:
-                seen.arrivals.pop(token, None)  # it has its turn: if it comes again, it comes anew
+                seen.arrivals.pop(token, None)  # granted: if this token queues again, it is a new arrival
             attempt = self.attempts.known.get(token)
             if attempt is not None and attempt.cleared and self.trusted:
                 self.trace.violated(5, f"{token!r} holds {thing.key!r} after its release was run")
-        if self.trusted and seen.barred_until <= self.trace.world.now:  # another machine's clock may end it earlier
+        if (
+            self.trusted and seen.barred_until <= self.trace.world.now
+        ):  # by another machine's clock a lease may end earlier
             self._given_up(seen, holders)
         self._follow(seen, reading, present)
         seen.holders = holders
         self._owe(seen)
 
     def _given_up(self, seen: Seen, holders: dict[bytes, Share]) -> None:
-        """Rule 1 in the server: it has every lease that `ensure()` would pass."""
+        """Check rule 1 in the server: it has every lease for which `ensure()` would pass."""
         thing = seen.thing
         owners = {thing.owner(token) for token in holders}
         for token in seen.holders.keys() - holders.keys():
@@ -258,13 +262,13 @@ class ServerState:
     def _isolated(
         self, server: Server, asked: Sequence[tuple[Sequence[bytes], Sequence[bytes]]], replies: Sequence[Any]
     ) -> None:
-        """A script has run there: what counts is what clients believe."""
+        """Note the grants of a script on an isolated primary, where only the leases in clients count."""
         for (of, words), answer in zip(asked, replies, strict=False):
             if words[0] == b"acquire" and answer[0] == GRANTED:
                 self._aside(self.seen[of[0]], words[1], server)
 
     def _aside(self, seen: Seen, token: bytes, server: Server) -> None:
-        """It granted this, and knows nothing of what the new one has let go on."""
+        """Note a grant by the isolated primary, which does not know the leases that the new primary granted anew."""
         thing = seen.thing
         if seen.anew is self.group.primary:
             self.attempts.known[token].ousted = True
@@ -273,7 +277,7 @@ class ServerState:
     # Rule 13
 
     def _tells(self, seen: Seen) -> bool:
-        """Whether the record tells that something may have been lost: of a grant, or of what a client remembered."""
+        """Whether the record shows that leases may be lost: by a grant, or by an identity that a client remembered."""
         record: bytes | None = self.server.find(seen.thing.keys[1], bytes)
         if record is None:
             return False
@@ -281,7 +285,7 @@ class ServerState:
         return int(fence) > 0 or self._before(seen, under)
 
     def _before(self, seen: Seen, identity: bytes) -> bool:
-        """Whether this is one of before the loss."""
+        """Whether this identity is that of a host before the loss."""
         process = identity.decode().partition(":")[0] if identity != b"-" else ""
         return any(
             host.number < seen.lost_by and host.run_id.startswith(process) for host in self.group.hosts if process
@@ -291,7 +295,7 @@ class ServerState:
         return self.group.primary.facts().identity.encode()
 
     def _barred(self, seen: Seen, new: list[bytes], *, fresh: bool) -> None:
-        """A script ran while lost leases may last. `fresh`: its sender came after the loss."""
+        """Check rule 13 for a script that ran while lost leases may last. `fresh`: its sender started later."""
         for token in live(seen.holders, self.server, surely=True):
             mark, _, evidence = token.partition(b":")
             seen.known |= mark == b"quarantine" and self._before(seen, evidence)
@@ -299,7 +303,7 @@ class ServerState:
             record: bytes = self.server.find(seen.thing.keys[1], bytes)
             seen.known = True
             host = self.group.primary
-            tells = host.loaded and not host.promoted  # that it is young, and has no more than was saved
+            tells = host.loaded and not host.promoted  # by its facts: it is young, and began with saved keys
             if fresh and not tells and record.split()[3] == self._identity():
                 self._anew(seen)
         if new and seen.barred_until:
@@ -312,12 +316,14 @@ class ServerState:
         for token in [token for token in seen.arrivals if token not in present and token not in holders]:
             del seen.arrivals[token]
         for token in sorted(present, key=present.__getitem__) if len(present) > 1 else present:
-            if token not in seen.arrivals or seen.arrivals[token][1] != present[token]:  # perhaps once again
+            if (
+                token not in seen.arrivals or seen.arrivals[token][1] != present[token]
+            ):  # perhaps not for the first time
                 self._arrived += 1
                 seen.arrivals[token] = self._arrived, present[token]
 
     def _in_order(self, seen: Seen, token: bytes, holders: dict[bytes, Share], present: dict[bytes, float]) -> None:
-        """Rule 6. Who was subscribed and is not any more can't be woken, and may be passed over meanwhile."""
+        """Check rule 6. A waiter that lost its subscription gets no push, so others may overtake it meanwhile."""
         server = self.server
         waiters: dict[bytes, bytes] = server.find(seen.thing.waiters, Hash) or {}
         owner = seen.thing.owner
@@ -358,7 +364,7 @@ class ServerState:
             self.trace.violated(1, f"in the server {thing.key!r} is {why}")
 
     def _given_before(self, seen: Seen, token: bytes, fence: int) -> bool:
-        """Whether this lease was over, until the server's clock was set back."""
+        """Whether this lease had ended before the server's clock was set back, which made the lease alive again."""
         if self.trusted:
             return False
         before = seen.given.get(token)
@@ -366,13 +372,13 @@ class ServerState:
         return before == fence
 
     def _fenced(self, seen: Seen, token: bytes, fence: int) -> None:
-        """Rule 2."""
+        """Check rule 2."""
         if fence <= seen.fence:
             self.trace.violated(2, f"{token!r} got the fence {fence} after {seen.fence}")
         seen.fence = max(seen.fence, fence)
 
     def _handed_over(self, thing: Thing, token: bytes, waiter: Attempt) -> None:
-        """A waiter was granted this: the server pushes it."""
+        """Note a handover to a waiter, which the server pushes."""
         if self.quiet:
             self.trace.world.at(self.trace.world.now + WOKEN, lambda: self._woken(thing, token, waiter))
         self.handed(waiter.task)
@@ -382,10 +388,10 @@ class ServerState:
         if not waiter.ended and not waiter.confirmed and token in thing.read(self.server).holders:
             self.trace.violated(4, f"{token!r} was handed {thing.name} {WOKEN} s ago and does not know")
 
-    # Rule 4: what is free is given to who is next
+    # Rule 4: the next waiter gets a free resource
 
     def _follow(self, seen: Seen, reading: Reading, present: dict[bytes, float]) -> None:
-        """In the quiet phase: who is next, and since when there has been room for it."""
+        """In the quiet phase: note the next waiter, and since when there has been room for that waiter."""
         now = self.trace.world.now
         if now <= self.quiet_since or not self.trusted:
             return
@@ -401,14 +407,14 @@ class ServerState:
         if link is None or link.host is not self.group.primary or bars(link.epoch.text, self.server, thing, marker):
             room = 0
         elif marker:
-            room = reading.limit  # the head knows that it is over
+            room = reading.limit  # the head knows that the quarantine is over
         if room < wants <= reading.limit:
             seen.could_at = None
         elif seen.could_at is None:
             seen.could_at = max(seen.head_at, self._freed(seen, reading))
 
     def _head(self, seen: Seen, reading: Reading, present: dict[bytes, float]) -> bytes | None:
-        """The first live waiter in the queue, or, if the server has forgotten them all, the oldest."""
+        """Return the first live waiter in the queue or, if the server has lost all waiters, the oldest."""
         queued = self.attempts.queued[seen.thing.key]
         waiting = [
             token
@@ -420,7 +426,7 @@ class ServerState:
         return min(waiting, key=lambda token: (present.get(token, math.inf), queued[token].queued_at or 0.0))
 
     def _freed(self, seen: Seen, reading: Reading) -> float:
-        """When, since the last look, leases ran out that were in the way of the next one; else now."""
+        """Return when, since the last check, the leases ended that left no room for the next waiter; else now."""
         now, server = self.trace.world.now, self.server
         assert seen.head is not None
         room = reading.limit - sum(share.permits for share in seen.holders.values())
@@ -440,7 +446,7 @@ class ServerState:
             self.trace.violated(4, f"{seen.head!r} was next and {seen.thing.key!r} was free for {waited:.3f} s")
 
     def _owe(self, seen: Seen) -> dict[Hashable, str]:
-        """Who should be told something, and since when."""
+        """Note the waiters that should know their news, and since when."""
         owed, now = seen.thing.owed(self.server, self.attempts.queued[seen.thing.key]), self.trace.world.now
         if owed or seen.owed:
             new = owed.keys() - seen.owed.keys()
@@ -456,7 +462,7 @@ class ServerState:
                 self.trace.violated(4, f"{what}, and it was not told within {WOKEN} s")
 
     def sweep(self) -> None:
-        """What should have happened by now."""
+        """Report overdue events."""
         now = self.trace.world.now
         if now <= self.quiet_since or not self.trusted:
             return
@@ -477,7 +483,7 @@ class ServerState:
 
 
 def _code(reply: Any) -> object:
-    """The code with which a reply begins; a reply without one is returned as it is."""
+    """Return the code with which a reply begins; return a reply without a code unchanged."""
     try:
         return reply[0]
     except (TypeError, IndexError):
@@ -490,7 +496,7 @@ def _may_fail(host: Host, error: str) -> bool:
 
 
 def _new(seen: Seen, holders: dict[bytes, Share]) -> list[bytes]:
-    """The tokens of leases that were granted since the last look."""
+    """Return the tokens of the leases that were granted since the last check."""
     return [
         token
         for token, share in holders.items()
@@ -499,13 +505,16 @@ def _new(seen: Seen, holders: dict[bytes, Share]) -> list[bytes]:
 
 
 def bars(epoch: str, server: Server, thing: Thing, marker: bytes | None) -> bool:
-    """Whether who says this may still not be granted anything here: as queue.lua has it, for what must come in time."""
+    """Whether the server may grant nothing yet to a client with this identity stamp, by the rules of queue.lua.
+
+    Rule 4 needs the answer, since a grant must happen in time.
+    """
     if not thing.leased:
         return False
     record: bytes = server.find(thing.keys[1], bytes) or b"1 - 0 - 0"
     words = record.decode().split()
     if len(words) < 5:
-        return False  # of a latch or a barrier, which no lost lease concerns
+        return False  # of a latch or a barrier, which have no leases to lose
     under, lasts = words[3:5]
     if marker is not None and under == "-":
         under = marker.decode().partition(":")[2]

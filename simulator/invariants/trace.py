@@ -1,4 +1,4 @@
-"""What a run tells: its trace, the rules that it broke, and in which order the server did its work."""
+"""The record of a run: its trace, the rules that it broke, and the order in which the server ran scripts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ENOUGH: Final = 20  # violations after which a run ends
 
 
 class Violation(NamedTuple):
-    """A rule is broken."""
+    """One break of a rule."""
 
     when: float
     rule: int
@@ -24,7 +24,7 @@ class Violation(NamedTuple):
 
 
 class Trace:
-    """Lines are kept as they come, and made into text when somebody asks."""
+    """The lines of a run: kept in parts, and formatted only when read."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -35,12 +35,12 @@ class Trace:
         self._order = hashlib.blake2b(digest_size=8)
 
     def note(self, text: str, *parts: object) -> None:
-        """A line of the trace. The parts must not change any more."""
-        if not self.over:  # what is left of a run when it is taken apart is no part of it
+        """Add a line to the trace. The caller must not change its parts later."""
+        if not self.over:  # the clean-up of a run is no part of its trace
             self._lines.append((self.world.now, text, parts))
 
     def violated(self, rule: int, text: str) -> None:
-        """A rule is broken."""
+        """Report the break of a rule."""
         if self.over:
             return
         self.note("VIOLATION of rule %d: %s", rule, text)
@@ -49,13 +49,13 @@ class Trace:
             self.world.stopped = self.over = True
 
     def served(self, *what: object) -> None:
-        """The server did this next: the interleaving is their order, whenever it was."""
+        """Note the next work of the server. The interleaving is the order of all work, whatever the times."""
         self._order.update(repr(what).encode())
 
     def interleaving(self) -> str:
-        """A hash of it."""
+        """Return a hash of the interleaving."""
         return self._order.hexdigest()
 
     def lines(self) -> list[str]:
-        """The trace as text."""
+        """Return the trace as text."""
         return [f"{when:12.6f}  {text % parts if parts else text}" for when, text, parts in self._lines]

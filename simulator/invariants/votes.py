@@ -1,6 +1,6 @@
-"""ServerState that several servers keep together: who has them is what a majority says. Rules 1 to 5 and 10.
+"""The state of things on several servers together: a majority decides about the holder. Rules 1 to 5 and 10.
 
-One server by itself may say what it likes; what counts is what clients believe, and the fences that they were given.
+A single server may have any state; only the leases in clients count, and the fences of these leases.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Votes(ServerState):
         attempts.renewals = False
 
     def executed(self, host: Host, sender: str, keys: Sequence[bytes], args: Sequence[bytes], reply: Any) -> None:
-        """A script has run."""
+        """Check the rules after a script."""
         trace, server = self.trace, host.server
         verb, token = args[:2]
         where = host.group.name or "s0"
@@ -69,7 +69,7 @@ class Votes(ServerState):
                 self._elected(self.seen[key])
 
     def _elected(self, seen: Seen) -> None:
-        """Whether somebody has a majority now, who had none before."""
+        """Whether an attempt has a majority now and had none before."""
         votes: dict[bytes, int] = {}
         for group in self.groups:
             server = group.primary.server
@@ -101,7 +101,7 @@ class Votes(ServerState):
                 self._anew(seen)
 
     def _had(self, thing: Thing, grant: Grant) -> None:
-        """Rule 2: the fences of leases grow in the order in which they are had."""
+        """Check rule 2: the fences of leases grow in the order in which clients get the leases."""
         seen, token = self.seen[thing.key], grant.token.encode()
         if self.attempts.known[token].ousted:
             return
@@ -112,7 +112,7 @@ class Votes(ServerState):
             seen.fence, self._owners[thing.key] = grant.fence, owner
 
     def sweep(self) -> None:
-        """Rule 4: what nobody has is given to somebody who waits."""
+        """Check rule 4: a waiter gets a thing that has no holder."""
         now = self.trace.world.now
         if now <= self.quiet_since:
             return

@@ -1,1 +1,1 @@
-"""Connections: for threads and for asyncio, and what both say on the wire."""
+"""The transports: one for threads, one for asyncio, and the commands and replies that both use."""

@@ -1,9 +1,10 @@
 """The port for asyncio: one connection per loop carries the commands of all tasks, and the pushes.
 
-A call appends its packed bytes to a buffer and awaits a future. The buffer goes out in one write per turn of the
-loop; replies come in the order of the commands (RESP), pushes among them (RESP3). A call that is cancelled leaves
-its place in the row, so that its late reply is dropped and not taken for another's. So an undo that is sent after
-a cancelled acquire is run after it, too.
+A call appends its packed bytes to a buffer and awaits a future. The connection writes the buffer once per turn of the
+loop. The server sends replies in the order of the commands (RESP), and pushes among the replies (RESP3). The future of
+a cancelled call stays in the row of expected replies, so that the connection drops the late reply and gives no other
+call this reply. The server executes commands in the order in which the client sent these, so an undo that follows a
+cancelled acquire takes effect after the acquire.
 """
 
 from __future__ import annotations
@@ -52,24 +53,24 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 WRITE_BATCH: Final = (
-    16  # commands after which a write does not wait for the end of the turn: the server begins meanwhile
+    16  # commands in the buffer that are written before the turn ends, so that the server begins meanwhile
 )
 SILENCE_LIMIT: Final = (
-    0.9  # seconds without a word to those who wait, after which one whose time is over ends the connection
+    0.9  # seconds without a byte from the server, after which a call that times out ends the connection
 )
-STEADY_AFTER: Final = 1.0  # seconds that a connection must last, so that the next one is made without a pause
-PING_AFTER: Final = 5.0  # seconds without a message after which the connection is tested
+STEADY_AFTER: Final = 1.0  # seconds that a connection must last for the next one to open without a pause
+PING_AFTER: Final = 5.0  # seconds without a message after which the connection sends PING
 
 
 class NullMutex:
-    """A mutex for one thread: there is nobody to exclude."""
+    """A mutex that does nothing: one thread runs all tasks of a loop, so there is no other thread to exclude."""
 
     def __enter__(self) -> None: ...
     def __exit__(self, *_: object) -> None: ...
 
 
 class AutoResetEvent:
-    """A flag that one task waits for."""
+    """A flag that one task waits for. Waiting clears the flag."""
 
     __slots__ = ("_up", "_waiter")
 
@@ -78,7 +79,7 @@ class AutoResetEvent:
         self._waiter: asyncio.Future[bool] | None = None
 
     def set(self) -> None:
-        """Raise it."""
+        """Set the flag, and wake the task that waits for the flag."""
         waiter = self._waiter
         if waiter is None or waiter.done():
             self._up = True
@@ -86,7 +87,7 @@ class AutoResetEvent:
             waiter.set_result(True)
 
     async def wait(self, loop: asyncio.AbstractEventLoop, seconds: float) -> bool:
-        """Whether it was raised in time; takes it down."""
+        """Wait at most so many seconds, and clear the flag. Returns whether the flag was set in time."""
         if self._up:
             self._up = False
             return True
@@ -99,7 +100,7 @@ class AutoResetEvent:
             return raised  # noqa: TRY300
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
-                self._up = True  # raised and cancelled in the same turn: keep it
+                self._up = True  # set and cancelled in the same turn: keep the flag for the next wait
             raise
         finally:
             self._waiter = None
@@ -113,26 +114,24 @@ def _expire(waiter: asyncio.Future[bool]) -> None:
 
 
 class Connection(asyncio.Protocol):
-    """One open connection: a buffer on the way out, a row of those who expect a reply on the way back."""
+    """One open connection: a buffer of commands to send, and a row of the futures that expect replies, in order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sink: PushHandler, timeout: float) -> None:
         self.loop = loop
         self.push_handler = sink
         self.stamp: IdentityStamp
         self.host_port: HostPort = ("", 0)
-        self.answered_since = (
-            0.0  # when a request was sent that has been answered (see `_primacy`): the last one that we know of
-        )
-        self.sent_count = 0  # how many requests were
-        self._mark = 0  # how many of them were at `_marked`: the next one was sent later
+        self.answered_since = 0.0  # when the last request known to have a reply was sent (see `is_trusted`)
+        self.sent_count = 0  # requests sent so far
+        self._mark = 0  # `sent_count` at the time `_marked`: each request after these was sent later
         self._marked = 0.0
-        self.asking: asyncio.Task[None] | None = None  # who asks others whether it still leads to the primary
+        self.asking: asyncio.Task[None] | None = None  # asks other servers whether this one is still the primary
         self.wanted: dict[str, None] = {}  # the port's channels
-        self.subscribed: set[str] = set()  # those of them that are heard
+        self.subscribed: set[str] = set()  # the channels in effect
         self.timeout = timeout
         self.reader = reader()
         self.transport: asyncio.Transport
-        self.redis_writer: object  # redis-py's stream writer, which would close the transport when collected
+        self.redis_writer: object  # of redis-py; kept, because its collection would close the transport
         self.expecting: deque[asyncio.Future[Any] | SentBatch] = deque()
         self.outgoing: list[bytes] = []
         self.broken: Disconnected | None = None
@@ -141,17 +140,17 @@ class Connection(asyncio.Protocol):
         self.watch = loop.call_later(timeout, self._watch)
 
     def send(self, packed: bytes) -> asyncio.Future[Any]:
-        """The future of this command's reply."""
+        """Send one command. Returns the future of its reply. Raises Disconnected."""
         reply = self.loop.create_future()
         self.send_for(packed, reply)
         return reply
 
     def send_for(self, packed: bytes, reply: asyncio.Future[Any] | SentBatch, number: int = 1) -> None:
-        """Send this, of which so many replies come."""
+        """Send packed commands, to which the server sends `number` replies. Raises Disconnected."""
         if self.broken is not None:
             raise Disconnected(str(self.broken), sent=False)
         if not self.expecting:
-            self.last_heard = self.loop.time()  # the wait begins
+            self.last_heard = self.loop.time()  # the wait for a reply begins now
         try:
             self.expecting.extend([reply] * number)
             self.sent_count += number
@@ -174,11 +173,11 @@ class Connection(asyncio.Protocol):
             raise
 
     def _fail_interrupted(self, error: BaseException) -> None:
-        """A signal handler has raised in here: from now on a reply might be taken for another one's."""
+        """End the connection after a signal handler raised in here: a later reply might reach the wrong future."""
         self.fail(Disconnected(f"it was interrupted: {error!r}", sent=True))
 
     def data_received(self, data: bytes) -> None:
-        """Replies to the row, pushes to the sink."""
+        """Give each reply to the first future of the row, and each push to the push handler."""
         try:
             self.last_heard = self.loop.time()
             reader, row = self.reader, self.expecting
@@ -186,22 +185,22 @@ class Connection(asyncio.Protocol):
             while (reply := reader.gets()) is not WAITING:
                 if type(reply) is Push:
                     if dispatch_push(reply, self.push_handler, self.wanted, self.subscribed):
-                        row[0].set_result(None)  # the reply to SUBSCRIBE is a push, in its place in the row
+                        row[0].set_result(None)  # the server answers SUBSCRIBE by a push
                         row.popleft()
                 else:
                     if not row[0].done():
                         row[0].set_result(reply)
-                    row.popleft()  # only now: who is no longer in the row is not told that the connection ended
+                    row.popleft()  # only now: `fail` reaches only the futures in the row
         except BaseException as error:
             self._fail_interrupted(error)
             raise
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Everybody who waits for a reply is told."""
+        """Fail each future that expects a reply."""
         self.fail(Disconnected(str(exc or "it closed the connection"), sent=True))
 
     def fail(self, why: Disconnected) -> None:
-        """It is no use any more."""
+        """End the connection: close its socket, and fail each future in the row with this error."""
         if self.broken is None:
             self.broken = why
             self.watch.cancel()
@@ -210,13 +209,13 @@ class Connection(asyncio.Protocol):
             for reply in self.expecting:
                 if not reply.done():
                     reply.set_exception(why)
-                    reply.exception()  # nobody may be waiting any more
+                    reply.exception()  # marks the error as read, for no task may await this future any more
             self.expecting.clear()
             if not self.ended.done():
                 self.ended.set_result(None)
 
     def give_up(self, reply: asyncio.Future[Any] | SentBatch) -> None:
-        """The time of one who waits is over. If nobody has heard a word for long, the connection may be dead."""
+        """Fail this future, whose time is over; end the connection, too, after a silence of `SILENCE_LIMIT`."""
         if not reply.done():
             why = Disconnected("no answer in time", sent=True, timed_out=True)
             reply.set_exception(why)
@@ -224,22 +223,22 @@ class Connection(asyncio.Protocol):
                 self.fail(why)
 
     def is_trusted(self, since: float) -> bool:
-        """Whether its server has answered a request that was sent then or later. Before one is sent."""
+        """Whether the server has answered a request that was sent at `since` or later. Call this before sending one."""
         answered = self.sent_count - len(self.expecting)
         if self.sent_count == self._mark:
             self._marked = now()
         elif answered > self._mark:
-            if self._marked - self.answered_since <= TRUSTED_FOR:  # else a pause may lie between
+            if self._marked - self.answered_since <= TRUSTED_FOR:  # else there may have been a pause between the two
                 self.answered_since = self._marked
             self._mark, self._marked = self.sent_count, now()
         return self.answered_since >= since
 
     def trust(self, asked: float) -> None:
-        """Others have named its server as the primary; they were asked then."""
+        """Note that other servers, which the client asked at this time, named this server as the primary."""
         self.answered_since, self._mark, self._marked = asked, self.sent_count, asked
 
     def _watch(self) -> None:
-        """Nothing heard for a while: ask; nothing for long, though somebody waits: give up."""
+        """Send PING after `PING_AFTER` of silence; end the connection if a reply is missing for `timeout`."""
         silent = self.loop.time() - self.last_heard
         if self.expecting and silent >= self.timeout:
             self.fail(Disconnected(f"no answer within {self.timeout:.3g} s", sent=True, timed_out=True))
@@ -250,7 +249,7 @@ class Connection(asyncio.Protocol):
 
 
 async def _greeted(redis_connection: Any) -> None:
-    """Redis-py's part after the handshake of TLS. If it fails, no goodbye: that waits for a peer which is silent."""
+    """Run redis-py's setup after the TLS handshake; abort if it fails: a TLS goodbye would wait for a silent peer."""
     transport = redis_connection._writer.transport
     try:
         await redis_connection.on_connect()
@@ -260,7 +259,7 @@ async def _greeted(redis_connection: Any) -> None:
 
 
 class SentBatch:
-    """Messages on their way: it stands in the row for each of their replies, as a future would for one."""
+    """Messages that were sent together. The batch stands in the row once for each reply, in place of a future."""
 
     __slots__ = ("connection", "error", "messages", "replies", "stamps", "then", "until")
 
@@ -271,36 +270,36 @@ class SentBatch:
         self.stamps: Sequence[str] = ()
         self.replies: list[Any] = []
         self.error: Exception | None = None  # in place of the replies
-        self.then: Callable[[], None] | None = None  # what is to be done when it is over
+        self.then: Callable[[], None] | None = None  # called once the batch has all replies or an error
 
     @property
     def is_complete(self) -> bool:
-        """Whether all replies have come, or none will."""
+        """Whether the batch has all its replies, or an error in place of these."""
         return self.error is not None or len(self.replies) == len(self.messages)
 
     def done(self) -> bool:
-        """As of a future: whether nobody cares any more."""
+        """Like `Future.done`: whether the batch takes no more replies, since it failed."""
         return self.error is not None
 
     def set_result(self, reply: Any) -> None:
-        """The next reply."""
+        """Like `Future.set_result`: add the next reply."""
         self.replies.append(reply)
         if self.then is not None and len(self.replies) == len(self.messages):
             self.then()
 
     def set_exception(self, error: Exception) -> None:
-        """There will be no more."""
+        """Like `Future.set_exception`: note the error, after which no more replies arrive."""
         self.error = error
         if self.then is not None:
             self.then()
 
     def exception(self) -> Exception | None:
-        """As of a future."""
+        """Like `Future.exception`: the error, or None."""
         return self.error
 
 
 class AsyncioRuntime:
-    """See Runtime: the running loop and its tasks."""
+    """See Runtime: tasks wait on the running loop, and background work runs in tasks."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -331,7 +330,7 @@ class AsyncioRuntime:
         self.task(run_and_log(), "interlock-tell")
 
     def task(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """A task in the background, of which somebody keeps a reference."""
+        """Start a background task, and keep a reference to the task until its end."""
         task = self.loop.create_task(work, name=name)
         task._log_destroy_pending = False  # type: ignore[attr-defined]  # a loop may end without close()
         self._tasks.add(task)
@@ -343,7 +342,7 @@ class AsyncioRuntime:
         if task.cancelled():
             return
         error = task.exception()
-        if error is not None and not isinstance(error, Disconnected | LockError):  # those were told to who connects
+        if error is not None and not isinstance(error, Disconnected | LockError):  # `_open_in_time` raises those
             log.error("interlock: a task of ours has failed", exc_info=error)
 
     async def run_blocking(self, work: Callable[[], T]) -> T:
@@ -351,7 +350,7 @@ class AsyncioRuntime:
         return await asyncio.to_thread(work)
 
     def reset_after_fork(self) -> None:
-        """See Runtime. The loop belongs to the parent, and with it all tasks."""
+        """See Runtime. Does nothing: the loop and all its tasks belong to the parent."""
 
     async def close(self) -> None:
         """See Runtime."""
@@ -391,7 +390,7 @@ class AsyncioPort:
         self._closed = False
         self._spares: list[Connection] = []  # idle connections on which grants wait for replicas
         self.send_script_text = (
-            False  # the next message goes with the text of its script, for the server did not know one
+            False  # send the next batch with the texts of its scripts: the server did not know one of them
         )
 
     async def call(
@@ -402,7 +401,7 @@ class AsyncioPort:
         until: float,
         slot: int | None = None,
     ) -> Any:
-        """See Port. `slot`, if this is a node of a cluster: its identity stamp depends on the slot."""
+        """See Port. `slot` is for a node of a cluster, whose identity stamp depends on the slot."""
         connection = self._connection
         if connection is None or connection.broken is not None or self._can_fail_over:
             connection = await self._checkout(until)
@@ -426,7 +425,7 @@ class AsyncioPort:
         patience: float,
         slot: int | None = None,
     ) -> tuple[Any, int, Any]:
-        """See Port. On connections of their own: what waits there would hold up all others."""
+        """See Port. Uses a spare connection: on the common one, the wait for replicas would delay all other calls."""
         connection = await self._checkout_spare(until)
         try:
             stamp = connection.stamp.text if slot is None else connection.stamp.text_for(slot)
@@ -438,7 +437,7 @@ class AsyncioPort:
                 known = self.history.count_replicas(await self._reply(connection, connection.send(REPLICATION), until))
                 got = await self._reply(connection, connection.send(pack(acks.command(known, patience))), until)
         except BaseException:
-            connection.fail(Disconnected("given up", sent=True))  # what it waits for would hold up the next one
+            connection.fail(Disconnected("given up", sent=True))  # the wait in the server would delay the next call
             raise
         if self._closed or is_readonly(reply):
             connection.fail(Disconnected("closed", sent=False))
@@ -447,15 +446,15 @@ class AsyncioPort:
         return raise_if_error(reply), known, raise_if_error(got)
 
     async def call_asking(self, message: Message, until: float, slot: int) -> Any:
-        """A call about a slot that is on its way here, after a redirection by ASK."""
+        """Repeat a call here after an ASK redirection: the cluster is moving the slot to this node."""
         connection = await self._checkout(until)
         reply: Any = None
         for packed in (evalsha, eval_text):
-            asking = connection.send(ASKING)  # nothing comes between this and the next
+            asking = connection.send(ASKING)  # no other task can send between this command and the next
             reply = await self._reply(
                 connection, connection.send(packed(*message, connection.stamp.text_for(slot))), until
             )
-            if type(await asking) is ReplyError:  # without that right it only sends us back
+            if type(await asking) is ReplyError:  # a user without the right to ASKING would only get a redirection
                 reply = asking.result()
             if not is_noscript(reply):
                 break
@@ -466,7 +465,7 @@ class AsyncioPort:
         return await self.read_batch(await self.send_batch(messages, until))
 
     async def send_batch(self, messages: Sequence[Message], until: float, slots: Sequence[int] = ()) -> SentBatch:
-        """The first half of `calls`: send, and wait for nothing."""
+        """Send the messages without waiting for replies: the first half of `calls`."""
         sent, connection = SentBatch(messages, until), self._connection
         try:
             if connection is None or connection.broken is not None or self._can_fail_over:
@@ -485,7 +484,10 @@ class AsyncioPort:
         return sent
 
     async def read_batch(self, sent: SentBatch, *, late: bool = False) -> list[Any]:
-        """The second half: the replies. If it is late by now, a script that was unknown is not sent after all."""
+        """Wait for the replies: the second half of `calls`.
+
+        `late`: the caller needs no result any more. Then a script that the server did not know is not sent again.
+        """
         connection, replies = sent.connection, sent.replies
         if not sent.is_complete and connection is not None and not await self.wait_any([sent], 1, sent.until):
             connection.give_up(sent)
@@ -508,25 +510,25 @@ class AsyncioPort:
         return replies
 
     def discard_batch(self, sent: SentBatch) -> None:
-        """Nobody will ask for these replies. They keep their places in the row."""
+        """Do nothing about a batch whose replies no caller will read: the batch drops these when they arrive."""
 
     @property
     def ready(self) -> bool:
-        """Whether something can be sent without connecting first."""
+        """Whether the connection is open, so that a call need not connect first."""
         return self._connection is not None and self._connection.broken is None
 
     async def ping(self, until: float) -> None:
-        """Connect if need be, and see that it answers. Raises what keeps it from that."""
+        """Check that the server answers; connect first if necessary. Raises Disconnected or LockError."""
         connection = await self._checkout(until)
         await self._reply(connection, connection.send(PING), until)
 
     @staticmethod
     async def wait_any(sents: Sequence[SentBatch], number: int, until: float) -> list[int]:
-        """Which of these have their replies, as soon as so many have, or the time is over."""
+        """Wait until so many batches have replies or an error, at most to `until`. Returns the indexes of these."""
         waiting = [sent for sent in sents if not sent.is_complete]
         missing, left = number - len(sents) + len(waiting), until - now()
         if missing > 0 and waiting and left > 0:
-            loop = waiting[0].connection.loop  # type: ignore[union-attr]  # it waits there
+            loop = waiting[0].connection.loop  # type: ignore[union-attr]  # an incomplete batch has a connection
             enough = loop.create_future()
 
             def came() -> None:
@@ -558,12 +560,12 @@ class AsyncioPort:
         return await self.runtime.run_blocking(partial(least_lossless_ttl, self.address, evidence, stamp, left))
 
     async def current_identity(self, until: float) -> IdentityStamp:
-        """The identity stamp of the server that answers now. Raises Disconnected."""
+        """Return the identity stamp of the server that answers now. Raises Disconnected."""
         return (await self._checkout(until)).stamp
 
     @property
     def subscribed(self) -> set[str]:
-        """The channels that are heard now."""
+        """The channels to which the connection is subscribed now."""
         return self._connection.subscribed if self._connection is not None else set()
 
     @staticmethod
@@ -575,7 +577,7 @@ class AsyncioPort:
 
     async def _reply(self, connection: Connection, reply: asyncio.Future[Any], until: float) -> Any:
         left = until - now()
-        if left >= self.address.timeout or reply.done():  # the connection itself is given up before
+        if left >= self.address.timeout or reply.done():  # `Connection._watch` ends the connection before that
             return await reply
         timer = self.loop.call_later(max(0.0, left), connection.give_up, reply)
         try:
@@ -597,12 +599,12 @@ class AsyncioPort:
                 return connection
 
     async def _checkout_spare(self, until: float) -> Connection:
-        """An idle connection, of one's own for a while. One that is made too late is for the next who asks."""
+        """Take an idle connection, for this caller alone. A connection that opens too late serves a later caller."""
         asked = now()
         while True:
             if not self._spares:
                 await self._open_in_time(self._task(self._open_spare(), "interlock-connect"), until)
-            with contextlib.suppress(IndexError):  # another task was faster
+            with contextlib.suppress(IndexError):  # another task took the connection
                 connection = self._spares.pop()
                 try:
                     if await self._is_trusted(connection, asked, until):
@@ -615,9 +617,10 @@ class AsyncioPort:
         self._spares.append(await self._open())
 
     async def _is_trusted(self, connection: Connection, asked: float, until: float) -> bool:
-        """Whether it leads to the primary to which it led, with what that had: by its answers, or the word of others.
+        """Whether the connection still leads to the same primary with the same data.
 
-        `asked`: when the caller's request was made. All callers wait for one look.
+        Recent replies prove that; without recent replies, the client asks other servers, once for all callers.
+        `asked`: when the caller made its request.
         """
         while connection.broken is None and self._can_fail_over and not connection.is_trusted(asked - TRUSTED_FOR):
             if connection.asking is None or connection.asking.done():
@@ -653,7 +656,7 @@ class AsyncioPort:
         return connection
 
     async def _open(self) -> Connection:
-        if self._closed:  # nobody would close its connection
+        if self._closed:  # `close` has run, so nothing would close a new connection
             raise Disconnected("it is closed", sent=False)
         make: Any = self.address.async_connection
         redis_connection: Any = None
@@ -663,7 +666,7 @@ class AsyncioPort:
         ):
             raise Disconnected(NOT_NAMED, sent=False)
         try:
-            if self.address.kind == "embedded" or self.address.sentinels:  # to find where it is may block
+            if self.address.kind == "embedded" or self.address.sentinels:  # finding the server may block
                 redis_connection = await asyncio.to_thread(make, FOREVER)
             else:
                 redis_connection = make(FOREVER)
@@ -677,7 +680,7 @@ class AsyncioPort:
             raise connection_error(error, self.address) from None
         connection = Connection(self.loop, self.push_handler, self.address.timeout)
         writer: Any = redis_connection._writer
-        redis_connection._writer = redis_connection._reader = None  # redis-py's part ends here
+        redis_connection._writer = redis_connection._reader = None  # from here on redis-py does nothing more
         connection.redis_writer, connection.transport = writer, writer.transport
         writer.transport.set_protocol(connection)
         try:
@@ -715,22 +718,22 @@ class AsyncioPort:
         self.subscribe(self.push_handler.channel)
 
     def subscribe(self, channel: str) -> None:
-        """Hear this channel, too, from now on."""
+        """Subscribe to one more channel. The first call starts the listener task."""
         if channel not in self._wanted:
             self._wanted[channel] = None
             if self._connection is not None and self._connection.broken is None:
                 self._subscribe(self._connection, channel)
-        if self._listener is None or self._listener.done():  # somebody may have cancelled it with all others
+        if self._listener is None or self._listener.done():  # the user may have cancelled all tasks
             self._listener = self._task(self._stay_subscribed(), "interlock-listener")
 
     def unsubscribe_all(self) -> None:
-        """Hear nothing any more: it is no primary, and its identity as one is over."""
+        """Drop all channels and the connection: the server is no primary any more, so its identity stamp is void."""
         self._wanted.clear()
         if self._connection is not None:
             self._connection.fail(Disconnected("it is no primary any more", sent=True))
 
     async def _stay_subscribed(self) -> None:
-        """A lost connection is made again at once, so that no push is missed for long."""
+        """Open a lost connection again at once, so that the client misses pushes for a short time only."""
         pause = 0.0
         while self._wanted and not self._closed:
             started = now()
@@ -746,26 +749,27 @@ class AsyncioPort:
             await asyncio.sleep(pause)
 
     def _task(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """A task in the background, which ends with this connection."""
+        """Start a background task, which `close` cancels."""
         task = self.runtime.task(work, name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def close(self) -> None:
-        """End the connection and the tasks."""
+        """Cancel the background tasks, and close all connections."""
         self._closed = True
         await _cancel(self._tasks)
         open_ = [*self._spares, *([self._connection] if self._connection is not None else [])]
         for connection in open_:
             connection.fail(Disconnected("closed", sent=False))
         if open_:
-            await asyncio.sleep(0)  # the transport says goodbye in the next turn
+            await asyncio.sleep(0)  # the transport closes its socket in the next turn
 
     def reset_after_fork(self) -> None:
-        """In a child after fork: what was open belongs to the parent, who still polls these sockets.
+        """In a child after fork: keep the parent's connections and tasks without closing any.
 
-        To close them in the ordinary way would take them out of the parent's poll, so they are only kept.
+        The parent still polls its sockets. A child that closed a socket in the ordinary way would remove the socket
+        from the parent's poll.
         """
         _parents.append((self._connection, self._spares, self._tasks, self.loop))
 

@@ -1,9 +1,9 @@
 """The port for threads: every coroutine over it finishes without suspending.
 
-A call takes a connection from the idle ones (or opens one), sends, waits for the reply, and puts it back: so each
-thread that talks has a connection of its own, and no other thread has to wake up for its reply. Background work
-runs in daemon threads; one of them hears the subscription. Sockets block, with a timeout kept by the kernel,
-which saves a poll before every send and receive.
+A call takes an idle connection (or opens a new one), sends the request, waits for the reply, and puts the connection
+back. So each thread that talks to the server has its own connection, and no other thread must wake up to read the
+reply. Background work runs in daemon threads; one of these threads reads the subscription. The sockets block, and the
+kernel enforces their timeout, which saves a poll before every send and receive.
 """
 
 from __future__ import annotations
@@ -56,15 +56,16 @@ if TYPE_CHECKING:
     from interlock._quarantine.stamp import IdentityStamp
 
 T = TypeVar("T")
-PING_AFTER: Final = 5.0  # seconds without a message after which the subscription is tested
-# The kernel keeps the timeout of a plain socket. Not that of TLS, nor of gevent's, which never blocks: they do.
+PING_AFTER: Final = 5.0  # seconds without a message after which the listener sends PING
+# The kernel enforces the timeout of a plain socket only. A TLS socket enforces its own timeout, and so does a socket of
+# gevent, which never blocks.
 _SOCKET: Final = socket.socket if socket.socket.__module__ == "socket" else None
-STEADY_AFTER: Final = 1.0  # seconds that a subscription must last, so that the next one is made without a pause
-MAX_WAIT: Final = 3600.0  # seconds of one wait: locks take no infinite timeout
+STEADY_AFTER: Final = 1.0  # seconds that a subscription must last for the next one to start without a pause
+MAX_WAIT: Final = 3600.0  # seconds of one wait: `Lock.acquire` accepts no infinite timeout
 
 
 class AutoResetEvent:
-    """A flag that one thread waits for: a raw lock, which is the cheapest thing that can wake a thread."""
+    """A flag that one thread waits for: a raw lock, which is the cheapest means to wake a thread."""
 
     __slots__ = ("_lock",)
 
@@ -73,12 +74,12 @@ class AutoResetEvent:
         self._lock.acquire()
 
     def set(self) -> None:
-        """Raise it."""
-        with contextlib.suppress(RuntimeError):  # it is up already
+        """Set the flag, and wake the thread that waits for the flag."""
+        with contextlib.suppress(RuntimeError):  # the flag is set already
             self._lock.release()
 
     def wait(self, seconds: float) -> bool:
-        """Whether it was raised in time; takes it down."""
+        """Wait at most so many seconds, and clear the flag. Returns whether the flag was set in time."""
         return self._lock.acquire(timeout=max(0.0, seconds)) if seconds != FOREVER else self._lock.acquire()
 
 
@@ -100,7 +101,7 @@ class Connection:
 
     def __init__(self, address: Address, history: ServerHistory, until: float) -> None:
         within = max(0.001, until - now())
-        self.redis_connection: Any = None  # it would close the socket when collected
+        self.redis_connection: Any = None  # kept, because the garbage collector would close the socket with this object
         try:
             self.redis_connection = address.connection(within)
             self.redis_connection.connect()
@@ -109,13 +110,13 @@ class Connection:
                 self.redis_connection.disconnect()
             raise connection_error(error, address) from None
         sock: Any = self.redis_connection._sock
-        self.sock: socket.socket = sock  # redis-py's part ends here
+        self.sock: socket.socket = sock  # from here on redis-py does nothing more
         self.reader = reader()
-        self.unanswered_channels: deque[str] = deque()  # the channels of what was said and not answered yet
+        self.unanswered_channels: deque[str] = deque()  # of each command without a reply so far: its channel, or ""
         self.limit = 0.0
         self.timeout = address.timeout
         self.fresh = True
-        self.answered_since = 0.0  # when the last request was sent that has been answered (see `_primacy`)
+        self.answered_since = 0.0  # when the last request with a reply was sent (see `_is_still_primary`)
         self.host_port = getattr(self.redis_connection, "host", ""), getattr(self.redis_connection, "port", 0)
         try:
             greeting = handshake_commands(address)
@@ -126,12 +127,12 @@ class Connection:
             raise
 
     def exchange(self, packed: bytes, until: float = FOREVER) -> Any:
-        """Send, and wait for one reply."""
+        """Send a request, and wait for one reply. Raises Disconnected."""
         self.send(packed, until)
         return self.receive(until)
 
     def send(self, packed: bytes, until: float = FOREVER) -> None:
-        """Send. Raises Disconnected."""
+        """Send packed commands. Raises Disconnected."""
         if until != FOREVER or self.limit != self.timeout:
             self._set_timeout(until)
         try:
@@ -140,7 +141,7 @@ class Connection:
             raise self._disconnected(error) from None
 
     def receive(self, until: float = FOREVER) -> Any:
-        """The next reply. Raises Disconnected, after which the connection is no use any more."""
+        """Wait for the next reply. Raises Disconnected; after that the caller must close the connection."""
         reader = self.reader
         while (reply := reader.gets()) is WAITING:
             try:
@@ -151,15 +152,15 @@ class Connection:
                 raise Disconnected("it closed the connection", sent=True, stale=not self.fresh)
             reader.feed(data)
             if len(data) == 65536 and until != FOREVER:
-                self._set_timeout(until)  # a long reply: each part may take no more than what is left
+                self._set_timeout(until)  # a long reply: each part gets only the time that is left
         return reply
 
     def _set_timeout(self, until: float) -> None:
-        """No send or receive takes longer than this, from now on."""
+        """Limit each send and receive from now on: to the time until then, and at most to `timeout`."""
         seconds = self.timeout
         if until != FOREVER:
             seconds = max(0.001, min(seconds, until - now()))
-        if not seconds <= self.limit <= seconds * 1.01:  # setting it costs as much as a tenth of a round trip
+        if not seconds <= self.limit <= seconds * 1.01:  # setsockopt costs a tenth of a round trip
             self.limit = seconds
             if type(self.sock) is not _SOCKET:
                 self.sock.settimeout(seconds)
@@ -176,18 +177,18 @@ class Connection:
         return Disconnected(str(error), sent=True, stale=not self.fresh)
 
     def shut_down(self) -> None:
-        """End it, so that a thread that waits on it is told."""
+        """Shut the socket down, so that a thread that waits for its data wakes up with an error."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End it, here only: the parent of a fork may use the same connection."""
+        """Close the socket in this process only: the parent of a fork may still use the same connection."""
         with contextlib.suppress(OSError):
             self.sock.close()
 
 
 class SentBatch(NamedTuple):
-    """What is on its way: its replies come over this connection, unless there was an error."""
+    """Messages that were sent together. Their replies arrive on `connection`, unless `error` is set."""
 
     messages: Sequence[Message]
     until: float
@@ -197,7 +198,7 @@ class SentBatch(NamedTuple):
 
 
 class ThreadRuntime:
-    """See Runtime: raw locks to wait for, and daemon threads."""
+    """See Runtime: threads wait for raw locks, and background work runs in daemon threads."""
 
     def __init__(self) -> None:
         self.now = now
@@ -206,7 +207,7 @@ class ThreadRuntime:
 
     def reset_after_fork(self) -> None:
         """See Runtime. The threads of the parent do not exist here."""
-        self.mutex = threading.RLock()  # a signal handler may come in while its own thread is inside
+        self.mutex = threading.RLock()  # reentrant: a signal handler may run in the thread that holds the mutex
         self._threads: list[threading.Thread] = []
 
     async def wait(self, event: AutoResetEvent, until: float) -> bool:
@@ -281,18 +282,18 @@ class ThreadPort:
         self._proofs = Proofs(self.runtime, self.history, self._lossless)
         self._closed = False
         self.send_script_text = (
-            False  # the next message goes with the text of its script, for the server did not know one
+            False  # send the next batch with the texts of its scripts: the server did not know one of them
         )
-        self._subscription: Connection | None = None  # the connection that hears the subscription
-        self._listener_started = False  # no other thread is to be started for it
+        self._subscription: Connection | None = None  # the connection that receives the pushes
+        self._listener_started = False  # the listener thread was started: start no second one
         self._listener_running = False
         self._reconnect_delay = AutoResetEvent()
-        self._identity = ""  # the identity of the server at the newest connection
-        self._subscribe_lock = threading.Lock()  # several may subscribe
+        self._identity = ""  # of the server at the newest connection
+        self._subscribe_lock = threading.Lock()  # several threads may subscribe at once
         self._wanted: dict[str, None] = {}  # channels
         self.subscribed: set[str] = (
             set()
-        )  # of them; a server without a subscriber to one of these knows that we are dead
+        )  # the channels in effect; a server that finds no subscriber to one of these takes this client for dead
 
     async def call(
         self,
@@ -302,7 +303,7 @@ class ThreadPort:
         until: float,
         slot: int | None = None,
     ) -> Any:
-        """See Port. `slot`, if this is a node of a cluster: its identity stamp depends on the slot."""
+        """See Port. `slot` is for a node of a cluster, whose identity stamp depends on the slot."""
         connection = self._checkout(until)
         try:
             stamp = connection.stamp.text if slot is None else connection.stamp.text_for(slot)
@@ -347,7 +348,7 @@ class ThreadPort:
         return raise_if_error(reply), known, raise_if_error(got)
 
     async def call_asking(self, message: Message, until: float, slot: int) -> Any:
-        """A call about a slot that is on its way here, after a redirection by ASK."""
+        """Repeat a call here after an ASK redirection: the cluster is moving the slot to this node."""
         connection = self._checkout(until)
         try:
             reply: Any = None
@@ -355,7 +356,7 @@ class ThreadPort:
                 connection.send(ASKING + packed(*message, connection.stamp.text_for(slot)), until)
                 asking = connection.receive(until)
                 reply = connection.receive(until)
-                if type(asking) is ReplyError:  # without that right it only sends us back
+                if type(asking) is ReplyError:  # a user without the right to ASKING would only get a redirection
                     reply = asking
                 if not is_noscript(reply):
                     break
@@ -370,7 +371,7 @@ class ThreadPort:
         return await self.read_batch(await self.send_batch(messages, until))
 
     async def send_batch(self, messages: Sequence[Message], until: float, slots: Sequence[int] = ()) -> SentBatch:
-        """The first half of `calls`: send, and wait for nothing."""
+        """Send the messages without waiting for replies: the first half of `calls`."""
         try:
             connection = self._checkout(until)
         except Exception as error:  # noqa: BLE001 (one of many: see Port)
@@ -392,7 +393,10 @@ class ThreadPort:
         return SentBatch(messages, until, connection, None, stamps)
 
     async def read_batch(self, sent: SentBatch, *, late: bool = False) -> list[Any]:
-        """The second half: the replies. If it is late by now, a script that was unknown is not sent after all."""
+        """Read the replies: the second half of `calls`.
+
+        `late`: the caller needs no result any more. Then a script that the server did not know is not sent again.
+        """
         connection, until, messages = sent.connection, sent.until, sent.messages
         if connection is None:
             return [sent.error] * len(messages)
@@ -415,17 +419,17 @@ class ThreadPort:
         return [ServerError(str(r)) if type(r) is ReplyError else r for r in replies]
 
     def discard_batch(self, sent: SentBatch) -> None:
-        """Nobody will ask for these replies."""
+        """Close the connection of a batch whose replies no caller will read."""
         if sent.connection is not None:
             sent.connection.close()
 
     @property
     def ready(self) -> bool:
-        """Whether something can be sent without connecting first."""
+        """Whether an idle connection is there, so that a call need not connect first."""
         return bool(self._idle)
 
     async def ping(self, until: float) -> None:
-        """Connect if need be, and see that it answers. Raises what keeps it from that."""
+        """Check that the server answers; connect first if no connection is idle. Raises Disconnected or LockError."""
         connection = self._checkout(until)
         try:
             connection.exchange(PING, until)
@@ -436,7 +440,7 @@ class ThreadPort:
 
     @staticmethod
     async def wait_any(sents: Sequence[SentBatch], number: int, until: float) -> list[int]:
-        """Which of these have their replies, as soon as so many have, or the time is over."""
+        """Wait until so many batches have replies or an error, at most to `until`. Returns the indexes of these."""
         ready = [i for i, sent in enumerate(sents) if sent.connection is None]
         waiting = {sent.connection.sock.fileno(): i for i, sent in enumerate(sents) if sent.connection is not None}
         poll = select.poll()
@@ -463,7 +467,7 @@ class ThreadPort:
         return await self.runtime.run_blocking(partial(least_lossless_ttl, self.address, evidence, stamp, left))
 
     async def current_identity(self, until: float) -> IdentityStamp:
-        """The identity stamp of the server that answers now. Raises Disconnected."""
+        """Return the identity stamp of the server that answers now. Raises Disconnected."""
         connection = self._checkout(until)
         self._checkin(connection)
         return connection.stamp
@@ -483,10 +487,14 @@ class ThreadPort:
         return connection
 
     def _is_still_primary(self, connection: Connection, until: float) -> bool:
-        """Whether it leads to the primary to which it led, with what that had: by the word of others, and its own."""
+        """Whether the connection still leads to the same primary with the same data.
+
+        Other servers confirm the address of the primary; the server itself confirms its role and replication id. If the
+        server is another one or does not answer, this method closes the connection.
+        """
         try:
             same = self.primacy.is_confirmed(connection.host_port, until)
-        except (Disconnected, LockError):  # nobody knows: the connection is what it was
+        except (Disconnected, LockError):  # no other server could say: the connection is as good as before
             self._checkin(connection)
             raise
         except BaseException:
@@ -511,7 +519,7 @@ class ThreadPort:
         connection.answered_since = asked
         if connection.stamp.identity != self._identity:
             if self._identity:
-                self._drop_all()  # what is still open leads to another server, or to none
+                self._drop_all()  # the older connections lead to another server, or to none
             self._identity = connection.stamp.identity
         return connection
 
@@ -523,7 +531,7 @@ class ThreadPort:
     def _discard(self, connection: Connection, error: BaseException) -> None:
         connection.close()
         if isinstance(error, Disconnected) and (error.stale or error.timed_out):
-            self._close_idle()  # what has been idle for longer may be dead too, and nobody has told
+            self._close_idle()  # connections that were idle for longer may be dead, too, without an error so far
 
     def _close_idle(self) -> None:
         with contextlib.suppress(IndexError):
@@ -531,7 +539,7 @@ class ThreadPort:
                 self._idle.pop().close()
 
     def _drop_all(self) -> None:
-        """The server is a replica by now: the next connections may lead to another one."""
+        """Drop all connections, since the server is a replica by now: new connections may lead to another server."""
         self._close_idle()
         if self._subscription:
             self._subscription.shut_down()
@@ -552,7 +560,7 @@ class ThreadPort:
         self.subscribe(self.push_handler.channel)
 
     def subscribe(self, channel: str) -> None:
-        """Hear this channel, too, from now on."""
+        """Subscribe to one more channel. The first call starts the listener thread."""
         if channel in self._wanted:
             return
         with self.runtime.mutex:
@@ -561,17 +569,17 @@ class ThreadPort:
                 self._listener_started = True
                 try:
                     self.runtime.start_thread(self._listen, "interlock-listener")
-                except BaseException:  # an interrupt: it may have begun, or not
+                except BaseException:  # such as KeyboardInterrupt: the thread may have started or not
                     self._listener_started = False
                     del self._wanted[channel]
                     raise
                 return
         if (connection := self._subscription) is not None:
-            with contextlib.suppress(Disconnected):  # it is made anew, for all channels
+            with contextlib.suppress(Disconnected):  # the listener connects again, and subscribes to all channels
                 self._subscribe(connection, channel)
 
     def unsubscribe_all(self) -> None:
-        """Hear nothing any more: it is no primary. What is idle was connected to one."""
+        """Drop all channels and connections: the server, which was a primary, is none any more."""
         self._wanted.clear()
         self._drop_all()
 
@@ -583,7 +591,7 @@ class ThreadPort:
     def _listen(self) -> None:
         with self.runtime.mutex:
             if self._listener_running:
-                return  # one is enough
+                return  # another listener thread runs already
             self._listener_running = True
         pause = 0.0
         while not self._closed:
@@ -597,9 +605,9 @@ class ThreadPort:
                 try:
                     self._serve_subscription(connection)
                 finally:
-                    self.subscribed.clear()  # the server must not take our silence for death
+                    self.subscribed.clear()  # the server must not take a client without a subscription for dead
                     connection.close()
-            except Disconnected:  # at once, unless it did not last
+            except Disconnected:  # connect again at once, unless the connection lasted too short a time
                 pause = 0.0 if now() - started > STEADY_AFTER else min(1.0, pause * 2 or 0.02)
             except Exception as error:  # noqa: BLE001 (polling goes on without it; the next call tells the user)
                 pause = 1.0
@@ -624,15 +632,15 @@ class ThreadPort:
                 continue
             tested = 0
             if type(reply) is not Push:
-                if channel := connection.unanswered_channels.popleft():  # not of PING
+                if channel := connection.unanswered_channels.popleft():  # "" is a PING
                     check_subscribe_reply(reply, channel, self._wanted)
             elif dispatch_push(reply, self.push_handler, self._wanted, self.subscribed):
                 connection.unanswered_channels.popleft()
 
-    # Its end
+    # The end of the port
 
     async def close(self) -> None:
-        """End the connections; their threads end by that."""
+        """Close all connections; the listener thread then ends."""
         self._closed = True
         self._reconnect_delay.set()
         if self._subscription:
@@ -640,7 +648,7 @@ class ThreadPort:
         self._close_idle()
 
     def reset_after_fork(self) -> None:
-        """In a child after fork: what was open belongs to the parent."""
+        """In a child after fork: close this process's copies of the sockets; the connections belong to the parent."""
         for connection in [*self._idle, *([self._subscription] if self._subscription else [])]:
             connection.close()
         closed = self._closed

@@ -1,4 +1,4 @@
-"""What is said first on a connection, and who the server is by its replies."""
+"""The handshake: the first commands on a connection, and the identity of the server by its replies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def handshake_commands(address: Address) -> list[tuple[str, ...]]:
-    """What is said first on a connection."""
+    """Return the first commands on a connection."""
     return [
         *address.setup_commands,
         ("HELLO",),
@@ -31,7 +31,10 @@ def handshake_commands(address: Address) -> list[tuple[str, ...]]:
 
 
 def complete_handshake(replies: list[Any], address: Address, history: ServerHistory) -> IdentityStamp:
-    """Who the server is, by the replies to the greeting. Raises LockError if it is not what it should be."""
+    """Compute the identity stamp of the server from its replies to the handshake commands.
+
+    Raises LockError if interlock can't use the server, and Disconnected if a later try may succeed.
+    """
     replies, more = (
         replies[: len(replies) - len(address.isolation_commands)],
         replies[len(replies) - len(address.isolation_commands) :],
@@ -43,13 +46,13 @@ def complete_handshake(replies: list[Any], address: Address, history: ServerHist
             raise connection_error(ResponseError(str(reply)), address)
     check_server(hello, limits, address)
     for reply in (server, replication, time, *past):
-        if type(reply) is ReplyError and is_transient(str(reply)):  # not who it is: that would be no quarantine
+        if type(reply) is ReplyError and is_transient(str(reply)):  # else there would be no quarantine
             raise Disconnected(str(reply), sent=False)
     return history.meet(parse_facts(server, replication, time, *past), address, address.isolation_grace(more))
 
 
 def is_same_primary(reply: Any, stamp: IdentityStamp) -> bool:
-    """By the reply to `REPLICATION`: whether the server says that it is still the primary that it was."""
+    """Whether the server is still the same primary, by its reply to `REPLICATION`."""
     if not stamp.identity:
         return type(reply) is not bytes or parse_info(reply).get("role") == "master"
     info = parse_info(reply)

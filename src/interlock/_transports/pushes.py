@@ -1,4 +1,4 @@
-"""Subscriptions: what is said to hear a channel, and what is done with each push."""
+"""Subscriptions: the commands that subscribe to a channel, and what the client does with each push."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from interlock._transports.resp import ReplyError, pack
 
 
 def is_sharded(channel: str) -> bool:
-    """Whether it belongs to a slot, and so to a node of a cluster."""
+    """Whether the channel belongs to a slot, and so to one node of a cluster."""
     return "{" in channel
 
 
 def subscribe_commands(channel: str) -> tuple[bytes, bytes]:
-    """SUBSCRIBE, and an empty message to ourselves: whether this user may publish is best known before it matters."""
+    """Return SUBSCRIBE, and a PUBLISH of an empty message: its reply shows early whether this user may publish."""
     s = "S" if is_sharded(channel) else ""
     return pack((f"{s}SUBSCRIBE", channel)), pack((f"{s}PUBLISH", channel, ""))
 
 
 def check_subscribe_reply(reply: Any, channel: str, wanted: dict[str, None]) -> None:
-    """Tell the user of a refused SUBSCRIBE or PUBLISH. Raises Disconnected if it is worth to try again."""
+    """Log a refused SUBSCRIBE or PUBLISH as a warning. Raises Disconnected if a new connection may succeed."""
     if type(reply) is ReplyError:
         if is_sharded(channel) and (is_transient(str(reply)) or str(reply).startswith("MOVED")):
-            wanted.pop(channel, None)  # who wants it looks where its slot is
+            wanted.pop(channel, None)  # a later `ensure_subscribed` looks for the node of the slot
             return
         if is_transient(str(reply)):
             raise Disconnected(str(reply), sent=True)
@@ -32,7 +32,10 @@ def check_subscribe_reply(reply: Any, channel: str, wanted: dict[str, None]) -> 
 
 
 def dispatch_push(push: Any, sink: PushHandler, wanted: dict[str, None], heard: set[str]) -> bool:
-    """A push: a message, or which channel is heard from now on, or not any more. Whether it answers a command."""
+    """Give a message to the push handler, or note the start or end of a subscription in `heard`.
+
+    Returns whether the push is the reply to a command.
+    """
     kind = push[0]
     if kind in (b"message", b"smessage"):
         sink.pushed(push[2])
@@ -44,7 +47,7 @@ def dispatch_push(push: Any, sink: PushHandler, wanted: dict[str, None], heard: 
         channel = push[1].decode()
         if kind == b"ssubscribe":
             heard.add(channel)
-        else:  # its slot has gone to another node
+        else:  # the cluster moved the slot to another node
             heard.discard(channel)
             wanted.pop(channel, None)
         sink.subscribed(channel)

@@ -1,4 +1,4 @@
-"""What both ports say on a wire, and how they read what comes back: written once, without any I/O."""
+"""The commands that both transports send, and the parser of replies: written once, without I/O."""
 
 from __future__ import annotations
 
@@ -12,44 +12,47 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _hiredis: Any = hiredis
-# It must get nothing but str and bytes: to turn a number into text it calls back into Python, where a signal handler
-# may run and raise, and hiredis 3.5 does not look whether it did: Ctrl-C ended the process with a segmentation fault.
+# Pass only str and bytes to `pack`. To convert a number into text, hiredis calls Python code, in which a signal handler
+# may run and raise; hiredis 3.5 does not check for that error, so Ctrl-C ended the process with a segmentation fault.
 pack: Callable[[tuple[str | bytes, ...]], bytes] = _hiredis.pack_command
 ReplyError: Final = hiredis.ReplyError
 Push: Final = hiredis.PushNotification
-WAITING: Final = object()  # what a reader gives while a reply is not complete
+WAITING: Final = object()  # what a reader returns while the reply is incomplete
 PING: Final = pack(("PING",))
 REPLICATION: Final = pack(("INFO", "replication"))
 ASKING: Final = pack(("ASKING",))
 
 
 def reader() -> Any:
-    """A parser of replies. Errors come as values, bytes stay bytes."""
+    """Return a parser of replies. The parser returns error replies as values, and leaves bytes undecoded."""
     return hiredis.Reader(notEnoughData=WAITING)
 
 
 def evalsha(script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], stamp: str) -> bytes:
-    """A script call, for a server that knows the script."""
+    """Pack a script call for a server that knows the script."""
     return pack(("EVALSHA", script.sha, str(len(keys)), *keys, *args, stamp))
 
 
 def eval_text(script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], stamp: str) -> bytes:
-    """The same for a server that does not (after a restart, a failover, an eviction): it learns it."""
+    """Pack a script call with the text of the script, for a server that lost the script.
+
+    That is after a restart, a failover or an eviction. The server then stores the script.
+    """
     return pack(("EVAL", script.source, str(len(keys)), *keys, *args, stamp))
 
 
 def is_noscript(reply: Any) -> bool:
-    """Whether the server did not know the script. Then nothing was run."""
+    """Whether the server did not know the script, and so ran nothing."""
     return type(reply) is ReplyError and str(reply).startswith("NOSCRIPT")
 
 
 def raise_if_error(reply: Any) -> Any:
-    """The reply, or a ServerError raised."""
+    """Return the reply; raise ServerError if it is an error."""
     if type(reply) is ReplyError:
         raise ServerError(str(reply))
     return reply
 
 
 def is_readonly(reply: Any) -> bool:
-    """Whether the server is a replica by now, or was left by its replicas. A new connection may lead to the primary."""
+    """Whether the server is a replica by now, or has lost its replicas. A new connection may lead to the primary."""
     return type(reply) is ReplyError and ("READONLY" in str(reply) or "NOREPLICAS" in str(reply))

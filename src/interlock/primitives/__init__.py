@@ -1,1 +1,1 @@
-"""One primitive a pair of files: the .py names the keys and packs the messages, the .lua decides."""
+"""A pair of files for each primitive: the .py names the keys and packs the messages, the .lua decides."""

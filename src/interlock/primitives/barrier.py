@@ -1,4 +1,4 @@
-"""The keys of a barrier, what it is asked, and what its server side tells people. barrier.lua decides."""
+"""The keys of a barrier, its calls, and its state for users. barrier.lua decides."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MAX_PARTIES: Final = 100_000  # parties
 
 
 def barrier_resource(name: object, prefix: str, parties: object) -> Resource:
-    """The barrier of this name. Raises ConfigError."""
+    """Make the resource of the barrier of this name. Raises ConfigError."""
     checked, keys = keys_of(name, prefix, (*COMPANIONS, "present"))
     number = positive_int(parties, "its parties", f"barrier {name!r}", MAX_PARTIES)
     return Resource("barrier", checked, load("barrier"), keys, (), (str(number),), has_generation=True)
 
 
 class ResetCall(NamedTuple):
-    """Begins another generation."""
+    """Begins another generation of the barrier."""
 
     operation: str
 
@@ -37,47 +37,47 @@ class ResetCall(NamedTuple):
 
 
 class BarrierInspect(NamedTuple):
-    """What the server knows of a barrier."""
+    """The reply to `inspect` of a barrier."""
 
     generation: bytes
     """b"" if there is no barrier."""
     parties: int
     arrived: int
     why: bytes
-    """Why it is broken; b"" if it is not."""
+    """Why the barrier is broken; b"" if it is not broken."""
     waiters: Sequence[bytes]
 
     @classmethod
     def parse(cls, reply: Raw) -> BarrierInspect:
-        """The reply that the script returned."""
+        """Parse the reply that the script returned."""
         generation, parties, arrived, why, *waiters = reply
         return cls(generation, parties, arrived, why, waiters)
 
 
 @dataclass(frozen=True)
 class BarrierState:
-    """What the server says of a barrier, at one moment."""
+    """The state of a barrier in the server, at one moment."""
 
     name: str
     parties: int | None
-    """How many have to come; None if the server knows no such barrier."""
+    """How many parties the barrier needs to open; None if the server knows no such barrier."""
     arrived: int
-    """How many wait there for the others."""
+    """How many parties have arrived and wait for the others."""
     waiters: tuple[str, ...]
-    """The tokens of those who wait, in order of arrival: the first hundred."""
+    """The tokens of the first hundred waiters, in order of arrival."""
     broken: str | None
-    """Why it is broken, if it is."""
+    """Why the barrier is broken; None if it is not broken."""
     generation: int | None
     """A number that changes with each reset."""
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """How many parties wait: the same number as `arrived`."""
         return self.arrived
 
 
 def parse_state(name: str, reply: Raw) -> BarrierState:
-    """The reply of `inspect`, for people."""
+    """Parse the reply to `inspect` into the state for users."""
     generation, parties, arrived, why, waiters = BarrierInspect.parse(reply)
     return BarrierState(
         name=name,

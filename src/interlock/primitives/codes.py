@@ -1,4 +1,4 @@
-"""The reply codes of the scripts, the same in every .lua file, and the words that replies begin with."""
+"""The reply codes of the scripts, the same in every .lua file, and the words with which replies begin."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from typing import Final
 
 # Reply codes, the same in every .lua file.
 GRANTED, QUEUED, BUSY, RETRY, NOT_FOUND, REVOKED, NO_EXPIRY, WRONG_KIND, LIMIT_MISMATCH, BROKEN = range(1, 11)
-QUARANTINE: Final = b"!quarantine:"  # what holds a lock whose server may have lost a lease; the evidence follows
+QUARANTINE: Final = b"!quarantine:"  # begins the value of a lock in quarantine; the evidence follows
 
 
 def free_text(rest: str) -> str:
-    """The free text that ends a stored text or a push: it begins with " !", after words of a later version, if any.
+    """Return the free text at the end of a stored text or a push.
 
-    A version before the mark wrote nothing but the free text there.
+    The mark " !" begins the free text; words of a later version may stand before the mark. An old version wrote the
+    free text alone, without the mark.
     """
     _, mark, text = f" {rest}".partition(" !")
     return text if mark else rest

@@ -1,4 +1,4 @@
-"""The keys of an election, and who leads. election.lua decides, over lock.lua."""
+"""The keys of an election, and its current leader. election.lua decides, over lock.lua."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ if TYPE_CHECKING:
 
 
 def election_resource(name: object, prefix: str) -> Resource:
-    """The election of this name. Raises ConfigError."""
+    """Make the resource of the election of this name. Raises ConfigError."""
     return over_lock("election", name, prefix, "watchers")
 
 
 @dataclass(frozen=True)
 class Leader:
-    """Who leads, at one moment."""
+    """The leader of an election, at one moment."""
 
     token: str
-    """Who: host/pid/thread or task/random, with the label before the host."""
+    """The leader's token: host/pid/thread or task/random, with the label before the host."""
     term: int
-    """Which reign it is: a number that only grows, the fence of the leader's lease."""
+    """The number of this leadership, which only grows: the fence of the leader's lease."""
     remaining: float = field(compare=False)
-    """Seconds after which it leads no more, unless it renews."""
+    """Seconds until the leadership ends, unless the leader renews its lease."""
 
 
 def is_leader(token: bytes) -> bool:
-    """Whether somebody leads: a quarantine is nobody."""
+    """Whether this value of the lock names a leader: the marker of a quarantine does not."""
     return bool(token) and not token.startswith(QUARANTINE)
 
 
 class WatchCall(NamedTuple):
-    """Asks who leads, and to be notified on this channel when that changes."""
+    """Asks for the current leader, and for a push on this channel when the leader changes."""
 
     token: str
     channel: str
@@ -50,12 +50,12 @@ class WatchCall(NamedTuple):
 
     @classmethod
     def parse(cls, args: Raw) -> WatchCall:
-        """The call that was encoded so."""
+        """Parse an encoded call."""
         return cls(*args[1:])
 
 
 class Leading(NamedTuple):
-    """Who leads: the value of the lock, b"" if nobody does; until when; and the term."""
+    """The leader: the value of the lock (b"" if nobody leads), the ms until the lease ends, and the term."""
 
     value: bytes
     pttl_ms: int
@@ -67,12 +67,12 @@ class Leading(NamedTuple):
 
 
 def parse_watch(reply: Raw) -> Leading | Refused:
-    """The reply to a watch."""
+    """Parse the reply to a watch."""
     return Leading(*reply[1:]) if reply[0] == GRANTED else Refused(*reply)
 
 
 def merge_watch(votes: Votes[WatchCall, Leading | Refused]) -> Leading | Refused | None:
-    """What a quorum says: only a leader whom a majority names, with a term that a majority has agreed on."""
+    """Merge the votes of a quorum: the leader whom a majority names, with the term on which a majority agreed."""
     if votes.pending:
         return None
     seen = [vote for vote in votes.replies if isinstance(vote, Leading)]

@@ -1,4 +1,4 @@
-"""The keys of a latch, what it is asked, and what its server side tells people. latch.lua decides."""
+"""The keys of a latch, its calls, and its state for users. latch.lua decides."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from interlock._protocol.types import Argument
     from interlock.primitives.messages import Raw, Words
 
-MAX_COUNT: Final = 1_000_000_000  # that a latch counts
-MIN_LATCH_TTL: Final = 10.0  # seconds that a latch lives at least: its waiters are heard of every second
+MAX_COUNT: Final = 1_000_000_000  # the highest count of a latch
+MIN_LATCH_TTL: Final = 10.0  # seconds, the shortest ttl of a latch: its waiters send a heartbeat every second
 
 
 def latch_resource(name: object, prefix: str, count: object, ttl: object) -> Resource:
-    """The latch of this name. Raises ConfigError."""
+    """Make the resource of the latch of this name. Raises ConfigError."""
     checked, keys = keys_of(name, prefix, COMPANIONS)
     number = positive_int(count, "its count", f"latch {name!r}", MAX_COUNT)
     keep_ms = int(duration(ttl, "ttl", least=MIN_LATCH_TTL) * 1000)
@@ -30,12 +30,12 @@ def latch_resource(name: object, prefix: str, count: object, ttl: object) -> Res
 
 
 class CountCall(NamedTuple):
-    """Counts down by this number; creates the latch if there is none."""
+    """Counts the latch down by this number; creates the latch if there is none."""
 
     operation: str
     by: str
     latch: tuple[Argument, ...]
-    """The count and the time for which the latch is kept, as in an acquire."""
+    """The count, and the ms for which the server keeps the latch, as in an acquire."""
 
     def encode(self) -> Words:
         """See Call."""
@@ -43,7 +43,7 @@ class CountCall(NamedTuple):
 
 
 class LatchInspect(NamedTuple):
-    """What the server knows of a latch."""
+    """The reply to `inspect` of a latch."""
 
     generation: bytes
     """b"" if there is no latch."""
@@ -51,43 +51,43 @@ class LatchInspect(NamedTuple):
     left: int
     pttl_ms: int
     why: bytes
-    """Why it was revoked; b"" if it was not."""
+    """Why the latch was revoked; b"" if it was not revoked."""
     waiting: int
     waiters: Sequence[bytes]
 
     @classmethod
     def parse(cls, reply: Raw) -> LatchInspect:
-        """The reply that the script returned."""
+        """Parse the reply that the script returned."""
         generation, count, left, pttl_ms, why, waiting, *waiters = reply
         return cls(generation, count, left, pttl_ms, why, waiting, waiters)
 
 
 @dataclass(frozen=True)
 class LatchState:
-    """What the server says of a latch, at one moment."""
+    """The state of a latch in the server, at one moment."""
 
     name: str
     count: int | None
-    """From where it counts down; None if the server knows no such latch."""
+    """The number from which the latch counts down; None if the server knows no such latch."""
     left: int | None
-    """How many have yet to count down; 0 once it is open."""
+    """How many counts are left until the latch opens; 0 once it is open."""
     remaining: float | None
-    """Seconds until it is forgotten, unless somebody comes."""
+    """Seconds until the server deletes the latch, unless a client waits or counts down before."""
     waiters: tuple[str, ...]
-    """The tokens of those who wait, in order: the first hundred."""
+    """The tokens of the first hundred waiters, in order."""
     waiting: int
-    """How many wait."""
+    """How many callers wait."""
     revoked: str | None
-    """Why it was revoked, if it was."""
+    """Why the latch was revoked; None if it was not revoked."""
 
     @property
     def open(self) -> bool:
-        """Whether who waits may go on."""
+        """Whether the latch is open, so that its waiters may go on."""
         return self.left == 0
 
 
 def parse_state(name: str, reply: Raw) -> LatchState:
-    """The reply of `inspect`, for people."""
+    """Parse the reply to `inspect` into the state for users."""
     generation, count, left, pttl, why, waiting, waiters = LatchInspect.parse(reply)
     return LatchState(
         name=name,

@@ -1,4 +1,4 @@
-"""The keys of a lock, and what its server side tells people. lock.lua decides."""
+"""The keys of a lock, its calls, and its state for users. lock.lua decides."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from interlock.primitives.messages import Raw, Words
 
 COMPANIONS = ("record", "queue", "waiters", "gone")
-RECORD_VERSION = "1"  # the version that records begin with
-RECORD_KINDS = ("lock", "election", "once", "unknown")  # in the records of lock.lua
+RECORD_VERSION = "1"  # the version with which each record begins
+RECORD_KINDS = ("lock", "election", "once", "unknown")  # the kinds in the records of lock.lua
 
 
 def lock_resource(name: object, prefix: str, owner: str = "") -> Resource:
-    """The lock of this name: its keys, in the order of KEYS in lock.lua. Raises ConfigError."""
+    """Make the resource of the lock of this name; its keys have the order of KEYS in lock.lua. Raises ConfigError."""
     checked, keys = keys_of(name, prefix, COMPANIONS)
     return Resource("lock", checked, load("lock"), keys, keys[:2], (owner, "lock"), owner)
 
 
 def over_lock(kind: str, name: object, prefix: str, companion: str) -> Resource:
-    """A kind of lock whose script runs lock.lua over the same keys, and has one more. Raises ConfigError."""
+    """Make a resource whose script runs lock.lua over the keys of a lock, and has one key more. Raises ConfigError."""
     checked, keys = keys_of(name, prefix, (*COMPANIONS, companion))
     return Resource(kind, checked, load(kind), keys, keys[:2], ("", kind))
 
 
 def owner_prefix(owner: object) -> str:
-    """With what the tokens of this owner begin: readable, and no other owner's. Raises ConfigError."""
+    """Return the beginning of each token of this owner: readable, and different for each owner. Raises ConfigError."""
     if owner is None:
         return ""
     if not isinstance(owner, str) or not owner:
@@ -44,7 +44,7 @@ def owner_prefix(owner: object) -> str:
 
 
 class FenceCall(NamedTuple):
-    """Stores the fence that a quorum has agreed on, if the sender holds the lock."""
+    """Stores the fence on which a quorum has agreed, if the sender holds the lock."""
 
     token: str
     fence: str
@@ -55,7 +55,7 @@ class FenceCall(NamedTuple):
 
     @classmethod
     def parse(cls, args: Raw) -> FenceCall:
-        """The call that was encoded so."""
+        """Parse an encoded call."""
         return cls(*args[1:])
 
 
@@ -70,21 +70,21 @@ class FenceReply(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Raw) -> FenceReply:
-        """The reply that a script returned."""
+        """Parse the reply that a script returned."""
         return cls(reply[0] == GRANTED)
 
 
 class LockInspect(NamedTuple):
-    """What the server knows of a lock."""
+    """The reply to `inspect` of a lock."""
 
     value: bytes
     """The holder's token, a marker or a foreign value; b"" if the lock is free."""
     pttl_ms: int
     record: bytes
     waiting: int
-    """How many wait."""
+    """How many callers wait."""
     waiters: Sequence[bytes]
-    """The tokens of the first of them."""
+    """The tokens of the first waiters."""
 
     @property
     def fence(self) -> int:
@@ -98,45 +98,45 @@ class LockInspect(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Raw) -> LockInspect:
-        """The reply that a script returned."""
+        """Parse the reply that a script returned."""
         value, pttl_ms, record, waiting, *waiters = reply
         return cls(value, pttl_ms, record, waiting, waiters)
 
 
 @dataclass(frozen=True)
 class LockState:
-    """What the server says of a lock, at one moment."""
+    """The state of a lock in the server, at one moment."""
 
     name: str
     holder: str | None
     """The holder's token (host/pid/thread or task/random), or a foreign value; None if the lock is free."""
     fence: int | None
-    """The newest fence that was given; None if the server remembers none."""
+    """The fence of the newest grant; None if the server has no record of one."""
     remaining: float | None
-    """Seconds until the holder's lease, or the quarantine, ends by itself; None if it is free, or held for ever by a
-    foreigner."""
+    """Seconds until the holder's lease, or the quarantine, ends by itself; None if the lock is free, or if a foreign
+    value without a TTL holds the lock."""
     waiters: tuple[str, ...]
-    """The tokens of those who wait, in order: the first hundred."""
+    """The tokens of the first hundred waiters, in order."""
     waiting: int
-    """How many wait."""
+    """How many callers wait."""
     revoked: str | None
-    """Why the holder's lease was revoked, if it was and has not ended yet."""
+    """Why the holder's lease was revoked, if that lease has not ended yet; None if there is no such lease."""
     quarantined: bool = False
-    """Whether nobody gets it for `remaining` seconds, since the server may have lost a lease that is alive."""
+    """Whether the server grants nothing for `remaining` seconds, since it may have lost a lease that is alive."""
 
     @property
     def held(self) -> bool:
-        """Whether somebody has it now."""
+        """Whether somebody holds the lock now."""
         return self.holder is not None
 
 
 def parse_state(name: str, reply: Raw) -> LockState:
-    """The reply of `inspect`, for people."""
+    """Parse the reply to `inspect` into the state for users."""
     return state_of(name, LockInspect.parse(reply))
 
 
 def state_of(name: str, seen: LockInspect) -> LockState:
-    """The same, from a reply that is parsed already."""
+    """Make the state for users from a parsed reply to `inspect`."""
     holder = seen.value.decode(errors="replace")
     fields = seen.record.decode(errors="replace").split(" ", 8)
     quarantined = holder.startswith(QUARANTINE.decode())

@@ -1,9 +1,9 @@
 """The messages that the scripts of several primitives share: calls, which `encode` makes ARGV, and replies.
 
 Theory. A call is a verb with its arguments, a reply is what the script returns for that verb. The tables in the headers
-of the .lua files list both. This module and the modules beside the .lua files are the only ones that know at which
-place of a list a word stands. All other modules use the names here. A quorum sends a call to several servers and merges
-their replies, so it also parses calls and encodes replies.
+of the .lua files list both. Only this module and the modules beside the .lua files know the position of each word in a
+list. All other modules use the names here. A quorum sends a call to several servers and merges their replies, so a
+quorum also parses calls and encodes replies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from interlock._protocol.types import Argument
 from interlock.primitives.codes import BUSY, GRANTED, NOT_FOUND, QUARANTINE, QUEUED, RETRY, REVOKED
 
 Words = Sequence[Argument]
-Raw = Sequence[Any]  # a reply as the transports return it
+Raw = Sequence[Any]  # a reply in the form in which a transport returns it
 
 
 class Call(Protocol):
@@ -45,7 +45,7 @@ class AcquireCall(NamedTuple):
     ttl_ms: str
     handover_ttl_ms: str
     subscribed: str
-    """ "1" if the client hears the channel, else "0"."""
+    """ "1" if the client is subscribed to the channel, else "0"."""
     channel: str
     may_wait: str
     """ "1" if the server may put the caller into the queue, else "0"."""
@@ -58,7 +58,7 @@ class AcquireCall(NamedTuple):
 
     @classmethod
     def parse(cls, args: Raw) -> AcquireCall:
-        """The call that was encoded so."""
+        """Parse an encoded call."""
         _, token, ttl_ms, handover_ttl_ms, subscribed, channel, may_wait, *own = args
         return cls(token, ttl_ms, handover_ttl_ms, subscribed, channel, may_wait, tuple(own))
 
@@ -72,12 +72,12 @@ def encode_acquire(
     may_wait: str,
     own: tuple[Argument, ...],
 ) -> Words:
-    """The ARGV of an AcquireCall with these fields. Every acquire pays for what happens here."""
+    """Return the ARGV of an AcquireCall with these fields. Every acquire runs this function, so keep it fast."""
     return ("acquire", token, ttl_ms, handover_ttl_ms, subscribed, channel, may_wait, *own)
 
 
 class Granted(NamedTuple):
-    """The lease is the caller's, or the caller may pass."""
+    """The server granted the lease, or lets the caller pass the latch or barrier."""
 
     number: int
     """The fence of the lease. At a barrier: the index of the party. At a latch: 0."""
@@ -91,12 +91,12 @@ class Queued(NamedTuple):
     """The caller stands in the queue."""
 
     holder: bytes
-    """Token of a holder, or a marker; b"" if nobody holds."""
+    """Token of a holder, or a marker; b"" if the resource has no holder."""
     pttl_ms: int
     is_head: bool
     """Whether the caller is the head of the queue."""
     tally: int = 0
-    """At a latch: how many have yet to count down. At a barrier: how many parties have arrived."""
+    """At a latch: how many counts are left until it opens. At a barrier: how many parties have arrived."""
     generation: str = ""
     """Of the latch or barrier at which the caller waits."""
 
@@ -106,14 +106,14 @@ class Queued(NamedTuple):
 
 
 class Busy(NamedTuple):
-    """Another one holds, and the caller may not wait."""
+    """Another attempt holds the resource, and the caller may not wait."""
 
     holder: bytes
     pttl_ms: int
     is_head: bool
     tally: int = 0
     own: tuple[bytes, ...] = ()
-    """What this primitive says after that."""
+    """The words of this primitive after the common ones."""
 
     def encode(self) -> Raw:
         """See Reply."""
@@ -131,7 +131,7 @@ class Retry(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """The caller can never get it this way: `code` says why."""
+    """This request can never succeed: `code` says why."""
 
     code: int
     detail: bytes | int = b""
@@ -146,7 +146,7 @@ AcquireReply = Granted | Queued | Busy | Retry | Refused
 
 
 def parse_acquire(reply: Raw) -> AcquireReply:
-    """The reply to an acquire, of each script but multi.lua."""
+    """Parse the reply to an acquire, of each script except multi.lua."""
     code = reply[0]
     if code == GRANTED:
         return Granted(reply[1] if len(reply) > 1 else 0)
@@ -156,7 +156,7 @@ def parse_acquire(reply: Raw) -> AcquireReply:
 
 
 def _parse_blocked(code: int, blocker: bytes | int, pttl_ms: int, head: int, *own: bytes) -> Queued | Busy:
-    if isinstance(blocker, int):  # of a latch or a barrier
+    if isinstance(blocker, int):  # the tally of a latch or a barrier
         return (
             Queued(b"", pttl_ms, bool(head), blocker, *map(bytes.decode, own))
             if code == QUEUED
@@ -166,7 +166,7 @@ def _parse_blocked(code: int, blocker: bytes | int, pttl_ms: int, head: int, *ow
 
 
 def lengthens_lease(args: Words, reply: Raw) -> bool:
-    """Whether this reply grants or renews a lease, so that another server must not do the same at that time."""
+    """Whether this reply grants or renews a lease, so that another server must not do the same at the same time."""
     return args[0] in {"acquire", "renew"} and bool(reply[0] == GRANTED)
 
 
@@ -176,7 +176,7 @@ def is_acquire(args: Words) -> bool:
 
 
 def quarantine_evidence(reply: AcquireReply) -> str | None:
-    """The evidence, if the reply is a refusal for a quarantine: the identity of the server that granted last."""
+    """Return the evidence if a quarantine is the cause of the reply: the identity of the server that granted last."""
     if isinstance(reply, Queued | Busy) and reply.holder.startswith(QUARANTINE):
         return reply.holder.removeprefix(QUARANTINE).partition(b">")[0].decode(errors="replace")
     return None
@@ -199,20 +199,20 @@ class ReleaseCall(NamedTuple):
 
     @classmethod
     def parse(cls, args: Raw) -> ReleaseCall:
-        """The call that was encoded so."""
+        """Parse an encoded call."""
         return cls(args[1], args[2], tuple(args[3:]))
 
 
 def encode_release(token: str, tombstone_ms: str, own: tuple[str, ...]) -> Words:
-    """The ARGV of a ReleaseCall with these fields. Every release pays for what happens here."""
+    """Return the ARGV of a ReleaseCall with these fields. Every release runs this function, so keep it fast."""
     return ("release", token, tombstone_ms, *own)
 
 
 class ReleaseReply(NamedTuple):
-    """What the server says to a release."""
+    """The reply of the server to a release."""
 
     was_ours: int
-    """1 if the lease was the sender's, else 0."""
+    """1 if the sender held the lease, else 0."""
     ask_again: int
     """1 if dead waiters are left before a live one, so that the sender must send the release again; else 0."""
 
@@ -222,7 +222,7 @@ class ReleaseReply(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Raw) -> ReleaseReply:
-        """The reply that a script returned."""
+        """Parse the reply that a script returned."""
         return cls(*reply)
 
 
@@ -230,7 +230,7 @@ class ReleaseReply(NamedTuple):
 
 
 class RenewCall(NamedTuple):
-    """Lengthens leases: token and ttl in ms of each."""
+    """Lengthens leases. Each pair is the token of a lease and its ttl in ms."""
 
     leases: Sequence[tuple[str, str]]
 
@@ -240,12 +240,12 @@ class RenewCall(NamedTuple):
 
     @classmethod
     def parse(cls, args: Raw) -> RenewCall:
-        """The call that was encoded so."""
+        """Parse an encoded call."""
         return cls(list(zip(args[1::2], args[2::2], strict=True)))
 
 
 class Renewed(NamedTuple):
-    """The server has the lease, and lengthened it."""
+    """The server lengthened the lease."""
 
     code: int = GRANTED
 
@@ -275,7 +275,7 @@ class Revoked(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The renewal failed, which says nothing about the lease."""
+    """The renewal failed; whether the lease is alive is unknown."""
 
     cause: bytes
 
@@ -299,7 +299,7 @@ class RenewReply(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Raw) -> RenewReply:
-        """The reply that a script returned."""
+        """Parse the reply that a script returned."""
         return cls([_parse_renewed(state) for state in reply])
 
 
@@ -312,7 +312,7 @@ def _parse_renewed(state: Any) -> RenewState:
 
 
 def reason_lost(state: Gone | Revoked) -> str:
-    """Why the reply to a renewal means that the lease is lost."""
+    """Return the reason why the lease is lost, by the reply to a renewal."""
     if isinstance(state, Revoked):
         return f"it was revoked: {state.why.decode(errors='replace')}"
     return "the server has no such lease any more: it was revoked by force, or the server lost it"
@@ -322,7 +322,7 @@ def reason_lost(state: Gone | Revoked) -> str:
 
 
 class HeartbeatCall(NamedTuple):
-    """Says that the waiters of one client are alive: token and handover ttl in ms of each."""
+    """Reports that waiters of one client are alive. Each pair is the token of a waiter and its handover ttl in ms."""
 
     channel: str
     subscribed: str
@@ -334,17 +334,17 @@ class HeartbeatCall(NamedTuple):
 
     @classmethod
     def parse(cls, args: Raw) -> HeartbeatCall:
-        """The call that was encoded so."""
+        """Parse an encoded call."""
         return cls(args[1], args[2], list(zip(args[3::2], args[4::2], strict=True)))
 
 
-MORE_DEAD_WAITERS = -3  # a pttl of HeartbeatReply: the server drops a number of dead waiters in one call, and has more
+MORE_DEAD_WAITERS = -3  # a pttl of HeartbeatReply: more dead waiters than one call drops
 NO_KEY = -2  # a pttl: there is no such key
 NO_EXPIRY_PTTL = -1  # a pttl: the key never expires
 
 
 class HeartbeatReply(NamedTuple):
-    """What the server says of a queue: when the next lease ends, who is the head, and the state of each waiter."""
+    """The reply to a heartbeat: the ms until the next lease ends, the head of the queue, the state of each waiter."""
 
     pttl_ms: int
     head: bytes
@@ -357,7 +357,7 @@ class HeartbeatReply(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Raw) -> HeartbeatReply:
-        """The reply that a script returned."""
+        """Parse the reply that a script returned."""
         return cls(reply[0], reply[1], reply[2:])
 
 
@@ -365,7 +365,7 @@ class HeartbeatReply(NamedTuple):
 
 
 class HasValue(Protocol):
-    """A reply to `inspect` of a primitive over a lock."""
+    """A reply to `inspect` of a primitive whose script runs lock.lua."""
 
     @property
     def value(self) -> bytes:
@@ -393,12 +393,12 @@ class ExecuteReply(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Raw) -> ExecuteReply:
-        """The reply that a script returned."""
+        """Parse the reply that a script returned."""
         return cls(True, reply[1]) if reply[0] == GRANTED else cls(False, None)
 
 
 class RevokeCall(NamedTuple):
-    """Takes a lease away, or ends a quarantine: `token` is the holder's, or a marker that inspect returned."""
+    """Revokes a lease, or ends a quarantine. `token` is that of the holder, or a marker that `inspect` returned."""
 
     token: Argument
     force: str
@@ -410,21 +410,21 @@ class RevokeCall(NamedTuple):
 
     @classmethod
     def parse(cls, args: Raw) -> RevokeCall:
-        """The call that was encoded so."""
+        """Parse an encoded call."""
         return cls(*args[1:])
 
     @property
     def differs_by_server(self) -> bool:
-        """Whether each server of a quorum has another word for `token`: a marker has the server's own evidence."""
+        """Whether `token` differs by server of a quorum: a marker contains the evidence of its own server."""
         return isinstance(self.token, bytes) and self.token.startswith(QUARANTINE)
 
     def for_server(self, seen: HasValue) -> RevokeCall | None:
-        """The same call for the server that says this when inspected; None if that one is in no quarantine."""
+        """Make this call for the server with this reply to `inspect`; None if that server is in no quarantine."""
         return self._replace(token=seen.value) if seen.value.startswith(QUARANTINE) else None
 
 
 class DoneReply(NamedTuple):
-    """Whether the server did it, and the pttl of what it did it to."""
+    """Whether the server executed the call, and the pttl of the key that the call changed."""
 
     done: int
     pttl_ms: int = NO_KEY
@@ -435,12 +435,12 @@ class DoneReply(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Raw) -> DoneReply:
-        """The reply that a script returned."""
+        """Parse the reply that a script returned."""
         return cls(*reply)
 
 
 class InspectCall(NamedTuple):
-    """Asks what the server knows: at most so many of each list."""
+    """Asks for the state of a resource, with at most `most` entries of each list."""
 
     most: str
 
@@ -450,20 +450,20 @@ class InspectCall(NamedTuple):
 
     @classmethod
     def parse(cls, args: Raw) -> InspectCall:
-        """The call that was encoded so."""
+        """Parse an encoded call."""
         return cls(args[1])
 
 
 class OperationReply(NamedTuple):
-    """The reply to `count`, `reset` and `limit`, which run once for each operation id."""
+    """The reply to `count`, `reset` or `limit`, which the server executes once for each operation id."""
 
     refused: Refused | None
     number: int = 0
-    """What is left of the count, or the limit."""
+    """The rest of the count, or the limit."""
 
     @classmethod
     def parse(cls, reply: Raw) -> OperationReply:
-        """The reply that a script returned. `reset` has no number: 1 if the server did it, else 0."""
+        """Parse the reply that a script returned. For `reset`, the number is 1 if the server executed it, else 0."""
         if len(reply) == 1:
             return cls(None, reply[0])
         return cls(None, reply[1]) if reply[0] == GRANTED else cls(Refused(*reply))

@@ -1,8 +1,9 @@
-"""Several things at once, all or none: in one step of the server if they are free, else one after another.
+"""Several resources at once, all or none: in one step of the server if all are free, else one after another.
 
-Theory. Whoever wants several waits for them in the order of their keys. All who do so agree on that order (it is
-part of the wire format), so there is no circle in which each waits for the next. Those already had are leases like
-any other, renewed while the next is awaited. multi.lua is the short cut for when nothing is busy.
+Theory. A client that acquires several resources waits for them in the order of their keys. All clients use this order
+(the order is part of the wire format), so no circle of clients arises in which each waits for the next. A resource that
+is acquired already has an ordinary lease, which the client renews while waiting for the next resource. multi.lua is the
+short cut for the case that all resources are free.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def multi_resource(primitives: Sequence[Resource]) -> Resource:
-    """All of them, as one."""
+    """Make one resource of several."""
     names = ", ".join(resource.name for resource in primitives)
     return Resource("multi", names, load("multi"), tuple(key for each in primitives for key in each.keys), ())
 
 
 class Part(NamedTuple):
-    """The acquire of one of them: its script, how many keys that has, and the call."""
+    """The acquire of one resource: the name of its script, the number of its keys, and the call."""
 
     script: str
     keys: int
@@ -34,7 +35,7 @@ class Part(NamedTuple):
 
 
 class TogetherCall(NamedTuple):
-    """Acquires all of them, or none."""
+    """Acquires all resources, or none."""
 
     parts: Sequence[Part]
 
@@ -44,20 +45,20 @@ class TogetherCall(NamedTuple):
 
 
 class AllGranted(NamedTuple):
-    """All of them were granted, in the order of the call."""
+    """The server granted all resources; their grants stand in the order of the call."""
 
     parts: Sequence[Granted]
 
 
 class FirstRefused(NamedTuple):
-    """None was granted: the first that was not free, from 0, and the reply of its script."""
+    """The server granted no resource: the index of the first that was not free, and the reply of its script."""
 
     which: int
     reply: AcquireReply
 
 
 def parse_together(reply: Raw) -> AllGranted | FirstRefused:
-    """The reply that multi.lua returned."""
+    """Parse the reply that multi.lua returned."""
     code, *rest = reply
     if code == GRANTED:
         return AllGranted([Granted(fence) for _, fence in rest])

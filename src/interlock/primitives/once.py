@@ -1,4 +1,4 @@
-"""The keys of work that runs once, and the results that tell who ran it and when. once.lua decides, over lock.lua."""
+"""The keys of work that runs once, and the results that name its runner and time. once.lua decides, over lock.lua."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from interlock._protocol.types import Resource
 
 R = TypeVar("R")
-NO_NOTE: Final = ("0", "0")  # the arguments of a release after which the next run may start at once
-RUN_TTL: Final = 30.0  # seconds after which the run of a dead process is over, if at_most is not shorter
+NO_NOTE: Final = ("0", "0")  # the arguments of a release that lets the next run start at once
+RUN_TTL: Final = 30.0  # seconds until the lease of a dead process ends, unless at_most is shorter
 MAX_AT_MOST: Final = 366 * 86_400.0  # seconds
 
 
 class Limits:
-    """How long one run may take, and how long no other one may begin: checked."""
+    """The checked options of work: how long a run may take, and for how long no other run may begin."""
 
     def __init__(self, at_most: object, at_least: object, keep: object, *, keyed: bool, max_ttl: float) -> None:
         self.at_most = duration(at_most, "at_most", least=MIN_TTL, most=MAX_AT_MOST)
@@ -37,12 +37,12 @@ class Limits:
         self.ttl = min(self.at_most, RUN_TTL, max_ttl)
 
     def release_args(self, *, succeeded: bool) -> tuple[str, str]:
-        """What the release of a run says: how long no other one may begin."""
+        """Return the own arguments of the release of a run: for how long, in ms, no other run may begin."""
         return str(int(self.at_least * 1000)), str(int(self.keep * 1000) if succeeded else 0)
 
 
 def once_resource(name: object, prefix: str, key: object) -> Resource:
-    """The work of this name, or with a key its run for that. Raises ConfigError."""
+    """Make the resource of the work of this name, or of its run for this key. Raises ConfigError."""
     if key is not None:
         if not isinstance(key, str) or not key:
             raise ConfigError(f"once({name!r}): key must be a word that names this run, as a date, not {key!r}")
@@ -52,15 +52,15 @@ def once_resource(name: object, prefix: str, key: object) -> Resource:
 
 @dataclass(frozen=True)
 class Ran(Generic[R]):
-    """The work was done here."""
+    """This call ran the work. True in an `if`."""
 
     name: str
     value: R
     """What the function returned."""
     by: str
-    """Who ran it, this process: host/pid/thread or task/random."""
+    """The token of this run: host/pid/thread or task/random."""
     started: datetime
-    """When, by the server's clock."""
+    """When the run began, by the server's clock."""
 
     def __bool__(self) -> Literal[True]:
         return True
@@ -68,28 +68,28 @@ class Ran(Generic[R]):
 
 @dataclass(frozen=True)
 class Skipped:
-    """The work was not done here, since another one does it or has done it: no error. It is false in an `if`."""
+    """This call did not run the work, since another run goes on or has ended. No error; false in an `if`."""
 
     name: str
     by: str | None
-    """Who runs it or ran it: host/pid/thread or task/random; None if nobody can tell, as in a quarantine."""
+    """The token of the other run: host/pid/thread or task/random; None if it is unknown, as in a quarantine."""
     started: datetime | None
-    """When that began, by the server's clock."""
+    """When the other run began, by the server's clock."""
     ended: datetime | None
-    """When it ended; None while it runs."""
+    """When the other run ended; None while it goes on."""
 
     def __bool__(self) -> Literal[False]:
         return False
 
 
 class Passed(AcquireTimeout):
-    """Another one has it: carries what is told of that."""
+    """Another run holds the work, or its note keeps this run from starting; `skipped` describes that run."""
 
     skipped: Skipped
 
 
 class RunTimes(NamedTuple):
-    """What a Busy of this primitive says of the run: its times, in µs since 1970; b"0" is none."""
+    """The times of the run in a Busy of this primitive, in µs since 1970; b"0" is none."""
 
     started_us: bytes = b"0"
     ended_us: bytes = b"0"
@@ -101,12 +101,12 @@ class RunTimes(NamedTuple):
 
 
 def run_times(reply: AcquireReply) -> RunTimes:
-    """The times in a reply; none in a reply that has no such."""
+    """Return the times of the run in a Busy, and no times for any other reply."""
     return RunTimes(*reply.own) if isinstance(reply, Busy) else RunTimes()
 
 
 def skipped_error(resource: Resource, _timeout: float, reply: Busy | Queued) -> Passed:
-    """What a refusal means."""
+    """Make the error of a refused acquire, which describes the other run."""
     error = Passed(f"{resource} is run by another one")
     by = b"" if reply.holder.startswith(QUARANTINE) else reply.holder.removeprefix(b"!")
     started_us, ended_us = run_times(reply)
@@ -117,29 +117,32 @@ def skipped_error(resource: Resource, _timeout: float, reply: Busy | Queued) -> 
 
 
 def decisive_vote(votes: Sequence[AcquireReply]) -> AcquireReply | None:
-    """The vote of a quorum that decides an acquire whatever the others say: if any server knows of a run, it was."""
+    """Return the vote that alone decides an acquire, or None.
+
+    A note of an ended run at one server proves that the run took place, whatever the other servers reply.
+    """
     ended = [vote for vote in votes if isinstance(vote, Busy) and run_times(vote).ended]
     return max(ended, key=lambda vote: vote.pttl_ms, default=None)
 
 
 def ran(name: str, token: str, fence: int, value: R) -> Ran[R]:
-    """The result of a run. Its fence is the time of the server at which the run began, in µs since 1970."""
+    """Make the result of a run. Its fence is the server's time at the start of the run, in µs since 1970."""
     return Ran(name, value, token, datetime_of(fence) or datetime.now(UTC))
 
 
 def datetime_of(micros: bytes | int) -> datetime | None:
-    """A time of the server, in µs since 1970; 0 is none."""
+    """Convert a time of the server, in µs since 1970, into a datetime; 0 into None."""
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=int(micros)) if int(micros) else None
 
 
 class OnceInspect(NamedTuple):
-    """What the server knows of work that runs once."""
+    """The reply to `inspect` of work that runs once."""
 
     lock: LockInspect
     note: bytes
-    """Of the last run: its token, start and end; b"" if there is none."""
+    """The token, start and end of the last run; b"" if there is no note."""
     pttl_ms: int
-    """When the note ends."""
+    """How long the note still lasts, in ms."""
 
     @property
     def value(self) -> bytes:
@@ -152,7 +155,7 @@ class OnceInspect(NamedTuple):
 
     @classmethod
     def parse(cls, reply: Raw) -> OnceInspect:
-        """The reply that the script returned."""
+        """Parse the reply that the script returned."""
         lock, note, pttl_ms = reply
         return cls(LockInspect.parse(lock), note, pttl_ms)
 
@@ -160,7 +163,7 @@ class OnceInspect(NamedTuple):
 def merge_inspect(
     replies: Sequence[OnceInspect], merge_lock: Callable[[Sequence[LockInspect]], LockInspect]
 ) -> OnceInspect:
-    """What a quorum says: of the lock, and the note that lasts longest."""
+    """Merge the replies of a quorum: the merged lock, and the note that lasts longest."""
     last = max(replies, key=lambda reply: reply.pttl_ms)
     return OnceInspect(merge_lock([reply.lock for reply in replies]), last.note, last.pttl_ms)
 
@@ -176,7 +179,7 @@ class ForgetCall(NamedTuple):
 
     @classmethod
     def parse(cls, args: Raw) -> ForgetCall:
-        """The call that was encoded so."""
+        """Parse an encoded call."""
         return cls(args[1])
 
     @property
@@ -185,31 +188,31 @@ class ForgetCall(NamedTuple):
         return True
 
     def for_server(self, seen: OnceInspect) -> ForgetCall | None:
-        """The same call for the server that says this when inspected; None if its note is of another run."""
+        """Make this call for the server with this reply to `inspect`; None if that server has a note of another run."""
         return ForgetCall(seen.note) if seen.note.split(b" ")[0] == self.note.split(b" ")[0] else None
 
 
 @dataclass(frozen=True)
 class OnceState:
-    """What the server says of work that runs once, at one moment."""
+    """The state of work that runs once in the server, at one moment."""
 
     name: str
     running: str | None
-    """Who runs it now: host/pid/thread or task/random."""
+    """The token of the current run: host/pid/thread or task/random; None if no run goes on."""
     started: datetime | None
-    """When that one began."""
+    """When the current run began."""
     remaining: float | None
-    """Seconds until its lease ends by itself."""
+    """Seconds until the lease of the current run ends by itself."""
     revoked: str | None
-    """Why it was revoked, if it was and has not ended yet."""
+    """Why the current run was revoked; None if it was not revoked."""
     last: Skipped | None
-    """The last run, as those are told who skip it; None if it may run."""
+    """The last run, as a skipped call returns it; None if the work may run."""
     free_in: float | None
-    """Seconds until it may run again, if the last run keeps it from that."""
+    """Seconds until the work may run again; None if the last run does not prevent a new run."""
 
 
 def parse_state(name: str, reply: Raw) -> OnceState:
-    """The reply of `inspect`, for people."""
+    """Parse the reply to `inspect` into the state for users."""
     seen = OnceInspect.parse(reply)
     lock, pttl_ms, note = state_of(name, seen.lock), seen.pttl_ms, seen.note.decode(errors="replace")
     who, started, ended = note.split(" ")[:3] if note else ("", "0", "0")

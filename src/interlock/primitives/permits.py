@@ -1,4 +1,4 @@
-"""The keys of a semaphore or a read-write lock, and what its server side tells people. permits.lua decides."""
+"""The keys of a semaphore or a read-write lock, its calls, and its state for users. permits.lua decides."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from interlock.primitives.messages import Raw, Words
 
 COMPANIONS = ("record", "queue", "waiters", "gone", "shares")
-ALL_PERMITS: Final = 1_000_000_000  # permits of a read-write lock: what a writer takes; a reader takes one
-MAX_PERMITS: Final = 1_000_000  # permits of a semaphore
-KINDS: Final = ("semaphore", "rwlock", "unknown")  # in the records of permits.lua
+ALL_PERMITS: Final = 1_000_000_000  # of a read-write lock: a writer takes all, a reader takes one
+MAX_PERMITS: Final = 1_000_000  # the highest limit of a semaphore
+KINDS: Final = ("semaphore", "rwlock", "unknown")  # the kinds in the records of permits.lua
 
 
 def permits_resource(kind: str, name: object, prefix: str, limit: int, wanted: int = 1, under: str = "") -> Resource:
-    """So many of the permits of this name. Raises ConfigError."""
+    """Make the resource of `wanted` permits of this name. Raises ConfigError."""
     checked, keys = keys_of(name, prefix, COMPANIONS)
     return Resource(
         kind,
@@ -37,29 +37,29 @@ def permits_resource(kind: str, name: object, prefix: str, limit: int, wanted: i
 
 
 def semaphore_resource(name: object, prefix: str, limit: object) -> Resource:
-    """One permit of this semaphore. Raises ConfigError."""
+    """Make the resource of one permit of this semaphore. Raises ConfigError."""
     return permits_resource("semaphore", name, prefix, _checked_limit(name, limit))
 
 
 def with_permits(resource: Resource, number: object) -> Resource:
-    """So many of a semaphore's permits. Raises ConfigError."""
+    """Return the resource of so many permits of this semaphore. Raises ConfigError."""
     wanted = permit_args(resource)
     permits = positive_int(number, "permits", resource, int(wanted.limit))
     return resource._replace(acquire_args=wanted._replace(permits=str(permits)))
 
 
 def read_resource(name: object, prefix: str) -> Resource:
-    """One reader's part of a read-write lock."""
+    """Make the resource of one reader of a read-write lock. Raises ConfigError."""
     return permits_resource("rwlock", name, prefix, ALL_PERMITS)
 
 
 def write_resource(name: object, prefix: str) -> Resource:
-    """The writer's part of it: all of it."""
+    """Make the resource of the writer of a read-write lock, who takes all permits. Raises ConfigError."""
     return permits_resource("rwlock", name, prefix, ALL_PERMITS, ALL_PERMITS)
 
 
 def beside_own_leases(resource: Resource, leases: list[Any]) -> Resource:
-    """What a thread or task that has these leases on a read-write lock asks for. Raises ConfigError."""
+    """Return the resource for a caller that has these leases on the same read-write lock. Raises ConfigError."""
     held = [lease for lease in leases if lease._grant.end_reason is None]
     if not held:
         return resource
@@ -76,7 +76,7 @@ def beside_own_leases(resource: Resource, leases: list[Any]) -> Resource:
 
 
 def permit_args(resource: Resource) -> PermitArgs:
-    """The own arguments of this one's acquire."""
+    """Return the own arguments of an acquire of this resource."""
     args = resource.acquire_args
     assert isinstance(args, PermitArgs)
     return args
@@ -87,7 +87,7 @@ def _checked_limit(name: object, limit: object) -> int:
 
 
 class PermitArgs(NamedTuple):
-    """The own arguments of an acquire: what the caller wants, and of what."""
+    """The own arguments of an acquire: the kind, the permits that the caller wants, and the limit."""
 
     kind: str
     permits: str
@@ -97,7 +97,7 @@ class PermitArgs(NamedTuple):
 
 
 class LimitCall(NamedTuple):
-    """Sets how many permits there are."""
+    """Sets the limit of a semaphore."""
 
     operation: str
     kind: str
@@ -109,7 +109,7 @@ class LimitCall(NamedTuple):
 
 
 class PermitInspect(NamedTuple):
-    """What the server knows of a semaphore or a read-write lock."""
+    """The reply to `inspect` of a semaphore or a read-write lock."""
 
     record: bytes
     used: int
@@ -121,57 +121,57 @@ class PermitInspect(NamedTuple):
     """Token and permits of each of the first waiters."""
     quarantine_ms: int
     marker: bytes
-    """Of the quarantine; b"" is none."""
+    """The marker of the quarantine; b"" if there is no quarantine."""
 
     @classmethod
     def parse(cls, reply: Raw) -> PermitInspect:
-        """The reply that the script returned."""
+        """Parse the reply that the script returned."""
         return cls(*reply)
 
 
 @dataclass(frozen=True)
 class Holder:
-    """One who has permits."""
+    """One holder of permits."""
 
     token: str
-    """Who: host/pid/thread or task/random."""
+    """The token of the lease: host/pid/thread or task/random."""
     permits: int
     fence: int
     remaining: float
     """Seconds until the lease ends by itself."""
     revoked: str | None
-    """Why it was revoked, if it was and has not ended yet."""
+    """Why the lease was revoked; None if it was not revoked."""
 
 
 @dataclass(frozen=True)
 class SemaphoreState:
-    """What the server says of a semaphore or a read-write lock, at one moment."""
+    """The state of a semaphore or a read-write lock in the server, at one moment."""
 
     name: str
     limit: int | None
-    """How many permits there are; None if the server remembers nothing of it."""
+    """How many permits there are; None if the server has no record of the resource."""
     used: int
     holders: tuple[Holder, ...]
-    """The first hundred, by when their leases end."""
+    """The first hundred holders, in the order in which their leases end."""
     waiters: tuple[tuple[str, int], ...]
-    """Token and permits of those who wait, in order: the first hundred."""
+    """Token and permits of each of the first hundred waiters, in order."""
     holding: int
-    """How many hold."""
+    """How many holders there are."""
     waiting: int
-    """How many wait."""
+    """How many callers wait."""
     fence: int | None
-    """The newest fence that was given."""
+    """The fence of the newest grant; None if the server has no record of one."""
     quarantine: float = 0.0
-    """Seconds for which nobody gets any, since the server may have lost leases that are alive."""
+    """Seconds for which the server grants nothing, since it may have lost leases that are alive."""
 
     @property
     def held(self) -> bool:
-        """Whether anybody has a permit now."""
+        """Whether anybody holds a permit now."""
         return bool(self.holders)
 
 
 def parse_state(name: str, reply: Raw) -> SemaphoreState:
-    """The reply of `inspect`, for people."""
+    """Parse the reply to `inspect` into the state for users."""
     record, used, holding, waiting, holders, waiters, quarantine_ms, _ = PermitInspect.parse(reply)
     fields = record.decode(errors="replace").split(" ")
     known = fields[0] == RECORD_VERSION and len(fields) > 6 and fields[1] in KINDS and fields[6].isdigit()

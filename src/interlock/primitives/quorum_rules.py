@@ -1,4 +1,4 @@
-"""What is special of each primitive when the servers of a quorum answer, by the name of its script."""
+"""The rules by which a quorum merges the replies about each primitive, by the name of its script."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 class QuorumRules(NamedTuple):
-    """Of one primitive."""
+    """The rules of one primitive."""
 
     release_args: tuple[str, ...]
     """The own arguments of a release by which an attempt gives back a share that it won at some servers."""
     decisive_vote: Callable[[Sequence[AcquireReply]], AcquireReply | None]
-    """The vote that decides an acquire whatever the others say, if there is one."""
+    """Returns the vote that alone decides an acquire; None if there is none."""
     parse_inspect: Callable[[Sequence[Any]], Any]
     merge_inspect: Callable[[Sequence[Any], Callable[[Sequence[LockInspect]], LockInspect]], Any]
-    """Merges parsed replies; gets the function that merges those of a lock."""
+    """Merges parsed replies; its second argument merges the replies of a lock."""
 
 
 def _none(_votes: Sequence[AcquireReply]) -> None:
@@ -41,5 +41,5 @@ _SPECIAL: Final = {
 
 
 def rules_of(script: Script) -> QuorumRules:
-    """The rules of the primitive that this script decides."""
+    """Return the rules of the primitive about which this script decides."""
     return _SPECIAL.get(script.name, _LOCK)

@@ -1,7 +1,8 @@
-"""The .lua files: loaded once, known to servers by their SHA1.
+"""The .lua files: this module loads each file once, and servers know each script by its SHA1.
 
-What several scripts share stands once. `--include queue` puts that file's text in its place; `--function lock` makes
-a local function of a whole script, with KEYS and ARGV of its own, so that one script can be built over another.
+Code that several scripts share stands in one file. The line `--include queue` inserts the text of queue.lua. The line
+`--function lock` inserts the whole script lock.lua as a local function with its own KEYS and ARGV, so that one script
+can run another.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from interlock._protocol.types import Script
 
 @cache
 def load(name: str, package: str = "interlock.primitives") -> Script:
-    """The script `<name>.lua` of a package."""
+    """Load the script `<name>.lua` of a package."""
     source = _text(name, package)
     return Script(name, source, hashlib.sha1(source.encode()).hexdigest())  # noqa: S324 (Redis names them so)
 

@@ -1,4 +1,4 @@
-"""What the primitives' merge rules need of a quorum: the replies of its servers to one call, and its majority."""
+"""The votes of a quorum, as the merge rules need them: the replies to one call, and the number of a majority."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 class Votes(NamedTuple, Generic[C, R]):
-    """The replies to one call, so far."""
+    """The replies of a quorum's servers to one call so far."""
 
     call: C
     replies: Sequence[R]
@@ -25,20 +25,24 @@ class Votes(NamedTuple, Generic[C, R]):
 
     @property
     def majority(self) -> int:
-        """Of all servers, answering or not."""
+        """More than half of all servers, whether these answer or not."""
         return self.total // 2 + 1
 
     def majority_pttl(self, pttls: Sequence[int]) -> int:
-        """When a majority is over this, if these servers are so after so many ms and the others never."""
+        """Return after how many ms a majority of servers is free of a lease or a quarantine; -1 if none ever is.
+
+        `pttls`: after how many ms each of these servers is free; below 0: never. All other servers count as never free.
+        If too few servers are ever free, the longest time counts.
+        """
         bounded = sorted(pttl for pttl in pttls if pttl >= 0)
         return bounded[min(self.majority, len(bounded)) - 1] if bounded else -1
 
     def agreed_fence(self, fences: Sequence[int]) -> int | None:
-        """The fence that a majority has; None if no majority has agreed yet, or if its servers are not among these."""
+        """Return the fence that a majority has; None if these servers are no majority with the same fence."""
         fence, number = Counter(fences).most_common(1)[0]
         return fence if number >= self.majority else None
 
 
 def holder_of(value: bytes) -> bytes:
-    """The holder in a lock's value: a revoked holder is the same holder, and one quarantine is like another."""
+    """Return the holder in a lock's value, without the mark of a revocation; all quarantines count as one holder."""
     return QUARANTINE if value.startswith(QUARANTINE) else value.removeprefix(b"!")
