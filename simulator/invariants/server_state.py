@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
 IDENTITY: Final = 25  # characters
 FOLLOWED: Final = 1.3  # seconds within which a live waiter must get a free resource: a heartbeat and a trip
-REVOKED: Final = (
-    1.0  # seconds within which the holder of a revoked lease must know so, if its client is subscribed and runs
-)
+# seconds within which the holder of a revoked lease must know so, if its client is subscribed and runs
+REVOKED: Final = 1.0
 WOKEN: Final = 0.05  # seconds within which a client must know of a handover or of news, if there is no fault
 
 

@@ -52,12 +52,10 @@ if TYPE_CHECKING:
     from interlock._quarantine.stamp import IdentityStamp
 
 T = TypeVar("T")
-WRITE_BATCH: Final = (
-    16  # commands in the buffer that are written before the turn ends, so that the server begins meanwhile
-)
-SILENCE_LIMIT: Final = (
-    0.9  # seconds without a byte from the server, after which a call that times out ends the connection
-)
+# commands in the buffer that are written before the turn ends, so that the server begins meanwhile
+WRITE_BATCH: Final = 16
+# seconds without a byte from the server, after which a call that times out ends the connection
+SILENCE_LIMIT: Final = 0.9
 STEADY_AFTER: Final = 1.0  # seconds that a connection must last for the next one to open without a pause
 PING_AFTER: Final = 5.0  # seconds without a message after which the connection sends PING
 
@@ -389,9 +387,8 @@ class AsyncioPort:
         self._listener: asyncio.Task[None] | None = None
         self._closed = False
         self._spares: list[Connection] = []  # idle connections on which grants wait for replicas
-        self.send_script_text = (
-            False  # send the next batch with the texts of its scripts: the server did not know one of them
-        )
+        # send the next batch with the texts of its scripts: the server did not know one of them
+        self.send_script_text = False
 
     async def call(
         self,

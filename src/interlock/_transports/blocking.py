@@ -281,9 +281,8 @@ class ThreadPort:
         self._idle: deque[Connection] = deque()
         self._proofs = Proofs(self.runtime, self.history, self._lossless)
         self._closed = False
-        self.send_script_text = (
-            False  # send the next batch with the texts of its scripts: the server did not know one of them
-        )
+        # send the next batch with the texts of its scripts: the server did not know one of them
+        self.send_script_text = False
         self._subscription: Connection | None = None  # the connection that receives the pushes
         self._listener_started = False  # the listener thread was started: start no second one
         self._listener_running = False
