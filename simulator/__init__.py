@@ -2,7 +2,7 @@
 
 Theory. A lock must keep its promises in every order in which messages, timers, pauses, crashes and cancellations can
 happen. Tests over real sockets see a few of these orders. Here only the code under test is real: asyncio's API,
-`Session`, `Core`, `Renewal`, `Waiters` and `Undo` run over a port whose clock, network and background work are events
+`Session`, `Core`, `Renewal`, `Waiters` and `Undo` run over a server whose clock, network and background work are events
 of a scheduler; the scripts run in a real Lua over a small Redis in memory. A virtual second costs milliseconds of real
 time. A seed determines its run to the byte, so a failing run can be repeated and shrunk.
 
@@ -10,7 +10,7 @@ time. A seed determines its run to the byte, so a failing run can be repeated an
     scheduler   time;  coroutines: the code that runs, and the points of an await at which a fault can strike
     server      the Lua;  commands: the small Redis around it
     group        the processes behind one address;  outages: how one comes after the other
-    network     delays, losses, copies;  port: the network as the core sees it
+    network     delays, losses, copies;  sim_server: the server as the core sees it
     profiles    which faults, how often, in which world;  faults: the effects of each fault
     subjects    the synchronizers under test: lock, rlock, semaphore, ... each with its workers' actions and its rules
     clients     processes;  workers: their actions with a lease;  terms: for how long, and how

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 from interlock import aio
 from interlock._client.session import Session, _sessions
 from interlock._quarantine.history import ServerHistory
-from interlock._servers.quorum import QuorumPort
+from interlock._servers.quorum import QuorumServer
 
 from .chance import CLIENT, GAP, SECTION
 from .coroutines import Cancelled, Process, Task
 from .plan import Section
-from .port import SimPort, SimRuntime, SimSignal, current
 from .server_group import ServerGroup
+from .sim_server import SimRuntime, SimServer, SimSignal, current
 from .workers import Worker
 
 if TYPE_CHECKING:
@@ -51,15 +51,15 @@ class Client:
         longest = run.profile.max_ttl
         mark = "+" if len(run.networks) > 1 else " "
         runtime = SimRuntime(process)
-        self.ports = [
-            SimPort(process, each, ServerHistory(longest, mark=mark), runtime, run.profile.longer)
+        self.servers = [
+            SimServer(process, each, ServerHistory(longest, mark=mark), runtime, run.profile.longer)
             for each in run.networks
         ]
-        several: Any = QuorumPort(self.ports, runtime, ServerGroup.display_url)
-        self.port: Any = several if len(self.ports) > 1 else self.ports[0]
-        run.monitor.server_state.ports[name] = self.ports[0]
+        several: Any = QuorumServer(self.servers, runtime, ServerGroup.display_url)
+        self.server: Any = several if len(self.servers) > 1 else self.servers[0]
+        run.monitor.server_state.servers[name] = self.servers[0]
         run.world.acting = process
-        self.session = self.port.push_handler = Session(self.port, None, self._where, longest, lambda: self.port)
+        self.session = self.server.push_handler = Session(self.server, None, self._where, longest, lambda: self.server)
         self.session.process_id = name
         _sessions.discard(self.session)  # this real process has no such session
         self.locks = Locks(self.session)
@@ -67,19 +67,19 @@ class Client:
         if image is not None:
             self._remember(image)
         attempts = run.monitor.attempts
-        for port in self.ports:
-            port.asked = attempts.asked
-            port.sending = lambda keys, args: attempts.sending(process, keys, args)
+        for server in self.servers:
+            server.asked = attempts.asked
+            server.sending = lambda keys, args: attempts.sending(process, keys, args)
         self.workers = [process.spawn(self._work(), f"w{i}") for i in range(random.choice(run.profile.workers))]
         self.closing: Task | None = None
 
     def _remember(self, image: Client) -> None:
         self.session.process_id, self.session.channel = image.session.process_id, image.session.channel
         self.known = copy.copy(image.known)
-        for port, other in zip(self.ports, image.ports, strict=True):
-            vars(port.history).update(vars(copy.deepcopy(other.history)))
+        for server, other in zip(self.servers, image.servers, strict=True):
+            vars(server.history).update(vars(copy.deepcopy(other.history)))
             if other.listens:
-                port.restored()
+                server.restored()
 
     @property
     def idle(self) -> bool:
@@ -101,12 +101,14 @@ class Client:
         while not self.session.core.closed:
             if planned is None:
                 number += 1
-                clock = self.port.runtime.now() - run.gap * math.log(1 - world.chance.number(task.number, GAP, number))
+                clock = self.server.runtime.now() - run.gap * math.log(
+                    1 - world.chance.number(task.number, GAP, number)
+                )
             elif section := next(planned, None):
                 number, clock = section.number, section.clock
             else:
                 return
-            await self.port.runtime.wait(SimSignal(), clock)
+            await self.server.runtime.wait(SimSignal(), clock)
             if run.over:
                 return
             worker.random = world.chance.stream(task.number, SECTION, number)
@@ -128,6 +130,6 @@ class Client:
     async def _close(self) -> None:
         pauses = self.process.pauses
         await self.session.close()
-        await self.port.runtime.wait(SimSignal(), self.port.runtime.now() + 0.1)
+        await self.server.runtime.wait(SimSignal(), self.server.runtime.now() + 0.1)
         if pauses == self.process.pauses:
             self.run.monitor.attempts.closed(self.process)

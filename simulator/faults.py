@@ -20,7 +20,7 @@ from .clients import CLOSER
 from .coroutines import Task, Trap
 from .invariants.attempts import KEEPER
 from .outages import KINDS, MOST_LAG, Outages
-from .port import IO_TIMEOUT
+from .sim_server import IO_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -182,8 +182,8 @@ class Faults:
         client.process.alive = False
         self.run.trace.note("%s is dead", client.name)
         if strike.spare < 0.7:  # else its host is gone, so the server does not notice the crash
-            for port in client.ports:
-                self.run.world.at(self.run.world.now + 0.001 * strike.spare, port.buried)
+            for server in client.servers:
+                self.run.world.at(self.run.world.now + 0.001 * strike.spare, server.buried)
         self.run.replace(client, strike.number)
 
     def _snapshot(self, strike: Strike) -> None:
@@ -196,8 +196,8 @@ class Faults:
         client.process.alive = False
         self.run.trace.note("%s is frozen, and restored twice", client.name)
         if strike.victim < 0.7:  # else the server keeps its connections open for a while, without a reader
-            for port in client.ports:
-                self.run.world.at(self.run.world.now + 0.001 * strike.victim, port.buried)
+            for server in client.servers:
+                self.run.world.at(self.run.world.now + 0.001 * strike.victim, server.buried)
         self.run.restore_twice(client, strike.number)
 
     def _pause(self, client: Client, strike: Strike) -> None:
@@ -224,7 +224,7 @@ class Faults:
                 way = client.process.base, strike.wire
                 network.one_way[way] = max(network.one_way.get(way, 0.0), world.now + min(strike.seconds, 2 * MOST_LAG))
             case "deafen":
-                client.ports[number].deafen(0.001 if strike.spare < 0.5 else (strike.spare - 0.5) * 2 * IO_TIMEOUT)
+                client.servers[number].deafen(0.001 if strike.spare < 0.5 else (strike.spare - 0.5) * 2 * IO_TIMEOUT)
             case "revoke" | "force":
                 client.process.spawn(self._revoke(strike, client), f"person{strike.number}")
             case "cut off":

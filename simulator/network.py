@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from .chance import Actor
     from .coroutines import Future, Process
     from .plan import Record
-    from .port import Link
     from .scheduler import World
     from .server_group import Host, ServerGroup
+    from .sim_server import Link
 
 LATEST: Final = 10.0  # seconds of travel at most: longer than any timeout and any ttl here
 _KINDS: Final = {
@@ -60,7 +60,7 @@ class Weather:
     unanswered: float = 0.0  # a reply never arrives
     doubled: float = 0.0  # a request arrives twice
     refused: float = 0.0  # no connection: nothing is sent
-    replica: float = 0.0  # the connection is to a replica for a moment, which the port refuses
+    replica: float = 0.0  # the connection is to a replica for a moment, which the client refuses
     reset: float = 0.0  # of lost messages: the client sees a reset, and need not wait for its timeout
     push_lost: float = 0.0
     push_doubled: float = 0.0
@@ -237,7 +237,7 @@ class Network:
         """Reset the connection of a host that has ended, if the host's machine is up and so can send a reset."""
         if self.group.resets and not self.blocked(link.process, there=False):
             self.world.at(
-                self.world.now + after, lambda: link.port.lost(link, "it closed the connection"), link.process
+                self.world.now + after, lambda: link.server.lost(link, "it closed the connection"), link.process
             )
 
     def deliver(self, link: Link, journey: Journey, arrived: Callable[[], None], back: Callable[[], None]) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from .network import LATEST, NO_FAULTS, Weather
 from .outages import KINDS, LONGER, PAUSED, SETTLED
-from .port import IO_TIMEOUT
+from .sim_server import IO_TIMEOUT
 
 
 @dataclass(frozen=True)

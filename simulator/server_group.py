@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from .coroutines import Process
     from .network import Ear
-    from .port import Link
     from .scheduler import World
+    from .sim_server import Link
 
 Image = tuple[dict[bytes, Any], dict[bytes, int]]
 EMPTY: Final[Image] = ({}, {})

@@ -11,7 +11,7 @@ from interlock.errors import AcquireTimeout, ConfigError, LeaseLost, LockError, 
 
 from .chance import MESSAGE
 from .network import Journey
-from .port import IO_TIMEOUT, SimSignal
+from .sim_server import IO_TIMEOUT, SimSignal
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -37,7 +37,7 @@ class Worker:
         self.session = client.session
         self.locks: aio.Interlock = client.locks
         self.known = client.known
-        self.now = client.port.runtime.now
+        self.now = client.server.runtime.now
         self.random: Random  # of the turn
 
     def options(self, terms: Terms) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Worker:
 
     async def sleep(self, until: float) -> None:
         """Do nothing until then, by the process's own clock."""
-        await self.client.port.runtime.wait(SimSignal(), until)
+        await self.client.server.runtime.wait(SimSignal(), until)
 
     async def take(self, acquire: Callable[[], Awaitable[T]], terms: Terms) -> T | None:
         """A lease, if it can be had on these terms. ConfigErrors are the caller's."""
@@ -121,7 +121,7 @@ class Worker:
         """Rule 4: who is told that another one has it is so by a server that answered lately."""
         # Silence begins with a heartbeat that is not answered, is known when that is given up, and is told at the end.
         longest = HEARTBEAT_INTERVAL + max(ANSWER_COUNTS_FOR, HEARTBEAT_TIMEOUT) + courtesies * UNDO_GRACE + SLACK
-        now, heard = self.client.process.world.now, max(port.answered_at for port in self.client.ports)
+        now, heard = self.client.process.world.now, max(server.answered_at for server in self.client.servers)
         if now - heard > longest:
             self.violated(4, f"{what} timed out, and no server has answered for {now - heard:.3f} s")
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Sequence
 
     from simulator.coroutines import Task
-    from simulator.port import SimPort
     from simulator.server import Server
     from simulator.server_group import Host, ServerGroup
+    from simulator.sim_server import SimServer
     from simulator.subjects import Reading, Share, Thing
 
     from .attempts import Attempt, Attempts
@@ -69,7 +69,7 @@ class ServerState:
         self.slowest = 0.0  # seconds from when there was room for a live waiter to its grant, in the quiet phase
         self.excused = 0  # grants to clients that remembered nothing, by servers that had lost all
         self.struck: Callable[[], None] = lambda: None  # called in the moment of a grant
-        self.ports: dict[str, SimPort] = {}  # by process
+        self.servers: dict[str, SimServer] = {}  # by process
         self._arrived = 0
 
     @property
@@ -181,7 +181,7 @@ class ServerState:
         attempt = self.attempts.known.get(token)
         if attempt is None or not attempt.process.alive or attempt.process.paused_until > since:
             return
-        deaf_until = self.ports[attempt.process.name].deaf_until
+        deaf_until = self.servers[attempt.process.name].deaf_until
         if deaf_until > since:  # the client missed the push, and asks when subscribed again
             self.trace.world.at(deaf_until + REVOKED, lambda: self._revoked(token, deaf_until))
         elif attempt.certain():
@@ -226,7 +226,7 @@ class ServerState:
             self._arrivals(seen, holders, present)
         new = _new(seen, holders)
         if seen.barred_until > self.trace.world.now:
-            first = min(host.number for host in self.ports[sender].met)
+            first = min(host.number for host in self.servers[sender].met)
             self._barred(seen, new, fresh=first >= seen.lost_by)
         if new:
             new.sort(key=lambda token: holders[token].fence)
@@ -402,7 +402,7 @@ class ServerState:
         thing, room = seen.thing, reading.room
         wants = thing.wants(head)
         marker = next((token for token in reading.holders if token.startswith(b"quarantine:")), None)
-        link = self.ports[self.attempts.known[head].process.name].link
+        link = self.servers[self.attempts.known[head].process.name].link
         if link is None or link.host is not self.group.primary or bars(link.epoch.text, self.server, thing, marker):
             room = 0
         elif marker:

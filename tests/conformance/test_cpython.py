@@ -46,7 +46,7 @@ class OnAServer:
         self.name = lambda: f"a{next(numbers)}"
         with Interlock(server.url) as self.locks:
             with self.locks.lock("a"):  # the client's threads run before the test counts threads: its listener,
-                self.locks._session.port.ensure_subscribed("a")
+                self.locks._session.server.ensure_subscribed("a")
             for keeper in self.locks._session.workers:  # and its keepers
                 keeper.wake_at(0)
             yield

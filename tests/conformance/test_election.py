@@ -307,11 +307,11 @@ async def test_run_stops_while_it_campaigns_and_leaves_the_queue(kit):
 async def test_run_that_is_stopped_already_asks_for_nothing(kit):
     locks = kit.interlock()
     core = kit.session(locks).core
-    core.port.call = None
+    core.server.call = None
     leading = Leading(kit, locks)
     leading.stop.set()
     assert await leading.result() is None
-    del core.port.call
+    del core.server.call
 
 
 @rule(6)
@@ -385,7 +385,7 @@ async def test_run_campaigns_through_an_outage(kit, proxy, caplog):
     leading = Leading(kit, locks, ttl=0.6)
     await until(lambda: leading.leases)
     core, tries = kit.session(locks).core, []
-    core.port.retry_for = 0.1  # seconds after which a call says Unavailable
+    core.server.retry_for = 0.1  # seconds after which a call says Unavailable
     acquire = core.acquire
     core.acquire = lambda *args, **options: tries.append(1) or acquire(*args, **options)
     proxy.refuse = True

@@ -134,7 +134,7 @@ async def test_whoever_waits_until_it_is_taken_back_is_told_also_if_that_was_ask
     locks = kit.interlock()
     lease = await locks.lock("a").acquire()
     session = kit.session(locks)
-    port, attempt = session.port, lease._grant.attempt
+    port, attempt = session.server, lease._grant.attempt
     both = [session.core.release_in_background(lease._grant), session.undo.add(attempt)]
     for done in both:
         waiting = port.runtime.wait(done, port.runtime.now() + 10)

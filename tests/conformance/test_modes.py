@@ -295,7 +295,7 @@ def test_one_interlock_in_several_loops(server, clean):
             await asyncio.sleep(0)
         session = locks._sessions.pop(asyncio.get_running_loop())
         await session.close()
-        await session.port.close()
+        await session.server.close()
         return lease.fence
 
     fences = [asyncio.run(once()) for _ in range(3)]
@@ -315,7 +315,7 @@ def test_several_loops_at_once(server, clean):
                 counter[0] = seen + 1
         session = locks._sessions.pop(asyncio.get_running_loop())
         await session.close()
-        await session.port.close()
+        await session.server.close()
 
     threads = [threading.Thread(target=lambda: asyncio.run(work())) for _ in range(4)]
     for thread in threads:

@@ -270,7 +270,7 @@ async def test_many_that_are_not_given_back_at_once_do_not_add_up(kit):
     locks, others = kit.interlock(), kit.interlock()
     blocker = await others.lock("z").acquire()
     undo = kit.session(locks).undo
-    add, port = undo.add, undo.port
+    add, port = undo.add, undo.server
     undo.add = lambda attempt: (add(attempt), port.runtime.event())[1]  # nobody hears when it is done
     started = time.monotonic()
     refused = await outcome(

@@ -97,27 +97,27 @@ async def test_a_lease_is_asked_about_again_if_its_channel_was_subscribed_during
     """The question was answered before the subscription: a revocation between the two was not pushed to anybody."""
     locks = kit.interlock()
     session = kit.session(locks)
-    calls, held_up = session.port.calls, []
+    calls, held_up = session.server.calls, []
 
     async def answered_late(messages, until):
         replies = await calls(messages, until)
         if not held_up:
             held_up.append(messages)
-            while session.renewal.resubscribed or session.port.subscription_of("lock:fixed")[0] != "1":
+            while session.renewal.resubscribed or session.server.subscription_of("lock:fixed")[0] != "1":
                 if kit.mode == "asyncio":
                     await asyncio.sleep(0.01)
                 else:
                     time.sleep(0.01)
         return replies
 
-    session.port.calls = answered_late
+    session.server.calls = answered_late
     fixed = await kit.keep(locks.lock("fixed", renew=False).acquire())
     await until(lambda: held_up or session.renewal.in_flight)
     await kit.keep(
         locks.lock("other").acquire()
     )  # it stands in a slot, so the keeper of ends looks at new subscriptions
     await until(lambda: session.renewal._is_subscribed(fixed._grant))
-    del session.port.calls
+    del session.server.calls
 
 
 @rule(6)
@@ -146,13 +146,13 @@ async def test_a_revocation_may_be_pushed_before_the_grant_is_known(kit, clean):
 async def test_a_short_section_costs_neither_a_question_nor_a_subscription(kit, clean):
     locks, asked = kit.interlock(), []
     session = kit.session(locks)
-    calls = session.port.calls
+    calls = session.server.calls
 
     async def watching(messages, until):
         asked.extend(args[0] for _, _, args in messages)
         return await calls(messages, until)
 
-    session.port.calls = watching
+    session.server.calls = watching
     began = session.runtime.now()
     lease = await locks.lock("a").acquire()
     await until(lambda: session.runtime.now() > began + SUBSCRIBE_AFTER / 2)
@@ -161,7 +161,7 @@ async def test_a_short_section_costs_neither_a_question_nor_a_subscription(kit, 
         pytest.skip("this machine was too busy for a short section")
     assert not asked
     assert not clean.pubsub_channels()
-    del session.port.calls
+    del session.server.calls
 
 
 @rule(6)

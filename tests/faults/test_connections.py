@@ -85,7 +85,7 @@ async def test_a_subscription_that_was_refused_for_a_moment_is_asked_for_again(k
     session = kit.session(others)
     busy = asyncio.ensure_future(asyncio.to_thread(_busy, node))
     await until(lambda: _is_busy(client))
-    session.port.ensure_subscribed("a")
+    session.server.ensure_subscribed("a")
     await asyncio.sleep(0.3)
     with contextlib.suppress(redis.ResponseError):
         client.script_kill()

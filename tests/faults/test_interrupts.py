@@ -274,7 +274,7 @@ async def test_a_section_that_an_interrupt_left_is_given_back_before_any_garbage
 async def test_a_lease_that_is_left_while_the_server_is_asked_about_it_is_given_back(server, clean):
     """The keeper that takes up what finalizers leave is not woken by them."""
     async with interlock.aio.Interlock(server.url) as locks:
-        port, asked, answer = locks._session.port, asyncio.Event(), asyncio.Event()
+        port, asked, answer = locks._session.server, asyncio.Event(), asyncio.Event()
         calls = port.calls
 
         async def slow(messages, patience):
@@ -377,7 +377,7 @@ async def test_an_interrupt_while_a_thread_is_started_leaves_neither_none_nor_tw
 
     with interlock.Interlock(server.url) as locks:
         monkeypatch.setattr(threading.Thread, "start", interrupt)
-        port = locks._session.port
+        port = locks._session.server
         with pytest.raises(Stop):
             port.ensure_subscribed("lock:a") if name == "interlock-listener" else locks.lock("a").acquire()
         if name == "interlock-listener":
@@ -436,7 +436,7 @@ def test_nothing_but_text_is_given_to_the_packer(kit_less_interlock, monkeypatch
         locks.lock("a").inspect()
         locks.lock("a").revoke("test")
         lease.release()
-        locks._session.core.port.ensure_subscribed("a")
+        locks._session.core.server.ensure_subscribed("a")
     assert seen
     assert all(type(word) in {str, bytes} for word in seen)
 

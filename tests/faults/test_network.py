@@ -309,7 +309,7 @@ def _task_name() -> str:
 async def test_an_interrupt_at_every_step_leaves_nothing(kit, clean, contended, after):
     holder, locks = kit.interlock(), kit.interlock()
     await (await locks.lock("warm").acquire()).release()
-    port = kit.session(locks).port
+    port = kit.session(locks).server
     for at in range(1, 9):
         held = await holder.lock("a").acquire() if contended else None
         with Tripwire(port, at, after) as wire:

@@ -37,14 +37,14 @@ async def test_leases_that_are_being_renewed_are_seen_by_fork_close_and_revoke(k
     locks = kit.interlock()
     leases = await asyncio.gather(*(locks.lock(f"a{i}", ttl=1).acquire() for i in range(40)))
     session = kit.session(locks)
-    real, seen = session.port.calls, []
+    real, seen = session.server.calls, []
 
     async def watching(messages, until):
         if any(args[0] == "renew" for _, _, args in messages):
             seen.append(len(session.renewal.held()))
         return await real(messages, until)
 
-    with patched(session.port, calls=watching):
+    with patched(session.server, calls=watching):
         await until(lambda: seen)
     assert set(seen) == {40}
     await asyncio.gather(*(lease.release() for lease in leases))
@@ -61,7 +61,7 @@ async def test_an_error_of_any_kind_is_no_answer_to_a_renewal(kit):
         failed.append(1)
         raise ZeroDivisionError("not ours")
 
-    port = kit.session(locks).port
+    port = kit.session(locks).server
     with patched(port, _checkout=failing):
         if kit.mode == "asyncio":
             port._connection.fail(Disconnected("cut", sent=False))

@@ -97,7 +97,7 @@ async def test_nobody_overtakes_because_the_server_is_out_of_memory(kit, clean):
     assert not await lease.release()
 
 
-class SilentPort:
+class SilentServer:
     """A clock, and a server that answers nothing."""
 
     def __init__(self) -> None:
@@ -117,23 +117,23 @@ class SilentPort:
     def subscription_of(self, _key):
         return "0", "channel"
 
-    async def calls(self, messages, _until):
+    async def call_many(self, messages, _until):
         return [Disconnected("silence", sent=True)] * len(messages)
 
 
 @rule(1, 3)
 def test_a_crowd_whose_heartbeats_are_lost_does_not_ask_all_at_once_again_and_again():
     """One lost round woke more than a thousand, and their questions kept the next round from an answer."""
-    port, many = SilentPort(), 2001
-    waiters = Waiters(port, lambda _due: None)
+    server, many = SilentServer(), 2001
+    waiters = Waiters(server, lambda _due: None)
     room = waiters.queues["a"] = LocalQueue(lock_resource("a", ""))
     for number in range(many):
-        room.attempts[str(number)] = Attempt(room.resource, str(number), 30, port)
+        room.attempts[str(number)] = Attempt(room.resource, str(number), 30, server)
     woken = []
     for second in range(30):
-        port.time, room.due = float(second), 0.0
+        server.time, room.due = float(second), 0.0
         run(waiters.tick())
-        woken.append(port.woken // many)
+        woken.append(server.woken // many)
     assert woken[1] == 0  # one round, or two: that may be a pause
     assert woken[2] == 1  # they ask, retry, and can say that nobody is there
     assert woken[-1] <= 5  # each time after twice as long

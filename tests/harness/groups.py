@@ -21,8 +21,8 @@ def started(kind, *args, **options):
 async def met(locks):
     """Once it has met all primaries, it is a witness of what they do."""
     await (await locks.lock("hello", ttl=1).acquire()).release()
-    port = locks._session.port
-    await until(lambda: all(member is not None and member.history.known for member in {*port._map}))
+    server = locks._session.server
+    await until(lambda: all(member is not None and member.history.known for member in {*server._map}))
 
 
 async def handed_over(lockable, other, heard):

@@ -185,7 +185,7 @@ class Residue:
 
 def hears(session, name: str = "a") -> bool:
     """Whether it is subscribed to what concerns this lock, and has been told so."""
-    return session.port.subscription_of(f"lock:{name}")[0] == "1"
+    return session.server.subscription_of(f"lock:{name}")[0] == "1"
 
 
 async def outcome(coroutine):

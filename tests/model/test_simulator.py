@@ -191,7 +191,7 @@ def test_each_subject_really_does_what_it_is_for(subject, wanted):
 
 
 def test_scheduled_cancellations_strike_at_every_await_of_the_core(monkeypatch):
-    """Wherever the core waits for the port, a process can be stopped or die."""
+    """Wherever the core waits for the server, a process can be stopped or die."""
     struck = set()
     passes = Task.passes
 
@@ -213,7 +213,7 @@ def test_scheduled_cancellations_strike_at_every_await_of_the_core(monkeypatch):
         file = module.__name__.rpartition(".")[2] + ".py"
         for node in ast.walk(ast.parse(inspect.getsource(module))):
             called = ast.unparse(node.value.func) if isinstance(node, ast.Await) else ""
-            if called.endswith(("port.call", "port.calls", "runtime.wait")) and not any(
+            if called.endswith(("server.call", "server.call_many", "runtime.wait")) and not any(
                 (file, line) in struck for line in range(node.lineno, node.end_lineno + 1)
             ):
                 missing.add(ast.unparse(node))

@@ -11,7 +11,7 @@ from interlock._servers import quorum_votes as _votes
 from interlock.primitives.codes import QUEUED
 from interlock.primitives.messages import NO_KEY, RENEWED, Granted, HeartbeatReply
 from model.mutations import catch, replaced, shares
-from simulator import WORLDS, natural, port, shrink, simulate, subject_of
+from simulator import WORLDS, natural, shrink, sim_server, simulate, subject_of
 
 SEEDS = 1000  # and all of them with --full:
 ALL_SEEDS = 2000
@@ -81,11 +81,11 @@ def a_heartbeat_finds_nothing(monkeypatch):
         return HeartbeatReply(NO_KEY, b"", [QUEUED for _ in votes.call.waiters])
 
     monkeypatch.setitem(_votes.VERBS, "heartbeat", _votes.VERBS["heartbeat"]._replace(merge=nothing))
-    monkeypatch.setattr(port.SimPort, "hear", lambda *_: None)
+    monkeypatch.setattr(sim_server.SimServer, "hear", lambda *_: None)
 
 
 def clocks_run_alike(monkeypatch):
-    monkeypatch.setattr(quorum.QuorumPort, "drift", 0.0)
+    monkeypatch.setattr(quorum.QuorumServer, "drift", 0.0)
     monkeypatch.setattr(quorum, "QUORUM_DRIFT", 0.0)
 
 

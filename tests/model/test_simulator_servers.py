@@ -10,7 +10,7 @@ pytest.importorskip("lupa")
 from interlock._quarantine import identity, lossless
 from interlock._quarantine.history import ServerHistory
 from model.mutations import catch, replaced, shares
-from simulator import SERVERS, natural, outages, port, profiles, server_group, shrink, simulate, subject_of
+from simulator import SERVERS, natural, outages, profiles, server_group, shrink, sim_server, simulate, subject_of
 from simulator.coroutines import Process
 from simulator.scheduler import World
 
@@ -115,7 +115,7 @@ def an_isolated_primary_is_not_waited_for(monkeypatch):
 
 
 def every_restart_is_clean(monkeypatch):
-    monkeypatch.setattr(port, "least_lossless_ttl", lambda *_: 0.0)
+    monkeypatch.setattr(sim_server, "least_lossless_ttl", lambda *_: 0.0)
 
 
 def clocks_are_not_compared(monkeypatch):
@@ -141,11 +141,13 @@ def who_connects_again_remembers_nothing(monkeypatch):
 
 
 def a_connection_is_trusted_for_ever(monkeypatch):
-    monkeypatch.setattr(port, "TRUSTED_FOR", math.inf)
+    monkeypatch.setattr(sim_server, "TRUSTED_FOR", math.inf)
 
 
 def an_answer_counts_when_it_comes(monkeypatch):
-    monkeypatch.setattr(port.Link, "answered", lambda self, _sent: setattr(self, "used", self.port.runtime.now()))
+    monkeypatch.setattr(
+        sim_server.Link, "answered", lambda self, _sent: setattr(self, "used", self.server.runtime.now())
+    )
 
 
 IN_PYTHON = {
@@ -198,7 +200,7 @@ def test_a_proof_is_of_the_server_that_was_asked_for():
     """One that came meanwhile may have lost something, for all that is known of the one before."""
     place = server_group.ServerGroup(World(0))
     process, before = Process(place.world, "c0"), place.primary
-    epoch = ServerHistory(60.0).meet(before.facts(), port._ADDRESS)
+    epoch = ServerHistory(60.0).meet(before.facts(), sim_server._ADDRESS)
     assert lossless.least_lossless_ttl(place.seen_by(process), "another:one", epoch) == math.inf
     place.primary = place.another()
     assert lossless.least_lossless_ttl(place.seen_by(process), "another:one", epoch) is None
@@ -207,6 +209,6 @@ def test_a_proof_is_of_the_server_that_was_asked_for():
 def test_what_is_waited_for_is_not_forgotten_with_the_next_change():
     """A failover that lost something, then a handover that lost nothing: leases of before the first may still last."""
     place, memory = server_group.ServerGroup(World(0)), ServerHistory(60.0)
-    first = memory.meet(place.primary.facts(), port._ADDRESS)
-    evidence = [memory.meet(place.another().facts(), port._ADDRESS).previous for _ in range(2)]
+    first = memory.meet(place.primary.facts(), sim_server._ADDRESS)
+    evidence = [memory.meet(place.another().facts(), sim_server._ADDRESS).previous for _ in range(2)]
     assert evidence == [first.identity, first.identity]

@@ -62,11 +62,11 @@ def harmed(clean, cluster):
 
 def ear(kit, locks, name):
     """Whether this client hears of a lock, and on which channel."""
-    return kit.session(locks).port.subscription_of(f"lock:{name}")
+    return kit.session(locks).server.subscription_of(f"lock:{name}")
 
 
-def port_of(kit, locks):
-    return kit.session(locks).port
+def server_of(kit, locks):
+    return kit.session(locks).server
 
 
 def one_on_each(cluster, prefix="on"):
@@ -89,9 +89,9 @@ async def use(lockable, timeout=None):
 async def knows_all(kit, locks):
     """Once it has met all primaries, it is a witness of what they do."""
     await use(locks.lock("hello"))
-    port = port_of(kit, locks)
-    await until(lambda: all(member is not None and member.history.known for member in {*port._map}))
-    return port
+    server = server_of(kit, locks)
+    await until(lambda: all(member is not None and member.history.known for member in {*server._map}))
+    return server
 
 
 # Slots and places
@@ -275,7 +275,7 @@ async def test_waiters_go_with_their_slot(kit, clean, harmed):
     old = harmed.primary_of(slot)
     new = _another(harmed, old)
     harmed.migrate(slot, to=new)
-    await until(lambda: port_of(kit, others)._map[slot].address.parameters["port"] == new.port)
+    await until(lambda: server_of(kit, others)._map[slot].address.parameters["port"] == new.port)
     await until(lambda: ear(kit, others, "w")[0] == "1")
     assert await lease.release()
     await (await asyncio.wait_for(waiter, 10)).release()
@@ -346,7 +346,7 @@ async def test_a_lease_whose_slot_is_on_its_way_is_asked_for_there(kit, clean, h
                 assert lease.remaining() > 35
             # A new lock has keys that exist nowhere, which no server answers for until the slot has arrived.
             assert isinstance(await outcome(locks.lock("c:{ask}").acquire(timeout=0.3)), AcquireTimeout | Unavailable)
-            assert port_of(kit, locks)._map[slot].address.parameters["port"] == old.port  # ASK changes no map
+            assert server_of(kit, locks)._map[slot].address.parameters["port"] == old.port  # ASK changes no map
     assert steps == ["open", "half", "moved"]
     for lease in leases:
         assert await lease.release()
@@ -365,7 +365,7 @@ async def test_leases_of_a_slot_that_is_half_way_are_renewed_each_by_itself(kit,
         if step == "half":
             whole = [lease for lease in leases if _together(old, new, lease.name)]
             grants = [lease._grant for lease in whole]
-            began = port_of(kit, locks).runtime.now()
+            began = server_of(kit, locks).runtime.now()
             await until(lambda: all(grant.deadline > began + 6 for grant in grants))
     harmed.migrate(slot, to=old)
     for lease in leases:
@@ -456,7 +456,7 @@ async def test_a_failover_without_loss_is_no_reason_to_wait(kit, clean, harmed):
 async def test_a_slot_that_goes_to_a_node_which_serves_once_more_is_not_in_quarantine(kit, clean, harmed):
     """The client knew that node by the identity that it had before, until it read a map by chance."""
     locks = kit.interlock()
-    port = await knows_all(kit, locks)
+    server = await knows_all(kit, locks)
     name = next(iter(one_on_each(harmed, "again").values()))
     slot = harmed.slot(f"lock:{name}")
     new = _another(harmed, harmed.primary_of(slot))
@@ -467,7 +467,7 @@ async def test_a_slot_that_goes_to_a_node_which_serves_once_more_is_not_in_quara
         harmed.failover(harmed.replica_of(shard))
         await use(locks.lock(there), 10)
     serving = harmed.primary_of(f"lock:{there}")
-    member = next(each for each in {*port._map} if each.address.parameters["port"] == serving.port)
+    member = next(each for each in {*server._map} if each.address.parameters["port"] == serving.port)
     await until(lambda: member.history.known == member.history.latest.identity)
     old = harmed.primary_of(slot)
     harmed.migrate(slot, to=serving)
@@ -591,9 +591,9 @@ async def test_a_client_of_the_other_mode_is_refused(kit, clean, cluster):
 
 async def test_who_has_seen_the_cluster_believes_in_it(kit, clean):
     locks = kit.interlock()
-    assert port_of(kit, locks).retry_for == RETRY_FOR
+    assert server_of(kit, locks).retry_for == RETRY_FOR
     await use(locks.lock("a"))
-    assert port_of(kit, locks).retry_for > RETRY_FOR
+    assert server_of(kit, locks).retry_for > RETRY_FOR
 
 
 @pytest.fixture

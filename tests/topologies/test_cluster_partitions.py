@@ -107,7 +107,7 @@ async def test_a_primary_that_hears_nothing_more_stops_before_it_is_no_longer_wa
             return False
 
         await until(refuses)
-    longer = {member.history.latest.isolation_grace for member in {*locks._session.port._map}}
+    longer = {member.history.latest.isolation_grace for member in {*locks._session.server._map}}
     assert longer == {4.0}
     assert last - silent < 4.0
 

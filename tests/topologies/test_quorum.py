@@ -143,7 +143,7 @@ async def test_one_of_three_may_be_away(kit, servers, harm):
         servers.nodes[0].restart()
     async with await locks.lock("a").acquire() as last:
         assert last.fence > later.fence
-        node = real(locks)._session.port.nodes[0]
+        node = real(locks)._session.server.nodes[0]
         await until(lambda: node.is_up)
 
 
@@ -297,8 +297,8 @@ async def test_waiters_are_woken_by_push(kit, servers, monkeypatch):
     lease = await first.lock("a").acquire()
     waiting = asyncio.create_task(second.lock("a").acquire(timeout=60))
     await until(lambda: queued(first, 1))
-    ports = real(second)._session.port.nodes
-    await until(lambda: all(node.port.subscription_of("lock:a")[0] == "1" for node in ports))
+    ports = real(second)._session.server.nodes
+    await until(lambda: all(node.server.subscription_of("lock:a")[0] == "1" for node in ports))
     started = time.monotonic()
     assert await lease.release()
     async with await waiting:
@@ -320,7 +320,7 @@ async def test_fences_grow_whatever_majority_grants_and_though_servers_forget(ki
         await pair()
         await pair()
         node.restart()  # empty
-        await until(lambda i=i: real(locks)._session.port.nodes[i % 3].is_up)
+        await until(lambda i=i: real(locks)._session.server.nodes[i % 3].is_up)
     await pair()
     assert fences == sorted(set(fences))
 
@@ -506,10 +506,10 @@ async def test_what_was_given_back_without_an_answer_has_no_vote_any_more(kit, s
     """The release may come after the next vote, and free it: the exhaustive search has the story."""
     locks = quorum(kit, servers, 3)
     await (await locks.lock("warm").acquire()).release()
-    port = kit.session(locks).port
+    server = kit.session(locks).server
     lock = locks.lock("a")
     attempt = kit.session(locks).core.attempt(lock._primitive, 30, wait=False)
-    for node in port.nodes[:2]:
+    for node in server.nodes[:2]:
         node.unconfirmed_releases[attempt.token] = True
     core = kit.session(locks).core
     asking = core.wait_until_granted(attempt.resource, lambda _, reply, __: reply, 30, 0, None, attempt)
@@ -521,13 +521,13 @@ async def test_what_was_given_back_without_an_answer_has_no_vote_any_more(kit, s
 async def test_a_release_is_owed_for_as_long_as_the_lease_may_last(kit, servers):
     locks = quorum(kit, servers, max_ttl=900)
     lease = await locks.lock("a", ttl=200).acquire()
-    port = kit.session(locks).port
+    server = kit.session(locks).server
     resource = lease._grant.resource
     owed = [Request.parse((resource.script, resource.keys, ("release", lease.token, "0")))]
 
     def least() -> float:
-        now, left = port.runtime.now(), []
-        for node in port.nodes:
+        now, left = server.runtime.now(), []
+        for node in server.nodes:
             node.record_undelivered(owed, now)
             _, end = node.pending_releases.pop(lease.token)
             left.append(end - now)

@@ -67,10 +67,10 @@ async def test_the_least_rights_on_a_cluster_are_enough(kit, kind, monkeypatch):
         locks, others = (kit.interlock(as_user(cluster.url), max_ttl=30) for _ in range(2))
         await met(locks)
         await met(others)
-        port = others._session.port
-        await handed_over(locks.lock("a"), others.lock("a"), lambda: port.subscription_of("lock:a")[0] == "1")
+        server = others._session.server
+        await handed_over(locks.lock("a"), others.lock("a"), lambda: server.subscription_of("lock:a")[0] == "1")
         await handed_over(
-            locks.semaphore("s", 1), others.semaphore("s", 1), lambda: port.subscription_of("lock:s")[0] == "1"
+            locks.semaphore("s", 1), others.semaphore("s", 1), lambda: server.subscription_of("lock:s")[0] == "1"
         )
         slot = cluster.slot("lock:held")
         held = await kit.keep(locks.lock("held").acquire())
@@ -102,11 +102,11 @@ async def test_the_least_rights_of_a_quorum_are_those_of_one_server(kit, monkeyp
     with started(Independents, BASE, number=3) as servers:
         grant_least(servers)
         locks, others = (kit.interlock([as_user(url) for url in servers.urls], max_ttl=30) for _ in range(2))
-        port = others._session.port
+        server = others._session.server
         await handed_over(
             locks.lock("a"),
             others.lock("a"),
-            lambda: all(each.port.subscription_of("lock:a")[0] == "1" for each in port.nodes),
+            lambda: all(each.server.subscription_of("lock:a")[0] == "1" for each in server.nodes),
         )
         await kit.keep(locks.lock("lost", renew=False).acquire())
         for node in servers.nodes[1:]:

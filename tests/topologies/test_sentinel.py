@@ -320,7 +320,7 @@ async def test_a_primary_whose_replicas_fall_silent_is_believed_to_go_on_for_lon
                 return False
 
             await until(refuses)
-        assert last - silent < locks._session.port.history.latest.isolation_grace
+        assert last - silent < locks._session.server.history.latest.isolation_grace
 
 
 @rule(10)
@@ -355,7 +355,7 @@ async def test_a_sentinel_that_is_silent_holds_up_one_look_only(kit, group, monk
         await kit.keep(locks.lock("a").acquire(timeout=10))
         assert asked[0] == silent.port
         asked.clear()
-        locks._session.port.address.sentinels.primary(5)
+        locks._session.server.address.sentinels.primary(5)
         assert silent.port not in asked
     finally:
         silent.resume()

@@ -32,9 +32,9 @@ async def test_a_cluster_over_tls(kit, tls):
         await met(others)
         leases = [await kit.keep(locks.lock(f"held-{number}").acquire()) for number in range(12)]
         assert len({cluster.primary_of(f"lock:{lease.name}") for lease in leases}) == 3
-        port = others._session.port
-        assert all(member.address.kind == "tls" for member in {*port._map})
-        await handed_over(locks.lock("a"), others.lock("a"), lambda: port.subscription_of("lock:a")[0] == "1")
+        server = others._session.server
+        assert all(member.address.kind == "tls" for member in {*server._map})
+        await handed_over(locks.lock("a"), others.lock("a"), lambda: server.subscription_of("lock:a")[0] == "1")
         slot = cluster.slot("lock:held-0")
         old = cluster.primary_of(slot)
         cluster.migrate(slot, to=next(node for node in cluster.nodes[:3] if node is not old))
@@ -48,8 +48,8 @@ async def test_a_cluster_over_tls(kit, tls):
 async def test_sentinel_over_tls(kit, tls):
     with started(Sentinels, "redis-7.0", replicas=1, sentinels=1, tls=tls) as group:
         locks, others = kit.interlock(group.url), kit.interlock(group.url)
-        port = others._session.port
-        await handed_over(locks.lock("a"), others.lock("a"), lambda: port.subscription_of("lock:a")[0] == "1")
+        server = others._session.server
+        await handed_over(locks.lock("a"), others.lock("a"), lambda: server.subscription_of("lock:a")[0] == "1")
         held = await kit.keep(locks.lock("held").acquire())
         group.catch_up(*group.replicas)
         group.primary.kill()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 
 from interlock._client.session import Session
 from interlock._protocol.names import token_part
-from interlock._servers.open import open_port
+from interlock._servers.open import open_server
 from interlock._transports.asyncio import AsyncioPort, AsyncioRuntime
 from interlock._transports.blocking import ThreadPort, ThreadRuntime
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from interlock._client.grant import Attempt
-    from interlock._protocol.types import Port
+    from interlock._protocol.types import Server
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,8 +49,10 @@ class InterlockForAsyncio(InterlockCore[LeaseT, MultiLeaseT, MemberT]):  # a ses
         if session is None or session.core.closed:
             self._check_not_closed()
             left = self._prune()
-            port = open_port(self._address, AsyncioPort, AsyncioRuntime(), self._memories)
-            session = port.push_handler = Session(port, self.label, _task, self.max_ttl, self._farewell, self.try_for)
+            server = open_server(self._address, AsyncioPort, AsyncioRuntime(), self._memories)
+            session = server.push_handler = Session(
+                server, self.label, _task, self.max_ttl, self._farewell, self.try_for
+            )
             with self._guard:
                 self._sessions[loop] = session
             for attempt in left:
@@ -58,10 +60,10 @@ class InterlockForAsyncio(InterlockCore[LeaseT, MultiLeaseT, MemberT]):  # a ses
         self._latest = (loop, session)
         return session
 
-    def _farewell(self) -> Port:
-        """A port that needs no loop, for the exit of the process."""
-        port: Port = open_port(self._address, ThreadPort, ThreadRuntime(), self._memories)
-        return port
+    def _farewell(self) -> Server:
+        """A server that needs no loop, for the exit of the process."""
+        server: Server = open_server(self._address, ThreadPort, ThreadRuntime(), self._memories)
+        return server
 
     def _prune(self) -> list[Attempt]:
         """Forget the loops that are closed. Returns what they left to be taken back; what they hold ends at exit."""

@@ -270,7 +270,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
             try:
                 await session.close()
             finally:
-                await session.port.close()
+                await session.server.close()
                 await session.runtime.close()
 
     def _start(self) -> None:

@@ -156,7 +156,7 @@ class LeaseCore(WatchedCore[EventT]):
     @property
     def assurance(self) -> Assurance:
         """What it rested on when it was granted: how many servers, replicas, disks; see `Interlock.lock(acks=...)`."""
-        return self._grant.attempt.assurance or Assurance(self._session.port.majority)
+        return self._grant.attempt.assurance or Assurance(self._session.server.majority)
 
     @property
     def state(self) -> LeaseState:

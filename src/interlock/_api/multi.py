@@ -77,7 +77,7 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
             for each in missing
             for options in [each._options]
         ]
-        if core.port.is_quorum or client.apart(core, requests) or any(each._options.acks for each in missing):
+        if core.server.is_quorum or client.apart(core, requests) or any(each._options.acks for each in missing):
             return False
         busy = await client.together(core, requests, until, leases)
         if busy is not None and timeout == 0:

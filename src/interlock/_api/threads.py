@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 from interlock._client.session import Session
 from interlock._protocol.names import token_part
 from interlock._protocol.run import run
-from interlock._servers.open import open_port
+from interlock._servers.open import open_server
 from interlock._transports.blocking import ThreadPort, ThreadRuntime
 
 from .blocking import blocking
@@ -34,8 +34,10 @@ class InterlockForThreads(InterlockCore[LeaseT, MultiLeaseT, MemberT]):  # one s
     _for_asyncio = False
 
     def _start(self) -> None:
-        port = open_port(self._address, ThreadPort, ThreadRuntime(), self._memories)
-        self._session = port.push_handler = Session(port, self.label, _thread, self.max_ttl, lambda: port, self.try_for)
+        server = open_server(self._address, ThreadPort, ThreadRuntime(), self._memories)
+        self._session = server.push_handler = Session(
+            server, self.label, _thread, self.max_ttl, lambda: server, self.try_for
+        )
 
     def _last_session(self) -> Session | None:
         return None if self._closed else self._session

@@ -40,7 +40,7 @@ async def wait(core: Core, resource: Resource, timeout: float | None) -> int:
 async def _passed_unheard(core: Core, attempt: Attempt) -> int | None:
     """The index of a timed-out attempt that the barrier had let pass, by a push that the client missed; else None."""
     resource, generation = attempt.resource, attempt.generation or "-"  # "-": never counted as an arrival
-    _, channel = core.port.subscription_of(resource.keys[0])
+    _, channel = core.server.subscription_of(resource.keys[0])
     own = (*resource.acquire_args, generation)
     call = AcquireCall(attempt.token, "0", attempt.handover_ttl_ms, "0", channel, "0", own)
     with contextlib.suppress(LockError):

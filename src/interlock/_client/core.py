@@ -1,4 +1,4 @@
-"""The algorithm of acquiring, holding, extending and releasing leases, written once, over a small `Port`.
+"""The algorithm of acquiring, holding, extending and releasing leases, written once, over a small `Server`.
 
 Theory. The server decides; the client asks, relies on the reply for a bounded time, and asks again. Every request
 but `execute` is a script call that the client may send twice: the token in an `acquire` names one attempt, so the same
@@ -10,7 +10,7 @@ Rules.
  3. An attempt is *in doubt* if one of its requests was sent and got no reply: a copy of the request may still reach
     the server. The release or undo of an attempt in doubt leaves a tombstone, so that the server refuses the copy.
  4. Renewal ends before the release is sent; a lease that has ended refuses every operation without I/O.
- 5. Nothing here knows threads, asyncio, sockets or wall clocks: the port deals with these. The port for threads
+ 5. Nothing here knows threads, asyncio, sockets or wall clocks: the server deals with these. The server for threads
     never suspends a coroutine, so `run()` drives this code with no event loop.
 """
 
@@ -48,8 +48,8 @@ from interlock._protocol.types import (
     Argument,
     AutoResetEvent,
     Disconnected,
-    Port,
     Resource,
+    Server,
     ServerError,
     Stopped,
     is_transient,
@@ -92,15 +92,15 @@ class Core:
 
     def __init__(
         self,
-        port: Port,
+        server: Server,
         waiters: Waiters,
         renewal: Renewal,
         undo: Undo,
         holder_id: Callable[[], str],
         try_for: float = TRY_FOR,
     ) -> None:
-        self.port = port
-        self.runtime = port.runtime
+        self.server = server
+        self.runtime = server.runtime
         self.waiters = waiters
         self.renewal = renewal
         self.undo = undo
@@ -148,13 +148,13 @@ class Core:
         return max(RETRY_FOR, self.try_for)
 
     def _capped_ttl(self, ttl: float, max_hold: float | None) -> float:
-        return ttl if max_hold is None else capped_ttl(ttl, max_hold, self.port.drift)
+        return ttl if max_hold is None else capped_ttl(ttl, max_hold, self.server.drift)
 
     def attempt(self, resource: Resource, ttl: float, *, wait: bool) -> Attempt:
         """A new attempt, with a token that no other attempt has."""
         token = f"{resource.owner_prefix}{self.holder_id()}/{os.urandom(16).hex()}"
         attempt = Attempt(resource, token, ttl, self.runtime.event() if wait else None)
-        attempt.drift = self.port.drift
+        attempt.drift = self.server.drift
         return attempt
 
     async def wait_until_granted(
@@ -174,7 +174,7 @@ class Core:
         Raises the error that `busy` makes of a refusal, or of the last reply when the time is over. Raises Unavailable
         if there was no reply, or if the server has been silent for so long that its last reply no longer counts.
         """
-        port, busy = self.port, busy or busy_error
+        server, busy = self.server, busy or busy_error
         started = self.runtime.now()
         wait = timeout is None or timeout > 0
         until = FOREVER if timeout is None else started + (timeout or (self.try_for if try_for is None else try_for))
@@ -185,7 +185,7 @@ class Core:
         try:
             self.waiters.register(attempt)
             while True:
-                heard, channel = port.subscription_of(resource.keys[0])
+                heard, channel = server.subscription_of(resource.keys[0])
                 own = resource.acquire_args
                 own = (*own, attempt.generation) if resource.has_generation else own
                 args = encode_acquire(token, ttl_ms, attempt.handover_ttl_ms, heard, channel, waits, own)
@@ -201,7 +201,7 @@ class Core:
                 attempt.is_queued |= isinstance(reply, Queued)
                 if (evidence := quarantine_evidence(reply)) and doubted and evidence != proven:
                     proven = evidence  # once for each evidence: a client may be unable to use its own proof
-                    doubted = await port.prove_lossless(
+                    doubted = await server.prove_lossless(
                         resource.keys, evidence, min(until, self.runtime.now() + PROOF_TIMEOUT * wait)
                     )
                     continue
@@ -225,13 +225,13 @@ class Core:
     def _count_late(self, attempt: Attempt, late: int) -> int:
         """Count one more grant that expired before its reply arrived. Raises Unavailable after too many in a row."""
         if late + 1 == MAX_EXPIRED_GRANTS:
-            shown = self.port.display_url
+            shown = self.server.display_url
             raise Unavailable(f"{attempt.resource}: {shown} answers too late for a lease of {attempt.ttl:g} s")
         return late + 1
 
     async def _undo(self, attempt: Attempt, error: BaseException, *, was_granted: bool) -> None:
         """Undo whatever an attempt that ends with this error may have left in the server."""
-        may_have_left = attempt.is_queued or attempt.in_doubt or was_granted or self.port.is_quorum
+        may_have_left = attempt.is_queued or attempt.in_doubt or was_granted or self.server.is_quorum
         if may_have_left or not isinstance(error, LockError):
             undone = self.undo.add(attempt)
             if isinstance(error, AcquireTimeout):
@@ -242,7 +242,7 @@ class Core:
         now = self.runtime.now()
         if last_answer_counts(attempt, now):
             return refusal
-        return unavailable_error(attempt, self.port.display_url, now, Disconnected(HEARTBEATS_UNANSWERED, sent=True))
+        return unavailable_error(attempt, self.server.display_url, now, Disconnected(HEARTBEATS_UNANSWERED, sent=True))
 
     async def _wait(self, attempt: Attempt, reply: Queued, until: float) -> bool:
         """Wait until there is a reason to ask again. Returns False if the time is over. Raises Stopped."""
@@ -309,7 +309,7 @@ class Core:
         Returns the reply, and when the answered request was sent. Raises Unavailable if no reply counts in time,
         Stopped, ConfigError if the client is closed, or the error that the server replied with.
         """
-        port, resource = self.port, attempt.resource
+        server, resource = self.server, attempt.resource
         give_up, pause = until, 0.0
         cause: Exception | None = None
         while True:
@@ -320,10 +320,10 @@ class Core:
             sent = self.runtime.now()
             try:
                 if attempt.acks is None or not is_acquire(args):
-                    reply = await port.call(resource.script, resource.keys, args, give_up)
+                    reply = await server.call(resource.script, resource.keys, args, give_up)
                 else:
                     reply = await self._request_with_acks(attempt, args, give_up)
-                if not lengthens_lease(args, reply) or not port.old_primary_may_still_grant(resource.keys[0]):
+                if not lengthens_lease(args, reply) or not server.old_primary_may_still_grant(resource.keys[0]):
                     attempt.unanswered_since = FOREVER
                     return reply, sent
                 attempt.in_doubt, cause, stale = True, ServerError(OLD_PRIMARY_MAY_GRANT), False
@@ -336,13 +336,13 @@ class Core:
             except ServerError as error:
                 attempt.in_doubt |= attempt.acks is not None  # the error may answer WAIT or WAITAOF, after the grant
                 if not is_transient(str(error)):
-                    raise server_error(resource, port.display_url, str(error)) from None
+                    raise server_error(resource, server.display_url, str(error)) from None
                 cause, stale = error, False
             except BaseException:
                 attempt.in_doubt = True  # cancelled or interrupted while the request was on its way
                 raise
             attempt.unanswered_since = min(attempt.unanswered_since, sent)
-            give_up = min(give_up, sent + port.retry_for)
+            give_up = min(give_up, sent + server.retry_for)
             pause = pause if stale else _longer(pause)
             await self._pause_before_retry(attempt, cause, pause, give_up)
 
@@ -353,7 +353,7 @@ class Core:
         now = self.runtime.now()
         if now + 2 * MIN_RETRY_DELAY >= give_up:
             assert cause is not None
-            raise unavailable_error(attempt, self.port.display_url, now, cause) from cause
+            raise unavailable_error(attempt, self.server.display_url, now, cause) from cause
         # At most half of the time that is left, so that the last try is sent close to the end of the caller's time.
         await self.runtime.wait(self.runtime.event(), now + min(pause, max(MIN_RETRY_DELAY, (give_up - now) / 2)))
 
@@ -362,7 +362,9 @@ class Core:
         resource, acks = attempt.resource, attempt.acks
         assert acks is not None
         patience = min(acks.timeout(attempt.ttl), 0.9 * (until - self.runtime.now()))  # so that the reply is in time
-        reply, known, got = await self.port.call_with_acks(resource.script, resource.keys, args, until, acks, patience)
+        reply, known, got = await self.server.call_with_acks(
+            resource.script, resource.keys, args, until, acks, patience
+        )
         if lengthens_lease(args, reply):
             attempt.in_doubt = True  # the grant may not count: an error below must leave a tombstone
             attempt.assurance = acks.checked(resource, known, got, acks.timeout(attempt.ttl))
@@ -453,7 +455,7 @@ class Core:
         if why := grant.reason_ended(self.runtime.now()):
             raise grant.error(why)
         # Not beyond max_hold: the server must not keep others out after the client has stopped relying on the lease.
-        ttl = min(ttl, max(0.001, grant.max_hold_until - self.runtime.now() + 2 * margin(ttl, self.port.drift)))
+        ttl = min(ttl, max(0.001, grant.max_hold_until - self.runtime.now() + 2 * margin(ttl, self.server.drift)))
         try:
             call = RenewCall([(grant.token, str(int(ttl * 1000)))])
             reply, sent = await self.request_for_grant(grant, grant.resource.renew_keys, call.encode())
@@ -483,12 +485,12 @@ class Core:
         resource = grant.resource
         message = ExecuteCall(grant.token, command, args).encode()
         try:
-            reply = await self.port.call(resource.script, (*resource.keys, *keys), message, FOREVER)
+            reply = await self.server.call(resource.script, (*resource.keys, *keys), message, FOREVER)
         except Disconnected as error:
             done = "it may have run" if error.sent else "it was not sent"
             raise Unavailable(f"{resource}: no answer to {command} ({error}): {done}") from error
         except ServerError as error:
-            raise server_error(resource, self.port.display_url, str(error)) from None
+            raise server_error(resource, self.server.display_url, str(error)) from None
         ran, value = ExecuteReply.parse(reply)
         if not ran:
             why = f"it had ended in the server, where {command} was not run"
@@ -498,7 +500,7 @@ class Core:
 
     async def request_for_grant(self, grant: Grant, keys: Sequence[str], args: Sequence[Argument]) -> tuple[Any, float]:
         narrowed = Attempt(grant.resource._replace(keys=tuple(keys)), grant.token, grant.attempt.ttl, None)
-        return await self.request(narrowed, args, min(grant.deadline, self.runtime.now() + self.port.retry_for))
+        return await self.request(narrowed, args, min(grant.deadline, self.runtime.now() + self.server.retry_for))
 
     async def query(self, resource: Resource, *args: Argument) -> Any:
         """The reply to a request that belongs to no attempt: inspect, revoke."""

@@ -31,11 +31,11 @@ class Watch:
     async def look(self) -> Leader | None:
         """The leader now, or None. The server pushes the next change to this observer."""
         attempt, core = self.attempt, self.core
-        _, channel = core.port.subscription_of(attempt.resource.keys[0])
+        _, channel = core.server.subscription_of(attempt.resource.keys[0])
         reply = parse_watch(await core.query(attempt.resource, *WatchCall(attempt.token, channel).encode()))
         if isinstance(reply, Refused):
             raise reply_error(attempt.resource, reply)
-        core.port.ensure_subscribed(attempt.resource.keys[0])  # at the node that has the key by now
+        core.server.ensure_subscribed(attempt.resource.keys[0])  # at the node that has the key by now
         return _leader_of(*reply)
 
     async def change(self) -> Leader | None:

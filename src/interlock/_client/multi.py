@@ -38,7 +38,7 @@ class Request(NamedTuple):
 
 def apart(core: Core, requests: Sequence[Request]) -> bool:
     """Whether the resources have several routes, so that no single script call can see them all."""
-    return len({core.port.route(request.resource.keys[0]) for request in requests}) > 1
+    return len({core.server.route(request.resource.keys[0]) for request in requests}) > 1
 
 
 async def together(core: Core, requests: Sequence[Request], until: float, leases: dict[str, Any]) -> Resource | None:
@@ -74,7 +74,9 @@ async def together(core: Core, requests: Sequence[Request], until: float, leases
                 attempt, part.number, sent, request.make_lease, renews=request.renews, max_hold=request.max_hold
             )
             if lease is None:
-                raise Unavailable(f"{whole}: {core.port.display_url} answers too late for a lease of {attempt.ttl:g} s")
+                raise Unavailable(
+                    f"{whole}: {core.server.display_url} answers too late for a lease of {attempt.ttl:g} s"
+                )
             leases[request.resource.name] = lease
         return None  # noqa: TRY300 (the code below runs only if no lease is held)
     except BaseException as error:
@@ -100,7 +102,7 @@ def _unregister(core: Core, attempts: Sequence[Attempt], *, undo: bool) -> None:
 def _part(core: Core, attempt: Attempt) -> Part:
     """The acquire call of one resource, as its own script reads the call."""
     resource = attempt.resource
-    subscribed, channel = core.port.subscription_of(resource.keys[0])
+    subscribed, channel = core.server.subscription_of(resource.keys[0])
     ttl_ms = str(int(attempt.ttl * 1000))
     call = AcquireCall(attempt.token, ttl_ms, attempt.handover_ttl_ms, subscribed, channel, "0", resource.acquire_args)
     return Part(resource.script.name, len(resource.keys), call)

@@ -31,7 +31,7 @@ from interlock._client.error_texts import OLD_PRIMARY_MAY_GRANT
 from interlock._client.grant import Grant
 from interlock._protocol.log import log
 from interlock._protocol.timing import FOREVER, margin
-from interlock._protocol.types import Disconnected, Message, Port, Route, Script, ServerError
+from interlock._protocol.types import Disconnected, Message, Route, Script, Server, ServerError
 from interlock.primitives.messages import (
     RENEWED,
     Failed,
@@ -72,13 +72,13 @@ class Renewal:
 
     def __init__(
         self,
-        port: Port,
+        server: Server,
         wake_ends_at: Callable[[float], None],
         wake_renewal_at: Callable[[float], None],
         undo: Undo,
     ) -> None:
-        self.port = port
-        self.runtime = port.runtime
+        self.server = server
+        self.runtime = server.runtime
         self.wake_ends_at = wake_ends_at  # wakes the worker of ends at this time, at the latest
         self.wake_renewal_at = wake_renewal_at  # the same for the worker that renews
         self.ends = LeaseEnds(self, undo)
@@ -119,7 +119,7 @@ class Renewal:
 
     def _subscribed_at(self, grant: Grant) -> float:
         """Since when the server pushes a revocation of this lease to this client; -1 if it does not push now."""
-        heard, channel = self.port.subscription_of(grant.attempt.resource.keys[0])
+        heard, channel = self.server.subscription_of(grant.attempt.resource.keys[0])
         return max(self.subscribed_since.get(None, -1), self.subscribed_since.get(channel, -1)) if heard == "1" else -1
 
     def subscribed(self, channel: str | None) -> None:
@@ -225,7 +225,7 @@ class Renewal:
             channels, self.resubscribed = self.resubscribed, set()
         for slot in list(self.buckets.values()):
             for token, grant in list(slot.items()):
-                whose = None if None in channels else self.port.subscription_of(grant.resource.keys[0])[1]
+                whose = None if None in channels else self.server.subscription_of(grant.resource.keys[0])[1]
                 if whose in channels and not self._is_subscribed(grant):
                     self.in_flight[token] = grant  # first in here, then out of the bucket
                     slot.pop(token, None)
@@ -264,15 +264,17 @@ class Renewal:
         sent, alive = self.runtime.now(), [grant for grant in grants if grant.end_reason is None]
         for grant in alive:
             if not grant.renews or grant.attempt.ttl / 3 > SUBSCRIBE_AFTER:  # else renewals ask often enough
-                self.port.ensure_subscribed(grant.resource.keys[0])
-        batches = _plan(alive, self.port.route)
+                self.server.ensure_subscribed(grant.resource.keys[0])
+        batches = _plan(alive, self.server.route)
         skipped = [batch for batch in batches if batch.node in silent]
         asked = [batch for batch in batches if batch.node not in silent]
         replies: list[Any] = []
         if asked:
             shortest = min(grant.attempt.ttl for batch in asked for grant in batch.grants)
             patience = min(RENEWAL_TIMEOUT, max(0.05, shortest / 3))
-            replies = await self.port.calls([_renew_message(batch.grants, sent) for batch in asked], sent + patience)
+            replies = await self.server.call_many(
+                [_renew_message(batch.grants, sent) for batch in asked], sent + patience
+            )
         together: list[Grant] = []
         apart: list[list[Grant]] = []
         for batch, reply in zip(asked, replies, strict=True):
@@ -291,7 +293,7 @@ class Renewal:
 
     def _states_that_count(self, batch: Batch, states: Sequence[RenewState]) -> Sequence[RenewState]:
         """The states, with Failed for each renewal while the old primary may still grant beside this server."""
-        if RENEWED not in states or not self.port.old_primary_may_still_grant(batch.grants[0].resource.keys[0]):
+        if RENEWED not in states or not self.server.old_primary_may_still_grant(batch.grants[0].resource.keys[0]):
             return states
         return [Failed(OLD_PRIMARY_MAY_GRANT.encode()) if state == RENEWED else state for state in states]
 
@@ -347,7 +349,7 @@ class LeaseEnds:
         renewal = self.renewal
         now, oldest = renewal.runtime.now(), next(renewal._all(), None)
         if oldest is not None and now > oldest.answered_since + SUBSCRIBE_AFTER:
-            renewal.port.ensure_subscribed(oldest.resource.keys[0])
+            renewal.server.ensure_subscribed(oldest.resource.keys[0])
         self.undo.adopt_from_finalizers()
         renewal.take_due()
         self.next_end = renewal.report_ends()

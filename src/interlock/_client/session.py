@@ -30,36 +30,36 @@ from interlock.primitives.codes import free_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from interlock._protocol.types import Port
+    from interlock._protocol.types import Server
 
 CLOSE_TIMEOUT: Final = 1.0  # seconds that the releases of close() may take together
 RELEASE_BATCH: Final = 500  # releases in one write
 
 
 class Session:
-    """One client: its core and its workers. It is the `PushHandler` of its port."""
+    """One client: its core and its workers. It is the `PushHandler` of its server."""
 
     def __init__(
         self,
-        port: Port,
+        server: Server,
         label: str | None,
         caller_name: Callable[[], str],
         max_ttl: float,
-        exit_connection: Callable[[], Port],
+        exit_connection: Callable[[], Server],
         try_for: float = TRY_FOR,
     ) -> None:
-        self.port = port
-        self.runtime = port.runtime
+        self.server = server
+        self.runtime = server.runtime
         self.label = label
         self.caller_name = caller_name  # the name of the thread or task that calls
         self.max_ttl = max_ttl
         self.try_for = try_for
-        self.exit_connection = exit_connection  # a port that works without a loop, when the process exits
+        self.exit_connection = exit_connection  # a server that works without a loop, when the process exits
         self._start()
         _track(self)
 
     def _start(self) -> None:
-        port = self.port
+        server = self.server
         host = token_part(socket.gethostname())
         self.process_id = f"{token_part(self.label)}@{host}/{os.getpid()}" if self.label else f"{host}/{os.getpid()}"
         self.channel = f"interlock:{secrets.token_hex(8)}"
@@ -68,16 +68,16 @@ class Session:
             Worker(self.runtime, f"interlock-keeper{name}", lambda: self.core.closed, self.start_workers)
             for name in names
         ]
-        self.waiters = waiters.task = Waiters(port, waiters.wake_at)
-        self.undo = undo.task = Undo(port, undo.wake_at)
-        self.renewal = renewal.task = Renewal(port, ends.wake_at, renewal.wake_at, self.undo)
+        self.waiters = waiters.task = Waiters(server, waiters.wake_at)
+        self.undo = undo.task = Undo(server, undo.wake_at)
+        self.renewal = renewal.task = Renewal(server, ends.wake_at, renewal.wake_at, self.undo)
         ends.task = self.renewal.ends
-        self.core = Core(port, self.waiters, self.renewal, self.undo, self.holder_id, self.try_for)
+        self.core = Core(server, self.waiters, self.renewal, self.undo, self.holder_id, self.try_for)
 
     def holder_id(self) -> str:
         return f"{self.process_id}/{self.caller_name()}"
 
-    # The calls of the port
+    # The calls of the server
 
     def subscribed(self, channel: str | None = None) -> None:
         """The subscription of this channel (None: of all) began or ended: the client may have missed pushes before."""
@@ -108,7 +108,7 @@ class Session:
         self, grant: Grant, command: str, words: Sequence[str | bytes | float], keys: Sequence[str | bytes] | None
     ) -> Any:
         """See Lease.execute."""
-        if self.port.is_quorum:
+        if self.server.is_quorum:
             raise ConfigError(
                 f"{grant.resource}: execute() needs one server that decides and does it in one step, and a quorum has "
                 "none. Send the fence with what you write, or lock at that one server"
@@ -144,10 +144,12 @@ class Session:
         return [*(grant.attempt for grant in held), *dropped, *releasing, *waiting, *undone]
 
     @staticmethod
-    async def release_all(attempts: list[Attempt], port: Port, until: float) -> None:
+    async def release_all(attempts: list[Attempt], server: Server, until: float) -> None:
         """Release these attempts and take them out of their queues, by the time `until` at the latest."""
         for i in range(0, len(attempts), RELEASE_BATCH):
-            replies = await port.calls([release_message(attempt) for attempt in attempts[i : i + RELEASE_BATCH]], until)
+            replies = await server.call_many(
+                [release_message(attempt) for attempt in attempts[i : i + RELEASE_BATCH]], until
+            )
             if all(isinstance(reply, Exception) for reply in replies):
                 break
 
@@ -155,7 +157,7 @@ class Session:
         """Release all leases and leave every queue, in bounded time; wake all waiters, and end the workers."""
         _sessions.discard(self)
         try:
-            await self.release_all(self.stop_granting(announce=True), self.port, self.runtime.now() + CLOSE_TIMEOUT)
+            await self.release_all(self.stop_granting(announce=True), self.server, self.runtime.now() + CLOSE_TIMEOUT)
         finally:
             self.waiters.wake_all()
             for worker in self.workers:
@@ -180,7 +182,7 @@ class Session:
             grant.end_reason = Grant.FORKED
         closed = self.core.closed
         self.runtime.reset_after_fork()
-        self.port.reset_after_fork()
+        self.server.reset_after_fork()
         self._start()
         self.core.closed = closed
 

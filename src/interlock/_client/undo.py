@@ -21,7 +21,7 @@ from interlock.primitives.messages import ReleaseCall, ReleaseReply
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from interlock._protocol.types import AutoResetEvent, Message, Port
+    from interlock._protocol.types import AutoResetEvent, Message, Server
 
 UNDO_TIMEOUT: Final = 1.0  # seconds that one call may take
 UNDO_INTERVAL: Final = 0.25  # seconds between two tries
@@ -30,9 +30,9 @@ UNDO_INTERVAL: Final = 0.25  # seconds between two tries
 class Undo:
     """The attempts of one client that are being undone."""
 
-    def __init__(self, port: Port, wake_at: Callable[[float], None]) -> None:
-        self.port = port
-        self.runtime = port.runtime
+    def __init__(self, server: Server, wake_at: Callable[[float], None]) -> None:
+        self.server = server
+        self.runtime = server.runtime
         self.wake_at = wake_at
         # By token: the attempt, until when the undo is repeated, and the events of the callers that wait for the undo.
         self.jobs: dict[str, tuple[Attempt, float, tuple[AutoResetEvent, ...]]] = {}
@@ -72,7 +72,9 @@ class Undo:
             return
         jobs, now = list(self.jobs.items()), self.runtime.now()
         self.next_try = now + UNDO_INTERVAL
-        replies = await self.port.calls([release_message(attempt) for _, (attempt, _, _) in jobs], now + UNDO_TIMEOUT)
+        replies = await self.server.call_many(
+            [release_message(attempt) for _, (attempt, _, _) in jobs], now + UNDO_TIMEOUT
+        )
         for (token, job), reply in zip(jobs, replies, strict=True):
             _, until, waiting = job
             answered = not isinstance(reply, Exception)

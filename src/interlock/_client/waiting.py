@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from interlock._client.grant import Attempt
-    from interlock._protocol.types import Message, Port, Resource
+    from interlock._protocol.types import Message, Resource, Server
 
 HEARTBEAT_INTERVAL: Final = 1.0  # seconds between two heartbeats, at most; a waiter is dead after 3 s without one
 HEARTBEAT_TIMEOUT: Final = 1.0  # seconds that one round of heartbeats may take
@@ -50,9 +50,9 @@ class LocalQueue:
 class Waiters:
     """All waiters of this client."""
 
-    def __init__(self, port: Port, wake_at: Callable[[float], None]) -> None:
-        self.port = port
-        self.runtime = port.runtime
+    def __init__(self, server: Server, wake_at: Callable[[float], None]) -> None:
+        self.server = server
+        self.runtime = server.runtime
         self.wake_at = wake_at
         self.registered: dict[str, Attempt] = {}  # by token: the attempts that a push can wake
         self.queues: dict[str, LocalQueue] = {}  # by the lock's key
@@ -83,7 +83,7 @@ class Waiters:
             if queue is None:
                 queue = self.queues[key] = LocalQueue(attempt.resource)
             queue.attempts[attempt.token] = attempt
-        self.port.ensure_subscribed(key)
+        self.server.ensure_subscribed(key)
         due = self.runtime.now() + (
             min(HEARTBEAT_INTERVAL, pttl_ms / 1000 + EXPIRY_SLACK) if head and pttl_ms > 0 else _next_heartbeat()
         )
@@ -96,7 +96,7 @@ class Waiters:
         """The client may have missed a push on this channel (None: on any): let each of its waiters ask again."""
         attempts = list(self.registered.values())
         if channel is not None:
-            attempts = [each for each in attempts if self.port.subscription_of(each.resource.keys[0])[1] == channel]
+            attempts = [each for each in attempts if self.server.subscription_of(each.resource.keys[0])[1] == channel]
         self._wake(attempts)
 
     @staticmethod
@@ -127,7 +127,7 @@ class Waiters:
                 ]
         if not batches:
             return
-        replies = await self.port.calls(list(self._heartbeats(batches)), now + HEARTBEAT_TIMEOUT)
+        replies = await self.server.call_many(list(self._heartbeats(batches)), now + HEARTBEAT_TIMEOUT)
         asking: set[LocalQueue] = set()
         for (queue, batch), reply in zip(batches, replies, strict=True):
             if isinstance(reply, Exception):  # any error means that the heartbeat has no reply
@@ -153,8 +153,8 @@ class Waiters:
 
     def _heartbeats(self, batches: list[tuple[LocalQueue, list[Attempt]]]) -> Iterator[Message]:
         for queue, batch in batches:
-            self.port.ensure_subscribed(queue.resource.keys[0])  # the key may be at another node by now
-            heard, channel = self.port.subscription_of(queue.resource.keys[0])
+            self.server.ensure_subscribed(queue.resource.keys[0])  # the key may be at another node by now
+            heard, channel = self.server.subscription_of(queue.resource.keys[0])
             call = HeartbeatCall(channel, heard, [(each.token, each.handover_ttl_ms) for each in batch])
             yield queue.resource.script, queue.resource.keys, call.encode()
 

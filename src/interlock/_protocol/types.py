@@ -1,4 +1,4 @@
-"""The types that client, transports and servers share: messages, routes, errors, and the `Port`."""
+"""The types that client, transports and servers share: messages, routes, errors, and the `Server`."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Runtime(Protocol):
         ...
 
 
-class Port(Protocol):
+class Server(Protocol):
     """All that the client needs of a server, be it one, a cluster or a quorum.
 
     To add a port: implement these members, and run the conformance suite. Every `until` is a time of `Runtime.now()`.
@@ -150,7 +150,7 @@ class Port(Protocol):
         """
         ...
 
-    async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
+    async def call_many(self, messages: Sequence[Message], until: float) -> list[Any]:
         """Send many messages at once. Returns each reply, or the exception of the message that failed, in order."""
         ...
 

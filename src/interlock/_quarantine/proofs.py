@@ -34,7 +34,7 @@ class Proofs:
         self._found: dict[Look, tuple[float, float | None]] = {}  # the time of the last search, and its result
 
     async def prove_lossless(self, evidence: str, until: float) -> bool:
-        """See Port.prove_lossless."""
+        """See Server.prove_lossless."""
         stamp = self.history.latest
         while (
             verdict := await self._verdict(stamp, evidence, until)

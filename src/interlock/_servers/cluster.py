@@ -1,12 +1,12 @@
-"""The port for a cluster: a port for each node, and a map from each of the 16,384 slots to the node that serves it.
+"""A cluster: a server for each node, and a map from each of the 16,384 slots to the node that serves it.
 
 Theory. All keys of a lock are in one slot, so each message belongs to one node at a time. The map is a hint. A node
 that does not serve the slot of a message names the node that does (MOVED, or ASK while the slot is migrating). If a
-node does not answer, the port asks another node for the whole map. This module serves threads and asyncio: the port of
-each node is a `ThreadPort` or an `AsyncioPort`, and the runtime supplies clock, events and background work.
+node does not answer, the client asks another node for the whole map. This module serves
+threads and asyncio: the runtime supplies clock, events and background work.
 
 Rules.
- 1. A message never waits for a node that does not serve its slot: `calls` sends the messages of all nodes before it
+ 1. A message never waits for a node that does not serve its slot: `call_many` sends the messages of all nodes before it
     reads any reply, and it sends to a node that is not connected, or failed lately, after all other nodes.
  2. Pushes: from version 7.0 on, the channel of a lock is in the lock's slot (SPUBLISH), so a push costs one shard only.
     Before 7.0, the channel is the session's channel on the node that serves the lock: only that node knows whether
@@ -14,8 +14,8 @@ Rules.
  3. Quarantine: an identity belongs to a node, but a slot may move. The slot moved without loss if the old node is still
     the primary that it was, and the client knew the new node before the move. Then the new node trusts records that the
     old node wrote. In any other case, the leases that the old node granted may be lost.
- 4. The port trusts a node by the rules of `_quarantine.primacy`: another node must name the node as a primary. A map is
-    the word of the node that sent the map.
+ 4. The client trusts a node by the rules of `_quarantine.primacy`: another node must name the node as a primary. A map
+    is the word of the node that sent the map.
 """
 
 from __future__ import annotations
@@ -71,19 +71,19 @@ SHARDED_SINCE: Final = 7  # the first version with sharded channels
 class Node:
     """A node, as one client knows it."""
 
-    __slots__ = ("address", "failed_at", "has_answered", "history", "named_at", "port")
+    __slots__ = ("address", "failed_at", "has_answered", "history", "named_at", "server")
 
-    def __init__(self, address: Address, history: ServerHistory, port: Any) -> None:
+    def __init__(self, address: Address, history: ServerHistory, server: Any) -> None:
         self.address = address
         self.history = history
-        self.port = port
+        self.server = server
         self.failed_at = 0.0  # when the node failed last; 0 once the node has answered since
         self.has_answered = False  # whether the node has answered since it last became a primary
         self.named_at = 0.0  # when the client last asked another node that named this one as a primary
 
 
-class ClusterPort:
-    """The port for all nodes of a cluster."""
+class ClusterServer:
+    """All nodes of a cluster, as one server."""
 
     is_quorum = False
     majority = 1
@@ -120,7 +120,7 @@ class ClusterPort:
 
     @property
     def retry_for(self) -> float:
-        """See Port. A client that has once read a map allows the cluster the time of a failover."""
+        """See Server. A client that has once read a map allows the cluster the time of a failover."""
         return self.cluster.seeds[0].retry_for if self.histories.served else RETRY_FOR
 
     @property
@@ -136,13 +136,13 @@ class ClusterPort:
     # Calls
 
     async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
-        """See Port."""
+        """See Server."""
         slot = slot_of(keys[0])
         node = self._map[slot]
         if node is None or node.failed_at or slot in self._moves:
             node = await self._node_of(slot, until)
         try:
-            reply = await node.port.call(script, keys, args, until, slot)
+            reply = await node.server.call(script, keys, args, until, slot)
             node.failed_at = 0.0
             return reply  # noqa: TRY300 (the shortest way is for the usual case)
         except Disconnected as error:
@@ -160,12 +160,12 @@ class ClusterPort:
         acks: Acks,
         patience: float,
     ) -> tuple[Any, int, Any]:
-        """See Port. While the slot is migrating, the call fails with TRYAGAIN."""
+        """See Server. While the slot is migrating, the call fails with TRYAGAIN."""
         slot, text = slot_of(keys[0]), ""
         for _ in range(MAX_REDIRECTIONS):
             node = await self._node_of(slot, until)
             try:
-                reply: tuple[Any, int, Any] = await node.port.call_with_acks(
+                reply: tuple[Any, int, Any] = await node.server.call_with_acks(
                     script, keys, args, until, acks, patience, slot
                 )
             except Disconnected as error:
@@ -185,8 +185,8 @@ class ClusterPort:
             await self._on_moved(text, slot, node, until)
         raise ServerError(f"TRYAGAIN [{text}]")
 
-    async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
-        """See Port."""
+    async def call_many(self, messages: Sequence[Message], until: float) -> list[Any]:
+        """See Server."""
         replies: list[Any] = [None] * len(messages)
         slots = [slot_of(keys[0]) for _, keys, _ in messages]
         groups, single = self._grouped(range(len(messages)), slots)
@@ -200,7 +200,7 @@ class ClusterPort:
         for i in single:
             try:
                 replies[i] = await self.call(*messages[i], until)
-            except Exception as error:  # noqa: BLE001 (one of many: see Port)
+            except Exception as error:  # noqa: BLE001 (one of many: see Server)
                 replies[i] = error
         return replies
 
@@ -227,14 +227,14 @@ class ClusterPort:
         """Send to each node its own messages, and store the replies. Returns the messages that were redirected."""
         sent: list[tuple[Node, list[int], Any]] = []
         elsewhere: list[int] = []
-        order = sorted(groups, key=lambda node: (not node.port.ready, node.failed_at))
+        order = sorted(groups, key=lambda node: (not node.server.ready, node.failed_at))
         for left, node in zip(range(len(order), 0, -1), order, strict=True):
-            limit = until if node.port.ready else self.runtime.now() + (until - self.runtime.now()) / left
+            limit = until if node.server.ready else self.runtime.now() + (until - self.runtime.now()) / left
             mine = groups[node]
-            begun = await node.port.send_batch([messages[i] for i in mine], limit, [slots[i] for i in mine])
+            begun = await node.server.send_batch([messages[i] for i in mine], limit, [slots[i] for i in mine])
             sent.append((node, mine, begun))
         for node, mine, begun in sent:
-            for i, reply in zip(mine, await node.port.read_batch(begun), strict=True):
+            for i, reply in zip(mine, await node.server.read_batch(begun), strict=True):
                 replies[i] = reply
                 if isinstance(reply, Disconnected):
                     self._note_loss(node, reply)
@@ -248,20 +248,20 @@ class ClusterPort:
         return elsewhere
 
     async def prove_lossless(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:
-        """See Port."""
+        """See Server."""
         with contextlib.suppress(Disconnected, ServerError, LockError):  # then there is no proof
             node = await self._node_of(slot_of(keys[0]), until)
-            return bool(await node.port.prove_lossless(keys, evidence, until))
+            return bool(await node.server.prove_lossless(keys, evidence, until))
         return False
 
     def old_primary_may_still_grant(self, key: str) -> str:
-        """See Port."""
+        """See Server."""
         slot = slot_of(key)
         node = self._map[slot]
-        return node.port.old_primary_may_still_grant(key, slot) if node else ""
+        return node.server.old_primary_may_still_grant(key, slot) if node else ""
 
     def route(self, key: str) -> Route:
-        """See Port."""
+        """See Server."""
         slot = slot_of(key)
         node = self._map[slot]
         return Route(node and node.address.display_url, slot)
@@ -277,8 +277,8 @@ class ClusterPort:
             node = await (self._on_ask if asking else self._on_moved)(text, slot, node, until)
             try:
                 if asking:
-                    return await node.port.call_asking(message, until, slot)
-                return await node.port.call(*message, until, slot)
+                    return await node.server.call_asking(message, until, slot)
+                return await node.server.call(*message, until, slot)
             except Disconnected as error:
                 self._note_loss(node, error)
                 raise
@@ -327,9 +327,9 @@ class ClusterPort:
                     raise Disconnected("it is closed", sent=False)
                 history = self.histories.of(address)
                 node = self._nodes[address.display_url] = Node(address, history, self.make(address, history))
-                node.port.primacy.other_nodes = partial(self._is_named, node)
+                node.server.primacy.other_nodes = partial(self._is_named, node)
                 if self._push_handler is not None:
-                    node.port.push_handler = self._push_handler
+                    node.server.push_handler = self._push_handler
         return node
 
     def _note_loss(self, node: Node, error: Disconnected) -> None:
@@ -457,7 +457,7 @@ class ClusterPort:
             for node in list(self._nodes.values()):
                 node.history.known = met.get(node, "")
                 if node not in primaries:
-                    node.port.unsubscribe_all()
+                    node.server.unsubscribe_all()
                     node.has_answered = False  # a node that serves slots again has another identity
         wanted = (
             self._push_handler is not None
@@ -521,7 +521,7 @@ class ClusterPort:
             for node in self._unidentified():
                 if not node.has_answered:
                     with contextlib.suppress(Disconnected, LockError):
-                        await node.port.current_identity(self.runtime.now() + NODE_TIMEOUT)
+                        await node.server.current_identity(self.runtime.now() + NODE_TIMEOUT)
                         node.has_answered = True
             await self.runtime.wait(
                 self.runtime.event(),
@@ -553,7 +553,7 @@ class ClusterPort:
 
     async def _learn_slot_history(self, slot: int, here: Node, moves: list[SlotMove], until: float) -> None:
         try:
-            stamp = await here.port.current_identity(until)
+            stamp = await here.server.current_identity(until)
         except Disconnected as error:
             self._note_loss(here, error)
             raise
@@ -593,32 +593,32 @@ class ClusterPort:
         return channel
 
     def subscription_of(self, key: str) -> tuple[str, str]:
-        """See Port."""
+        """See Server."""
         slot = slot_of(key)
         channel, node = self._channel(slot), self._map[slot]
-        return "1" if node is not None and channel in node.port.subscribed else "0", channel
+        return "1" if node is not None and channel in node.server.subscribed else "0", channel
 
     def ensure_subscribed(self, key: str) -> None:
-        """See Port."""
+        """See Server."""
         slot = slot_of(key)
         node = self._map[slot]
         if node is not None and not self._closed:
-            node.port.subscribe(self._channel(slot))
+            node.server.subscribe(self._channel(slot))
 
     # Closing
 
     async def close(self) -> None:
-        """See Port."""
+        """See Server."""
         with self.runtime.mutex:
             self._closed = True
             nodes = list(self._nodes.values())
         for node in nodes:
-            await node.port.close()
+            await node.server.close()
 
     def reset_after_fork(self) -> None:
         """In a child after fork: the open connections belong to the parent."""
         for node in self._nodes.values():
-            node.port.reset_after_fork()
+            node.server.reset_after_fork()
         self._start()
 
 

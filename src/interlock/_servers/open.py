@@ -1,4 +1,4 @@
-"""Opens the port for a target that the user named: one server, a cluster, or a quorum."""
+"""Opens the server for a target that the user named: one server, a cluster, or a quorum."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from interlock._connect.address import Quorum
 from interlock._connect.clusters import Cluster
-from interlock._servers.cluster import ClusterPort
-from interlock._servers.quorum import QuorumPort
+from interlock._servers.cluster import ClusterServer
+from interlock._servers.quorum import QuorumServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound="Runtime")
 
 
-def open_port(
+def open_server(
     target: Address | Cluster | Quorum,
     make: Callable[[Address, ServerHistory, R], Any],
     runtime: R,
     histories: Histories,
 ) -> Any:
-    """The port for this target. `make` makes the port for a single server, for threads or for asyncio."""
+    """The server for this target. `make` makes a single server, for threads or for asyncio."""
 
     def single(address: Address, history: ServerHistory) -> Any:
         return make(address, history, runtime)
 
     if isinstance(target, Cluster):
-        return ClusterPort(target, single, runtime, histories)
+        return ClusterServer(target, single, runtime, histories)
     if isinstance(target, Quorum):
         members = [single(each, histories.of(each, mark="+")) for each in target.members]
-        return QuorumPort(members, runtime, target.display_url)
+        return QuorumServer(members, runtime, target.display_url)
     return single(target, histories.of(target))

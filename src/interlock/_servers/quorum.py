@@ -1,17 +1,17 @@
-"""The port for a quorum: several independent servers, asked at the same time (Redlock).
+"""A quorum: several independent servers, asked at the same time (Redlock).
 
-Theory. The port sends each message to all servers, and the votes of a majority decide: `quorum_votes` has a rule for
+Theory. The client sends each message to all servers, and the votes of a majority decide: `quorum_votes` has a rule for
 each verb. Every server runs the same scripts and has its own queue. A waiter stands in the queues of all servers. A
 release hands the lock over at each server, nearly always to the same waiter: the waiter receives a push, asks all
 servers, and gets a majority. The servers agree on a fence as PROTOCOL.md says: each server proposes a fence, the
 highest one counts, and unless a majority proposed exactly that fence, a majority must store the fence.
 
 Rules.
- 1. As soon as a majority decides, the call returns. The port reads the stragglers later (`_collect_stragglers`).
- 2. A server that is silent for `VOTE_TIMEOUT` is absent: the port sends no message to the server until the server has
+ 1. As soon as a majority decides, the call returns. The client reads the stragglers later (`_collect_stragglers`).
+ 2. A server that is silent for `VOTE_TIMEOUT` is absent: the client sends no message to the server until the server has
     answered a PING in the background.
  3. A server that did not answer an acquire may still run it, so the release leaves a tombstone at that server. A
-    release that could not be sent is pending: the port sends the release before any other message to that server.
+    release that could not be sent is pending: the client sends the release before any other message to that server.
  4. If a server did not answer a release, the votes of that server for the same token don't count any more: the server
     may run the release after the vote.
  5. In a split vote, the attempt with the most servers keeps its votes. All other attempts release theirs at once, wait
@@ -76,18 +76,18 @@ def is_stale(error: object) -> bool:
     return isinstance(error, Disconnected) and error.stale
 
 
-class QuorumPort:
-    """The port for all servers of a quorum: it sends each message over the ports of the single servers."""
+class QuorumServer:
+    """All servers of a quorum, as one server: it sends each message to every one of them."""
 
     retry_for = RETRY_FOR
     is_quorum = True
     drift = QUORUM_DRIFT
 
-    def __init__(self, ports: Sequence[Any], runtime: Runtime, shown: str) -> None:
+    def __init__(self, servers: Sequence[Any], runtime: Runtime, shown: str) -> None:
         self.runtime = runtime
         self.display_url = shown
-        self.nodes = [Node(port) for port in ports]
-        self.majority = len(ports) // 2 + 1
+        self.nodes = [Node(server) for server in servers]
+        self.majority = len(servers) // 2 + 1
         self.now, self.event, self.wait = runtime.now, runtime.event, runtime.wait
         self._closed = False
         self._start()
@@ -104,17 +104,17 @@ class QuorumPort:
     @property
     def push_handler(self) -> Any:
         """The handler to which all servers' ports pass each push."""
-        return self.nodes[0].port.push_handler
+        return self.nodes[0].server.push_handler
 
     @push_handler.setter
     def push_handler(self, sink: Any) -> None:
         for node in self.nodes:
-            node.port.push_handler = sink
+            node.server.push_handler = sink
 
     # The calls of the core
 
     async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
-        """See Port."""
+        """See Server."""
         request = Request.parse((script, keys, args))
         if isinstance(request.call, AcquireCall):
             reply: Any = await self._acquire(request, until)
@@ -124,8 +124,8 @@ class QuorumPort:
             reply = await self._call_one(request, until)
         return reply.encode()
 
-    async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
-        """See Port."""
+    async def call_many(self, messages: Sequence[Message], until: float) -> list[Any]:
+        """See Server."""
         try:
             poll = await self._poll([Request.parse(message) for message in messages], until)
         except LockError as error:
@@ -184,7 +184,7 @@ class QuorumPort:
         )
         having = [node for node, (vote,) in said.items() if isinstance(vote, Granted)]
         end = min(until, self.now() + VOTE_TIMEOUT)  # an attempt without time is undone in the background
-        sent = [(node, await node.port.send_batch([release.message], end)) for node in having]
+        sent = [(node, await node.server.send_batch([release.message], end)) for node in having]
         for node, each in sent:
             (done,) = await self.read(node, each, [release], owes=False)
             if isinstance(done, Exception):
@@ -204,7 +204,7 @@ class QuorumPort:
         for node, (seen,) in said.items():
             own = None if isinstance(seen, Exception) else request.call.for_server(seen)
             if own is not None:
-                (reply,) = await node.port.calls([request._replace(call=own).message], self.now() + VOTE_TIMEOUT)
+                (reply,) = await node.server.call_many([request._replace(call=own).message], self.now() + VOTE_TIMEOUT)
                 if not isinstance(reply, Exception):
                     done |= request.parse_reply(reply).done
         return DoneReply(done)
@@ -212,31 +212,31 @@ class QuorumPort:
     async def _sleep(self, seconds: float, until: float) -> None:
         await self.wait(self.event(), min(until, self.now() + seconds))
 
-    async def prove_lossless(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
-        """See Port. Each server has its own evidence."""
+    async def prove_lossless(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Server)
+        """See Server. Each server has its own evidence."""
         proven = False
         for node in self.nodes:
             if node.quarantine_evidence:
-                proven |= await node.port.prove_lossless(keys, node.quarantine_evidence, self.now())
+                proven |= await node.server.prove_lossless(keys, node.quarantine_evidence, self.now())
                 node.quarantine_evidence = ""
         return proven
 
-    def old_primary_may_still_grant(self, key: str) -> str:  # noqa: ARG002 (see Port)
-        """See Port. A quorum has no failover."""
+    def old_primary_may_still_grant(self, key: str) -> str:  # noqa: ARG002 (see Server)
+        """See Server. A quorum has no failover."""
         return ""
 
-    def route(self, key: str) -> Route:  # noqa: ARG002 (see Port)
-        """See Port."""
+    def route(self, key: str) -> Route:  # noqa: ARG002 (see Server)
+        """See Server."""
         return ONLY_ROUTE
 
     def subscription_of(self, key: str) -> tuple[str, str]:
-        """See Port. Each server gets its own subscription in `Node.personalize`."""
-        return "0", self.nodes[0].port.subscription_of(key)[1]
+        """See Server. Each server gets its own subscription in `Node.personalize`."""
+        return "0", self.nodes[0].server.subscription_of(key)[1]
 
     def ensure_subscribed(self, key: str) -> None:
-        """See Port."""
+        """See Server."""
         for node in self.nodes:
-            node.port.ensure_subscribed(key)
+            node.server.ensure_subscribed(key)
 
     # Polling all servers
 
@@ -259,8 +259,8 @@ class QuorumPort:
     def order(self) -> list[Node]:
         """All servers; those with an open connection first."""
         for node in self.nodes:
-            if not node.port.ready:
-                return sorted(self.nodes, key=lambda node: not node.port.ready)
+            if not node.server.ready:
+                return sorted(self.nodes, key=lambda node: not node.server.ready)
         return self.nodes
 
     async def read(
@@ -271,7 +271,7 @@ class QuorumPort:
         If the server did not answer, mark the server as absent, and (with `owes`) remember the releases among the
         requests as pending. With `late` the requests are stragglers.
         """
-        raw: list[Any] = await node.port.read_batch(sent, late=late)
+        raw: list[Any] = await node.server.read_batch(sent, late=late)
         replies = [request.parse_reply(reply) for request, reply in zip(requests, raw, strict=False)]
         node.note_replies(requests, replies)
         error = next(iter(replies))
@@ -291,7 +291,7 @@ class QuorumPort:
             except IndexError:  # another thread took the last one
                 break
         now = self.now()
-        came = await self.nodes[0].port.wait_any([sent for _, sent, _ in late], len(late), now + patience)
+        came = await self.nodes[0].server.wait_any([sent for _, sent, _ in late], len(late), now + patience)
         for i, (node, sent, requests) in enumerate(late):
             if i in came or sent.until < now:
                 await self.read(node, sent, requests, late=True)
@@ -322,11 +322,11 @@ class QuorumPort:
         """Ping the server, and mark it as up if it answers. Returns an error that only the user can correct."""
         try:
             try:
-                await node.port.ping(min(until, self.now() + CONNECT_TIMEOUT))
+                await node.server.ping(min(until, self.now() + CONNECT_TIMEOUT))
             except Disconnected as error:
                 if not error.stale:
                     raise
-                await node.port.ping(min(until, self.now() + CONNECT_TIMEOUT))
+                await node.server.ping(min(until, self.now() + CONNECT_TIMEOUT))
             await self._send_pending_releases(node)
         except ConfigError as error:
             node.cause = str(error)
@@ -338,39 +338,39 @@ class QuorumPort:
             node.has_answered = True
             self._reject_duplicates(node)
             if self._has_met_all:
-                node.port.history.latest.mark_untrusted()
+                node.server.history.latest.mark_untrusted()
         # Send the script's text with the next call: a NOSCRIPT reply of a straggler may be too late for a retry.
-        node.port.send_script_text = True
+        node.server.send_script_text = True
         node.is_up = True
         if node.absence_logged:
             node.absence_logged = False
-            log.warning("interlock: %s votes again", node.port.display_url)
+            log.warning("interlock: %s votes again", node.server.display_url)
         return None
 
     async def _send_pending_releases(self, node: Node) -> None:
         """Send the releases that this server did not get."""
         debts, now = list(node.pending_releases.items()), self.now()
         if debts:
-            replies = await node.port.calls([message for _, (message, _) in debts], now + CONNECT_TIMEOUT)
+            replies = await node.server.call_many([message for _, (message, _) in debts], now + CONNECT_TIMEOUT)
             for (token, (_, until)), reply in zip(debts, replies, strict=True):
                 if not isinstance(reply, Disconnected) or until < now:
                     node.pending_releases.pop(token, None)
 
     def _reject_duplicates(self, node: Node) -> None:
         """Refuse the quorum if another name leads to the same server: one server must not have two votes."""
-        facts = node.port.history.latest.facts
+        facts = node.server.history.latest.facts
         for other in self.nodes:
-            there = other.port.history.latest.facts
+            there = other.server.history.latest.facts
             if other is not node and other.has_answered and facts and there and facts.run_id == there.run_id:
                 self._all_up = False
                 self._config_fault = (
-                    f"{other.port.display_url} and {node.port.display_url} are the same server, which must not have "
-                    "two votes in a quorum. Name each server once"
+                    f"{other.server.display_url} and {node.server.display_url} are the same server, which must not "
+                    "have two votes in a quorum. Name each server once"
                 )
 
     def _suspect_restarted(self) -> None:
         """Mark servers that may have forgotten leases as untrusted, unless they all started together just now."""
-        epochs = [node.port.history.latest for node in self.nodes]
+        epochs = [node.server.history.latest for node in self.nodes]
         ages = [each.facts.uptime for each in epochs if each.facts is not None]
         together = len(ages) == len(epochs) and max(ages) - min(ages) <= STARTED_TOGETHER_WITHIN
         if epochs[0].quarantine_seconds is not None and not (together and max(ages) < epochs[0].quarantine_seconds):
@@ -405,7 +405,7 @@ class QuorumPort:
                         node.absence_logged = True
                         log.warning(
                             "interlock: %s does not vote: %s. %s",
-                            node.port.display_url,
+                            node.server.display_url,
                             node.cause,
                             self._who_is_there(),
                         )
@@ -420,33 +420,33 @@ class QuorumPort:
     # Closing
 
     async def close(self) -> None:
-        """See Port."""
+        """See Server."""
         self._closed = True
         self._wakeup.set()
         await self._collect_stragglers(VOTE_TIMEOUT)  # give the last releases time to reach the servers
         self._discard_stragglers()
         for node in self.nodes:
-            await node.port.close()
+            await node.server.close()
 
     def _discard_stragglers(self) -> None:
         with contextlib.suppress(IndexError):
             while True:
                 node, sent, _ = self._stragglers.popleft()
-                node.port.discard_batch(sent)
+                node.server.discard_batch(sent)
 
     def reset_after_fork(self) -> None:
-        """See Port."""
+        """See Server."""
         self._discard_stragglers()
         for node in self.nodes:
-            node.port.reset_after_fork()
-        self.nodes = [Node(node.port) for node in self.nodes]
+            node.server.reset_after_fork()
+        self.nodes = [Node(node.server) for node in self.nodes]
         self._start()
 
 
 class Round:
     """One poll of all servers with the same requests: the replies so far, and the outcomes that they decide."""
 
-    def __init__(self, quorum: QuorumPort, requests: Sequence[Request], until: float, within: float) -> None:
+    def __init__(self, quorum: QuorumServer, requests: Sequence[Request], until: float, within: float) -> None:
         self.quorum = quorum
         self.requests = requests
         self.within = within
@@ -467,7 +467,7 @@ class Round:
                 node.record_undelivered(self.requests, self.started, node.tokens)
 
     async def _send(self, node: Node, own: list[Request]) -> None:
-        sent = await node.port.send_batch([request.message for request in own], self.end)
+        sent = await node.server.send_batch([request.message for request in own], self.end)
         self.asked.append((node, own, sent))
 
     async def collect(self) -> None:
@@ -476,7 +476,7 @@ class Round:
             return
         number = 1 if self.said or self._asked_again else self.quorum.majority
         handles = [sent for _, _, sent in self.asked]
-        ready = await self.quorum.nodes[0].port.wait_any(handles, number, self.end)
+        ready = await self.quorum.nodes[0].server.wait_any(handles, number, self.end)
         if not ready:
             if self.end == self.started + self.within:
                 for node, _, _ in self.asked:
@@ -510,7 +510,7 @@ class Round:
                 if isinstance(reply, kind):
                     return reply
         nodes = self.quorum.nodes
-        away = "; ".join(f"{node.port.display_url}: {node.cause}" for node in nodes if not node.is_up)
+        away = "; ".join(f"{node.server.display_url}: {node.cause}" for node in nodes if not node.is_up)
         was_sent = any(isinstance(reply, Disconnected) and reply.sent for reply in replies)
         return Disconnected(
             f"only {votes} of {len(nodes)} servers of the quorum answer" + (f" ({away})" if away else ""),

@@ -30,19 +30,19 @@ class Node:
         "is_up",
         "longest_ttl",
         "pending_releases",
-        "port",
         "quarantine_evidence",
+        "server",
         "tokens",
         "unconfirmed_releases",
     )
 
-    def __init__(self, port: Any) -> None:
-        self.port = port  # of threads or of asyncio
+    def __init__(self, server: Any) -> None:
+        self.server = server  # of threads or of asyncio
         self.is_up = False
         self.longest_ttl = TOMBSTONE_TTL  # seconds: a lease that this client requested there lasts no longer
         self.has_answered = False  # whether the server has ever answered
         self.cause = "not asked yet"  # why the server is absent
-        self.gone_at = port.runtime.now()  # since when the server is absent
+        self.gone_at = server.runtime.now()  # since when the server is absent
         self.absence_logged = False  # whether the log says that the server is absent
         self.quarantine_evidence = ""  # the evidence for the server's last quarantine
         self.tokens: dict[str, bool] = {}  # tokens that requested a lease, and whether the reply is still outstanding
@@ -62,7 +62,7 @@ class Node:
         elif isinstance(call, ReleaseCall) and self.tokens.pop(call.token, False):
             return _with_tombstone(request)
         if isinstance(call, AcquireCall | HeartbeatCall):
-            subscribed, channel = self.port.subscription_of(request.keys[0])
+            subscribed, channel = self.server.subscription_of(request.keys[0])
             return request._replace(call=call._replace(subscribed=subscribed, channel=channel))
         return request
 

@@ -291,7 +291,7 @@ class Verb(NamedTuple):
     parse_call: Callable[[Sequence[Any]], Call]
     parse_reply: Callable[[Any], Any]
     merge: Callable[[Votes[Any, Any], QuorumRules], Any] | None
-    """None: each server gets its own call, see `QuorumPort`."""
+    """None: each server gets its own call, see `QuorumServer`."""
 
 
 VERBS: Final[dict[str, Verb]] = {

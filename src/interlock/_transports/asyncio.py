@@ -398,7 +398,7 @@ class AsyncioPort:
         until: float,
         slot: int | None = None,
     ) -> Any:
-        """See Port. `slot` is for a node of a cluster, whose identity stamp depends on the slot."""
+        """See Server. `slot` is for a node of a cluster, whose identity stamp depends on the slot."""
         connection = self._connection
         if connection is None or connection.broken is not None or self._can_fail_over:
             connection = await self._checkout(until)
@@ -422,7 +422,7 @@ class AsyncioPort:
         patience: float,
         slot: int | None = None,
     ) -> tuple[Any, int, Any]:
-        """See Port. Uses a spare connection: on the common one, the wait for replicas would delay all other calls."""
+        """See Server. Uses a spare connection: on the common one, the wait for replicas would delay all other calls."""
         connection = await self._checkout_spare(until)
         try:
             stamp = connection.stamp.text if slot is None else connection.stamp.text_for(slot)
@@ -457,12 +457,12 @@ class AsyncioPort:
                 break
         return raise_if_error(reply)
 
-    async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
-        """See Port."""
+    async def call_many(self, messages: Sequence[Message], until: float) -> list[Any]:
+        """See Server."""
         return await self.read_batch(await self.send_batch(messages, until))
 
     async def send_batch(self, messages: Sequence[Message], until: float, slots: Sequence[int] = ()) -> SentBatch:
-        """Send the messages without waiting for replies: the first half of `calls`."""
+        """Send the messages without waiting for replies: the first half of `call_many`."""
         sent, connection = SentBatch(messages, until), self._connection
         try:
             if connection is None or connection.broken is not None or self._can_fail_over:
@@ -476,12 +476,12 @@ class AsyncioPort:
             packed = b"".join([said(*each, stamp) for each, stamp in zip(messages, stamps, strict=True)])
             connection.send_for(packed, sent, len(messages))
             sent.connection, sent.stamps = connection, stamps
-        except Exception as error:  # noqa: BLE001 (one of many: see Port)
+        except Exception as error:  # noqa: BLE001 (one of many: see Server)
             sent.error = error
         return sent
 
     async def read_batch(self, sent: SentBatch, *, late: bool = False) -> list[Any]:
-        """Wait for the replies: the second half of `calls`.
+        """Wait for the replies: the second half of `call_many`.
 
         `late`: the caller needs no result any more. Then a script that the server did not know is not sent again.
         """
@@ -545,12 +545,12 @@ class AsyncioPort:
                     each.then = None
         return [i for i, sent in enumerate(sents) if sent.is_complete]
 
-    async def prove_lossless(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
-        """See Port."""
+    async def prove_lossless(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Server)
+        """See Server."""
         return await self._proofs.prove_lossless(evidence, until)
 
-    def old_primary_may_still_grant(self, key: str, slot: int = -1) -> str:  # noqa: ARG002 (see Port)
-        """See Port."""
+    def old_primary_may_still_grant(self, key: str, slot: int = -1) -> str:  # noqa: ARG002 (see Server)
+        """See Server."""
         return self._proofs.old_primary(slot)
 
     async def _lossless(self, evidence: str, stamp: IdentityStamp, left: float) -> float | None:
@@ -690,13 +690,13 @@ class AsyncioPort:
             raise
         return connection
 
-    def subscription_of(self, key: str) -> tuple[str, str]:  # noqa: ARG002 (see Port)
-        """See Port."""
+    def subscription_of(self, key: str) -> tuple[str, str]:  # noqa: ARG002 (see Server)
+        """See Server."""
         channel = self.push_handler.channel
         return "1" if self._connection is not None and channel in self._connection.subscribed else "0", channel
 
-    def route(self, key: str) -> Route:  # noqa: ARG002 (see Port)
-        """See Port."""
+    def route(self, key: str) -> Route:  # noqa: ARG002 (see Server)
+        """See Server."""
         return ONLY_ROUTE
 
     def _subscribe(self, connection: Connection, channel: str) -> None:
@@ -710,8 +710,8 @@ class AsyncioPort:
         for packed in subscribe_commands(channel):
             connection.send(packed).add_done_callback(answered)
 
-    def ensure_subscribed(self, key: str) -> None:  # noqa: ARG002 (see Port)
-        """See Port."""
+    def ensure_subscribed(self, key: str) -> None:  # noqa: ARG002 (see Server)
+        """See Server."""
         self.subscribe(self.push_handler.channel)
 
     def subscribe(self, channel: str) -> None:

@@ -302,7 +302,7 @@ class ThreadPort:
         until: float,
         slot: int | None = None,
     ) -> Any:
-        """See Port. `slot` is for a node of a cluster, whose identity stamp depends on the slot."""
+        """See Server. `slot` is for a node of a cluster, whose identity stamp depends on the slot."""
         connection = self._checkout(until)
         try:
             stamp = connection.stamp.text if slot is None else connection.stamp.text_for(slot)
@@ -327,7 +327,7 @@ class ThreadPort:
         patience: float,
         slot: int | None = None,
     ) -> tuple[Any, int, Any]:
-        """See Port."""
+        """See Server."""
         connection = self._checkout(until)
         try:
             stamp = connection.stamp.text if slot is None else connection.stamp.text_for(slot)
@@ -365,15 +365,15 @@ class ThreadPort:
         self._checkin(connection)
         return raise_if_error(reply)
 
-    async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
-        """See Port."""
+    async def call_many(self, messages: Sequence[Message], until: float) -> list[Any]:
+        """See Server."""
         return await self.read_batch(await self.send_batch(messages, until))
 
     async def send_batch(self, messages: Sequence[Message], until: float, slots: Sequence[int] = ()) -> SentBatch:
-        """Send the messages without waiting for replies: the first half of `calls`."""
+        """Send the messages without waiting for replies: the first half of `call_many`."""
         try:
             connection = self._checkout(until)
-        except Exception as error:  # noqa: BLE001 (one of many: see Port)
+        except Exception as error:  # noqa: BLE001 (one of many: see Server)
             return SentBatch(messages, until, None, error, [])
         try:
             stamps = (
@@ -392,7 +392,7 @@ class ThreadPort:
         return SentBatch(messages, until, connection, None, stamps)
 
     async def read_batch(self, sent: SentBatch, *, late: bool = False) -> list[Any]:
-        """Read the replies: the second half of `calls`.
+        """Read the replies: the second half of `call_many`.
 
         `late`: the caller needs no result any more. Then a script that the server did not know is not sent again.
         """
@@ -454,12 +454,12 @@ class ThreadPort:
                 ready.append(waiting.pop(each))
         return ready
 
-    async def prove_lossless(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
-        """See Port."""
+    async def prove_lossless(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Server)
+        """See Server."""
         return await self._proofs.prove_lossless(evidence, until)
 
-    def old_primary_may_still_grant(self, key: str, slot: int = -1) -> str:  # noqa: ARG002 (see Port)
-        """See Port."""
+    def old_primary_may_still_grant(self, key: str, slot: int = -1) -> str:  # noqa: ARG002 (see Server)
+        """See Server."""
         return self._proofs.old_primary(slot)
 
     async def _lossless(self, evidence: str, stamp: IdentityStamp, left: float) -> float | None:
@@ -545,17 +545,17 @@ class ThreadPort:
 
     # The subscription
 
-    def subscription_of(self, key: str) -> tuple[str, str]:  # noqa: ARG002 (see Port)
-        """See Port."""
+    def subscription_of(self, key: str) -> tuple[str, str]:  # noqa: ARG002 (see Server)
+        """See Server."""
         channel = self.push_handler.channel
         return "1" if channel in self.subscribed else "0", channel
 
-    def route(self, key: str) -> Route:  # noqa: ARG002 (see Port)
-        """See Port."""
+    def route(self, key: str) -> Route:  # noqa: ARG002 (see Server)
+        """See Server."""
         return ONLY_ROUTE
 
-    def ensure_subscribed(self, key: str) -> None:  # noqa: ARG002 (see Port)
-        """See Port."""
+    def ensure_subscribed(self, key: str) -> None:  # noqa: ARG002 (see Server)
+        """See Server."""
         self.subscribe(self.push_handler.channel)
 
     def subscribe(self, channel: str) -> None:

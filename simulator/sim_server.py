@@ -1,4 +1,4 @@
-"""The port of a simulated process: what the core needs of the world, over the virtual network and clock."""
+"""The server, as a simulated process sees it: what the core needs of the world, over the virtual network and clock."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ class SimSignal:
 class Link:
     """A connection to one process of a server, under whose identity everything is said that goes over it."""
 
-    __slots__ = ("broken", "epoch", "heard", "host", "port", "process", "row", "used")
+    __slots__ = ("broken", "epoch", "heard", "host", "process", "row", "server", "used")
 
-    def __init__(self, port: SimPort, host: Host, epoch: IdentityStamp, asked: float) -> None:
-        self.port = port
-        self.process = port.process
+    def __init__(self, server: SimServer, host: Host, epoch: IdentityStamp, asked: float) -> None:
+        self.server = server
+        self.process = server.process
         self.host = host
         self.epoch = epoch
         self.broken = False  # and the client knows
         self.row: set[Future] = set()  # those who wait for a reply
-        self.heard = port.process.world.now  # when the last word came, or the wait for one began
+        self.heard = server.process.world.now  # when the last word came, or the wait for one began
         self.used = asked  # when the last request was sent that has been answered, see `ports._primacy`
 
     def answered(self, sent: float) -> None:
@@ -145,8 +145,8 @@ class SimRuntime:
         """See Runtime. What runs in the background ends with its process."""
 
 
-class SimPort:
-    """See `Port`. Every await passes the place `before_send` first."""
+class SimServer:
+    """See `Server`. Every await passes the place `before_send` first."""
 
     display_url = ServerGroup.display_url
     retry_for = RETRY_FOR
@@ -180,7 +180,7 @@ class SimPort:
         self.deaf_until = 0.0  # pushes may be lost until then
 
     async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
-        """See Port."""
+        """See Server."""
         reply = (await self._exchange([(script, keys, args)], until))[0]
         if isinstance(reply, ServerError):
             raise reply
@@ -195,11 +195,11 @@ class SimPort:
         acks: Acks,  # noqa: ARG002
         patience: float,  # noqa: ARG002 (replicas are not modelled)
     ) -> tuple[Any, int, Any]:
-        """See Port."""
+        """See Server."""
         return await self.call(script, keys, args, until), 0, 0
 
-    async def calls(self, messages: Sequence[Message], until: float) -> list[Any]:
-        """See Port."""
+    async def call_many(self, messages: Sequence[Message], until: float) -> list[Any]:
+        """See Server."""
         try:
             return await self._exchange(messages, until)
         except (Disconnected, LockError) as error:
@@ -270,7 +270,7 @@ class SimPort:
     # For a quorum
 
     async def send_batch(self, messages: Sequence[Message], until: float) -> Sent:
-        """The first half of `calls`: send, and wait for nothing."""
+        """The first half of `call_many`: send, and wait for nothing."""
         task = current(self.process.world)
         task.sends = True
         self.asked(messages)
@@ -446,16 +446,16 @@ class SimPort:
             self.expect(connected)
 
     def reset_after_fork(self) -> None:
-        """See Port. Nothing forks here."""
+        """See Server. Nothing forks here."""
 
-    def old_primary_may_still_grant(self, key: str) -> str:  # noqa: ARG002 (see Port)
-        """See Port."""
+    def old_primary_may_still_grant(self, key: str) -> str:  # noqa: ARG002 (see Server)
+        """See Server."""
         former = self._proofs.old_primary()
         self.network.record.counts["not believed yet"] += bool(former)
         return former
 
-    async def prove_lossless(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Port)
-        """See Port."""
+    async def prove_lossless(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Server)
+        """See Server."""
         return await self._proofs.prove_lossless(evidence, until)
 
     async def _verdict(self, evidence: str, epoch: IdentityStamp, left: float) -> float | None:
@@ -478,16 +478,16 @@ class SimPort:
 
     # The subscription
 
-    def subscription_of(self, key: str) -> tuple[str, str]:  # noqa: ARG002 (see Port)
-        """See Port."""
+    def subscription_of(self, key: str) -> tuple[str, str]:  # noqa: ARG002 (see Server)
+        """See Server."""
         return self._heard, self.push_handler.channel
 
-    def route(self, key: str) -> Route:  # noqa: ARG002 (see Port)
-        """See Port."""
+    def route(self, key: str) -> Route:  # noqa: ARG002 (see Server)
+        """See Server."""
         return ONLY_ROUTE
 
-    def ensure_subscribed(self, key: str) -> None:  # noqa: ARG002 (see Port)
-        """See Port."""
+    def ensure_subscribed(self, key: str) -> None:  # noqa: ARG002 (see Server)
+        """See Server."""
         if self._channel is None:
             self._channel = self.push_handler.channel.encode()
             if self.link is not None:
