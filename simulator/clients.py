@@ -15,7 +15,7 @@ from .chance import CLIENT, GAP, SECTION
 from .coroutines import Cancelled, Process, Task
 from .plan import Section
 from .server_group import ServerGroup
-from .sim_server import SimRuntime, SimServer, SimSignal, current
+from .sim_server import SimRuntime, SimServer, current
 from .workers import Worker
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Client:
                 number, clock = section.number, section.clock
             else:
                 return
-            await self.server.runtime.wait(SimSignal(), clock)
+            await self.server.runtime.sleep_until(clock)
             if run.over:
                 return
             worker.random = world.chance.stream(task.number, SECTION, number)
@@ -130,6 +130,6 @@ class Client:
     async def _close(self) -> None:
         pauses = self.process.pauses
         await self.session.close()
-        await self.server.runtime.wait(SimSignal(), self.server.runtime.now() + 0.1)
+        await self.server.runtime.sleep_until(self.server.runtime.now() + 0.1)
         if pauses == self.process.pauses:
             self.run.monitor.attempts.closed(self.process)

@@ -38,11 +38,12 @@ IO_TIMEOUT: Final = 5.0  # seconds without an answer, as in interlock.connect
 
 
 class SimSignal:
-    """A flag that one coroutine waits for."""
+    """A flag that one coroutine of a process waits for. Every wait passes `before_send` first."""
 
-    __slots__ = ("up", "waiter")
+    __slots__ = ("process", "up", "waiter")
 
-    def __init__(self) -> None:
+    def __init__(self, process: Process) -> None:
+        self.process = process
         self.up = False
         self.waiter: Future | None = None
 
@@ -52,6 +53,24 @@ class SimSignal:
             self.waiter.resolve(True)
         else:
             self.up = True
+
+    async def wait(self, until: float) -> bool:
+        """See AutoResetEvent."""
+        task = current(self.process.world)
+        task.sends = False
+        if task.traps:
+            await task.before_send()
+        if self.up:
+            self.up = False
+            return True
+        future = self.waiter = Future()
+        if until != FOREVER:
+            self.process.world.at(self.process.when(until), Timer(future, False), self.process)
+        try:
+            raised: bool = await future
+        finally:
+            self.waiter = None
+        return raised
 
 
 class Link:
@@ -86,7 +105,7 @@ class Sent(NamedTuple):
 
 
 class SimRuntime:
-    """See `Runtime`: a process of a simulated world, with its own clock. Every await passes `before_send` first."""
+    """See `Runtime`: a process of a simulated world, with its own clock."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -95,27 +114,13 @@ class SimRuntime:
 
     def event(self) -> SimSignal:
         """See Runtime."""
-        return SimSignal()
+        return SimSignal(self.process)
 
-    async def wait(self, event: SimSignal, until: float) -> bool:
+    async def sleep_until(self, until: float) -> None:
         """See Runtime."""
-        task = current(self.process.world)
-        task.sends = False
-        if task.traps:
-            await task.before_send()
-        if event.up:
-            event.up = False
-            return True
-        future = event.waiter = Future()
-        if until != FOREVER:
-            self.process.world.at(self.process.when(until), Timer(future, False), self.process)
-        try:
-            raised: bool = await future
-        finally:
-            event.waiter = None
-        return raised
+        await SimSignal(self.process).wait(until)
 
-    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, over: Callable[[], None]) -> None:
+    def spawn(self, work: Callable[[], Coroutine[object, None, None]], name: str, over: Callable[[], None]) -> None:
         """See Runtime."""
 
         async def whole() -> None:
@@ -126,7 +131,7 @@ class SimRuntime:
 
         self.process.spawn(whole(), name)
 
-    def run_callback(self, callback: Callable[[Any], object], subject: Any) -> None:
+    def run_callback(self, callback: Callable[[T], object], subject: T) -> None:
         """See Runtime."""
 
         def told() -> None:
@@ -215,10 +220,10 @@ class SimServer:
         if weather.refused or weather.replica:
             journey = Journey(task, TRAFFIC)
             if network.strikes(journey, "connection refused", weather.refused):
-                await self.runtime.wait(SimSignal(), min(until, self.runtime.now() + network.trip(journey)))
+                await self.runtime.sleep_until(min(until, self.runtime.now() + network.trip(journey)))
                 raise Disconnected("connection refused", sent=False)
             if network.strikes(journey, "replica met", weather.replica):
-                await self.runtime.wait(SimSignal(), min(until, self.runtime.now() + network.trip(journey)))
+                await self.runtime.sleep_until(min(until, self.runtime.now() + network.trip(journey)))
                 raise Unavailable(f"{self.display_url} is a read-only replica. Connect to its primary")
         for _, keys, args in batch:
             self.sending([*map(str, keys)], args)

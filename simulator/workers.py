@@ -11,7 +11,7 @@ from interlock.errors import AcquireTimeout, ConfigError, LeaseLost, LockError, 
 
 from .chance import MESSAGE
 from .network import Journey
-from .sim_server import IO_TIMEOUT, SimSignal
+from .sim_server import IO_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -58,7 +58,7 @@ class Worker:
 
     async def sleep(self, until: float) -> None:
         """Do nothing until then, by the process's own clock."""
-        await self.client.server.runtime.wait(SimSignal(), until)
+        await self.client.server.runtime.sleep_until(until)
 
     async def take(self, acquire: Callable[[], Awaitable[T]], terms: Terms) -> T | None:
         """A lease, if it can be had on these terms. ConfigErrors are the caller's."""

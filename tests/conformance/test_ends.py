@@ -134,9 +134,9 @@ async def test_whoever_waits_until_it_is_taken_back_is_told_also_if_that_was_ask
     locks = kit.interlock()
     lease = await locks.lock("a").acquire()
     session = kit.session(locks)
-    port, attempt = session.server, lease._grant.attempt
+    attempt = lease._grant.attempt
     both = [session.core.release_in_background(lease._grant), session.undo.add(attempt)]
     for done in both:
-        waiting = port.runtime.wait(done, port.runtime.now() + 10)
+        waiting = done.wait(session.runtime.now() + 10)
         assert await (kit.in_thread(run, waiting) if kit.mode == "threads" else waiting)
     assert not await lease.release()

@@ -213,14 +213,14 @@ def test_scheduled_cancellations_strike_at_every_await_of_the_core(monkeypatch):
         file = module.__name__.rpartition(".")[2] + ".py"
         for node in ast.walk(ast.parse(inspect.getsource(module))):
             called = ast.unparse(node.value.func) if isinstance(node, ast.Await) else ""
-            if called.endswith(("server.call", "server.call_many", "runtime.wait")) and not any(
+            if called.endswith(("server.call", "server.call_many", ".wait", "sleep_until")) and not any(
                 (file, line) in struck for line in range(node.lineno, node.end_lineno + 1)
             ):
                 missing.add(ast.unparse(node))
     assert missing <= {
-        "await self.runtime.wait(self.runtime.event(), self.runtime.now() + 0.1)",  # a worker after a bug
+        "await self.runtime.sleep_until(self.runtime.now() + 0.1)",  # a worker after a bug
         # of threads that can be stopped
-        "await self.runtime.wait(attempt.event, min(until, self.runtime.now() + STOP_POLL_INTERVAL))",
+        "await attempt.event.wait(min(until, self.runtime.now() + STOP_POLL_INTERVAL))",
     }
 
 

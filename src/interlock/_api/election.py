@@ -140,7 +140,7 @@ class ElectionCore(LockCore[LeaseT], Generic[LeaseT, EventT]):
                 if not warned:
                     log.warning("%s The campaign goes on", error)
                     warned = True
-                await session.runtime.wait(session.runtime.event(), session.runtime.now() + OUTAGE_PAUSE)
+                await session.runtime.sleep_until(session.runtime.now() + OUTAGE_PAUSE)
             except ConfigError:
                 if not session.core.closed:
                     raise

@@ -100,7 +100,7 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
         now = runtime.now()
         if isinstance(error, LockError):
             for signal in filter(None, undone):  # the lockable that was waited for had its courtesy already
-                await runtime.wait(signal, min(until, now) + UNDO_GRACE)
+                await signal.wait(min(until, now) + UNDO_GRACE)
 
     async def _state(self) -> dict[str, LockState | SemaphoreState]:
         return {member.name: await member._state() for member in self._members}

@@ -235,7 +235,7 @@ class Core:
         if may_have_left or not isinstance(error, LockError):
             undone = self.undo.add(attempt)
             if isinstance(error, AcquireTimeout):
-                await self.runtime.wait(undone, self.runtime.now() + UNDO_GRACE)
+                await undone.wait(self.runtime.now() + UNDO_GRACE)
 
     def _timeout_error(self, attempt: Attempt, refusal: LockError) -> LockError:
         """The error for a waiter whose time is over: its last refusal, if that still counts, else Unavailable."""
@@ -255,7 +255,8 @@ class Core:
         while not woken and self.runtime.now() < until:
             if stopped():
                 raise Stopped
-            woken = await self.runtime.wait(attempt.event, min(until, self.runtime.now() + STOP_POLL_INTERVAL))
+            assert attempt.event is not None  # the attempt waits
+            woken = await attempt.event.wait(min(until, self.runtime.now() + STOP_POLL_INTERVAL))
         return woken
 
     def lease_from_grant(
@@ -355,7 +356,7 @@ class Core:
             assert cause is not None
             raise unavailable_error(attempt, self.server.display_url, now, cause) from cause
         # At most half of the time that is left, so that the last try is sent close to the end of the caller's time.
-        await self.runtime.wait(self.runtime.event(), now + min(pause, max(MIN_RETRY_DELAY, (give_up - now) / 2)))
+        await self.runtime.sleep_until(now + min(pause, max(MIN_RETRY_DELAY, (give_up - now) / 2)))
 
     async def _request_with_acks(self, attempt: Attempt, args: Sequence[Argument], until: float) -> Any:
         """The reply to an acquire, once enough replicas have the grant. Raises Unavailable if too few have it."""

@@ -50,7 +50,8 @@ class Watch:
             pause = (
                 min(WATCH_INTERVAL, leader.remaining + EXPIRY_SLACK) if leader and leader.remaining else WATCH_INTERVAL
             )
-            await runtime.wait(self.attempt.event, runtime.now() + pause)
+            assert self.attempt.event is not None  # made with wait=True
+            await self.attempt.event.wait(runtime.now() + pause)
 
     def close(self) -> None:
         """Stop observing."""

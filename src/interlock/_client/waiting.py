@@ -90,7 +90,7 @@ class Waiters:
         if due < queue.due:
             queue.due = due
             self.wake_at(due)
-        return await self.runtime.wait(attempt.event, until)
+        return await attempt.event.wait(until)
 
     def wake_all(self, channel: str | None = None) -> None:
         """The client may have missed a push on this channel (None: on any): let each of its waiters ask again."""

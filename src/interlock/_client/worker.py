@@ -72,8 +72,8 @@ class Worker:
             try:
                 self.asleep_until = FOREVER  # awake: each call of `wake_at` now sets the event
                 self.asleep_until = due = self.task.due()
-                await self.runtime.wait(self.wakeup, due)
+                await self.wakeup.wait(due)
                 await self.task.tick()
             except Exception:  # noqa: BLE001 (logged) a bug in interlock must not end the renewal of leases
                 log.exception("interlock: %s failed and goes on", self.name)
-                await self.runtime.wait(self.runtime.event(), self.runtime.now() + 0.1)
+                await self.runtime.sleep_until(self.runtime.now() + 0.1)

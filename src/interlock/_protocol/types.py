@@ -64,9 +64,15 @@ ONLY_ROUTE: Final = Route(0, 0)  # the route of all keys, where there is one ser
 
 
 class AutoResetEvent(Protocol):
-    """A flag that one thread or task waits for; waiting resets the flag. Setting a set flag changes nothing."""
+    """A flag that one thread or task waits for. Setting a set flag changes nothing."""
 
-    def set(self) -> None: ...
+    def set(self) -> None:
+        """Set the flag, and wake the thread or task that waits for the flag."""
+        ...
+
+    async def wait(self, until: float) -> bool:
+        """Wait at most until then, and reset the flag. Returns False if the time was over first."""
+        ...
 
 
 class Runtime(Protocol):
@@ -85,15 +91,15 @@ class Runtime(Protocol):
         """A new event, not set."""
         ...
 
-    async def wait(self, event: Any, until: float) -> bool:
-        """Wait for an event of this runtime, and reset the event. Returns False if the time was over first."""
+    async def sleep_until(self, until: float) -> None:
+        """Wait until this time."""
         ...
 
-    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, over: Callable[[], None]) -> None:
+    def spawn(self, work: Callable[[], Coroutine[object, None, None]], name: str, over: Callable[[], None]) -> None:
         """Run `work` in the background, and call `over` when the work ends for any reason."""
         ...
 
-    def run_callback(self, callback: Callable[[Any], object], subject: Any) -> None:
+    def run_callback(self, callback: Callable[[T], object], subject: T) -> None:
         """Call a user's callback where the callback can neither delay nor break interlock."""
         ...
 

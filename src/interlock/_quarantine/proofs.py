@@ -39,7 +39,7 @@ class Proofs:
         while (
             verdict := await self._verdict(stamp, evidence, until)
         ) is None and self.runtime.now() + PROOF_INTERVAL < until:
-            await self.runtime.wait(self.runtime.event(), self.runtime.now() + PROOF_INTERVAL)
+            await self.runtime.sleep_until(self.runtime.now() + PROOF_INTERVAL)
         return verdict is not None and verdict < math.inf
 
     def old_primary(self, slot: int = -1) -> str:
@@ -78,7 +78,7 @@ class Proofs:
             if others is not None:
                 others.append(done)
         if others is not None:
-            await self.runtime.wait(done, max(until, self.runtime.now() + MIN_PROOF_TIME))
+            await done.wait(max(until, self.runtime.now() + MIN_PROOF_TIME))
         return self._found.get(look, (0.0, None))[1]
 
     async def _look_in_background(self, stamp: IdentityStamp, evidence: str) -> None:

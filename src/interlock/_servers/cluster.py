@@ -368,7 +368,7 @@ class ClusterServer:
             else:
                 self._loading.append(mine := self.runtime.event())
         if mine is not None:
-            await self.runtime.wait(mine, until)
+            await mine.wait(until)
             if not self._loaded:
                 raise Disconnected("no map of the cluster yet", sent=False)
             return
@@ -523,9 +523,8 @@ class ClusterServer:
                     with contextlib.suppress(Disconnected, LockError):
                         await node.server.current_identity(self.runtime.now() + NODE_TIMEOUT)
                         node.has_answered = True
-            await self.runtime.wait(
-                self.runtime.event(),
-                max(self.runtime.now(), self._next) + min(NODE_TIMEOUT, MEETING_PAUSE * (1 + number)),
+            await self.runtime.sleep_until(
+                max(self.runtime.now(), self._next) + min(NODE_TIMEOUT, MEETING_PAUSE * (1 + number))
             )
             unmet = self._unidentified()
             if self._closed or not unmet:

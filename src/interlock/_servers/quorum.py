@@ -88,7 +88,7 @@ class QuorumServer:
         self.display_url = shown
         self.nodes = [Node(server) for server in servers]
         self.majority = len(servers) // 2 + 1
-        self.now, self.event, self.wait = runtime.now, runtime.event, runtime.wait
+        self.now = runtime.now
         self._closed = False
         self._start()
 
@@ -99,7 +99,7 @@ class QuorumServer:
         self._config_fault = ""
         self._all_up = False  # whether all servers answer, and are a quorum
         self._watching_absent = False
-        self._wakeup = self.event()
+        self._wakeup = self.runtime.event()
 
     @property
     def push_handler(self) -> Any:
@@ -210,7 +210,7 @@ class QuorumServer:
         return DoneReply(done)
 
     async def _sleep(self, seconds: float, until: float) -> None:
-        await self.wait(self.event(), min(until, self.now() + seconds))
+        await self.runtime.sleep_until(min(until, self.now() + seconds))
 
     async def prove_lossless(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Server)
         """See Server. Each server has its own evidence."""
@@ -409,7 +409,7 @@ class QuorumServer:
                             node.cause,
                             self._who_is_there(),
                         )
-            if await self.wait(self._wakeup, self.now() + pause):  # a caller has no majority: check more often
+            if await self._wakeup.wait(self.now() + pause):  # a caller has no majority: check more often
                 pause = ABSENT_CHECK_DELAYS[0]
             pause = min(longest, pause * 2)
 

@@ -84,15 +84,16 @@ class AutoResetEvent:
         else:
             waiter.set_result(True)
 
-    async def wait(self, loop: asyncio.AbstractEventLoop, seconds: float) -> bool:
-        """Wait at most so many seconds, and clear the flag. Returns whether the flag was set in time."""
+    async def wait(self, until: float) -> bool:
+        """See AutoResetEvent."""
         if self._up:
             self._up = False
             return True
+        loop = asyncio.get_running_loop()
         waiter = self._waiter = loop.create_future()
         timer = None
-        if seconds != FOREVER:
-            timer = loop.call_later(max(0.0, seconds), _expire, waiter)
+        if until != FOREVER:
+            timer = loop.call_later(max(0.0, until - now()), _expire, waiter)
         try:
             raised: bool = await waiter
             return raised  # noqa: TRY300
@@ -306,15 +307,15 @@ class AsyncioRuntime:
         self.mutex = NullMutex()
         self._tasks: set[asyncio.Future[Any]] = set()
 
-    async def wait(self, event: AutoResetEvent, until: float) -> bool:
+    async def sleep_until(self, until: float) -> None:
         """See Runtime."""
-        return await event.wait(self.loop, until - now() if until != FOREVER else FOREVER)
+        await AutoResetEvent().wait(until)
 
-    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, over: Callable[[], None]) -> None:
+    def spawn(self, work: Callable[[], Coroutine[object, None, None]], name: str, over: Callable[[], None]) -> None:
         """See Runtime."""
         self.task(work(), name).add_done_callback(lambda _: over())
 
-    def run_callback(self, callback: Callable[[Any], object], subject: Any) -> None:
+    def run_callback(self, callback: Callable[[T], object], subject: T) -> None:
         """See Runtime."""
 
         async def run_and_log() -> None:

@@ -78,9 +78,15 @@ class AutoResetEvent:
         with contextlib.suppress(RuntimeError):  # the flag is set already
             self._lock.release()
 
-    def wait(self, seconds: float) -> bool:
-        """Wait at most so many seconds, and clear the flag. Returns whether the flag was set in time."""
-        return self._lock.acquire(timeout=max(0.0, seconds)) if seconds != FOREVER else self._lock.acquire()
+    async def wait(self, until: float) -> bool:
+        """See AutoResetEvent."""
+        while until != FOREVER:
+            left = until - now()
+            if self._lock.acquire(timeout=max(0.0, min(left, MAX_WAIT))):
+                return True
+            if left <= MAX_WAIT:
+                return False
+        return self._lock.acquire()
 
 
 class Connection:
@@ -210,17 +216,11 @@ class ThreadRuntime:
         self.mutex = threading.RLock()  # reentrant: a signal handler may run in the thread that holds the mutex
         self._threads: list[threading.Thread] = []
 
-    async def wait(self, event: AutoResetEvent, until: float) -> bool:
+    async def sleep_until(self, until: float) -> None:
         """See Runtime."""
-        while until != FOREVER:
-            left = until - now()
-            if event.wait(min(left, MAX_WAIT)):
-                return True
-            if left <= MAX_WAIT:
-                return False
-        return event.wait(FOREVER)
+        await AutoResetEvent().wait(until)
 
-    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str, over: Callable[[], None]) -> None:
+    def spawn(self, work: Callable[[], Coroutine[object, None, None]], name: str, over: Callable[[], None]) -> None:
         """See Runtime."""
 
         def whole() -> None:
@@ -231,7 +231,7 @@ class ThreadRuntime:
 
         self.start_thread(whole, name)
 
-    def run_callback(self, callback: Callable[[Any], object], subject: Any) -> None:
+    def run_callback(self, callback: Callable[[T], object], subject: T) -> None:
         """See Runtime."""
 
         def run_and_log() -> None:
@@ -611,7 +611,7 @@ class ThreadPort:
             except Exception as error:  # noqa: BLE001 (polling goes on without it; the next call tells the user)
                 pause = 1.0
                 log.warning("interlock: waiters are woken by polling only, since %s", error)
-            self._reconnect_delay.wait(pause)
+            run(self._reconnect_delay.wait(now() + pause))
 
     def _serve_subscription(self, connection: Connection) -> None:
         connection.timeout = PING_AFTER
