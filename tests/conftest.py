@@ -13,15 +13,16 @@ import pytest
 import redis
 
 from harness.headers import Header
-from harness.matrix import HOME, MODES, QUORUM, WIDTHS, Ground, Park
-from harness.modes import Kit, Residue
+from harness.matrix import HOME, MODES, QUORUM, WIDTHS, Cell, ServerPool
+from harness.modes import Mode, Residue
 from harness.proxy import Proxy
 from harness.topology import Cluster
 from harness.topology.group import ask
 from interlock._transports import asyncio as transport_of_asyncio
 from interlock._transports import blocking, resp
 
-BEHIND = {"clean", "redis_client", "server", "proxy", "node", "client"}  # who asks for these looks at one server
+# A test that asks for one of these looks at one server: it does not run over a quorum.
+LOOKS_AT_ONE_SERVER = {"clean", "redis_client", "server", "proxy", "node", "client"}
 
 
 # A suite that a shell started in the background inherits ignored signals, and so would every process that a test
@@ -39,7 +40,8 @@ def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="every server, every way to it, both modes")
 
 
-HARMFUL = {"node", "client", "proxy"}  # fixtures about one server
+# A test that asks for one of these harms one server, or its network: it does not run on a cluster.
+HARMS_ONE_SERVER = {"node", "client", "proxy"}
 
 
 BUSY = {
@@ -67,52 +69,53 @@ def pytest_collection_finish():
 
 
 def pytest_generate_tests(metafunc):
-    """A test runs on every ground that it asks for: with a kit in both modes, else on each server once."""
+    """Give each test its cells of the matrix: all of them if it asks for `mode`, else each server once."""
     mark = metafunc.definition.get_closest_marker("matrix")
     some, every = WIDTHS[mark.args[0] if mark else None]
-    grounds = every if metafunc.config.getoption("full") else some
+    cells = every if metafunc.config.getoption("full") else some
     if metafunc.definition.get_closest_marker("quorum") and not (
-        metafunc.definition.get_closest_marker("one_server") or BEHIND & {*metafunc.definition._fixtureinfo.argnames}
+        metafunc.definition.get_closest_marker("one_server")
+        or LOOKS_AT_ONE_SERVER & {*metafunc.definition._fixtureinfo.argnames}
     ):
-        grounds = [*grounds, *(QUORUM if metafunc.config.getoption("full") else QUORUM[1:])]
+        cells = [*cells, *(QUORUM if metafunc.config.getoption("full") else QUORUM[1:])]
     if metafunc.definition.get_closest_marker("asyncio_only"):
-        grounds = [ground for ground in grounds if ground.mode == "asyncio"]
-    if HARMFUL & {*metafunc.fixturenames} or metafunc.definition.get_closest_marker("single"):
-        grounds = [ground for ground in grounds if ground.way != "cluster"]
-    if "kit" in metafunc.fixturenames:
-        metafunc.parametrize("ground", grounds, indirect=True, ids=str)
+        cells = [cell for cell in cells if cell.mode == "asyncio"]
+    if HARMS_ONE_SERVER & {*metafunc.fixturenames} or metafunc.definition.get_closest_marker("single"):
+        cells = [cell for cell in cells if cell.way != "cluster"]
+    if "mode" in metafunc.fixturenames:
+        metafunc.parametrize("cell", cells, indirect=True, ids=str)
     elif mark and "server" in metafunc.fixturenames:
-        once = [ground for ground in grounds if ground.way == "unix" and ground.mode == MODES[0]]
-        metafunc.parametrize("ground", once, indirect=True, ids=[ground.server for ground in once])
+        once = [cell for cell in cells if cell.way == "unix" and cell.mode == MODES[0]]
+        metafunc.parametrize("cell", once, indirect=True, ids=[cell.kind for cell in once])
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):
-    """An `async def` test is one run of a loop, with the mode's kit closed and searched for leaks at its end."""
+    """An `async def` test is one run of a loop, which then closes the Interlocks of its `mode` and looks for leaks."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
 
     async def whole() -> None:
         residue = Residue()
-        kits = [value for value in pyfuncitem.funcargs.values() if isinstance(value, Kit)]
+        modes = [value for value in pyfuncitem.funcargs.values() if isinstance(value, Mode)]
         try:
             async with asyncio.timeout(60):
                 await pyfuncitem.obj(**arguments)
         finally:
-            for kit in kits:
-                await kit.close()
+            for mode in modes:
+                await mode.close()
         await residue.none()
 
-    ground = pyfuncitem.funcargs.get("ground")
-    with asyncio.Runner(loop_factory=loop_of(ground)) as runner:
+    cell = pyfuncitem.funcargs.get("cell")
+    with asyncio.Runner(loop_factory=loop_of(cell)) as runner:
         runner.run(whole())
     return True
 
 
-def loop_of(ground):
+def loop_of(cell):
     """What makes the event loop of a test; None for that of asyncio."""
-    if ground is None or ground.way != "uvloop":
+    if cell is None or cell.way != "uvloop":
         return None
     return pytest.importorskip("uvloop").new_event_loop
 
@@ -141,23 +144,23 @@ def every_message_is_as_the_lua_header_says(monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def park(tmp_path_factory):
+def server_pool(tmp_path_factory):
     """The servers of this session."""
-    made = Park(tmp_path_factory.mktemp("park"))
+    made = ServerPool(tmp_path_factory.mktemp("server_pool"))
     yield made
     made.stop()
 
 
 @pytest.fixture
-def ground(request) -> Ground:
-    """Where the test stands."""
+def cell(request) -> Cell:
+    """On which kind of server, by which way, and in which mode the test runs."""
     return getattr(request, "param", HOME[0])
 
 
 @pytest.fixture
-def server(park, ground):
-    """The server of this ground."""
-    return park.at(ground)
+def server(server_pool, cell):
+    """The running server of this cell."""
+    return server_pool.at(cell)
 
 
 @pytest.fixture
@@ -183,9 +186,9 @@ def clean(redis_client, server):
 
 
 @pytest.fixture
-def kit(ground, server, clean):
-    """The mode to test, over the server, by the ground's way."""
-    return Kit(ground, server)
+def mode(cell, server, clean):
+    """Threads or asyncio: makes the Interlocks of the test, on `server`, in the way of `cell`."""
+    return Mode(cell, server)
 
 
 @pytest.fixture
@@ -196,9 +199,9 @@ def proxy(server):
 
 
 @pytest.fixture
-def node(park, ground):
-    """A server of the ground's kind that the test may harm."""
-    with park.spare(ground.server) as made:
+def node(server_pool, cell):
+    """A server of the cell's kind that the test may harm."""
+    with server_pool.spare(cell.kind) as made:
         yield made
 
 

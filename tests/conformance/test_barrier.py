@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from harness.modes import outcome, until, waiting
-from harness.processes import actors
+from harness.processes import processes
 from interlock import BrokenBarrier, ConfigError
 
 rule = pytest.mark.rule
@@ -19,28 +19,28 @@ async def broken(barrier) -> bool:
     return (await barrier.inspect()).broken is not None
 
 
-def arrive(kit, parties: int = 3, timeout: float = 30):
-    return asyncio.ensure_future(outcome(kit.interlock().barrier("a", parties).wait(timeout)))
+def arrive(mode, parties: int = 3, timeout: float = 30):
+    return asyncio.ensure_future(outcome(mode.interlock().barrier("a", parties).wait(timeout)))
 
 
 @rule(1, 3)
-async def test_all_go_on_together_again_and_again(kit):
-    barrier = kit.interlock().barrier("a", 3)
+async def test_all_go_on_together_again_and_again(mode):
+    barrier = mode.interlock().barrier("a", 3)
     for _ in range(3):
         tasks = []
         for number in range(2):
-            tasks.append(arrive(kit))
+            tasks.append(arrive(mode))
             await until(lambda number=number: waiting(barrier, number + 1))
         assert not any(task.done() for task in tasks)
-        last = await arrive(kit)
+        last = await arrive(mode)
         assert [await task for task in tasks] == [0, 1]
         assert last == 2
         assert (await barrier.inspect()).arrived == 0
 
 
 @rule(1)
-async def test_many_rounds_of_the_same_parties(kit):
-    locks = [kit.interlock() for _ in range(3)]
+async def test_many_rounds_of_the_same_parties(mode):
+    locks = [mode.interlock() for _ in range(3)]
     rounds = [0, 0, 0]
 
     async def party(number: int) -> None:
@@ -55,32 +55,32 @@ async def test_many_rounds_of_the_same_parties(kit):
 
 
 @rule(1)
-async def test_one_party_never_waits(kit):
-    barrier = kit.interlock().barrier("a", 1)
+async def test_one_party_never_waits(mode):
+    barrier = mode.interlock().barrier("a", 1)
     assert [await barrier.wait(timeout=0) for _ in range(3)] == [0, 0, 0]
 
 
 @rule(8)
-async def test_a_lost_reply_is_no_other_arrival(kit, clean, proxy):
-    barrier = kit.interlock(f"{proxy.url}?socket_timeout=0.3").barrier("a", 3)
-    looking = kit.interlock()
+async def test_a_lost_reply_is_no_other_arrival(mode, clean, proxy):
+    barrier = mode.interlock(f"{proxy.url}?socket_timeout=0.3").barrier("a", 3)
+    looking = mode.interlock()
     await barrier.inspect()  # it is connected
     proxy.drop_replies = True
     first = asyncio.ensure_future(barrier.wait(timeout=30))
     await until(lambda: waiting(looking.barrier("a", 3), 1))
     proxy.cut()
     proxy.drop_replies = False
-    second = arrive(kit)
+    second = arrive(mode)
     await until(lambda: waiting(looking.barrier("a", 3), 2))
-    third = arrive(kit)
+    third = arrive(mode)
     assert [await first, await second, await third] == [0, 1, 2]
 
 
 @rule(8)
-async def test_the_last_ones_lost_reply_is_no_arrival_in_the_next_round(kit, clean, proxy):
-    barrier = kit.interlock(f"{proxy.url}?socket_timeout=0.3").barrier("a", 2)
-    looking = kit.interlock().barrier("a", 2)
-    first = arrive(kit, 2)
+async def test_the_last_ones_lost_reply_is_no_arrival_in_the_next_round(mode, clean, proxy):
+    barrier = mode.interlock(f"{proxy.url}?socket_timeout=0.3").barrier("a", 2)
+    looking = mode.interlock().barrier("a", 2)
+    first = arrive(mode, 2)
     await until(lambda: waiting(looking, 1))
     await barrier.inspect()  # it is connected
     proxy.drop_replies = True
@@ -93,60 +93,60 @@ async def test_the_last_ones_lost_reply_is_no_arrival_in_the_next_round(kit, cle
 
 
 @rule(3)
-async def test_a_lost_message_costs_a_poll(kit):
-    locks = kit.interlock()
+async def test_a_lost_message_costs_a_poll(mode):
+    locks = mode.interlock()
     first = asyncio.ensure_future(locks.barrier("a", 2).wait(timeout=30))
-    looking = kit.interlock().barrier("a", 2)
+    looking = mode.interlock().barrier("a", 2)
     await until(lambda: waiting(looking, 1))
-    kit.session(locks).waiters.on_granted = lambda _token: None  # it hears nothing
+    mode.session(locks).waiters.on_granted = lambda _token: None  # it hears nothing
     assert await looking.wait(timeout=10) == 1
     assert await asyncio.wait_for(first, 10) == 0
 
 
 @rule(3)
-async def test_one_whose_time_is_over_after_all_have_come_has_passed(kit):
+async def test_one_whose_time_is_over_after_all_have_come_has_passed(mode):
     """The others went on with it, and nobody is told two things of one generation."""
-    locks, looking = kit.interlock(), kit.interlock().barrier("a", 2)
+    locks, looking = mode.interlock(), mode.interlock().barrier("a", 2)
     first = asyncio.ensure_future(outcome(locks.barrier("a", 2).wait(timeout=1.5)))
     await until(lambda: waiting(looking, 1))
-    waiters = kit.session(locks).waiters
+    waiters = mode.session(locks).waiters
     waiters.on_granted = waiters.wake_all = waiters._on_heartbeat_reply = lambda *_: None  # it hears nothing
     assert await looking.wait(timeout=10) == 1
     assert await first == 0
 
 
 @rule(3)
-async def test_a_party_whose_time_is_over_breaks_it_for_all(kit):
-    barrier = kit.interlock().barrier("a", 3)
-    other = arrive(kit)
+async def test_a_party_whose_time_is_over_breaks_it_for_all(mode):
+    barrier = mode.interlock().barrier("a", 3)
+    other = arrive(mode)
     await until(lambda: waiting(barrier, 1))
     mine = await outcome(barrier.wait(timeout=0.2))
     assert isinstance(mine, BrokenBarrier)
     assert "0.2 s" in str(mine)
     theirs = await asyncio.wait_for(other, 10)
     assert isinstance(theirs, BrokenBarrier)
-    assert isinstance(await arrive(kit), BrokenBarrier)  # until it is reset
+    assert isinstance(await arrive(mode), BrokenBarrier)  # until it is reset
     assert await broken(barrier)
     await barrier.reset()
     assert not await broken(barrier)
-    tasks = [arrive(kit) for _ in range(3)]
+    tasks = [arrive(mode) for _ in range(3)]
     assert sorted([await task for task in tasks]) == [0, 1, 2]
 
 
 @rule(3)
-async def test_one_that_can_not_wait_breaks_it_too(kit):
-    barrier = kit.interlock().barrier("a", 2)
+async def test_one_that_can_not_wait_breaks_it_too(mode):
+    barrier = mode.interlock().barrier("a", 2)
     assert isinstance(await outcome(barrier.wait(timeout=0)), BrokenBarrier)
     assert await broken(barrier)
 
 
 @rule(3, 4)
-async def test_a_killed_party_breaks_it_for_all(kit):
-    barrier = kit.interlock().barrier("a", 3)
-    async with actors(kit, 1) as (dying,):
+async def test_a_killed_party_breaks_it_for_all(mode):
+    barrier = mode.interlock().barrier("a", 3)
+    async with processes(mode, 1) as (dying,):
         await dying.say("arrive", "a", 3, 60)
         await until(lambda: waiting(barrier, 1))
-        other = arrive(kit)
+        other = arrive(mode)
         await until(lambda: waiting(barrier, 2))
         dying.signal(signal.SIGKILL)
         told = await asyncio.wait_for(other, 10)
@@ -155,12 +155,12 @@ async def test_a_killed_party_breaks_it_for_all(kit):
 
 
 @rule(3, 4)
-async def test_a_stopped_party_breaks_it_and_is_told_when_it_runs_again(kit):
-    barrier = kit.interlock().barrier("a", 3)
-    async with actors(kit, 1) as (stopped,):
+async def test_a_stopped_party_breaks_it_and_is_told_when_it_runs_again(mode):
+    barrier = mode.interlock().barrier("a", 3)
+    async with processes(mode, 1) as (stopped,):
         await stopped.say("arrive", "a", 3, 60)
         await until(lambda: waiting(barrier, 1))
-        other = arrive(kit)
+        other = arrive(mode)
         await until(lambda: waiting(barrier, 2))
         await stopped.stopped()
         assert isinstance(await asyncio.wait_for(other, 10), BrokenBarrier)
@@ -170,8 +170,8 @@ async def test_a_stopped_party_breaks_it_and_is_told_when_it_runs_again(kit):
 
 @rule(8)
 @pytest.mark.asyncio_only
-async def test_a_cancelled_party_breaks_it(kit):
-    barrier = kit.interlock().barrier("a", 2)
+async def test_a_cancelled_party_breaks_it(mode):
+    barrier = mode.interlock().barrier("a", 2)
     task = asyncio.ensure_future(barrier.wait())
     await until(lambda: waiting(barrier, 1))
     task.cancel()
@@ -180,9 +180,9 @@ async def test_a_cancelled_party_breaks_it(kit):
 
 
 @rule(8)
-async def test_reset_is_told_to_those_who_wait_and_not_to_those_who_passed(kit):
-    barrier = kit.interlock().barrier("a", 2)
-    waits = arrive(kit, 2)
+async def test_reset_is_told_to_those_who_wait_and_not_to_those_who_passed(mode):
+    barrier = mode.interlock().barrier("a", 2)
+    waits = arrive(mode, 2)
     await until(lambda: waiting(barrier, 1))
     before = (await barrier.inspect()).generation
     await barrier.reset()
@@ -190,32 +190,32 @@ async def test_reset_is_told_to_those_who_wait_and_not_to_those_who_passed(kit):
     assert isinstance(told, BrokenBarrier)
     assert "reset" in str(told)
     assert (await barrier.inspect()).generation > before
-    first = arrive(kit, 2)
+    first = arrive(mode, 2)
     await until(lambda: waiting(barrier, 1))
-    assert await arrive(kit, 2) == 1
+    assert await arrive(mode, 2) == 1
     await barrier.reset()
     assert await first == 0
 
 
 @rule(8)
-async def test_a_reset_that_comes_late_resets_nothing(kit, clean):
-    barrier = kit.interlock().barrier("a", 2)
-    first = arrive(kit, 2)
+async def test_a_reset_that_comes_late_resets_nothing(mode, clean):
+    barrier = mode.interlock().barrier("a", 2)
+    first = arrive(mode, 2)
     await until(lambda: waiting(barrier, 1))
     primitive = barrier._primitive
     message = (len(primitive.keys), *primitive.keys, "reset", "reset/1", "")
     assert clean.eval(primitive.script.source, *message) == [1]
     assert isinstance(await first, BrokenBarrier)
-    second = arrive(kit, 2)
+    second = arrive(mode, 2)
     await until(lambda: waiting(barrier, 1))
     assert clean.eval(primitive.script.source, *message) == [0]
-    assert await arrive(kit, 2) == 1
+    assert await arrive(mode, 2) == 1
     assert await second == 0
 
 
-async def test_a_revoked_one_is_broken_with_the_reason(kit):
-    barrier = kit.interlock().barrier("a", 2)
-    waits = arrive(kit, 2)
+async def test_a_revoked_one_is_broken_with_the_reason(mode):
+    barrier = mode.interlock().barrier("a", 2)
+    waits = arrive(mode, 2)
     await until(lambda: waiting(barrier, 1))
     assert await barrier.revoke("we stop here")
     told = await asyncio.wait_for(waits, 10)
@@ -225,9 +225,9 @@ async def test_a_revoked_one_is_broken_with_the_reason(kit):
 
 
 @rule(9)
-async def test_one_that_is_gone_is_told(kit, clean):
-    barrier = kit.interlock().barrier("a", 2)
-    waits = arrive(kit, 2)
+async def test_one_that_is_gone_is_told(mode, clean):
+    barrier = mode.interlock().barrier("a", 2)
+    waits = arrive(mode, 2)
     await until(lambda: waiting(barrier, 1))
     for key in clean.keys("*"):
         assert clean.pttl(key) > 0
@@ -235,8 +235,8 @@ async def test_one_that_is_gone_is_told(kit, clean):
     assert isinstance(await asyncio.wait_for(waits, 10), BrokenBarrier)
 
 
-async def test_more_parties_than_one_step_wakes(kit):
-    locks = kit.interlock()
+async def test_more_parties_than_one_step_wakes(mode):
+    locks = mode.interlock()
     barrier = locks.barrier("a", 100)
     tasks = [asyncio.ensure_future(barrier.wait(timeout=50)) for _ in range(99)]
     await until(lambda: waiting(barrier, 99))
@@ -244,16 +244,16 @@ async def test_more_parties_than_one_step_wakes(kit):
     assert sorted(indices) == list(range(100))
 
 
-async def test_bad_input(kit, clean):
-    locks = kit.interlock()
+async def test_bad_input(mode, clean):
+    locks = mode.interlock()
     for parties in (0, -1, 1.5, "2", True, None, 10**7):
         with pytest.raises(ConfigError, match="parties"):
             locks.barrier("a", parties)
     assert isinstance(await outcome(locks.barrier("a", 2).wait(-1)), ConfigError)
     assert not clean.keys("*")
-    first = arrive(kit, 2)
+    first = arrive(mode, 2)
     await until(lambda: waiting(locks.barrier("a", 2), 1))
-    refused = await outcome(kit.interlock().barrier("a", 3).wait(timeout=5))
+    refused = await outcome(mode.interlock().barrier("a", 3).wait(timeout=5))
     assert isinstance(refused, ConfigError)
     assert "parties 2" in str(refused)
     assert await locks.barrier("a", 2).wait(timeout=5) == 1

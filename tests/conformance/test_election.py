@@ -10,7 +10,7 @@ import time
 import pytest
 
 from harness.modes import hears, outcome, until, waiting
-from harness.processes import actors
+from harness.processes import processes
 from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Unavailable
 
 rule = pytest.mark.rule
@@ -20,10 +20,10 @@ pytestmark = [pytest.mark.matrix("kinds"), pytest.mark.quorum]
 class Watcher:
     """What observe() told, in either mode."""
 
-    def __init__(self, kit, locks) -> None:
+    def __init__(self, mode, locks) -> None:
         self.told: list = []
         self.task = asyncio.ensure_future(
-            kit.in_thread(self.blocking, locks) if kit.mode == "threads" else self.run(locks)
+            mode.in_thread(self.blocking, locks) if mode.name == "threads" else self.run(locks)
         )
 
     def blocking(self, locks) -> None:
@@ -40,8 +40,8 @@ class Watcher:
 
 
 @rule(1, 7)
-async def test_one_leads_and_the_next_one_has_a_later_term(kit):
-    mine, theirs = kit.interlock().election("a"), kit.interlock(label="shop").election("a")
+async def test_one_leads_and_the_next_one_has_a_later_term(mode):
+    mine, theirs = mode.interlock().election("a"), mode.interlock(label="shop").election("a")
     assert await mine.leader() is None
     lease = await mine.campaign()
     leader = await theirs.leader()
@@ -62,9 +62,9 @@ async def test_one_leads_and_the_next_one_has_a_later_term(kit):
 
 
 @rule(3)
-async def test_a_killed_leader_is_replaced_within_ttl_and_a_second(kit):
-    mine = kit.interlock().election("a", ttl=1.5)
-    async with actors(kit, 1) as (dying,):
+async def test_a_killed_leader_is_replaced_within_ttl_and_a_second(mode):
+    mine = mode.interlock().election("a", ttl=1.5)
+    async with processes(mode, 1) as (dying,):
         first = await dying.do("lead", "a", {"ttl": 1.5}, 5)
         task = asyncio.ensure_future(mine.campaign(timeout=30))
         await until(lambda: waiting(mine, 1))
@@ -75,13 +75,13 @@ async def test_a_killed_leader_is_replaced_within_ttl_and_a_second(kit):
 
 
 @rule(4)
-async def test_a_killed_candidate_is_passed_over(kit):
-    mine = kit.interlock().election("a")
+async def test_a_killed_candidate_is_passed_over(mode):
+    mine = mode.interlock().election("a")
     lease = await mine.campaign()
-    async with actors(kit, 1) as (dying,):
+    async with processes(mode, 1) as (dying,):
         await dying.say("lead", "a", {}, 60)
         await until(lambda: waiting(mine, 1))
-        task = asyncio.ensure_future(kit.interlock().election("a").campaign(timeout=30))
+        task = asyncio.ensure_future(mode.interlock().election("a").campaign(timeout=30))
         await until(lambda: waiting(mine, 2))
         await dying.end(signal.SIGKILL)
         await lease.resign()
@@ -90,9 +90,9 @@ async def test_a_killed_candidate_is_passed_over(kit):
 
 
 @rule(3)
-async def test_observers_are_told_each_change(kit):
-    watching, mine = kit.interlock(), kit.interlock().election("a")
-    watcher = Watcher(kit, watching)
+async def test_observers_are_told_each_change(mode):
+    watching, mine = mode.interlock(), mode.interlock().election("a")
+    watcher = Watcher(mode, watching)
     await until(lambda: watcher.told)
     assert watcher.told == [None]
     for _ in range(3):
@@ -108,12 +108,12 @@ async def test_observers_are_told_each_change(kit):
 
 @rule(3)
 @pytest.mark.one_server
-async def test_observers_are_pushed_the_news(kit):
+async def test_observers_are_pushed_the_news(mode):
     """Not only by looking again: that would take most of a second each time."""
-    watching, mine = kit.interlock(), kit.interlock().election("a")
-    watcher = Watcher(kit, watching)
+    watching, mine = mode.interlock(), mode.interlock().election("a")
+    watcher = Watcher(mode, watching)
     await until(lambda: watcher.told)
-    await until(lambda: hears(kit.session(watching)))
+    await until(lambda: hears(mode.session(watching)))
     started = time.monotonic()
     for _ in range(10):
         lease = await mine.campaign()
@@ -126,10 +126,10 @@ async def test_observers_are_pushed_the_news(kit):
 
 
 @rule(3)
-async def test_observers_hear_of_a_leader_that_died(kit):
-    watching = kit.interlock()
-    watcher = Watcher(kit, watching)
-    async with actors(kit, 1) as (dying,):
+async def test_observers_hear_of_a_leader_that_died(mode):
+    watching = mode.interlock()
+    watcher = Watcher(mode, watching)
+    async with processes(mode, 1) as (dying,):
         first = await dying.do("lead", "a", {"ttl": 1}, 5)
         await until(lambda: getattr(watcher.last, "term", None) == first["term"])
         dying.signal(signal.SIGKILL)
@@ -138,14 +138,14 @@ async def test_observers_hear_of_a_leader_that_died(kit):
     await watcher.task
 
 
-async def test_observers_of_a_foreigner_who_holds_it_for_ever_do_not_spin(kit, clean):
+async def test_observers_of_a_foreigner_who_holds_it_for_ever_do_not_spin(mode, clean):
     clean.set("lock:a", "somebody")
-    watching = kit.interlock()
+    watching = mode.interlock()
     looks = []
-    core = kit.session(watching).core
+    core = mode.session(watching).core
     query = core.query
     core.query = lambda *args: looks.append(args) or query(*args)
-    watcher = Watcher(kit, watching)
+    watcher = Watcher(mode, watching)
     await until(lambda: watcher.told)
     assert watcher.last.token == "somebody"
     await asyncio.sleep(0.5)
@@ -157,11 +157,11 @@ async def test_observers_of_a_foreigner_who_holds_it_for_ever_do_not_spin(kit, c
 
 
 @rule(3)
-async def test_more_observers_than_one_step_tells(kit):
-    watching = kit.interlock()
-    watchers = [Watcher(kit, watching) for _ in range(80)]
+async def test_more_observers_than_one_step_tells(mode):
+    watching = mode.interlock()
+    watchers = [Watcher(mode, watching) for _ in range(80)]
     await until(lambda: all(watcher.told for watcher in watchers))
-    lease = await kit.interlock().election("a").campaign()
+    lease = await mode.interlock().election("a").campaign()
     await until(lambda: all(getattr(watcher.last, "term", None) == lease.term for watcher in watchers), 20)
     await watching.close()
     await asyncio.gather(*(watcher.task for watcher in watchers))
@@ -169,12 +169,12 @@ async def test_more_observers_than_one_step_tells(kit):
 
 
 @rule(6)
-async def test_run_campaigns_again_when_it_was_lost(kit):
-    locks, others = kit.interlock(), kit.interlock().election("a")
+async def test_run_campaigns_again_when_it_was_lost(mode):
+    locks, others = mode.interlock(), mode.interlock().election("a")
     terms: list[int] = []
     released = []
 
-    if kit.mode == "threads":
+    if mode.name == "threads":
 
         def work(lease):
             terms.append(lease.term)
@@ -206,8 +206,8 @@ async def test_run_campaigns_again_when_it_was_lost(kit):
 
 
 @rule(6)
-async def test_run_campaigns_again_when_it_was_revoked_in_the_moment_it_was_handed_over(kit, clean):
-    locks, others = kit.interlock(), kit.interlock().election("a")
+async def test_run_campaigns_again_when_it_was_revoked_in_the_moment_it_was_handed_over(mode, clean):
+    locks, others = mode.interlock(), mode.interlock().election("a")
     first = await others.campaign()
 
     def work(lease):
@@ -216,9 +216,9 @@ async def test_run_campaigns_again_when_it_was_revoked_in_the_moment_it_was_hand
     async def awork(lease):
         return lease.term
 
-    task = asyncio.ensure_future(locks.election("a").run(work if kit.mode == "threads" else awork))
+    task = asyncio.ensure_future(locks.election("a").run(work if mode.name == "threads" else awork))
     await until(lambda: waiting(others, 1))
-    waiters = kit.session(locks).waiters
+    waiters = mode.session(locks).waiters
     # it has asked again since it is subscribed, and will not do so once more by itself
     await until(lambda: [each.split()[2] for each in clean.hvals("{lock:a}{waiters}")] == [b"1"])
     hear, heard = waiters.on_granted, []
@@ -231,8 +231,8 @@ async def test_run_campaigns_again_when_it_was_revoked_in_the_moment_it_was_hand
     assert await asyncio.wait_for(task, 20) > first.term
 
 
-async def test_run_raises_what_the_work_raises_and_resigns(kit):
-    election = kit.interlock().election("a")
+async def test_run_raises_what_the_work_raises_and_resigns(mode):
+    election = mode.interlock().election("a")
 
     def fails(_lease):
         raise LeaseLost("another lock's")
@@ -241,7 +241,7 @@ async def test_run_raises_what_the_work_raises_and_resigns(kit):
         raise LeaseLost("another lock's")
 
     with pytest.raises(LeaseLost, match="another lock's"):
-        await election.run(fails if kit.mode == "threads" else afails)
+        await election.run(fails if mode.name == "threads" else afails)
     assert await election.leader() is None
 
 
@@ -251,13 +251,13 @@ async def test_run_raises_what_the_work_raises_and_resigns(kit):
 class Leading:
     """An election.run() of either mode, at work until its lease ends or it is to stop."""
 
-    def __init__(self, kit, locks, **options) -> None:
-        self.kit = kit
+    def __init__(self, mode, locks, **options) -> None:
+        self.mode = mode
         self.leases: list = []
         self.cleaned: list = []  # the lease's state when the work ended
-        self.stop = threading.Event() if kit.mode == "threads" else asyncio.Event()
+        self.stop = threading.Event() if mode.name == "threads" else asyncio.Event()
         self.election = locks.election("a", **options)
-        work = self.work if kit.mode == "threads" else self.awork
+        work = self.work if mode.name == "threads" else self.awork
         self.task = asyncio.ensure_future(self.election.run(work, stop=self.stop))
 
     def work(self, lease):
@@ -282,20 +282,20 @@ class Leading:
 
 
 @rule(8)
-async def test_run_stops_while_it_leads_and_leads_until_the_work_has_ended(kit, clean):
-    leading = Leading(kit, kit.interlock())
+async def test_run_stops_while_it_leads_and_leads_until_the_work_has_ended(mode, clean):
+    leading = Leading(mode, mode.interlock())
     await until(lambda: leading.leases)
     leading.stop.set()
-    assert await leading.result() == ("worked" if kit.mode == "threads" else None)
+    assert await leading.result() == ("worked" if mode.name == "threads" else None)
     assert leading.cleaned == [LeaseState.HELD]
     assert await leading.election.leader() is None
     assert leading.leases[0].state is LeaseState.RELEASED
 
 
 @rule(8)
-async def test_run_stops_while_it_campaigns_and_leaves_the_queue(kit):
-    first = await kit.interlock().election("a").campaign()
-    leading = Leading(kit, kit.interlock())
+async def test_run_stops_while_it_campaigns_and_leaves_the_queue(mode):
+    first = await mode.interlock().election("a").campaign()
+    leading = Leading(mode, mode.interlock())
     await until(lambda: waiting(leading.election, 1))
     leading.stop.set()
     assert await leading.result() is None
@@ -304,19 +304,19 @@ async def test_run_stops_while_it_campaigns_and_leaves_the_queue(kit):
     assert await first.resign()
 
 
-async def test_run_that_is_stopped_already_asks_for_nothing(kit):
-    locks = kit.interlock()
-    core = kit.session(locks).core
+async def test_run_that_is_stopped_already_asks_for_nothing(mode):
+    locks = mode.interlock()
+    core = mode.session(locks).core
     core.server.call = None
-    leading = Leading(kit, locks)
+    leading = Leading(mode, locks)
     leading.stop.set()
     assert await leading.result() is None
     del core.server.call
 
 
 @rule(6)
-async def test_run_ends_when_it_resigns_by_another_hand(kit):
-    leading = Leading(kit, kit.interlock())
+async def test_run_ends_when_it_resigns_by_another_hand(mode):
+    leading = Leading(mode, mode.interlock())
     await until(lambda: leading.leases)
     assert await leading.election.resign()
     assert await leading.result() is None
@@ -327,11 +327,11 @@ async def test_run_ends_when_it_resigns_by_another_hand(kit):
 
 @rule(6)
 @pytest.mark.parametrize("leads", [True, False])
-async def test_run_ends_when_its_interlock_is_closed(kit, leads):
-    others = kit.interlock().election("a")
+async def test_run_ends_when_its_interlock_is_closed(mode, leads):
+    others = mode.interlock().election("a")
     first = None if leads else await others.campaign()
-    locks = kit.interlock()
-    leading = Leading(kit, locks)
+    locks = mode.interlock()
+    leading = Leading(mode, locks)
     await until(lambda: leading.leases if leads else waiting(others, 1))
     await locks.close()
     assert await leading.result() is None
@@ -344,9 +344,9 @@ async def test_run_ends_when_its_interlock_is_closed(kit, leads):
 
 @rule(6)
 @pytest.mark.one_server
-async def test_run_campaigns_again_when_the_release_finds_that_it_was_lost(kit, clean):
+async def test_run_campaigns_again_when_the_release_finds_that_it_was_lost(mode, clean):
     """Nothing told of it before: so the work was done beside that of another leader, perhaps."""
-    election, terms = kit.interlock().election("a"), []
+    election, terms = mode.interlock().election("a"), []
 
     def work(lease):
         terms.append(lease.term)
@@ -357,12 +357,12 @@ async def test_run_campaigns_again_when_the_release_finds_that_it_was_lost(kit, 
     async def awork(lease):
         return work(lease)
 
-    assert await election.run(work if kit.mode == "threads" else awork) == "done"
+    assert await election.run(work if mode.name == "threads" else awork) == "done"
     assert len(terms) == 2
 
 
-async def test_work_that_resigns_itself_goes_on_and_gives_its_value(kit):
-    election = kit.interlock().election("a")
+async def test_work_that_resigns_itself_goes_on_and_gives_its_value(mode):
+    election = mode.interlock().election("a")
 
     def work(lease):
         assert lease.resign()
@@ -373,18 +373,18 @@ async def test_work_that_resigns_itself_goes_on_and_gives_its_value(kit):
         await asyncio.sleep(0)
         return lease.ended.is_set()
 
-    assert await election.run(work if kit.mode == "threads" else awork) is True
+    assert await election.run(work if mode.name == "threads" else awork) is True
     assert await election.leader() is None
 
 
 @rule(6)
 @pytest.mark.one_server
 @pytest.mark.matrix(None)
-async def test_run_campaigns_through_an_outage(kit, proxy, caplog):
-    locks = kit.interlock(proxy.url)
-    leading = Leading(kit, locks, ttl=0.6)
+async def test_run_campaigns_through_an_outage(mode, proxy, caplog):
+    locks = mode.interlock(proxy.url)
+    leading = Leading(mode, locks, ttl=0.6)
     await until(lambda: leading.leases)
-    core, tries = kit.session(locks).core, []
+    core, tries = mode.session(locks).core, []
     core.server.retry_for = 0.1  # seconds after which a call says Unavailable
     acquire = core.acquire
     core.acquire = lambda *args, **options: tries.append(1) or acquire(*args, **options)
@@ -404,7 +404,7 @@ async def test_run_campaigns_through_an_outage(kit, proxy, caplog):
     assert leading.leases[0].term < leading.leases[1].term
 
 
-async def test_run_raises_an_outage_that_the_work_has_met(kit):
+async def test_run_raises_an_outage_that_the_work_has_met(mode):
     def fails(_lease):
         raise Unavailable("another server's")
 
@@ -412,11 +412,11 @@ async def test_run_raises_an_outage_that_the_work_has_met(kit):
         raise Unavailable("another server's")
 
     with pytest.raises(Unavailable, match="another server's"):
-        await kit.interlock().election("a").run(fails if kit.mode == "threads" else afails)
+        await mode.interlock().election("a").run(fails if mode.name == "threads" else afails)
 
 
-async def test_inspect_and_revoke(kit):
-    election = kit.interlock().election("a", ttl=2)
+async def test_inspect_and_revoke(mode):
+    election = mode.interlock().election("a", ttl=2)
     lease = await election.campaign()
     state = await election.inspect()
     assert (state.holder, state.fence) == (lease.token, lease.term)
@@ -426,9 +426,9 @@ async def test_inspect_and_revoke(kit):
 
 
 @rule(9)
-async def test_no_key_without_a_ttl_and_no_other_kind(kit, clean):
-    locks = kit.interlock()
-    watcher = Watcher(kit, locks)
+async def test_no_key_without_a_ttl_and_no_other_kind(mode, clean):
+    locks = mode.interlock()
+    watcher = Watcher(mode, locks)
     lease = await locks.election("a").campaign()
     await until(lambda: watcher.last)
     for key in clean.keys("*"):

@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.matrix("servers"), pytest.mark.quorum]
 
 
 @rule(6)
-async def test_every_end_is_told_and_a_loss_also_as_a_loss(kit):
-    locks = kit.interlock()
+async def test_every_end_is_told_and_a_loss_also_as_a_loss(mode):
+    locks = mode.interlock()
     given = await locks.lock("a").acquire()
     ended, lost = given.ended, given.lost
     assert not ended.is_set()
@@ -27,7 +27,7 @@ async def test_every_end_is_told_and_a_loss_also_as_a_loss(kit):
 
     revoked = await locks.lock("b", ttl=2).acquire()
     ended, lost = revoked.ended, revoked.lost
-    assert await kit.interlock().lock("b").revoke("for the test")
+    assert await mode.interlock().lock("b").revoke("for the test")
     await until(lambda: ended.is_set() and lost.is_set())
 
     closed = await locks.lock("c").acquire()
@@ -38,12 +38,12 @@ async def test_every_end_is_told_and_a_loss_also_as_a_loss(kit):
 
 
 @rule(6)
-async def test_the_end_is_told_to_whoever_waits_for_it(kit):
-    locks = kit.interlock()
+async def test_the_end_is_told_to_whoever_waits_for_it(mode):
+    locks = mode.interlock()
     lease = await locks.lock("a").acquire()
     ended = lease.ended
     waiting = [
-        asyncio.ensure_future(kit.in_thread(ended.wait, 30) if kit.mode == "threads" else ended.wait())
+        asyncio.ensure_future(mode.in_thread(ended.wait, 30) if mode.name == "threads" else ended.wait())
         for _ in range(2)
     ]
     await asyncio.sleep(0)
@@ -52,8 +52,8 @@ async def test_the_end_is_told_to_whoever_waits_for_it(kit):
         assert await asyncio.gather(*waiting) == [True, True]
 
 
-async def test_one_that_is_asked_for_after_the_end_is_set(kit):
-    locks = kit.interlock()
+async def test_one_that_is_asked_for_after_the_end_is_set(mode):
+    locks = mode.interlock()
     given = await locks.lock("a").acquire()
     await given.release()
     assert given.ended.is_set()
@@ -65,16 +65,16 @@ async def test_one_that_is_asked_for_after_the_end_is_set(kit):
     assert short.ended is short.ended
 
 
-async def test_an_rlock_ends_with_its_last_release(kit):
-    if kit.mode == "threads":
-        lock = kit.interlock()._real.rlock("a")
+async def test_an_rlock_ends_with_its_last_release(mode):
+    if mode.name == "threads":
+        lock = mode.interlock()._real.rlock("a")
         leases = [lock.acquire() for _ in range(2)]
         ended = leases[0].ended
         leases[0].release()
         assert not ended.is_set()
         leases[1].release()
     else:
-        lock = kit.interlock().rlock("a")
+        lock = mode.interlock().rlock("a")
         leases = [await lock.acquire() for _ in range(2)]
         ended = leases[0].ended
         await leases[0].release()
@@ -84,12 +84,12 @@ async def test_an_rlock_ends_with_its_last_release(kit):
 
 
 @rule(6)
-async def test_a_multi_ends_with_the_first_of_its_leases(kit):
-    locks = kit.interlock()
+async def test_a_multi_ends_with_the_first_of_its_leases(mode):
+    locks = mode.interlock()
     lease = await locks.multi(locks.lock("a", ttl=2), locks.lock("b", ttl=2)).acquire()
     ended, lost = lease.ended, lease.lost
     assert not ended.is_set()
-    await kit.interlock().lock("b").revoke("for the test")
+    await mode.interlock().lock("b").revoke("for the test")
     await until(lambda: ended.is_set() and lost.is_set())
     await lease.release()
     again = await locks.multi(locks.lock("c"), locks.lock("d")).acquire()
@@ -101,13 +101,13 @@ async def test_a_multi_ends_with_the_first_of_its_leases(kit):
 
 
 @pytest.mark.one_server
-async def test_an_undone_lease_has_ended(kit):
+async def test_an_undone_lease_has_ended(mode):
     """One that a multi had before another of its locks could not be had."""
-    locks, others = kit.interlock(), kit.interlock()
+    locks, others = mode.interlock(), mode.interlock()
     held = await others.lock("b").acquire()
     made: list = []
     member = locks.lock("a")
-    real = member._real if kit.mode == "threads" else member
+    real = member._real if mode.name == "threads" else member
     hold = type(real)._lease_of
 
     class Kept(type(real)):
@@ -130,13 +130,13 @@ async def test_an_undone_lease_has_ended(kit):
 
 
 @rule(8)
-async def test_whoever_waits_until_it_is_taken_back_is_told_also_if_that_was_asked_for_twice(kit):
-    locks = kit.interlock()
+async def test_whoever_waits_until_it_is_taken_back_is_told_also_if_that_was_asked_for_twice(mode):
+    locks = mode.interlock()
     lease = await locks.lock("a").acquire()
-    session = kit.session(locks)
+    session = mode.session(locks)
     attempt = lease._grant.attempt
     both = [session.core.release_in_background(lease._grant), session.undo.add(attempt)]
     for done in both:
         waiting = done.wait(session.runtime.now() + 10)
-        assert await (kit.in_thread(run, waiting) if kit.mode == "threads" else waiting)
+        assert await (mode.in_thread(run, waiting) if mode.name == "threads" else waiting)
     assert not await lease.release()

@@ -13,8 +13,8 @@ pytestmark = pytest.mark.matrix("ways")
 
 
 @rule(1, 7, 9)
-async def test_each(kit, clean):
-    locks = kit.interlock()
+async def test_each(mode, clean):
+    locks = mode.interlock()
     fences = []
     for lockable in (
         locks.lock("a"), locks.rlock("b"), locks.semaphore("c", 2), locks.rwlock("d").read(), locks.rwlock("d").write(),
@@ -39,7 +39,7 @@ async def test_each(kit, clean):
         return 42
 
     results = [
-        await locks.once("j", at_most=60, key="x").run((lambda _: 42) if kit.mode == "threads" else work)
+        await locks.once("j", at_most=60, key="x").run((lambda _: 42) if mode.name == "threads" else work)
         for _ in range(2)
     ]
     assert list(map(type, results)) == [Ran, Skipped]
@@ -48,8 +48,8 @@ async def test_each(kit, clean):
 
 
 @rule(3, 6)
-async def test_revoking_each(kit):
-    locks = kit.interlock()
+async def test_revoking_each(mode):
+    locks = mode.interlock()
     for lockable in (locks.lock("a"), locks.semaphore("c", 2), locks.rwlock("d").read(), locks.election("e")):
         lease = await lockable.acquire(timeout=20)
         assert await lockable.revoke("for the test", force=True)

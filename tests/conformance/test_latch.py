@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from harness.modes import outcome, until, waiting
-from harness.processes import actors
+from harness.processes import processes
 from interlock import AcquireTimeout, BrokenBarrier, ConfigError
 
 rule = pytest.mark.rule
@@ -16,13 +16,13 @@ pytestmark = pytest.mark.matrix("kinds")
 
 
 @rule(1, 3)
-async def test_who_waits_goes_on_when_nothing_is_left(kit):
-    latch = kit.interlock().latch("a", 3)
-    tasks = [asyncio.ensure_future(kit.interlock().latch("a", 3).wait(timeout=30)) for _ in range(5)]
+async def test_who_waits_goes_on_when_nothing_is_left(mode):
+    latch = mode.interlock().latch("a", 3)
+    tasks = [asyncio.ensure_future(mode.interlock().latch("a", 3).wait(timeout=30)) for _ in range(5)]
     await until(lambda: waiting(latch, 5))
     assert await latch.count() == 3
     assert await latch.count_down() == 2
-    assert await kit.interlock().latch("a", 3).count_down() == 1
+    assert await mode.interlock().latch("a", 3).count_down() == 1
     assert not any(task.done() for task in tasks)
     assert await latch.count_down() == 0
     await asyncio.wait_for(asyncio.gather(*tasks), 10)
@@ -31,8 +31,8 @@ async def test_who_waits_goes_on_when_nothing_is_left(kit):
 
 
 @rule(1)
-async def test_the_count_is_set_once_and_never_goes_below_zero(kit):
-    latch, other = kit.interlock().latch("a", 2), kit.interlock().latch("a", 7)
+async def test_the_count_is_set_once_and_never_goes_below_zero(mode):
+    latch, other = mode.interlock().latch("a", 2), mode.interlock().latch("a", 7)
     assert await other.count() == 7  # nobody came yet
     assert await latch.count_down() == 1
     assert await other.count() == 1
@@ -43,8 +43,8 @@ async def test_the_count_is_set_once_and_never_goes_below_zero(kit):
 
 
 @rule(8)
-async def test_counting_down_twice_by_a_lost_reply_counts_once(kit, clean, proxy):
-    latch = kit.interlock(f"{proxy.url}?socket_timeout=0.3").latch("a", 5)
+async def test_counting_down_twice_by_a_lost_reply_counts_once(mode, clean, proxy):
+    latch = mode.interlock(f"{proxy.url}?socket_timeout=0.3").latch("a", 5)
     assert await latch.count_down() == 4
     proxy.drop_replies = True
     counting = asyncio.ensure_future(latch.count_down())
@@ -56,15 +56,15 @@ async def test_counting_down_twice_by_a_lost_reply_counts_once(kit, clean, proxy
 
 
 @rule(8)
-async def test_out_of_time_nothing_stays_in_the_queue(kit, clean):
-    latch = kit.interlock().latch("a", 2)
+async def test_out_of_time_nothing_stays_in_the_queue(mode, clean):
+    latch = mode.interlock().latch("a", 2)
     refused = await outcome(latch.wait(timeout=0.2))
     assert isinstance(refused, AcquireTimeout)
     assert "latch 'a'" in str(refused)
     assert "2" in str(refused)
     assert isinstance(await outcome(latch.wait(timeout=0)), AcquireTimeout)
     await until(lambda: waiting(latch, 0))
-    if kit.mode == "asyncio":
+    if mode.name == "asyncio":
         task = asyncio.ensure_future(latch.wait())
         await until(lambda: waiting(latch, 1))
         task.cancel()
@@ -73,20 +73,20 @@ async def test_out_of_time_nothing_stays_in_the_queue(kit, clean):
 
 
 @rule(3)
-async def test_a_lost_message_costs_a_poll(kit):
-    locks = kit.interlock()
+async def test_a_lost_message_costs_a_poll(mode):
+    locks = mode.interlock()
     latch = locks.latch("a", 1)
     waits = asyncio.ensure_future(latch.wait(timeout=30))
     await until(lambda: waiting(latch, 1))
-    kit.session(locks).waiters.on_granted = lambda _token: None  # it hears nothing
-    await kit.interlock().latch("a", 1).count_down()
+    mode.session(locks).waiters.on_granted = lambda _token: None  # it hears nothing
+    await mode.interlock().latch("a", 1).count_down()
     await asyncio.wait_for(waits, 10)
 
 
 @rule(4)
-async def test_a_killed_waiter_is_no_matter(kit):
-    latch = kit.interlock().latch("a", 2)
-    async with actors(kit, 2) as (dying, counting):
+async def test_a_killed_waiter_is_no_matter(mode):
+    latch = mode.interlock().latch("a", 2)
+    async with processes(mode, 2) as (dying, counting):
         await dying.say("latched", "a", 2, 60)
         await until(lambda: waiting(latch, 1))
         waits = asyncio.ensure_future(latch.wait(timeout=30))
@@ -98,9 +98,9 @@ async def test_a_killed_waiter_is_no_matter(kit):
 
 
 @rule(9)
-async def test_one_that_is_gone_is_told_to_those_who_wait_for_it(kit, clean):
+async def test_one_that_is_gone_is_told_to_those_who_wait_for_it(mode, clean):
     """A late one never makes a new latch of it, and hangs."""
-    latch = kit.interlock().latch("a", 1)
+    latch = mode.interlock().latch("a", 1)
     waits = asyncio.ensure_future(outcome(latch.wait(timeout=30)))
     await until(lambda: waiting(latch, 1))
     clean.flushall()
@@ -110,14 +110,14 @@ async def test_one_that_is_gone_is_told_to_those_who_wait_for_it(kit, clean):
     waits = asyncio.ensure_future(outcome(latch.wait(timeout=30)))
     await until(lambda: waiting(latch, 1))
     clean.flushall()
-    await kit.interlock().latch("a", 5).count_down()  # another one of the same name
+    await mode.interlock().latch("a", 5).count_down()  # another one of the same name
     assert isinstance(await asyncio.wait_for(waits, 10), BrokenBarrier)
     assert await latch.count() == 4
 
 
 @rule(9)
-async def test_it_goes_away_by_its_ttl_which_everybody_who_comes_refreshes(kit, clean):
-    latch = kit.interlock().latch("a", 2, ttl=10)
+async def test_it_goes_away_by_its_ttl_which_everybody_who_comes_refreshes(mode, clean):
+    latch = mode.interlock().latch("a", 2, ttl=10)
     await latch.count_down()
     for key in clean.keys("*"):
         assert 0 < clean.pttl(key) <= 60_000
@@ -131,10 +131,10 @@ async def test_it_goes_away_by_its_ttl_which_everybody_who_comes_refreshes(kit, 
     await waits
 
 
-async def test_a_revoked_one_ends_for_all(kit):
-    latch = kit.interlock().latch("a", 2)
+async def test_a_revoked_one_ends_for_all(mode):
+    latch = mode.interlock().latch("a", 2)
     assert not await latch.revoke("nobody is there")
-    waits = asyncio.ensure_future(outcome(kit.interlock().latch("a", 2).wait(timeout=30)))
+    waits = asyncio.ensure_future(outcome(mode.interlock().latch("a", 2).wait(timeout=30)))
     await until(lambda: waiting(latch, 1))
     assert await latch.revoke("the deployment was stopped")
     told = await asyncio.wait_for(waits, 10)
@@ -145,8 +145,8 @@ async def test_a_revoked_one_ends_for_all(kit):
     assert (await latch.inspect()).revoked
 
 
-async def test_more_waiters_than_one_step_wakes(kit):
-    latch = kit.interlock().latch("a", 1)
+async def test_more_waiters_than_one_step_wakes(mode):
+    latch = mode.interlock().latch("a", 1)
     tasks = [asyncio.ensure_future(latch.wait(timeout=50)) for _ in range(100)]
     await until(lambda: waiting(latch, 100))
     await latch.count_down()
@@ -154,8 +154,8 @@ async def test_more_waiters_than_one_step_wakes(kit):
 
 
 @rule(3)
-async def test_a_restarted_server_is_told(kit, node):
-    latch = kit.interlock(node.url).latch("a", 1)
+async def test_a_restarted_server_is_told(mode, node):
+    latch = mode.interlock(node.url).latch("a", 1)
     waits = asyncio.ensure_future(outcome(latch.wait(timeout=50)))
     await until(lambda: waiting(latch, 1))
     node.kill()
@@ -163,8 +163,8 @@ async def test_a_restarted_server_is_told(kit, node):
     assert isinstance(await asyncio.wait_for(waits, 30), BrokenBarrier)
 
 
-async def test_bad_input(kit, clean):
-    locks = kit.interlock()
+async def test_bad_input(mode, clean):
+    locks = mode.interlock()
     for count in (0, -1, 1.5, "2", True, None, 10**10):
         with pytest.raises(ConfigError, match="count"):
             locks.latch("a", count)
@@ -179,8 +179,8 @@ async def test_bad_input(kit, clean):
     assert not clean.keys("*")
 
 
-async def test_a_name_of_another_kind(kit, clean):
-    locks = kit.interlock()
+async def test_a_name_of_another_kind(mode, clean):
+    locks = mode.interlock()
     await locks.latch("a", 1).count_down()
     before = clean.dump("lock:a")
     for other in (

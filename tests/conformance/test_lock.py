@@ -25,18 +25,18 @@ async def held_by(lock, lease) -> bool:
 
 
 @rule(1)
-async def test_one_holder_at_a_time(kit):
-    lock = kit.interlock().lock("a")
+async def test_one_holder_at_a_time(mode):
+    lock = mode.interlock().lock("a")
     lease = await lock.acquire()
-    assert await kit.interlock().lock("a").try_acquire() is None
+    assert await mode.interlock().lock("a").try_acquire() is None
     assert await lease.release()
-    again = await kit.interlock().lock("a").try_acquire()
+    again = await mode.interlock().lock("a").try_acquire()
     assert again is not None
     await again.release()
 
 
-async def test_a_lease_tells_its_name_token_fence_and_time(kit, clean):
-    lease = await kit.interlock(label="till 3").lock("stock:42", ttl=20).acquire()
+async def test_a_lease_tells_its_name_token_fence_and_time(mode, clean):
+    lease = await mode.interlock(label="till 3").lock("stock:42", ttl=20).acquire()
     assert lease.name == "stock:42"
     assert clean.get("lock:stock:42").decode() == lease.token
     who, pid, *_, random = lease.token.split("/")
@@ -52,8 +52,8 @@ async def test_a_lease_tells_its_name_token_fence_and_time(kit, clean):
 
 
 @rule(8)
-async def test_release_twice_is_one_release(kit):
-    locks = kit.interlock()
+async def test_release_twice_is_one_release(mode):
+    locks = mode.interlock()
     lease = await locks.lock("a").acquire()
     assert await lease.release()
     assert not await lease.release()
@@ -62,20 +62,20 @@ async def test_release_twice_is_one_release(kit):
 
 
 @rule(8)
-async def test_a_release_sent_twice_is_told_from_a_loss(kit):
-    locks = kit.interlock()
+async def test_a_release_sent_twice_is_told_from_a_loss(mode):
+    locks = mode.interlock()
     lease = await locks.lock("a").acquire()
-    core = kit.session(locks).core
+    core = mode.session(locks).core
     message = (lease._grant.attempt, ("release", lease.token, 0), time.monotonic() + 1000)
     await lease.release()
     ask = core.request(*message)
-    (ours, _), _ = await ask if kit.mode == "asyncio" else await kit.in_thread(lambda: run(ask))
+    (ours, _), _ = await ask if mode.name == "asyncio" else await mode.in_thread(lambda: run(ask))
     assert ours == 1
 
 
 @rule(8)
-async def test_acquire_sent_twice_is_the_same_grant(kit, clean):
-    locks = kit.interlock()
+async def test_acquire_sent_twice_is_the_same_grant(mode, clean):
+    locks = mode.interlock()
     lease = await locks.lock("a").acquire()
     script = lease._grant.resource.script
     keys = lease._grant.resource.keys
@@ -85,21 +85,21 @@ async def test_acquire_sent_twice_is_the_same_grant(kit, clean):
     await lease.release()
 
 
-async def test_try_acquire_leaves_nothing_when_it_is_busy(kit, clean):
-    locks = kit.interlock()
+async def test_try_acquire_leaves_nothing_when_it_is_busy(mode, clean):
+    locks = mode.interlock()
     lease = await locks.lock("a").acquire()
     before = set(clean.scan_iter())
-    assert await kit.interlock().lock("a").try_acquire() is None
+    assert await mode.interlock().lock("a").try_acquire() is None
     assert set(clean.scan_iter()) == before
     await lease.release()
 
 
 @rule(8)
-async def test_a_timeout_leaves_nothing_and_names_lock_and_holder(kit, clean):
-    locks = kit.interlock()
+async def test_a_timeout_leaves_nothing_and_names_lock_and_holder(mode, clean):
+    locks = mode.interlock()
     lease = await locks.lock("a").acquire()
     started = time.monotonic()
-    error = await outcome(kit.interlock().lock("a").acquire(timeout=0.2))
+    error = await outcome(mode.interlock().lock("a").acquire(timeout=0.2))
     assert isinstance(error, AcquireTimeout)
     assert isinstance(error, TimeoutError)
     assert "'a'" in str(error)
@@ -110,8 +110,8 @@ async def test_a_timeout_leaves_nothing_and_names_lock_and_holder(kit, clean):
     assert not clean.exists("lock:a")
 
 
-async def test_the_locks_own_timeout_is_the_default(kit):
-    locks = kit.interlock()
+async def test_the_locks_own_timeout_is_the_default(mode):
+    locks = mode.interlock()
     lease = await locks.lock("a").acquire()
     assert isinstance(await outcome(locks.lock("a", timeout=0.05).acquire()), AcquireTimeout)
     assert isinstance(await outcome(locks.lock("a", timeout=0).acquire()), AcquireTimeout)
@@ -121,21 +121,21 @@ async def test_the_locks_own_timeout_is_the_default(kit):
     await (await waiting).release()
 
 
-async def test_a_section_releases_even_when_its_body_fails(kit, clean):
-    locks = kit.interlock()
+async def test_a_section_releases_even_when_its_body_fails(mode, clean):
+    locks = mode.interlock()
     with pytest.raises(KeyError):
         async with await locks.lock("a").acquire():
             raise KeyError
     assert not clean.exists("lock:a")
 
 
-async def test_a_body_may_release_by_itself(kit):
-    async with await kit.interlock().lock("a").acquire() as lease:
+async def test_a_body_may_release_by_itself(mode):
+    async with await mode.interlock().lock("a").acquire() as lease:
         assert await lease.release()
 
 
-async def test_a_lease_can_be_handed_to_another_task_or_thread(kit):
-    lease = await kit.interlock().lock("a").acquire()
+async def test_a_lease_can_be_handed_to_another_task_or_thread(mode):
+    lease = await mode.interlock().lock("a").acquire()
     assert await asyncio.create_task(lease.release())
 
 
@@ -143,13 +143,13 @@ async def test_a_lease_can_be_handed_to_another_task_or_thread(kit):
 
 
 @rule(1)
-async def test_release_hands_over_in_the_order_of_arrival(kit):
-    locks = kit.interlock()
+async def test_release_hands_over_in_the_order_of_arrival(mode):
+    locks = mode.interlock()
     lease = await locks.lock("a").acquire()
     order, waiting = [], []
 
     async def wait(number: int) -> None:
-        mine = await kit.interlock().lock("a", fair=True).acquire()
+        mine = await mode.interlock().lock("a", fair=True).acquire()
         order.append(number)
         await mine.release()
 
@@ -162,14 +162,14 @@ async def test_release_hands_over_in_the_order_of_arrival(kit):
 
 
 @rule(1)
-async def test_no_newcomer_overtakes(kit, clean):
+async def test_no_newcomer_overtakes(mode, clean):
     """Even one that comes in the moment in which the key is absent."""
-    locks = kit.interlock()
+    locks = mode.interlock()
     lease = await locks.lock("a").acquire()
-    waiting = asyncio.ensure_future(kit.interlock().lock("a").acquire())
+    waiting = asyncio.ensure_future(mode.interlock().lock("a").acquire())
     await until(lambda: queued(locks, 1))
     clean.delete("lock:a")  # as a foreign holder frees it: nobody is told
-    assert await kit.interlock().lock("a").try_acquire() is None
+    assert await mode.interlock().lock("a").try_acquire() is None
     mine = await waiting
     assert await held_by(locks.lock("a"), mine)
     assert await mine.release()
@@ -177,16 +177,16 @@ async def test_no_newcomer_overtakes(kit, clean):
 
 
 @rule(1)
-async def test_the_walk_over_dead_waiters_is_bounded_and_goes_on(kit, clean):
+async def test_the_walk_over_dead_waiters_is_bounded_and_goes_on(mode, clean):
     """1,200 dead waiters are ahead of a living one: more than one script may skip."""
-    locks = kit.interlock()
+    locks = mode.interlock()
     lease = await locks.lock("a").acquire()
     _, _, queue, waiters, _ = lease._grant.resource.keys
     clean.zadd(queue, {f"dead/{i}": -2000 + i for i in range(1200)})
     clean.hset(waiters, mapping={f"dead/{i}": f"{i} 3000 0 nowhere" for i in range(1200)})
     clean.pexpire(queue, 9000)
     clean.pexpire(waiters, 9000)
-    waiting = asyncio.ensure_future(kit.interlock().lock("a").acquire())
+    waiting = asyncio.ensure_future(mode.interlock().lock("a").acquire())
     await until(lambda: queued(locks, 1201))
     await lease.release()
     mine = await waiting
@@ -195,10 +195,10 @@ async def test_the_walk_over_dead_waiters_is_bounded_and_goes_on(kit, clean):
 
 
 @rule(3)
-async def test_a_lost_wake_up_costs_a_poll_and_no_hang(kit, clean):
-    locks, others = kit.interlock(), kit.interlock()
+async def test_a_lost_wake_up_costs_a_poll_and_no_hang(mode, clean):
+    locks, others = mode.interlock(), mode.interlock()
     lease = await locks.lock("a").acquire()
-    kit.session(others).pushed = lambda _payload: None  # every message is lost
+    mode.session(others).pushed = lambda _payload: None  # every message is lost
     waiting = asyncio.ensure_future(others.lock("a").acquire())
     await until(lambda: queued(locks, 1))
     await lease.release()
@@ -207,35 +207,35 @@ async def test_a_lost_wake_up_costs_a_poll_and_no_hang(kit, clean):
 
 
 @rule(3)
-async def test_a_message_that_comes_twice_or_late_grants_nothing(kit):
-    locks, others = kit.interlock(), kit.interlock()
+async def test_a_message_that_comes_twice_or_late_grants_nothing(mode):
+    locks, others = mode.interlock(), mode.interlock()
     lease = await locks.lock("a").acquire()
     waiting = asyncio.ensure_future(others.lock("a").acquire())
     await until(lambda: queued(locks, 1))
     token = (await locks.lock("a").inspect()).waiters[0]
     for _ in range(3):
-        kit.session(others).pushed(f"granted {token}".encode())
-    kit.session(others).pushed(b"granted nobody")
-    kit.session(others).pushed(b"")
+        mode.session(others).pushed(f"granted {token}".encode())
+    mode.session(others).pushed(b"granted nobody")
+    mode.session(others).pushed(b"")
     await asyncio.sleep(0.1)
     assert not waiting.done()
     assert await held_by(locks.lock("a"), lease)
     await lease.release()
     mine = await waiting
-    kit.session(others).pushed(f"granted {token}".encode())
+    mode.session(others).pushed(f"granted {token}".encode())
     await mine.release()
 
 
 @rule(3)
 @pytest.mark.single
-async def test_a_new_subscription_makes_every_waiter_ask_again(kit, clean):
-    locks, others = kit.interlock(), kit.interlock()
+async def test_a_new_subscription_makes_every_waiter_ask_again(mode, clean):
+    locks, others = mode.interlock(), mode.interlock()
     lease = await locks.lock("a").acquire()
     waiting = asyncio.ensure_future(others.lock("a").acquire())
     await until(lambda: queued(locks, 1))
-    await until(lambda: clean.pubsub_numsub(kit.session(others).channel)[0][1] == 1)
+    await until(lambda: clean.pubsub_numsub(mode.session(others).channel)[0][1] == 1)
     heard = []
-    session = kit.session(others)
+    session = mode.session(others)
     subscribed = session.subscribed
     session.subscribed = lambda: (heard.append(1), subscribed())
     for client in clean.client_list(_type="pubsub"):
@@ -246,29 +246,29 @@ async def test_a_new_subscription_makes_every_waiter_ask_again(kit, clean):
 
 
 @rule(3)
-async def test_a_dead_holder_is_followed_within_its_ttl_and_a_second(kit, clean):
-    locks = kit.interlock()
+async def test_a_dead_holder_is_followed_within_its_ttl_and_a_second(mode, clean):
+    locks = mode.interlock()
     lock = locks.lock("a", ttl=1, renew=False)
     dead = await lock.acquire()
     started = time.monotonic()
-    mine = await kit.interlock().lock("a").acquire(timeout=10)
+    mine = await mode.interlock().lock("a").acquire(timeout=10)
     assert time.monotonic() - started < 2.5
     assert not await dead.release()
     await mine.release()
 
 
 @rule(4)
-async def test_a_lock_handed_to_a_dead_waiter_is_free_again_in_seconds(kit, clean):
+async def test_a_lock_handed_to_a_dead_waiter_is_free_again_in_seconds(mode, clean):
     """Not after the whole ttl of 30 s."""
-    locks, dying = kit.interlock(), kit.interlock()
+    locks, dying = mode.interlock(), mode.interlock()
     lease = await locks.lock("a").acquire()
-    session = kit.session(dying)
+    session = mode.session(dying)
     session.pushed = lambda _payload: None
     session.waiters.tick = _nothing  # it heartbeats no more
     waiting = asyncio.ensure_future(outcome(dying.lock("a").acquire(timeout=20)))
     await until(lambda: queued(locks, 1))
     await until(lambda: hears(session))  # or it would ask once more, when it is
-    after = asyncio.ensure_future(kit.interlock().lock("a").acquire())
+    after = asyncio.ensure_future(mode.interlock().lock("a").acquire())
     await until(lambda: queued(locks, 2))
     started = time.monotonic()
     await lease.release()
@@ -284,16 +284,16 @@ async def _nothing() -> None:
 
 
 @rule(4)
-async def test_a_waiter_that_sends_no_heartbeat_is_skipped(kit, clean):
-    locks, dying = kit.interlock(), kit.interlock()
+async def test_a_waiter_that_sends_no_heartbeat_is_skipped(mode, clean):
+    locks, dying = mode.interlock(), mode.interlock()
     lease = await locks.lock("a").acquire()
-    waiters = kit.session(dying).waiters
+    waiters = mode.session(dying).waiters
     heartbeat, waiters.tick = waiters.tick, _nothing
     waiting = asyncio.ensure_future(outcome(dying.lock("a").acquire(timeout=30)))
     await until(lambda: queued(locks, 1))
     token = (await locks.lock("a").inspect()).waiters[0]
     key = lease._grant.resource.keys[3]
-    after = asyncio.ensure_future(kit.interlock().lock("a").acquire())
+    after = asyncio.ensure_future(mode.interlock().lock("a").acquire())
     await until(lambda: queued(locks, 2))
     await until(lambda: int(clean.hget(key, token).split()[0]) < clean.time()[0] * 1000)
     await lease.release()
@@ -308,8 +308,8 @@ async def test_a_waiter_that_sends_no_heartbeat_is_skipped(kit, clean):
 
 
 @rule(6)
-async def test_a_lease_is_renewed_as_long_as_it_is_held(kit):
-    lease = await kit.interlock().lock("a", ttl=0.6).acquire()
+async def test_a_lease_is_renewed_as_long_as_it_is_held(mode):
+    lease = await mode.interlock().lock("a", ttl=0.6).acquire()
     started = time.monotonic()
     await until(lambda: time.monotonic() - started > 1.5)
     lease.ensure()
@@ -319,8 +319,8 @@ async def test_a_lease_is_renewed_as_long_as_it_is_held(kit):
 
 @rule(6)
 @pytest.mark.single
-async def test_many_leases_are_renewed_in_one_call(kit, clean):
-    locks = kit.interlock()
+async def test_many_leases_are_renewed_in_one_call(mode, clean):
+    locks = mode.interlock()
     leases = await asyncio.gather(*(locks.lock(f"many:{i}", ttl=6).acquire() for i in range(200)))
     before = clean.info("commandstats")["cmdstat_evalsha"]["calls"]
     first = [lease._grant.deadline for lease in leases]
@@ -330,8 +330,8 @@ async def test_many_leases_are_renewed_in_one_call(kit, clean):
 
 
 @rule(6)
-async def test_one_bad_key_does_not_delay_the_renewal_of_others(kit, clean):
-    locks = kit.interlock()
+async def test_one_bad_key_does_not_delay_the_renewal_of_others(mode, clean):
+    locks = mode.interlock()
     bad = await locks.lock("bad", ttl=0.6).acquire()
     good = await locks.lock("good", ttl=0.6).acquire()
     clean.delete("lock:bad")
@@ -345,9 +345,9 @@ async def test_one_bad_key_does_not_delay_the_renewal_of_others(kit, clean):
 
 
 @rule(6)
-async def test_a_fixed_lease_is_not_renewed_and_its_end_is_told(kit):
+async def test_a_fixed_lease_is_not_renewed_and_its_end_is_told(mode):
     told = []
-    lease = await kit.interlock().lock("a", ttl=0.3, renew=False, on_lost=told.append).acquire()
+    lease = await mode.interlock().lock("a", ttl=0.3, renew=False, on_lost=told.append).acquire()
     assert not lease.lost.is_set()
     await until(lease.lost.is_set)
     await until(lambda: told)
@@ -359,8 +359,8 @@ async def test_a_fixed_lease_is_not_renewed_and_its_end_is_told(kit):
 
 
 @rule(6)
-async def test_a_lease_whose_key_vanished_is_lost_at_the_next_renewal(kit, clean):
-    lease = await kit.interlock().lock("a", ttl=0.9).acquire()
+async def test_a_lease_whose_key_vanished_is_lost_at_the_next_renewal(mode, clean):
+    lease = await mode.interlock().lock("a", ttl=0.9).acquire()
     clean.flushall()
     await until(lease.lost.is_set)
     with pytest.raises(LeaseLost):
@@ -368,24 +368,24 @@ async def test_a_lease_whose_key_vanished_is_lost_at_the_next_renewal(kit, clean
 
 
 @rule(6)
-async def test_renewal_never_makes_a_lock_again(kit, clean):
-    lease = await kit.interlock().lock("a", ttl=0.9).acquire()
+async def test_renewal_never_makes_a_lock_again(mode, clean):
+    lease = await mode.interlock().lock("a", ttl=0.9).acquire()
     clean.delete("lock:a")
     await until(lease.lost.is_set)
     assert not clean.exists("lock:a")
 
 
 @rule(6)
-async def test_renewal_ends_with_the_release(kit, clean):
-    locks = kit.interlock()
+async def test_renewal_ends_with_the_release(mode, clean):
+    locks = mode.interlock()
     lease = await locks.lock("a", ttl=0.3).acquire()
     await lease.release()
     clean.set("lock:a", lease.token, px=400)  # as if a late copy had come: a watchdog would keep it for ever
     await until(lambda: not clean.exists("lock:a"), within=3)
 
 
-async def test_max_hold_ends_a_holder_that_never_ends(kit, clean):
-    lease = await kit.interlock().lock("a", ttl=0.6, max_hold=1.0).acquire()
+async def test_max_hold_ends_a_holder_that_never_ends(mode, clean):
+    lease = await mode.interlock().lock("a", ttl=0.6, max_hold=1.0).acquire()
     started = time.monotonic()
     await until(lease.lost.is_set, within=5)
     assert 0.8 < time.monotonic() - started < 2.5
@@ -394,8 +394,8 @@ async def test_max_hold_ends_a_holder_that_never_ends(kit, clean):
     await until(lambda: not clean.exists("lock:a"), within=3)
 
 
-async def test_extend_lengthens_and_renewal_does_not_shorten_it(kit, clean):
-    locks = kit.interlock()
+async def test_extend_lengthens_and_renewal_does_not_shorten_it(mode, clean):
+    locks = mode.interlock()
     lease = await locks.lock("a", ttl=0.6).acquire()
     await lease.extend(50)
     assert lease.remaining() > 45
@@ -408,31 +408,31 @@ async def test_extend_lengthens_and_renewal_does_not_shorten_it(kit, clean):
     assert await lease.release()
 
 
-async def test_extend_of_a_lost_lease_says_so_and_makes_nothing(kit, clean):
-    lease = await kit.interlock().lock("a").acquire()
+async def test_extend_of_a_lost_lease_says_so_and_makes_nothing(mode, clean):
+    lease = await mode.interlock().lock("a").acquire()
     clean.delete("lock:a")
     assert isinstance(await outcome(lease.extend(10)), LeaseLost)
     assert not clean.exists("lock:a")
     assert lease.lost.is_set()
 
 
-async def test_leaving_a_section_of_a_lost_lease_raises(kit, clean):
+async def test_leaving_a_section_of_a_lost_lease_raises(mode, clean):
     with pytest.raises(LeaseLost, match="'a'"):
-        async with await kit.interlock().lock("a").acquire():
+        async with await mode.interlock().lock("a").acquire():
             clean.delete("lock:a")
 
 
-async def test_an_exception_of_the_body_is_never_replaced(kit, clean):
+async def test_an_exception_of_the_body_is_never_replaced(mode, clean):
     with pytest.raises(KeyError) as caught:
-        async with await kit.interlock().lock("a").acquire():
+        async with await mode.interlock().lock("a").acquire():
             clean.delete("lock:a")
             raise KeyError("mine")
     assert isinstance(caught.value.__context__, LeaseLost)
 
 
 @rule(6)
-async def test_a_dropped_lease_warns_and_is_renewed_no_more(kit, clean):
-    locks = kit.interlock()
+async def test_a_dropped_lease_warns_and_is_renewed_no_more(mode, clean):
+    locks = mode.interlock()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         await locks.lock("a", ttl=2).acquire()
@@ -445,10 +445,10 @@ async def test_a_dropped_lease_warns_and_is_renewed_no_more(kit, clean):
 
 
 @rule(7)
-async def test_fences_grow_over_clients_releases_and_flushes(kit, clean):
+async def test_fences_grow_over_clients_releases_and_flushes(mode, clean):
     fences = []
     for _ in range(5):
-        lease = await kit.interlock().lock("a").acquire()
+        lease = await mode.interlock().lock("a").acquire()
         fences.append(lease.fence)
         await lease.release()
         clean.flushall()
@@ -457,8 +457,8 @@ async def test_fences_grow_over_clients_releases_and_flushes(kit, clean):
 
 
 @rule(7)
-async def test_a_fence_is_more_than_the_last_even_if_the_clock_was_set_back(kit, clean):
-    locks = kit.interlock()
+async def test_a_fence_is_more_than_the_last_even_if_the_clock_was_set_back(mode, clean):
+    locks = mode.interlock()
     lease = await locks.lock("a").acquire()
     record = lease._grant.resource.keys[1]
     await lease.release()
@@ -471,11 +471,11 @@ async def test_a_fence_is_more_than_the_last_even_if_the_clock_was_set_back(kit,
 
 
 @rule(9)
-async def test_every_key_has_a_ttl_and_shares_the_slot(kit, clean):
-    locks = kit.interlock()
+async def test_every_key_has_a_ttl_and_shares_the_slot(mode, clean):
+    locks = mode.interlock()
     lease = await locks.lock("a{b}c").acquire()
     plain = await locks.lock("plain").acquire()
-    waiting = [asyncio.ensure_future(kit.interlock().lock(n).acquire()) for n in ("a{b}c", "plain")]
+    waiting = [asyncio.ensure_future(mode.interlock().lock(n).acquire()) for n in ("a{b}c", "plain")]
     await until(lambda: queued(locks, 1, "a{b}c"))
     await until(lambda: queued(locks, 1, "plain"))
     assert all(clean.pttl(key) > 0 for key in list(clean.scan_iter()))
@@ -488,8 +488,8 @@ async def test_every_key_has_a_ttl_and_shares_the_slot(kit, clean):
         await (await future).release()
 
 
-async def test_execute_runs_only_under_the_lease(kit, clean):
-    lease = await kit.interlock().lock("a").acquire()
+async def test_execute_runs_only_under_the_lease(mode, clean):
+    lease = await mode.interlock().lock("a").acquire()
     assert await lease.execute("SET", "users:{lock:a}1", "ann") == b"OK"
     assert await lease.execute("GET", "users:{lock:a}1", keys=["users:{lock:a}1"]) == b"ann"
     assert await lease.execute("INCRBY", "users:{lock:a}n", 2) == 2
@@ -501,9 +501,9 @@ async def test_execute_runs_only_under_the_lease(kit, clean):
     clean.delete("users:{lock:a}1", "users:{lock:a}n")
 
 
-async def test_execute_says_what_is_wrong_with_a_command(kit, clean):
+async def test_execute_says_what_is_wrong_with_a_command(mode, clean):
 
-    lease = await kit.interlock().lock("a").acquire()
+    lease = await mode.interlock().lock("a").acquire()
     clean.lpush("users:list", 1)
     assert isinstance(await outcome(lease.execute("GET", "users:list")), ConfigError)
     assert isinstance(await outcome(lease.execute("NOSUCH", "x", keys=[])), LockError)
@@ -517,8 +517,8 @@ async def test_execute_says_what_is_wrong_with_a_command(kit, clean):
 
 
 @rule(9)
-async def test_a_foreign_set_nx_px_excludes_and_is_excluded(kit, clean):
-    locks = kit.interlock()
+async def test_a_foreign_set_nx_px_excludes_and_is_excluded(mode, clean):
+    locks = mode.interlock()
     lease = await locks.lock("a").acquire()
     assert not clean.set("lock:a", "foreign", nx=True, px=1000)
     await lease.release()
@@ -532,8 +532,8 @@ async def test_a_foreign_set_nx_px_excludes_and_is_excluded(kit, clean):
 
 
 @rule(9)
-async def test_a_foreign_holder_that_deletes_its_key_is_followed(kit, clean):
-    locks = kit.interlock()
+async def test_a_foreign_holder_that_deletes_its_key_is_followed(mode, clean):
+    locks = mode.interlock()
     clean.set("lock:a", "foreign", nx=True, px=60_000)
     waiting = asyncio.ensure_future(locks.lock("a").acquire())
     await until(lambda: queued(locks, 1))
@@ -543,8 +543,8 @@ async def test_a_foreign_holder_that_deletes_its_key_is_followed(kit, clean):
 
 
 @rule(9)
-async def test_a_foreign_holder_without_a_ttl_is_reported_at_once_and_left_alone(kit, clean):
-    locks = kit.interlock()
+async def test_a_foreign_holder_without_a_ttl_is_reported_at_once_and_left_alone(mode, clean):
+    locks = mode.interlock()
     clean.set("lock:a", "somebody")
     for attempt in (locks.lock("a").acquire(), locks.lock("a").try_acquire()):
         error = await outcome(attempt)
@@ -558,8 +558,8 @@ async def test_a_foreign_holder_without_a_ttl_is_reported_at_once_and_left_alone
 
 
 @rule(9)
-async def test_a_foreign_holder_that_loses_its_ttl_is_reported_to_waiters(kit, clean):
-    locks = kit.interlock()
+async def test_a_foreign_holder_that_loses_its_ttl_is_reported_to_waiters(mode, clean):
+    locks = mode.interlock()
     clean.set("lock:a", "somebody", px=60_000)
     waiting = asyncio.ensure_future(outcome(locks.lock("a").acquire()))
     await until(lambda: queued(locks, 1))
@@ -572,15 +572,15 @@ async def test_a_foreign_holder_that_loses_its_ttl_is_reported_to_waiters(kit, c
 # Inspect and revoke
 
 
-async def test_inspect_tells_holder_fence_time_and_waiters_in_order(kit):
-    locks = kit.interlock()
+async def test_inspect_tells_holder_fence_time_and_waiters_in_order(mode):
+    locks = mode.interlock()
     free = await locks.lock("a").inspect()
     assert not free.held
     assert (free.holder, free.remaining, free.waiters, free.waiting) == (None, None, (), 0)
     lease = await locks.lock("a").acquire()
-    first = asyncio.ensure_future(kit.interlock(label="first").lock("a").acquire())
+    first = asyncio.ensure_future(mode.interlock(label="first").lock("a").acquire())
     await until(lambda: queued(locks, 1))
-    second = asyncio.ensure_future(kit.interlock(label="second").lock("a").acquire())
+    second = asyncio.ensure_future(mode.interlock(label="second").lock("a").acquire())
     await until(lambda: queued(locks, 2))
     state = await locks.lock("a").inspect()
     assert state.held
@@ -593,9 +593,9 @@ async def test_inspect_tells_holder_fence_time_and_waiters_in_order(kit):
     await (await second).release()
 
 
-async def test_revoke_tells_the_holder_and_the_next_gets_it_when_it_let_go(kit, clean):
+async def test_revoke_tells_the_holder_and_the_next_gets_it_when_it_let_go(mode, clean):
     told = []
-    locks, others = kit.interlock(), kit.interlock()
+    locks, others = mode.interlock(), mode.interlock()
     lease = await locks.lock("a", ttl=3, on_lost=told.append).acquire()
     waiting = asyncio.ensure_future(others.lock("a").acquire())
     await until(lambda: queued(locks, 1))
@@ -614,10 +614,10 @@ async def test_revoke_tells_the_holder_and_the_next_gets_it_when_it_let_go(kit, 
     await mine.release()
 
 
-async def test_a_revocation_is_pushed_to_a_holder_that_listens(kit, clean):
-    locks, others = kit.interlock(), kit.interlock()
+async def test_a_revocation_is_pushed_to_a_holder_that_listens(mode, clean):
+    locks, others = mode.interlock(), mode.interlock()
     lease = await locks.lock("a").acquire()
-    await until(lambda: hears(kit.session(locks)))
+    await until(lambda: hears(mode.session(locks)))
     started = time.monotonic()
     assert await others.lock("a").revoke("disk full")
     await until(lease.lost.is_set)
@@ -628,16 +628,16 @@ async def test_a_revocation_is_pushed_to_a_holder_that_listens(kit, clean):
     await until(lambda: not clean.exists("lock:a"))
 
 
-async def test_a_revoked_lease_is_not_renewed_and_runs_out(kit, clean):
-    locks = kit.interlock()
+async def test_a_revoked_lease_is_not_renewed_and_runs_out(mode, clean):
+    locks = mode.interlock()
     lease = await locks.lock("a", ttl=0.9).acquire()
     assert await locks.lock("a").revoke("test")
     await until(lease.lost.is_set)
     await until(lambda: not clean.exists("lock:a"), within=5)
 
 
-async def test_revoke_by_force_hands_over_at_once(kit, clean):
-    locks, others = kit.interlock(), kit.interlock()
+async def test_revoke_by_force_hands_over_at_once(mode, clean):
+    locks, others = mode.interlock(), mode.interlock()
     lease = await locks.lock("a").acquire()
     waiting = asyncio.ensure_future(others.lock("a").acquire())
     await until(lambda: queued(locks, 1))
@@ -647,8 +647,8 @@ async def test_revoke_by_force_hands_over_at_once(kit, clean):
     assert await mine.release()
 
 
-async def test_revoke_of_a_free_lock_is_false_and_a_reason_is_needed(kit):
-    locks = kit.interlock()
+async def test_revoke_of_a_free_lock_is_false_and_a_reason_is_needed(mode):
+    locks = mode.interlock()
     assert not await locks.lock("a").revoke("why not")
     assert isinstance(await outcome(locks.lock("a").revoke("  ")), ConfigError)
 
@@ -656,8 +656,8 @@ async def test_revoke_of_a_free_lock_is_false_and_a_reason_is_needed(kit):
 # Endings
 
 
-async def test_closing_releases_what_is_held_and_endsqueued(kit, clean):
-    locks, others = kit.interlock(), kit.interlock()
+async def test_closing_releases_what_is_held_and_endsqueued(mode, clean):
+    locks, others = mode.interlock(), mode.interlock()
     await_me = [await locks.lock(f"a{i}").acquire() for i in range(3)]
     waiting = asyncio.ensure_future(outcome(others.lock("a0").acquire()))
     await until(lambda: queued(locks, 1, "a0"))
@@ -671,8 +671,8 @@ async def test_closing_releases_what_is_held_and_endsqueued(kit, clean):
     assert all(lease.state is LeaseState.RELEASED for lease in await_me)
 
 
-async def test_a_closed_interlock_says_so(kit):
-    locks = kit.interlock()
+async def test_a_closed_interlock_says_so(mode):
+    locks = mode.interlock()
     lock = locks.lock("a")
     await locks.close()
     await locks.close()
@@ -684,7 +684,7 @@ async def test_a_closed_interlock_says_so(kit):
 # Under load
 
 
-async def test_fifty_buyers_and_ten_tickets(kit, clean):
+async def test_fifty_buyers_and_ten_tickets(mode, clean):
     clean.set("users:stock", 10)
     sold = []
 
@@ -697,7 +697,7 @@ async def test_fifty_buyers_and_ten_tickets(kit, clean):
                 clean.set("users:stock", left - 1)
                 sold.append(number)
 
-    locks = [kit.interlock() for _ in range(50)]
+    locks = [mode.interlock() for _ in range(50)]
     for each in locks:  # connected one after another: fifty TLS handshakes at once take a busy machine seconds
         await each.lock("stock").inspect()
     await asyncio.gather(*(buy(number) for number in range(50)))
@@ -706,8 +706,8 @@ async def test_fifty_buyers_and_ten_tickets(kit, clean):
     clean.delete("users:stock")
 
 
-async def test_one_client_many_tasks_or_threads(kit):
-    locks = kit.interlock()
+async def test_one_client_many_tasks_or_threads(mode):
+    locks = mode.interlock()
     counter = 0
 
     async def count() -> None:
@@ -723,8 +723,8 @@ async def test_one_client_many_tasks_or_threads(kit):
 
 
 @pytest.mark.matrix("servers")
-async def test_extend_does_not_hold_beyond_max_hold(kit, clean):
-    lease = await kit.interlock().lock("a", max_hold=1).acquire()
+async def test_extend_does_not_hold_beyond_max_hold(mode, clean):
+    lease = await mode.interlock().lock("a", max_hold=1).acquire()
     await lease.extend(60)
     assert clean.pttl("lock:a") < 1500
     await until(lambda: not clean.exists("lock:a"))

@@ -10,7 +10,7 @@ import pytest
 
 import interlock
 from harness.modes import outcome, queued, real, until, waiting
-from harness.processes import actors
+from harness.processes import processes
 from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Unavailable
 
 rule = pytest.mark.rule
@@ -30,8 +30,8 @@ async def held(locks, names: str) -> bool:
 
 
 @rule(1)
-async def test_all_or_none(kit, clean):
-    locks, others = kit.interlock(), kit.interlock()
+async def test_all_or_none(mode, clean):
+    locks, others = mode.interlock(), mode.interlock()
     async with await some(locks).acquire() as lease:
         assert lease.fence["a"] == lease["a"].fence
         assert set(lease.fence) == {"a", "b"}
@@ -54,8 +54,8 @@ async def test_all_or_none(kit, clean):
 
 
 @rule(7)
-async def test_fences_grow_for_each_name(kit):
-    locks = kit.interlock()
+async def test_fences_grow_for_each_name(mode):
+    locks = mode.interlock()
     before = {}
     for _ in range(3):
         async with await some(locks).acquire() as lease:
@@ -64,8 +64,8 @@ async def test_fences_grow_for_each_name(kit):
 
 
 @rule(1, 3)
-async def test_what_is_busy_is_waited_for_and_the_rest_is_held_and_renewed(kit):
-    locks, others = kit.interlock(), kit.interlock()
+async def test_what_is_busy_is_waited_for_and_the_rest_is_held_and_renewed(mode):
+    locks, others = mode.interlock(), mode.interlock()
     held = await others.lock("b").acquire()
     together = locks.multi(locks.lock("a", ttl=1), locks.lock("b"))
     task = asyncio.ensure_future(together.acquire(timeout=30))
@@ -82,12 +82,12 @@ async def test_what_is_busy_is_waited_for_and_the_rest_is_held_and_renewed(kit):
 
 
 @rule(3)
-async def test_two_that_name_them_in_another_order_never_wait_for_each_other(kit):
+async def test_two_that_name_them_in_another_order_never_wait_for_each_other(mode):
     inside, most = 0, 0
 
     async def work(names: str) -> None:
         nonlocal inside, most
-        locks = kit.interlock()
+        locks = mode.interlock()
         for _ in range(5):
             async with await some(locks, names, timeout=50).acquire():
                 inside += 1
@@ -101,15 +101,15 @@ async def test_two_that_name_them_in_another_order_never_wait_for_each_other(kit
 
 @rule(1)
 @pytest.mark.one_server
-async def test_locks_permits_and_readers_go_together(kit):
-    locks, others = kit.interlock(), kit.interlock()
+async def test_locks_permits_and_readers_go_together(mode):
+    locks, others = mode.interlock(), mode.interlock()
     mixed = locks.multi(locks.semaphore("s", 2), locks.rwlock("rw").read(), locks.lock("a"), locks.rlock("r"))
     async with await mixed.acquire() as lease:
         assert set(lease.fence) == {"s", "rw", "a", "r"}
         assert await others.semaphore("s", 2).available() == 1
         reader = await others.rwlock("rw").read().try_acquire()
         assert reader is not None
-        assert await kit.interlock().rwlock("rw").write().try_acquire() is None
+        assert await mode.interlock().rwlock("rw").write().try_acquire() is None
         await reader.release()
     assert await others.semaphore("s", 2).available() == 2
     writer = await others.rwlock("rw").write().acquire(timeout=5)
@@ -120,8 +120,8 @@ async def test_locks_permits_and_readers_go_together(kit):
 
 @rule(1)
 @pytest.mark.asyncio_only
-async def test_an_rlock_that_the_task_has_is_taken_once_more(kit):
-    locks = kit.interlock()
+async def test_an_rlock_that_the_task_has_is_taken_once_more(mode):
+    locks = mode.interlock()
     outer = await locks.rlock("r").acquire()
     async with locks.multi(locks.rlock("r"), locks.lock("a")) as lease:
         assert lease.fence["r"] == outer.fence
@@ -144,12 +144,12 @@ def test_an_rlock_that_the_thread_has_is_taken_once_more(server, clean):
 
 
 @rule(6)
-async def test_lost_when_any_is_lost(kit):
+async def test_lost_when_any_is_lost(mode):
     told = []
-    locks = kit.interlock(max_ttl=3)  # a revocation in the first second is told by the renewal, at a third of the ttl
+    locks = mode.interlock(max_ttl=3)  # a revocation in the first second is told by the renewal, at a third of the ttl
     lease = await some(locks, on_lost=told.append).acquire()
     assert not lease.lost.is_set()
-    assert await kit.interlock().lock("b").revoke("for the test")
+    assert await mode.interlock().lock("b").revoke("for the test")
     await until(lease.lost.is_set)
     await until(lambda: told)
     assert lease.state is LeaseState.LOST
@@ -157,16 +157,16 @@ async def test_lost_when_any_is_lost(kit):
         lease.ensure()
     lease["a"].ensure()
     assert not await lease.release()
-    looking = kit.interlock()
+    looking = mode.interlock()
     await until(lambda: free(looking, "ab"))  # what was lost is given back in the background
 
 
 @rule(6)
-async def test_a_body_that_loses_one_is_told_and_the_others_are_given_back(kit):
-    others = kit.interlock()
+async def test_a_body_that_loses_one_is_told_and_the_others_are_given_back(mode):
+    others = mode.interlock()
 
     async def body() -> None:
-        locks = kit.interlock(max_ttl=3)
+        locks = mode.interlock(max_ttl=3)
         async with await some(locks, "abc").acquire() as lease:
             assert await others.lock("b").revoke("for the test")
             await until(lease.lost.is_set)
@@ -178,10 +178,10 @@ async def test_a_body_that_loses_one_is_told_and_the_others_are_given_back(kit):
 
 
 @rule(8)
-async def test_cancelled_or_out_of_time_nothing_is_left(kit):
-    locks, others = kit.interlock(), kit.interlock()
+async def test_cancelled_or_out_of_time_nothing_is_left(mode):
+    locks, others = mode.interlock(), mode.interlock()
     held = await others.lock("b").acquire()
-    if kit.mode == "asyncio":
+    if mode.name == "asyncio":
         task = asyncio.ensure_future(some(locks, "abc").acquire(timeout=30))
         await until(lambda: queued(others, 1, "b"))
         task.cancel()
@@ -195,8 +195,8 @@ async def test_cancelled_or_out_of_time_nothing_is_left(kit):
 
 @rule(8)
 @pytest.mark.asyncio_only
-async def test_a_release_that_is_cancelled_before_it_began_goes_on(kit):
-    locks = kit.interlock()
+async def test_a_release_that_is_cancelled_before_it_began_goes_on(mode):
+    locks = mode.interlock()
     lease = await some(locks).acquire()
     releasing = asyncio.ensure_future(lease.release())
     await asyncio.sleep(0)  # it has asked for both, and neither has begun
@@ -206,28 +206,28 @@ async def test_a_release_that_is_cancelled_before_it_began_goes_on(kit):
 
 
 @rule(8)
-async def test_the_reply_is_lost_and_it_is_asked_again(kit, proxy):
-    locks = kit.interlock(f"{proxy.url}?socket_timeout=0.3")
+async def test_the_reply_is_lost_and_it_is_asked_again(mode, proxy):
+    locks = mode.interlock(f"{proxy.url}?socket_timeout=0.3")
     await (await some(locks).acquire()).release()  # the server knows the script
     proxy.drop_replies = True
     task = asyncio.ensure_future(some(locks).acquire(timeout=30))
-    looking = kit.interlock()
+    looking = mode.interlock()
     await until(lambda: held(looking, "ab"))
     proxy.cut()
     proxy.drop_replies = False
     lease = await task
     assert await lease.release()
-    assert await free(kit.interlock(), "ab")
+    assert await free(mode.interlock(), "ab")
 
 
 @rule(8)
-async def test_in_doubt_and_then_refused_nothing_is_left(kit, clean, proxy):
+async def test_in_doubt_and_then_refused_nothing_is_left(mode, clean, proxy):
     """The first request was run, its reply lost; when it is asked again, one of them is another's."""
-    locks = kit.interlock(f"{proxy.url}?socket_timeout=0.3")
+    locks = mode.interlock(f"{proxy.url}?socket_timeout=0.3")
     await (await some(locks).acquire()).release()  # the server knows the script
     proxy.drop_replies = True
     task = asyncio.ensure_future(outcome(some(locks, "abc").acquire(timeout=0)))
-    looking = kit.interlock()
+    looking = mode.interlock()
     await until(lambda: held(looking, "abc"))
     clean.set("lock:b", "another", px=60_000)
     proxy.cut()
@@ -237,23 +237,23 @@ async def test_in_doubt_and_then_refused_nothing_is_left(kit, clean, proxy):
 
 
 @rule(8)
-async def test_closing_gives_back_what_was_being_acquired(kit, proxy):
+async def test_closing_gives_back_what_was_being_acquired(mode, proxy):
     """As for one lock: it may have been granted already, though nobody here knows."""
-    locks = kit.interlock(f"{proxy.url}?socket_timeout=2")
+    locks = mode.interlock(f"{proxy.url}?socket_timeout=2")
     await (await some(locks).acquire()).release()  # the server knows the script
     proxy.drop_replies = True
     task = asyncio.ensure_future(outcome(some(locks).acquire()))
-    looking = kit.interlock()
+    looking = mode.interlock()
     await until(lambda: held(looking, "ab"))
-    proxy.drop_replies = kit.mode == "asyncio"  # for threads closing makes a connection of its own
+    proxy.drop_replies = mode.name == "asyncio"  # for threads closing makes a connection of its own
     await locks.close()
     assert isinstance(await task, ConfigError)
     await until(lambda: free(looking, "ab"))
 
 
 @rule(8)
-async def test_its_timeout_bounds_the_call_while_the_server_is_silent(kit, proxy):
-    locks = kit.interlock(proxy.url)
+async def test_its_timeout_bounds_the_call_while_the_server_is_silent(mode, proxy):
+    locks = mode.interlock(proxy.url)
     await (await some(locks).acquire()).release()  # the server knows the script
     proxy.drop_replies = True
     started = time.monotonic()
@@ -265,11 +265,11 @@ async def test_its_timeout_bounds_the_call_while_the_server_is_silent(kit, proxy
 
 
 @rule(8)
-async def test_many_that_are_not_given_back_at_once_do_not_add_up(kit):
+async def test_many_that_are_not_given_back_at_once_do_not_add_up(mode):
     """The server is gone: the caller waits for all that is being undone together, not for each."""
-    locks, others = kit.interlock(), kit.interlock()
+    locks, others = mode.interlock(), mode.interlock()
     blocker = await others.lock("z").acquire()
-    undo = kit.session(locks).undo
+    undo = mode.session(locks).undo
     add, port = undo.add, undo.server
     undo.add = lambda attempt: (add(attempt), port.runtime.event())[1]  # nobody hears when it is done
     started = time.monotonic()
@@ -282,10 +282,10 @@ async def test_many_that_are_not_given_back_at_once_do_not_add_up(kit):
 
 
 @rule(6)
-async def test_one_that_is_lost_before_the_whole_is_made_is_told(kit):
-    locks, told = kit.interlock(max_ttl=3), []
+async def test_one_that_is_lost_before_the_whole_is_made_is_told(mode):
+    locks, told = mode.interlock(max_ttl=3), []
     leases = {name: await locks.lock(name).acquire() for name in "ab"}
-    assert await kit.interlock().lock("b").revoke("for the test")
+    assert await mode.interlock().lock("b").revoke("for the test")
     await until(leases["b"].lost.is_set)
     whole = real(some(locks))
     lease = whole._lease_type(whole._session, told.append, "a, b", {name: real(each) for name, each in leases.items()})
@@ -296,9 +296,9 @@ async def test_one_that_is_lost_before_the_whole_is_made_is_told(kit):
 
 
 @rule(3, 4)
-async def test_killed_while_it_has_some_and_waits_for_others(kit):
-    async with actors(kit, 1) as (dying,):
-        locks = kit.interlock()
+async def test_killed_while_it_has_some_and_waits_for_others(mode):
+    async with processes(mode, 1) as (dying,):
+        locks = mode.interlock()
         held = await locks.lock("b").acquire()
         await dying.say("together", ["a", "b"], {"ttl": 1.5}, 60)
         await until(lambda: queued(locks, 1, "b"))
@@ -312,9 +312,9 @@ async def test_killed_while_it_has_some_and_waits_for_others(kit):
 
 
 @rule(1)
-async def test_nothing_is_taken_over_those_who_wait(kit):
+async def test_nothing_is_taken_over_those_who_wait(mode):
     """A lock that is free, with somebody at the head of its queue, goes to that one."""
-    locks, others = kit.interlock(), kit.interlock()
+    locks, others = mode.interlock(), mode.interlock()
     held = await others.lock("a").acquire()
     task = asyncio.ensure_future(others.lock("a").acquire(timeout=30))
     await until(lambda: queued(others, 1))
@@ -329,8 +329,8 @@ async def test_nothing_is_taken_over_those_who_wait(kit):
     await lease.release()
 
 
-async def test_inspect_revoke_and_extend(kit):
-    locks = kit.interlock(max_ttl=9)
+async def test_inspect_revoke_and_extend(mode):
+    locks = mode.interlock(max_ttl=9)
     together = some(locks)
     lease = await together.acquire()
     await lease.extend(9)
@@ -343,8 +343,8 @@ async def test_inspect_revoke_and_extend(kit):
     await until(lambda: free(locks, "ab"))
 
 
-def test_bad_input(kit):
-    locks, other = kit.interlock(), kit.interlock()
+def test_bad_input(mode):
+    locks, other = mode.interlock(), mode.interlock()
     for wrong in (
         locks.multi,
         lambda: locks.multi(locks.lock("a"), locks.lock("a")),
@@ -362,8 +362,8 @@ def test_bad_input(kit):
             wrong()
 
 
-async def test_a_name_of_another_kind(kit, clean):
-    locks = kit.interlock()
+async def test_a_name_of_another_kind(mode, clean):
+    locks = mode.interlock()
     held = await locks.semaphore("b", 2).acquire()
     assert isinstance(await outcome(some(locks).acquire()), ConfigError)
     assert await free(locks, "a")
@@ -371,9 +371,9 @@ async def test_a_name_of_another_kind(kit, clean):
     await held.release()
 
 
-async def test_a_function_under_several(kit):
-    locks = kit.interlock()
-    if kit.mode == "asyncio":
+async def test_a_function_under_several(mode):
+    locks = mode.interlock()
+    if mode.name == "asyncio":
 
         @some(locks)
         async def work() -> bool:
@@ -386,5 +386,5 @@ async def test_a_function_under_several(kit):
         def blocking() -> bool:
             return locks._real.lock("a").inspect().held
 
-        assert await kit.in_thread(blocking)
+        assert await mode.in_thread(blocking)
     assert await free(locks, "ab")

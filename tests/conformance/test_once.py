@@ -10,16 +10,16 @@ from datetime import UTC, datetime
 import pytest
 
 from harness.modes import outcome, until
-from harness.processes import actors
+from harness.processes import processes
 from interlock import ConfigError, LeaseLost, LeaseState, Ran, Skipped
 
 rule = pytest.mark.rule
 pytestmark = [pytest.mark.matrix("kinds"), pytest.mark.quorum]
 
 
-def job(kit, body=lambda _lease: 42):
+def job(mode, body=lambda _lease: 42):
     """A piece of work for this mode."""
-    if kit.mode == "threads":
+    if mode.name == "threads":
         return body
 
     async def work(lease):
@@ -29,24 +29,24 @@ def job(kit, body=lambda _lease: 42):
 
 
 @rule(1)
-async def test_one_runs_it_and_tells_who_and_when(kit):
-    once = kit.interlock().once("a", at_most=60)
+async def test_one_runs_it_and_tells_who_and_when(mode):
+    once = mode.interlock().once("a", at_most=60)
     before = datetime.now(UTC)
-    result = await once.run(job(kit, lambda _: time.sleep(0.05) or 42))
+    result = await once.run(job(mode, lambda _: time.sleep(0.05) or 42))
     assert isinstance(result, Ran)
     assert result
     assert result.value == 42
     assert (before - result.started).total_seconds() < 60
-    again = await kit.interlock().once("a", at_most=60).run(job(kit))
+    again = await mode.interlock().once("a", at_most=60).run(job(mode))
     assert isinstance(again, Ran)  # nothing keeps it from that
     assert (again.started - result.started).total_seconds() >= 0.05  # in a quorum, too, where fences are counted
 
 
 @rule(1)
-async def test_the_others_skip_it_while_it_runs(kit):
-    mine, others = kit.interlock().once("a", at_most=60), kit.interlock().once("a", at_most=60)
+async def test_the_others_skip_it_while_it_runs(mode):
+    mine, others = mode.interlock().once("a", at_most=60), mode.interlock().once("a", at_most=60)
     results = []
-    if kit.mode == "threads":
+    if mode.name == "threads":
 
         def work(lease):
             results.append(others._real.run(lambda _: "never"))
@@ -71,11 +71,11 @@ async def test_the_others_skip_it_while_it_runs(kit):
 
 
 @rule(5)
-async def test_at_least_keeps_a_fast_job_from_running_twice(kit, clean):
+async def test_at_least_keeps_a_fast_job_from_running_twice(mode, clean):
     """However late the clock of the second machine says that it is time."""
-    first = await kit.interlock().once("a", at_most=60, at_least=30).run(job(kit))
-    other = kit.interlock().once("a", at_most=60, at_least=30)
-    skipped = await other.run(job(kit))
+    first = await mode.interlock().once("a", at_most=60, at_least=30).run(job(mode))
+    other = mode.interlock().once("a", at_most=60, at_least=30)
+    skipped = await other.run(job(mode))
     assert isinstance(skipped, Skipped)
     assert (skipped.by, skipped.started) == (first.by, first.started)
     assert skipped.ended >= skipped.started
@@ -84,107 +84,107 @@ async def test_at_least_keeps_a_fast_job_from_running_twice(kit, clean):
     assert 0 < state.free_in <= 30
     assert 0 < clean.pttl("{lock:a}{done}") <= 30_000
     assert await other.forget()
-    assert isinstance(await other.run(job(kit)), Ran)
+    assert isinstance(await other.run(job(mode)), Ran)
 
 
-async def test_at_least_counts_from_the_start(kit, clean):
-    once = kit.interlock().once("a", at_most=60, at_least=0.2)
-    assert isinstance(await once.run(job(kit, lambda _: time.sleep(0.3))), Ran)
+async def test_at_least_counts_from_the_start(mode, clean):
+    once = mode.interlock().once("a", at_most=60, at_least=0.2)
+    assert isinstance(await once.run(job(mode, lambda _: time.sleep(0.3))), Ran)
     assert not clean.exists("{lock:a}{done}")
 
 
 @rule(1)
-async def test_with_a_key_it_runs_once_for_good(kit, clean):
-    locks = kit.interlock()
-    first = await locks.once("a", at_most=60, key="2026-11-21").run(job(kit))
-    skipped = await kit.interlock().once("a", at_most=60, key="2026-11-21").run(job(kit))
+async def test_with_a_key_it_runs_once_for_good(mode, clean):
+    locks = mode.interlock()
+    first = await locks.once("a", at_most=60, key="2026-11-21").run(job(mode))
+    skipped = await mode.interlock().once("a", at_most=60, key="2026-11-21").run(job(mode))
     assert isinstance(skipped, Skipped)
     assert skipped.by == first.by
-    assert isinstance(await locks.once("a", at_most=60, key="2026-11-22").run(job(kit)), Ran)
-    assert isinstance(await locks.once("a", at_most=60, key="2026-11-22").run(job(kit)), Skipped)
-    assert isinstance(await locks.once("a", at_most=60, key="x", keep=5).run(job(kit)), Ran)
+    assert isinstance(await locks.once("a", at_most=60, key="2026-11-22").run(job(mode)), Ran)
+    assert isinstance(await locks.once("a", at_most=60, key="2026-11-22").run(job(mode)), Skipped)
+    assert isinstance(await locks.once("a", at_most=60, key="x", keep=5).run(job(mode)), Ran)
     assert 0 < clean.pttl("{lock:a:key=x}{done}") <= 5000
     assert 29 * 86400 < clean.ttl("{lock:a:key=2026-11-21}{done}") <= 30 * 86400
     # no name with a key is another one with another key
-    assert isinstance(await locks.once("a:key=b", at_most=60, key="c").run(job(kit)), Ran)
-    assert isinstance(await locks.once("a", at_most=60, key="b:key=c").run(job(kit)), Ran)
+    assert isinstance(await locks.once("a:key=b", at_most=60, key="c").run(job(mode)), Ran)
+    assert isinstance(await locks.once("a", at_most=60, key="b:key=c").run(job(mode)), Ran)
 
 
 @rule(8)
-async def test_with_a_key_one_that_failed_is_run_again(kit):
-    once = kit.interlock().once("a", at_most=60, key="v3")
+async def test_with_a_key_one_that_failed_is_run_again(mode):
+    once = mode.interlock().once("a", at_most=60, key="v3")
 
     def fails(_lease):
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await once.run(job(kit, fails))
-    assert isinstance(await once.run(job(kit)), Ran)
-    assert isinstance(await once.run(job(kit)), Skipped)
+        await once.run(job(mode, fails))
+    assert isinstance(await once.run(job(mode)), Ran)
+    assert isinstance(await once.run(job(mode)), Skipped)
 
 
 @rule(3)
-async def test_a_killed_one_is_free_again(kit):
-    once = kit.interlock().once("a", at_most=1.5, key="v3")
-    async with actors(kit, 1) as (dying,):
+async def test_a_killed_one_is_free_again(mode):
+    once = mode.interlock().once("a", at_most=1.5, key="v3")
+    async with processes(mode, 1) as (dying,):
         token = await dying.do("runs", "a", {"at_most": 1.5, "key": "v3"})
-        skipped = await once.run(job(kit))
+        skipped = await once.run(job(mode))
         assert skipped.by == token
         dying.signal(signal.SIGKILL)
         results = []
 
         async def ran() -> bool:
-            results.append(await once.run(job(kit)))
+            results.append(await once.run(job(mode)))
             return isinstance(results[-1], Ran)
 
         await until(ran)
 
 
 @rule(6)
-async def test_one_that_takes_more_than_at_most_has_lost_it(kit):
-    once = kit.interlock().once("a", at_most=0.3, key="v3")
-    result = await outcome(once.run(job(kit, lambda lease: (lease.lost, time.sleep(0.6)))))
+async def test_one_that_takes_more_than_at_most_has_lost_it(mode):
+    once = mode.interlock().once("a", at_most=0.3, key="v3")
+    result = await outcome(once.run(job(mode, lambda lease: (lease.lost, time.sleep(0.6)))))
     assert isinstance(result, LeaseLost)
-    assert isinstance(await once.run(job(kit)), Ran)  # it has not succeeded
+    assert isinstance(await once.run(job(mode)), Ran)  # it has not succeeded
 
 
 @rule(6)
-async def test_one_that_lost_it_has_not_succeeded(kit):
+async def test_one_that_lost_it_has_not_succeeded(mode):
     """Though the server may have it still for a moment: whoever is told LeaseLost must find that it is run again."""
-    once = kit.interlock().once("a", at_most=60, key="v3")
-    result = await outcome(once.run(job(kit, lambda lease: setattr(lease._grant, "deadline", 0.0))))
+    once = mode.interlock().once("a", at_most=60, key="v3")
+    result = await outcome(once.run(job(mode, lambda lease: setattr(lease._grant, "deadline", 0.0))))
     assert isinstance(result, LeaseLost)
     results = []
 
     async def ran() -> bool:
-        results.append(await once.run(job(kit)))
+        results.append(await once.run(job(mode)))
         return isinstance(results[-1], Ran)
 
     await until(ran)
 
 
 @rule(5)
-async def test_at_least_holds_for_one_that_was_revoked_too(kit, clean):
-    once, others = kit.interlock().once("a", at_most=60, at_least=30), kit.interlock().once("a", at_most=60)
+async def test_at_least_holds_for_one_that_was_revoked_too(mode, clean):
+    once, others = mode.interlock().once("a", at_most=60, at_least=30), mode.interlock().once("a", at_most=60)
     primitive = once._primitive
 
     def work(lease):
         message = ("revoke", lease.token, "0", "it eats the disk", "")
         assert clean.eval(primitive.script.source, len(primitive.keys), *primitive.keys, *message)[0] == 1
 
-    result = await outcome(once.run(job(kit, work)))
+    result = await outcome(once.run(job(mode, work)))
     assert isinstance(result, LeaseLost)
     await until(lambda: not clean.exists("lock:a"))
-    assert isinstance(await others.run(job(kit)), Skipped)
+    assert isinstance(await others.run(job(mode)), Skipped)
     assert await others.forget()
     assert not await others.forget()
-    assert isinstance(await others.run(job(kit)), Ran)
+    assert isinstance(await others.run(job(mode)), Ran)
 
 
 @rule(5)
-async def test_a_run_does_not_end_before_it_began(kit, clean):
+async def test_a_run_does_not_end_before_it_began(mode, clean):
     """Its server was replaced meanwhile by one whose clock is an hour behind."""
-    once, others = kit.interlock().once("a", at_most=60, at_least=30), kit.interlock().once("a", at_most=60)
+    once, others = mode.interlock().once("a", at_most=60, at_least=30), mode.interlock().once("a", at_most=60)
     record = "{lock:a}{record}"
 
     def work(_lease):
@@ -192,17 +192,17 @@ async def test_a_run_does_not_end_before_it_began(kit, clean):
         words[2] = b"%d" % (int(words[2]) + 3_600_000_000)
         clean.set(record, b" ".join(words), keepttl=True)
 
-    assert isinstance(await once.run(job(kit, work)), Ran)
-    skipped = await others.run(job(kit))
+    assert isinstance(await once.run(job(mode, work)), Ran)
+    skipped = await others.run(job(mode))
     assert isinstance(skipped, Skipped)
     assert skipped.ended == skipped.started
     assert 29 < (await others.inspect()).free_in <= 30
 
 
 @rule(6)
-async def test_one_whose_interlock_was_closed_has_not_succeeded(kit):
+async def test_one_whose_interlock_was_closed_has_not_succeeded(mode):
     """Its lease is another's from then on, so it must not say that it ran: it would run again elsewhere."""
-    locks, others = kit.interlock(), kit.interlock().once("a", at_most=60, key="1")
+    locks, others = mode.interlock(), mode.interlock().once("a", at_most=60, key="1")
     states: list = []
 
     def work(lease):
@@ -218,75 +218,75 @@ async def test_one_whose_interlock_was_closed_has_not_succeeded(kit):
         finally:
             states.append(lease.state)
 
-    running = asyncio.ensure_future(locks.once("a", at_most=60, key="1").run(work if kit.mode == "threads" else awork))
+    running = asyncio.ensure_future(locks.once("a", at_most=60, key="1").run(work if mode.name == "threads" else awork))
     await until(lambda: states)
     await locks.close()
     with pytest.raises(LeaseLost):
         await asyncio.wait_for(running, 20)
     assert states[1] is LeaseState.RELEASED
-    assert (await others.run(job(kit))).value == 42
+    assert (await others.run(job(mode))).value == 42
 
 
 @rule(8)
-async def test_forgetting_that_comes_late_does_not_forget_another_run(kit, clean):
-    once = kit.interlock().once("a", at_most=60, at_least=30)
+async def test_forgetting_that_comes_late_does_not_forget_another_run(mode, clean):
+    once = mode.interlock().once("a", at_most=60, at_least=30)
     primitive = once._primitive
-    await once.run(job(kit))
+    await once.run(job(mode))
     message = (len(primitive.keys), *primitive.keys, "forget", clean.get("{lock:a}{done}"), "")
     assert await once.forget()
-    await once.run(job(kit))
+    await once.run(job(mode))
     clean.eval(primitive.script.source, *message)
-    assert isinstance(await once.run(job(kit)), Skipped)
+    assert isinstance(await once.run(job(mode)), Skipped)
 
 
 @rule(8)
-async def test_a_lost_reply_to_its_end_does_not_lose_the_note(kit, clean, proxy):
-    once = kit.interlock(f"{proxy.url}?socket_timeout=0.3").once("a", at_most=60, key="v3")
+async def test_a_lost_reply_to_its_end_does_not_lose_the_note(mode, clean, proxy):
+    once = mode.interlock(f"{proxy.url}?socket_timeout=0.3").once("a", at_most=60, key="v3")
     await once.inspect()
 
     def work(_lease):
         proxy.drop_replies = True
 
-    task = asyncio.ensure_future(once.run(job(kit, work)))
+    task = asyncio.ensure_future(once.run(job(mode, work)))
     await until(lambda: clean.exists("{lock:a:key=v3}{done}"))
     proxy.cut()
     proxy.drop_replies = False
     assert isinstance(await task, Ran)
-    assert isinstance(await kit.interlock().once("a", at_most=60, key="v3").run(job(kit)), Skipped)
+    assert isinstance(await mode.interlock().once("a", at_most=60, key="v3").run(job(mode)), Skipped)
 
 
 @rule(8)
 @pytest.mark.asyncio_only
-async def test_an_attempt_that_never_began_leaves_no_note(kit, clean, proxy):
+async def test_an_attempt_that_never_began_leaves_no_note(mode, clean, proxy):
     """A lost reply to its acquire, and a caller who is gone: nobody has run it, so nobody may be told so."""
-    once = kit.interlock(f"{proxy.url}?socket_timeout=0.3").once("a", at_most=60, at_least=30)
+    once = mode.interlock(f"{proxy.url}?socket_timeout=0.3").once("a", at_most=60, at_least=30)
     await once.inspect()
     proxy.drop_replies = True
-    task = asyncio.ensure_future(once.run(job(kit)))
+    task = asyncio.ensure_future(once.run(job(mode)))
     await until(lambda: clean.exists("lock:a"))
     task.cancel()
     await asyncio.wait([task])
     proxy.cut()
     proxy.drop_replies = False
-    other = kit.interlock().once("a", at_most=60, at_least=30)
+    other = mode.interlock().once("a", at_most=60, at_least=30)
     results = []
 
     async def ran() -> bool:
-        results.append(await other.run(job(kit)))
+        results.append(await other.run(job(mode)))
         return isinstance(results[-1], Ran)
 
     await until(ran)
 
 
-async def test_a_decorated_function(kit):
-    locks = kit.interlock()
-    if kit.mode == "threads":
+async def test_a_decorated_function(mode):
+    locks = mode.interlock()
+    if mode.name == "threads":
 
         @locks._real.once("a", at_most=60, at_least=30)
         def nightly(number: int) -> int:
             return number + 1
 
-        first, second = await kit.in_thread(nightly, 1), await kit.in_thread(nightly, 1)
+        first, second = await mode.in_thread(nightly, 1), await mode.in_thread(nightly, 1)
         with pytest.raises(ConfigError, match="async def"):
             locks._real.once("b", at_most=60)(test_bad_input)
     else:
@@ -301,8 +301,8 @@ async def test_a_decorated_function(kit):
     assert (first.value, bool(second)) == (2, False)
 
 
-async def test_inspect_and_revoke(kit):
-    once = kit.interlock(max_ttl=3).once("a", at_most=60)  # so that it is renewed soon, and told then
+async def test_inspect_and_revoke(mode):
+    once = mode.interlock(max_ttl=3).once("a", at_most=60)  # so that it is renewed soon, and told then
     assert (await once.inspect()).running is None
     assert not await once.revoke("nobody runs it")
     states = []
@@ -317,8 +317,8 @@ async def test_inspect_and_revoke(kit):
     async def awork(lease):
         await asyncio.sleep(30)
 
-    task = asyncio.ensure_future(outcome(once.run(work if kit.mode == "threads" else awork)))
-    other = kit.interlock().once("a", at_most=60)
+    task = asyncio.ensure_future(outcome(once.run(work if mode.name == "threads" else awork)))
+    other = mode.interlock().once("a", at_most=60)
 
     async def runs() -> bool:
         return (await other.inspect()).running is not None
@@ -332,8 +332,8 @@ async def test_inspect_and_revoke(kit):
 
 
 @rule(9)
-async def test_bad_input(kit, clean):
-    locks = kit.interlock()
+async def test_bad_input(mode, clean):
+    locks = mode.interlock()
     for wrong in (
         {"at_most": 0}, {"at_most": -1}, {"at_most": "x"}, {"at_most": None}, {"at_most": float("inf")},
         {"at_most": 1, "at_least": 2}, {"at_most": 1, "at_least": -1}, {"at_most": 1, "key": ""},
@@ -343,7 +343,7 @@ async def test_bad_input(kit, clean):
             locks.once("a", **wrong)
     with pytest.raises(ConfigError):
         locks.once("", at_most=1, key="x")
-    await locks.once("a", at_most=60, at_least=10).run(job(kit))
+    await locks.once("a", at_most=60, at_least=10).run(job(mode))
     for key in clean.keys("*"):
         assert clean.pttl(key) > 0
     assert isinstance(await outcome(locks.lock("a").acquire(timeout=0)), ConfigError)

@@ -29,11 +29,9 @@ PERMITS = {
 SOON = 1 + SLACK  # without a push it takes a third of the ttl, 10 s
 
 
-def kinds(kit):
-    """What this ground has."""
-    return (
-        LOCKS if kit.way.__name__ == "<lambda>" and isinstance(kit.way(kit.server, kit.mode), list) else LOCKS | PERMITS
-    )
+def kinds(mode):
+    """The synchronizers that this cell has: a quorum lacks some."""
+    return LOCKS if mode.is_quorum else LOCKS | PERMITS
 
 
 async def told(lease, since):
@@ -52,11 +50,11 @@ async def acquired(lockable):
 
 @rule(6)
 @pytest.mark.parametrize("force", [False, True], ids=["kindly", "by force"])
-async def test_a_revocation_reaches_the_first_lease_of_a_client(kit, force):
-    others = kit.interlock()
+async def test_a_revocation_reaches_the_first_lease_of_a_client(mode, force):
+    others = mode.interlock()
 
     async def one(make):
-        lease = await acquired(make(kit.interlock()))
+        lease = await acquired(make(mode.interlock()))
         revoked = time.monotonic()
         assert await make(others).revoke("disk full", force=force)
         took, why = await told(lease, revoked)
@@ -65,16 +63,16 @@ async def test_a_revocation_reaches_the_first_lease_of_a_client(kit, force):
         assert force or "it was revoked: disk full" in why
         await lease.release()
 
-    await asyncio.gather(*(one(make) for make in kinds(kit).values()))
+    await asyncio.gather(*(one(make) for make in kinds(mode).values()))
 
 
 @rule(6)
 @pytest.mark.one_server
-async def test_a_revocation_whose_push_was_lost_with_the_connection_is_told_after_it(kit, clean):
+async def test_a_revocation_whose_push_was_lost_with_the_connection_is_told_after_it(mode, clean):
     """The connection for pushes breaks in that moment; when it is made again, the lease is asked about at once."""
-    locks, others = kit.interlock(), kit.interlock()
-    leases = [await kit.keep(acquired(make(locks))) for make in (LOCKS["lock"], LOCKS["fixed lock"])]
-    session = kit.session(locks)
+    locks, others = mode.interlock(), mode.interlock()
+    leases = [await mode.keep(acquired(make(locks))) for make in (LOCKS["lock"], LOCKS["fixed lock"])]
+    session = mode.session(locks)
     await until(lambda: all(session.renewal._is_subscribed(lease._grant) for lease in leases))
     lost = []
     session.pushed = lost.append
@@ -93,10 +91,10 @@ async def test_a_revocation_whose_push_was_lost_with_the_connection_is_told_afte
 
 @rule(6)
 @pytest.mark.one_server
-async def test_a_lease_is_asked_about_again_if_its_channel_was_subscribed_during_the_question(kit):
+async def test_a_lease_is_asked_about_again_if_its_channel_was_subscribed_during_the_question(mode):
     """The question was answered before the subscription: a revocation between the two was not pushed to anybody."""
-    locks = kit.interlock()
-    session = kit.session(locks)
+    locks = mode.interlock()
+    session = mode.session(locks)
     calls, held_up = session.server.calls, []
 
     async def answered_late(messages, until):
@@ -104,16 +102,16 @@ async def test_a_lease_is_asked_about_again_if_its_channel_was_subscribed_during
         if not held_up:
             held_up.append(messages)
             while session.renewal.resubscribed or session.server.subscription_of("lock:fixed")[0] != "1":
-                if kit.mode == "asyncio":
+                if mode.name == "asyncio":
                     await asyncio.sleep(0.01)
                 else:
                     time.sleep(0.01)
         return replies
 
     session.server.calls = answered_late
-    fixed = await kit.keep(locks.lock("fixed", renew=False).acquire())
+    fixed = await mode.keep(locks.lock("fixed", renew=False).acquire())
     await until(lambda: held_up or session.renewal.in_flight)
-    await kit.keep(
+    await mode.keep(
         locks.lock("other").acquire()
     )  # it stands in a slot, so the keeper of ends looks at new subscriptions
     await until(lambda: session.renewal._is_subscribed(fixed._grant))
@@ -122,10 +120,10 @@ async def test_a_lease_is_asked_about_again_if_its_channel_was_subscribed_during
 
 @rule(6)
 @pytest.mark.one_server
-async def test_a_revocation_may_be_pushed_before_the_grant_is_known(kit, clean):
+async def test_a_revocation_may_be_pushed_before_the_grant_is_known(mode, clean):
     """The process was busy, or stopped, between the server's answer and its reading."""
-    locks = kit.interlock()
-    session = kit.session(locks)
+    locks = mode.interlock()
+    session = mode.session(locks)
     hold = session.core.lease_from_grant
 
     def late(attempt, *args, **kwargs):
@@ -143,9 +141,9 @@ async def test_a_revocation_may_be_pushed_before_the_grant_is_known(kit, clean):
 
 @rule(6)
 @pytest.mark.one_server
-async def test_a_short_section_costs_neither_a_question_nor_a_subscription(kit, clean):
-    locks, asked = kit.interlock(), []
-    session = kit.session(locks)
+async def test_a_short_section_costs_neither_a_question_nor_a_subscription(mode, clean):
+    locks, asked = mode.interlock(), []
+    session = mode.session(locks)
     calls = session.server.calls
 
     async def watching(messages, until):
@@ -166,8 +164,8 @@ async def test_a_short_section_costs_neither_a_question_nor_a_subscription(kit, 
 
 @rule(6)
 @pytest.mark.one_server
-async def test_a_fixed_lease_is_asked_about_and_not_lengthened(kit, clean):
-    lease = await kit.interlock().lock("a", ttl=6, renew=False).acquire()
+async def test_a_fixed_lease_is_asked_about_and_not_lengthened(mode, clean):
+    lease = await mode.interlock().lock("a", ttl=6, renew=False).acquire()
     grant = lease._grant
     overdue, deadline = grant.jeopardy_after, grant.deadline
     await until(lambda: grant.jeopardy_after > overdue)  # it was asked about

@@ -12,7 +12,7 @@ import pytest
 import interlock
 import interlock.aio
 from harness.modes import hears, outcome, queued, until, waiting
-from harness.processes import actors
+from harness.processes import processes
 from interlock import ConfigError, LeaseLost, LeaseState
 
 rule = pytest.mark.rule
@@ -142,10 +142,10 @@ async def test_the_outer_body_is_cancelled_when_it_is_lost(server, clean):
 
 
 @rule(7)
-async def test_the_same_owner_takes_over_with_a_new_fence(kit, clean):
+async def test_the_same_owner_takes_over_with_a_new_fence(mode, clean):
     """As after a restart: the old process may still believe in its lease, but its writes are older."""
-    old = await kit.interlock().rlock("a", owner="shop 7").acquire()
-    new = await kit.interlock().rlock("a", owner="shop 7", ttl=20).acquire(timeout=5)
+    old = await mode.interlock().rlock("a", owner="shop 7").acquire()
+    new = await mode.interlock().rlock("a", owner="shop 7", ttl=20).acquire(timeout=5)
     assert new.fence > old.fence
     assert clean.get("lock:a").decode() == new.token
     assert clean.pttl("lock:a") > 20_000  # never shortened
@@ -156,15 +156,15 @@ async def test_the_same_owner_takes_over_with_a_new_fence(kit, clean):
 
 
 @rule(1)
-async def test_another_one_gets_it_only_when_the_owner_taken_over_from_can_not_believe_any_more(kit):
+async def test_another_one_gets_it_only_when_the_owner_taken_over_from_can_not_believe_any_more(mode):
     """Two leases of one owner are one holder. What one of them gives back, the other may still be at work under."""
-    old = await kit.interlock().rlock("a", owner="shop 7", ttl=2, renew=False).acquire()
-    new = await kit.interlock().rlock("a", owner="shop 7", ttl=2).acquire(timeout=5)
-    waits = asyncio.ensure_future(kit.interlock().lock("a").acquire(timeout=30))
-    await until(lambda: queued(kit.interlock(), 1))
+    old = await mode.interlock().rlock("a", owner="shop 7", ttl=2, renew=False).acquire()
+    new = await mode.interlock().rlock("a", owner="shop 7", ttl=2).acquire(timeout=5)
+    waits = asyncio.ensure_future(mode.interlock().lock("a").acquire(timeout=30))
+    await until(lambda: queued(mode.interlock(), 1))
     assert await new.release()
     assert not await new.release()
-    assert await kit.interlock().lock("a").try_acquire() is None
+    assert await mode.interlock().lock("a").try_acquire() is None
     lease = await waits
     assert old.remaining() == 0
     assert lease.fence > new.fence
@@ -173,19 +173,19 @@ async def test_another_one_gets_it_only_when_the_owner_taken_over_from_can_not_b
 
 @rule(6)
 @pytest.mark.one_server
-async def test_one_that_was_taken_over_from_is_told_at_once(kit):
-    locks = kit.interlock()
+async def test_one_that_was_taken_over_from_is_told_at_once(mode):
+    locks = mode.interlock()
     old = await locks.rlock("a", owner="shop 7").acquire()
-    await until(lambda: hears(kit.session(locks)))  # it listens once it has held for a second
-    new = await kit.interlock().rlock("a", owner="shop 7").acquire(timeout=5)
+    await until(lambda: hears(mode.session(locks)))  # it listens once it has held for a second
+    new = await mode.interlock().rlock("a", owner="shop 7").acquire(timeout=5)
     await until(old.lost.is_set)
     assert await new.release()
 
 
 @rule(6)
-async def test_every_section_of_an_owner_raises_the_loss(kit):
+async def test_every_section_of_an_owner_raises_the_loss(mode):
     """They share one lease: not only who leaves it last has lost it."""
-    locks = kit.interlock()
+    locks = mode.interlock()
     lock = locks.rlock("a", owner="shop 7", ttl=2)
     inside, ended = [], []
 
@@ -200,20 +200,20 @@ async def test_every_section_of_an_owner_raises_the_loss(kit):
             await asyncio.sleep(20)
 
     async def one():
-        ended.append(await outcome(kit.in_thread(section) if kit.mode == "threads" else asection()))
+        ended.append(await outcome(mode.in_thread(section) if mode.name == "threads" else asection()))
 
     tasks = [asyncio.ensure_future(one())]
     await until(lambda: inside)  # whoever comes with this word from now on has its lease
     tasks += [asyncio.ensure_future(one()) for _ in range(2)]
     await until(lambda: len(inside) == 3)
-    assert await kit.interlock().lock("a").revoke("for the test")
+    assert await mode.interlock().lock("a").revoke("for the test")
     await asyncio.wait_for(asyncio.gather(*tasks), 20)
     assert all(isinstance(each, LeaseLost) for each in ended), ended
 
 
-async def test_another_owner_waits(kit):
-    lease = await kit.interlock().rlock("a", owner="shop 7").acquire()
-    others = kit.interlock()
+async def test_another_owner_waits(mode):
+    lease = await mode.interlock().rlock("a", owner="shop 7").acquire()
+    others = mode.interlock()
     for other in (
         others.rlock("a", owner="shop 77"),
         others.rlock("a", owner="shop"),
@@ -224,8 +224,8 @@ async def test_another_owner_waits(kit):
     assert await lease.release()
 
 
-async def test_the_same_owner_in_one_client_enters_again(kit, clean):
-    locks = kit.interlock()
+async def test_the_same_owner_in_one_client_enters_again(mode, clean):
+    locks = mode.interlock()
     first = await locks.rlock("a", owner="job").acquire()
     second = await locks.rlock("a", owner="job").acquire()
     assert second.token == first.token
@@ -267,9 +267,9 @@ def test_nothing_stays_behind_of_many_names(locks):
 
 
 @rule(3)
-async def test_a_killed_holder_that_had_it_twice_is_followed_within_its_ttl_and_a_second(kit):
-    lock = kit.interlock().rlock("a")
-    async with actors(kit, 2) as (holder, waiter):
+async def test_a_killed_holder_that_had_it_twice_is_followed_within_its_ttl_and_a_second(mode):
+    lock = mode.interlock().rlock("a")
+    async with processes(mode, 2) as (holder, waiter):
         old = await holder.do("twice", "a", {"ttl": 1.5}, 5)
         await waiter.say("twice", "a", {}, 60)
         await until(lambda: waiting(lock, 1))

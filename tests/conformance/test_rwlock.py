@@ -11,7 +11,7 @@ import pytest
 import interlock
 import interlock.aio
 from harness.modes import outcome, until, waiting
-from harness.processes import actors
+from harness.processes import processes
 from interlock import ConfigError, LeaseLost
 
 rule = pytest.mark.rule
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.matrix("kinds")
 
 
 @rule(1)
-async def test_many_readers_or_one_writer(kit, clean):
-    first, second, third = (kit.interlock().rwlock("a") for _ in range(3))
+async def test_many_readers_or_one_writer(mode, clean):
+    first, second, third = (mode.interlock().rwlock("a") for _ in range(3))
     readers = [await first.read().acquire(), await second.read().acquire()]
     assert await third.write().try_acquire() is None
     for lease in readers:
@@ -34,9 +34,9 @@ async def test_many_readers_or_one_writer(kit, clean):
 
 
 @rule(1)
-async def test_a_writer_that_waits_stops_new_readers_and_neighbouring_readers_enter_together(kit):
+async def test_a_writer_that_waits_stops_new_readers_and_neighbouring_readers_enter_together(mode):
     """Arrival order: reader | writer | reader, reader | writer | reader."""
-    locks = [kit.interlock().rwlock("a") for _ in range(6)]
+    locks = [mode.interlock().rwlock("a") for _ in range(6)]
     held = await locks[0].read().acquire()
     order, inside, tasks = [], set(), []
 
@@ -53,7 +53,7 @@ async def test_a_writer_that_waits_stops_new_readers_and_neighbouring_readers_en
     for number, kind in enumerate(("write", "read", "read", "write", "read"), 1):
         tasks.append(asyncio.ensure_future(enter(number, kind)))
         await until(lambda number=number: waiting(locks[0].read(), number))
-    assert await kit.interlock().rwlock("a").read().try_acquire() is None  # a writer is before it
+    assert await mode.interlock().rwlock("a").read().try_acquire() is None  # a writer is before it
     await held.release()
     await asyncio.gather(*tasks)
     arrived = [number for number, _ in order]
@@ -65,16 +65,16 @@ async def test_a_writer_that_waits_stops_new_readers_and_neighbouring_readers_en
 
 
 @rule(3, 6)
-async def test_a_dead_reader_goes_alone(kit, clean):
-    locks = kit.interlock()
+async def test_a_dead_reader_goes_alone(mode, clean):
+    locks = mode.interlock()
     alive = await locks.rwlock("a", ttl=1.2).read().acquire()
-    async with actors(kit, 1) as (dying,):
+    async with processes(mode, 1) as (dying,):
         await dying.do("reader", "a", {"ttl": 1.2}, 5)
         assert (await locks.rwlock("a").read().inspect()).holding == 2
         await dying.end(signal.SIGKILL)
         await until(lambda: _holding(locks, 1))
     alive.ensure()
-    other = kit.interlock()
+    other = mode.interlock()
     assert await other.rwlock("a").write().try_acquire() is None
     assert await alive.release()
     writer = await other.rwlock("a").write().acquire(timeout=5)
@@ -86,19 +86,19 @@ async def _holding(locks, number: int) -> bool:
 
 
 @rule(3)
-async def test_a_dead_writer_is_followed_within_its_ttl_and_a_second(kit):
-    locks = kit.interlock()
+async def test_a_dead_writer_is_followed_within_its_ttl_and_a_second(mode):
+    locks = mode.interlock()
     dead = await locks.rwlock("a", ttl=1, renew=False).write().acquire()
     started = time.monotonic()
-    lease = await kit.interlock().rwlock("a").read().acquire(timeout=10)
+    lease = await mode.interlock().rwlock("a").read().acquire(timeout=10)
     assert time.monotonic() - started < 2.5
     assert lease.fence > dead.fence
     assert not await dead.release()
     assert await lease.release()
 
 
-async def test_revoking_tells_every_holder(kit):
-    locks = [kit.interlock() for _ in range(3)]
+async def test_revoking_tells_every_holder(mode):
+    locks = [mode.interlock() for _ in range(3)]
     leases = [await each.rwlock("a").read().acquire() for each in locks]
     assert await locks[0].rwlock("a").write().revoke("shop closes")
     for lease in leases:
@@ -107,10 +107,10 @@ async def test_revoking_tells_every_holder(kit):
     assert await (await locks[0].rwlock("a").write().acquire(timeout=5)).release()
 
 
-async def test_inspect_tells_who_reads_and_who_waits_to_write(kit):
-    locks = kit.interlock()
+async def test_inspect_tells_who_reads_and_who_waits_to_write(mode):
+    locks = mode.interlock()
     lease = await locks.rwlock("a").read().acquire()
-    writing = asyncio.ensure_future(kit.interlock().rwlock("a").write().acquire(timeout=20))
+    writing = asyncio.ensure_future(mode.interlock().rwlock("a").write().acquire(timeout=20))
     side = locks.rwlock("a").read()
     await until(lambda: waiting(side, 1))
     state = await side.inspect()
@@ -191,12 +191,12 @@ async def test_the_same_for_tasks(server, clean):
 
 
 @rule(1)
-async def test_readers_and_writers_in_a_crowd(kit):
+async def test_readers_and_writers_in_a_crowd(mode):
     readers = writers = done = 0
 
     async def work(number: int) -> None:
         nonlocal readers, writers, done
-        lock = kit.interlock().rwlock("a")
+        lock = mode.interlock().rwlock("a")
         for turn in range(8):
             if (number + turn) % 3:
                 async with await lock.read().acquire(timeout=40):

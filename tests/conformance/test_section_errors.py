@@ -16,22 +16,22 @@ rule = pytest.mark.rule
 pytestmark = pytest.mark.matrix("servers")
 
 
-async def test_no_body_runs_under_a_lease_that_has_ended(kit, clean):
-    lease = await kit.interlock().lock("a").acquire()
+async def test_no_body_runs_under_a_lease_that_has_ended(mode, clean):
+    lease = await mode.interlock().lock("a").acquire()
     await lease.release()
     with pytest.raises(LeaseLost):
         async with lease:
             raise AssertionError
-    lease = await kit.interlock().lock("a", ttl=0.2, renew=False).acquire()
+    lease = await mode.interlock().lock("a", ttl=0.2, renew=False).acquire()
     await until(lambda: lease.state is LeaseState.LOST)
     with pytest.raises(LeaseLost):
         async with lease:
             raise AssertionError
 
 
-async def test_an_error_of_the_release_does_not_replace_that_of_the_body(kit, clean):
+async def test_an_error_of_the_release_does_not_replace_that_of_the_body(mode, clean):
     with pytest.raises(KeyError):
-        async with await kit.interlock().lock("a").acquire():
+        async with await mode.interlock().lock("a").acquire():
             clean.delete("lock:a")
             clean.lpush("lock:a", 1)
             clean.expire("lock:a", 60)
@@ -39,9 +39,9 @@ async def test_an_error_of_the_release_does_not_replace_that_of_the_body(kit, cl
     clean.delete("lock:a")
 
 
-async def test_the_loss_of_an_outer_section_is_not_swallowed_by_an_inner_one(kit, clean):
-    lock = kit.interlock().lock("a", ttl=0.3, renew=False)
-    if kit.mode == "threads":
+async def test_the_loss_of_an_outer_section_is_not_swallowed_by_an_inner_one(mode, clean):
+    lock = mode.interlock().lock("a", ttl=0.3, renew=False)
+    if mode.name == "threads":
 
         def nested():
             with lock._real as outer:
@@ -50,7 +50,7 @@ async def test_the_loss_of_an_outer_section_is_not_swallowed_by_an_inner_one(kit
                     pass
 
         with pytest.raises(LeaseLost):
-            await kit.in_thread(nested)
+            await mode.in_thread(nested)
         return
     with pytest.raises(LeaseLost):
         async with lock as outer:

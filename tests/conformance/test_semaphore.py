@@ -9,7 +9,7 @@ import time
 import pytest
 
 from harness.modes import outcome, until, waiting
-from harness.processes import actors
+from harness.processes import processes
 from interlock import AcquireTimeout, ConfigError, LeaseLost
 from interlock._protocol.run import run
 
@@ -26,10 +26,10 @@ async def _free(limited, number: int) -> bool:
 
 
 @rule(1)
-async def test_as_many_as_the_limit_and_no_more(kit, clean):
-    limited = kit.interlock().semaphore("a", 3)
+async def test_as_many_as_the_limit_and_no_more(mode, clean):
+    limited = mode.interlock().semaphore("a", 3)
     leases = [await limited.acquire() for _ in range(3)]
-    assert await kit.interlock().semaphore("a", 3).try_acquire() is None
+    assert await mode.interlock().semaphore("a", 3).try_acquire() is None
     assert isinstance(await outcome(limited.acquire(timeout=0.05)), AcquireTimeout)
     assert await limited.available() == 0
     assert len({lease.fence for lease in leases}) == 3
@@ -42,14 +42,14 @@ async def test_as_many_as_the_limit_and_no_more(kit, clean):
 
 
 @rule(1)
-async def test_permits_are_handed_over_in_the_order_of_arrival(kit):
+async def test_permits_are_handed_over_in_the_order_of_arrival(mode):
     """A large request at the head is not overtaken by small ones, though they would fit; and is served."""
-    limited = kit.interlock().semaphore("a", 3)
+    limited = mode.interlock().semaphore("a", 3)
     first, second = await limited.acquire(), await limited.acquire(permits=2)
     order, tasks = [], []
 
     async def wait(permits: int) -> None:
-        lease = await kit.interlock().semaphore("a", 3).acquire(timeout=30, permits=permits)
+        lease = await mode.interlock().semaphore("a", 3).acquire(timeout=30, permits=permits)
         order.append(permits)
         await until(lambda: len(order) == 3 or permits == 3)
         await lease.release()
@@ -59,7 +59,7 @@ async def test_permits_are_handed_over_in_the_order_of_arrival(kit):
         await until(lambda number=number: waiting(limited, number + 1))
     assert [permits for _, permits in (await limited.inspect()).waiters] == [3, 1, 2]
     await first.release()
-    assert await kit.interlock().semaphore("a", 3).try_acquire() is None  # one is free, and not for newcomers
+    assert await mode.interlock().semaphore("a", 3).try_acquire() is None  # one is free, and not for newcomers
     await second.release()
     await asyncio.gather(*tasks)
     assert order[0] == 3
@@ -67,36 +67,36 @@ async def test_permits_are_handed_over_in_the_order_of_arrival(kit):
 
 
 @rule(8)
-async def test_giving_back_twice_gives_back_once(kit):
-    limited = kit.interlock().semaphore("a", 2)
+async def test_giving_back_twice_gives_back_once(mode):
+    limited = mode.interlock().semaphore("a", 2)
     one, other = await limited.acquire(), await limited.acquire()
     assert await one.release()
     assert not await one.release()
-    core = kit.session(limited._interlock).core
+    core = mode.session(limited._interlock).core
     message = (one._grant.attempt, ("release", one.token, 0), time.monotonic() + 1000)
     ask = core.request(*message)
-    await (ask if kit.mode == "asyncio" else kit.in_thread(lambda: run(ask)))
+    await (ask if mode.name == "asyncio" else mode.in_thread(lambda: run(ask)))
     assert await limited.available() == 1
     assert await other.release()
     assert await limited.available() == 2
 
 
 @rule(8)
-async def test_acquire_sent_twice_is_the_same_grant(kit, clean):
-    lease = await kit.interlock().semaphore("a", 2).acquire()
+async def test_acquire_sent_twice_is_the_same_grant(mode, clean):
+    lease = await mode.interlock().semaphore("a", 2).acquire()
     primitive = lease._grant.resource
     args = ("acquire", lease.token, 30000, 3000, 0, "nowhere", 1, *primitive.acquire_args, "")
     assert clean.eval(primitive.script.source, len(primitive.keys), *primitive.keys, *args) == [1, lease.fence]
-    assert (await kit.interlock().semaphore("a", 2).inspect()).used == 1
+    assert (await mode.interlock().semaphore("a", 2).inspect()).used == 1
     await lease.release()
 
 
 @rule(3, 6)
-async def test_a_lease_that_is_not_renewed_gives_its_permits_back(kit):
+async def test_a_lease_that_is_not_renewed_gives_its_permits_back(mode):
     told = []
-    locks = kit.interlock()
+    locks = mode.interlock()
     dead = await locks.semaphore("a", 2, ttl=1, renew=False, on_lost=told.append).acquire(permits=2)
-    alive = kit.interlock().semaphore("a", 2, ttl=1)
+    alive = mode.interlock().semaphore("a", 2, ttl=1)
     started = time.monotonic()
     lease = await alive.acquire(timeout=10)
     assert time.monotonic() - started < 2.5
@@ -111,14 +111,14 @@ async def test_a_lease_that_is_not_renewed_gives_its_permits_back(kit):
 
 
 @rule(3, 4)
-async def test_killed_holders_and_waiters_go_alone(kit, clean):
-    limited = kit.interlock().semaphore("a", 2)
-    async with actors(kit, 2) as (holder, waiter):
+async def test_killed_holders_and_waiters_go_alone(mode, clean):
+    limited = mode.interlock().semaphore("a", 2)
+    async with processes(mode, 2) as (holder, waiter):
         await holder.do("permit", "a", 2, {"ttl": 1.5}, 5)
         mine = await limited.acquire()
         await waiter.say("permit", "a", 2, {}, 60)
         await until(lambda: waiting(limited, 1))
-        after = asyncio.ensure_future(kit.interlock().semaphore("a", 2).acquire(timeout=30))
+        after = asyncio.ensure_future(mode.interlock().semaphore("a", 2).acquire(timeout=30))
         await until(lambda: waiting(limited, 2))
         await waiter.end(signal.SIGKILL)
         await holder.end(signal.SIGKILL)
@@ -128,8 +128,8 @@ async def test_killed_holders_and_waiters_go_alone(kit, clean):
         await until(lambda: _free(limited, 2))  # the dead waiter may have been handed one, for seconds
 
 
-async def test_another_limit_is_refused_and_changes_nothing(kit):
-    locks = kit.interlock()
+async def test_another_limit_is_refused_and_changes_nothing(mode):
+    locks = mode.interlock()
     lease = await locks.semaphore("a", 2).acquire()
     error = await outcome(locks.semaphore("a", 3).acquire())
     assert isinstance(error, ConfigError)
@@ -140,11 +140,11 @@ async def test_another_limit_is_refused_and_changes_nothing(kit):
     assert await lease.release()
 
 
-async def test_the_limit_can_be_changed_while_in_use(kit):
-    limited = kit.interlock().semaphore("a", 1)
+async def test_the_limit_can_be_changed_while_in_use(mode):
+    limited = mode.interlock().semaphore("a", 1)
     lease = await limited.acquire()
-    raised = kit.interlock().semaphore("a", 1)
-    next_one = asyncio.ensure_future(kit.interlock().semaphore("a", 1).acquire(timeout=30))
+    raised = mode.interlock().semaphore("a", 1)
+    next_one = asyncio.ensure_future(mode.interlock().semaphore("a", 1).acquire(timeout=30))
     await until(lambda: waiting(limited, 1))
     await raised.set_limit(3)
     second = await next_one  # let in at once, by who changed it
@@ -159,10 +159,10 @@ async def test_the_limit_can_be_changed_while_in_use(kit):
     assert await raised.available() == 1
 
 
-async def test_lowering_the_limit_fails_requests_that_no_longer_fit(kit):
-    limited = kit.interlock().semaphore("a", 3)
+async def test_lowering_the_limit_fails_requests_that_no_longer_fit(mode):
+    limited = mode.interlock().semaphore("a", 3)
     lease = await limited.acquire()
-    large = asyncio.ensure_future(outcome(kit.interlock().semaphore("a", 3).acquire(timeout=30, permits=3)))
+    large = asyncio.ensure_future(outcome(mode.interlock().semaphore("a", 3).acquire(timeout=30, permits=3)))
     await until(lambda: waiting(limited, 1))
     await limited.set_limit(2)
     error = await asyncio.wait_for(large, 10)
@@ -174,14 +174,14 @@ async def test_lowering_the_limit_fails_requests_that_no_longer_fit(kit):
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, "3", True, None, 1_000_001])
-async def test_bad_limits(kit, clean, limit):
+async def test_bad_limits(mode, clean, limit):
     with pytest.raises(ConfigError, match="semaphore 'a': its limit must be a whole number from 1 to"):
-        kit.interlock().semaphore("a", limit)
+        mode.interlock().semaphore("a", limit)
     assert not clean.keys()
 
 
-async def test_bad_permits(kit, clean):
-    limited = kit.interlock().semaphore("a", 2)
+async def test_bad_permits(mode, clean):
+    limited = mode.interlock().semaphore("a", 2)
     for permits in (0, -1, 3, 1.5, "1", True, None):
         error = await outcome(limited.acquire(permits=permits))
         assert isinstance(error, ConfigError), permits
@@ -189,8 +189,8 @@ async def test_bad_permits(kit, clean):
     assert not clean.keys()
 
 
-async def test_a_name_in_use_as_something_else(kit, clean):
-    locks = kit.interlock()
+async def test_a_name_in_use_as_something_else(mode, clean):
+    locks = mode.interlock()
     lease = await locks.semaphore("a", 2).acquire()
     for other in (locks.lock("a"), locks.rwlock("a").read(), locks.rlock("a")):
         error = await outcome(other.acquire(timeout=1))
@@ -202,16 +202,16 @@ async def test_a_name_in_use_as_something_else(kit, clean):
     assert await held.release()
 
 
-async def test_inspect_and_revoke(kit):
+async def test_inspect_and_revoke(mode):
     told = []
-    limited = kit.interlock().semaphore("a", 3, on_lost=told.append)
+    limited = mode.interlock().semaphore("a", 3, on_lost=told.append)
     lease = await limited.acquire(permits=2)
     state = await limited.inspect()
     assert (state.limit, state.used, state.holding, state.fence) == (3, 2, 1, lease.fence)
     (holder,) = state.holders
     assert (holder.token, holder.permits, holder.fence, holder.revoked) == (lease.token, 2, lease.fence, None)
     assert 29 < holder.remaining <= 30
-    assert await kit.interlock().semaphore("a", 3).revoke("disk full")
+    assert await mode.interlock().semaphore("a", 3).revoke("disk full")
     assert "disk full" in (await limited.inspect()).holders[0].revoked
     assert await limited.available() == 1  # until it lets go
     with pytest.raises(LeaseLost):
@@ -225,8 +225,8 @@ async def test_inspect_and_revoke(kit):
     assert not await limited.revoke("nobody has it")
 
 
-async def test_execute_under_a_permit(kit, clean):
-    lease = await kit.interlock().semaphore("a", 1).acquire()
+async def test_execute_under_a_permit(mode, clean):
+    lease = await mode.interlock().semaphore("a", 1).acquire()
     assert await lease.execute("SET", "users:{lock:a}1", "x", keys=["users:{lock:a}1"]) == b"OK"
     clean.delete("lock:a")
     with pytest.raises(LeaseLost):
@@ -236,7 +236,7 @@ async def test_execute_under_a_permit(kit, clean):
 
 
 @rule(1)
-async def test_a_crowd_under_a_limit(kit):
+async def test_a_crowd_under_a_limit(mode):
     inside = most = done = 0
 
     async def work(locks) -> None:
@@ -250,6 +250,6 @@ async def test_a_crowd_under_a_limit(kit):
                 inside -= permits
                 done += 1
 
-    await asyncio.gather(*(work(kit.interlock()) for _ in range(8)))
+    await asyncio.gather(*(work(mode.interlock()) for _ in range(8)))
     assert done == 80
     assert 2 <= most <= 3

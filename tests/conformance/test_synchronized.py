@@ -20,22 +20,22 @@ class Shop:
 class Both:
     """A decorated function that looks which of these names is held, in either mode."""
 
-    def __init__(self, kit, template: str, **options) -> None:
-        self.kit = kit
-        self.locks = kit.interlock()
+    def __init__(self, mode, template: str, **options) -> None:
+        self.mode = mode
+        self.locks = mode.interlock()
         self.real = getattr(self.locks, "_real", self.locks)
         self.decorate = self.real.synchronized(template, **options)
 
     def looking(self, *names: str):
         """What calls it, and returns the held ones of these names."""
-        if self.kit.mode == "threads":
+        if self.mode.name == "threads":
 
             @self.decorate
             def call(user_id=7, *rest, shop=None, **others):
                 """Text."""
                 return [name for name in names if self.real.lock(name).inspect().held]
 
-            return lambda *args, **kwargs: self.kit.in_thread(call, *args, **kwargs)
+            return lambda *args, **kwargs: self.mode.in_thread(call, *args, **kwargs)
 
         @self.decorate
         async def acall(user_id=7, *rest, shop=None, **others):
@@ -47,22 +47,22 @@ class Both:
 
 @rule(1)
 @pytest.mark.matrix("kinds")
-async def test_the_name_is_made_of_the_arguments(kit):
-    call = Both(kit, "report:{user_id}").looking("report:7", "report:8", "report:x")
+async def test_the_name_is_made_of_the_arguments(mode):
+    call = Both(mode, "report:{user_id}").looking("report:7", "report:8", "report:x")
     assert await call() == ["report:7"]
     assert await call(8) == ["report:8"]
     assert await call(user_id="x") == ["report:x"]
     assert await call(8, 9, 10) == ["report:8"]
-    shop = Both(kit, "shop:{shop.number:03}:{rest[0]}:{extra}").looking("shop:012:a:b")
+    shop = Both(mode, "shop:{shop.number:03}:{rest[0]}:{extra}").looking("shop:012:a:b")
     assert await shop(1, "a", shop=Shop(12), extra="b") == ["shop:012:a:b"]
-    tagged = Both(kit, "stock:{{{user_id}}}").looking("stock:{5}")
+    tagged = Both(mode, "stock:{{{user_id}}}").looking("stock:{5}")
     assert await tagged(5) == ["stock:{5}"]
 
 
-async def test_methods(kit):
-    locks = kit.interlock()
+async def test_methods(mode):
+    locks = mode.interlock()
     real = getattr(locks, "_real", locks)
-    if kit.mode == "threads":
+    if mode.name == "threads":
 
         class Store(Shop):
             @real.synchronized("store:{self.number}:{item}")
@@ -74,8 +74,8 @@ async def test_methods(kit):
             def count(cls) -> bool:
                 return real.lock("class:Store").inspect().held
 
-        assert await kit.in_thread(Store(3).sell, "tea")
-        assert await kit.in_thread(Store.count)
+        assert await mode.in_thread(Store(3).sell, "tea")
+        assert await mode.in_thread(Store.count)
     else:
 
         class AsyncStore(Shop):
@@ -87,8 +87,8 @@ async def test_methods(kit):
     assert not (await locks.lock("store:3:tea").inspect()).held
 
 
-async def test_a_missing_argument_is_an_error_at_the_call_that_names_it(kit):
-    both = Both(kit, "report:{account}")
+async def test_a_missing_argument_is_an_error_at_the_call_that_names_it(mode):
+    both = Both(mode, "report:{account}")
     call = both.looking()
     for attempt in (call(), call(3)):
         error = await outcome(attempt)
@@ -96,41 +96,41 @@ async def test_a_missing_argument_is_an_error_at_the_call_that_names_it(kit):
         assert "'account'" in str(error)
         assert "user_id" in str(error)  # what it has
     assert await call(account=4) == []
-    assert isinstance(await outcome(Both(kit, "shop:{shop.number}").looking()()), ConfigError)
+    assert isinstance(await outcome(Both(mode, "shop:{shop.number}").looking()()), ConfigError)
     for nonsense in ("", "a\nb", "}{", "x{y"):
-        assert isinstance(await outcome(Both(kit, "{user_id}").looking()(nonsense)), ConfigError), nonsense
+        assert isinstance(await outcome(Both(mode, "{user_id}").looking()(nonsense)), ConfigError), nonsense
     with pytest.raises(TypeError):
-        await Both(kit, "{user_id}").looking()(1, user_id=2)
+        await Both(mode, "{user_id}").looking()(1, user_id=2)
 
 
 @rule(1)
 @pytest.mark.matrix("kinds")
-async def test_when_it_is_busy_wait_raise_or_skip(kit):
-    locks = kit.interlock()
+async def test_when_it_is_busy_wait_raise_or_skip(mode):
+    locks = mode.interlock()
     held = await locks.lock("a").acquire()
-    assert isinstance(await outcome(Both(kit, "a", timeout=0.1).looking()()), AcquireTimeout)
-    raised = await outcome(Both(kit, "a", busy="raise").looking()())
+    assert isinstance(await outcome(Both(mode, "a", timeout=0.1).looking()()), AcquireTimeout)
+    raised = await outcome(Both(mode, "a", busy="raise").looking()())
     assert isinstance(raised, AcquireTimeout)
     assert raised.holder == held.token
-    skipped = await Both(kit, "a", busy="skip").looking()()
+    skipped = await Both(mode, "a", busy="skip").looking()()
     assert isinstance(skipped, Skipped)
     assert not skipped
     assert skipped.by == held.token
     await held.release()
-    assert await Both(kit, "a", busy="skip").looking("a")() == ["a"]
+    assert await Both(mode, "a", busy="skip").looking("a")() == ["a"]
 
 
-async def test_a_call_inside_a_call_goes_on(kit):
+async def test_a_call_inside_a_call_goes_on(mode):
     """As Java's synchronized does: a thread or task never waits for itself."""
-    locks = kit.interlock()
+    locks = mode.interlock()
     real = getattr(locks, "_real", locks)
-    if kit.mode == "threads":
+    if mode.name == "threads":
 
         @real.synchronized("tree:{root}", timeout=5)
         def depth(root: str, left: int) -> int:
             return 1 + depth(root, left - 1) if left else 0
 
-        assert await kit.in_thread(depth, "x", 5) == 5
+        assert await mode.in_thread(depth, "x", 5) == 5
     else:
 
         @real.synchronized("tree:{root}", timeout=5)
@@ -141,9 +141,9 @@ async def test_a_call_inside_a_call_goes_on(kit):
     assert not (await locks.lock("tree:x").inspect()).held
 
 
-async def test_what_the_function_raises_is_raised_and_the_lock_is_free(kit):
-    both = Both(kit, "a")
-    if kit.mode == "threads":
+async def test_what_the_function_raises_is_raised_and_the_lock_is_free(mode):
+    both = Both(mode, "a")
+    if mode.name == "threads":
 
         @both.decorate
         def fails():
@@ -151,7 +151,7 @@ async def test_what_the_function_raises_is_raised_and_the_lock_is_free(kit):
             raise KeyError("user_id")
 
         with pytest.raises(KeyError, match="user_id"):
-            await kit.in_thread(fails)
+            await mode.in_thread(fails)
         assert fails.__doc__ == "Fails."
     else:
 
@@ -164,8 +164,8 @@ async def test_what_the_function_raises_is_raised_and_the_lock_is_free(kit):
     assert not (await both.locks.lock("a").inspect()).held
 
 
-def test_bad_input(kit):
-    locks = kit.interlock()
+def test_bad_input(mode):
+    locks = mode.interlock()
     real = getattr(locks, "_real", locks)
 
     def plain(user_id): ...
@@ -175,7 +175,7 @@ def test_bad_input(kit):
     def generator(user_id):
         yield
 
-    right, wrong = (plain, coroutine) if kit.mode == "threads" else (coroutine, plain)
+    right, wrong = (plain, coroutine) if mode.name == "threads" else (coroutine, plain)
     for template, options, function in (
         ("a{", {}, right), ("{}", {}, right), ("{0}", {}, right), (7, {}, right), ("a", {}, wrong),
         ("a", {}, generator), ("a", {}, "x"), ("a", {}, classmethod(right)), ("a", {"busy": "maybe"}, right),

@@ -95,8 +95,8 @@ def source(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def older(source, park):
-    made = Older(source, park.node(BASE).url)
+def older(source, server_pool):
+    made = Older(source, server_pool.node(BASE).url)
     assert Path(made.where().result()).is_relative_to(source)
     yield made
     made.end()

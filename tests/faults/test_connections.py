@@ -19,8 +19,8 @@ pytestmark = pytest.mark.matrix("servers")
 
 
 @rule(6)
-async def test_idle_connections_that_died_together_cost_no_lease(kit, clean):
-    locks = kit.interlock()
+async def test_idle_connections_that_died_together_cost_no_lease(mode, clean):
+    locks = mode.interlock()
     many = await asyncio.gather(*(locks.lock(f"a{i}").acquire() for i in range(20)))
     await asyncio.gather(*(lease.release() for lease in many))
     lease = await locks.lock("a", ttl=3).acquire()
@@ -33,8 +33,8 @@ async def test_idle_connections_that_died_together_cost_no_lease(kit, clean):
 
 @rule(6)
 @pytest.mark.parametrize("options", ["", "?socket_timeout=20"])
-async def test_connections_that_a_firewall_forgot_cost_no_lease(kit, clean, proxy, options):
-    locks = kit.interlock(proxy.url + options)
+async def test_connections_that_a_firewall_forgot_cost_no_lease(mode, clean, proxy, options):
+    locks = mode.interlock(proxy.url + options)
     many = await asyncio.gather(*(locks.lock(f"a{i}").acquire() for i in range(10)))
     lease = await locks.lock("a", ttl=3.9).acquire()
     await asyncio.gather(*(each.release() for each in many))  # now ten connections are idle
@@ -48,8 +48,8 @@ async def test_connections_that_a_firewall_forgot_cost_no_lease(kit, clean, prox
 
 
 @rule(8)
-async def test_a_clients_long_socket_timeout_makes_no_call_longer(kit, proxy):
-    locks = kit.interlock(f"{proxy.url}?socket_timeout=60")
+async def test_a_clients_long_socket_timeout_makes_no_call_longer(mode, proxy):
+    locks = mode.interlock(f"{proxy.url}?socket_timeout=60")
     lease = await locks.lock("warm").acquire()
     proxy.hold = True
     started = time.monotonic()
@@ -59,10 +59,10 @@ async def test_a_clients_long_socket_timeout_makes_no_call_longer(kit, proxy):
     proxy.hold = False
 
 
-async def test_a_server_that_became_a_replica_is_left_for_the_new_primary(kit, node, park, ground):
+async def test_a_server_that_became_a_replica_is_left_for_the_new_primary(mode, node, server_pool, cell):
     """The address (of a service, a name, a proxy) leads to the new primary; open connections still to the old one."""
-    with park.spare(ground.server) as other, Proxy(node.socket) as proxy:
-        locks = kit.interlock(proxy.url, max_ttl=3)  # for so long nobody gets it then
+    with server_pool.spare(cell.kind) as other, Proxy(node.socket) as proxy:
+        locks = mode.interlock(proxy.url, max_ttl=3)  # for so long nobody gets it then
         lease = await locks.lock("a", ttl=2).acquire()
         waiting = asyncio.ensure_future(locks.lock("a").acquire(timeout=30))
         await until(lambda: queued(locks, 1))
@@ -79,10 +79,10 @@ async def test_a_server_that_became_a_replica_is_left_for_the_new_primary(kit, n
 
 
 @rule(3)
-async def test_a_subscription_that_was_refused_for_a_moment_is_asked_for_again(kit, node, client, caplog):
-    locks, others = kit.interlock(node.url), kit.interlock(node.url)
+async def test_a_subscription_that_was_refused_for_a_moment_is_asked_for_again(mode, node, client, caplog):
+    locks, others = mode.interlock(node.url), mode.interlock(node.url)
     lease = await locks.lock("a").acquire()
-    session = kit.session(others)
+    session = mode.session(others)
     busy = asyncio.ensure_future(asyncio.to_thread(_busy, node))
     await until(lambda: _is_busy(client))
     session.server.ensure_subscribed("a")
@@ -110,11 +110,11 @@ def _is_busy(client) -> bool:
     return False
 
 
-async def test_a_listener_that_is_thrown_out_at_once_does_not_spin(kit, node, client):
+async def test_a_listener_that_is_thrown_out_at_once_does_not_spin(mode, node, client):
     client.config_set("client-output-buffer-limit", "pubsub 1 0 0")
-    locks = kit.interlock(node.url)
+    locks = mode.interlock(node.url)
     lease = await locks.lock("a").acquire()
-    waiting = asyncio.ensure_future(kit.interlock(node.url).lock("a").acquire(timeout=30))
+    waiting = asyncio.ensure_future(mode.interlock(node.url).lock("a").acquire(timeout=30))
     await until(lambda: queued(locks, 1))
     before, started = client.info("stats")["total_connections_received"], time.monotonic()
     await until(lambda: time.monotonic() - started > 2)
@@ -126,22 +126,22 @@ async def test_a_listener_that_is_thrown_out_at_once_does_not_spin(kit, node, cl
 
 
 @rule(8)
-async def test_a_timeout_bounds_the_handshake_on_a_slow_line(kit, proxy):
+async def test_a_timeout_bounds_the_handshake_on_a_slow_line(mode, proxy):
     proxy.delay = 0.3
     for options in ("", "?db=2&client_name=me"):
         started = time.monotonic()
-        error = await outcome(kit.interlock(proxy.url + options).lock("a").acquire(timeout=0.5))
+        error = await outcome(mode.interlock(proxy.url + options).lock("a").acquire(timeout=0.5))
         assert isinstance(error, TimeoutError | Unavailable)
         assert time.monotonic() - started < 0.5 + 0.4
 
 
-async def test_the_greeting_is_one_write_and_its_refusal_is_told(kit, clean, proxy):
-    locks = kit.interlock(f"{proxy.url}?db=2&client_name=shop")
+async def test_the_greeting_is_one_write_and_its_refusal_is_told(mode, clean, proxy):
+    locks = mode.interlock(f"{proxy.url}?db=2&client_name=shop")
     lease = await locks.lock("a").acquire()
     assert "shop" in {each["name"] for each in clean.client_list()}
     assert not clean.exists("lock:a")  # it is in db 2
     assert await lease.release()
-    error = await outcome(kit.interlock(f"{proxy.url}?db=99999").lock("a").acquire(timeout=3))
+    error = await outcome(mode.interlock(f"{proxy.url}?db=99999").lock("a").acquire(timeout=3))
     assert isinstance(error, ConfigError)
     assert "DB index" in str(error)
 
@@ -161,12 +161,12 @@ class Sealed(redis.CredentialProvider):
         return self.get_credentials()
 
 
-async def test_a_credential_provider_that_fails_is_a_server_that_cannot_be_reached(kit, node, client):
+async def test_a_credential_provider_that_fails_is_a_server_that_cannot_be_reached(mode, node, client):
     vault = Sealed()
-    library = redis if kit.mode == "threads" else redis.asyncio
+    library = redis if mode.name == "threads" else redis.asyncio
     given = library.Redis(unix_socket_path=str(node.socket), credential_provider=vault)
-    kit.clients.append(given)
-    locks = kit.interlock(given)
+    mode.clients.append(given)
+    locks = mode.interlock(given)
     lease = await locks.lock("a").acquire()
     vault.sealed = True
     client.client_kill_filter(_type="normal", skipme=True)

@@ -45,12 +45,12 @@ def crowd(client, primitive, number, *, killed):
 
 
 @rule(4)
-async def test_thousands_of_dead_waiters_are_passed_over_within_a_second(kit, clean):
+async def test_thousands_of_dead_waiters_are_passed_over_within_a_second(mode, clean):
     """The first of them counts as alive and is handed the lock: 3 s. A heartbeat of the one that lives finds that: 1 s.
 
     Then each heartbeat dropped 32 of them, and the next one went out 50 ms later: 8 s more, for so many.
     """
-    locks, took = kit.interlock(), {}
+    locks, took = mode.interlock(), {}
     made = {kind: make(locks) for kind, (_, make) in KINDS.items()}
 
     async def follow(kind):
@@ -69,30 +69,30 @@ async def test_thousands_of_dead_waiters_are_passed_over_within_a_second(kit, cl
 
 
 @rule(4)
-async def test_an_undo_passes_over_the_dead_without_a_pause(kit, clean):
+async def test_an_undo_passes_over_the_dead_without_a_pause(mode, clean):
     """It dropped 32 of them every 250 ms, and whoever waits behind them waited for that."""
-    locks = kit.interlock()
+    locks = mode.interlock()
     lease = await locks.lock("a").acquire()
     _, _, queue, waiters, _ = lease._grant.resource.keys
     clean.zadd(queue, {f"dead/{i}": i for i in range(5_000)})
     clean.hset(waiters, mapping={f"dead/{i}": f"{i} 3000 0 nowhere" for i in range(5_000)})
     clean.pexpire(queue, 60_000)
     clean.pexpire(waiters, 60_000)
-    kit.session(locks).core.release_in_background(lease._grant)
+    mode.session(locks).core.release_in_background(lease._grant)
     await until(lambda: not clean.exists(queue, waiters), within=20)  # of the 39 s that pauses would take
 
 
 @rule(6)
-async def test_a_release_that_comes_again_for_dead_waiters_is_no_loss_if_others_release_meanwhile(kit, clean):
+async def test_a_release_that_comes_again_for_dead_waiters_is_no_loss_if_others_release_meanwhile(mode, clean):
     """More dead waiters than one step drops: the server forgets who released first before the last answer."""
-    locks = kit.interlock()
+    locks = mode.interlock()
     lease = await locks.lock("a").acquire()
     _, _, queue, waiters, _ = lease._grant.resource.keys
     clean.zadd(queue, {f"dead/{i}": i for i in range(600)})
     clean.hset(waiters, mapping={f"dead/{i}": f"{i} 3000 0 nowhere" for i in range(600)})
     clean.pexpire(queue, 9000)
     clean.pexpire(waiters, 9000)
-    core = kit.session(locks).core
+    core = mode.session(locks).core
     ask, answers = core.request, []
 
     async def slow(attempt, args, until):

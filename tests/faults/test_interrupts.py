@@ -347,11 +347,11 @@ async def test_an_interrupt_while_it_waits_in_the_queue_leaves_no_waiter_and_no_
 
 
 @rule(8, 11)
-@pytest.mark.parametrize("mode", ["threads", "asyncio"])
-def test_signals_at_random_moments_leave_nothing(server, clean, mode):
+@pytest.mark.parametrize("mode_name", ["threads", "asyncio"])
+def test_signals_at_random_moments_leave_nothing(server, clean, mode_name):
     """A few of them; `scripts/fuzz_signals` sends thousands."""
     command = [sys.executable, str(PROGRAMS / "interrupted.py"), server.url]
-    command += ["--mode", mode, "--interrupts", "150"]
+    command += ["--mode", mode_name, "--interrupts", "150"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=55, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-1000:]
 

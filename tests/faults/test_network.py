@@ -21,9 +21,9 @@ def nothing_of(clean, name: str = "a") -> bool:
 
 
 @rule(8)
-async def test_a_lost_reply_to_acquire_is_the_same_grant(kit, clean, proxy):
+async def test_a_lost_reply_to_acquire_is_the_same_grant(mode, clean, proxy):
     """The recipe that asks SET NX again waits for itself."""
-    locks = kit.interlock(f"{proxy.url}?socket_timeout=0.3")
+    locks = mode.interlock(f"{proxy.url}?socket_timeout=0.3")
     await (await locks.lock("warm").acquire()).release()
     proxy.drop_replies = True
     acquiring = asyncio.ensure_future(locks.lock("a").acquire(timeout=10))
@@ -37,8 +37,8 @@ async def test_a_lost_reply_to_acquire_is_the_same_grant(kit, clean, proxy):
 
 
 @rule(8)
-async def test_a_lost_reply_to_release_is_one_release(kit, clean, proxy):
-    locks = kit.interlock(f"{proxy.url}?socket_timeout=0.3")
+async def test_a_lost_reply_to_release_is_one_release(mode, clean, proxy):
+    locks = mode.interlock(f"{proxy.url}?socket_timeout=0.3")
     lease = await locks.lock("a").acquire()
     proxy.drop_replies = True
     releasing = asyncio.ensure_future(lease.release())
@@ -49,8 +49,8 @@ async def test_a_lost_reply_to_release_is_one_release(kit, clean, proxy):
 
 
 @rule(8)
-async def test_a_late_copy_of_an_acquire_takes_nothing(kit, clean, proxy):
-    locks = kit.interlock(f"{proxy.url}?socket_timeout=0.2")
+async def test_a_late_copy_of_an_acquire_takes_nothing(mode, clean, proxy):
+    locks = mode.interlock(f"{proxy.url}?socket_timeout=0.2")
     await (await locks.lock("warm").acquire()).release()
     proxy.drop_replies = True
     error = await outcome(locks.lock("a").acquire(timeout=0.4))
@@ -60,7 +60,7 @@ async def test_a_late_copy_of_an_acquire_takes_nothing(kit, clean, proxy):
     proxy.drop_replies = False
     await until(lambda: not clean.exists("lock:a"))
     lock = locks.lock("a")
-    primitive = (lock._real if kit.mode == "threads" else lock)._primitive
+    primitive = (lock._real if mode.name == "threads" else lock)._primitive
     args = ("acquire", token, 30000, 3000, 0, "nowhere", 1, *primitive.acquire_args, "")
     late = clean.eval(primitive.script.source, 5, *primitive.keys, *args)
     assert late == [5]  # NOT_FOUND
@@ -68,8 +68,8 @@ async def test_a_late_copy_of_an_acquire_takes_nothing(kit, clean, proxy):
 
 
 @rule(8)
-async def test_a_timeout_bounds_the_whole_call_even_if_the_server_is_silent(kit, clean, proxy):
-    locks = kit.interlock(proxy.url)
+async def test_a_timeout_bounds_the_whole_call_even_if_the_server_is_silent(mode, clean, proxy):
+    locks = mode.interlock(proxy.url)
     await (await locks.lock("warm").acquire()).release()
     proxy.hold = True
     started = time.monotonic()
@@ -82,18 +82,18 @@ async def test_a_timeout_bounds_the_whole_call_even_if_the_server_is_silent(kit,
 
 
 @rule(8)
-async def test_a_timeout_bounds_connecting_too(kit, proxy):
+async def test_a_timeout_bounds_connecting_too(mode, proxy):
     proxy.hold = True
     started = time.monotonic()
-    error = await outcome(kit.interlock(proxy.url).lock("a").acquire(timeout=0.5))
+    error = await outcome(mode.interlock(proxy.url).lock("a").acquire(timeout=0.5))
     assert isinstance(error, Unavailable)
     assert time.monotonic() - started < 2
     proxy.hold = False
 
 
 @rule(8)
-async def test_a_server_that_is_away_is_unavailable_in_bounded_time(kit, tmp_path):
-    locks = kit.interlock(f"unix://{tmp_path}/nobody")
+async def test_a_server_that_is_away_is_unavailable_in_bounded_time(mode, tmp_path):
+    locks = mode.interlock(f"unix://{tmp_path}/nobody")
     started = time.monotonic()
     error = await outcome(locks.lock("a").acquire())
     assert isinstance(error, Unavailable)
@@ -111,8 +111,8 @@ CUTS = [0, 1, 40, 10_000]  # bytes that still go through: none, one, some, all
 @pytest.mark.parametrize("size", CUTS)
 @pytest.mark.parametrize("which", ["cut_request", "cut_reply"])
 @pytest.mark.parametrize("contended", [False, True], ids=["free", "queued"])
-async def test_a_line_that_is_cut_in_the_middle_of_acquire_changes_nothing(kit, clean, proxy, which, size, contended):
-    holder, locks = kit.interlock(), kit.interlock(proxy.url)
+async def test_a_line_that_is_cut_in_the_middle_of_acquire_changes_nothing(mode, clean, proxy, which, size, contended):
+    holder, locks = mode.interlock(), mode.interlock(proxy.url)
     await (await locks.lock("warm").acquire()).release()
     held = await holder.lock("a").acquire() if contended else None
     proxy.marked = b"\r\nacquire\r\n"
@@ -134,12 +134,12 @@ async def test_a_line_that_is_cut_in_the_middle_of_acquire_changes_nothing(kit, 
 @pytest.mark.parametrize("size", CUTS)
 @pytest.mark.parametrize("which", ["cut_request", "cut_reply"])
 @pytest.mark.parametrize("contended", [False, True], ids=["free", "queued"])
-async def test_a_line_that_is_cut_in_the_middle_of_release_changes_nothing(kit, clean, proxy, which, size, contended):
-    locks = kit.interlock(proxy.url)
+async def test_a_line_that_is_cut_in_the_middle_of_release_changes_nothing(mode, clean, proxy, which, size, contended):
+    locks = mode.interlock(proxy.url)
     lease = await locks.lock("a").acquire()
     waiting = []
     if contended:
-        waiting.append(asyncio.ensure_future(kit.interlock().lock("a").acquire(timeout=20)))
+        waiting.append(asyncio.ensure_future(mode.interlock().lock("a").acquire(timeout=20)))
         await until(lambda: queued(locks, 1))
     proxy.marked = b"\r\nrelease\r\n"
     setattr(proxy, which, size)
@@ -154,14 +154,14 @@ async def test_a_line_that_is_cut_in_the_middle_of_release_changes_nothing(kit, 
 
 
 @rule(3)
-async def test_a_cut_connection_in_the_queue_keeps_the_place(kit, clean, proxy):
-    locks, others = kit.interlock(), kit.interlock(proxy.url)
+async def test_a_cut_connection_in_the_queue_keeps_the_place(mode, clean, proxy):
+    locks, others = mode.interlock(), mode.interlock(proxy.url)
     lease = await locks.lock("a").acquire()
     waiting = asyncio.ensure_future(others.lock("a").acquire())
     await until(lambda: queued(locks, 1))
     token = (await locks.lock("a").inspect()).waiters[0]
     proxy.cut()
-    await until(lambda: clean.pubsub_numsub(kit.session(others).channel)[0][1] == 1)
+    await until(lambda: clean.pubsub_numsub(mode.session(others).channel)[0][1] == 1)
     assert (await locks.lock("a").inspect()).waiters == (token,)
     await lease.release()
     mine = await waiting
@@ -170,8 +170,8 @@ async def test_a_cut_connection_in_the_queue_keeps_the_place(kit, clean, proxy):
 
 
 @rule(6)
-async def test_jeopardy_while_the_server_is_silent_and_held_again_after(kit, clean, proxy):
-    lease = await kit.interlock(proxy.url).lock("a", ttl=3).acquire()
+async def test_jeopardy_while_the_server_is_silent_and_held_again_after(mode, clean, proxy):
+    lease = await mode.interlock(proxy.url).lock("a", ttl=3).acquire()
     proxy.hold = True
     await until(lambda: lease.state is LeaseState.JEOPARDY)
     lease.ensure()
@@ -181,13 +181,13 @@ async def test_jeopardy_while_the_server_is_silent_and_held_again_after(kit, cle
 
 
 @rule(6)
-async def test_a_partition_longer_than_the_ttl_is_a_loss_that_is_told(kit, clean, proxy):
-    locks = kit.interlock(proxy.url)
+async def test_a_partition_longer_than_the_ttl_is_a_loss_that_is_told(mode, clean, proxy):
+    locks = mode.interlock(proxy.url)
     lease = await locks.lock("a", ttl=0.9).acquire()
     proxy.hold = True
     await until(lease.lost.is_set)
     assert lease.state is LeaseState.LOST
-    mine = await kit.interlock().lock("a").acquire(timeout=5)
+    mine = await mode.interlock().lock("a").acquire(timeout=5)
     proxy.hold = False
     with pytest.raises(LeaseLost):
         lease.ensure()
@@ -196,8 +196,8 @@ async def test_a_partition_longer_than_the_ttl_is_a_loss_that_is_told(kit, clean
     assert await mine.release()
 
 
-async def test_leaving_a_good_section_while_the_server_is_away_does_not_fail_it(kit, clean, proxy):
-    locks = kit.interlock(proxy.url)
+async def test_leaving_a_good_section_while_the_server_is_away_does_not_fail_it(mode, clean, proxy):
+    locks = mode.interlock(proxy.url)
     async with await locks.lock("a", ttl=2).acquire():
         proxy.refuse = True
         proxy.cut()
@@ -206,8 +206,8 @@ async def test_leaving_a_good_section_while_the_server_is_away_does_not_fail_it(
 
 
 @rule(8)
-async def test_execute_is_never_sent_twice(kit, clean, proxy):
-    lease = await kit.interlock(f"{proxy.url}?socket_timeout=0.3").lock("a").acquire()
+async def test_execute_is_never_sent_twice(mode, clean, proxy):
+    lease = await mode.interlock(f"{proxy.url}?socket_timeout=0.3").lock("a").acquire()
     proxy.drop_replies = True
     error = await outcome(lease.execute("INCR", "users:n", keys=["users:n"]))
     assert isinstance(error, Unavailable)
@@ -220,8 +220,8 @@ async def test_execute_is_never_sent_twice(kit, clean, proxy):
 
 
 @rule(9)
-async def test_scripts_are_sent_again_when_the_server_forgot_them(kit, clean):
-    locks = kit.interlock()
+async def test_scripts_are_sent_again_when_the_server_forgot_them(mode, clean):
+    locks = mode.interlock()
     lease = await locks.lock("a").acquire()
     clean.script_flush()
     assert await lease.release()
@@ -234,8 +234,8 @@ async def test_scripts_are_sent_again_when_the_server_forgot_them(kit, clean):
     assert await lease.release()
 
 
-async def test_out_of_memory_releases_all_the_same(kit, clean):
-    locks = kit.interlock()
+async def test_out_of_memory_releases_all_the_same(mode, clean):
+    locks = mode.interlock()
     lease = await locks.lock("a").acquire()
     waiting = asyncio.ensure_future(outcome(locks.lock("a").acquire()))
     await until(lambda: queued(locks, 1))
@@ -306,10 +306,10 @@ def _task_name() -> str:
 @rule(8)
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("contended", [False, True])
-async def test_an_interrupt_at_every_step_leaves_nothing(kit, clean, contended, after):
-    holder, locks = kit.interlock(), kit.interlock()
+async def test_an_interrupt_at_every_step_leaves_nothing(mode, clean, contended, after):
+    holder, locks = mode.interlock(), mode.interlock()
     await (await locks.lock("warm").acquire()).release()
-    port = kit.session(locks).server
+    port = mode.session(locks).server
     for at in range(1, 9):
         held = await holder.lock("a").acquire() if contended else None
         with Tripwire(port, at, after) as wire:
@@ -332,10 +332,10 @@ async def _section(locks):
 
 @rule(8)
 @pytest.mark.parametrize("contended", [False, True])
-async def test_a_cancellation_at_every_await_leaves_nothing(kit, clean, contended):
-    if kit.mode == "threads":
+async def test_a_cancellation_at_every_await_leaves_nothing(mode, clean, contended):
+    if mode.name == "threads":
         pytest.skip("threads are interrupted, not cancelled")
-    holder, locks = kit.interlock(), kit.interlock()
+    holder, locks = mode.interlock(), mode.interlock()
     await (await locks.lock("warm").acquire()).release()
     for at in range(1, 20):
         held = await holder.lock("a").acquire() if contended else None
@@ -383,11 +383,11 @@ class CancelAt:
 
 
 @rule(8)
-async def test_a_timeout_at_every_message_leaves_nothing(kit, clean, proxy):
+async def test_a_timeout_at_every_message_leaves_nothing(mode, clean, proxy):
     """The network goes silent after the n-th request."""
-    holder = kit.interlock()
+    holder = mode.interlock()
     for at in range(1, 6):
-        locks = kit.interlock(proxy.url)
+        locks = mode.interlock(proxy.url)
         await (await locks.lock("warm").acquire()).release()
         held = await holder.lock("a").acquire()
         before = proxy.requests
@@ -400,7 +400,7 @@ async def test_a_timeout_at_every_message_leaves_nothing(kit, clean, proxy):
         await held.release()
         await until(lambda: nothing_of(clean))
         await locks.close()
-        kit.made.remove(locks)
+        mode.made.remove(locks)
 
 
 async def _hold_after(proxy, requests: int) -> None:
@@ -409,8 +409,8 @@ async def _hold_after(proxy, requests: int) -> None:
     proxy.hold = True
 
 
-async def test_closing_is_bounded_while_the_server_is_silent(kit, proxy, clean):
-    locks = kit.interlock(proxy.url)
+async def test_closing_is_bounded_while_the_server_is_silent(mode, proxy, clean):
+    locks = mode.interlock(proxy.url)
     lease = await locks.lock("a", ttl=2).acquire()
     proxy.hold = True
     started = time.monotonic()
@@ -423,14 +423,14 @@ async def test_closing_is_bounded_while_the_server_is_silent(kit, proxy, clean):
 
 
 @rule(8)
-async def test_a_lost_reply_to_release_is_no_loss_even_if_others_released_since(kit, clean, proxy):
-    locks = kit.interlock(f"{proxy.url}?socket_timeout=0.5")
+async def test_a_lost_reply_to_release_is_no_loss_even_if_others_released_since(mode, clean, proxy):
+    locks = mode.interlock(f"{proxy.url}?socket_timeout=0.5")
     lease = await locks.lock("a").acquire()
     proxy.drop_replies = True
     releasing = asyncio.ensure_future(lease.release())
     await until(lambda: not clean.exists("lock:a"))
     for _ in range(3):
-        await (await kit.interlock().lock("a").acquire()).release()
+        await (await mode.interlock().lock("a").acquire()).release()
     proxy.cut()
     proxy.drop_replies = False
     assert await releasing is True

@@ -12,7 +12,7 @@ import redis
 
 from harness.matrix import required
 from harness.modes import SLACK, outcome, queued, real, until
-from harness.processes import actors
+from harness.processes import processes
 from harness.proxy import Proxy
 from harness.servers import Missing, faketime
 from interlock import AcquireTimeout, LeaseLost, LeaseState, Unavailable
@@ -30,14 +30,14 @@ def free(client, name: str = "a") -> bool:
 class Crowd:
     """Clients that contend for one lock until told to stop; each checks that it is alone and that fences grow."""
 
-    def __init__(self, kit, url: str, size: int = 6, ttl: float = 2.0) -> None:
+    def __init__(self, mode, url: str, size: int = 6, ttl: float = 2.0) -> None:
         self.fences: list[int] = []
         self.errors: list[Exception] = []
         self.over = False
         self.inside = 0
         self.most = 0
         self.ttl = ttl
-        self.clients = [kit.interlock(url, max_ttl=ttl) for _ in range(size)]
+        self.clients = [mode.interlock(url, max_ttl=ttl) for _ in range(size)]
         self.tasks = [asyncio.ensure_future(self.work(locks)) for locks in self.clients]
 
     async def work(self, locks) -> None:
@@ -69,10 +69,10 @@ class Crowd:
 
 
 @rule(6, 7)
-async def test_a_server_that_comes_back_empty_is_a_loss_that_is_told_and_fences_grow(kit, node, client):
-    locks = kit.interlock(node.url, max_ttl=3)  # for so long nobody gets it then
+async def test_a_server_that_comes_back_empty_is_a_loss_that_is_told_and_fences_grow(mode, node, client):
+    locks = mode.interlock(node.url, max_ttl=3)  # for so long nobody gets it then
     lease = await locks.lock("a", ttl=3).acquire()
-    waiting = asyncio.ensure_future(kit.interlock(node.url, max_ttl=3).lock("a").acquire(timeout=30))
+    waiting = asyncio.ensure_future(mode.interlock(node.url, max_ttl=3).lock("a").acquire(timeout=30))
     await until(lambda: queued(locks, 1))
     node.kill()
     node.restart()
@@ -88,11 +88,11 @@ async def test_a_server_that_comes_back_empty_is_a_loss_that_is_told_and_fences_
 
 
 @rule(6, 9)
-async def test_a_server_that_comes_back_from_its_aof_keeps_holder_waiters_and_their_order(kit, park, ground):
-    with park.spare(ground.server, config=DURABLE) as node, redis.Redis.from_url(node.url) as client:
-        holder = kit.interlock(node.url, max_ttl=8)
+async def test_a_server_that_comes_back_from_its_aof_keeps_holder_waiters_and_their_order(mode, server_pool, cell):
+    with server_pool.spare(cell.kind, config=DURABLE) as node, redis.Redis.from_url(node.url) as client:
+        holder = mode.interlock(node.url, max_ttl=8)
         lease = await holder.lock("a", ttl=8).acquire()
-        others = [kit.interlock(node.url, max_ttl=8) for _ in range(3)]
+        others = [mode.interlock(node.url, max_ttl=8) for _ in range(3)]
         waiting = []
         for number, other in enumerate(others):
             waiting.append(asyncio.ensure_future(other.lock("a", ttl=8).acquire(timeout=30)))
@@ -100,7 +100,7 @@ async def test_a_server_that_comes_back_from_its_aof_keeps_holder_waiters_and_th
         order = (await holder.lock("a").inspect()).waiters
         node.kill()
         node.restart()
-        channels = [kit.session(other).channel for other in others]
+        channels = [mode.session(other).channel for other in others]
         await until(lambda: _heard(client, channels))  # one that can't be woken yet would be passed over
         state = await holder.lock("a").inspect()
         assert state.holder == lease.token
@@ -124,11 +124,11 @@ def _heard(client, channels) -> bool:
 
 
 @rule(1)
-async def test_a_waiter_that_lost_its_connection_is_passed_over_and_keeps_its_place(kit, node, client):
+async def test_a_waiter_that_lost_its_connection_is_passed_over_and_keeps_its_place(mode, node, client):
     """Nobody waits for one that can't be woken; nor does it go to the end of the queue for that."""
-    locks, other = kit.interlock(node.url), kit.interlock(node.url)
+    locks, other = mode.interlock(node.url), mode.interlock(node.url)
     with Proxy(node.socket) as proxy:
-        cut = kit.interlock(proxy.url)
+        cut = mode.interlock(proxy.url)
         lease = await locks.lock("a").acquire()
         first = asyncio.ensure_future(cut.lock("a").acquire(timeout=30))
         await until(lambda: queued(locks, 1))
@@ -138,14 +138,14 @@ async def test_a_waiter_that_lost_its_connection_is_passed_over_and_keeps_its_pl
         await until(lambda: queued(locks, 2))
         proxy.refuse = True
         proxy.cut()
-        await until(lambda: not client.pubsub_numsub(kit.session(cut).channel)[0][1])
+        await until(lambda: not client.pubsub_numsub(mode.session(cut).channel)[0][1])
         await lease.release()
         mine = await second
-        third = asyncio.ensure_future(kit.interlock(node.url).lock("a").acquire(timeout=30))
+        third = asyncio.ensure_future(mode.interlock(node.url).lock("a").acquire(timeout=30))
         await until(lambda: queued(locks, 2))
         assert (await locks.lock("a").inspect()).waiters[0] == token
         proxy.refuse = False
-        await until(lambda: client.pubsub_numsub(kit.session(cut).channel)[0][1])
+        await until(lambda: client.pubsub_numsub(mode.session(cut).channel)[0][1])
         await mine.release()
         turn = await first
         assert turn.token == token
@@ -156,10 +156,10 @@ async def test_a_waiter_that_lost_its_connection_is_passed_over_and_keeps_its_pl
 
 
 @rule(6)
-async def test_a_lease_outlives_a_restart_from_the_aof(kit, park, ground):
+async def test_a_lease_outlives_a_restart_from_the_aof(mode, server_pool, cell):
     """Renewals fail while the server is away, which is no loss, and go on when it is back."""
-    with park.spare(ground.server, config=DURABLE) as node:
-        lease = await kit.interlock(node.url).lock("a", ttl=8).acquire()
+    with server_pool.spare(cell.kind, config=DURABLE) as node:
+        lease = await mode.interlock(node.url).lock("a", ttl=8).acquire()
         node.kill()
         await until(lambda: lease.state is LeaseState.JEOPARDY)
         node.restart()
@@ -169,10 +169,10 @@ async def test_a_lease_outlives_a_restart_from_the_aof(kit, park, ground):
 
 
 @rule(1, 7)
-async def test_a_crowd_outlives_crashes_of_a_durable_server(kit, park, ground):
+async def test_a_crowd_outlives_crashes_of_a_durable_server(mode, server_pool, cell):
     """With every write on disk before its reply, a crash ends no lease: one holder at a time, all through."""
-    with park.spare(ground.server, config=DURABLE) as node:
-        crowd = Crowd(kit, node.url, ttl=4)
+    with server_pool.spare(cell.kind, config=DURABLE) as node:
+        crowd = Crowd(mode, node.url, ttl=4)
         for _ in range(2):
             await crowd.more()
             node.kill()
@@ -184,9 +184,9 @@ async def test_a_crowd_outlives_crashes_of_a_durable_server(kit, park, ground):
 
 
 @rule(1, 7, 10)
-async def test_a_crowd_outlives_crashes_of_a_server_that_forgets(kit, node):
+async def test_a_crowd_outlives_crashes_of_a_server_that_forgets(mode, node):
     """A server without a disk loses who held: nobody is let in beside them, and fences only grow."""
-    crowd = Crowd(kit, node.url)
+    crowd = Crowd(mode, node.url)
     for _ in range(3):
         await crowd.more()
         node.kill()
@@ -202,10 +202,10 @@ async def test_a_crowd_outlives_crashes_of_a_server_that_forgets(kit, node):
 
 
 @rule(6)
-async def test_a_server_that_stops_for_less_than_the_ttl_costs_nothing(kit, node, client):
-    locks = kit.interlock(node.url)
+async def test_a_server_that_stops_for_less_than_the_ttl_costs_nothing(mode, node, client):
+    locks = mode.interlock(node.url)
     lease = await locks.lock("a", ttl=8).acquire()
-    waiting = asyncio.ensure_future(kit.interlock(node.url).lock("a").acquire(timeout=30))
+    waiting = asyncio.ensure_future(mode.interlock(node.url).lock("a").acquire(timeout=30))
     await until(lambda: queued(locks, 1))
     node.pause()
     try:
@@ -220,8 +220,8 @@ async def test_a_server_that_stops_for_less_than_the_ttl_costs_nothing(kit, node
 
 
 @rule(5, 6)
-async def test_a_server_that_stops_for_longer_than_the_ttl_is_a_loss_that_is_told_meanwhile(kit, node, client):
-    locks = kit.interlock(node.url)
+async def test_a_server_that_stops_for_longer_than_the_ttl_is_a_loss_that_is_told_meanwhile(mode, node, client):
+    locks = mode.interlock(node.url)
     lease = await locks.lock("a", ttl=0.9).acquire()
     node.pause()
     try:
@@ -230,7 +230,7 @@ async def test_a_server_that_stops_for_longer_than_the_ttl_is_a_loss_that_is_tol
             lease.ensure()
     finally:
         node.resume()
-    mine = await kit.interlock(node.url).lock("a").acquire(timeout=30)
+    mine = await mode.interlock(node.url).lock("a").acquire(timeout=30)
     assert mine.fence > lease.fence
     assert await lease.release() is False
     assert await mine.release()
@@ -239,8 +239,8 @@ async def test_a_server_that_stops_for_longer_than_the_ttl_is_a_loss_that_is_tol
 
 @rule(8)
 @pytest.mark.parametrize("warm", [True, False], ids=["connected", "connecting"])
-async def test_a_timeout_bounds_the_call_while_the_server_is_stopped_and_leaves_nothing(kit, node, client, warm):
-    locks = kit.interlock(node.url)
+async def test_a_timeout_bounds_the_call_while_the_server_is_stopped_and_leaves_nothing(mode, node, client, warm):
+    locks = mode.interlock(node.url)
     if warm:
         await (await locks.lock("warm").acquire()).release()
     node.pause()
@@ -255,8 +255,8 @@ async def test_a_timeout_bounds_the_call_while_the_server_is_stopped_and_leaves_
 
 
 @rule(8)
-async def test_a_release_while_the_server_is_stopped_is_made_up_for(kit, node, client):
-    lease = await kit.interlock(node.url).lock("a", ttl=20).acquire()
+async def test_a_release_while_the_server_is_stopped_is_made_up_for(mode, node, client):
+    lease = await mode.interlock(node.url).lock("a", ttl=20).acquire()
     node.pause()
     try:
         releasing = asyncio.ensure_future(outcome(lease.release()))
@@ -271,9 +271,9 @@ async def test_a_release_while_the_server_is_stopped_is_made_up_for(kit, node, c
 
 
 @rule(8)
-async def test_an_undo_goes_on_for_as_long_as_the_lease_was_extended(kit, clean, proxy):
-    answered = kit.mode == "threads"  # in the other mode the server extends, and its reply is lost
-    locks = kit.interlock(f"{proxy.url}?socket_timeout=0.5")
+async def test_an_undo_goes_on_for_as_long_as_the_lease_was_extended(mode, clean, proxy):
+    answered = mode.name == "threads"  # in the other mode the server extends, and its reply is lost
+    locks = mode.interlock(f"{proxy.url}?socket_timeout=0.5")
     lease = await locks.lock("a", ttl=2).acquire()
     proxy.drop_replies = not answered
     extending = await outcome(lease.extend(30))
@@ -290,10 +290,10 @@ async def test_an_undo_goes_on_for_as_long_as_the_lease_was_extended(kit, clean,
 
 
 @rule(6, 7)
-async def test_flushall_is_a_loss_that_is_told_and_waiters_queue_again(kit, node, client):
-    locks = kit.interlock(node.url)
+async def test_flushall_is_a_loss_that_is_told_and_waiters_queue_again(mode, node, client):
+    locks = mode.interlock(node.url)
     lease = await locks.lock("a", ttl=4).acquire()
-    waiting = [asyncio.ensure_future(kit.interlock(node.url).lock("a").acquire(timeout=30)) for _ in range(4)]
+    waiting = [asyncio.ensure_future(mode.interlock(node.url).lock("a").acquire(timeout=30)) for _ in range(4)]
     await until(lambda: queued(locks, 4))
     client.flushall()
     fences = [lease.fence]
@@ -308,8 +308,8 @@ async def test_flushall_is_a_loss_that_is_told_and_waiters_queue_again(kit, node
 
 
 @rule(1, 9)
-async def test_a_crowd_does_not_notice_that_scripts_are_forgotten(kit, node, client):
-    crowd = Crowd(kit, node.url)
+async def test_a_crowd_does_not_notice_that_scripts_are_forgotten(mode, node, client):
+    crowd = Crowd(mode, node.url)
     for _ in range(20):
         client.script_flush()
         await crowd.more(5)
@@ -319,10 +319,10 @@ async def test_a_crowd_does_not_notice_that_scripts_are_forgotten(kit, node, cli
 
 
 @rule(6, 7)
-async def test_an_evicted_lock_is_a_loss_that_is_told_and_fences_grow(kit, park, ground):
+async def test_an_evicted_lock_is_a_loss_that_is_told_and_fences_grow(mode, server_pool, cell):
     limits = {"maxmemory": "4mb", "maxmemory-policy": "allkeys-random"}
-    with park.spare(ground.server, config=limits) as node, redis.Redis.from_url(node.url) as client:
-        locks = kit.interlock(node.url)
+    with server_pool.spare(cell.kind, config=limits) as node, redis.Redis.from_url(node.url) as client:
+        locks = mode.interlock(node.url)
         lease = await locks.lock("a", ttl=2).acquire()
         number = 0
 
@@ -350,8 +350,8 @@ async def test_an_evicted_lock_is_a_loss_that_is_told_and_fences_grow(kit, park,
 
 
 @rule(1, 3, 8)
-async def test_a_crowd_outlives_the_end_of_all_connections(kit, node, client):
-    crowd = Crowd(kit, node.url)
+async def test_a_crowd_outlives_the_end_of_all_connections(mode, node, client):
+    crowd = Crowd(mode, node.url)
     for _ in range(15):
         for kind in ("normal", "pubsub"):
             client.client_kill_filter(_type=kind, skipme=True)
@@ -363,10 +363,10 @@ async def test_a_crowd_outlives_the_end_of_all_connections(kit, node, client):
 
 
 @rule(6)
-async def test_client_pause_delays_and_loses_nothing(kit, node, client):
-    locks = kit.interlock(node.url)
+async def test_client_pause_delays_and_loses_nothing(mode, node, client):
+    locks = mode.interlock(node.url)
     lease = await locks.lock("a", ttl=4).acquire()
-    waiting = asyncio.ensure_future(kit.interlock(node.url).lock("a").acquire(timeout=30))
+    waiting = asyncio.ensure_future(mode.interlock(node.url).lock("a").acquire(timeout=30))
     await until(lambda: queued(locks, 1))
     deadline = lease._grant.deadline
     client.client_pause(1500)
@@ -380,15 +380,15 @@ async def test_client_pause_delays_and_loses_nothing(kit, node, client):
 
 
 @pytest.fixture
-def shifting(park, ground):
+def shifting(server_pool, cell):
     """A server whose clock can be set. libfaketime does not bear servers that bring their own malloc."""
     try:
         faketime()
     except Missing as missing:
         required(f"no libfaketime here: {missing}")
-    if ground.server in {"redis-7.0", "redis-8.2"}:
+    if cell.kind in {"redis-7.0", "redis-8.2"}:
         pytest.skip("its jemalloc does not bear libfaketime")
-    with park.spare(ground.server, clock=True, config={"appendonly": "yes"}) as made:
+    with server_pool.spare(cell.kind, clock=True, config={"appendonly": "yes"}) as made:
         for seconds in (5000, 0):
             asyncio.run(shift(made, seconds))
         yield made
@@ -403,11 +403,11 @@ async def shift(node, seconds: float) -> None:
 
 @rule(5, 7)
 @pytest.mark.parametrize("seconds", [60, -600])
-async def test_a_server_clock_that_is_set_costs_leases_at_most_and_fences_grow(kit, shifting, seconds):
+async def test_a_server_clock_that_is_set_costs_leases_at_most_and_fences_grow(mode, shifting, seconds):
     """Set forward, it ends leases early (outside the promise, and told); set back, nothing is lost."""
-    locks = kit.interlock(shifting.url)
+    locks = mode.interlock(shifting.url)
     lease = await locks.lock("a", ttl=6).acquire()
-    waiting = [asyncio.ensure_future(kit.interlock(shifting.url).lock("a").acquire(timeout=30)) for _ in range(3)]
+    waiting = [asyncio.ensure_future(mode.interlock(shifting.url).lock("a").acquire(timeout=30)) for _ in range(3)]
     await until(lambda: queued(locks, 3))
     await shift(shifting, seconds)
     if seconds < 0:
@@ -431,18 +431,18 @@ async def test_a_server_clock_that_is_set_costs_leases_at_most_and_fences_grow(k
 
 @rule(7)
 @pytest.mark.parametrize("kind", ["lock", "election", "semaphore"])
-async def test_a_quarantine_that_is_ended_by_hand_after_the_clock_was_set_back_keeps_the_fence(kit, shifting, kind):
+async def test_a_quarantine_that_is_ended_by_hand_after_the_clock_was_set_back_keeps_the_fence(mode, shifting, kind):
     """The restarted server is an hour behind the fence. The record must outlive that hour, though nobody comes."""
 
     def made(locks):
         return locks.semaphore("a", 1) if kind == "semaphore" else getattr(locks, kind)("a")
 
-    lease = await made(kit.interlock(shifting.url)).acquire()
+    lease = await made(mode.interlock(shifting.url)).acquire()
     assert await lease.release()
     shifting.kill()
     shifting.shift(-3600)
     shifting.restart()
-    locks = kit.interlock(shifting.url)
+    locks = mode.interlock(shifting.url)
     assert isinstance(await outcome(made(locks).acquire(timeout=0)), AcquireTimeout)
     assert await made(locks).revoke("nobody is at work", force=True)
     await shift(shifting, -3600 + 310)  # longer than a record lives by itself
@@ -452,10 +452,10 @@ async def test_a_quarantine_that_is_ended_by_hand_after_the_clock_was_set_back_k
 
 
 @rule(4, 5)
-async def test_a_dead_waiter_is_skipped_even_if_the_clock_was_set_back(kit, shifting):
+async def test_a_dead_waiter_is_skipped_even_if_the_clock_was_set_back(mode, shifting):
     """Its last heartbeat then seems to lie ten minutes ahead; that its subscription is gone tells."""
-    locks = kit.interlock(shifting.url)
-    async with actors(kit, 1, shifting.url) as (dying,):
+    locks = mode.interlock(shifting.url)
+    async with processes(mode, 1, shifting.url) as (dying,):
         lease = await locks.lock("a").acquire()
         await dying.say("acquire", "a", {}, 60)
         await until(lambda: queued(locks, 1))

@@ -13,7 +13,7 @@ import pytest
 import interlock
 import interlock.aio
 from harness.modes import queued, until
-from harness.processes import PROGRAMS, actors
+from harness.processes import PROGRAMS, processes
 from harness.proxy import Proxy
 
 rule = pytest.mark.rule
@@ -21,9 +21,9 @@ pytestmark = pytest.mark.matrix("servers")
 
 
 @rule(3)
-async def test_a_killed_holder_is_followed_within_its_ttl_and_a_second(kit):
-    locks = kit.interlock()
-    async with actors(kit, 1) as (holder,):
+async def test_a_killed_holder_is_followed_within_its_ttl_and_a_second(mode):
+    locks = mode.interlock()
+    async with processes(mode, 1) as (holder,):
         await holder.do("acquire", "a", {"ttl": 1.5}, 5)
         waiting = asyncio.ensure_future(locks.lock("a").acquire(20))
         await until(lambda: queued(locks, 1))
@@ -35,12 +35,12 @@ async def test_a_killed_holder_is_followed_within_its_ttl_and_a_second(kit):
 
 
 @rule(3)
-async def test_a_holder_that_is_killed_while_it_releases_leaves_a_free_lock(kit, clean, server):
+async def test_a_holder_that_is_killed_while_it_releases_leaves_a_free_lock(mode, clean, server):
     """Its request went out, or did not; nobody saw the reply."""
-    locks = kit.interlock()
+    locks = mode.interlock()
     for applied in (True, False):
         with Proxy(server.socket) as proxy:
-            async with actors(kit, 1, proxy.url) as (holder,):
+            async with processes(mode, 1, proxy.url) as (holder,):
                 await holder.do("acquire", "a", {"ttl": 1.5}, 5)
                 waiting = asyncio.ensure_future(locks.lock("a").acquire(20))
                 await until(lambda: queued(locks, 1))
@@ -60,11 +60,11 @@ async def test_a_holder_that_is_killed_while_it_releases_leaves_a_free_lock(kit,
 
 
 @rule(3, 8)
-async def test_a_process_that_is_killed_while_it_acquires_leaves_a_free_lock(kit, clean, server):
+async def test_a_process_that_is_killed_while_it_acquires_leaves_a_free_lock(mode, clean, server):
     """The server granted, and the reply never came: the grant runs out."""
-    locks = kit.interlock()
+    locks = mode.interlock()
     with Proxy(server.socket) as proxy:
-        async with actors(kit, 1, proxy.url) as (dying,):
+        async with processes(mode, 1, proxy.url) as (dying,):
             await dying.do("acquire", "warm", {}, 5)
             proxy.drop_replies = True
             await dying.say("acquire", "a", {"ttl": 1.5}, 30)
@@ -77,10 +77,10 @@ async def test_a_process_that_is_killed_while_it_acquires_leaves_a_free_lock(kit
 
 
 @rule(3)
-async def test_a_holder_that_is_ended_by_sigterm_is_followed_within_its_ttl_and_a_second(kit):
+async def test_a_holder_that_is_ended_by_sigterm_is_followed_within_its_ttl_and_a_second(mode):
     """Python ends at once then, without exit handlers, unless the program says otherwise."""
-    locks = kit.interlock()
-    async with actors(kit, 1) as (holder,):
+    locks = mode.interlock()
+    async with processes(mode, 1) as (holder,):
         await holder.do("acquire", "a", {"ttl": 1.5}, 5)
         waiting = asyncio.ensure_future(locks.lock("a").acquire(20))
         await until(lambda: queued(locks, 1))
@@ -91,9 +91,9 @@ async def test_a_holder_that_is_ended_by_sigterm_is_followed_within_its_ttl_and_
         await lease.release()
 
 
-async def test_a_service_that_exits_on_sigterm_releases_what_it_holds(kit):
-    locks = kit.interlock()
-    async with actors(kit, 1) as (holder,):
+async def test_a_service_that_exits_on_sigterm_releases_what_it_holds(mode):
+    locks = mode.interlock()
+    async with processes(mode, 1) as (holder,):
         await holder.do("on_sigterm")
         await holder.do("acquire", "a", {}, 5)
         waiting = asyncio.ensure_future(locks.lock("a").acquire(20))
@@ -104,13 +104,13 @@ async def test_a_service_that_exits_on_sigterm_releases_what_it_holds(kit):
 
 
 @rule(4)
-async def test_a_killed_waiter_is_skipped(kit):
-    locks = kit.interlock()
-    async with actors(kit, 1) as (dying,):
+async def test_a_killed_waiter_is_skipped(mode):
+    locks = mode.interlock()
+    async with processes(mode, 1) as (dying,):
         lease = await locks.lock("a").acquire()
         await dying.say("acquire", "a", {}, 60)
         await until(lambda: queued(locks, 1))
-        waiting = asyncio.ensure_future(kit.interlock().lock("a").acquire(20))
+        waiting = asyncio.ensure_future(mode.interlock().lock("a").acquire(20))
         await until(lambda: queued(locks, 2))
         await dying.end(signal.SIGKILL)
         released = time.monotonic()
@@ -121,9 +121,9 @@ async def test_a_killed_waiter_is_skipped(kit):
 
 
 @rule(5)
-async def test_a_holder_that_was_stopped_for_longer_than_its_ttl_knows_it_at_once(kit):
-    locks = kit.interlock()
-    async with actors(kit, 1) as (holder,):
+async def test_a_holder_that_was_stopped_for_longer_than_its_ttl_knows_it_at_once(mode):
+    locks = mode.interlock()
+    async with processes(mode, 1) as (holder,):
         old = await holder.do("acquire", "a", {"ttl": 1}, 5)
         assert await holder.do("state", "a") == "held"
         await holder.stopped()
@@ -139,9 +139,9 @@ async def test_a_holder_that_was_stopped_for_longer_than_its_ttl_knows_it_at_onc
 
 
 @rule(6)
-async def test_a_holder_that_was_stopped_for_less_than_its_ttl_goes_on(kit):
-    locks = kit.interlock()
-    async with actors(kit, 1) as (holder,):
+async def test_a_holder_that_was_stopped_for_less_than_its_ttl_goes_on(mode):
+    locks = mode.interlock()
+    async with processes(mode, 1) as (holder,):
         await holder.do("acquire", "a", {"ttl": 6}, 5)
         await holder.stopped()
         stopped = time.monotonic()
@@ -157,9 +157,9 @@ async def _remaining(locks, least: float) -> bool:
 
 
 @rule(3)
-async def test_a_waiter_that_was_stopped_gets_its_turn_later(kit):
-    locks = kit.interlock()
-    async with actors(kit, 1) as (waiter,):
+async def test_a_waiter_that_was_stopped_gets_its_turn_later(mode):
+    locks = mode.interlock()
+    async with processes(mode, 1) as (waiter,):
         lease = await locks.lock("a").acquire()
         await waiter.say("acquire", "a", {"ttl": 2}, 60)
         await until(lambda: queued(locks, 1))
@@ -173,9 +173,9 @@ async def test_a_waiter_that_was_stopped_gets_its_turn_later(kit):
 
 
 @rule(11)
-async def test_a_child_after_fork_holds_nothing_and_has_connections_of_its_own(kit):
-    locks = kit.interlock()
-    async with actors(kit, 1) as (parent,):
+async def test_a_child_after_fork_holds_nothing_and_has_connections_of_its_own(mode):
+    locks = mode.interlock()
+    async with processes(mode, 1) as (parent,):
         await parent.do("acquire", "a", {"ttl": 1.2}, 5)
         child = await parent.do("fork", "a")
         assert child == {"state": "lost", "ensure": "LeaseLost", "release": False, "busy": True, "own": True}
@@ -187,8 +187,8 @@ async def test_a_child_after_fork_holds_nothing_and_has_connections_of_its_own(k
         assert await parent.do("release", "a") is True
 
 
-async def test_a_normal_exit_releases_all(kit, clean):
-    async with actors(kit, 1) as (holder,):
+async def test_a_normal_exit_releases_all(mode, clean):
+    async with processes(mode, 1) as (holder,):
         for name in ("a", "b", "c"):
             await holder.do("acquire", name, {}, 5)
         assert clean.exists("lock:a", "lock:b", "lock:c") == 3
@@ -198,7 +198,7 @@ async def test_a_normal_exit_releases_all(kit, clean):
 
 
 @rule(1)
-async def test_many_processes_count_without_a_mistake(kit, clean):
+async def test_many_processes_count_without_a_mistake(mode, clean):
     """Mutual exclusion where it matters: between processes, each with many threads or tasks."""
     code = """
 import asyncio, sys, threading
@@ -227,7 +227,9 @@ else:
     asyncio.run(main())
 """
     clean.set("users:count", 0)
-    processes = [await asyncio.create_subprocess_exec(sys.executable, "-c", code, kit.url, kit.mode) for _ in range(4)]
+    processes = [
+        await asyncio.create_subprocess_exec(sys.executable, "-c", code, mode.url, mode.name) for _ in range(4)
+    ]
     try:
         codes = [await process.wait() for process in processes]
     finally:
@@ -240,11 +242,11 @@ else:
 
 
 @rule(1, 11)
-async def test_a_parent_that_works_and_forks_workers(kit, clean):
+async def test_a_parent_that_works_and_forks_workers(mode, clean):
     clean.set("users:count", 0)
-    process = await python("prefork.py", kit.url, kit.mode, "4", "20")
+    process = await python("prefork.py", mode.url, mode.name, "4", "20")
     assert await process.wait() == 0
-    assert int(clean.get("users:count")) == 4 * 20 + (20 if kit.mode == "asyncio" else 0)
+    assert int(clean.get("users:count")) == 4 * 20 + (20 if mode.name == "asyncio" else 0)
     clean.delete("users:count")
     assert not clean.exists("lock:count", "lock:parent")
 
@@ -276,9 +278,9 @@ async def python(script: str, *args: str, **options):
     return await asyncio.create_subprocess_exec(sys.executable, path, *args, **options)
 
 
-async def test_a_process_can_leave_by_sys_exit_while_others_wait(kit, clean):
-    locks = kit.interlock()
-    async with actors(kit, 1) as (holder,):
+async def test_a_process_can_leave_by_sys_exit_while_others_wait(mode, clean):
+    locks = mode.interlock()
+    async with processes(mode, 1) as (holder,):
         await holder.do("acquire", "a", {}, 5)
         waiting = asyncio.ensure_future(locks.lock("a").acquire(20))
         await until(lambda: queued(locks, 1))
@@ -322,11 +324,11 @@ except asyncio.CancelledError:
 @rule(8)
 @pytest.mark.parametrize("how", ["end", "SIGINT", "SIGTERM"])
 async def test_a_process_with_many_interlocks_ends_within_about_a_second_though_their_server_is_silent(
-    kit, node, clean, how
+    mode, node, clean, how
 ):
     """All share one second; and what another server holds is given back there."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", ENDING[kit.mode], node.url, kit.server.url,
+        sys.executable, "-c", ENDING[mode.name], node.url, mode.server.url,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     try:

@@ -47,9 +47,9 @@ def crash(node) -> float:
     return time.monotonic()
 
 
-async def remembering(kit, url, **options):
+async def remembering(mode, url, **options):
     """A client that has met the server."""
-    made = kit.interlock(url, max_ttl=LONGEST, **options)
+    made = mode.interlock(url, max_ttl=LONGEST, **options)
     await (await made.lock("hello", ttl=LONGEST).acquire()).release()
     return made
 
@@ -63,39 +63,39 @@ async def refused(lockable) -> str:
 
 @rule(10)
 @every_kind
-async def test_a_restart_without_memory_bars_what_may_be_held(kit, node, kind):
-    dead, other = await remembering(kit, node.url), await remembering(kit, node.url)
-    await kit.keep(KINDS[kind](dead, "a").acquire())
+async def test_a_restart_without_memory_bars_what_may_be_held(mode, node, kind):
+    dead, other = await remembering(mode, node.url), await remembering(mode, node.url)
+    await mode.keep(KINDS[kind](dead, "a").acquire())
     began = crash(node)
     assert "quarantine" in await refused(KINDS[kind](other, "a")) or kind == "multi"
-    fresh = kit.interlock(node.url, max_ttl=LONGEST)
+    fresh = mode.interlock(node.url, max_ttl=LONGEST)
     await refused(KINDS[kind](fresh, "a"))  # it has no memory of its own, but finds what the other one wrote
-    lease = await kit.keep(KINDS[kind](fresh, "a").acquire(timeout=30))
+    lease = await mode.keep(KINDS[kind](fresh, "a").acquire(timeout=30))
     assert time.monotonic() - began >= LONGEST - SLACK
     await lease.release()
     await (await KINDS[kind](other, "a").acquire(timeout=0)).release()  # once it is over, it is over for all
 
 
 @rule(10)
-async def test_what_may_still_run_is_skipped_and_nobody_is_named(kit, node):
-    locks = await remembering(kit, node.url)
+async def test_what_may_still_run_is_skipped_and_nobody_is_named(mode, node):
+    locks = await remembering(mode, node.url)
     crash(node)
-    result = await locks.once("job", at_most=LONGEST).run(time.sleep if kit.mode == "threads" else asyncio.sleep)
+    result = await locks.once("job", at_most=LONGEST).run(time.sleep if mode.name == "threads" else asyncio.sleep)
     assert isinstance(result, Skipped)
     assert result.by is None
     assert (await locks.once("job", at_most=LONGEST).inspect()).running is None
 
 
 @rule(10)
-async def test_records_are_evidence_for_those_who_have_no_memory(kit, node, client):
-    locks = kit.interlock(node.url, max_ttl=LONGEST)
+async def test_records_are_evidence_for_those_who_have_no_memory(mode, node, client):
+    locks = mode.interlock(node.url, max_ttl=LONGEST)
     await (await locks.lock("a", ttl=LONGEST).acquire()).release()
     client.save()
-    lease = await kit.keep(locks.lock("a", ttl=LONGEST).acquire())  # this one the server will forget
+    lease = await mode.keep(locks.lock("a", ttl=LONGEST).acquire())  # this one the server will forget
     began = crash(node)
-    fresh = kit.interlock(node.url, max_ttl=LONGEST)
+    fresh = mode.interlock(node.url, max_ttl=LONGEST)
     assert "quarantine" in await refused(fresh.lock("a", ttl=LONGEST))
-    second = await kit.keep(fresh.lock("a", ttl=LONGEST).acquire(timeout=30))
+    second = await mode.keep(fresh.lock("a", ttl=LONGEST).acquire(timeout=30))
     assert time.monotonic() - began >= LONGEST - SLACK
     assert second.fence > lease.fence
     await second.release()
@@ -104,32 +104,32 @@ async def test_records_are_evidence_for_those_who_have_no_memory(kit, node, clie
 @rule(10)
 @pytest.mark.matrix("releases")
 @pytest.mark.parametrize("durable", ["snapshot", "log"])
-async def test_a_server_that_began_with_keys_bars_what_it_has_no_record_of(kit, park, ground, durable):
+async def test_a_server_that_began_with_keys_bars_what_it_has_no_record_of(mode, server_pool, cell, durable):
     """The name was first used after the snapshot, and a client that never was there before asks for it."""
-    with park.spare(ground.server, config=DURABLE if durable == "log" else {}) as node:
-        locks = kit.interlock(node.url, max_ttl=30)
+    with server_pool.spare(cell.kind, config=DURABLE if durable == "log" else {}) as node:
+        locks = mode.interlock(node.url, max_ttl=30)
         await (await locks.lock("of before").acquire()).release()
         with redis.Redis.from_url(node.url) as plain:
             if durable == "snapshot":
                 plain.save()
-            lease = await kit.keep(locks.lock("a", renew=False).acquire())
+            lease = await mode.keep(locks.lock("a", renew=False).acquire())
             if durable == "log":  # what had not reached the disk
                 plain.delete("lock:a", "{lock:a}{record}")
         crash(node)
-        assert "quarantine" in await refused(kit.interlock(node.url, max_ttl=30).lock("a", ttl=LONGEST))
+        assert "quarantine" in await refused(mode.interlock(node.url, max_ttl=30).lock("a", ttl=LONGEST))
         assert lease.remaining() > 0
 
 
 @rule(10)
 @pytest.mark.parametrize("kind", ["lock", "read", "multi"])
-async def test_so_does_it_for_every_kind(kit, node, client, kind, caplog):
+async def test_so_does_it_for_every_kind(mode, node, client, kind, caplog):
     client.set("what others keep there", 1)
     client.save()
     began = crash(node)
-    fresh, other = (kit.interlock(node.url, max_ttl=LONGEST) for _ in range(2))
+    fresh, other = (mode.interlock(node.url, max_ttl=LONGEST) for _ in range(2))
     await refused(KINDS[kind](fresh, "a"))
     assert "snapshot or a log" in caplog.text
-    lease = await kit.keep(KINDS[kind](fresh, "a").acquire(timeout=30))
+    lease = await mode.keep(KINDS[kind](fresh, "a").acquire(timeout=30))
     assert time.monotonic() - began >= LONGEST - SLACK
     await lease.release()
     for each in (fresh, other):
@@ -138,11 +138,11 @@ async def test_so_does_it_for_every_kind(kit, node, client, kind, caplog):
 
 @rule(10)
 @pytest.mark.parametrize("kind", ["lock", "semaphore"])
-async def test_that_is_ended_by_hand_for_all_too(kit, node, client, kind):
+async def test_that_is_ended_by_hand_for_all_too(mode, node, client, kind):
     client.set("what others keep there", 1)
     client.save()
     crash(node)
-    fresh, other = (kit.interlock(node.url, max_ttl=60) for _ in range(2))
+    fresh, other = (mode.interlock(node.url, max_ttl=60) for _ in range(2))
     await refused(KINDS[kind](fresh, "a"))
     assert await KINDS[kind](fresh, "a").revoke("nothing is at work", force=True)
     for each in (other, fresh):
@@ -151,30 +151,30 @@ async def test_that_is_ended_by_hand_for_all_too(kit, node, client, kind):
 
 @rule(10)
 @pytest.mark.matrix("releases")
-async def test_a_server_that_was_started_with_nothing_bars_nothing(kit, park, ground):
+async def test_a_server_that_was_started_with_nothing_bars_nothing(mode, server_pool, cell):
     """Nor when it has keys by now, a log, and a replica, which has loaded what it was sent."""
     with (
-        park.spare(ground.server, config={"appendonly": "yes"} | AT_ONCE) as node,
-        park.spare(ground.server) as replica,
+        server_pool.spare(cell.kind, config={"appendonly": "yes"} | AT_ONCE) as node,
+        server_pool.spare(cell.kind) as replica,
     ):
         for _ in range(3):
-            each = kit.interlock(node.url, max_ttl=60)
+            each = mode.interlock(node.url, max_ttl=60)
             for name in ("a", "b"):
                 await (await each.lock(name).acquire(timeout=0)).release()
         with redis.Redis.from_url(replica.url) as plain:
             plain.replicaof("127.0.0.1", node.port)
             await until(lambda: plain.info("replication")["master_link_status"] == "up")
             for name in ("b", "c"):
-                await (await kit.interlock(node.url, max_ttl=60).lock(name).acquire(timeout=0)).release()
+                await (await mode.interlock(node.url, max_ttl=60).lock(name).acquire(timeout=0)).release()
             plain.replicaof("NO", "ONE")
-        await (await kit.interlock(replica.url, max_ttl=60).lock("d").acquire(timeout=0)).release()
+        await (await mode.interlock(replica.url, max_ttl=60).lock("d").acquire(timeout=0)).release()
 
 
 @rule(10)
 @pytest.mark.matrix("releases")
-async def test_a_primary_with_replicas_that_began_with_a_snapshot_is_none_that_was_promoted(kit, park, ground):
+async def test_a_primary_with_replicas_that_began_with_a_snapshot_is_none_that_was_promoted(mode, server_pool, cell):
     """From 7.0 on it takes its history from the snapshot, and then it looks like one."""
-    with park.spare(ground.server, config=AT_ONCE) as node, park.spare(ground.server) as replica:
+    with server_pool.spare(cell.kind, config=AT_ONCE) as node, server_pool.spare(cell.kind) as replica:
         with redis.Redis.from_url(node.url) as plain, redis.Redis.from_url(replica.url) as follower:
             plain.set("what others keep there", 1)
             follower.replicaof("127.0.0.1", node.port)
@@ -182,24 +182,24 @@ async def test_a_primary_with_replicas_that_began_with_a_snapshot_is_none_that_w
             await until(lambda: plain.info("persistence")["rdb_bgsave_in_progress"] == 0)
             plain.save()
         crash(node)
-        fresh = kit.interlock(node.url, max_ttl=LONGEST)
+        fresh = mode.interlock(node.url, max_ttl=LONGEST)
         assert "quarantine" in await refused(fresh.lock("a", ttl=LONGEST))
 
 
 @rule(10)
-async def test_who_held_it_is_a_witness(kit, node):
-    locks = kit.interlock(node.url, max_ttl=LONGEST)
-    lease = await kit.keep(locks.lock("a", ttl=LONGEST).acquire())
+async def test_who_held_it_is_a_witness(mode, node):
+    locks = mode.interlock(node.url, max_ttl=LONGEST)
+    lease = await mode.keep(locks.lock("a", ttl=LONGEST).acquire())
     crash(node)
     await until(lambda: lease.state == "lost")  # its renewal found nothing, and set the marker
-    fresh = kit.interlock(node.url, max_ttl=LONGEST)
+    fresh = mode.interlock(node.url, max_ttl=LONGEST)
     assert "quarantine" in await refused(fresh.lock("a", ttl=LONGEST))
 
 
 @rule(10)
-async def test_a_quarantine_excludes_foreigners_and_can_be_seen(kit, node, client):
-    locks = await remembering(kit, node.url)
-    await kit.keep(locks.lock("a", ttl=LONGEST).acquire())
+async def test_a_quarantine_excludes_foreigners_and_can_be_seen(mode, node, client):
+    locks = await remembering(mode, node.url)
+    await mode.keep(locks.lock("a", ttl=LONGEST).acquire())
     crash(node)
     await refused(locks.lock("a", ttl=LONGEST))
     assert not client.set("lock:a", "mine", nx=True, px=1000)
@@ -214,12 +214,12 @@ async def test_a_quarantine_excludes_foreigners_and_can_be_seen(kit, node, clien
 
 @rule(10)
 @pytest.mark.parametrize("kind", ["lock", "semaphore"])
-async def test_it_is_ended_by_hand_for_all(kit, node, kind):
-    one = kit.interlock(node.url, max_ttl=60)
-    other = kit.interlock(node.url, max_ttl=60)
+async def test_it_is_ended_by_hand_for_all(mode, node, kind):
+    one = mode.interlock(node.url, max_ttl=60)
+    other = mode.interlock(node.url, max_ttl=60)
     for locks in (one, other):
         await (await locks.lock("hello").acquire()).release()
-    await kit.keep(KINDS[kind](one, "a").acquire())
+    await mode.keep(KINDS[kind](one, "a").acquire())
     crash(node)
     await refused(KINDS[kind](other, "a"))
     assert not await KINDS[kind](other, "a").revoke("not enough")
@@ -231,9 +231,9 @@ async def test_it_is_ended_by_hand_for_all(kit, node, kind):
 @rule(10)
 @pytest.mark.parametrize("kind", ["lock", "semaphore", "write"])
 @pytest.mark.parametrize("marked", [True, False])
-async def test_a_message_that_ends_a_quarantine_ends_no_later_one(kit, node, client, kind, marked, monkeypatch):
+async def test_a_message_that_ends_a_quarantine_ends_no_later_one(mode, node, client, kind, marked, monkeypatch):
     """The server is restarted once more while the message is on its way, and has lost other leases by then."""
-    locks = kit.interlock(node.url, max_ttl=60)
+    locks = mode.interlock(node.url, max_ttl=60)
     await (await KINDS[kind](locks, "a").acquire()).release()
     client.save()
     crash(node)
@@ -251,7 +251,7 @@ async def test_a_message_that_ends_a_quarantine_ends_no_later_one(kit, node, cli
     monkeypatch.setattr(Core, "query", delayed)
     assert not await KINDS[kind](locks, "a").revoke("nothing is at work", force=True)
     assert crashes
-    for each in (locks, kit.interlock(node.url, max_ttl=60)):
+    for each in (locks, mode.interlock(node.url, max_ttl=60)):
         assert "quarantine" in await refused(KINDS[kind](each, "a"))
     assert await KINDS[kind](locks, "a").revoke("nothing is at work here either", force=True)
     await (await KINDS[kind](locks, "a").acquire(timeout=0)).release()
@@ -259,11 +259,11 @@ async def test_a_message_that_ends_a_quarantine_ends_no_later_one(kit, node, cli
 
 @rule(7)
 @pytest.mark.parametrize("kind", ["lock", "semaphore", "write"])
-async def test_who_ends_a_quarantine_does_not_get_a_lower_fence(kit, node, client, kind):
+async def test_who_ends_a_quarantine_does_not_get_a_lower_fence(mode, node, client, kind):
     """The clock may be behind that of the server which granted what was lost: as far as after all of the quarantine."""
-    locks = kit.interlock(node.url, max_ttl=60)
+    locks = mode.interlock(node.url, max_ttl=60)
     await (await locks.lock("hello").acquire()).release()
-    lost = await kit.keep(KINDS[kind](kit.interlock(node.url, max_ttl=60), "a").acquire())
+    lost = await mode.keep(KINDS[kind](mode.interlock(node.url, max_ttl=60), "a").acquire())
     crash(node)
     await refused(KINDS[kind](locks, "a"))
     assert await KINDS[kind](locks, "a").revoke("nothing is at work", force=True)
@@ -283,34 +283,34 @@ def test_a_server_that_says_a_second_too_much_shortens_nothing():
 
 
 @rule(10)
-async def test_without_a_quarantine_it_is_granted_at_once(kit, node):
-    locks = await remembering(kit, node.url, quarantine=False)
-    await kit.keep(locks.lock("a", ttl=LONGEST).acquire())
+async def test_without_a_quarantine_it_is_granted_at_once(mode, node):
+    locks = await remembering(mode, node.url, quarantine=False)
+    await mode.keep(locks.lock("a", ttl=LONGEST).acquire())
     crash(node)
-    await kit.keep(locks.lock("a", ttl=LONGEST).acquire(timeout=0))
+    await mode.keep(locks.lock("a", ttl=LONGEST).acquire(timeout=0))
 
 
 @rule(10)
-async def test_a_new_server_does_not_stall_its_first_user(kit, node):
-    locks = kit.interlock(node.url, max_ttl=60)
-    await kit.keep(locks.lock("a").acquire(timeout=0))
+async def test_a_new_server_does_not_stall_its_first_user(mode, node):
+    locks = mode.interlock(node.url, max_ttl=60)
+    await mode.keep(locks.lock("a").acquire(timeout=0))
 
 
 @rule(10)
-async def test_a_setting_of_now_proves_nothing_about_the_past(kit):
+async def test_a_setting_of_now_proves_nothing_about_the_past(mode):
     """The file says appendfsync always, which somebody had changed before the power failed."""
     with Node(config=DURABLE) as node, redis.Redis.from_url(node.url) as plain:
-        locks = kit.interlock(node.url, max_ttl=LONGEST)
+        locks = mode.interlock(node.url, max_ttl=LONGEST)
         await (await locks.lock("a", ttl=LONGEST).acquire()).release()
         plain.config_set("appendfsync", "everysec")
         log = next((node.socket.parent / "appendonlydir").glob("*.incr.aof"))
         written = log.stat().st_size
-        lease = await kit.keep(locks.lock("a", ttl=LONGEST, renew=False).acquire())
+        lease = await mode.keep(locks.lock("a", ttl=LONGEST, renew=False).acquire())
         node.kill()
         with log.open("r+b") as file:
             file.truncate(written)  # what had not reached the disk
         node.restart()
-        fresh = kit.interlock(node.url, max_ttl=LONGEST)
+        fresh = mode.interlock(node.url, max_ttl=LONGEST)
         assert "quarantine" in await refused(fresh.lock("a", ttl=LONGEST))
         await (await fresh.lock("a", ttl=LONGEST).acquire(timeout=30)).release()
         assert lease.remaining() == 0
@@ -338,41 +338,41 @@ async def handed_over(group, ahead: float):
 
 
 @rule(5, 10)
-async def test_a_handover_to_a_clock_that_is_ahead_is_waited_for(kit, clocks, caplog):
+async def test_a_handover_to_a_clock_that_is_ahead_is_waited_for(mode, clocks, caplog):
     """Leases come with the time at which they end, which is sooner there; so long nothing was lost, but for that."""
-    locks = kit.interlock(clocks.nodes[0].tcp_url, max_ttl=4)
-    lease = await kit.keep(locks.lock("a", ttl=4, renew=False).acquire())
+    locks = mode.interlock(clocks.nodes[0].tcp_url, max_ttl=4)
+    lease = await mode.keep(locks.lock("a", ttl=4, renew=False).acquire())
     new = await handed_over(clocks, 3)
-    fresh = kit.interlock(new.tcp_url, max_ttl=4)
-    second = await kit.keep(fresh.lock("a", ttl=4).acquire(timeout=30))
+    fresh = mode.interlock(new.tcp_url, max_ttl=4)
+    second = await mode.keep(fresh.lock("a", ttl=4).acquire(timeout=30))
     assert lease.remaining() == 0
     assert second.fence > lease.fence
     assert "ahead of the clock" in caplog.text
 
 
 @rule(5, 10)
-async def test_a_handover_to_a_clock_that_is_behind_is_not(kit, clocks):
-    locks = kit.interlock(clocks.nodes[0].tcp_url, max_ttl=60)
+async def test_a_handover_to_a_clock_that_is_behind_is_not(mode, clocks):
+    locks = mode.interlock(clocks.nodes[0].tcp_url, max_ttl=60)
     for kind in ("lock", "semaphore"):
         await (await KINDS[kind](locks, kind).acquire()).release()
     new = await handed_over(clocks, -3)
-    fresh = kit.interlock(new.tcp_url, max_ttl=60)
+    fresh = mode.interlock(new.tcp_url, max_ttl=60)
     for kind in ("lock", "semaphore"):
         await (await KINDS[kind](fresh, kind).acquire(timeout=5)).release()
 
 
 @rule(5, 10)
-async def test_a_clock_that_is_ahead_by_a_little_concerns_short_leases_only(kit, monkeypatch):
+async def test_a_clock_that_is_ahead_by_a_little_concerns_short_leases_only(mode, monkeypatch):
     monkeypatch.setattr(lossless, "least_ttl", lambda *_: 3.0)
     kinds = {"lock": lambda locks, name, ttl: locks.lock(name, ttl=ttl),
              "semaphore": lambda locks, name, ttl: locks.semaphore(name, 1, ttl=ttl)}  # fmt: skip
     with Sentinels(replicas=1, sentinels=0) as group:
-        locks = kit.interlock(group.nodes[0].tcp_url, max_ttl=60)
+        locks = mode.interlock(group.nodes[0].tcp_url, max_ttl=60)
         for kind, of in kinds.items():
             await (await of(locks, f"short {kind}", 2.9).acquire()).release()
             await (await of(locks, f"long {kind}", 3).acquire()).release()
         new = await asyncio.to_thread(group.handover)
-        fresh = kit.interlock(new.tcp_url, max_ttl=60)
+        fresh = mode.interlock(new.tcp_url, max_ttl=60)
         for kind, of in kinds.items():
             await (await of(fresh, f"long {kind}", 1).acquire(timeout=5)).release()
             await refused(of(fresh, f"short {kind}", 30))
@@ -407,27 +407,27 @@ def test_what_came_through_two_handovers_came_without_loss():
 
 
 @rule(10)
-async def test_the_holder_goes_on_and_hands_over_only_when_it_is_over(kit, node, client):
-    locks, other = await remembering(kit, node.url), await remembering(kit, node.url)
-    lease = await kit.keep(locks.lock("a", ttl=LONGEST).acquire())
+async def test_the_holder_goes_on_and_hands_over_only_when_it_is_over(mode, node, client):
+    locks, other = await remembering(mode, node.url), await remembering(mode, node.url)
+    lease = await mode.keep(locks.lock("a", ttl=LONGEST).acquire())
     client.save()
     began = crash(node)  # the lease itself was saved; what came after may be lost
     await lease.extend(LONGEST)
     assert await lease.release()
-    second = await kit.keep(other.lock("a", ttl=LONGEST).acquire(timeout=30))
+    second = await mode.keep(other.lock("a", ttl=LONGEST).acquire(timeout=30))
     assert time.monotonic() - began >= LONGEST - SLACK
     assert second.fence > lease.fence
 
 
 @rule(10)
-async def test_the_first_replica_is_no_failover(kit, node, client):
-    locks = kit.interlock(node.url, max_ttl=60)
+async def test_the_first_replica_is_no_failover(mode, node, client):
+    locks = mode.interlock(node.url, max_ttl=60)
     await (await locks.lock("a").acquire()).release()
     before = client.info("replication")["master_replid"]
     with Node() as replica, redis.Redis.from_url(replica.url) as plain:
         plain.replicaof("127.0.0.1", node.port)
         await until(lambda: plain.info("replication")["master_link_status"] == "up")
-        fresh = kit.interlock(node.url, max_ttl=60)
+        fresh = mode.interlock(node.url, max_ttl=60)
         await (await fresh.lock("a").acquire(timeout=0)).release()
         client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         await (await locks.lock("a").acquire(timeout=5)).release()
@@ -435,18 +435,18 @@ async def test_the_first_replica_is_no_failover(kit, node, client):
 
 
 @rule(10)
-async def test_where_info_is_refused_there_is_none_and_that_is_said(kit, node, client, caplog):
+async def test_where_info_is_refused_there_is_none_and_that_is_said(mode, node, client, caplog):
     client.execute_command("ACL", "SETUSER", "blind", "on", ">x", "~*", "&*", "+@all", "-info")
-    locks = kit.interlock(f"redis://blind:x@127.0.0.1:{node.port}/0", max_ttl=LONGEST)
-    await kit.keep(locks.lock("a", ttl=LONGEST).acquire())
+    locks = mode.interlock(f"redis://blind:x@127.0.0.1:{node.port}/0", max_ttl=LONGEST)
+    await mode.keep(locks.lock("a", ttl=LONGEST).acquire())
     assert "no quarantine" in caplog.text
 
 
 @rule(10)
-async def test_a_connection_that_outlives_a_demotion_is_not_trusted(kit):
+async def test_a_connection_that_outlives_a_demotion_is_not_trusted(mode):
     """There and back again while a client is idle: its connection still works, and knows nothing of it."""
     with Sentinels(replicas=1, sentinels=1, config={"min-replicas-to-write": "0"}) as group:
-        locks = kit.interlock(group.url, max_ttl=LONGEST)
+        locks = mode.interlock(group.url, max_ttl=LONGEST)
         await (await locks.lock("a", ttl=LONGEST).acquire()).release()
         node, other = group.nodes
         with redis.Redis.from_url(node.url) as plain:
@@ -460,11 +460,11 @@ async def test_a_connection_that_outlives_a_demotion_is_not_trusted(kit):
 
 @rule(10)
 @pytest.mark.parametrize("kind", ["lock", "semaphore"])
-async def test_those_who_come_later_do_not_lengthen_it(kit, kind):
+async def test_those_who_come_later_do_not_lengthen_it(mode, kind):
     """Each of them knows only since when it knows the promoted replica itself."""
     with Sentinels(replicas=1, sentinels=0) as group:
         old, new = group.nodes
-        locks = kit.interlock(old.tcp_url, max_ttl=LONGEST)
+        locks = mode.interlock(old.tcp_url, max_ttl=LONGEST)
         await (await KINDS[kind](locks, "a").acquire()).release()
         group.catch_up(new)
         old.kill()
@@ -472,7 +472,7 @@ async def test_those_who_come_later_do_not_lengthen_it(kit, kind):
         began = time.monotonic()
 
         async def granted():
-            newcomer = kit.interlock(new.tcp_url, max_ttl=LONGEST)
+            newcomer = mode.interlock(new.tcp_url, max_ttl=LONGEST)
             lease = await KINDS[kind](newcomer, "a").try_acquire()
             await newcomer.close()
             return lease

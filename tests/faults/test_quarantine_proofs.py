@@ -33,33 +33,33 @@ def crash(node):
 
 @rule(8)
 @pytest.mark.parametrize("timeout", [0, 0.5])
-async def test_a_proof_that_changes_nothing_is_looked_for_once(kit, node, monkeypatch, timeout):
+async def test_a_proof_that_changes_nothing_is_looked_for_once(mode, node, monkeypatch, timeout):
     """Who has no quarantine knows what no message of it can say; it asked again, without a pause and without an end."""
-    locks, other = kit.interlock(node.url, max_ttl=60), kit.interlock(node.url, quarantine=False)
+    locks, other = mode.interlock(node.url, max_ttl=60), mode.interlock(node.url, quarantine=False)
     await (await locks.lock("a").acquire()).release()
     crash(node)
     assert isinstance(await outcome(locks.lock("a").acquire(timeout=0)), AcquireTimeout)  # its marker stays
-    monkeypatch.setattr(TRANSPORTS[kit.mode] + ".least_lossless_ttl", lambda *_: 0.0)
+    monkeypatch.setattr(TRANSPORTS[mode.name] + ".least_lossless_ttl", lambda *_: 0.0)
     error = await outcome(other.lock("a").acquire(timeout=timeout))
     assert isinstance(error, AcquireTimeout)
     assert "quarantine" in str(error)
 
 
 @rule(10)
-async def test_a_quarantine_that_a_witness_began_can_be_ended_by_hand(kit, node):
+async def test_a_quarantine_that_a_witness_began_can_be_ended_by_hand(mode, node):
     """The witness does not know what the lock is used as; the record that said so was lost."""
-    locks = kit.interlock(node.url, max_ttl=10)
-    lease = await kit.keep(locks.election("a", ttl=2).campaign())
+    locks = mode.interlock(node.url, max_ttl=10)
+    lease = await mode.keep(locks.election("a", ttl=2).campaign())
     crash(node)
     await until(lambda: lease.state == "lost")
-    fresh = kit.interlock(node.url, max_ttl=10)
+    fresh = mode.interlock(node.url, max_ttl=10)
     assert await fresh.election("a", ttl=2).revoke("all have been stopped", force=True)
     assert await fresh.election("a", ttl=2).leader() is None
     await (await fresh.election("a", ttl=2).campaign(timeout=1)).release()
 
 
 @rule(6)
-async def test_a_look_whether_something_was_lost_is_one_for_all_and_holds_up_nobody(kit, node, client, monkeypatch):
+async def test_a_look_whether_something_was_lost_is_one_for_all_and_holds_up_nobody(mode, node, client, monkeypatch):
     """Each costs connections, to sentinels and replicas too; hundreds looked, and renewals waited for them in turn."""
     looks, former, over = [], [""], threading.Event()
 
@@ -68,10 +68,10 @@ async def test_a_look_whether_something_was_lost_is_one_for_all_and_holds_up_nob
         over.wait(30)
 
     monkeypatch.setattr(IdentityStamp, "old_primary", lambda *_: former[0])
-    for mode in MODES:
-        monkeypatch.setattr(TRANSPORTS[mode] + ".least_lossless_ttl", look)
-    locks = kit.interlock(node.url)
-    leases = [await kit.keep(locks.lock(f"held-{number}", ttl=1, renew=bool(number)).acquire()) for number in range(2)]
+    for each in MODES:
+        monkeypatch.setattr(TRANSPORTS[each] + ".least_lossless_ttl", look)
+    locks = mode.interlock(node.url)
+    leases = [await mode.keep(locks.lock(f"held-{number}", ttl=1, renew=bool(number)).acquire()) for number in range(2)]
     former[0] = "who:knows"
     askers = [asyncio.ensure_future(locks.lock(f"asked-{number}").acquire()) for number in range(20)]
     try:
@@ -95,10 +95,10 @@ def test_what_is_proven_twice_is_said_once():
 
 
 @rule(10)
-async def test_nor_is_a_connection_trusted_on_which_grants_wait_for_replicas(kit):
+async def test_nor_is_a_connection_trusted_on_which_grants_wait_for_replicas(mode):
     """As test_quarantine's other one that outlives a demotion; asyncio keeps those apart."""
     with Sentinels(replicas=1, sentinels=1, config={"min-replicas-to-write": "0"}) as group:
-        locks = kit.interlock(group.url, max_ttl=30)
+        locks = mode.interlock(group.url, max_ttl=30)
         await (await locks.lock("a", acks=1).acquire()).release()
         node, other = group.nodes
         with redis.Redis.from_url(node.url) as plain:
@@ -112,9 +112,9 @@ async def test_nor_is_a_connection_trusted_on_which_grants_wait_for_replicas(kit
 
 @rule(10)
 @pytest.mark.parametrize("kind", ["lock", "semaphore"])
-async def test_a_quarantine_that_is_only_seen_can_be_ended_by_hand_too(kit, node, kind):
+async def test_a_quarantine_that_is_only_seen_can_be_ended_by_hand_too(mode, node, kind):
     """Nobody had asked for the lock since, so there was no marker, or no record, to end."""
-    locks, other = kit.interlock(node.url), kit.interlock(node.url)
+    locks, other = mode.interlock(node.url), mode.interlock(node.url)
     for each in (locks, other):
         await (await KINDS[kind](each).acquire()).release()
     crash(node)
@@ -126,12 +126,12 @@ async def test_a_quarantine_that_is_only_seen_can_be_ended_by_hand_too(kit, node
 
 
 @rule(10)
-async def test_who_held_a_permit_is_a_witness(kit, node):
-    locks = kit.interlock(node.url)
-    lease = await kit.keep(locks.semaphore("a", 2, ttl=2).acquire())
+async def test_who_held_a_permit_is_a_witness(mode, node):
+    locks = mode.interlock(node.url)
+    lease = await mode.keep(locks.semaphore("a", 2, ttl=2).acquire())
     crash(node)
     await until(lambda: lease.state == "lost")
-    fresh = kit.interlock(node.url).semaphore("a", 2)
+    fresh = mode.interlock(node.url).semaphore("a", 2)
     error = await outcome(fresh.acquire(timeout=0))
     assert isinstance(error, AcquireTimeout), error
     assert "quarantine" in str(error)

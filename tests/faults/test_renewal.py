@@ -33,10 +33,10 @@ def patched(port, **changes):
 
 
 @rule(11)
-async def test_leases_that_are_being_renewed_are_seen_by_fork_close_and_revoke(kit):
-    locks = kit.interlock()
+async def test_leases_that_are_being_renewed_are_seen_by_fork_close_and_revoke(mode):
+    locks = mode.interlock()
     leases = await asyncio.gather(*(locks.lock(f"a{i}", ttl=1).acquire() for i in range(40)))
-    session = kit.session(locks)
+    session = mode.session(locks)
     real, seen = session.server.calls, []
 
     async def watching(messages, until):
@@ -51,9 +51,9 @@ async def test_leases_that_are_being_renewed_are_seen_by_fork_close_and_revoke(k
 
 
 @rule(6)
-async def test_an_error_of_any_kind_is_no_answer_to_a_renewal(kit):
+async def test_an_error_of_any_kind_is_no_answer_to_a_renewal(mode):
     """Of a credential provider, say."""
-    locks = kit.interlock()
+    locks = mode.interlock()
     lease = await locks.lock("a", ttl=3).acquire()
     failed = []
 
@@ -61,9 +61,9 @@ async def test_an_error_of_any_kind_is_no_answer_to_a_renewal(kit):
         failed.append(1)
         raise ZeroDivisionError("not ours")
 
-    port = kit.session(locks).server
+    port = mode.session(locks).server
     with patched(port, _checkout=failing):
-        if kit.mode == "asyncio":
+        if mode.name == "asyncio":
             port._connection.fail(Disconnected("cut", sent=False))
         await until(lambda: lease.state is LeaseState.JEOPARDY)
     await until(lambda: lease.state is LeaseState.HELD)
@@ -72,20 +72,20 @@ async def test_an_error_of_any_kind_is_no_answer_to_a_renewal(kit):
 
 
 @rule(6)
-async def test_one_that_can_not_be_told_does_not_keep_others_from_it(kit, clean):
-    locks = kit.interlock()
+async def test_one_that_can_not_be_told_does_not_keep_others_from_it(mode, clean):
+    locks = mode.interlock()
     first = await locks.lock("a", ttl=0.9).acquire()
     second = await locks.lock("b", ttl=0.9).acquire()
-    first_real = first._real if kit.mode == "threads" else first
+    first_real = first._real if mode.name == "threads" else first
     event = second.lost
     object.__setattr__(first_real, "_lost_event", object())  # setting it fails
     clean.flushall()
     await until(event.is_set)
 
 
-async def test_a_keeper_that_could_not_start_starts_the_next_time(kit, clean):
-    locks = kit.interlock()
-    runtime = kit.session(locks).runtime
+async def test_a_keeper_that_could_not_start_starts_the_next_time(mode, clean):
+    locks = mode.interlock()
+    runtime = mode.session(locks).runtime
 
     def failing(*_):
         raise RuntimeError("can't start new thread")

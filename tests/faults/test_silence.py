@@ -58,8 +58,8 @@ def silenced(node, how):
 @rule(8)
 @pytest.mark.parametrize("how", ["hung", "refused"])
 @pytest.mark.parametrize("warm", [True, False], ids=["connected", "connecting"])
-async def test_one_try_takes_try_for_at_most_however_the_server_is_silent(kit, node, how, warm):
-    locks = kit.interlock(node.url, try_for=0.4)
+async def test_one_try_takes_try_for_at_most_however_the_server_is_silent(mode, node, how, warm):
+    locks = mode.interlock(node.url, try_for=0.4)
     if warm:
         await (await locks.lock("warm").acquire()).release()
     with silenced(node, how):
@@ -72,8 +72,8 @@ async def test_one_try_takes_try_for_at_most_however_the_server_is_silent(kit, n
 
 @rule(8)
 @pytest.mark.parametrize("how", ["hung", "refused"])
-async def test_a_silent_server_is_unavailable_and_the_error_says_which_and_how_long(kit, node, how):
-    locks = kit.interlock(node.url)
+async def test_a_silent_server_is_unavailable_and_the_error_says_which_and_how_long(mode, node, how):
+    locks = mode.interlock(node.url)
     with silenced(node, how):
         results = await of_all_kinds(locks, 0.6)
     for kind, (error, took) in results.items():
@@ -86,11 +86,11 @@ async def test_a_silent_server_is_unavailable_and_the_error_says_which_and_how_l
 
 
 @rule(8)
-async def test_a_waiter_whose_server_falls_silent_for_good_is_not_told_that_another_one_has_it(kit, node):
+async def test_a_waiter_whose_server_falls_silent_for_good_is_not_told_that_another_one_has_it(mode, node):
     """What the server said before it fell silent tells nothing by then."""
-    await _hold_all(kit, node)
-    waiting = asyncio.ensure_future(of_all_kinds(kit.interlock(node.url), 5.0))
-    await _until_all_wait(kit, node)
+    await _hold_all(mode, node)
+    waiting = asyncio.ensure_future(of_all_kinds(mode.interlock(node.url), 5.0))
+    await _until_all_wait(mode, node)
     node.pause()
     try:
         results = await waiting
@@ -103,12 +103,12 @@ async def test_a_waiter_whose_server_falls_silent_for_good_is_not_told_that_anot
 
 
 @rule(8)
-async def test_a_waiter_whose_server_answered_lately_is_told_who_has_it(kit, node):
-    await _hold_all(kit, node)
-    locks, timeout = kit.interlock(node.url), 5.0
+async def test_a_waiter_whose_server_answered_lately_is_told_who_has_it(mode, node):
+    await _hold_all(mode, node)
+    locks, timeout = mode.interlock(node.url), 5.0
     ends = time.monotonic() + timeout
     waiting = asyncio.ensure_future(of_all_kinds(locks, timeout))
-    await _until_all_wait(kit, node)
+    await _until_all_wait(mode, node)
     await asyncio.sleep(max(0, ends - 0.7 - time.monotonic()))  # its silence is shorter than its answer counts
     node.pause()
     try:
@@ -121,21 +121,21 @@ async def test_a_waiter_whose_server_answered_lately_is_told_who_has_it(kit, nod
     assert results["lock"][0].holder
 
 
-async def _hold_all(kit, node) -> None:
+async def _hold_all(mode, node) -> None:
     """Somebody else has each of them, and goes on to."""
-    others = kit.interlock(node.url)
+    others = mode.interlock(node.url)
     for name in ("a", "m"):
-        await kit.keep(others.lock(name, ttl=60).acquire())
-    await kit.keep(others.rlock("r", ttl=60).acquire())
-    await kit.keep(others.semaphore("s", 1, ttl=60).acquire())
-    await kit.keep(others.semaphore("n", 1, ttl=60).acquire())
-    await kit.keep(others.rwlock("rw", ttl=60).write().acquire())
-    await kit.keep(others.election("e", ttl=60).campaign())
+        await mode.keep(others.lock(name, ttl=60).acquire())
+    await mode.keep(others.rlock("r", ttl=60).acquire())
+    await mode.keep(others.semaphore("s", 1, ttl=60).acquire())
+    await mode.keep(others.semaphore("n", 1, ttl=60).acquire())
+    await mode.keep(others.rwlock("rw", ttl=60).write().acquire())
+    await mode.keep(others.election("e", ttl=60).campaign())
 
 
-async def _until_all_wait(kit, node) -> None:
+async def _until_all_wait(mode, node) -> None:
     """They all stand in their queues."""
-    locks = kit.interlock(node.url)
+    locks = mode.interlock(node.url)
 
     async def wait() -> bool:
         things = (
@@ -150,8 +150,8 @@ async def _until_all_wait(kit, node) -> None:
 
 
 @rule(8)
-async def test_one_try_reconnects_and_teaches_the_script_if_need_be(kit, clean, proxy):
-    locks = kit.interlock(proxy.url, try_for=5.0)  # of a busy machine
+async def test_one_try_reconnects_and_teaches_the_script_if_need_be(mode, clean, proxy):
+    locks = mode.interlock(proxy.url, try_for=5.0)  # of a busy machine
     await (await locks.lock("warm").acquire()).release()
     proxy.cut()
     clean.script_flush()
@@ -161,11 +161,11 @@ async def test_one_try_reconnects_and_teaches_the_script_if_need_be(kit, clean, 
 
 
 @rule(8)
-async def test_a_hiccup_that_is_longer_than_a_try_costs_no_run_of_once(kit, clean, proxy):
-    locks = kit.interlock(proxy.url, try_for=0.2)
+async def test_a_hiccup_that_is_longer_than_a_try_costs_no_run_of_once(mode, clean, proxy):
+    locks = mode.interlock(proxy.url, try_for=0.2)
     await (await locks.lock("warm").acquire()).release()
     proxy.hold = True
-    work = (lambda _: "done") if kit.mode == "threads" else _done
+    work = (lambda _: "done") if mode.name == "threads" else _done
     running = asyncio.ensure_future(locks.once("nightly", at_most=60).run(work))
     assert isinstance(await outcome(locks.lock("a").try_acquire()), Unavailable)
     assert not running.done()
@@ -180,19 +180,19 @@ async def _done(_lease) -> str:
 
 
 @rule(8)
-async def test_synchronized_skips_for_a_holder_and_not_for_an_outage(kit, node):
-    locks = kit.interlock(node.url, try_for=0.3)
-    call = interlock.Interlock.synchronized if kit.mode == "threads" else interlock.aio.Interlock.synchronized
-    real = locks._real if kit.mode == "threads" else locks
+async def test_synchronized_skips_for_a_holder_and_not_for_an_outage(mode, node):
+    locks = mode.interlock(node.url, try_for=0.3)
+    call = interlock.Interlock.synchronized if mode.name == "threads" else interlock.aio.Interlock.synchronized
+    real = locks._real if mode.name == "threads" else locks
 
-    if kit.mode == "threads":
+    if mode.name == "threads":
 
         @call(real, "job", busy="skip")
         def job() -> str:
             return "done"
 
         def run():
-            return kit.in_thread(job)
+            return mode.in_thread(job)
 
     else:
 
@@ -202,7 +202,7 @@ async def test_synchronized_skips_for_a_holder_and_not_for_an_outage(kit, node):
 
         run = job
 
-    await kit.keep(kit.interlock(node.url).lock("job").acquire())
+    await mode.keep(mode.interlock(node.url).lock("job").acquire())
     assert isinstance(await run(), Skipped)
     node.pause()
     try:
@@ -238,9 +238,9 @@ def together(five):
 
 
 @rule(8)
-async def test_a_quorum_without_a_majority_is_unavailable_and_with_one_it_says_who_has_it(kit, together):
+async def test_a_quorum_without_a_majority_is_unavailable_and_with_one_it_says_who_has_it(mode, together):
     urls = [node.url for node in together.nodes]
-    holder, locks = kit.interlock(urls), kit.interlock(urls, try_for=0.5)
+    holder, locks = mode.interlock(urls), mode.interlock(urls, try_for=0.5)
     lease = await holder.lock("q", ttl=60).acquire()
     for node in together.nodes[:2]:
         node.pause()
@@ -259,22 +259,22 @@ async def test_a_quorum_without_a_majority_is_unavailable_and_with_one_it_says_w
 
 
 @rule(8)
-async def test_one_try_is_enough_for_a_majority_that_answers_beside_servers_that_are_stopped(kit, together):
+async def test_one_try_is_enough_for_a_majority_that_answers_beside_servers_that_are_stopped(mode, together):
     """The first try of all, which has to meet each of them first."""
     for node in together.nodes[:2]:
         node.pause()
-    locks = kit.interlock([node.url for node in together.nodes], try_for=1.0, quarantine=False)  # they are young
+    locks = mode.interlock([node.url for node in together.nodes], try_for=1.0, quarantine=False)  # they are young
     lease = await locks.lock("first").try_acquire()
     assert lease is not None
     await lease.release()
 
 
 @rule(8)
-async def test_one_try_is_enough_for_a_cluster_whose_first_seed_is_silent(kit, park):
+async def test_one_try_is_enough_for_a_cluster_whose_first_seed_is_silent(mode, server_pool):
     with socket.create_server(("127.0.0.1", 0)) as mute:  # it takes connections, and says nothing
-        cluster = park.cluster("valkey-9.1")
+        cluster = server_pool.cluster("valkey-9.1")
         seeds = cluster.url.partition("://")[2]
-        locks = kit.interlock(f"redis+cluster://127.0.0.1:{mute.getsockname()[1]},{seeds}", try_for=1.0)
+        locks = mode.interlock(f"redis+cluster://127.0.0.1:{mute.getsockname()[1]},{seeds}", try_for=1.0)
         lease = await locks.lock("first").try_acquire()
         assert lease is not None
         await lease.release()
@@ -284,10 +284,10 @@ async def test_one_try_is_enough_for_a_cluster_whose_first_seed_is_silent(kit, p
 
 
 @rule(6)
-async def test_a_lease_that_ends_is_told_in_time_whatever_the_silent_server_is_asked(kit, clean, proxy):
+async def test_a_lease_that_ends_is_told_in_time_whatever_the_silent_server_is_asked(mode, clean, proxy):
     """Renewals, heartbeats and undos wait for the server; the word that a lease has ended waits for nobody."""
-    holder, locks = kit.interlock(), kit.interlock(proxy.url)
-    await kit.keep(holder.lock("held", ttl=60).acquire())
+    holder, locks = mode.interlock(), mode.interlock(proxy.url)
+    await mode.keep(holder.lock("held", ttl=60).acquire())
     leases = [await locks.lock(f"l{i}", ttl=3.2 + i / 5).acquire() for i in range(10)]
     leases += [await locks.lock(f"f{i}", ttl=3.3 + i / 5, renew=False).acquire() for i in range(10)]
     lost = [lease.lost for lease in leases]
@@ -295,7 +295,7 @@ async def test_a_lease_that_ends_is_told_in_time_whatever_the_silent_server_is_a
     await until(lambda: queued(holder, 1, "held"))
     proxy.hold = True
     calls += [asyncio.ensure_future(outcome(locks.lock(f"x{i}").acquire(timeout=0.2 + i / 5))) for i in range(15)]
-    now, seen = kit.session(locks).runtime.now, {}
+    now, seen = mode.session(locks).runtime.now, {}
 
     async def told() -> bool:
         for i, event in enumerate(lost):

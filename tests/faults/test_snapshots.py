@@ -65,9 +65,11 @@ def exclude_each_other(lines):
 
 
 @pytest.mark.rule(8, 11)
-@pytest.mark.parametrize("mode", ["threads", "asyncio"])
-def test_two_processes_with_one_memory_exclude_each_other_from_their_next_acquire_on(mode, server, clean, tmp_path):
-    with Image(mode, server.url, tmp_path, "idle") as image:
+@pytest.mark.parametrize("mode_name", ["threads", "asyncio"])
+def test_two_processes_with_one_memory_exclude_each_other_from_their_next_acquire_on(
+    mode_name, server, clean, tmp_path
+):
+    with Image(mode_name, server.url, tmp_path, "idle") as image:
         image.snapshot()
         exclude_each_other(image.lines())
 

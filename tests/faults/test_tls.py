@@ -65,10 +65,10 @@ class Mute:
 
 @pytest.mark.rule(8)
 @pytest.mark.parametrize("point", ["reset", "handshake", "greeting"])
-async def test_a_tls_connection_that_stops_half_way_leaves_no_socket(kit, park, ground, monkeypatch, point):
-    if ground.server != "valkey-9.1":
+async def test_a_tls_connection_that_stops_half_way_leaves_no_socket(mode, server_pool, cell, monkeypatch, point):
+    if cell.kind != "valkey-9.1":
         pytest.skip("once is enough")
-    park.node("redis-7.0")  # it makes the certificate, where there is a server that speaks TLS
+    server_pool.node("redis-7.0")  # it makes the certificate, where there is a server that speaks TLS
     connect = Connection._connect
 
     def late(self):
@@ -79,12 +79,12 @@ async def test_a_tls_connection_that_stops_half_way_leaves_no_socket(kit, park, 
         return connected
 
     monkeypatch.setattr(Connection, "_connect", late)
-    with Mute(park.certificate, point) as mute:
+    with Mute(server_pool.certificate, point) as mute:
         before = Residue.sockets()
-        locks = kit.interlock(mute.url, try_for=0.6)
+        locks = mode.interlock(mute.url, try_for=0.6)
         assert isinstance(await outcome(locks.lock("a").try_acquire()), Unavailable)
         await locks.close()
-        kit.made.remove(locks)
+        mode.made.remove(locks)
         gc.collect()
         theirs = {one for one in Residue.sockets() - before if one in _inodes(mute.taken)}
         await until(lambda: not Residue.sockets() - before - theirs)
@@ -107,19 +107,19 @@ def _inodes(sockets) -> set[str]:
     ],
     ids=["no authority", "another authority", "no such file", "junk"],
 )
-async def test_what_is_wrong_with_tls_is_said_at_once(kit, park, ground, tmp_path, wrong, says):
+async def test_what_is_wrong_with_tls_is_said_at_once(mode, server_pool, cell, tmp_path, wrong, says):
     import trustme
 
-    if ground.server != "valkey-9.1":
+    if cell.kind != "valkey-9.1":
         pytest.skip("TLS needs Debian's server: once is enough")
-    node = park.node("redis-7.0")
+    node = server_pool.node("redis-7.0")
     other, junk = tmp_path / "other.pem", tmp_path / "junk.pem"
     trustme.CA().cert_pem.write_to_path(str(other))
     junk.write_text("junk")
     url = node.tls_url.partition("?")[0] + wrong.format(other=other, junk=junk)
     started = time.monotonic()
     with pytest.raises(ConfigError, match=says):
-        await kit.interlock(url).lock("a").acquire(timeout=20)
+        await mode.interlock(url).lock("a").acquire(timeout=20)
     assert time.monotonic() - started < 4
 
 
@@ -141,6 +141,6 @@ def test_a_tls_handshake_that_is_cut_off_is_not_a_wrong_configuration():
 
 
 @pytest.mark.matrix("servers")
-async def test_tls_to_a_port_that_has_none(kit, server):
+async def test_tls_to_a_port_that_has_none(mode, server):
     with pytest.raises((ConfigError, Unavailable, AcquireTimeout)):
-        await kit.interlock(f"rediss://127.0.0.1:{server.port}").lock("a").acquire(timeout=1)
+        await mode.interlock(f"rediss://127.0.0.1:{server.port}").lock("a").acquire(timeout=1)

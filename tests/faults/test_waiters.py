@@ -22,10 +22,10 @@ pytestmark = pytest.mark.matrix("servers")
 
 
 @rule(4)
-async def test_a_waiter_that_an_interrupt_kept_from_leaving_gets_no_heartbeat(kit):
-    holder, locks = kit.interlock(), kit.interlock()
+async def test_a_waiter_that_an_interrupt_kept_from_leaving_gets_no_heartbeat(mode):
+    holder, locks = mode.interlock(), mode.interlock()
     lease = await holder.lock("a").acquire()
-    session = kit.session(locks)
+    session = mode.session(locks)
     leave, failed = session.waiters.unregister, []
 
     def interrupted(attempt):
@@ -36,7 +36,7 @@ async def test_a_waiter_that_an_interrupt_kept_from_leaving_gets_no_heartbeat(ki
 
     session.waiters.unregister = interrupted
     with pytest.raises(KeyboardInterrupt):
-        await _interrupted(kit, locks)
+        await _interrupted(mode, locks)
     await lease.release()
     mine = await holder.lock("a").acquire(timeout=10)
     assert not session.waiters.queues
@@ -44,9 +44,9 @@ async def test_a_waiter_that_an_interrupt_kept_from_leaving_gets_no_heartbeat(ki
     session.waiters.registered.clear()
 
 
-async def _interrupted(kit, locks):
+async def _interrupted(mode, locks):
     """A KeyboardInterrupt would end a loop: so it is caught where it comes out of acquire."""
-    if kit.mode == "threads":
+    if mode.name == "threads":
         return await locks.lock("a").acquire(timeout=0.2)
     coroutine = locks.lock("a").acquire(timeout=0.2)
     caught = []
@@ -62,8 +62,8 @@ async def _interrupted(kit, locks):
 
 
 @rule(8)
-async def test_a_waiter_without_a_timeout_hears_that_the_server_is_gone(kit, clean, proxy):
-    holder, locks = kit.interlock(), kit.interlock(proxy.url)
+async def test_a_waiter_without_a_timeout_hears_that_the_server_is_gone(mode, clean, proxy):
+    holder, locks = mode.interlock(), mode.interlock(proxy.url)
     lease = await holder.lock("a").acquire()
     waiting = asyncio.ensure_future(outcome(locks.lock("a").acquire()))
     await until(lambda: queued(holder, 1))
@@ -75,11 +75,11 @@ async def test_a_waiter_without_a_timeout_hears_that_the_server_is_gone(kit, cle
 
 
 @rule(1)
-async def test_nobody_overtakes_because_the_server_is_out_of_memory(kit, clean):
+async def test_nobody_overtakes_because_the_server_is_out_of_memory(mode, clean):
     """The handover to the head was refused; its DEL then let the newcomer's own grant through."""
-    locks = kit.interlock()
+    locks = mode.interlock()
     lease = await locks.lock("a", ttl=0.5, renew=False).acquire()
-    waiting = asyncio.ensure_future(outcome(kit.interlock().lock("a").acquire(timeout=20)))
+    waiting = asyncio.ensure_future(outcome(mode.interlock().lock("a").acquire(timeout=20)))
     await until(lambda: queued(locks, 1))
     clean.config_set("maxmemory", "1")
     try:

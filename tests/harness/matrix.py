@@ -1,4 +1,4 @@
-"""The ground that a test stands on: a server of some version, a way to it, and a mode.
+"""The matrix: on which servers, by which ways, and in which modes a test runs.
 
 `scripts/test` runs every test on the base, and the conformance suite on a sample in which each server and each way
 stands at least once; `scripts/test --full` runs the whole cross product. A server that this machine does not have
@@ -94,37 +94,37 @@ TLS = {"redis-7.0"}  # the only binary that was built with it
 
 
 @dataclass(frozen=True)
-class Ground:
-    """Where and how."""
+class Cell:
+    """One cell of the matrix: a kind of server, a way to reach it, a mode."""
 
-    server: str
+    kind: str
     way: str
     mode: str
 
     def __str__(self) -> str:
-        parts = [part for part, base in ((self.server, BASE), (self.way, "unix")) if part != base]
+        parts = [part for part, base in ((self.kind, BASE), (self.way, "unix")) if part != base]
         return "-".join([*parts, self.mode])
 
     @property
     def possible(self) -> bool:
-        """Whether there is such a ground at all."""
-        return (self.way != "tls" or self.server in TLS) and (self.way != "uvloop" or self.mode == "asyncio")
+        """Whether this machine could have it: not every server speaks TLS, and threads have no loop."""
+        return (self.way != "tls" or self.kind in TLS) and (self.way != "uvloop" or self.mode == "asyncio")
 
 
 BASE = "valkey-9.1"
-HOME = [Ground(BASE, "unix", mode) for mode in MODES]
+HOME = [Cell(BASE, "unix", mode) for mode in MODES]
 EVERYWHERE = [
-    ground
+    cell
     for server in KINDS
     for way in WAYS
     if way != "quorum"
     for mode in MODES
-    if (ground := Ground(server, way, mode)).possible
+    if (cell := Cell(server, way, mode)).possible
 ]
 SAMPLE = [
     *HOME,
     *(
-        ground
+        cell
         for server, way, modes in (
             ("redis-7.0", "tls", MODES), (BASE, "valkey-py", MODES[1:]), ("redis-8.2", "client", MODES[:1]),
             # the rest is the same in both modes but for the bytes on the wire, and those two parsers are tested above
@@ -134,15 +134,15 @@ SAMPLE = [
             ("valkey-8.1", "sentinel", MODES[:1]),
         )
         for mode in modes
-        if (ground := Ground(server, way, mode)).possible
+        if (cell := Cell(server, way, mode)).possible
     ),
 ]  # fmt: skip
-SERVERS = [Ground(server, "unix", mode) for server in KINDS for mode in MODES]
+SERVERS = [Cell(server, "unix", mode) for server in KINDS for mode in MODES]
 
-VERSIONS = [*HOME, *(Ground(server, "unix", MODES[i % 2]) for i, server in enumerate(sorted({*KINDS} - {BASE})))]
+VERSIONS = [*HOME, *(Cell(server, "unix", MODES[i % 2]) for i, server in enumerate(sorted({*KINDS} - {BASE})))]
 
 # For modules marked `quorum`, but for those of their tests that look at one server (see conftest) or say `one_server`.
-QUORUM = [Ground(BASE, "quorum", mode) for mode in MODES]
+QUORUM = [Cell(BASE, "quorum", mode) for mode in MODES]
 
 # What a test module asks for by `pytestmark = pytest.mark.matrix(...)`: by default, and with --full.
 WIDTHS = {
@@ -155,7 +155,7 @@ WIDTHS = {
 }
 
 
-class Park:
+class ServerPool:
     """The servers of a session, each started when it is first asked for."""
 
     def __init__(self, directory: Path) -> None:
@@ -165,16 +165,18 @@ class Park:
         self.quorums: dict[str, Independents] = {}
         self.watched: dict[str, Sentinels] = {}
 
-    def at(self, ground: Ground) -> Node | Cluster:
-        """Where a test stands."""
-        place = {"cluster": self.cluster, "quorum": self.quorum, "sentinel": self.primary}.get(ground.way, self.node)
-        return place(ground.server)
+    def at(self, cell: Cell) -> Node | Cluster:
+        """The running server of a cell, which all of its tests use."""
+        place = {"cluster": self.cluster, "quorum": self.quorum, "sentinel": self.primary}.get(cell.way, self.node)
+        return place(cell.kind)
 
     def primary(self, kind: str) -> Node:
         """One that has a replica, and is watched by a sentinel."""
         if kind not in self.watched:
             try:
-                group = Sentinels(kind, replicas=1, sentinels=1, down_after=60)  # nobody is replaced on this ground
+                group = Sentinels(
+                    kind, replicas=1, sentinels=1, down_after=60
+                )  # no test of the matrix wants a failover
             except Missing as missing:
                 required(f"no {kind} here: {missing}")
                 raise

@@ -1,4 +1,4 @@
-"""One way to say things to both modes: every test of the conformance suite is written once, as `async def`.
+"""One way to talk to both modes: every test is written once, as `async def`, and calls `mode.interlock()`.
 
 For asyncio the real objects are used. For threads a thin stand-in runs each blocking call in a thread of its own,
 so that the test can go on meanwhile, as tasks do.
@@ -22,7 +22,7 @@ from harness.matrix import WAYS
 from interlock.errors import LockError
 
 if TYPE_CHECKING:
-    from harness.matrix import Ground
+    from harness.matrix import Cell
     from harness.servers import Node
 
 BLOCKING = {
@@ -52,23 +52,23 @@ async def until(condition, within: float = 30.0) -> None:
         pause = min(0.05, pause * 1.1)  # what takes long need not be seen so soon
 
 
-class Stand:
+class AsyncView:
     """A blocking object, seen from a task."""
 
-    def __init__(self, real, kit) -> None:
+    def __init__(self, real, mode) -> None:
         self._real = real
-        self._kit = kit
+        self._mode = mode
 
     def __getattr__(self, name):
         value = getattr(self._real, name)
         if name in BLOCKING:
-            return lambda *args, **kwargs: self._kit.in_thread(value, *args, **kwargs)
+            return lambda *args, **kwargs: self._mode.in_thread(value, *args, **kwargs)
         if name in MAKING:
-            return lambda *args, **kwargs: Stand(value(*map(real, args), **kwargs), self._kit)
+            return lambda *args, **kwargs: AsyncView(value(*map(real, args), **kwargs), self._mode)
         return value
 
     def __setattr__(self, name, value) -> None:
-        if name in {"_real", "_kit"}:
+        if name in {"_real", "_mode"}:
             object.__setattr__(self, name, value)
         else:
             setattr(self._real, name, value)
@@ -85,29 +85,34 @@ class Stand:
 
 def real(thing):
     """What stands behind it."""
-    return thing._real if isinstance(thing, Stand) else thing
+    return thing._real if isinstance(thing, AsyncView) else thing
 
 
-class Kit:
-    """A mode, a server, a way to it, and what a test made of them."""
+class Mode:
+    """Threads or asyncio, on one server: makes the Interlocks of one test, and closes them at its end.
 
-    def __init__(self, ground: Ground, server: Node) -> None:
-        self.mode = ground.mode
+    `name` is "threads" or "asyncio"; `way` makes what Interlock(...) gets; `made` has the Interlocks, `clients` the
+    clients of others, `kept` the leases that last as long as the test.
+    """
+
+    def __init__(self, cell: Cell, server: Node) -> None:
+        self.name = cell.mode
         self.server = server
-        self.way = WAYS[ground.way]
+        self.way = WAYS[cell.way]
+        self.is_quorum = cell.way == "quorum"
         self.made: list = []
         self.clients: list = []
         self.kept: list = []
-        self.pool = ThreadPoolExecutor(200, "kit")
+        self.pool = ThreadPoolExecutor(200, "blocking call")
 
     async def in_thread(self, call, *args, **kwargs):
         result = await asyncio.get_running_loop().run_in_executor(self.pool, lambda: call(*args, **kwargs))
-        return Stand(result, self) if isinstance(result, interlock.Lease | interlock.MultiLease) else result
+        return AsyncView(result, self) if isinstance(result, interlock.Lease | interlock.MultiLease) else result
 
     @property
     def url(self) -> str:
         """For other processes: the way's own URL, or the plain one if the way is a client."""
-        target = self.way(self.server, self.mode)
+        target = self.way(self.server, self.name)
         if isinstance(target, str):
             return target
         if isinstance(target, list):
@@ -118,14 +123,14 @@ class Kit:
     def interlock(self, target=None, **options):
         """An Interlock of this mode: another client, as another process would be."""
         if target is None:
-            target = self.way(self.server, self.mode)
+            target = self.way(self.server, self.name)
             if not isinstance(target, str | list):
                 self.clients.append(target)
         options.setdefault("try_for", 5.0)  # of a busy machine: a test of tries says its own
-        made = interlock.Interlock if self.mode == "threads" else interlock.aio.Interlock
+        made = interlock.Interlock if self.name == "threads" else interlock.aio.Interlock
         made = (made.quorum if isinstance(target, list) else made)(target, **options)
-        if self.mode == "threads":
-            made = Stand(made, self)
+        if self.name == "threads":
+            made = AsyncView(made, self)
         self.made.append(made)
         return made
 
@@ -145,7 +150,7 @@ class Kit:
         self.made.clear()
         self.kept.clear()
         for client in self.clients:
-            if self.mode == "threads":
+            if self.name == "threads":
                 client.close()
             else:
                 await client.aclose()

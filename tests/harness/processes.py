@@ -17,14 +17,14 @@ from harness.modes import until
 PROGRAMS = Path(__file__).parent / "programs"
 
 
-class Actor:
-    """A process that runs lock_client.py, and its end."""
+class LockProcess:
+    """One process that runs lock_client.py."""
 
     @classmethod
-    async def start(cls, kit, url: str | None = None) -> Actor:
+    async def start(cls, mode, url: str | None = None) -> LockProcess:
         self = cls()
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, str(PROGRAMS / "lock_client.py"), url or kit.url, kit.mode,
+            sys.executable, str(PROGRAMS / "lock_client.py"), url or mode.url, mode.name,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         await self.answer()
@@ -62,11 +62,11 @@ class Actor:
 
 
 @contextlib.asynccontextmanager
-async def actors(kit, number: int, url: str | None = None):
-    """So many of them, on the kit's server or on that of `url`; killed at the end."""
-    started = [await Actor.start(kit, url) for _ in range(number)]
+async def processes(mode, number: int, url: str | None = None):
+    """Start so many processes of this mode, on its server or that of `url`; kill them at the end."""
+    started = [await LockProcess.start(mode, url) for _ in range(number)]
     try:
         yield started
     finally:
-        for actor in started:
-            await actor.end(signal.SIGKILL)
+        for process in started:
+            await process.end(signal.SIGKILL)

@@ -22,27 +22,27 @@ PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_te
 PINNED = [dependency.replace(">=", "==") for dependency in PYPROJECT["project"]["dependencies"]]
 
 
-def urls_of(park, way: str) -> tuple[list[str], list[str]]:
+def urls_of(server_pool, way: str) -> tuple[list[str], list[str]]:
     """What the program uses, and what a server must refuse."""
     if way == "one server":
-        node = park.node(BASE)
+        node = server_pool.node(BASE)
         refused = [url.replace("://", "://nobody:wrong@") for url in (node.url, node.tcp_url)]
         return [node.url, node.tcp_url], refused
     if way == "tls":
-        url = park.node("redis-7.0").tls_url
+        url = server_pool.node("redis-7.0").tls_url
         # A certificate of an unknown authority; the certificate of another host.
         return [url], [url.partition("?")[0], url.replace("127.0.0.1", "0.0.0.0")]
-    return [park.primary(BASE).watched if way == "sentinel" else park.cluster(BASE).url], []
+    return [server_pool.primary(BASE).watched if way == "sentinel" else server_pool.cluster(BASE).url], []
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode_name", MODES)
 @pytest.mark.parametrize("way", ["one server", "tls", "sentinel", "cluster"])
-def test_interlock_works_with_the_oldest_redis_py(park, way, mode):
+def test_interlock_works_with_the_oldest_redis_py(server_pool, way, mode_name):
     if not OLDEST.is_dir():
         required(f"{' and '.join(PINNED)} could not be installed; scripts/test tries it")
-    used, refused = urls_of(park, way)
+    used, refused = urls_of(server_pool, way)
     ran = subprocess.run(
-        [sys.executable, "-X", "dev", PROGRAMS / "redis_versions.py", mode, *used, "--refused", *refused],
+        [sys.executable, "-X", "dev", PROGRAMS / "redis_versions.py", mode_name, *used, "--refused", *refused],
         env=os.environ | {"PYTHONPATH": str(OLDEST)},
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip

@@ -163,9 +163,9 @@ def test_a_record_of_another_version_is_refused_and_left_as_it_is(script):
 @rule(7, 10)
 @pytest.mark.single
 @pytest.mark.parametrize("kind", ["lock", "semaphore"])
-async def test_the_record_outlives_a_lease_that_was_extended_far(kit, clean, kind):
+async def test_the_record_outlives_a_lease_that_was_extended_far(mode, clean, kind):
     """It has the fence, and the identity of the server, which is the evidence after a restart."""
-    locks = kit.interlock(max_ttl=3600)
+    locks = mode.interlock(max_ttl=3600)
     lease = await (locks.lock("a") if kind == "lock" else locks.semaphore("a", 1)).acquire()
     await lease.extend(3600)
     assert clean.pttl(NAMES["record"]) > clean.pttl("lock:a") + 60_000
@@ -203,8 +203,8 @@ def lasting(state):
 
 @pytest.mark.single
 @pytest.mark.parametrize("kind", LEASED)
-async def test_leases_are_had_seen_and_revoked_whatever_a_later_version_stored(kit, clean, kind):
-    one, other = LEASED[kind](kit.interlock()), LEASED[kind](kit.interlock())
+async def test_leases_are_had_seen_and_revoked_whatever_a_later_version_stored(mode, clean, kind):
+    one, other = LEASED[kind](mode.interlock()), LEASED[kind](mode.interlock())
     lease = await one.acquire()
     waiter = asyncio.ensure_future(other.acquire(timeout=30))
     await until(lambda: waiting(one, 1))
@@ -224,11 +224,11 @@ async def test_leases_are_had_seen_and_revoked_whatever_a_later_version_stored(k
 
 
 @pytest.mark.single
-async def test_a_reason_is_read_beside_words_of_a_later_version(kit, clean):
+async def test_a_reason_is_read_beside_words_of_a_later_version(mode, clean):
     for kind in ("lock", "semaphore"):
-        locks, one = kit.interlock(), LEASED[kind](kit.interlock())
+        locks, one = mode.interlock(), LEASED[kind](mode.interlock())
         lease = await LEASED[kind](locks).acquire()
-        kit.session(locks).renewal.lose = lambda *_: None  # it does not hear of it, and gives nothing back
+        mode.session(locks).renewal.lose = lambda *_: None  # it does not hear of it, and gives nothing back
         grown(clean)
         assert await one.revoke("!for ! maintenance")
         grown(clean)
@@ -240,14 +240,14 @@ async def test_a_reason_is_read_beside_words_of_a_later_version(kit, clean):
 
 
 @pytest.mark.single
-async def test_latches_barriers_and_runs_go_on_whatever_a_later_version_stored(kit, clean):
-    locks = kit.interlock()
+async def test_latches_barriers_and_runs_go_on_whatever_a_later_version_stored(mode, clean):
+    locks = mode.interlock()
     through = asyncio.ensure_future(locks.latch("l", 2).wait(30))
     early = asyncio.ensure_future(locks.barrier("b", 2).wait(30))
     await until(lambda: waiting(locks.latch("l", 2), 1))
     await until(lambda: waiting(locks.barrier("b", 2), 1))
     ran = await locks.once("o", at_most=10, at_least=10).run(
-        lambda _lease: nothing() if kit.mode == "asyncio" else None
+        lambda _lease: nothing() if mode.name == "asyncio" else None
     )
     seen = [locks.latch("l", 2), locks.barrier("b", 2), locks.once("o", at_most=10)]
     before = [lasting(await each.inspect()) for each in seen]
@@ -259,7 +259,7 @@ async def test_latches_barriers_and_runs_go_on_whatever_a_later_version_stored(k
     await through
     assert await locks.barrier("b", 2).wait(30) == 1
     assert await early == 0
-    skipped = await locks.once("o", at_most=10).run(lambda _lease: nothing() if kit.mode == "asyncio" else None)
+    skipped = await locks.once("o", at_most=10).run(lambda _lease: nothing() if mode.name == "asyncio" else None)
     assert (skipped.by, skipped.started) == (ran.by, ran.started)
     assert await locks.once("o", at_most=10).forget()
 
@@ -271,8 +271,8 @@ async def nothing() -> None:
 @rule(1)
 @pytest.mark.single
 @pytest.mark.parametrize("kind", LEASED)
-async def test_a_record_of_another_version_is_told_and_no_waiter_is_handed_what_it_guards(kit, clean, kind):
-    one, other = LEASED[kind](kit.interlock()), LEASED[kind](kit.interlock())
+async def test_a_record_of_another_version_is_told_and_no_waiter_is_handed_what_it_guards(mode, clean, kind):
+    one, other = LEASED[kind](mode.interlock()), LEASED[kind](mode.interlock())
     lease = await one.acquire()
     waiter = asyncio.ensure_future(outcome(other.acquire(timeout=30)))
     await until(lambda: waiting(one, 1))

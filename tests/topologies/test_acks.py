@@ -45,21 +45,21 @@ KINDS = {
 @rule(10)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("acks", "least"), [(1, 1), (2, 2), ("majority", 1), ("all", 2)])
-async def test_a_lease_says_what_it_rests_on(kit, healthy, kind, acks, least):
-    locks = kit.interlock(healthy.url)
-    lease = await kit.keep(KINDS[kind](locks, acks=acks).acquire())
+async def test_a_lease_says_what_it_rests_on(mode, healthy, kind, acks, least):
+    locks = mode.interlock(healthy.url)
+    lease = await mode.keep(KINDS[kind](locks, acks=acks).acquire())
     assert lease.assurance.replicas >= least
     assert lease.assurance.servers == 1
     await lease.release()
-    plain = await kit.keep(KINDS[kind](locks).acquire())
+    plain = await mode.keep(KINDS[kind](locks).acquire())
     assert plain.assurance == Assurance()
     await plain.release()
 
 
 @rule(8, 10)
 @pytest.mark.parametrize("kind", KINDS)
-async def test_too_few_replicas_undo_the_grant(kit, healthy, kind):
-    locks = kit.interlock(healthy.url)
+async def test_too_few_replicas_undo_the_grant(mode, healthy, kind):
+    locks = mode.interlock(healthy.url)
     error = await outcome(KINDS[kind](locks, acks=3, ttl=1).acquire())
     assert isinstance(error, Unavailable)
     assert re.search(r"2 of 3 replicas.*no more than 2: attach more, or ask for fewer", str(error))
@@ -72,8 +72,8 @@ async def test_too_few_replicas_undo_the_grant(kit, healthy, kind):
 
 
 @rule(10)
-async def test_a_replica_that_is_gone_is_missed(kit, healthy):
-    locks = kit.interlock(healthy.url)
+async def test_a_replica_that_is_gone_is_missed(mode, healthy):
+    locks = mode.interlock(healthy.url)
     await (await locks.lock("a", acks="all").acquire()).release()
     healthy.replicas[0].pause()
     error = await outcome(locks.lock("a", acks="all", ttl=1).acquire())
@@ -82,9 +82,9 @@ async def test_a_replica_that_is_gone_is_missed(kit, healthy):
 
 
 @rule(4, 10)
-async def test_a_lock_that_was_handed_over_is_acknowledged_too(kit, healthy):
-    locks = kit.interlock(healthy.url)
-    first = await kit.keep(locks.lock("a").acquire())
+async def test_a_lock_that_was_handed_over_is_acknowledged_too(mode, healthy):
+    locks = mode.interlock(healthy.url)
+    first = await mode.keep(locks.lock("a").acquire())
     waiter = asyncio.ensure_future(locks.lock("a", acks=2).acquire(timeout=10))
 
     async def waits():
@@ -92,13 +92,13 @@ async def test_a_lock_that_was_handed_over_is_acknowledged_too(kit, healthy):
 
     await until(waits)
     await first.release()
-    lease = await kit.keep(waiter)
+    lease = await mode.keep(waiter)
     assert lease.assurance.replicas == 2
     await lease.release()
 
 
-async def test_many_at_once_do_not_hold_up_others(kit, healthy):
-    locks = kit.interlock(healthy.url)
+async def test_many_at_once_do_not_hold_up_others(mode, healthy):
+    locks = mode.interlock(healthy.url)
     healthy.replicas[0].pause()
     slow = [asyncio.ensure_future(outcome(locks.lock(f"slow{i}", acks=2).acquire())) for i in range(5)]
     for _ in range(50):  # each would wait for a second behind them
@@ -107,33 +107,33 @@ async def test_many_at_once_do_not_hold_up_others(kit, healthy):
 
 
 @rule(10)
-async def test_a_disk_is_waited_for(kit):
+async def test_a_disk_is_waited_for(mode):
     with Sentinels(sentinels=0, replicas=1, config={"appendonly": "yes"}) as group:
-        locks = kit.interlock(group.url)
-        lease = await kit.keep(locks.lock("a", acks=1, fsync=True).acquire())
+        locks = mode.interlock(group.url)
+        lease = await mode.keep(locks.lock("a", acks=1, fsync=True).acquire())
         assert lease.assurance == Assurance(1, 1, 1)
-        alone = await kit.keep(locks.lock("b", fsync=True).acquire())
+        alone = await mode.keep(locks.lock("b", fsync=True).acquire())
         assert alone.assurance.disks == 1
 
 
-async def test_a_server_without_a_log_refuses(kit, healthy, clean):
-    locks = kit.interlock(healthy.url)
+async def test_a_server_without_a_log_refuses(mode, healthy, clean):
+    locks = mode.interlock(healthy.url)
     error = await outcome(locks.lock("a", fsync=True).acquire())
     assert isinstance(error, ConfigError)
     assert "appendonly yes" in str(error)
     await until(lambda: not clean.exists("lock:a"))
 
 
-async def test_multi_is_acknowledged_one_by_one(kit, healthy):
-    locks = kit.interlock(healthy.url)
-    lease = await kit.keep(locks.multi(locks.lock("a", acks=2), locks.lock("b")).acquire(timeout=0))
+async def test_multi_is_acknowledged_one_by_one(mode, healthy):
+    locks = mode.interlock(healthy.url)
+    lease = await mode.keep(locks.multi(locks.lock("a", acks=2), locks.lock("b")).acquire(timeout=0))
     assert lease["a"].assurance.replicas == 2
     await lease.release()
     assert isinstance(await outcome(locks.multi(locks.lock("a", acks=3), locks.lock("b")).acquire()), Unavailable)
 
 
-async def test_nonsense_is_refused(kit):
-    locks = kit.interlock()
+async def test_nonsense_is_refused(mode):
+    locks = mode.interlock()
     for wrong in (-1, 1.5, True, "most", b"all"):
         with pytest.raises(ConfigError, match=r'acks must be a number of replicas, "majority" or "all"'):
             locks.lock("a", acks=wrong)
@@ -142,17 +142,17 @@ async def test_nonsense_is_refused(kit):
 
 
 @rule(10)
-async def test_a_shard_of_a_cluster_has_replicas_too(kit):
+async def test_a_shard_of_a_cluster_has_replicas_too(mode):
     with Cluster(shards=1, replicas=1) as cluster:
-        locks = kit.interlock(cluster.url)
-        lease = await kit.keep(locks.lock("a", acks=1).acquire())
+        locks = mode.interlock(cluster.url)
+        lease = await mode.keep(locks.lock("a", acks=1).acquire())
         assert lease.assurance.replicas == 1
         error = await outcome(locks.lock("b", acks=2, ttl=1).acquire())
         assert isinstance(error, Unavailable)
 
 
-def test_a_quorum_takes_none(kit):
-    factory = interlock.Interlock if kit.mode == "threads" else interlock.aio.Interlock
+def test_a_quorum_takes_none(mode):
+    factory = interlock.Interlock if mode.name == "threads" else interlock.aio.Interlock
     locks = factory.quorum(["redis://127.0.0.1:1", "redis://127.0.0.1:2", "redis://127.0.0.1:3"])
     for options in ({"acks": 1}, {"fsync": True}):
         with pytest.raises(ConfigError, match="a quorum takes no acks="):
@@ -160,7 +160,7 @@ def test_a_quorum_takes_none(kit):
 
 
 @rule(8)
-async def test_replicas_are_waited_for_no_longer_than_the_caller_has(kit, node, monkeypatch):
+async def test_replicas_are_waited_for_no_longer_than_the_caller_has(mode, node, monkeypatch):
     patiences, command = [], Acks.command
 
     def seen(self, known, timeout):
@@ -168,6 +168,6 @@ async def test_replicas_are_waited_for_no_longer_than_the_caller_has(kit, node, 
         return command(self, known, timeout)
 
     monkeypatch.setattr(Acks, "command", seen)
-    error = await outcome(kit.interlock(node.url).lock("a", acks=1).acquire(timeout=0.8))
+    error = await outcome(mode.interlock(node.url).lock("a", acks=1).acquire(timeout=0.8))
     assert isinstance(error, Unavailable), error
     assert max(patiences, default=0) < 0.8  # they may take a second; on a busy machine the time may be over before

@@ -44,7 +44,7 @@ def cluster(request):
 
 @pytest.fixture
 def server(cluster):
-    """What the kit connects to."""
+    """What the mode connects to."""
     return cluster
 
 
@@ -60,13 +60,13 @@ def harmed(clean, cluster):
     cluster.wait_ok()
 
 
-def ear(kit, locks, name):
+def ear(mode, locks, name):
     """Whether this client hears of a lock, and on which channel."""
-    return kit.session(locks).server.subscription_of(f"lock:{name}")
+    return mode.session(locks).server.subscription_of(f"lock:{name}")
 
 
-def server_of(kit, locks):
-    return kit.session(locks).server
+def server_of(mode, locks):
+    return mode.session(locks).server
 
 
 def one_on_each(cluster, prefix="on"):
@@ -86,10 +86,10 @@ async def use(lockable, timeout=None):
         lease.ensure()
 
 
-async def knows_all(kit, locks):
+async def knows_all(mode, locks):
     """Once it has met all primaries, it is a witness of what they do."""
     await use(locks.lock("hello"))
-    server = server_of(kit, locks)
+    server = server_of(mode, locks)
     await until(lambda: all(member is not None and member.history.known for member in {*server._map}))
     return server
 
@@ -107,8 +107,8 @@ def test_there_is_a_tag_for_every_slot():
     assert all(slot_of(f"interlock:ab{{{tag_of(slot)}}}") == slot for slot in range(SLOTS))
 
 
-async def test_names_on_all_shards_with_and_without_tags(kit, clean, cluster):
-    locks, others = kit.interlock(), kit.interlock()
+async def test_names_on_all_shards_with_and_without_tags(mode, clean, cluster):
+    locks, others = mode.interlock(), mode.interlock()
     assert len({cluster.primary_of(f"lock:{name}") for name in (*PLAIN, *TAGGED)}) == cluster.shards
     for name in (*PLAIN, *TAGGED):
         first = await locks.lock(name).acquire()
@@ -121,16 +121,16 @@ async def test_names_on_all_shards_with_and_without_tags(kit, clean, cluster):
 
 @rule(3)
 @pytest.mark.parametrize("cluster", [BASE, "redis-7.0", "redis-6.2"], indirect=True)
-async def test_waiters_on_all_nodes_are_woken_by_push(kit, clean, cluster, monkeypatch):
+async def test_waiters_on_all_nodes_are_woken_by_push(mode, clean, cluster, monkeypatch):
     monkeypatch.setattr(_waiters, "HEARTBEAT_INTERVAL", 1000.0)  # a message that is lost would be missed for ever
-    locks, others = kit.interlock(), kit.interlock()
+    locks, others = mode.interlock(), mode.interlock()
     for name in one_on_each(cluster).values():
         lease = await locks.lock(name).acquire()
         waiter = asyncio.ensure_future(others.lock(name).acquire())
-        await until(lambda name=name: ear(kit, others, name)[0] == "1")
+        await until(lambda name=name: ear(mode, others, name)[0] == "1")
         await until(lambda name=name: queued(locks, 1, name))
         asked = []
-        real, transport = resp.evalsha, blocking if kit.mode == "threads" else transport_of_asyncio
+        real, transport = resp.evalsha, blocking if mode.name == "threads" else transport_of_asyncio
         monkeypatch.setattr(transport, "evalsha", lambda *message: (asked.append(message[2][0]), real(*message))[1])
         await lease.release()
         await (await asyncio.wait_for(waiter, 10)).release()
@@ -140,36 +140,36 @@ async def test_waiters_on_all_nodes_are_woken_by_push(kit, clean, cluster, monke
 
 
 @rule(3)
-async def test_a_wake_up_concerns_one_channel_only(kit, clean, cluster):
-    locks, others = kit.interlock(), kit.interlock()
+async def test_a_wake_up_concerns_one_channel_only(mode, clean, cluster):
+    locks, others = mode.interlock(), mode.interlock()
     names = [*one_on_each(cluster).values()]
     leases = [await locks.lock(name).acquire() for name in names]
     waiters = [asyncio.ensure_future(others.lock(name).acquire()) for name in names]
-    await until(lambda: all(ear(kit, others, name)[0] == "1" for name in names))
+    await until(lambda: all(ear(mode, others, name)[0] == "1" for name in names))
     woken = []
-    kit.session(others).waiters._wake = woken.extend
-    kit.session(others).subscribed(ear(kit, others, names[0])[1])
+    mode.session(others).waiters._wake = woken.extend
+    mode.session(others).subscribed(ear(mode, others, names[0])[1])
     assert [attempt.resource.name for attempt in woken] == names[:1]
-    del kit.session(others).waiters._wake
+    del mode.session(others).waiters._wake
     for lease in leases:
         await lease.release()
     for waiter in waiters:
         await (await waiter).release()
 
 
-async def test_a_revocation_is_pushed(kit, clean, cluster, monkeypatch):
-    locks, others = kit.interlock(), kit.interlock()
+async def test_a_revocation_is_pushed(mode, clean, cluster, monkeypatch):
+    locks, others = mode.interlock(), mode.interlock()
     lease = await locks.lock("a", ttl=60).acquire()
-    await until(lambda: ear(kit, locks, "a")[0] == "1")
+    await until(lambda: ear(mode, locks, "a")[0] == "1")
     assert await others.lock("a").revoke("enough")
     await until(lambda: lease.state is LeaseState.LOST, within=15)  # the renewal is due in 20
 
 
 @rule(6)
 @pytest.mark.parametrize("cluster", [BASE, "redis-6.2"], indirect=True)
-async def test_a_revocation_of_a_young_lease_reaches_it_on_every_shard(kit, clean, cluster):
+async def test_a_revocation_of_a_young_lease_reaches_it_on_every_shard(mode, clean, cluster):
     """A client that hears the channel of one slot does not hear that of another."""
-    locks, others = kit.interlock(), kit.interlock()
+    locks, others = mode.interlock(), mode.interlock()
     for name in one_on_each(cluster).values():
         lease = await locks.lock(name, renew=name != "a").acquire()
         began = time.monotonic()
@@ -181,8 +181,8 @@ async def test_a_revocation_of_a_young_lease_reaches_it_on_every_shard(kit, clea
         await lease.release()
 
 
-async def test_several_locks_on_several_shards(kit, clean, cluster):
-    locks, others = kit.interlock(), kit.interlock()
+async def test_several_locks_on_several_shards(mode, clean, cluster):
+    locks, others = mode.interlock(), mode.interlock()
     names = [*one_on_each(cluster).values()]
     async with await locks.multi(*map(locks.lock, names)).acquire() as leases:
         leases.ensure()
@@ -196,8 +196,8 @@ async def test_several_locks_on_several_shards(kit, clean, cluster):
     await use(others.multi(*(others.lock(f"{part}:{{one}}") for part in "abc")))  # in one step
 
 
-async def test_a_command_under_a_lease_needs_its_slot(kit, clean):
-    lease = await kit.interlock().lock("job:{7}").acquire()
+async def test_a_command_under_a_lease_needs_its_slot(mode, clean):
+    lease = await mode.interlock().lock("job:{7}").acquire()
     assert await lease.execute("SET", "users:{7}", "ann", "EX", "60") == b"OK"
     with pytest.raises(ConfigError, match="same hash tag"):
         await lease.execute("SET", "users:8", "bob", "EX", "60", keys=["users:8"])
@@ -210,13 +210,13 @@ async def test_a_command_under_a_lease_needs_its_slot(kit, clean):
 
 @rule(6)
 @pytest.mark.parametrize("cluster", [BASE], indirect=True)
-async def test_a_node_that_is_silent_delays_no_renewal_of_others(kit, clean, harmed):
-    locks = kit.interlock(max_ttl=3)
+async def test_a_node_that_is_silent_delays_no_renewal_of_others(mode, clean, harmed):
+    locks = mode.interlock(max_ttl=3)
     leases = {name: await locks.lock(name, ttl=3).acquire() for name in (*PLAIN, *TAGGED)}
     paused = harmed.primary_of(f"lock:{PLAIN[0]}")
     others = [lease for name, lease in leases.items() if harmed.primary_of(f"lock:{name}") is not paused]
     paused.pause()
-    began = kit.session(locks).runtime.now()
+    began = mode.session(locks).runtime.now()
     grants = [lease._grant for lease in others]
     while min(grant.deadline for grant in grants) < began + 6:  # each was renewed twice, at least
         assert not any(lease.state is LeaseState.LOST for lease in others)
@@ -231,10 +231,10 @@ async def test_a_node_that_is_silent_delays_no_renewal_of_others(kit, clean, har
 
 
 @rule(10)
-async def test_a_slot_that_moved_is_followed_and_not_in_quarantine(kit, clean, harmed):
-    locks, others, idle = kit.interlock(), kit.interlock(), kit.interlock()
+async def test_a_slot_that_moved_is_followed_and_not_in_quarantine(mode, clean, harmed):
+    locks, others, idle = mode.interlock(), mode.interlock(), mode.interlock()
     for each in (locks, others, idle):
-        await knows_all(kit, each)
+        await knows_all(mode, each)
     held, free = await locks.lock("held:{m}").acquire(), await locks.lock("free:{m}").acquire()
     fence = free.fence
     await free.release()
@@ -254,7 +254,7 @@ async def test_a_slot_that_moved_is_followed_and_not_in_quarantine(kit, clean, h
         await lease.release()
     waiter = asyncio.ensure_future(others.lock("held:{m}").acquire())
     await until(lambda: queued(locks, 1, "held:{m}"))
-    await until(lambda: ear(kit, others, "held:{m}")[0] == "1")
+    await until(lambda: ear(mode, others, "held:{m}")[0] == "1")
     assert await held.release()
     await (await waiter).release()
     harmed.migrate(slot, to=old)
@@ -264,19 +264,19 @@ async def test_a_slot_that_moved_is_followed_and_not_in_quarantine(kit, clean, h
 
 
 @rule(3)
-async def test_waiters_go_with_their_slot(kit, clean, harmed):
-    locks, others = kit.interlock(), kit.interlock()
+async def test_waiters_go_with_their_slot(mode, clean, harmed):
+    locks, others = mode.interlock(), mode.interlock()
     for each in (locks, others):
-        await knows_all(kit, each)
+        await knows_all(mode, each)
     lease = await locks.lock("w").acquire()
     waiter = asyncio.ensure_future(others.lock("w").acquire())
-    await until(lambda: ear(kit, others, "w")[0] == "1")
+    await until(lambda: ear(mode, others, "w")[0] == "1")
     slot = harmed.slot("lock:w")
     old = harmed.primary_of(slot)
     new = _another(harmed, old)
     harmed.migrate(slot, to=new)
-    await until(lambda: server_of(kit, others)._map[slot].address.parameters["port"] == new.port)
-    await until(lambda: ear(kit, others, "w")[0] == "1")
+    await until(lambda: server_of(mode, others)._map[slot].address.parameters["port"] == new.port)
+    await until(lambda: ear(mode, others, "w")[0] == "1")
     assert await lease.release()
     await (await asyncio.wait_for(waiter, 10)).release()
     harmed.migrate(slot, to=old)
@@ -290,10 +290,10 @@ def _another(cluster, node):
 
 
 @rule(1, 6)
-async def test_mutual_exclusion_and_leases_last_while_a_slot_moves_under_load(kit, clean, harmed):
-    clients = [kit.interlock(), kit.interlock()]
+async def test_mutual_exclusion_and_leases_last_while_a_slot_moves_under_load(mode, clean, harmed):
+    clients = [mode.interlock(), mode.interlock()]
     for each in clients:
-        await knows_all(kit, each)
+        await knows_all(mode, each)
     held = await clients[0].lock("held:{load}", ttl=2).acquire()
     inside, sections, over = [], [], False
 
@@ -330,9 +330,9 @@ async def test_mutual_exclusion_and_leases_last_while_a_slot_moves_under_load(ki
     assert await held.release()
 
 
-async def test_a_lease_whose_slot_is_on_its_way_is_asked_for_there(kit, clean, harmed):
-    locks = kit.interlock()
-    await knows_all(kit, locks)
+async def test_a_lease_whose_slot_is_on_its_way_is_asked_for_there(mode, clean, harmed):
+    locks = mode.interlock()
+    await knows_all(mode, locks)
     leases = [await locks.lock(f"{name}:{{ask}}").acquire() for name in "ab"]
     slot = harmed.slot("lock:a:{ask}")
     old = harmed.primary_of(slot)
@@ -346,7 +346,7 @@ async def test_a_lease_whose_slot_is_on_its_way_is_asked_for_there(kit, clean, h
                 assert lease.remaining() > 35
             # A new lock has keys that exist nowhere, which no server answers for until the slot has arrived.
             assert isinstance(await outcome(locks.lock("c:{ask}").acquire(timeout=0.3)), AcquireTimeout | Unavailable)
-            assert server_of(kit, locks)._map[slot].address.parameters["port"] == old.port  # ASK changes no map
+            assert server_of(mode, locks)._map[slot].address.parameters["port"] == old.port  # ASK changes no map
     assert steps == ["open", "half", "moved"]
     for lease in leases:
         assert await lease.release()
@@ -354,9 +354,9 @@ async def test_a_lease_whose_slot_is_on_its_way_is_asked_for_there(kit, clean, h
     harmed.migrate(slot, to=old)
 
 
-async def test_leases_of_a_slot_that_is_half_way_are_renewed_each_by_itself(kit, clean, harmed):
-    locks = kit.interlock(max_ttl=6)
-    await knows_all(kit, locks)
+async def test_leases_of_a_slot_that_is_half_way_are_renewed_each_by_itself(mode, clean, harmed):
+    locks = mode.interlock(max_ttl=6)
+    await knows_all(mode, locks)
     leases = [await locks.lock(f"{number}:{{half}}", ttl=4).acquire() for number in range(6)]
     slot = harmed.slot("lock:0:{half}")
     old = harmed.primary_of(slot)
@@ -365,7 +365,7 @@ async def test_leases_of_a_slot_that_is_half_way_are_renewed_each_by_itself(kit,
         if step == "half":
             whole = [lease for lease in leases if _together(old, new, lease.name)]
             grants = [lease._grant for lease in whole]
-            began = server_of(kit, locks).runtime.now()
+            began = server_of(mode, locks).runtime.now()
             await until(lambda: all(grant.deadline > began + 6 for grant in grants))
     harmed.migrate(slot, to=old)
     for lease in leases:
@@ -386,9 +386,9 @@ def _together(old, new, name):
 
 
 @rule(6)
-async def test_a_failover_of_one_shard_disturbs_no_other(kit, clean, harmed):
-    locks = kit.interlock(max_ttl=10)
-    await knows_all(kit, locks)
+async def test_a_failover_of_one_shard_disturbs_no_other(mode, clean, harmed):
+    locks = mode.interlock(max_ttl=10)
+    await knows_all(mode, locks)
     names = one_on_each(harmed, "f")
     leases = {node: await locks.lock(name, ttl=10).acquire() for node, name in names.items()}
     dead = harmed.primary_of("lock:hello")
@@ -414,10 +414,10 @@ async def test_a_failover_of_one_shard_disturbs_no_other(kit, clean, harmed):
 
 
 @rule(10)
-async def test_a_failover_that_lost_a_grant_begins_a_quarantine(kit, clean, harmed):
-    locks, others, fearless = kit.interlock(max_ttl=4), kit.interlock(max_ttl=4), kit.interlock(quarantine=False)
+async def test_a_failover_that_lost_a_grant_begins_a_quarantine(mode, clean, harmed):
+    locks, others, fearless = mode.interlock(max_ttl=4), mode.interlock(max_ttl=4), mode.interlock(quarantine=False)
     for each in (locks, others):
-        await knows_all(kit, each)
+        await knows_all(mode, each)
     name = "lost"
     primary = harmed.primary_of(f"lock:{name}")
     replica = harmed.replica_of(primary)
@@ -435,10 +435,10 @@ async def test_a_failover_that_lost_a_grant_begins_a_quarantine(kit, clean, harm
 
 
 @rule(10)
-async def test_a_failover_without_loss_is_no_reason_to_wait(kit, clean, harmed):
-    locks, others = kit.interlock(), kit.interlock()
+async def test_a_failover_without_loss_is_no_reason_to_wait(mode, clean, harmed):
+    locks, others = mode.interlock(), mode.interlock()
     for each in (locks, others):
-        await knows_all(kit, each)
+        await knows_all(mode, each)
     held = await locks.lock("kept").acquire()
     await use(locks.lock("used:{lock:kept}"))
     primary = harmed.primary_of("lock:kept")
@@ -453,10 +453,10 @@ async def test_a_failover_without_loss_is_no_reason_to_wait(kit, clean, harmed):
 
 
 @rule(10)
-async def test_a_slot_that_goes_to_a_node_which_serves_once_more_is_not_in_quarantine(kit, clean, harmed):
+async def test_a_slot_that_goes_to_a_node_which_serves_once_more_is_not_in_quarantine(mode, clean, harmed):
     """The client knew that node by the identity that it had before, until it read a map by chance."""
-    locks = kit.interlock()
-    server = await knows_all(kit, locks)
+    locks = mode.interlock()
+    server = await knows_all(mode, locks)
     name = next(iter(one_on_each(harmed, "again").values()))
     slot = harmed.slot(f"lock:{name}")
     new = _another(harmed, harmed.primary_of(slot))
@@ -498,24 +498,24 @@ def test_what_moved_without_loss_before_a_handover_came_without_loss():
 
 
 @rule(5, 10)
-async def test_permits_that_move_to_a_clock_that_is_ahead_are_waited_for(kit):
+async def test_permits_that_move_to_a_clock_that_is_ahead_are_waited_for(mode):
     """A permit moves with the time at which it ends, which is sooner there."""
     try:
         faketime()
     except Missing as missing:
         required(f"no libfaketime here: {missing}")
     with Cluster(replicas=0, clock=True) as skewed:
-        locks, others = (kit.interlock(skewed.url, max_ttl=2.5) for _ in range(2))
+        locks, others = (mode.interlock(skewed.url, max_ttl=2.5) for _ in range(2))
         slot = skewed.slot("lock:s")
         new = _another(skewed, skewed.primary_of(slot))
         new.shift(2)
         await until(lambda: wrong_by(new) > 0.9)
         skewed.wait_ok()
         for each in (locks, others):
-            await knows_all(kit, each)
-        lease = await kit.keep(locks.semaphore("s", 1, ttl=2.5, renew=False).acquire())
+            await knows_all(mode, each)
+        lease = await mode.keep(locks.semaphore("s", 1, ttl=2.5, renew=False).acquire())
         skewed.migrate(slot, to=new)
-        second = await kit.keep(others.semaphore("s", 1, ttl=2.5).acquire(timeout=30))
+        second = await mode.keep(others.semaphore("s", 1, ttl=2.5).acquire(timeout=30))
         assert lease.remaining() == 0
         assert second.fence > lease.fence
 
@@ -529,34 +529,34 @@ def wrong_by(node):
 # What is given
 
 
-def cluster_client(module, cluster, mode, **options):
+def cluster_client(module, cluster, mode_name, **options):
     """A client of this library for the whole cluster."""
-    home = module if mode == "threads" else module.asyncio
+    home = module if mode_name == "threads" else module.asyncio
     kind = getattr(home, "RedisCluster", None) or home.ValkeyCluster
     return kind(host="127.0.0.1", port=cluster.nodes[0].port, **options)
 
 
 @pytest.mark.parametrize("library", ["redis", "valkey"])
 @pytest.mark.parametrize("decode", [False, True])
-async def test_a_client_of_the_cluster_will_do(kit, clean, cluster, library, decode):
+async def test_a_client_of_the_cluster_will_do(mode, clean, cluster, library, decode):
     module = pytest.importorskip(library)
-    client = cluster_client(module, cluster, kit.mode, decode_responses=decode)
-    kit.clients.append(client)
-    locks = kit.interlock(client)
+    client = cluster_client(module, cluster, mode.name, decode_responses=decode)
+    mode.clients.append(client)
+    locks = mode.interlock(client)
     for name in one_on_each(cluster).values():
         await use(locks.lock(name))
-    if kit.mode == "asyncio":
+    if mode.name == "asyncio":
         await client.initialize()
 
 
-async def test_what_is_given_wrongly_gets_one_clear_error(kit, clean, cluster, park):
-    single = park.node(BASE)
+async def test_what_is_given_wrongly_gets_one_clear_error(mode, clean, cluster, server_pool):
+    single = server_pool.node(BASE)
     for target, error, said in (
         (f"redis+cluster://127.0.0.1:{single.port}", ConfigError, "is no node of a cluster. Use a URL redis://"),
         (f"redis://127.0.0.1:{cluster.nodes[0].port}", ConfigError, r"Use a URL redis\+cluster://"),
         ("redis+cluster://127.0.0.1:1,127.0.0.1:2", Unavailable, "Is the server up"),
     ):
-        locks = kit.interlock(target)
+        locks = mode.interlock(target)
         with pytest.raises(error, match=said):
             await locks.lock("a").acquire(timeout=30)
     for url, said in (
@@ -567,33 +567,33 @@ async def test_what_is_given_wrongly_gets_one_clear_error(kit, clean, cluster, p
         ("redis+cluster://127.0.0.1:port", "It is redis\\+cluster://"),
     ):
         with pytest.raises(ConfigError, match=said) as caught:
-            kit.interlock(url)
+            mode.interlock(url)
         assert "cret" not in str(caught.value)
 
 
-async def test_one_node_of_the_url_is_enough_a_replica_too(kit, clean, cluster):
+async def test_one_node_of_the_url_is_enough_a_replica_too(mode, clean, cluster):
     replica = cluster.replica_of(cluster.primary_of("lock:a"))
-    locks = kit.interlock(f"redis+cluster://127.0.0.1:1,127.0.0.1:{replica.port}/0")
+    locks = mode.interlock(f"redis+cluster://127.0.0.1:1,127.0.0.1:{replica.port}/0")
     for name in one_on_each(cluster).values():
         await use(locks.lock(name))
 
 
-async def test_a_client_of_the_other_mode_is_refused(kit, clean, cluster):
-    other = next(mode for mode in MODES if mode != kit.mode)
+async def test_a_client_of_the_other_mode_is_refused(mode, clean, cluster):
+    other = next(name for name in MODES if name != mode.name)
     client = cluster_client(redis, cluster, other)
     with pytest.raises(ConfigError, match="use it with"):
-        kit.interlock(client)
+        mode.interlock(client)
     with contextlib.suppress(Exception):
         closing = client.close() if other == "threads" else client.aclose()
         if closing is not None:
             await closing
 
 
-async def test_who_has_seen_the_cluster_believes_in_it(kit, clean):
-    locks = kit.interlock()
-    assert server_of(kit, locks).retry_for == RETRY_FOR
+async def test_who_has_seen_the_cluster_believes_in_it(mode, clean):
+    locks = mode.interlock()
+    assert server_of(mode, locks).retry_for == RETRY_FOR
     await use(locks.lock("a"))
-    assert server_of(kit, locks).retry_for > RETRY_FOR
+    assert server_of(mode, locks).retry_for > RETRY_FOR
 
 
 @pytest.fixture
@@ -603,12 +603,12 @@ def replicated():
 
 
 @rule(6)
-async def test_who_only_renews_follows_a_failover_of_its_shard(kit, replicated):
+async def test_who_only_renews_follows_a_failover_of_its_shard(mode, replicated):
     """Renewals asked the dead node, and nobody asked who has its slots by now."""
-    locks = kit.interlock(replicated.url)
+    locks = mode.interlock(replicated.url)
     primary = replicated.nodes[0]
     names = [name for name in map(str, range(60)) if replicated.primary_of(f"lock:{name}") is primary]
-    leases = [await kit.keep(locks.lock(name, ttl=12).acquire()) for name in names]
+    leases = [await mode.keep(locks.lock(name, ttl=12).acquire()) for name in names]
     replicated.catch_up(*replicated.nodes)
     primary.kill()
     await until(lambda: {lease.state for lease in leases} == {"jeopardy"})

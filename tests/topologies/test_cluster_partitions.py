@@ -54,12 +54,12 @@ def close(node, name):
 
 
 @rule(1, 10)
-async def test_on_both_sides_of_a_cut_nobody_believes_in_what_another_one_was_granted(kit, patient, monkeypatch):
-    near = kit.interlock(patient.url, max_ttl=1)
-    far = kit.interlock(f"{patient.url}?client_name=far", max_ttl=1)
+async def test_on_both_sides_of_a_cut_nobody_believes_in_what_another_one_was_granted(mode, patient, monkeypatch):
+    near = mode.interlock(patient.url, max_ttl=1)
+    far = mode.interlock(f"{patient.url}?client_name=far", max_ttl=1)
     await met(near)
     await met(far)
-    held = await kit.keep(far.lock("a", ttl=1).acquire())
+    held = await mode.keep(far.lock("a", ttl=1).acquire())
     old = patient.primary_of("lock:a")
     new = patient.replica_of(old)
     patient.catch_up(new)
@@ -73,22 +73,22 @@ async def test_on_both_sides_of_a_cut_nobody_believes_in_what_another_one_was_gr
     while not waiting.done():
         await outcome(near.lock("a").inspect())
         await asyncio.sleep(0.05)
-    lease = await kit.keep(waiting)
+    lease = await mode.keep(waiting)
     with redis.Redis.from_url(old.url) as plain:
         granted_by_old = plain.get("lock:a") == lease.token.encode()
     assert held.state == "lost"
     if not granted_by_old:  # it was stopped for a second, so it asked another node who the primary is
         assert lease.fence > held.fence
         pytest.skip("this machine was too busy for the client to stay with the old primary")
-    later = await kit.keep(far.lock("a", ttl=1).acquire(timeout=60))
+    later = await mode.keep(far.lock("a", ttl=1).acquire(timeout=60))
     assert lease.state == "lost"
     assert later.fence > lease.fence > held.fence
 
 
 @rule(10)
-async def test_a_primary_that_hears_nothing_more_stops_before_it_is_no_longer_waited_for(kit, wired):
+async def test_a_primary_that_hears_nothing_more_stops_before_it_is_no_longer_waited_for(mode, wired):
     """Its links stay open: it tests each of them after half a node timeout, and waits a whole one for the answer."""
-    locks = kit.interlock(wired.url, max_ttl=1)
+    locks = mode.interlock(wired.url, max_ttl=1)
     await met(locks)
     old = wired.primary_of("users:a")
     with redis.Redis.from_url(old.url) as plain:
@@ -113,10 +113,10 @@ async def test_a_primary_that_hears_nothing_more_stops_before_it_is_no_longer_wa
 
 
 @rule(1, 10)
-async def test_a_node_that_was_paused_and_goes_on_grants_nobody(kit):
+async def test_a_node_that_was_paused_and_goes_on_grants_nobody(mode):
     """It says that it is a primary; the others have replaced it, and it has not heard of that."""
     with started(Cluster, BASE, shards=3, replicas=1, node_timeout=1.0, wired=True) as cluster:
-        idle, cut = kit.interlock(cluster.url, max_ttl=4), kit.interlock(f"{cluster.url}?client_name=cut", max_ttl=4)
+        idle, cut = mode.interlock(cluster.url, max_ttl=4), mode.interlock(f"{cluster.url}?client_name=cut", max_ttl=4)
         for locks in (idle, cut):
             await met(locks)
             await (await locks.lock("a", ttl=1).acquire()).release()
@@ -128,8 +128,8 @@ async def test_a_node_that_was_paused_and_goes_on_grants_nobody(kit):
         old.pause()
         try:
             ask(new, "CLUSTER", "FAILOVER", "TAKEOVER")
-            other = kit.interlock(cluster.url, max_ttl=4)
-            lease = await kit.keep(other.lock("a", ttl=4).acquire(timeout=40))
+            other = mode.interlock(cluster.url, max_ttl=4)
+            lease = await mode.keep(other.lock("a", ttl=4).acquire(timeout=40))
         finally:
             old.resume()
         for locks in (idle, cut):
@@ -140,10 +140,10 @@ async def test_a_node_that_was_paused_and_goes_on_grants_nobody(kit):
 
 
 @rule(8, 10)
-async def test_a_node_grants_nobody_anything_after_a_pause_while_no_other_one_answers(kit):
+async def test_a_node_grants_nobody_anything_after_a_pause_while_no_other_one_answers(mode):
     """Nor does anybody wait for longer than he wants to."""
     with started(Cluster, BASE, shards=3, replicas=0, node_timeout=15.0) as cluster:
-        locks = kit.interlock(cluster.url)
+        locks = mode.interlock(cluster.url)
         await met(locks)
         await (await locks.lock("a").acquire()).release()
         serving = cluster.primary_of("lock:a")
@@ -160,15 +160,15 @@ async def test_a_node_grants_nobody_anything_after_a_pause_while_no_other_one_an
         finally:
             for node in others:
                 node.resume()
-        await kit.keep(locks.lock("a").acquire(timeout=20))
+        await mode.keep(locks.lock("a").acquire(timeout=20))
 
 
 @rule(6, 10)
-async def test_a_lease_outlives_that_its_primary_is_cut_off(kit, wired):
-    near, far = kit.interlock(wired.url, max_ttl=20), kit.interlock(wired.url, max_ttl=20)
+async def test_a_lease_outlives_that_its_primary_is_cut_off(mode, wired):
+    near, far = mode.interlock(wired.url, max_ttl=20), mode.interlock(wired.url, max_ttl=20)
     await met(near)
     await met(far)
-    held = await kit.keep(near.lock("a", ttl=12).acquire())
+    held = await mode.keep(near.lock("a", ttl=12).acquire())
     old = wired.primary_of("lock:a")
     wired.catch_up(wired.replica_of(old))
     began = time.monotonic()

@@ -47,10 +47,10 @@ class Parent:
 
 
 @contextlib.asynccontextmanager
-async def parent(kit, urls):
+async def parent(mode, urls):
     script = str(PROGRAMS / "forking.py")
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(sys.executable, script, kit.mode, *urls, stdin=pipe, stdout=pipe)
+    process = await asyncio.create_subprocess_exec(sys.executable, script, mode.name, *urls, stdin=pipe, stdout=pipe)
     try:
         yield Parent(process)
         process.stdin.close()
@@ -74,13 +74,13 @@ def connections(group):
 
 @rule(3, 6, 11)
 @pytest.mark.parametrize("topology", KINDS)
-async def test_a_child_after_fork_begins_anew_and_its_parent_goes_on(kit, topology):
+async def test_a_child_after_fork_begins_anew_and_its_parent_goes_on(mode, topology):
     with KINDS[topology]() as group:
         urls = group.urls if topology == "quorum" else [group.url]
-        locks = kit.interlock(urls if topology == "quorum" else urls[0], max_ttl=5)
+        locks = mode.interlock(urls if topology == "quorum" else urls[0], max_ttl=5)
         wanted = await locks.lock("wanted", ttl=5).acquire()
         named = [f"{url}{'&' if '?' in url else '?'}client_name=parent" for url in urls]
-        async with parent(kit, named) as forking:
+        async with parent(mode, named) as forking:
             await forking.does("hold")
             await until(lambda: waits(locks.lock("wanted")))
             before = connections(group)
@@ -94,15 +94,15 @@ async def test_a_child_after_fork_begins_anew_and_its_parent_goes_on(kit, topolo
 
 
 @rule(10, 11)
-async def test_a_child_remembers_who_served_before(kit):
+async def test_a_child_remembers_who_served_before(mode):
     """Its parent has heard of a failover and not asked for this lock since; nobody else knows of the lost grant."""
     with started(Cluster, BASE, shards=1) as cluster:
-        locks = kit.interlock(cluster.url, max_ttl=5)
+        locks = mode.interlock(cluster.url, max_ttl=5)
         old, new = cluster.nodes
-        async with parent(kit, [f"{cluster.url},127.0.0.1:{new.port}"]) as forking:
+        async with parent(mode, [f"{cluster.url},127.0.0.1:{new.port}"]) as forking:
             await forking.does("use hello")
             cluster.lag(new)
-            await kit.keep(locks.lock("lost", ttl=5, renew=False).acquire())
+            await mode.keep(locks.lock("lost", ttl=5, renew=False).acquire())
             old.kill()
             cluster.failover(new, takeover=True)
             await forking.does("use other")

@@ -46,10 +46,10 @@ def nodes(servers, number=3):
     return servers.nodes[:number]
 
 
-def quorum(kit, servers, number=3, **options):
+def quorum(mode, servers, number=3, **options):
     """A client. Fresh ones must not wait for servers that an earlier test restarted, unless that is what is tested."""
     options.setdefault("quarantine", False)
-    return kit.interlock([node.url for node in nodes(servers, number)], **options)
+    return mode.interlock([node.url for node in nodes(servers, number)], **options)
 
 
 def held(servers, number=3, name="a") -> list[str | None]:
@@ -69,8 +69,8 @@ def nothing_left(servers, number=3) -> bool:
 
 @rule(7)
 @pytest.mark.parametrize("number", [1, 3, 5])
-async def test_a_pair(kit, servers, number):
-    lock = quorum(kit, servers, number).lock("a")
+async def test_a_pair(mode, servers, number):
+    lock = quorum(mode, servers, number).lock("a")
     fences = []
     for _ in range(3):
         async with await lock.acquire() as lease:
@@ -88,12 +88,12 @@ async def test_a_pair(kit, servers, number):
 @rule(1)
 @rule(7)
 @pytest.mark.parametrize("number", [3, 5])
-async def test_ten_clients_exclude_each_other_and_their_fences_grow(kit, servers, number):
+async def test_ten_clients_exclude_each_other_and_their_fences_grow(mode, servers, number):
     inside, fences = 0, []
 
     async def client():
         nonlocal inside
-        lock = quorum(kit, servers, number).lock("a", timeout=30)
+        lock = quorum(mode, servers, number).lock("a", timeout=30)
         for _ in range(3):
             async with await lock.acquire() as lease:
                 inside += 1
@@ -110,9 +110,9 @@ async def test_ten_clients_exclude_each_other_and_their_fences_grow(kit, servers
 
 
 @rule(1)
-async def test_who_comes_without_waiting_at_the_same_time_one_gets_it(kit, servers):
+async def test_who_comes_without_waiting_at_the_same_time_one_gets_it(mode, servers):
     """Each has a share for a moment: one goes on, so that a job of that minute is run."""
-    clients = [quorum(kit, servers, 5).lock("a") for _ in range(5)]
+    clients = [quorum(mode, servers, 5).lock("a") for _ in range(5)]
     for client in clients:
         await client.inspect()
     for _ in range(10):
@@ -124,8 +124,8 @@ async def test_who_comes_without_waiting_at_the_same_time_one_gets_it(kit, serve
 
 @rule(6)
 @pytest.mark.parametrize("harm", ["kill", "pause"])
-async def test_one_of_three_may_be_away(kit, servers, harm):
-    locks = quorum(kit, servers)
+async def test_one_of_three_may_be_away(mode, servers, harm):
+    locks = quorum(mode, servers)
     async with await locks.lock("a").acquire() as first:
         pass
     getattr(servers.nodes[0], harm)()
@@ -133,7 +133,7 @@ async def test_one_of_three_may_be_away(kit, servers, harm):
         async with await locks.lock("a").acquire() as lease:
             assert lease.fence > first.fence
             assert await locks.lock("a").try_acquire() is None
-    fresh = quorum(kit, servers)
+    fresh = quorum(mode, servers)
     async with await fresh.lock("a").acquire() as later:
         assert later.fence > lease.fence
     if harm == "pause":
@@ -148,8 +148,8 @@ async def test_one_of_three_may_be_away(kit, servers, harm):
 
 
 @rule(8)
-async def test_two_of_three_dead_is_told_in_time(kit, servers):
-    locks = quorum(kit, servers)
+async def test_two_of_three_dead_is_told_in_time(mode, servers):
+    locks = quorum(mode, servers)
     async with await locks.lock("a").acquire():
         pass
     servers.nodes[0].kill()
@@ -161,16 +161,16 @@ async def test_two_of_three_dead_is_told_in_time(kit, servers):
     with pytest.raises(Unavailable, match="only 1 of 3"):
         await locks.lock("a").acquire(timeout=0.5)
     with pytest.raises(Unavailable, match="only 1 of 3"):
-        await quorum(kit, servers).lock("a").inspect()
+        await quorum(mode, servers).lock("a").inspect()
     servers.nodes[0].restart()
     async with await locks.lock("a").acquire(timeout=10):
         pass
 
 
 @rule(3)
-async def test_a_split_is_nobodys_and_never_hangs(kit, servers):
+async def test_a_split_is_nobodys_and_never_hangs(mode, servers):
     """Four servers, two and two, of which neither comes to an end by itself."""
-    ours = quorum(kit, servers, 4)
+    ours = quorum(mode, servers, 4)
     keep = [("zz/1/t/x", 0), ("zz/1/t/x", 1), ("zz/1/t/y", 2), ("zz/1/t/y", 3)]
     for token, i in keep:
         ask(servers.nodes[i], "SET", "lock:a", token, "PX", 1500)
@@ -183,17 +183,17 @@ async def test_a_split_is_nobodys_and_never_hangs(kit, servers):
 
 
 @rule(3)
-async def test_one_who_has_a_share_goes_on_when_the_dead_holder_of_another_has_run_out(kit, servers):
+async def test_one_who_has_a_share_goes_on_when_the_dead_holder_of_another_has_run_out(mode, servers):
     ask(servers.nodes[0], "SET", "lock:a", "aa/1/t/x", "PX", 1000)  # it would go first
     ask(servers.nodes[1], "SET", "lock:a", "zz/1/t/x", "PX", 1000)
-    async with await quorum(kit, servers).lock("a").acquire(timeout=10) as lease:
+    async with await quorum(mode, servers).lock("a").acquire(timeout=10) as lease:
         assert held(servers).count(lease.token) >= 2
 
 
 @pytest.mark.asyncio_only
 @rule(8)
-async def test_a_cancelled_one_leaves_nothing_at_any_server(kit, servers):
-    locks, others = quorum(kit, servers), quorum(kit, servers)
+async def test_a_cancelled_one_leaves_nothing_at_any_server(mode, servers):
+    locks, others = quorum(mode, servers), quorum(mode, servers)
     async with await locks.lock("a").acquire():
         waiting = asyncio.create_task(others.lock("a").acquire())
         await until(lambda: queued(locks, 1))
@@ -213,10 +213,10 @@ async def test_a_cancelled_one_leaves_nothing_at_any_server(kit, servers):
 
 
 @rule(8)
-async def test_lost_replies(kit, servers):
+async def test_lost_replies(mode, servers):
     """Of one server: no harm. Of two: no lease, and nothing left once they are heard again."""
     with Proxy(servers.nodes[0].socket) as one, Proxy(servers.nodes[1].socket) as two:
-        locks = kit.interlock([one.url, two.url, servers.nodes[2].url], quarantine=False)
+        locks = mode.interlock([one.url, two.url, servers.nodes[2].url], quarantine=False)
         async with await locks.lock("a").acquire():
             pass
         one.drop_replies = True
@@ -234,10 +234,10 @@ async def test_lost_replies(kit, servers):
 
 
 @rule(2)
-async def test_grants_that_come_too_late_are_none(kit, servers):
+async def test_grants_that_come_too_late_are_none(mode, servers):
     """A vote may take a tenth of the ttl: who gets the lock holds it for most of that time."""
     with Proxy(servers.nodes[0].socket) as one, Proxy(servers.nodes[1].socket) as two:
-        locks = kit.interlock([one.url, two.url, servers.nodes[2].url], quarantine=False)
+        locks = mode.interlock([one.url, two.url, servers.nodes[2].url], quarantine=False)
         async with await locks.lock("a").acquire():
             pass
         one.delay = two.delay = 0.15
@@ -248,8 +248,8 @@ async def test_grants_that_come_too_late_are_none(kit, servers):
 
 
 @rule(6)
-async def test_renewals_go_on_with_a_minority_away(kit, servers):
-    async with await quorum(kit, servers).lock("a", ttl=4).acquire() as lease:
+async def test_renewals_go_on_with_a_minority_away(mode, servers):
+    async with await quorum(mode, servers).lock("a", ttl=4).acquire() as lease:
         servers.nodes[1].kill()
         for _ in range(3):
             left = lease._grant.deadline
@@ -258,8 +258,8 @@ async def test_renewals_go_on_with_a_minority_away(kit, servers):
 
 
 @rule(6)
-async def test_a_lease_is_lost_with_the_majority_and_that_is_told_in_time(kit, servers):
-    lease = await quorum(kit, servers).lock("a", ttl=4).acquire()
+async def test_a_lease_is_lost_with_the_majority_and_that_is_told_in_time(mode, servers):
+    lease = await quorum(mode, servers).lock("a", ttl=4).acquire()
     servers.nodes[0].pause()
     servers.nodes[1].pause()
     await until(lambda: lease.state == LeaseState.JEOPARDY)
@@ -273,8 +273,8 @@ async def test_a_lease_is_lost_with_the_majority_and_that_is_told_in_time(kit, s
 
 
 @rule(6)
-async def test_what_a_minority_lost_is_no_loss_and_extending_makes_no_key(kit, servers):
-    locks = quorum(kit, servers)
+async def test_what_a_minority_lost_is_no_loss_and_extending_makes_no_key(mode, servers):
+    locks = quorum(mode, servers)
     lease = await locks.lock("a", renew=False).acquire()
     await until(lambda: held(servers) == [lease.token] * 3)
     ask(servers.nodes[0], "DEL", "lock:a")
@@ -289,11 +289,11 @@ async def test_what_a_minority_lost_is_no_loss_and_extending_makes_no_key(kit, s
 
 
 @rule(3)
-async def test_waiters_are_woken_by_push(kit, servers, monkeypatch):
+async def test_waiters_are_woken_by_push(mode, servers, monkeypatch):
     """Nobody looks by himself in this test."""
     monkeypatch.setattr(_waiters, "_next_heartbeat", lambda: 30.0)
     monkeypatch.setattr(_waiters, "HEARTBEAT_INTERVAL", 30.0)
-    first, second = quorum(kit, servers), quorum(kit, servers)
+    first, second = quorum(mode, servers), quorum(mode, servers)
     lease = await first.lock("a").acquire()
     waiting = asyncio.create_task(second.lock("a").acquire(timeout=60))
     await until(lambda: queued(first, 1))
@@ -306,8 +306,8 @@ async def test_waiters_are_woken_by_push(kit, servers, monkeypatch):
 
 
 @rule(7)
-async def test_fences_grow_whatever_majority_grants_and_though_servers_forget(kit, servers):
-    locks, fences = quorum(kit, servers), []
+async def test_fences_grow_whatever_majority_grants_and_though_servers_forget(mode, servers):
+    locks, fences = quorum(mode, servers), []
 
     async def pair():
         async with await locks.lock("a").acquire(timeout=10) as lease:
@@ -326,11 +326,11 @@ async def test_fences_grow_whatever_majority_grants_and_though_servers_forget(ki
 
 
 @rule(10)
-async def test_a_server_that_forgot_does_not_vote(kit, servers):
+async def test_a_server_that_forgot_does_not_vote(mode, servers):
     """Two of three are restarted empty under a lease: who met them before is granted nothing until it has run out."""
     ttl = 6.0
     options = {"quarantine": True, "max_ttl": ttl}
-    holder, other = quorum(kit, servers, **options), quorum(kit, servers, **options)
+    holder, other = quorum(mode, servers, **options), quorum(mode, servers, **options)
     async with await other.lock("a", ttl=ttl).acquire(timeout=20):
         pass
     lease = await holder.lock("a", ttl=ttl, renew=False).acquire()
@@ -347,9 +347,9 @@ async def test_a_server_that_forgot_does_not_vote(kit, servers):
 
 
 @rule(10)
-async def test_a_quarantine_is_ended_by_hand(kit, servers):
+async def test_a_quarantine_is_ended_by_hand(mode, servers):
     options = {"quarantine": True, "max_ttl": 30.0}
-    locks = quorum(kit, servers, **options)
+    locks = quorum(mode, servers, **options)
     await locks.lock("a").inspect()
     for node in nodes(servers):
         node.kill()
@@ -363,26 +363,26 @@ async def test_a_quarantine_is_ended_by_hand(kit, servers):
 
 
 @rule(10)
-async def test_a_fresh_client_trusts_no_server_that_is_younger_than_the_longest_lease(kit, servers):
+async def test_a_fresh_client_trusts_no_server_that_is_younger_than_the_longest_lease(mode, servers):
     max_ttl = 4.0
     options = {"quarantine": True, "max_ttl": max_ttl}
     await until(lambda: all(int(_uptime(node)) > max_ttl for node in nodes(servers)))
-    holder = quorum(kit, servers, **options)
+    holder = quorum(mode, servers, **options)
     lease = await holder.lock("a", ttl=max_ttl, renew=False).acquire(timeout=10)
     ends = time.monotonic() + lease.remaining()
     for node in nodes(servers)[:2]:
         node.kill()
         node.restart()
-    fresh = quorum(kit, servers, **options)
+    fresh = quorum(mode, servers, **options)
     assert await fresh.lock("a", ttl=max_ttl).try_acquire() is None
     async with await fresh.lock("a", ttl=max_ttl).acquire(timeout=20):
         assert time.monotonic() > ends
 
 
 @rule(10)
-async def test_a_new_quorum_does_not_stall_its_first_user(kit):
+async def test_a_new_quorum_does_not_stall_its_first_user(mode):
     with Independents(number=3) as fresh:
-        async with await kit.interlock(fresh.urls).lock("a").acquire(timeout=20):
+        async with await mode.interlock(fresh.urls).lock("a").acquire(timeout=20):
             pass
 
 
@@ -393,8 +393,8 @@ def _uptime(node) -> str:
 # What there is, and what there is not
 
 
-async def test_every_primitive_that_a_quorum_has(kit, servers):
-    locks, others = quorum(kit, servers), quorum(kit, servers)
+async def test_every_primitive_that_a_quorum_has(mode, servers):
+    locks, others = quorum(mode, servers), quorum(mode, servers)
     rlock = locks.rlock("r")
     async with await rlock.acquire() as outer:
         assert await others.rlock("r").try_acquire() is None
@@ -412,7 +412,7 @@ async def test_every_primitive_that_a_quorum_has(kit, servers):
     assert (leader.token, leader.term) == (leadership.token, leadership.term)
     assert await leadership.resign()
     assert await others.election("e").leader() is None
-    work = (lambda _: 42) if kit.mode == "threads" else _answer
+    work = (lambda _: 42) if mode.name == "threads" else _answer
     first = await locks.once("o", at_most=60, key="today").run(work)
     assert isinstance(first, Ran)
     second = await others.once("o", at_most=60, key="today").run(work)
@@ -428,8 +428,8 @@ async def _answer(_):
 
 
 @rule(6)
-async def test_revoked_by_a_majority(kit, servers):
-    locks, others = quorum(kit, servers), quorum(kit, servers)
+async def test_revoked_by_a_majority(mode, servers):
+    locks, others = quorum(mode, servers), quorum(mode, servers)
     lease = await locks.lock("a", ttl=2).acquire()
     assert await others.lock("a").revoke("enough")
     await until(lease.lost.is_set)
@@ -448,32 +448,32 @@ async def test_revoked_by_a_majority(kit, servers):
     ],
     ids=["rwlock", "semaphore", "latch", "barrier"],
 )
-async def test_what_it_has_not_is_refused_before_anything_is_sent(kit, make):
-    locks = kit.interlock(["unix:///nowhere/1", "unix:///nowhere/2", "unix:///nowhere/3"])
+async def test_what_it_has_not_is_refused_before_anything_is_sent(mode, make):
+    locks = mode.interlock(["unix:///nowhere/1", "unix:///nowhere/2", "unix:///nowhere/3"])
     with pytest.raises(ConfigError, match="a quorum has no (rwlock|semaphore|latch|barrier)"):
         make(locks)
 
 
-async def test_execute_is_refused(kit, servers):
-    async with await quorum(kit, servers).lock("a").acquire() as lease:
+async def test_execute_is_refused(mode, servers):
+    async with await quorum(mode, servers).lock("a").acquire() as lease:
         with pytest.raises(ConfigError, match="quorum"):
             await lease.execute("SET", "users:x", "1")
     assert ask(servers.nodes[0], "GET", "users:x") is None
 
 
-async def test_one_server_has_one_vote(kit, servers):
+async def test_one_server_has_one_vote(mode, servers):
     one, two = servers.nodes[:2]
-    locks = kit.interlock([one.url, two.url, one.tcp_url], quarantine=False)
+    locks = mode.interlock([one.url, two.url, one.tcp_url], quarantine=False)
     with pytest.raises(ConfigError, match="the same server") as caught:
         await locks.lock("a").acquire()
     assert one.tcp_url in str(caught.value)
     assert str(one.socket) in str(caught.value)
     with pytest.raises(ConfigError, match="twice"):
-        kit.interlock([one.url, two.url, one.url])
+        mode.interlock([one.url, two.url, one.url])
 
 
-async def test_the_log_tells_who_does_not_vote_and_that_it_is_back(kit, servers, caplog):
-    locks, node = quorum(kit, servers), servers.nodes[0]
+async def test_the_log_tells_who_does_not_vote_and_that_it_is_back(mode, servers, caplog):
+    locks, node = quorum(mode, servers), servers.nodes[0]
     await (await locks.lock("a").acquire()).release()
     node.kill()
     await (await locks.lock("a").acquire()).release()
@@ -483,45 +483,45 @@ async def test_the_log_tells_who_does_not_vote_and_that_it_is_back(kit, servers,
     await until(lambda: "votes again" in caplog.text)
 
 
-async def test_bad_lists(kit, caplog):
+async def test_bad_lists(mode, caplog):
     for wrong in (
         [], [None], ["redis+cluster://me:secret@a"], ["redis://localhost", ["redis://other"]], ["http://:secret@x"],
         ["redis+sentinel://:secret@a/0?service=m"],
     ):  # fmt: skip
         with pytest.raises(ConfigError) as caught:
-            kit.interlock(wrong)
+            mode.interlock(wrong)
         assert "secret" not in str(caught.value)
-    made = type(real(kit.interlock(["unix:///nowhere"])))
+    made = type(real(mode.interlock(["unix:///nowhere"])))
     for wrong in ("redis://localhost", None, 5):
         with pytest.raises(ConfigError, match="list"):
             made.quorum(wrong)
     with caplog.at_level(logging.WARNING, "interlock"):
-        kit.interlock(["unix:///nowhere/1", "unix:///nowhere/2"])
+        mode.interlock(["unix:///nowhere/1", "unix:///nowhere/2"])
     assert "a quorum of 2" in caplog.text
 
 
 @rule(1)
 @rule(8)
-async def test_what_was_given_back_without_an_answer_has_no_vote_any_more(kit, servers):
+async def test_what_was_given_back_without_an_answer_has_no_vote_any_more(mode, servers):
     """The release may come after the next vote, and free it: the exhaustive search has the story."""
-    locks = quorum(kit, servers, 3)
+    locks = quorum(mode, servers, 3)
     await (await locks.lock("warm").acquire()).release()
-    server = kit.session(locks).server
+    server = mode.session(locks).server
     lock = locks.lock("a")
-    attempt = kit.session(locks).core.attempt(lock._primitive, 30, wait=False)
+    attempt = mode.session(locks).core.attempt(lock._primitive, 30, wait=False)
     for node in server.nodes[:2]:
         node.unconfirmed_releases[attempt.token] = True
-    core = kit.session(locks).core
+    core = mode.session(locks).core
     asking = core.wait_until_granted(attempt.resource, lambda _, reply, __: reply, 30, 0, None, attempt)
-    error = await outcome(asking if kit.mode == "asyncio" else kit.in_thread(run, asking))
+    error = await outcome(asking if mode.name == "asyncio" else mode.in_thread(run, asking))
     assert isinstance(error, Unavailable)
     await until(lambda: nothing_left(servers, 3))
 
 
-async def test_a_release_is_owed_for_as_long_as_the_lease_may_last(kit, servers):
-    locks = quorum(kit, servers, max_ttl=900)
+async def test_a_release_is_owed_for_as_long_as_the_lease_may_last(mode, servers):
+    locks = quorum(mode, servers, max_ttl=900)
     lease = await locks.lock("a", ttl=200).acquire()
-    server = kit.session(locks).server
+    server = mode.session(locks).server
     resource = lease._grant.resource
     owed = [Request.parse((resource.script, resource.keys, ("release", lease.token, "0")))]
 

@@ -21,10 +21,12 @@ rule = pytest.mark.rule
 @pytest.mark.matrix("servers")
 @rule(9)
 @pytest.mark.parametrize("missing", ["-time", "-set", "-exists", "-pexpire", "-zadd"])
-async def test_a_right_that_is_missing_inside_a_script_is_named_and_leaves_no_key_for_ever(kit, server, clean, missing):
-    lease = await kit.interlock().lock("a").acquire()
+async def test_a_right_that_is_missing_inside_a_script_is_named_and_leaves_no_key_for_ever(
+    mode, server, clean, missing
+):
+    lease = await mode.interlock().lock("a").acquire()
     clean.execute_command("ACL SETUSER", *least_rights().split(), missing)
-    locks = kit.interlock(f"unix://{USER}:{PASSWORD}@{server.socket}")
+    locks = mode.interlock(f"unix://{USER}:{PASSWORD}@{server.socket}")
     refused = []
     for name in ("a", "b"):
         result = await outcome(locks.lock(name).acquire(timeout=0.3))
@@ -37,7 +39,7 @@ async def test_a_right_that_is_missing_inside_a_script_is_named_and_leaves_no_ke
     assert all(isinstance(error, ConfigError) and "docs/acl.md" in str(error) for error in told), told
     assert all(clean.pttl(key) != -1 for key in clean.scan_iter())
     await locks.close()
-    kit.made.remove(locks)
+    mode.made.remove(locks)
     clean.acl_deluser(USER)
     assert await lease.release()
 
@@ -60,11 +62,11 @@ def as_user(url):
 
 
 @pytest.mark.parametrize("kind", [BASE, "redis-6.2"])
-async def test_the_least_rights_on_a_cluster_are_enough(kit, kind, monkeypatch):
+async def test_the_least_rights_on_a_cluster_are_enough(mode, kind, monkeypatch):
     monkeypatch.setattr(_waiters, "HEARTBEAT_INTERVAL", 1000.0)  # a push that is lost would be missed for ever
     with started(Cluster, kind, shards=3, replicas=1) as cluster:
         grant_least(cluster, *cluster_rights(kind).split())
-        locks, others = (kit.interlock(as_user(cluster.url), max_ttl=30) for _ in range(2))
+        locks, others = (mode.interlock(as_user(cluster.url), max_ttl=30) for _ in range(2))
         await met(locks)
         await met(others)
         server = others._session.server
@@ -73,7 +75,7 @@ async def test_the_least_rights_on_a_cluster_are_enough(kit, kind, monkeypatch):
             locks.semaphore("s", 1), others.semaphore("s", 1), lambda: server.subscription_of("lock:s")[0] == "1"
         )
         slot = cluster.slot("lock:held")
-        held = await kit.keep(locks.lock("held").acquire())
+        held = await mode.keep(locks.lock("held").acquire())
         old = cluster.primary_of(slot)
         to = next(node for node in cluster.nodes[:3] if node is not old)
         for step in cluster.migrating(slot, to=to):
@@ -86,7 +88,7 @@ async def test_the_least_rights_on_a_cluster_are_enough(kit, kind, monkeypatch):
         await (await others.lock("free:{lock:held}").acquire(timeout=10)).release()
         new = cluster.primary_of(slot)
         cluster.lag(cluster.replica_of(new))
-        await kit.keep(locks.lock("lost:{lock:held}", renew=False).acquire())
+        await mode.keep(locks.lock("lost:{lock:held}", renew=False).acquire())
         new.kill()
         cluster.wait_ok()
         await others.lock("lost:{lock:held}").inspect()  # it has found the new primary
@@ -97,18 +99,18 @@ async def test_the_least_rights_on_a_cluster_are_enough(kit, kind, monkeypatch):
         assert not refusals(cluster)
 
 
-async def test_the_least_rights_of_a_quorum_are_those_of_one_server(kit, monkeypatch):
+async def test_the_least_rights_of_a_quorum_are_those_of_one_server(mode, monkeypatch):
     monkeypatch.setattr(_waiters, "HEARTBEAT_INTERVAL", 1000.0)
     with started(Independents, BASE, number=3) as servers:
         grant_least(servers)
-        locks, others = (kit.interlock([as_user(url) for url in servers.urls], max_ttl=30) for _ in range(2))
+        locks, others = (mode.interlock([as_user(url) for url in servers.urls], max_ttl=30) for _ in range(2))
         server = others._session.server
         await handed_over(
             locks.lock("a"),
             others.lock("a"),
             lambda: all(each.server.subscription_of("lock:a")[0] == "1" for each in server.nodes),
         )
-        await kit.keep(locks.lock("lost", renew=False).acquire())
+        await mode.keep(locks.lock("lost", renew=False).acquire())
         for node in servers.nodes[1:]:
             node.kill()
             node.restart()
@@ -120,19 +122,19 @@ async def test_the_least_rights_of_a_quorum_are_those_of_one_server(kit, monkeyp
 
 
 @pytest.fixture
-def rights(park):
+def rights(server_pool):
     """The cluster of this session, with a user more."""
-    cluster = park.cluster(BASE)
+    cluster = server_pool.cluster(BASE)
     yield cluster
     for node in cluster.nodes:
         ask(node, "ACL", "DELUSER", USER)
 
 
 @pytest.mark.parametrize("missing", ["-cluster|slots", "-cluster|info", "-config|get", "-ssubscribe", "-spublish"])
-async def test_a_right_that_is_missing_on_a_cluster_is_told(kit, clean, rights, caplog, missing):
+async def test_a_right_that_is_missing_on_a_cluster_is_told(mode, clean, rights, caplog, missing):
     _warn_of_defaults.cache_clear()
     grant_least(rights, *cluster_rights(BASE).split(), missing)
-    locks, others = kit.interlock(as_user(rights.url)), kit.interlock(as_user(rights.url))
+    locks, others = mode.interlock(as_user(rights.url)), mode.interlock(as_user(rights.url))
     if missing.startswith("-cluster"):
         with pytest.raises(ConfigError, match=r"docs/acl\.md"):
             await locks.lock("a").acquire(5)
@@ -145,9 +147,9 @@ async def test_a_right_that_is_missing_on_a_cluster_is_told(kit, clean, rights, 
     assert await (await waiting).release()
 
 
-async def test_without_the_right_to_ask_a_lease_on_its_way_says_so(kit, clean, rights):
+async def test_without_the_right_to_ask_a_lease_on_its_way_says_so(mode, clean, rights):
     grant_least(rights, *cluster_rights(BASE).split(), "-asking")
-    lease = await kit.keep(kit.interlock(as_user(rights.url)).lock("a").acquire())
+    lease = await mode.keep(mode.interlock(as_user(rights.url)).lock("a").acquire())
     slot = rights.slot("lock:a")
     old = rights.primary_of(slot)
     to = next(node for node in rights.nodes if node is not old)

@@ -44,13 +44,13 @@ def group():
 
 @pytest.mark.parametrize("server_kind", KINDS)
 @rule(10)
-async def test_a_failover_is_outlived(kit, server_kind):
+async def test_a_failover_is_outlived(mode, server_kind):
     # Sentinels of 6.2 may leave the other replica with the dead primary for 10 s (see Sentinels): a new primary that
     # wants a replica for each write takes no write meanwhile, and the lease ends.
     config = {} if server_kind == "redis-6.2" else GUARDED
     with watched(server_kind, config=config) as group:
-        locks, other = kit.interlock(group.url, max_ttl=10), kit.interlock(group.url, max_ttl=10)
-        held = await kit.keep(locks.lock("held", ttl=10).acquire())
+        locks, other = mode.interlock(group.url, max_ttl=10), mode.interlock(group.url, max_ttl=10)
+        held = await mode.keep(locks.lock("held", ttl=10).acquire())
         waiter = asyncio.ensure_future(other.lock("held", ttl=10).acquire(timeout=60))
         await until(lambda: queued(locks, 1, "held"))
         old = group.primary
@@ -59,41 +59,41 @@ async def test_a_failover_is_outlived(kit, server_kind):
         old.kill()
         await held.extend(10)  # it goes on with the new primary
         assert await held.release()
-        lease = await kit.keep(waiter)  # and so does who waits, once the quarantine is over
+        lease = await mode.keep(waiter)  # and so does who waits, once the quarantine is over
         assert lease.fence > held.fence
 
 
 @rule(10)
-async def test_a_grant_that_the_failover_lost_is_waited_for(kit):
+async def test_a_grant_that_the_failover_lost_is_waited_for(mode):
     with watched(config={}) as group:
-        dead, other = kit.interlock(group.url, max_ttl=LONGEST), kit.interlock(group.url, max_ttl=LONGEST)
+        dead, other = mode.interlock(group.url, max_ttl=LONGEST), mode.interlock(group.url, max_ttl=LONGEST)
         await (await other.lock("hello", ttl=LONGEST).acquire()).release()
         group.catch_up(*group.replicas)
         old = group.primary
         group.lag(*group.replicas)
-        lost = await kit.keep(dead.lock("a", ttl=LONGEST).acquire())
+        lost = await mode.keep(dead.lock("a", ttl=LONGEST).acquire())
         old.kill()
         await asyncio.to_thread(group.wait_for_primary, old)
         refused = await outcome(other.lock("a", ttl=LONGEST).acquire(timeout=1))
         assert isinstance(refused, AcquireTimeout)
         assert "quarantine" in str(refused)
-        lease = await kit.keep(other.lock("a", ttl=LONGEST).acquire(timeout=30))
+        lease = await mode.keep(other.lock("a", ttl=LONGEST).acquire(timeout=30))
         assert lost.state == "lost"
         assert lease.fence > lost.fence
 
 
 @rule(10)
-async def test_an_isolated_primary_that_still_answers_holds_nothing_for_long(kit, group):
+async def test_an_isolated_primary_that_still_answers_holds_nothing_for_long(mode, group):
     old = group.primary
-    left, other = kit.interlock(old.tcp_url, max_ttl=LONGEST), kit.interlock(group.url, max_ttl=LONGEST)
+    left, other = mode.interlock(old.tcp_url, max_ttl=LONGEST), mode.interlock(group.url, max_ttl=LONGEST)
     await (await other.lock("hello", ttl=LONGEST).acquire()).release()
-    held = await kit.keep(left.lock("a", ttl=LONGEST).acquire())
+    held = await mode.keep(left.lock("a", ttl=LONGEST).acquire())
     group.catch_up(*group.replicas)
     group.isolate(old)
     await asyncio.to_thread(group.wait_for_primary, old)
     with redis.Redis.from_url(old.url) as plain:
         assert plain.info("replication")["role"] == "master"
-    lease = await kit.keep(other.lock("a", ttl=LONGEST).acquire(timeout=30))
+    lease = await mode.keep(other.lock("a", ttl=LONGEST).acquire(timeout=30))
     assert held.state == "lost"  # before anybody else had it
     assert lease.fence > held.fence
     error = await outcome(left.lock("b", ttl=LONGEST).acquire(timeout=0))
@@ -102,9 +102,9 @@ async def test_an_isolated_primary_that_still_answers_holds_nothing_for_long(kit
 
 
 @rule(10)
-async def test_who_was_left_with_an_isolated_primary_finds_the_new_one(kit, group):
-    left, other = kit.interlock(group.url, max_ttl=20), kit.interlock(group.url, max_ttl=20)
-    held = await kit.keep(left.lock("a", ttl=12).acquire())
+async def test_who_was_left_with_an_isolated_primary_finds_the_new_one(mode, group):
+    left, other = mode.interlock(group.url, max_ttl=20), mode.interlock(group.url, max_ttl=20)
+    held = await mode.keep(left.lock("a", ttl=12).acquire())
     await (await other.lock("hello", ttl=LONGEST).acquire()).release()
     old = group.primary
     group.catch_up(*group.replicas)
@@ -116,13 +116,13 @@ async def test_who_was_left_with_an_isolated_primary_finds_the_new_one(kit, grou
 
 
 @rule(10)
-async def test_what_a_new_primary_renews_counts_once_the_old_one_must_have_stopped(kit):
+async def test_what_a_new_primary_renews_counts_once_the_old_one_must_have_stopped(mode):
     """For min-replicas-max-lag, and two seconds: meanwhile the old one may grant what has run out there."""
     with watched(config={"min-replicas-to-write": "1", "min-replicas-max-lag": "4"}) as group:
-        locks = kit.interlock(group.url, max_ttl=30)
+        locks = mode.interlock(group.url, max_ttl=30)
         held, brief = (
-            await kit.keep(locks.lock("a", ttl=20).acquire()),
-            await kit.keep(locks.lock("b", ttl=3).acquire()),
+            await mode.keep(locks.lock("a", ttl=20).acquire()),
+            await mode.keep(locks.lock("b", ttl=3).acquire()),
         )
         group.catch_up(*group.replicas)
         old, began = group.primary, time.monotonic()
@@ -134,11 +134,11 @@ async def test_what_a_new_primary_renews_counts_once_the_old_one_must_have_stopp
 
 
 @rule(1, 10)
-async def test_nobody_holds_it_beside_a_primary_that_was_cut_off_and_still_grants(kit):
+async def test_nobody_holds_it_beside_a_primary_that_was_cut_off_and_still_grants(mode):
     with watched(replicas=3, config={"min-replicas-to-write": "1", "min-replicas-max-lag": "10"}) as group:
         old, (_, _, beside) = group.primary, group.replicas
-        left, other = kit.interlock(old.tcp_url, max_ttl=20), kit.interlock(group.url, max_ttl=20)
-        held = await kit.keep(other.lock("a", ttl=4).acquire())
+        left, other = mode.interlock(old.tcp_url, max_ttl=20), mode.interlock(group.url, max_ttl=20)
+        held = await mode.keep(other.lock("a", ttl=4).acquire())
         waiter = asyncio.ensure_future(left.lock("a", ttl=4).acquire(timeout=60))
         await until(lambda: queued(left, 1))
         group.catch_up(*group.replicas)
@@ -147,16 +147,16 @@ async def test_nobody_holds_it_beside_a_primary_that_was_cut_off_and_still_grant
         with redis.Redis.from_url(old.url) as plain:
             for kind in ("normal", "pubsub"):
                 plain.client_kill_filter(_type=kind, skipme=True)  # who asks the sentinels goes to the new one
-        lease = await kit.keep(waiter)
+        lease = await mode.keep(waiter)
         assert held.state == "lost"  # though the new one has renewed it
         assert lease.state == "held"
 
 
 @rule(1, 10)
-async def test_a_primary_that_was_paused_and_goes_on_grants_nobody(kit):
+async def test_a_primary_that_was_paused_and_goes_on_grants_nobody(mode):
     """It says that it is the primary, and counts its replica as alive, for no link to it has ended."""
     with watched(wired=True) as group:
-        idle = kit.interlock(group.url, max_ttl=LONGEST)
+        idle = mode.interlock(group.url, max_ttl=LONGEST)
         await (await idle.lock("a", ttl=LONGEST).acquire()).release()
         group.catch_up(*group.replicas)
         old = group.primary
@@ -164,8 +164,8 @@ async def test_a_primary_that_was_paused_and_goes_on_grants_nobody(kit):
         old.pause()
         try:
             await asyncio.to_thread(group.wait_for_primary, old)
-            other = kit.interlock(group.url, max_ttl=LONGEST)
-            lease = await kit.keep(other.lock("a", ttl=LONGEST).acquire(timeout=40))
+            other = mode.interlock(group.url, max_ttl=LONGEST)
+            lease = await mode.keep(other.lock("a", ttl=LONGEST).acquire(timeout=40))
         finally:
             old.resume()
         refused = await outcome(idle.lock("a", ttl=LONGEST).acquire(timeout=0))
@@ -175,10 +175,10 @@ async def test_a_primary_that_was_paused_and_goes_on_grants_nobody(kit):
 
 
 @rule(1, 10)
-async def test_an_answer_that_comes_after_a_pause_says_nothing_of_who_is_the_primary(kit):
+async def test_an_answer_that_comes_after_a_pause_says_nothing_of_who_is_the_primary(mode):
     """What it was asked before the pause, and answers after it, does not make its connection one that is in use."""
     with watched(wired=True) as group:
-        busy = kit.interlock(group.url, quarantine=False)
+        busy = mode.interlock(group.url, quarantine=False)
         await (await busy.lock("a", ttl=LONGEST).acquire()).release()
         group.catch_up(*group.replicas)
         old = group.primary
@@ -190,7 +190,7 @@ async def test_an_answer_that_comes_after_a_pause_says_nothing_of_who_is_the_pri
         async def replaced():
             await asyncio.to_thread(group.wait_for_primary, old)
             await asyncio.sleep(1.2)  # for longer than a connection is trusted that is not in use
-            return await kit.keep(kit.interlock(group.url, quarantine=False).lock("a").acquire(timeout=40))
+            return await mode.keep(mode.interlock(group.url, quarantine=False).lock("a").acquire(timeout=40))
 
         replacing = asyncio.ensure_future(replaced())
         try:
@@ -208,9 +208,9 @@ async def test_an_answer_that_comes_after_a_pause_says_nothing_of_who_is_the_pri
 
 
 @rule(8, 10)
-async def test_nobody_is_granted_anything_after_a_pause_while_no_sentinel_answers(kit, group):
+async def test_nobody_is_granted_anything_after_a_pause_while_no_sentinel_answers(mode, group):
     """Nor does anybody wait for longer than he wants to."""
-    locks, primary = kit.interlock(group.url), group.primary
+    locks, primary = mode.interlock(group.url), group.primary
     await (await locks.lock("a").acquire()).release()
     for each in group.sentinels:
         each.pause()
@@ -224,45 +224,45 @@ async def test_nobody_is_granted_anything_after_a_pause_while_no_sentinel_answer
     finally:
         for each in group.sentinels:
             each.resume()
-    await kit.keep(locks.lock("a").acquire(timeout=20))
+    await mode.keep(locks.lock("a").acquire(timeout=20))
 
 
 @rule(10)
-async def test_a_handover_loses_nothing_and_need_not_wait(kit, group):
-    locks = kit.interlock(group.url, max_ttl=60)
+async def test_a_handover_loses_nothing_and_need_not_wait(mode, group):
+    locks = mode.interlock(group.url, max_ttl=60)
     await (await locks.lock("a").acquire()).release()
-    held = await kit.keep(locks.lock("held").acquire())
+    held = await mode.keep(locks.lock("held").acquire())
     new = await asyncio.to_thread(group.handover)
     assert new is group.primary
     await (await locks.lock("a").acquire(timeout=20)).release()
-    fresh = kit.interlock(group.url, max_ttl=60)
+    fresh = mode.interlock(group.url, max_ttl=60)
     await (await fresh.lock("a").acquire(timeout=20)).release()
     assert await held.release()
     await (await fresh.lock("held").acquire(timeout=20)).release()
 
 
-async def test_a_client_of_sentinel_is_taken_as_it_is(kit, group):
+async def test_a_client_of_sentinel_is_taken_as_it_is(mode, group):
     ports = [("127.0.0.1", sentinel.port) for sentinel in group.sentinels]
-    module = redis.sentinel if kit.mode == "threads" else redis.asyncio.sentinel
+    module = redis.sentinel if mode.name == "threads" else redis.asyncio.sentinel
     manager = module.Sentinel(ports, decode_responses=True)
     client = manager.master_for("mymaster", db=1)
-    kit.clients += [client, *manager.sentinels]
-    locks = kit.interlock(client)
-    await kit.keep(locks.lock("a").acquire())
+    mode.clients += [client, *manager.sentinels]
+    locks = mode.interlock(client)
+    await mode.keep(locks.lock("a").acquire())
     with redis.Redis.from_url(f"redis://127.0.0.1:{group.primary.port}/1") as plain:
         assert plain.exists("lock:a")
     replica = manager.slave_for("mymaster")
-    kit.clients.append(replica)
+    mode.clients.append(replica)
     with pytest.raises(ConfigError, match=r"master_for"):
-        kit.interlock(replica)
+        mode.interlock(replica)
 
 
-async def test_wrong_sentinels_are_told(kit, group):
+async def test_wrong_sentinels_are_told(mode, group):
     with pytest.raises(ConfigError, match=r"names no service: it is redis\+sentinel://"):
-        kit.interlock(group.url.partition("?")[0])
+        mode.interlock(group.url.partition("?")[0])
     with pytest.raises(ConfigError, match=r"between two commas"):
-        kit.interlock("redis+sentinel://127.0.0.1:1,,127.0.0.1:2/0?service=mymaster")
-    error = await outcome(kit.interlock(group.url.replace("mymaster", "yours")).lock("a").acquire())
+        mode.interlock("redis+sentinel://127.0.0.1:1,,127.0.0.1:2/0?service=mymaster")
+    error = await outcome(mode.interlock(group.url.replace("mymaster", "yours")).lock("a").acquire())
     assert isinstance(error, ConfigError)
     assert "'yours'. They watch: mymaster" in str(error)
     servers = ",".join(f"127.0.0.1:{node.port}" for node in group.nodes)
@@ -273,8 +273,8 @@ async def test_wrong_sentinels_are_told(kit, group):
         (f"redis+cluster://127.0.0.1:{group.sentinels[0].port}", r"sentinel.*redis\+sentinel://"),
     ):
         with pytest.raises(ConfigError, match=says):
-            await kit.interlock(url).lock("a").acquire()
-    nobody = kit.interlock("redis+sentinel://127.0.0.1:1,127.0.0.1:2/0?service=mymaster")
+            await mode.interlock(url).lock("a").acquire()
+    nobody = mode.interlock("redis+sentinel://127.0.0.1:1,127.0.0.1:2/0?service=mymaster")
     started = time.monotonic()
     error = await outcome(nobody.lock("a").acquire(timeout=1))
     assert isinstance(error, Unavailable | AcquireTimeout)
@@ -282,9 +282,9 @@ async def test_wrong_sentinels_are_told(kit, group):
     assert time.monotonic() - started < 1 + SLACK
 
 
-async def test_a_dead_sentinel_is_no_harm(kit, group):
+async def test_a_dead_sentinel_is_no_harm(mode, group):
     group.sentinels[0].kill()
-    await kit.keep(kit.interlock(group.url).lock("a").acquire(timeout=10))
+    await mode.keep(mode.interlock(group.url).lock("a").acquire(timeout=10))
 
 
 @rule(10)
@@ -297,10 +297,10 @@ def test_an_isolated_primary_is_waited_for_until_it_must_have_stopped():
 
 
 @rule(10)
-async def test_a_primary_whose_replicas_fall_silent_is_believed_to_go_on_for_longer_than_it_does(kit):
+async def test_a_primary_whose_replicas_fall_silent_is_believed_to_go_on_for_longer_than_it_does(mode):
     """Its links to them stay open: only the time tells it. Replicas whose links end are missed at once."""
     with watched(wired=True, replicas=1, sentinels=1) as group:
-        locks = kit.interlock(group.url, max_ttl=LONGEST)
+        locks = mode.interlock(group.url, max_ttl=LONGEST)
         await (await locks.lock("hello", ttl=LONGEST).acquire()).release()
         old = group.primary
         with redis.Redis.from_url(old.url) as plain:
@@ -324,23 +324,23 @@ async def test_a_primary_whose_replicas_fall_silent_is_believed_to_go_on_for_lon
 
 
 @rule(10)
-async def test_sentinels_that_disagree_without_a_majority_name_nobody(kit):
+async def test_sentinels_that_disagree_without_a_majority_name_nobody(mode):
     """One of them was left behind with the old primary, and the third one is dead: nobody can tell which one it was."""
     alone = {"replicas": 0, "sentinels": 1, "config": {}}
     with watched(**alone) as old, watched(**alone) as new:
         ports = [old.sentinels[0].port, new.sentinels[0].port, 1]
         url = "redis+sentinel://" + ",".join(f"127.0.0.1:{port}" for port in ports) + "/0?service=mymaster"
-        error = await outcome(kit.interlock(url).lock("a").acquire(timeout=0.5))
+        error = await outcome(mode.interlock(url).lock("a").acquire(timeout=0.5))
         assert isinstance(error, Unavailable), error
         assert "disagree: 1 say 127.0.0.1:" in str(error)
         for group in (old, new):
             assert not ask(group.primary, "EXISTS", "lock:a")
         agreeing = url.replace(f":{old.sentinels[0].port}", ":2")  # all that answer
-        await kit.keep(kit.interlock(agreeing).lock("a").acquire(timeout=5))
+        await mode.keep(mode.interlock(agreeing).lock("a").acquire(timeout=5))
         assert ask(new.primary, "EXISTS", "lock:a")
 
 
-async def test_a_sentinel_that_is_silent_holds_up_one_look_only(kit, group, monkeypatch):
+async def test_a_sentinel_that_is_silent_holds_up_one_look_only(mode, group, monkeypatch):
     silent, asked = group.sentinels[0], []
     real = sentinel.Sentinels._ask
 
@@ -349,10 +349,10 @@ async def test_a_sentinel_that_is_silent_holds_up_one_look_only(kit, group, monk
         return real(each, *args)
 
     monkeypatch.setattr(sentinel.Sentinels, "_ask", staticmethod(seen))
-    locks = kit.interlock(group.url)
+    locks = mode.interlock(group.url)
     silent.pause()
     try:
-        await kit.keep(locks.lock("a").acquire(timeout=10))
+        await mode.keep(locks.lock("a").acquire(timeout=10))
         assert asked[0] == silent.port
         asked.clear()
         locks._session.server.address.sentinels.primary(5)
@@ -361,9 +361,9 @@ async def test_a_sentinel_that_is_silent_holds_up_one_look_only(kit, group, monk
         silent.resume()
 
 
-async def test_a_primary_that_could_be_isolated_is_warned_of(kit, caplog):
+async def test_a_primary_that_could_be_isolated_is_warned_of(mode, caplog):
     with watched(config={}) as group:
-        await kit.keep(kit.interlock(group.url).lock("a").acquire())
+        await mode.keep(mode.interlock(group.url).lock("a").acquire())
         assert "min-replicas-to-write" in caplog.text
 
 
@@ -383,11 +383,11 @@ def test_sentinels_that_are_all_silent_take_no_longer_than_the_caller_has(monkey
     assert sum(withins) < 0.31
 
 
-async def test_sentinels_that_refuse_us_are_no_outage(kit):
+async def test_sentinels_that_refuse_us_are_no_outage(mode):
     """It took a minute until a wrong password was told."""
     with Node() as node, redis.Redis.from_url(node.url) as plain:
         plain.execute_command("ACL", "SETUSER", "default", "resetpass", ">secret")
-        locks = kit.interlock(f"redis+sentinel://127.0.0.1:{node.port}/0?service=x")
+        locks = mode.interlock(f"redis+sentinel://127.0.0.1:{node.port}/0?service=x")
         error = await outcome(locks.lock("a").acquire(timeout=2))
     assert isinstance(error, ConfigError), error
     assert "sentinel_password" in str(error)

@@ -12,10 +12,10 @@ rule = pytest.mark.rule
 
 
 @pytest.fixture
-def tls(park):
+def tls(server_pool):
     """The files of a certificate, where there is a server that speaks TLS."""
-    park.node("redis-7.0")
-    return park.certificate
+    server_pool.node("redis-7.0")
+    return server_pool.certificate
 
 
 async def is_not_trusted(locks):
@@ -25,12 +25,12 @@ async def is_not_trusted(locks):
     await locks.close()
 
 
-async def test_a_cluster_over_tls(kit, tls):
+async def test_a_cluster_over_tls(mode, tls):
     with started(Cluster, "redis-7.0", shards=3, replicas=1, tls=tls) as cluster:
-        locks, others = kit.interlock(cluster.url), kit.interlock(cluster.url)
+        locks, others = mode.interlock(cluster.url), mode.interlock(cluster.url)
         await met(locks)
         await met(others)
-        leases = [await kit.keep(locks.lock(f"held-{number}").acquire()) for number in range(12)]
+        leases = [await mode.keep(locks.lock(f"held-{number}").acquire()) for number in range(12)]
         assert len({cluster.primary_of(f"lock:{lease.name}") for lease in leases}) == 3
         server = others._session.server
         assert all(member.address.kind == "tls" for member in {*server._map})
@@ -42,16 +42,16 @@ async def test_a_cluster_over_tls(kit, tls):
         cluster.failover(cluster.replica_of(old))
         for lease in leases:
             await lease.extend(30)
-        await is_not_trusted(kit.interlock(cluster.url.partition("?")[0]))
+        await is_not_trusted(mode.interlock(cluster.url.partition("?")[0]))
 
 
-async def test_sentinel_over_tls(kit, tls):
+async def test_sentinel_over_tls(mode, tls):
     with started(Sentinels, "redis-7.0", replicas=1, sentinels=1, tls=tls) as group:
-        locks, others = kit.interlock(group.url), kit.interlock(group.url)
+        locks, others = mode.interlock(group.url), mode.interlock(group.url)
         server = others._session.server
         await handed_over(locks.lock("a"), others.lock("a"), lambda: server.subscription_of("lock:a")[0] == "1")
-        held = await kit.keep(locks.lock("held").acquire())
+        held = await mode.keep(locks.lock("held").acquire())
         group.catch_up(*group.replicas)
         group.primary.kill()
         await held.extend(30)
-        await is_not_trusted(kit.interlock(group.url.partition("&")[0]))
+        await is_not_trusted(mode.interlock(group.url.partition("&")[0]))

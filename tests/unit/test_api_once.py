@@ -22,7 +22,7 @@ CLASSES = [
     for name in interlock.threads.__all__
     if inspect.isclass(getattr(interlock.threads, name)) and issubclass(getattr(interlock.threads, name), Face)
 ]
-BEHIND = re.compile(r"self\._|\b_(?!_)\w+|\b[A-Z]\w*T\b|\w+Core\b|\.\.\.\)")  # private names and type variables
+INTERNAL = re.compile(r"self\._|\b_(?!_)\w+|\b[A-Z]\w*T\b|\w+Core\b|\.\.\.\)")  # private names and type variables
 
 
 def members(cls) -> dict:
@@ -54,7 +54,7 @@ def test_a_method_has_its_public_name_everywhere(module, name):
         assert made.__qualname__.split(".")[-1] == each
         assert not hasattr(made, "__wrapped__")
         if not isinstance(member, property):
-            assert not BEHIND.search(str(inspect.signature(made))), each
+            assert not INTERNAL.search(str(inspect.signature(made))), each
         if each in vars(cls):
             assert made.__qualname__ == f"{name}.{each}"
             assert made.__module__ == module.__name__
@@ -66,7 +66,7 @@ def test_help_shows_what_users_call(module, name):
     text = pydoc.render_doc(getattr(module, name), renderer=pydoc.plaintext)
     for line in re.findall(r"^ \|  (?:async )?(\w+\(.*\).*)$", text, re.MULTILINE):
         if not line.startswith(("__init", name)):  # users make an Interlock only, and an Interlock makes the others
-            assert not BEHIND.search(line), line
+            assert not INTERNAL.search(line), line
     for each in members(getattr(module, name)):
         assert re.search(rf"^ \|  (?:async )?{each}(?:\(| = |$)", text, re.MULTILINE), each
 

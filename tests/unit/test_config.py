@@ -17,7 +17,7 @@ from redis.exceptions import AuthenticationError, ResponseError
 import interlock
 import interlock.aio
 from harness.matrix import HOME, PASSWORD, USER, least_rights
-from harness.modes import Kit, outcome, queued, until
+from harness.modes import Mode, outcome, queued, until
 from interlock import AcquireTimeout, ConfigError, LockError, Unavailable
 from interlock._connect.refusals import connection_error
 from interlock._connect.server_check import _warn, check_server
@@ -88,8 +88,8 @@ def test_the_error_for_a_long_ttl_tells_the_way_out(make):
     assert make(NOWHERE, max_ttl=3600).lock("a", ttl=3600)
 
 
-async def test_bad_timeouts_of_a_call(kit):
-    lock = kit.interlock().lock("a")
+async def test_bad_timeouts_of_a_call(mode):
+    lock = mode.interlock().lock("a")
     for timeout in (-1, math.nan, "5"):
         assert isinstance(await outcome(lock.acquire(timeout)), ConfigError)
     await (await lock.acquire(math.inf)).release()
@@ -233,72 +233,72 @@ def test_a_client_of_the_other_mode_says_which_one_to_use(clean):
 
 @pytest.mark.parametrize("decode", [False, True])
 @pytest.mark.parametrize("protocol", [2, 3])
-async def test_a_client_of_any_flavour_is_an_address(kit, server, decode, protocol):
-    library = redis if kit.mode == "threads" else redis.asyncio
+async def test_a_client_of_any_flavour_is_an_address(mode, server, decode, protocol):
+    library = redis if mode.name == "threads" else redis.asyncio
     client = library.Redis(unix_socket_path=str(server.socket), decode_responses=decode, protocol=protocol)
-    lease = await kit.interlock(client).lock("a").acquire()
+    lease = await mode.interlock(client).lock("a").acquire()
     assert await lease.execute("GET", "nothing") is None
     assert await lease.release()
-    await client.aclose() if kit.mode == "asyncio" else client.close()
+    await client.aclose() if mode.name == "asyncio" else client.close()
 
 
-async def test_prefix_and_shared_names(kit, clean):
-    lease = await kit.interlock(prefix="").lock("bare").acquire()
+async def test_prefix_and_shared_names(mode, clean):
+    lease = await mode.interlock(prefix="").lock("bare").acquire()
     assert clean.get("bare").decode() == lease.token
     await lease.release()
-    lease = await kit.interlock(prefix="app:").lock("x").acquire()
+    lease = await mode.interlock(prefix="app:").lock("x").acquire()
     assert clean.exists("app:x")
     await lease.release()
 
 
-async def test_a_key_of_a_wrong_type_is_named_and_left_alone(kit, clean):
+async def test_a_key_of_a_wrong_type_is_named_and_left_alone(mode, clean):
     clean.lpush("lock:a", 1)
     clean.expire("lock:a", 60)
-    error = await outcome(kit.interlock().lock("a").acquire())
+    error = await outcome(mode.interlock().lock("a").acquire())
     assert isinstance(error, ConfigError)
     assert "'a'" in str(error)
     assert clean.llen("lock:a") == 1
     assert clean.keys() == [b"lock:a"]
 
 
-async def test_a_name_in_use_as_something_else_is_named(kit, clean):
+async def test_a_name_in_use_as_something_else_is_named(mode, clean):
     clean.set("{lock:a}{record}", "1 semaphore 5 - 0 - 3", px=60_000)
     clean.set("{lock:b}{record}", "2 lock 5 - 0 - - -", px=60_000)
     for name in "ab":
-        error = await outcome(kit.interlock().lock(name).acquire())
+        error = await outcome(mode.interlock().lock(name).acquire())
         assert isinstance(error, ConfigError)
         assert re.search(r"in use as something else.*\('(1 semaphore|2 lock)'\)", str(error))
     assert len(clean.keys()) == 2
 
 
-async def test_a_wrong_password(kit, server, clean):
+async def test_a_wrong_password(mode, server, clean):
     clean.acl_setuser("ann", enabled=True, passwords=["+right"], keys=["*"], channels=["*"], categories=["+@all"])
-    error = await outcome(kit.interlock(f"unix://ann:wrong@{server.socket}").lock("a").acquire())
+    error = await outcome(mode.interlock(f"unix://ann:wrong@{server.socket}").lock("a").acquire())
     assert isinstance(error, ConfigError)
     assert "password" in str(error)
     assert "wrong@" not in str(error)
-    lease = await kit.interlock(f"unix://ann:right@{server.socket}").lock("a").acquire()
+    lease = await mode.interlock(f"unix://ann:right@{server.socket}").lock("a").acquire()
     assert await lease.release()
     clean.acl_deluser("ann")
 
 
-async def test_a_missing_right_is_named(kit, server, clean):
+async def test_a_missing_right_is_named(mode, server, clean):
     clean.acl_setuser("bob", enabled=True, passwords=["+pw"], keys=["other*"], channels=["*"], categories=["+@all"])
-    error = await outcome(kit.interlock(f"unix://bob:pw@{server.socket}").lock("a").acquire())
+    error = await outcome(mode.interlock(f"unix://bob:pw@{server.socket}").lock("a").acquire())
     assert isinstance(error, LockError)
     assert "'a'" in str(error)
     clean.acl_deluser("bob")
 
 
 @pytest.mark.matrix("versions")
-async def test_the_least_rights_that_the_docs_name_are_enough(kit, server, clean):
+async def test_the_least_rights_that_the_docs_name_are_enough(mode, server, clean):
     clean.execute_command("ACL SETUSER", *least_rights().split())
     clean.acl_log_reset()
-    locks = kit.interlock(f"unix://{USER}:{PASSWORD}@{server.socket}")
+    locks = mode.interlock(f"unix://{USER}:{PASSWORD}@{server.socket}")
     lease = await locks.lock("a", ttl=0.9).acquire()
     waiting = asyncio.ensure_future(locks.lock("a").acquire(timeout=20))
     await until(lambda: queued(locks, 1))
-    await until(lambda: clean.pubsub_numsub(kit.session(locks).channel)[0][1] == 1)
+    await until(lambda: clean.pubsub_numsub(mode.session(locks).channel)[0][1] == 1)
     assert isinstance(await outcome(locks.lock("a").acquire(timeout=0.05)), AcquireTimeout)
     assert await locks.lock("a").revoke("test")
     await until(lease.lost.is_set)
@@ -310,13 +310,13 @@ async def test_the_least_rights_that_the_docs_name_are_enough(kit, server, clean
     clean.acl_deluser(USER)
 
 
-async def test_a_server_that_may_evict_locks_is_warned_of(kit, server, clean, caplog):
+async def test_a_server_that_may_evict_locks_is_warned_of(mode, server, clean, caplog):
     _warn.cache_clear()
     clean.config_set("maxmemory", "1gb")
     clean.config_set("maxmemory-policy", "allkeys-lru")
     try:
         for _ in range(2):
-            await (await kit.interlock().lock("a").acquire()).release()
+            await (await mode.interlock().lock("a").acquire()).release()
     finally:
         clean.config_set("maxmemory", "0")
         clean.config_set("maxmemory-policy", "noeviction")
@@ -328,9 +328,9 @@ async def test_a_server_that_may_evict_locks_is_warned_of(kit, server, clean, ca
 @pytest.mark.matrix("versions")
 @rule(3)
 @pytest.mark.parametrize("missing", ["-publish", "-subscribe", "resetchannels", "-pubsub", "-info"])
-async def test_waiters_poll_where_a_right_is_missing_and_the_user_is_told(kit, server, clean, caplog, missing):
+async def test_waiters_poll_where_a_right_is_missing_and_the_user_is_told(mode, server, clean, caplog, missing):
     clean.execute_command("ACL SETUSER", *least_rights().split(), missing)
-    locks, others = (kit.interlock(f"unix://{USER}:{PASSWORD}@{server.socket}") for _ in range(2))
+    locks, others = (mode.interlock(f"unix://{USER}:{PASSWORD}@{server.socket}") for _ in range(2))
     lease = await locks.lock("a").acquire()
     waiting = asyncio.ensure_future(others.lock("a").acquire(timeout=30))
     await until(lambda: queued(locks, 1))
@@ -341,14 +341,14 @@ async def test_waiters_poll_where_a_right_is_missing_and_the_user_is_told(kit, s
     clean.acl_deluser(USER)
 
 
-async def test_a_read_only_replica(kit, clean):
+async def test_a_read_only_replica(mode, clean):
     from interlock.embedded import Server
 
     with Server() as replica:
         client = redis.Redis.from_url(replica.url)
         client.replicaof("127.0.0.1", 1)  # a primary that is nowhere: it is a replica all the same
         client.config_set("replica-serve-stale-data", "yes")
-        error = await outcome(kit.interlock(replica.url).lock("a").acquire(2))
+        error = await outcome(mode.interlock(replica.url).lock("a").acquire(2))
         assert isinstance(error, Unavailable)
         assert "replica" in str(error)
         client.close()
@@ -388,9 +388,9 @@ class OldServer:
     ],
     ids=["5.0", "6.0"],
 )
-async def test_a_server_before_6_2(kit, hello):
+async def test_a_server_before_6_2(mode, hello):
     old = OldServer(hello)
-    error = await outcome(kit.interlock(f"redis://127.0.0.1:{old.port}").lock("a").acquire(3))
+    error = await outcome(mode.interlock(f"redis://127.0.0.1:{old.port}").lock("a").acquire(3))
     old.close()
     assert isinstance(error, ConfigError)
     assert "6.2" in str(error)
@@ -411,24 +411,24 @@ def test_a_function_of_the_other_mode_is_refused_by_the_decorator(make):
         lock(function)
 
 
-async def test_the_embedded_server_by_url(kit, server, tmp_path, monkeypatch):
+async def test_the_embedded_server_by_url(mode, server, tmp_path, monkeypatch):
     """embedded:// is one server per user: both modes meet there."""
     from interlock import embedded
 
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     try:
-        lease = await kit.interlock("embedded://").lock("a").acquire()
-        other = Kit(HOME[kit.mode == "threads"], server)
+        lease = await mode.interlock("embedded://").lock("a").acquire()
+        other = Mode(HOME[mode.name == "threads"], server)
         assert await other.interlock("embedded://").lock("a").try_acquire() is None
         await other.close()
         assert await lease.release()
     finally:
-        await kit.close()
+        await mode.close()
         await asyncio.to_thread(embedded.stop_shared)
 
 
-async def test_a_ttl_that_was_not_said_is_no_longer_than_it_may_be(kit):
-    locks = kit.interlock(max_ttl=5)
+async def test_a_ttl_that_was_not_said_is_no_longer_than_it_may_be(mode):
+    locks = mode.interlock(max_ttl=5)
     lease = await locks.lock("a").acquire()
     assert 3 < lease.remaining() <= 5
     await lease.release()

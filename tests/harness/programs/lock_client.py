@@ -165,7 +165,7 @@ class Async(Blocking):
 
 
 async def main(url: str, mode: str) -> None:
-    actor = (Blocking if mode == "threads" else Async)(url)
+    client = (Blocking if mode == "threads" else Async)(url)
     loop = asyncio.get_running_loop()
     say({"pid": os.getpid()})
     while line := await loop.run_in_executor(None, sys.stdin.readline):
@@ -178,10 +178,10 @@ async def main(url: str, mode: str) -> None:
             continue
         try:
             if verb in {"ensure", "state", "lost", "remaining"}:
-                value = getattr(actor.leases[args[0]], verb)
+                value = getattr(client.leases[args[0]], verb)
                 result = value.is_set() if verb == "lost" else value() if callable(value) else value
             else:
-                result = await getattr(actor, verb)(*args)
+                result = await getattr(client, verb)(*args)
             say({"result": result})
         except interlock.LockError as error:
             say({"error": type(error).__name__, "text": str(error)})
