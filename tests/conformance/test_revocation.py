@@ -95,7 +95,7 @@ async def test_a_lease_is_asked_about_again_if_its_channel_was_subscribed_during
     """The question was answered before the subscription: a revocation between the two was not pushed to anybody."""
     locks = mode.interlock()
     session = mode.session(locks)
-    calls, held_up = session.server.calls, []
+    calls, held_up = session.server.call_many, []
 
     async def answered_late(messages, until):
         replies = await calls(messages, until)
@@ -108,14 +108,14 @@ async def test_a_lease_is_asked_about_again_if_its_channel_was_subscribed_during
                     time.sleep(0.01)
         return replies
 
-    session.server.calls = answered_late
+    session.server.call_many = answered_late
     fixed = await mode.keep(locks.lock("fixed", renew=False).acquire())
     await until(lambda: held_up or session.renewal.in_flight)
     await mode.keep(
         locks.lock("other").acquire()
     )  # it stands in a slot, so the keeper of ends looks at new subscriptions
     await until(lambda: session.renewal._is_subscribed(fixed._grant))
-    del session.server.calls
+    del session.server.call_many
 
 
 @rule(6)
@@ -144,13 +144,13 @@ async def test_a_revocation_may_be_pushed_before_the_grant_is_known(mode, clean)
 async def test_a_short_section_costs_neither_a_question_nor_a_subscription(mode, clean):
     locks, asked = mode.interlock(), []
     session = mode.session(locks)
-    calls = session.server.calls
+    calls = session.server.call_many
 
     async def watching(messages, until):
         asked.extend(args[0] for _, _, args in messages)
         return await calls(messages, until)
 
-    session.server.calls = watching
+    session.server.call_many = watching
     began = session.runtime.now()
     lease = await locks.lock("a").acquire()
     await until(lambda: session.runtime.now() > began + SUBSCRIBE_AFTER / 2)
@@ -159,7 +159,7 @@ async def test_a_short_section_costs_neither_a_question_nor_a_subscription(mode,
         pytest.skip("this machine was too busy for a short section")
     assert not asked
     assert not clean.pubsub_channels()
-    del session.server.calls
+    del session.server.call_many
 
 
 @rule(6)

@@ -275,7 +275,7 @@ async def test_a_lease_that_is_left_while_the_server_is_asked_about_it_is_given_
     """The keeper that takes up what finalizers leave is not woken by them."""
     async with interlock.aio.Interlock(server.url) as locks:
         port, asked, answer = locks._session.server, asyncio.Event(), asyncio.Event()
-        calls = port.calls
+        calls = port.call_many
 
         async def slow(messages, patience):
             if messages[0][2][0] == "renew":
@@ -283,7 +283,7 @@ async def test_a_lease_that_is_left_while_the_server_is_asked_about_it_is_given_
                 await answer.wait()
             return await calls(messages, patience)
 
-        port.calls = slow
+        port.call_many = slow
         lease = await locks.lock("a").acquire()
         lease._in_with = True  # as that of an `async with` which nobody can leave any more
         await asyncio.wait_for(asked.wait(), 10)

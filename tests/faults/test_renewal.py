@@ -37,14 +37,14 @@ async def test_leases_that_are_being_renewed_are_seen_by_fork_close_and_revoke(m
     locks = mode.interlock()
     leases = await asyncio.gather(*(locks.lock(f"a{i}", ttl=1).acquire() for i in range(40)))
     session = mode.session(locks)
-    real, seen = session.server.calls, []
+    real, seen = session.server.call_many, []
 
     async def watching(messages, until):
         if any(args[0] == "renew" for _, _, args in messages):
             seen.append(len(session.renewal.held()))
         return await real(messages, until)
 
-    with patched(session.server, calls=watching):
+    with patched(session.server, call_many=watching):
         await until(lambda: seen)
     assert set(seen) == {40}
     await asyncio.gather(*(lease.release() for lease in leases))
