@@ -411,7 +411,7 @@ class SimServer:
             if host is None or found is None:
                 ended(Disconnected("connection refused", sent=False))
                 return
-            link = self.link = Link(self, host, self.history.meet(found, _ADDRESS, self.longer), began)
+            link = self.link = Link(self, host, self.history.identify(found, _ADDRESS, self.longer), began)
             host.links.add(link)
             self.met.add(host)
             if self._channel is not None:

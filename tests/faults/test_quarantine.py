@@ -279,7 +279,7 @@ async def test_who_ends_a_quarantine_does_not_get_a_lower_fence(mode, node, clie
 def test_a_server_that_says_a_second_too_much_shortens_nothing():
     """Its uptime is the difference of two times that are rounded down."""
     facts = Facts("r" * 40, "p" * 40, NO_REPLID, uptime=5, now_ms=100_000, replicas=0)  # it started at 95.0 to 96.0
-    assert IdentityStamp(facts, 60, "-", " ").since >= 96_000
+    assert IdentityStamp(facts, 60, "-", " ").since_ms >= 96_000
 
 
 @rule(10)
@@ -398,7 +398,7 @@ def test_what_came_through_two_handovers_came_without_loss():
     memory = ServerHistory(60.0)
     where = address("redis://127.0.0.1", for_asyncio=False)
     one, two, three = (
-        memory.meet(Facts(each * 40, each * 40, "f" * 40, uptime=500, now_ms=1_000_000, replicas=1), where)
+        memory.identify(Facts(each * 40, each * 40, "f" * 40, uptime=500, now_ms=1_000_000, replicas=1), where)
         for each in "abc"
     )
     two.mark_lossless(one.identity, 2.0)

@@ -22,7 +22,7 @@ async def met(locks):
     """Once it has met all primaries, it is a witness of what they do."""
     await (await locks.lock("hello", ttl=1).acquire()).release()
     server = locks._session.server
-    await until(lambda: all(member is not None and member.history.known for member in {*server._map}))
+    await until(lambda: all(member is not None and member.history.identity_at_map for member in {*server._map}))
 
 
 async def handed_over(lockable, other, heard):

@@ -131,13 +131,13 @@ def a_promotion_is_as_old_as_its_process(monkeypatch):
 
 
 def who_connects_again_remembers_nothing(monkeypatch):
-    meet = ServerHistory.meet
+    identify = ServerHistory.identify
 
     def forgetful(self, *args):
         self.before = "-"
-        return meet(self, *args)
+        return identify(self, *args)
 
-    monkeypatch.setattr(ServerHistory, "meet", forgetful)
+    monkeypatch.setattr(ServerHistory, "identify", forgetful)
 
 
 def a_connection_is_trusted_for_ever(monkeypatch):
@@ -200,7 +200,7 @@ def test_a_proof_is_of_the_server_that_was_asked_for():
     """One that came meanwhile may have lost something, for all that is known of the one before."""
     place = server_group.ServerGroup(World(0))
     process, before = Process(place.world, "c0"), place.primary
-    epoch = ServerHistory(60.0).meet(before.facts(), sim_server._ADDRESS)
+    epoch = ServerHistory(60.0).identify(before.facts(), sim_server._ADDRESS)
     assert lossless.least_lossless_ttl(place.seen_by(process), "another:one", epoch) == math.inf
     place.primary = place.another()
     assert lossless.least_lossless_ttl(place.seen_by(process), "another:one", epoch) is None
@@ -209,6 +209,6 @@ def test_a_proof_is_of_the_server_that_was_asked_for():
 def test_what_is_waited_for_is_not_forgotten_with_the_next_change():
     """A failover that lost something, then a handover that lost nothing: leases of before the first may still last."""
     place, memory = server_group.ServerGroup(World(0)), ServerHistory(60.0)
-    first = memory.meet(place.primary.facts(), sim_server._ADDRESS)
-    evidence = [memory.meet(place.another().facts(), sim_server._ADDRESS).previous for _ in range(2)]
+    first = memory.identify(place.primary.facts(), sim_server._ADDRESS)
+    evidence = [memory.identify(place.another().facts(), sim_server._ADDRESS).previous for _ in range(2)]
     assert evidence == [first.identity, first.identity]

@@ -90,7 +90,7 @@ async def knows_all(mode, locks):
     """Once it has met all primaries, it is a witness of what they do."""
     await use(locks.lock("hello"))
     server = server_of(mode, locks)
-    await until(lambda: all(member is not None and member.history.known for member in {*server._map}))
+    await until(lambda: all(member is not None and member.history.identity_at_map for member in {*server._map}))
     return server
 
 
@@ -468,7 +468,7 @@ async def test_a_slot_that_goes_to_a_node_which_serves_once_more_is_not_in_quara
         await use(locks.lock(there), 10)
     serving = harmed.primary_of(f"lock:{there}")
     member = next(each for each in {*server._map} if each.address.parameters["port"] == serving.port)
-    await until(lambda: member.history.known == member.history.latest.identity)
+    await until(lambda: member.history.identity_at_map == member.history.latest.identity)
     old = harmed.primary_of(slot)
     harmed.migrate(slot, to=serving)
     try:
@@ -481,7 +481,7 @@ async def test_a_slot_that_goes_to_a_node_which_serves_once_more_is_not_in_quara
 def test_what_moved_without_loss_before_a_handover_came_without_loss():
     """A name that was not used between the two was in quarantine: only the last step was looked at."""
     where = address("redis://127.0.0.1", for_asyncio=False)
-    epoch = ServerHistory(60.0).meet(
+    epoch = ServerHistory(60.0).identify(
         Facts("d" * 40, "d" * 40, "b" * 40, uptime=500, now_ms=1_000_000, replicas=1), where
     )
     epoch.set_slot_history(

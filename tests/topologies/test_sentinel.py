@@ -398,10 +398,10 @@ def test_the_old_primary_goes_on_for_as_long_as_it_was_told_to():
     """min-replicas-max-lag may be set at one of them only."""
     memory = ServerHistory(60.0)
     where = address("redis://127.0.0.1", for_asyncio=False)
-    memory.meet(
+    memory.identify(
         Facts("a" * 40, "b" * 40, NO_REPLID, uptime=500, now_ms=1_000_000, replicas=1), where, isolation_grace=11.0
     )
-    new = memory.meet(
+    new = memory.identify(
         Facts("c" * 40, "d" * 40, "b" * 40, uptime=500, now_ms=1_000_000, replicas=0), where, isolation_grace=0.0
     )
     assert new.isolation_grace == 11

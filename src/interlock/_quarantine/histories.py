@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 class Histories:
     """The server histories of one Interlock, one for each address, shared by all of its event loops."""
 
-    def __init__(self, wait: float | None) -> None:
-        self.quarantine_seconds = wait
-        self._by: dict[str, ServerHistory] = {}
-        self.served: list[ServerHistory | None] = []  # by slot of a cluster: the node that last served it
+    def __init__(self, quarantine_seconds: float | None) -> None:
+        self.quarantine_seconds = quarantine_seconds
+        self._by_url: dict[str, ServerHistory] = {}
+        self.served: list[ServerHistory | None] = []  # by slot of a cluster: the node that served the slot last
         self.moves: dict[int, list[SlotMove]] = {}  # by slot: its moves since the last message about the slot
 
     def of(self, address: Address, mark: str = " ") -> ServerHistory:
-        """The history of the server at this address."""
-        memory = self._by.setdefault(address.display_url, ServerHistory(self.quarantine_seconds, mark=mark))
-        memory.address = address
-        return memory
+        """The history of the server at this address. `mark` is "+" for one server of a quorum."""
+        history = self._by_url.setdefault(address.display_url, ServerHistory(self.quarantine_seconds, mark=mark))
+        history.address = address
+        return history

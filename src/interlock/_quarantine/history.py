@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from interlock._connect.address import Address
 
 _REPLACED: Final = (
-    "interlock: %s has been restarted or replaced, and may have lost leases: unless it is proven that it lost none, "
-    "locks that it has not granted since are granted in %.3g s. docs/failover.md says how to make restarts short"
+    "interlock: %s has been restarted or replaced, and may have lost leases: unless a proof shows that it lost none, "
+    "for %.3g s it grants only locks that it has granted since. docs/failover.md says how to make this time shorter"
 )
 _STARTED: Final = (
-    "interlock: %s was started with the keys of a snapshot or a log, which may lack the newest leases: locks that it "
-    "has not granted itself since are granted in %.3g s. docs/failover.md says how to make restarts short"
+    "interlock: %s was started with the keys of a snapshot or a log, which may lack the newest leases: for "
+    "%.3g s it grants only locks that it has granted since. docs/failover.md says how to make this time shorter"
 )
 
 
@@ -49,56 +49,57 @@ class ServerHistory:
         self.quarantine_seconds = quarantine_seconds  # seconds of the longest possible lease; None: no quarantine
         self.mark = mark  # "+" for one server of a quorum
         self.stamps: dict[str, IdentityStamp] = {}
-        self.latest = IdentityStamp(None, quarantine_seconds, previous, mark)
-        self.previous = previous
-        self._warned = False
+        self.latest = IdentityStamp(None, quarantine_seconds, previous, mark)  # of the server that answered last
+        self.previous = previous  # the identity of the server that answered last; "-": none has answered
+        self._has_warned = False  # about a server that does not report its identity
         self.address: Address
-        # A node of a cluster: the identity that the client had met before it last asked for the map; else "".
-        self.known = ""
-        self.replicas = 0  # the highest number of replicas that a server had here: absent replicas count, too
+        # A node of a cluster: the identity that the client knew when it last asked for the map; else "".
+        self.identity_at_map = ""
+        self.replicas = 0  # the highest number of replicas that a server here ever had: replicas that are away count
 
     def count_replicas(self, replication: Any) -> int:
         """The highest number of replicas in the newest INFO reply and all earlier ones."""
         self.replicas = max(self.replicas, int(parse_info(replication).get("connected_slaves", 0)))
         return self.replicas
 
-    def meet(self, found: Facts | None, address: Address, isolation_grace: float = 0.0) -> IdentityStamp:
-        """The stamp for the server with these facts, to which a new connection leads.
+    def identify(self, facts: Facts | None, address: Address, isolation_grace: float = 0.0) -> IdentityStamp:
+        """Learn which server a new connection leads to, and return the stamp for messages to this server.
 
-        `found` is None if the server does not report its identity. `isolation_grace` has the seconds for which an old
-        primary that is cut off may go on granting.
+        `facts` is None if the server does not report its identity. For `isolation_grace` seconds, an old primary that
+        is cut off may go on granting.
         """
-        if found is None:
-            if self.quarantine_seconds is not None and not self._warned:
-                self._warned = True
+        if facts is None:
+            if self.quarantine_seconds is not None and not self._has_warned:
+                self._has_warned = True
                 log.warning(
-                    "%s: INFO is refused, or tells no run_id, so a restart or failover that loses leases can't be "
-                    "noticed: there is no quarantine. Give this user +info (docs/acl.md), or say quarantine=False",
+                    "interlock: %s refuses INFO, or its reply has no run_id, so interlock can't notice a restart or "
+                    "failover that loses leases: there is no quarantine. Give this user +info (docs/acl.md), or pass "
+                    "quarantine=False",
                     address.display_url,
                 )
             return IdentityStamp(None, self.quarantine_seconds, "-", self.mark)
-        stamp = self.stamps.get(found.identity)
+        stamp = self.stamps.get(facts.identity)
         if stamp is None:
-            before = address.previous_identity if self.previous == "-" else self.previous
-            if self.latest.in_quarantine:  # this failover may be lossless, but the quarantine is about an earlier one
-                before = self.latest.previous
+            previous = address.previous_identity if self.previous == "-" else self.previous
+            if self.latest.in_quarantine:  # a second failover: leases from before the first one may still be lost
+                previous = self.latest.previous
             # The old primary obeys its own settings, which may allow a longer grace than those of the new server.
             stamp = IdentityStamp(
-                found, self.quarantine_seconds, before, self.mark, max(isolation_grace, self.latest.isolation_grace)
+                facts, self.quarantine_seconds, previous, self.mark, max(isolation_grace, self.latest.isolation_grace)
             )
-            if any(before.startswith(each) for each in stamp.lossless_from):
+            if any(previous.startswith(each) for each in stamp.lossless_from):
                 stamp.previous = "-"
             stamp.render()
-            stamp.earlier = self.stamps
-            self.stamps[found.identity] = stamp
-            if found.loaded and found.uptime < (stamp.quarantine_seconds or 0):
+            stamp.earlier_stamps = self.stamps
+            self.stamps[facts.identity] = stamp
+            if facts.loaded and facts.uptime < (stamp.quarantine_seconds or 0):
                 stamp.mark_untrusted()
             if stamp.in_quarantine:
                 log.warning(
                     _STARTED if stamp.previous == "?" else _REPLACED,
                     address.display_url,
-                    stamp.began + (stamp.quarantine_seconds or 0) - now(),
+                    stamp.latest_start + (stamp.quarantine_seconds or 0) - now(),
                 )
         self.latest, self.previous = stamp, stamp.identity
-        self.replicas = max(self.replicas, found.replicas)
+        self.replicas = max(self.replicas, facts.replicas)
         return stamp

@@ -1,4 +1,4 @@
-"""Searches for a proof that no lease was lost between a server and the one before."""
+"""Searches for a proof that the server of now has every lease that an earlier server granted."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def least_lossless_ttl(
     (CONFIG SET appendfsync, no-appendfsync-on-rewrite), and the new process reports only its own settings. Blocks, for
     about `left` seconds. Called only in a quarantine.
     """
-    patience = min(PROOF_STEP_TIMEOUT, max(MIN_PROOF_TIME, left) / PROOF_STEPS)
-    here = read_server(address, patience)
-    if here is None or here.info.get("run_id", "")[:IDENTITY_LENGTH] != stamp.identity[:IDENTITY_LENGTH]:
+    timeout = min(PROOF_STEP_TIMEOUT, max(MIN_PROOF_TIME, left) / PROOF_STEPS)
+    new = read_server(address, timeout)
+    if new is None or new.info.get("run_id", "")[:IDENTITY_LENGTH] != stamp.identity[:IDENTITY_LENGTH]:
         return None  # no answer; or another server by now than the server of the stamp
     process, _, history = evidence.partition(":")
-    second = here.info.get("master_replid2", NO_REPLID)
-    if second == NO_REPLID or second[:IDENTITY_LENGTH] != history:
+    second_replid = new.info.get("master_replid2", NO_REPLID)
+    if second_replid == NO_REPLID or second_replid[:IDENTITY_LENGTH] != history:
         return math.inf
-    for key, value in here.info.items():
+    for key, value in new.info.items():
         if key.startswith("slave") and "ip=" in value:
             replica = dict(part.split("=", 1) for part in value.split(",") if "=" in part)
-            there = read_server(address.at(replica["ip"], int(replica["port"])), patience)
-            if there is not None and there.info.get("run_id", "")[:IDENTITY_LENGTH] == process:
-                follows = there.info.get("role") == "slave" and there.info.get("master_replid2") == second
-                return least_ttl(here, there, address.display_url, stamp.quarantine_seconds) if follows else None
+            old = read_server(address.at(replica["ip"], int(replica["port"])), timeout)
+            if old is not None and old.info.get("run_id", "")[:IDENTITY_LENGTH] == process:
+                follows = old.info.get("role") == "slave" and old.info.get("master_replid2") == second_replid
+                return least_ttl(new, old, address.display_url, stamp.quarantine_seconds) if follows else None
     return None
 
 
@@ -60,46 +60,46 @@ class Reading(NamedTuple):
     after: float
 
 
-def read_server(address: Address, patience: float) -> Reading | None:
+def read_server(address: Address, timeout: float) -> Reading | None:
     """Read the INFO and the clock of a server; None if that fails. Blocks."""
     times: list[tuple[float, float]] = []
     try:
         server, replication, *clocks = ask_server(
-            address, patience, *IDENTITY_COMMANDS[:2], *CLOCK_READINGS * IDENTITY_COMMANDS[2:], times=times
+            address, timeout, *IDENTITY_COMMANDS[:2], *CLOCK_READINGS * IDENTITY_COMMANDS[2:], times=times
         )
-        looks = zip(times[2:], clocks, strict=True)
-        (before, after), (seconds, micros) = min(looks, key=lambda look: look[0][1] - look[0][0])
+        readings = zip(times[2:], clocks, strict=True)
+        (before, after), (seconds, micros) = min(readings, key=lambda reading: reading[0][1] - reading[0][0])
         return Reading(parse_info(server) | parse_info(replication), int(seconds) + int(micros) / 1e6, before, after)
     except Exception:  # noqa: BLE001 (then there is no proof)
         return None
 
 
-def least_ttl(here: Reading, before: Reading, shown: str, wait: float | None) -> float:
-    """The ttl (seconds) from which on a lease that the server `before` granted does not end too soon at `here`.
+def least_ttl(new: Reading, old: Reading, display_url: str, quarantine_seconds: float | None) -> float:
+    """The ttl (seconds) from which on a lease that the old primary granted does not end too soon at the new primary.
 
-    A lease is copied with the time at which it ends. If the clock of the new primary is ahead, leases end too soon
-    there, while their holders still rely on them. But a holder stops DRIFT * ttl before that time (see `margin`): half
-    of that allows for clocks that differ, the other half for clocks that run at different speeds.
+    A lease is copied with the time at which it ends. If the clock of the new primary is ahead, the new primary ends
+    leases too soon, while their holders still rely on them. But a holder stops DRIFT * ttl before that time (see
+    `margin`): half of that allows for clocks that differ, the other half for clocks that run at different speeds.
     """
-    ahead = here.clock - before.clock + before.after - here.before  # seconds, at most
+    ahead = new.clock - old.clock + old.after - new.before  # seconds, at most
     if ahead <= CLOCK_TOLERANCE:
         return 0.0
-    least = 2 * ahead / DRIFT
-    if wait is not None and least > wait:
-        least = math.inf
-    if least > HANDOVER_TTL:
+    ttl = 2 * ahead / DRIFT
+    if quarantine_seconds is not None and ttl > quarantine_seconds:
+        ttl = math.inf
+    if ttl > HANDOVER_TTL:
         log.warning(
-            "interlock: %s took over without loss, but its clock may be %.3g s ahead of the clock of the server before "
-            "it, so leases from there end too soon: locks %s are in quarantine",
-            shown,
+            "interlock: %s took over without loss, but its clock may be %.3g s ahead of the clock of the old primary, "
+            "so leases that the old primary granted end too soon: locks %s are in quarantine",
+            display_url,
             ahead,
-            "that were in use" if least == math.inf else f"with a ttl below {least:.3g} s",
+            "that were in use" if ttl == math.inf else f"with a ttl below {ttl:.3g} s",
         )
-    return least
+    return ttl
 
 
 def ask_server(
-    address: Address, within: float, *commands: tuple[str, ...], times: list[tuple[float, float]] | None = None
+    address: Address, timeout: float, *commands: tuple[str, ...], times: list[tuple[float, float]] | None = None
 ) -> list[Any]:
     """The replies of a server (a primary or a replica) to these commands, over a connection of redis-py. Blocks.
 
@@ -108,7 +108,7 @@ def ask_server(
     """
     from redis.exceptions import ResponseError  # noqa: PLC0415 (rarely needed)
 
-    connection = address.connection(within)
+    connection = address.connection(timeout)
     replies: list[Any] = []
     try:
         connection.connect()

@@ -35,28 +35,29 @@ HostPort = tuple[str, int]  # host and port
 
 
 class Primacy:
-    """Whether others name the server of one port as the primary."""
+    """Whether others name one server as the primary."""
 
     def __init__(self, address: Address) -> None:
         self.sentinels = address.sentinels
         self.timeout = address.timeout
-        # For a node of a cluster: whether other nodes name it as a primary, asked within so many seconds.
+        # For a node of a cluster: asks other nodes for so many seconds, and returns whether they name it as a primary.
         self.other_nodes: Callable[[float], bool] | None = None
-        self._named: HostPort = ("", 0)  # the primary that the sentinels named last
-        self._asked = 0.0  # when the client asked the sentinels for `_named`
+        self._named_primary: HostPort = ("", 0)  # the primary that the sentinels named last
+        self._asked_at = 0.0  # when the client asked the sentinels for `_named_primary`
 
-    def is_confirmed(self, where: HostPort, until: float) -> bool:
-        """Whether others name the server at `where` as the primary. Blocks. Raises Disconnected if they name none.
+    def is_confirmed(self, host_port: HostPort, until: float) -> bool:
+        """Whether others name the server at this host and port as the primary. Blocks, until `until` at most.
 
-        All connections of a port share the answer of the sentinels, for `TRUSTED_FOR` seconds.
+        All connections to one server share the answer of the sentinels, for `TRUSTED_FOR` seconds. Raises Disconnected
+        if the others name no primary.
         """
-        asked = now()
-        within = max(0.001, min(self.timeout, until - asked))
+        started = now()
+        timeout = max(0.001, min(self.timeout, until - started))
         if self.other_nodes is not None:
-            return self.other_nodes(within)
+            return self.other_nodes(timeout)
         if self.sentinels is None:
             return True
-        if asked - self._asked > TRUSTED_FOR:
-            self._named = self.sentinels.primary(within)
-            self._asked = asked
-        return self._named == where
+        if started - self._asked_at > TRUSTED_FOR:
+            self._named_primary = self.sentinels.primary(timeout)
+            self._asked_at = started
+        return self._named_primary == host_port

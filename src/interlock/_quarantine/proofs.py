@@ -20,83 +20,94 @@ if TYPE_CHECKING:
 
 PROOF_INTERVAL: Final = 0.2  # seconds between two searches: a demoted primary may have become a replica meanwhile
 
-Look = tuple[str, str]  # a search: the identity of a server, and the identity of an earlier one
+Search = tuple[str, str]  # the identity of a server, and the identity of an earlier server
 
 
 class Proofs:
-    """The results of one port's searches, and the callers that wait for a result."""
+    """The results of the searches about one server, and the callers that wait for a result."""
 
-    def __init__(self, runtime: Runtime, history: ServerHistory, look: Callable[..., Awaitable[float | None]]) -> None:
+    def __init__(
+        self, runtime: Runtime, history: ServerHistory, find_least_ttl: Callable[..., Awaitable[float | None]]
+    ) -> None:
         self.runtime = runtime
         self.history = history
-        self.look = look  # (evidence, stamp, seconds left) -> the result of `least_lossless_ttl`
-        self._waiting: dict[Look, list[Any]] = {}  # the events of waiting callers, while one caller searches
-        self._found: dict[Look, tuple[float, float | None]] = {}  # the time of the last search, and its result
+        # Called with the evidence, the stamp and the seconds left; returns the result of `least_lossless_ttl`.
+        self.find_least_ttl = find_least_ttl
+        self._waiting: dict[Search, list[Any]] = {}  # the events of waiting callers, while one caller searches
+        self._results: dict[Search, tuple[float, float | None]] = {}  # the time of the last search, and its result
 
     async def prove_lossless(self, evidence: str, until: float) -> bool:
         """See Server.prove_lossless."""
         stamp = self.history.latest
         while (
-            verdict := await self._verdict(stamp, evidence, until)
+            least_ttl := await self._search_or_wait(stamp, evidence, until)
         ) is None and self.runtime.now() + PROOF_INTERVAL < until:
             await self.runtime.sleep_until(self.runtime.now() + PROOF_INTERVAL)
-        return verdict is not None and verdict < math.inf
+        return least_ttl is not None and least_ttl < math.inf
 
     def old_primary(self, slot: int = -1) -> str:
-        """The old primary while it may still grant (see `IdentityStamp`). Starts a search in the background then."""
-        former = self.history.latest.old_primary(slot)
-        if former:
-            self._begin(former)
-        return former
+        """The identity of the old primary while it may still grant (see `IdentityStamp.old_primary`); else "".
 
-    def _begin(self, evidence: str) -> None:
-        """Search in the background, unless a search runs or ended less than `PROOF_INTERVAL` ago."""
+        While it may, a search runs in the background.
+        """
+        old_primary = self.history.latest.old_primary(slot)
+        if old_primary:
+            self._start_search(old_primary)
+        return old_primary
+
+    def _start_search(self, evidence: str) -> None:
+        """Start a search in the background, unless one runs, has found a result, or ended a moment ago."""
         stamp = self.history.latest
-        if self._may_look((stamp.identity, evidence)):
+        if self._claim_search((stamp.identity, evidence)):
             try:
-                self.runtime.spawn(lambda: self._look_in_background(stamp, evidence), "interlock-proof", lambda: None)
+                self.runtime.spawn(lambda: self._search_in_background(stamp, evidence), "interlock-proof", lambda: None)
             except BaseException:
-                self._end((stamp.identity, evidence), None)
+                self._finish_search((stamp.identity, evidence), None)
                 raise
 
-    def _may_look(self, look: Look) -> bool:
-        """Whether the caller has to search now."""
-        at, verdict = self._found.get(look, (-PROOF_INTERVAL, None))
-        with self.runtime.mutex:
-            mine = look not in self._waiting and verdict is None and self.runtime.now() >= at + PROOF_INTERVAL
-            if mine:
-                self._waiting[look] = []
-        return mine
+    def _claim_search(self, search: Search) -> bool:
+        """Whether the caller must search now; then all other callers wait for its result.
 
-    async def _verdict(self, stamp: IdentityStamp, evidence: str, until: float) -> float | None:
-        look = stamp.identity, evidence
-        if self._may_look(look):
-            return await self._look_and_report(stamp, evidence, until)
+        The caller must not search if another search runs, has found a result, or ended less than `PROOF_INTERVAL` ago.
+        """
+        ended_at, least_ttl = self._results.get(search, (-PROOF_INTERVAL, None))
+        with self.runtime.mutex:
+            is_due = least_ttl is None and self.runtime.now() >= ended_at + PROOF_INTERVAL
+            must_search = is_due and search not in self._waiting
+            if must_search:
+                self._waiting[search] = []
+        return must_search
+
+    async def _search_or_wait(self, stamp: IdentityStamp, evidence: str, until: float) -> float | None:
+        """The result of a search: of this caller's own, or of the search that another caller runs."""
+        search = stamp.identity, evidence
+        if self._claim_search(search):
+            return await self._search(stamp, evidence, until)
         done = self.runtime.event()
         with self.runtime.mutex:
-            others = self._waiting.get(look)
+            others = self._waiting.get(search)
             if others is not None:
                 others.append(done)
         if others is not None:
             await done.wait(max(until, self.runtime.now() + MIN_PROOF_TIME))
-        return self._found.get(look, (0.0, None))[1]
+        return self._results.get(search, (0.0, None))[1]
 
-    async def _look_in_background(self, stamp: IdentityStamp, evidence: str) -> None:
-        await self._look_and_report(stamp, evidence, self.runtime.now() + PROOF_STEP_TIMEOUT)
+    async def _search_in_background(self, stamp: IdentityStamp, evidence: str) -> None:
+        await self._search(stamp, evidence, self.runtime.now() + PROOF_STEP_TIMEOUT)
 
-    async def _look_and_report(self, stamp: IdentityStamp, evidence: str, until: float) -> float | None:
-        verdict: float | None = None
+    async def _search(self, stamp: IdentityStamp, evidence: str, until: float) -> float | None:
+        least_ttl: float | None = None
         try:
-            verdict = await self.look(evidence, stamp, until - self.runtime.now())
-            if verdict is not None and verdict < math.inf:
-                stamp.mark_lossless(evidence, verdict)
+            least_ttl = await self.find_least_ttl(evidence, stamp, until - self.runtime.now())
+            if least_ttl is not None and least_ttl < math.inf:
+                stamp.mark_lossless(evidence, least_ttl)
         finally:
-            self._end((stamp.identity, evidence), verdict)
-        return verdict
+            self._finish_search((stamp.identity, evidence), least_ttl)
+        return least_ttl
 
-    def _end(self, look: Look, verdict: float | None) -> None:
+    def _finish_search(self, search: Search, least_ttl: float | None) -> None:
         with self.runtime.mutex:
-            self._found[look] = self.runtime.now(), verdict
-            waiting = self._waiting.pop(look, [])
+            self._results[search] = self.runtime.now(), least_ttl
+            waiting = self._waiting.pop(search, [])
         for each in waiting:
             each.set()

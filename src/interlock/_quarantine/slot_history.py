@@ -22,12 +22,12 @@ class SlotHistory(NamedTuple):
     """The slot history of the previous identity: used once a proof shows that no lease was lost since."""
 
 
-def lossless_entry(identity: str, least: float) -> str:
-    """The entry for an identity from which leases with a ttl of `least` seconds or more came without loss."""
-    return f"{identity}/{math.ceil(least * 1000)}" if least else identity
+def lossless_entry(identity: str, least_ttl: float) -> str:
+    """The entry for an identity from which leases with a ttl of `least_ttl` seconds or more came without loss."""
+    return f"{identity}/{math.ceil(least_ttl * 1000)}" if least_ttl else identity
 
 
-def lossless_through(fine: Iterable[str], least: float) -> list[str]:
-    """These entries after one more move, in which leases with a ttl of `least` seconds or more came without loss."""
-    parts = [each.partition("/") for each in fine]
-    return [lossless_entry(identity, least + int(ms or 0) / 1000) for identity, _, ms in parts]
+def lossless_through(entries: Iterable[str], least_ttl: float) -> list[str]:
+    """These entries after one more move, which leases with a ttl of `least_ttl` seconds or more survived."""
+    parts = [each.partition("/") for each in entries]
+    return [lossless_entry(identity, least_ttl + int(ms or 0) / 1000) for identity, _, ms in parts]

@@ -9,16 +9,17 @@ if TYPE_CHECKING:
 
 
 class SlotMove:
-    """Slots of a cluster have moved from the node `left` to the node `here`."""
+    """Slots of a cluster have moved from the node `source` to the node `target`."""
 
-    __slots__ = ("at", "before", "here", "known", "least", "left")
+    __slots__ = ("least_ttl", "noticed_at", "source", "source_stamp", "target", "target_identity")
 
-    def __init__(self, left: ServerHistory, here: ServerHistory, at: float) -> None:
-        self.left = left
-        self.here = here
-        self.before = left.latest  # the identity stamp under which the old node served the slots
-        self.known = here.known  # the new node's identity that the client met before it asked for the map; "" if none
-        self.at = at  # when the client noticed the move, by its own clock
-        # Leases with this ttl (seconds) or a longer one moved without loss, since the old node is still the primary
-        # that it was. math.inf: leases of any ttl may have been lost. None: the client has not checked yet.
-        self.least: float | None = None
+    def __init__(self, source: ServerHistory, target: ServerHistory, noticed_at: float) -> None:
+        self.source = source
+        self.target = target
+        self.source_stamp = source.latest  # the identity stamp under which the source served the slots
+        # The identity of the target that the client knew when it asked for the map; "" if none.
+        self.target_identity = target.identity_at_map
+        self.noticed_at = noticed_at  # when the client noticed the move, by its own clock
+        # Leases with this ttl (seconds) or a longer one moved without loss, since the source is still the primary that
+        # it was. math.inf: leases of any ttl may have been lost. None: the client has not checked yet.
+        self.least_ttl: float | None = None

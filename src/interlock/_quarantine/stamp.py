@@ -9,9 +9,9 @@ from interlock._quarantine.identity import IDENTITY_LENGTH, Facts
 from interlock._quarantine.slot_history import SlotHistory, lossless_entry, lossless_through
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-MAX_IDENTITIES: Final = 12  # identities in `lossless_from`: servers before these no longer matter
+MAX_IDENTITIES: Final = 12  # identities in `lossless_from`: leases of still earlier servers have run out
 
 
 class IdentityStamp:
@@ -19,7 +19,7 @@ class IdentityStamp:
 
     __slots__ = (
         "_texts",
-        "earlier",
+        "earlier_stamps",
         "facts",
         "isolation_grace",
         "lossless_from",
@@ -27,7 +27,7 @@ class IdentityStamp:
         "met_at",
         "previous",
         "quarantine_seconds",
-        "since",
+        "since_ms",
         "slot_histories",
         "text",
     )
@@ -48,13 +48,13 @@ class IdentityStamp:
         self.previous = previous
         self.mark = mark
         self.lossless_from: list[str] = []
-        self.earlier: Mapping[str, IdentityStamp] = {}  # the stamps that the client knew here, by identity
-        self.met_at = now()
+        self.earlier_stamps: Mapping[str, IdentityStamp] = {}  # the stamps of earlier servers here, by identity
+        self.met_at = now()  # when the client first read this identity in a handshake
         self.slot_histories: dict[int, SlotHistory] = {}  # by slot: only slots that moved here from another node
         self._texts: dict[int, str] = {}
-        self.since = 0
+        self.since_ms = 0  # by the server's clock: this identity began no later
         if facts is not None:
-            self.since = facts.now_ms - (0 if facts.promoted else int(max(0, facts.uptime - 1) * 1000))
+            self.since_ms = facts.now_ms - (0 if facts.promoted else int(max(0, facts.uptime - 1) * 1000))
             if not facts.promoted:
                 self.lossless_from.append(facts.run_id[:IDENTITY_LENGTH] + ":")
         self.text = ""
@@ -65,43 +65,41 @@ class IdentityStamp:
         """The identity of the server; "" if the server does not report one."""
         return self.facts.identity if self.facts else ""
 
-    def history(self) -> str:
-        """The end of the text: the identity that the client knew before, and the identities in `lossless_from`."""
-        return " ".join([self.previous, *self.lossless_from])
-
     @property
-    def began(self) -> float:
+    def latest_start(self) -> float:
         """The latest time at which this identity can have begun, by the client's clock."""
         assert self.facts is not None
-        return self.met_at - (self.facts.now_ms - self.since) / 1000
+        return self.met_at - (self.facts.now_ms - self.since_ms) / 1000
 
     @property
     def in_quarantine(self) -> bool:
         """Whether leases granted by an earlier server may still be alive, without a proof that none was lost."""
         if self.facts is None or self.quarantine_seconds is None or self.previous == "-":
             return False
-        return now() < self.began + self.quarantine_seconds
+        return now() < self.latest_start + self.quarantine_seconds
 
     def old_primary(self, slot: int = -1) -> str:
         """The identity of the old primary while it may still grant beside this server; "" if none may."""
         if not self.isolation_grace:
             return ""
-        former, at, *_ = self.slot_history(slot)
-        return former if former != "-" and now() < at + self.isolation_grace else ""
+        previous, since, *_ = self.slot_history(slot)
+        return previous if previous != "-" and now() < since + self.isolation_grace else ""
 
     def slot_history(self, slot: int) -> SlotHistory:
         """The history of a slot at this server. A slot that never moved has the history of the server itself."""
-        former, at, more, behind = self.slot_histories.get(slot) or SlotHistory(self.previous, self.began, ())
-        lossless_from = [*self.lossless_from, *more]
+        previous, since, moved_lossless, earlier = self.slot_histories.get(slot) or SlotHistory(
+            self.previous, self.latest_start, ()
+        )
+        lossless_from = [*self.lossless_from, *moved_lossless]
         while (
-            proof := next((each for each in lossless_from if former.startswith(each.partition("/")[0])), None)
+            proof := next((each for each in lossless_from if previous.startswith(each.partition("/")[0])), None)
         ) is not None:
-            if behind is None:
-                former = "-"
+            if earlier is None:
+                previous = "-"
                 break
-            former, at, more, behind = behind
-            lossless_from += lossless_through(more, int(proof.partition("/")[2] or 0) / 1000)
-        return SlotHistory(former, at, tuple(dict.fromkeys(lossless_from)), behind)
+            previous, since, moved_lossless, earlier = earlier
+            lossless_from += lossless_through(moved_lossless, int(proof.partition("/")[2] or 0) / 1000)
+        return SlotHistory(previous, since, tuple(dict.fromkeys(lossless_from)), earlier)
 
     def set_slot_history(self, slot: int, slot_history: SlotHistory) -> None:
         """Store how this slot came to this server."""
@@ -114,12 +112,9 @@ class IdentityStamp:
             return self.text
         text = self._texts.get(slot)
         if text is None:
-            former, at, lossless_from, _ = self.slot_history(slot)
-            since = self.facts.now_ms + int((at - self.met_at) * 1000)
-            history = " ".join([former, *lossless_from[:MAX_IDENTITIES]])
-            text = self._texts[slot] = (
-                f"{self.identity}{self.mark}{since} {int(self.quarantine_seconds * 1000)} {history}"
-            )
+            previous, since, lossless_from, _ = self.slot_history(slot)
+            since_ms = self.facts.now_ms + int((since - self.met_at) * 1000)
+            text = self._texts[slot] = self._format(since_ms, previous, lossless_from[:MAX_IDENTITIES])
         return text
 
     def render(self) -> None:
@@ -128,7 +123,13 @@ class IdentityStamp:
         if self.facts is None or self.quarantine_seconds is None:
             self.text = self.mark.strip()
         else:
-            self.text = f"{self.identity}{self.mark}{self.since} {int(self.quarantine_seconds * 1000)} {self.history()}"
+            self.text = self._format(self.since_ms, self.previous, self.lossless_from)
+
+    def _format(self, since_ms: int, previous: str, lossless_from: Sequence[str]) -> str:
+        """The text, in the layout that queue.lua describes beside STAMP."""
+        assert self.quarantine_seconds is not None
+        wait_ms = int(self.quarantine_seconds * 1000)
+        return " ".join([f"{self.identity}{self.mark}{since_ms}", str(wait_ms), previous, *lossless_from])
 
     def mark_untrusted(self) -> None:
         """Note evidence that an unknown server may have been here before, and may have granted leases."""
@@ -136,13 +137,16 @@ class IdentityStamp:
             self.previous = "?"
             self.render()
 
-    def mark_lossless(self, identity: str, least: float = 0.0) -> None:
-        """Note a proof: no lease with a ttl of `least` seconds or more was lost between that identity and this one."""
+    def mark_lossless(self, identity: str, least_ttl: float = 0.0) -> None:
+        """Note a proof: this server has every lease that was granted under `identity`.
+
+        Or, if `least_ttl` is not 0, every such lease whose ttl is at least that many seconds.
+        """
         if all(each.partition("/")[0] != identity for each in self.lossless_from):
-            before = self.earlier.get(identity)
+            earlier = self.earlier_stamps.get(identity)
             self.lossless_from += [
-                lossless_entry(identity, least),
-                *lossless_through(before.lossless_from if before else (), least),
+                lossless_entry(identity, least_ttl),
+                *lossless_through(earlier.lossless_from if earlier else (), least_ttl),
             ]
             del self.lossless_from[MAX_IDENTITIES:]
         if any(self.previous.startswith(each.partition("/")[0]) for each in self.lossless_from):

@@ -455,7 +455,7 @@ class ClusterServer:
             self.histories.served, self._map, self._loaded = served, fresh, True
             primaries = {*fresh}
             for node in list(self._nodes.values()):
-                node.history.known = met.get(node, "")
+                node.history.identity_at_map = met.get(node, "")
                 if node not in primaries:
                     node.server.unsubscribe_all()
                     node.has_answered = False  # a node that serves slots again has another identity
@@ -512,7 +512,9 @@ class ClusterServer:
         """The primaries that answer, and whose identity may have changed since the client read the map."""
         primaries = [node for node in {*self._map} if node is not None and not node.failed_at]
         return [
-            each for each in primaries if not each.has_answered or each.history.known != each.history.latest.identity
+            each
+            for each in primaries
+            if not each.has_answered or each.history.identity_at_map != each.history.latest.identity
         ]
 
     async def _learn_identities(self) -> None:
@@ -538,14 +540,14 @@ class ClusterServer:
 
     def _moved(self, slot: int, move: SlotMove) -> None:
         self._importing.pop(slot, None)
-        if move.before.identity and self.histories.quarantine_seconds is not None:
+        if move.source_stamp.identity and self.histories.quarantine_seconds is not None:
             self._moves.setdefault(slot, []).append(move)
 
     async def _process_moves(self, slot: int, until: float) -> None:
         """Before the first message about a slot that has moved, learn the slot history."""
         while moves := self._moves.get(slot):
             number = len(moves)
-            await self._learn_slot_history(slot, self._node(moves[-1].here.address), list(moves), until)
+            await self._learn_slot_history(slot, self._node(moves[-1].target.address), list(moves), until)
             with self.runtime.mutex:
                 if len(moves) == number:
                     self._moves.pop(slot, None)
@@ -565,21 +567,21 @@ class ClusterServer:
     async def _history_after(
         self, move: SlotMove, slot: int, slot_history: SlotHistory | None, until: float
     ) -> SlotHistory | None:
-        under, here = move.before.identity, move.here.latest
+        under, here = move.source_stamp.identity, move.target.latest
         if not under:
             return None
-        if (least := move.least) is None:
+        if (least := move.least_ttl) is None:
             within = min(NODE_TIMEOUT, max(0.05, until - self.runtime.now()))
-            least = move.least = await self.runtime.run_blocking(partial(_least_kept_ttl, move, within, under))
-        before = slot_history or move.before.slot_history(slot)
-        if least < math.inf and move.known and move.known == here.identity:
+            least = move.least_ttl = await self.runtime.run_blocking(partial(_least_kept_ttl, move, within, under))
+        before = slot_history or move.source_stamp.slot_history(slot)
+        if least < math.inf and move.target_identity and move.target_identity == here.identity:
             fine = (lossless_entry(under, least), *lossless_through(before.lossless_from, least))
             return SlotHistory(before.previous, before.since, fine, before.earlier)
         before = before._replace(earlier=None)
         # A node that never was a replica: the slot has been there no longer than the process has been running.
         if least == 0 and here.facts is not None and not here.facts.promoted:
-            return SlotHistory(under, here.met_at - (here.facts.now_ms - here.since) / 1000, (), before)
-        return SlotHistory(under, move.at, (), before)
+            return SlotHistory(under, here.latest_start, (), before)
+        return SlotHistory(under, move.noticed_at, (), before)
 
     # Pushes
 
@@ -660,11 +662,11 @@ def _is_well(info: Any) -> bool:
 
 
 def _least_kept_ttl(move: SlotMove, within: float, identity: str) -> float:
-    """The ttl for `SlotMove.least`. Blocks, for about `within` seconds a server.
+    """The ttl for `SlotMove.least_ttl`. Blocks, for about `within` seconds a server.
 
     A key that moved keeps the time at which its lease ends, by the clock of the old node. So the clocks must agree.
     """
-    left, here = read_server(move.left.address, within), read_server(move.here.address, within)
+    left, here = read_server(move.source.address, within), read_server(move.target.address, within)
     if left is None or here is None or left.info.get("role") != "master" or identity_of(left.info) != identity:
         return math.inf
-    return least_ttl(here, left, move.here.address.display_url, move.before.quarantine_seconds)
+    return least_ttl(here, left, move.target.address.display_url, move.source_stamp.quarantine_seconds)

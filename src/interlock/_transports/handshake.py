@@ -48,7 +48,7 @@ def complete_handshake(replies: list[Any], address: Address, history: ServerHist
     for reply in (server, replication, time, *past):
         if type(reply) is ReplyError and is_transient(str(reply)):  # else there would be no quarantine
             raise Disconnected(str(reply), sent=False)
-    return history.meet(parse_facts(server, replication, time, *past), address, address.isolation_grace(more))
+    return history.identify(parse_facts(server, replication, time, *past), address, address.isolation_grace(more))
 
 
 def is_same_primary(reply: Any, stamp: IdentityStamp) -> bool:
