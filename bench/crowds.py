@@ -171,7 +171,7 @@ def waiting_elsewhere(bench: Bench) -> Iterator[Outcome]:
 
 
 def _waiting(bench: Bench, number: int, what: str, named: str, rounds: int) -> Iterator[Outcome]:
-    vouched: dict[str, list[float]] = {}
+    with_all: dict[str, list[float]] = {}
     rates: dict[str, list[float]] = {}
     handovers = 1500 if bench.quick else 5000
     names = {f"{MOST:,} waiters": MOST, f"{FEW} waiters": FEW}
@@ -183,9 +183,9 @@ def _waiting(bench: Bench, number: int, what: str, named: str, rounds: int) -> I
                 answer = worker.answer()
             micros: dict[str, int] = answer["micros"]
             done = max(1, answer["handovers"])
-            vouches = micros.pop("vouch", 0)
+            heartbeats = micros.pop("heartbeat", 0)
             handing = sum(micros.values()) / done
-            vouched.setdefault(name, []).append(handing + vouches / done)
+            with_all.setdefault(name, []).append(handing + heartbeats / done)
             rates.setdefault(name, []).append(done / answer["took"])
             return handing
 
@@ -196,14 +196,14 @@ def _waiting(bench: Bench, number: int, what: str, named: str, rounds: int) -> I
     yield Outcome(
         number, f"server time per handover{named}, asyncio", "µs", most, samples, [Goal(few, most=1.5)],
         less_is_better=True, remarks={name: f"{statistics.median(rates[name]):,.0f} handovers/s" for name in names},
-        note="All script calls but the vouches: release, confirming acquire, and the acquire of the next in line.",
+        note="All script calls but the heartbeats: release, confirming acquire, and the acquire of the next in line.",
     )  # fmt: skip
     rounds = len(samples[most])
-    with_vouches = {name: values[-rounds:] for name, values in vouched.items()}  # without the warm-up
+    with_heartbeats = {name: values[-rounds:] for name, values in with_all.items()}  # without the warm-up
     yield Outcome(
-        number, "the same, with the vouches of all waiters", "µs", most, with_vouches, [Goal(few, most=1.5)],
+        number, "the same, with the heartbeats of all waiters", "µs", most, with_heartbeats, [Goal(few, most=1.5)],
         less_is_better=True,
-        note="Vouches go out about once a second, whether or not there are handovers.",
+        note="Heartbeats go out about once a second, whether or not there are handovers.",
     )  # fmt: skip
 
 
