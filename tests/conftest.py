@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import inspect
 import os
@@ -13,10 +14,11 @@ import pytest
 import redis
 
 from harness.headers import Header
-from harness.matrix import HOME, MODES, QUORUM, WIDTHS, Cell, ServerPool
+from harness.matrix import BASE, BASE_CELLS, MODES, QUORUM_CELLS, Cell, RunsOn, ServerPool
 from harness.modes import Mode, Residue
 from harness.proxy import Proxy
-from harness.topology import Cluster
+from harness.servers import Node
+from harness.topology import Cluster, Independents, Sentinels
 from harness.topology.group import ask
 from interlock._transports import asyncio as transport_of_asyncio
 from interlock._transports import blocking, resp
@@ -37,7 +39,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(map(str, (Path(__file__).parent, Path
 
 
 def pytest_addoption(parser):
-    parser.addoption("--full", action="store_true", help="every server, every way to it, both modes")
+    parser.addoption("--full", action="store_true", help="run on what runs_on(full=...) says")
 
 
 # A test that asks for one of these harms one server, or its network: it does not run on a cluster.
@@ -68,23 +70,31 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def said_by(node) -> RunsOn:
+    """What the module of a test says of where it runs, and what the test says itself."""
+    return RunsOn.said_by(reversed([*node.iter_markers("runs_on")]))
+
+
 def pytest_generate_tests(metafunc):
-    """Give each test its cells of the matrix: all of them if it asks for `mode`, else each server once."""
-    mark = metafunc.definition.get_closest_marker("matrix")
-    some, every = WIDTHS[mark.args[0] if mark else None]
-    cells = every if metafunc.config.getoption("full") else some
-    if metafunc.definition.get_closest_marker("quorum") and not (
-        metafunc.definition.get_closest_marker("one_server")
-        or LOOKS_AT_ONE_SERVER & {*metafunc.definition._fixtureinfo.argnames}
+    """Give each test its cells of the matrix: all of them if it asks for `mode`, else each kind of server once."""
+    node, full = metafunc.definition, metafunc.config.getoption("full")
+    said, asks_for = said_by(node), {*metafunc.fixturenames}
+    cells = said.cells(full=full)
+    if said.quorum and not (
+        node.get_closest_marker("not_on_a_quorum") or LOOKS_AT_ONE_SERVER & {*node._fixtureinfo.argnames}
     ):
-        cells = [*cells, *(QUORUM if metafunc.config.getoption("full") else QUORUM[1:])]
-    if metafunc.definition.get_closest_marker("asyncio_only"):
+        cells = [*cells, *(QUORUM_CELLS if full else QUORUM_CELLS[1:])]
+    if node.get_closest_marker("asyncio_only"):
         cells = [cell for cell in cells if cell.mode == "asyncio"]
-    if HARMS_ONE_SERVER & {*metafunc.fixturenames} or metafunc.definition.get_closest_marker("single"):
+    if HARMS_ONE_SERVER & asks_for or node.get_closest_marker("not_on_a_cluster"):
         cells = [cell for cell in cells if cell.way != "cluster"]
-    if "mode" in metafunc.fixturenames:
+    if "cell" not in asks_for:
+        return
+    if not cells:
+        pytest.fail(f"{node.nodeid} asks for a server, and says that it runs on {said.servers!r}")
+    if "mode" in asks_for:
         metafunc.parametrize("cell", cells, indirect=True, ids=str)
-    elif mark and "server" in metafunc.fixturenames:
+    elif node.get_closest_marker("runs_on"):
         once = [cell for cell in cells if cell.way == "unix" and cell.mode == MODES[0]]
         metafunc.parametrize("cell", once, indirect=True, ids=[cell.kind for cell in once])
 
@@ -120,6 +130,50 @@ def loop_of(cell):
     return pytest.importorskip("uvloop").new_event_loop
 
 
+# What the running test used: (topology, kind of server), and modes.
+USED: set[tuple[str, str]] = set()
+USED_MODES: set[str] = set()
+
+
+def noted(function, topology):
+    """The same function; each call notes that the running test uses such a topology of the `kind` in its arguments."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        USED.add((topology, signature.bind(*args, **kwargs).arguments.get("kind", BASE)))
+        return function(*args, **kwargs)
+
+    return call
+
+
+def pytest_configure():
+    """Note what the tests start, and which servers of the pool they use."""
+    for kind, topology in ((Node, "server"), (Cluster, "cluster"), (Sentinels, "sentinel"), (Independents, "quorum")):
+        kind.__init__ = noted(kind.__init__, topology)
+    for name, topology in (("node", "server"), ("cluster", "cluster"), ("primary", "sentinel"), ("quorum", "quorum")):
+        setattr(ServerPool, name, noted(getattr(ServerPool, name), topology))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    USED.clear()
+    USED_MODES.clear()
+
+
+@pytest.fixture(autouse=True)
+def a_test_runs_where_its_module_says(request):
+    """Holds what `runs_on` says against the servers and modes that each test uses in this process."""
+    yield
+    if not request.node.get_closest_marker("runs_on"):
+        return
+    callspec = getattr(request.node, "callspec", None)
+    cell, said = callspec and callspec.params.get("cell"), said_by(request.node)
+    for topology, kind in USED:
+        assert said.allows(topology, kind, cell), f"the test uses a {topology} of {kind}, and runs_on() does not say so"
+    assert {*said.modes.split(", ")} >= USED_MODES, f"the test uses {USED_MODES}, and runs_on() does not say so"
+
+
 HEADERS: dict[str, Header] = {}
 
 
@@ -128,7 +182,8 @@ def every_message_is_as_the_lua_header_says(monkeypatch):
     """Holds the header of each script against what Python really sends, in every test."""
     real, wrong = resp.evalsha, []
 
-    def checked(script, keys, args, epoch):
+    def checked(mode_name, script, keys, args, epoch):
+        USED_MODES.add(mode_name)
         header = HEADERS.setdefault(script.name, Header(script.source))
         try:
             header.check(keys, args)
@@ -137,8 +192,8 @@ def every_message_is_as_the_lua_header_says(monkeypatch):
             raise
         return real(script, keys, args, epoch)
 
-    for transport in (blocking, transport_of_asyncio):
-        monkeypatch.setattr(transport, "evalsha", checked)
+    for mode_name, transport in zip(MODES, (blocking, transport_of_asyncio), strict=True):
+        monkeypatch.setattr(transport, "evalsha", functools.partial(checked, mode_name))
     yield
     assert not wrong
 
@@ -154,7 +209,7 @@ def server_pool(tmp_path_factory):
 @pytest.fixture
 def cell(request) -> Cell:
     """On which kind of server, by which way, and in which mode the test runs."""
-    return getattr(request, "param", HOME[0])
+    return getattr(request, "param", BASE_CELLS[0])
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from harness.processes import processes
 from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Unavailable
 
 rule = pytest.mark.rule
-pytestmark = [pytest.mark.matrix("kinds"), pytest.mark.quorum]
+pytestmark = pytest.mark.runs_on("each server", full="every combination", quorum=True)
 
 
 class Watcher:
@@ -107,7 +107,7 @@ async def test_observers_are_told_each_change(mode):
 
 
 @rule(3)
-@pytest.mark.one_server
+@pytest.mark.not_on_a_quorum
 async def test_observers_are_pushed_the_news(mode):
     """Not only by looking again: that would take most of a second each time."""
     watching, mine = mode.interlock(), mode.interlock().election("a")
@@ -343,7 +343,7 @@ async def test_run_ends_when_its_interlock_is_closed(mode, leads):
 
 
 @rule(6)
-@pytest.mark.one_server
+@pytest.mark.not_on_a_quorum
 async def test_run_campaigns_again_when_the_release_finds_that_it_was_lost(mode, clean):
     """Nothing told of it before: so the work was done beside that of another leader, perhaps."""
     election, terms = mode.interlock().election("a"), []
@@ -378,8 +378,8 @@ async def test_work_that_resigns_itself_goes_on_and_gives_its_value(mode):
 
 
 @rule(6)
-@pytest.mark.one_server
-@pytest.mark.matrix(None)
+@pytest.mark.not_on_a_quorum
+@pytest.mark.runs_on("valkey-9.1")
 async def test_run_campaigns_through_an_outage(mode, proxy, caplog):
     locks = mode.interlock(proxy.url)
     leading = Leading(mode, locks, ttl=0.6)

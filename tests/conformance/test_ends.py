@@ -12,7 +12,7 @@ from interlock import LeaseState
 from interlock._protocol.run import run
 
 rule = pytest.mark.rule
-pytestmark = [pytest.mark.matrix("servers"), pytest.mark.quorum]
+pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes", quorum=True)
 
 
 @rule(6)
@@ -100,7 +100,7 @@ async def test_a_multi_ends_with_the_first_of_its_leases(mode):
     assert again.ended.is_set()
 
 
-@pytest.mark.one_server
+@pytest.mark.not_on_a_quorum
 async def test_an_undone_lease_has_ended(mode):
     """One that a multi had before another of its locks could not be had."""
     locks, others = mode.interlock(), mode.interlock()

@@ -9,7 +9,7 @@ import pytest
 from interlock import Ran, Skipped
 
 rule = pytest.mark.rule
-pytestmark = pytest.mark.matrix("ways")
+pytestmark = pytest.mark.runs_on("each server and way", full="every combination")
 
 
 @rule(1, 7, 9)

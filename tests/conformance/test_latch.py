@@ -12,7 +12,7 @@ from harness.processes import processes
 from interlock import AcquireTimeout, BrokenBarrier, ConfigError
 
 rule = pytest.mark.rule
-pytestmark = pytest.mark.matrix("kinds")
+pytestmark = pytest.mark.runs_on("each server", full="every combination")
 
 
 @rule(1, 3)

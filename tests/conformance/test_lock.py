@@ -14,7 +14,7 @@ from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, LockEr
 from interlock._protocol.run import run
 
 rule = pytest.mark.rule
-pytestmark = [pytest.mark.matrix("ways"), pytest.mark.quorum]
+pytestmark = pytest.mark.runs_on("each server and way", full="every combination", quorum=True)
 
 
 async def held_by(lock, lease) -> bool:
@@ -227,7 +227,7 @@ async def test_a_message_that_comes_twice_or_late_grants_nothing(mode):
 
 
 @rule(3)
-@pytest.mark.single
+@pytest.mark.not_on_a_cluster
 async def test_a_new_subscription_makes_every_waiter_ask_again(mode, clean):
     locks, others = mode.interlock(), mode.interlock()
     lease = await locks.lock("a").acquire()
@@ -318,7 +318,7 @@ async def test_a_lease_is_renewed_as_long_as_it_is_held(mode):
 
 
 @rule(6)
-@pytest.mark.single
+@pytest.mark.not_on_a_cluster
 async def test_many_leases_are_renewed_in_one_call(mode, clean):
     locks = mode.interlock()
     leases = await asyncio.gather(*(locks.lock(f"many:{i}", ttl=6).acquire() for i in range(200)))
@@ -722,7 +722,7 @@ async def test_one_client_many_tasks_or_threads(mode):
     assert counter == 400
 
 
-@pytest.mark.matrix("servers")
+@pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
 async def test_extend_does_not_hold_beyond_max_hold(mode, clean):
     lease = await mode.interlock().lock("a", max_hold=1).acquire()
     await lease.extend(60)

@@ -14,7 +14,7 @@ from harness.processes import processes
 from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Unavailable
 
 rule = pytest.mark.rule
-pytestmark = [pytest.mark.matrix("kinds"), pytest.mark.quorum]
+pytestmark = pytest.mark.runs_on("each server", full="every combination", quorum=True)
 
 
 def some(locks, names: str = "ab", **options):
@@ -100,7 +100,7 @@ async def test_two_that_name_them_in_another_order_never_wait_for_each_other(mod
 
 
 @rule(1)
-@pytest.mark.one_server
+@pytest.mark.not_on_a_quorum
 async def test_locks_permits_and_readers_go_together(mode):
     locks, others = mode.interlock(), mode.interlock()
     mixed = locks.multi(locks.semaphore("s", 2), locks.rwlock("rw").read(), locks.lock("a"), locks.rlock("r"))

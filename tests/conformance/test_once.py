@@ -14,7 +14,7 @@ from harness.processes import processes
 from interlock import ConfigError, LeaseLost, LeaseState, Ran, Skipped
 
 rule = pytest.mark.rule
-pytestmark = [pytest.mark.matrix("kinds"), pytest.mark.quorum]
+pytestmark = pytest.mark.runs_on("each server", full="every combination", quorum=True)
 
 
 def job(mode, body=lambda _lease: 42):

@@ -12,7 +12,7 @@ from interlock import LeaseLost
 from interlock._client.renewal import SUBSCRIBE_AFTER
 
 rule = pytest.mark.rule
-pytestmark = [pytest.mark.matrix("servers"), pytest.mark.quorum]
+pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes", quorum=True)
 LOCKS = {
     "lock": lambda locks: locks.lock("a"),
     "fixed lock": lambda locks: locks.lock("b", renew=False),
@@ -67,7 +67,7 @@ async def test_a_revocation_reaches_the_first_lease_of_a_client(mode, force):
 
 
 @rule(6)
-@pytest.mark.one_server
+@pytest.mark.not_on_a_quorum
 async def test_a_revocation_whose_push_was_lost_with_the_connection_is_told_after_it(mode, clean):
     """The connection for pushes breaks in that moment; when it is made again, the lease is asked about at once."""
     locks, others = mode.interlock(), mode.interlock()
@@ -90,7 +90,7 @@ async def test_a_revocation_whose_push_was_lost_with_the_connection_is_told_afte
 
 
 @rule(6)
-@pytest.mark.one_server
+@pytest.mark.not_on_a_quorum
 async def test_a_lease_is_asked_about_again_if_its_channel_was_subscribed_during_the_question(mode):
     """The question was answered before the subscription: a revocation between the two was not pushed to anybody."""
     locks = mode.interlock()
@@ -119,7 +119,7 @@ async def test_a_lease_is_asked_about_again_if_its_channel_was_subscribed_during
 
 
 @rule(6)
-@pytest.mark.one_server
+@pytest.mark.not_on_a_quorum
 async def test_a_revocation_may_be_pushed_before_the_grant_is_known(mode, clean):
     """The process was busy, or stopped, between the server's answer and its reading."""
     locks = mode.interlock()
@@ -140,7 +140,7 @@ async def test_a_revocation_may_be_pushed_before_the_grant_is_known(mode, clean)
 
 
 @rule(6)
-@pytest.mark.one_server
+@pytest.mark.not_on_a_quorum
 async def test_a_short_section_costs_neither_a_question_nor_a_subscription(mode, clean):
     locks, asked = mode.interlock(), []
     session = mode.session(locks)
@@ -163,7 +163,7 @@ async def test_a_short_section_costs_neither_a_question_nor_a_subscription(mode,
 
 
 @rule(6)
-@pytest.mark.one_server
+@pytest.mark.not_on_a_quorum
 async def test_a_fixed_lease_is_asked_about_and_not_lengthened(mode, clean):
     lease = await mode.interlock().lock("a", ttl=6, renew=False).acquire()
     grant = lease._grant

@@ -16,7 +16,7 @@ from harness.processes import processes
 from interlock import ConfigError, LeaseLost, LeaseState
 
 rule = pytest.mark.rule
-pytestmark = [pytest.mark.matrix("servers"), pytest.mark.quorum]
+pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes", quorum=True)
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ async def test_another_one_gets_it_only_when_the_owner_taken_over_from_can_not_b
 
 
 @rule(6)
-@pytest.mark.one_server
+@pytest.mark.not_on_a_quorum
 async def test_one_that_was_taken_over_from_is_told_at_once(mode):
     locks = mode.interlock()
     old = await locks.rlock("a", owner="shop 7").acquire()

@@ -15,7 +15,7 @@ from harness.processes import processes
 from interlock import ConfigError, LeaseLost
 
 rule = pytest.mark.rule
-pytestmark = pytest.mark.matrix("kinds")
+pytestmark = pytest.mark.runs_on("each server", full="every combination")
 
 
 @rule(1)

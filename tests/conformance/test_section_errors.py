@@ -13,7 +13,7 @@ from harness.modes import until
 from interlock import LeaseLost, LeaseState
 
 rule = pytest.mark.rule
-pytestmark = pytest.mark.matrix("servers")
+pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
 
 
 async def test_no_body_runs_under_a_lease_that_has_ended(mode, clean):

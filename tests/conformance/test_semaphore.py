@@ -14,7 +14,7 @@ from interlock import AcquireTimeout, ConfigError, LeaseLost
 from interlock._protocol.run import run
 
 rule = pytest.mark.rule
-pytestmark = pytest.mark.matrix("kinds")
+pytestmark = pytest.mark.runs_on("each server", full="every combination")
 
 
 def nothing_of(clean, name: str = "a") -> bool:

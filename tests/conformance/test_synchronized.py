@@ -46,7 +46,7 @@ class Both:
 
 
 @rule(1)
-@pytest.mark.matrix("kinds")
+@pytest.mark.runs_on("each server", full="every combination")
 async def test_the_name_is_made_of_the_arguments(mode):
     call = Both(mode, "report:{user_id}").looking("report:7", "report:8", "report:x")
     assert await call() == ["report:7"]
@@ -104,7 +104,7 @@ async def test_a_missing_argument_is_an_error_at_the_call_that_names_it(mode):
 
 
 @rule(1)
-@pytest.mark.matrix("kinds")
+@pytest.mark.runs_on("each server", full="every combination")
 async def test_when_it_is_busy_wait_raise_or_skip(mode):
     locks = mode.interlock()
     held = await locks.lock("a").acquire()

@@ -15,7 +15,7 @@ from harness.proxy import Proxy
 from interlock import ConfigError, LeaseState, LockError, Unavailable
 
 rule = pytest.mark.rule
-pytestmark = pytest.mark.matrix("servers")
+pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
 
 
 @rule(6)

@@ -14,7 +14,7 @@ from interlock.primitives.lock import lock_resource
 from interlock.primitives.permits import semaphore_resource, write_resource
 
 rule = pytest.mark.rule
-pytestmark = [pytest.mark.matrix("servers"), pytest.mark.single]
+pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
 KINDS = {
     "stopped lock": (lock_resource("a", "lock:"), lambda locks: locks.lock("a")),
     "killed lock": (lock_resource("b", "lock:"), lambda locks: locks.lock("b")),

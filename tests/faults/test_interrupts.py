@@ -391,7 +391,7 @@ async def test_an_interrupt_while_a_thread_is_started_leaves_neither_none_nor_tw
         await until(lambda: not held(clean))
 
 
-@pytest.mark.matrix("servers")
+@pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
 def test_a_signal_handler_that_raises_does_not_end_the_interpreter(server, clean):
     """hiredis calls back into Python for a number; a handler that raised there was a segmentation fault."""
     code = """
@@ -421,7 +421,7 @@ print("OK")
     assert (done.returncode, done.stdout) == (0, b"OK\n"), done.stderr[-500:]
 
 
-@pytest.mark.matrix("servers")
+@pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
 @rule(8)
 def test_nothing_but_text_is_given_to_the_packer(kit_less_interlock, monkeypatch):
     from interlock._transports import resp

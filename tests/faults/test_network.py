@@ -12,7 +12,7 @@ from harness.modes import outcome, queued, until
 from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Unavailable
 
 rule = pytest.mark.rule
-pytestmark = pytest.mark.matrix("servers")
+pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
 
 
 def nothing_of(clean, name: str = "a") -> bool:

@@ -18,7 +18,7 @@ from harness.servers import Missing, faketime
 from interlock import AcquireTimeout, LeaseLost, LeaseState, Unavailable
 
 rule = pytest.mark.rule
-pytestmark = pytest.mark.matrix("servers")
+pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
 DURABLE = {"appendonly": "yes", "appendfsync": "always"}
 
 

@@ -17,7 +17,7 @@ from harness.processes import PROGRAMS, processes
 from harness.proxy import Proxy
 
 rule = pytest.mark.rule
-pytestmark = pytest.mark.matrix("servers")
+pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
 
 
 @rule(3)

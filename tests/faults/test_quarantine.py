@@ -102,7 +102,7 @@ async def test_records_are_evidence_for_those_who_have_no_memory(mode, node, cli
 
 
 @rule(10)
-@pytest.mark.matrix("releases")
+@pytest.mark.runs_on("each server", full="each server in both modes")
 @pytest.mark.parametrize("durable", ["snapshot", "log"])
 async def test_a_server_that_began_with_keys_bars_what_it_has_no_record_of(mode, server_pool, cell, durable):
     """The name was first used after the snapshot, and a client that never was there before asks for it."""
@@ -150,7 +150,7 @@ async def test_that_is_ended_by_hand_for_all_too(mode, node, client, kind):
 
 
 @rule(10)
-@pytest.mark.matrix("releases")
+@pytest.mark.runs_on("each server", full="each server in both modes")
 async def test_a_server_that_was_started_with_nothing_bars_nothing(mode, server_pool, cell):
     """Nor when it has keys by now, a log, and a replica, which has loaded what it was sent."""
     with (
@@ -171,7 +171,7 @@ async def test_a_server_that_was_started_with_nothing_bars_nothing(mode, server_
 
 
 @rule(10)
-@pytest.mark.matrix("releases")
+@pytest.mark.runs_on("each server", full="each server in both modes")
 async def test_a_primary_with_replicas_that_began_with_a_snapshot_is_none_that_was_promoted(mode, server_pool, cell):
     """From 7.0 on it takes its history from the snapshot, and then it looks like one."""
     with server_pool.spare(cell.kind, config=AT_ONCE) as node, server_pool.spare(cell.kind) as replica:

@@ -13,7 +13,7 @@ from interlock import LeaseState
 from interlock._protocol.types import Disconnected
 
 rule = pytest.mark.rule
-pytestmark = pytest.mark.matrix("servers")
+pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
 
 
 def patched(port, **changes):

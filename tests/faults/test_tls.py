@@ -96,7 +96,7 @@ def _inodes(sockets) -> set[str]:
     return {os.readlink(f"/proc/self/fd/{one.fileno()}") for one in sockets}
 
 
-@pytest.mark.matrix("servers")
+@pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
@@ -123,7 +123,7 @@ async def test_what_is_wrong_with_tls_is_said_at_once(mode, server_pool, cell, t
     assert time.monotonic() - started < 4
 
 
-@pytest.mark.matrix("servers")
+@pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
 def test_a_tls_handshake_that_is_cut_off_is_not_a_wrong_configuration():
     """asyncio raises the reset while it handles that the handshake wants to read more."""
     try:
@@ -140,7 +140,7 @@ def test_a_tls_handshake_that_is_cut_off_is_not_a_wrong_configuration():
     assert isinstance(wrong, ConfigError)
 
 
-@pytest.mark.matrix("servers")
+@pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
 async def test_tls_to_a_port_that_has_none(mode, server):
     with pytest.raises((ConfigError, Unavailable, AcquireTimeout)):
         await mode.interlock(f"rediss://127.0.0.1:{server.port}").lock("a").acquire(timeout=1)

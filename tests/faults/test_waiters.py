@@ -18,7 +18,7 @@ from interlock._protocol.types import Disconnected
 from interlock.primitives.lock import lock_resource
 
 rule = pytest.mark.rule
-pytestmark = pytest.mark.matrix("servers")
+pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
 
 
 @rule(4)

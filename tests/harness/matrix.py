@@ -1,8 +1,14 @@
 """The matrix: on which servers, by which ways, and in which modes a test runs.
 
-`scripts/test` runs every test on the base, and the conformance suite on a sample in which each server and each way
-stands at least once; `scripts/test --full` runs the whole cross product. A server that this machine does not have
-skips its tests, with the reason; under CI=true it fails them.
+Each test module of conformance, faults, topologies and integrations says that at its top (`RunsOn` has the words):
+
+    pytestmark = pytest.mark.runs_on("each server", full="every combination", quorum=True)
+
+A test that asks for `mode` runs once for each cell of these servers, so in both modes. A test that asks for `server`
+and not for `mode` runs once for each kind of server, in the modes that its body calls. Where one test differs from its
+module, the test says so by a mark of its own. A server that this machine does not have skips its tests, with the
+reason; under CI=true it fails them. The conftest holds what a module says against the servers and modes that its tests
+really use.
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
@@ -21,6 +28,9 @@ import trustme
 
 from harness.servers import KINDS, Missing, Node
 from harness.topology import Cluster, Independents, Sentinels
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ROOT = Path(__file__).parents[2]
 USER, PASSWORD = "locks", "password"  # as in docs/acl.md
@@ -112,47 +122,85 @@ class Cell:
 
 
 BASE = "valkey-9.1"
-HOME = [Cell(BASE, "unix", mode) for mode in MODES]
-EVERYWHERE = [
-    cell
-    for server in KINDS
-    for way in WAYS
-    if way != "quorum"
-    for mode in MODES
-    if (cell := Cell(server, way, mode)).possible
-]
-SAMPLE = [
-    *HOME,
-    *(
+BASE_CELLS = [Cell(BASE, "unix", mode) for mode in MODES]
+QUORUM_CELLS = [Cell(BASE, "quorum", mode) for mode in MODES]
+
+# What a test module may say in runs_on(...) of the servers that the suite starts for it, and the cells of that.
+CELLS = {
+    "no server": [],
+    BASE: BASE_CELLS,
+    # every kind, each but the base in one mode only
+    "each server": [
+        *BASE_CELLS,
+        *(Cell(kind, "unix", MODES[i % 2]) for i, kind in enumerate(sorted({*KINDS} - {BASE}))),
+    ],
+    "each server in both modes": [Cell(kind, "unix", mode) for kind in KINDS for mode in MODES],
+    # every kind and every way at least once; ways that differ in a few bytes are tested in one mode only
+    "each server and way": [
+        *BASE_CELLS,
+        *(
+            Cell(kind, way, mode)
+            for kind, way, modes in (
+                ("redis-7.0", "tls", MODES), (BASE, "valkey-py", MODES[1:]), ("redis-8.2", "client", MODES[:1]),
+                ("valkey-8.1", "tcp", MODES[:1]), ("redis-8.2", "resp3", MODES[1:]), ("redis-6.2", "acl", MODES[:1]),
+                ("valkey-8.1", "acl", MODES[1:]), ("redis-6.2", "resp2", MODES[1:]),
+                ("redis-7.0", "decoding", MODES[:1]), (BASE, "uvloop", MODES[1:]), (BASE, "cluster", MODES[:1]),
+                ("valkey-8.1", "sentinel", MODES[:1]),
+            )
+            for mode in modes
+        ),
+    ],
+    "every combination": [
         cell
-        for server, way, modes in (
-            ("redis-7.0", "tls", MODES), (BASE, "valkey-py", MODES[1:]), ("redis-8.2", "client", MODES[:1]),
-            # the rest is the same in both modes but for the bytes on the wire, and those two parsers are tested above
-            ("valkey-8.1", "tcp", MODES[:1]), ("redis-8.2", "resp3", MODES[1:]), ("redis-6.2", "acl", MODES[:1]),
-            ("valkey-8.1", "acl", MODES[1:]), ("redis-6.2", "resp2", MODES[1:]), ("redis-7.0", "decoding", MODES[:1]),
-            (BASE, "uvloop", MODES[1:]), (BASE, "cluster", MODES[:1]),
-            ("valkey-8.1", "sentinel", MODES[:1]),
-        )
-        for mode in modes
-        if (cell := Cell(server, way, mode)).possible
-    ),
-]  # fmt: skip
-SERVERS = [Cell(server, "unix", mode) for server in KINDS for mode in MODES]
+        for kind in KINDS
+        for way in WAYS
+        if way != "quorum"
+        for mode in MODES
+        if (cell := Cell(kind, way, mode)).possible
+    ],
+}  # fmt: skip
 
-VERSIONS = [*HOME, *(Cell(server, "unix", MODES[i % 2]) for i, server in enumerate(sorted({*KINDS} - {BASE})))]
 
-# For modules marked `quorum`, but for those of their tests that look at one server (see conftest) or say `one_server`.
-QUORUM = [Cell(BASE, "quorum", mode) for mode in MODES]
+@dataclass(frozen=True)
+class RunsOn:
+    """What a test module, or one test, says by the mark `runs_on`.
 
-# What a test module asks for by `pytestmark = pytest.mark.matrix(...)`: by default, and with --full.
-WIDTHS = {
-    None: (HOME, HOME),
-    "ways": (SAMPLE, EVERYWHERE),
-    "kinds": (VERSIONS, EVERYWHERE),  # the same, for primitives that reach the server as the lock does
-    "servers": (HOME, SERVERS),
-    "versions": (SERVERS, SERVERS),  # what hinges on the version of the server
-    "releases": (VERSIONS, SERVERS),  # the same, where the mode matters less
-}
+    `servers` and `full` are keys of CELLS: where a test runs, and where it runs with `--full` (the same, if the module
+    does not say). With `quorum`, tests also run over a quorum, but for those that look at one server. `modes` are the
+    modes of tests that do not ask for `mode`. `starts` says in plain words which servers the tests start besides:
+    "clusters of redis-6.2, quorums" has to name each topology, and each kind other than the base.
+    """
+
+    servers: str = BASE
+    full: str | None = None
+    quorum: bool = False
+    modes: str = "threads, asyncio"
+    starts: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.servers in CELLS, f"runs_on({self.servers!r}): say one of {[*CELLS]}"
+        assert self.full is None or self.full in CELLS, f"runs_on(full={self.full!r}): say one of {[*CELLS]}"
+        assert {*self.modes.split(", ")} <= {*MODES}, f"runs_on(modes={self.modes!r}): say some of {MODES}"
+
+    @classmethod
+    def said_by(cls, marks: Iterable[pytest.Mark]) -> RunsOn:
+        """What these marks say together, from the module's to the test's own; a later one prevails."""
+        said: dict[str, Any] = {}
+        for mark in marks:
+            if mark.args:
+                said |= {"servers": mark.args[0], "full": None}
+            said |= mark.kwargs
+        return cls(**said)
+
+    def cells(self, *, full: bool) -> list[Cell]:
+        """On these a test runs, a quorum apart."""
+        return CELLS[self.full or self.servers if full else self.servers]
+
+    def allows(self, topology: str, kind: str, cell: Cell | None) -> bool:
+        """Whether a test of this cell may use such a topology ("server", "cluster", ...) of such a kind."""
+        kinds = {BASE, *re.findall(r"(?:redis|valkey)-[\d.]*\d", self.starts)} | ({cell.kind} if cell else set())
+        named = topology == "server" or topology in self.starts or (cell is not None and topology == cell.way)
+        return kind in kinds and named
 
 
 class ServerPool:

@@ -29,7 +29,7 @@ from interlock.compat import recipes
 from interlock.compat._targets import _interlocks
 from interlock.compat.recipes import GoZeroLock, RedisLock
 
-pytestmark = pytest.mark.matrix("servers")
+pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
 VALUE = re.compile(r"[^/ ]+/\d+/[^/ ]+/[0-9a-f]{32}")
 
 

@@ -629,7 +629,7 @@ def execute(request, server, clean):
 
 
 @rule(7)
-@pytest.mark.matrix("versions")
+@pytest.mark.runs_on("each server in both modes")
 def test_redis_commands_under_a_fence(execute, clean):
     clean.script_flush()  # a server that does not know the script
     commands = [("SET", "users:{paper}", 1), ("GET", "users:{paper}"), ("RPUSH", "users:{paper}:log", b"a", 2.5)]
@@ -646,7 +646,7 @@ def test_redis_commands_under_a_fence(execute, clean):
 
 
 @rule(9)
-@pytest.mark.matrix("versions")
+@pytest.mark.runs_on("each server in both modes")
 def test_a_fence_in_redis_has_a_ttl_that_is_never_shortened(execute, clean):
     execute(OLD, [], **PAPER)
     assert guarded.WEEK - 60 < clean.ttl(PAPER["fence_key"]) <= guarded.WEEK
@@ -657,7 +657,7 @@ def test_a_fence_in_redis_has_a_ttl_that_is_never_shortened(execute, clean):
     assert 0 < clean.ttl(PAPER["fence_key"]) <= 5
 
 
-@pytest.mark.matrix("versions")
+@pytest.mark.runs_on("each server in both modes")
 def test_redis_takes_nothing_back_so_the_error_says_what_stays(execute, clean):
     clean.set("users:{paper}", "text")
     commands = [("RPUSH", "users:{paper}:log", "a"), ("INCR", "users:{paper}"), ("RPUSH", "users:{paper}:log", "b")]
@@ -672,7 +672,7 @@ def test_redis_takes_nothing_back_so_the_error_says_what_stays(execute, clean):
     clean.delete(*PAPER["keys"])
 
 
-@pytest.mark.matrix("versions")
+@pytest.mark.runs_on("each server in both modes")
 def test_a_fence_key_that_is_something_else(execute, clean):
     clean.rpush(PAPER["fence_key"], "x")
     clean.expire(PAPER["fence_key"], 60)
@@ -684,7 +684,7 @@ def test_a_fence_key_that_is_something_else(execute, clean):
     assert not clean.exists("users:{paper}")
 
 
-@pytest.mark.matrix("versions")
+@pytest.mark.runs_on("each server in both modes")
 def test_redis_without_memory_runs_nothing(execute, clean):
     clean.config_set("maxmemory", 1)
     try:

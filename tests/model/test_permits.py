@@ -638,7 +638,7 @@ def test_one_key_of_a_wrong_type_does_not_stop_the_other_renewals():
     assert reply[1] == GRANTED
 
 
-@pytest.mark.matrix("ways")
+@pytest.mark.runs_on("each server and way", full="every combination")
 def test_out_of_memory_nothing_is_half_done(clean):
     """On a real server: what it refuses has left nothing, and giving back always works."""
     source, count = load("permits").source, len(NAMES)

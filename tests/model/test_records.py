@@ -161,7 +161,7 @@ def test_a_record_of_another_version_is_refused_and_left_as_it_is(script):
 
 
 @rule(7, 10)
-@pytest.mark.single
+@pytest.mark.not_on_a_cluster
 @pytest.mark.parametrize("kind", ["lock", "semaphore"])
 async def test_the_record_outlives_a_lease_that_was_extended_far(mode, clean, kind):
     """It has the fence, and the identity of the server, which is the evidence after a restart."""
@@ -201,7 +201,7 @@ def lasting(state):
     return text
 
 
-@pytest.mark.single
+@pytest.mark.not_on_a_cluster
 @pytest.mark.parametrize("kind", LEASED)
 async def test_leases_are_had_seen_and_revoked_whatever_a_later_version_stored(mode, clean, kind):
     one, other = LEASED[kind](mode.interlock()), LEASED[kind](mode.interlock())
@@ -223,7 +223,7 @@ async def test_leases_are_had_seen_and_revoked_whatever_a_later_version_stored(m
     assert await following.release()
 
 
-@pytest.mark.single
+@pytest.mark.not_on_a_cluster
 async def test_a_reason_is_read_beside_words_of_a_later_version(mode, clean):
     for kind in ("lock", "semaphore"):
         locks, one = mode.interlock(), LEASED[kind](mode.interlock())
@@ -239,7 +239,7 @@ async def test_a_reason_is_read_beside_words_of_a_later_version(mode, clean):
         clean.flushall()
 
 
-@pytest.mark.single
+@pytest.mark.not_on_a_cluster
 async def test_latches_barriers_and_runs_go_on_whatever_a_later_version_stored(mode, clean):
     locks = mode.interlock()
     through = asyncio.ensure_future(locks.latch("l", 2).wait(30))
@@ -269,7 +269,7 @@ async def nothing() -> None:
 
 
 @rule(1)
-@pytest.mark.single
+@pytest.mark.not_on_a_cluster
 @pytest.mark.parametrize("kind", LEASED)
 async def test_a_record_of_another_version_is_told_and_no_waiter_is_handed_what_it_guards(mode, clean, kind):
     one, other = LEASED[kind](mode.interlock()), LEASED[kind](mode.interlock())

@@ -1429,7 +1429,7 @@ def test_no_rule_of_multi_is_broken(seed):
 # On real servers
 
 
-@pytest.mark.matrix("kinds")
+@pytest.mark.runs_on("each server", full="every combination")
 def test_out_of_memory_who_waits_at_a_latch_or_a_barrier_goes_on(clean):
     """What the server has no memory for is refused, and leaves nothing; who is there already needs none."""
 

@@ -18,7 +18,7 @@ from interlock._connect.address import _warn_of_defaults
 rule = pytest.mark.rule
 
 
-@pytest.mark.matrix("servers")
+@pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
 @rule(9)
 @pytest.mark.parametrize("missing", ["-time", "-set", "-exists", "-pexpire", "-zadd"])
 async def test_a_right_that_is_missing_inside_a_script_is_named_and_leaves_no_key_for_ever(

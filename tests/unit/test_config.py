@@ -16,7 +16,7 @@ from redis.exceptions import AuthenticationError, ResponseError
 
 import interlock
 import interlock.aio
-from harness.matrix import HOME, PASSWORD, USER, least_rights
+from harness.matrix import BASE_CELLS, PASSWORD, USER, least_rights
 from harness.modes import Mode, outcome, queued, until
 from interlock import AcquireTimeout, ConfigError, LockError, Unavailable
 from interlock._connect.refusals import connection_error
@@ -25,7 +25,7 @@ from interlock._connect.target import address, quorum
 from interlock._protocol.names import checked_name, tagged
 
 rule = pytest.mark.rule
-pytestmark = pytest.mark.matrix("servers")
+pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
 INTERLOCKS = [interlock.Interlock, interlock.aio.Interlock]
 NOWHERE = "redis://localhost:1/0"
 
@@ -290,7 +290,7 @@ async def test_a_missing_right_is_named(mode, server, clean):
     clean.acl_deluser("bob")
 
 
-@pytest.mark.matrix("versions")
+@pytest.mark.runs_on("each server in both modes")
 async def test_the_least_rights_that_the_docs_name_are_enough(mode, server, clean):
     clean.execute_command("ACL SETUSER", *least_rights().split())
     clean.acl_log_reset()
@@ -325,7 +325,7 @@ async def test_a_server_that_may_evict_locks_is_warned_of(mode, server, clean, c
     assert "noeviction" in warning
 
 
-@pytest.mark.matrix("versions")
+@pytest.mark.runs_on("each server in both modes")
 @rule(3)
 @pytest.mark.parametrize("missing", ["-publish", "-subscribe", "resetchannels", "-pubsub", "-info"])
 async def test_waiters_poll_where_a_right_is_missing_and_the_user_is_told(mode, server, clean, caplog, missing):
@@ -418,7 +418,7 @@ async def test_the_embedded_server_by_url(mode, server, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     try:
         lease = await mode.interlock("embedded://").lock("a").acquire()
-        other = Mode(HOME[mode.name == "threads"], server)
+        other = Mode(BASE_CELLS[mode.name == "threads"], server)
         assert await other.interlock("embedded://").lock("a").try_acquire() is None
         await other.close()
         assert await lease.release()
