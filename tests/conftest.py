@@ -78,7 +78,10 @@ def said_by(node) -> RunsOn:
 def pytest_generate_tests(metafunc):
     """Give each test its cells of the matrix: all of them if it asks for `mode`, else each kind of server once."""
     node, full = metafunc.definition, metafunc.config.getoption("full")
-    said, asks_for = said_by(node), {*metafunc.fixturenames}
+    asks_for = {*metafunc.fixturenames}
+    if "cell" not in asks_for:
+        return
+    said = said_by(node)
     cells = said.cells(full=full)
     if said.quorum and not (
         node.get_closest_marker("not_on_a_quorum") or LOOKS_AT_ONE_SERVER & {*node._fixtureinfo.argnames}
@@ -88,10 +91,6 @@ def pytest_generate_tests(metafunc):
         cells = [cell for cell in cells if cell.mode == "asyncio"]
     if HARMS_ONE_SERVER & asks_for or node.get_closest_marker("not_on_a_cluster"):
         cells = [cell for cell in cells if cell.way != "cluster"]
-    if "cell" not in asks_for:
-        return
-    if not cells:
-        pytest.fail(f"{node.nodeid} asks for a server, and says that it runs on {said.servers!r}")
     if "mode" in asks_for:
         metafunc.parametrize("cell", cells, indirect=True, ids=str)
     elif node.get_closest_marker("runs_on"):

@@ -30,7 +30,10 @@ SKIPPED = {
 if sys.version_info < (3, 13):
     SKIPPED["test_thread_leak"] = "threading keeps a stand-in for a thread that it did not begin and that asks its name"
 # Python's locks may vanish while they are held, and in these tests they do; Dropping holds that ours tell it.
-pytestmark = pytest.mark.filterwarnings("ignore:.* dropped without release:ResourceWarning")
+pytestmark = [
+    pytest.mark.runs_on("valkey-9.1", modes="threads"),
+    pytest.mark.filterwarnings("ignore:.* dropped without release:ResourceWarning"),
+]
 
 
 class OnAServer:

@@ -14,6 +14,7 @@ from harness.modes import Residue, queued, until
 from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState
 
 rule = pytest.mark.rule
+pytestmark = pytest.mark.runs_on("valkey-9.1")
 
 
 # Threads

@@ -18,6 +18,7 @@ from harness.modes import until
 from interlock import AcquireTimeout, ConfigError, LeaseLost
 
 rule = pytest.mark.rule
+pytestmark = pytest.mark.runs_on("valkey-9.1")
 
 
 @pytest.fixture

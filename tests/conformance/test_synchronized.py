@@ -8,6 +8,7 @@ from harness.modes import outcome
 from interlock import AcquireTimeout, ConfigError, Skipped
 
 rule = pytest.mark.rule
+pytestmark = pytest.mark.runs_on("valkey-9.1")
 
 
 class Shop:

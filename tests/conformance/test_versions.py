@@ -25,6 +25,7 @@ from harness.processes import PROGRAMS
 from harness.programs.neighbour import SHORT, Neighbour
 
 rule = pytest.mark.rule
+pytestmark = pytest.mark.runs_on("valkey-9.1")
 ROOT = Path(__file__).parents[2]
 OLDER = "49003b8"
 KINDS = ("lock", "rlock", "read", "write", "semaphore", "multi", "election")

@@ -15,6 +15,7 @@ from harness.modes import until
 from interlock import LeaseLost
 
 rule = pytest.mark.rule
+pytestmark = pytest.mark.runs_on("valkey-9.1", modes="asyncio")
 
 
 @pytest.fixture(autouse=True)

@@ -26,6 +26,7 @@ from harness.processes import PROGRAMS
 from interlock._api.section import Section
 
 rule = pytest.mark.rule
+pytestmark = pytest.mark.runs_on("valkey-9.1")
 
 
 @pytest.fixture(autouse=True)

@@ -23,6 +23,7 @@ from interlock._quarantine.lossless import Reading, least_ttl
 from interlock._quarantine.stamp import IdentityStamp
 
 rule = pytest.mark.rule
+pytestmark = pytest.mark.runs_on("valkey-9.1", starts="primaries with replicas")
 DURABLE = {"appendonly": "yes", "appendfsync": "always"}
 AT_ONCE = {"repl-diskless-sync-delay": "0"}  # a replica is sent all without a pause
 LONGEST = 4.0  # seconds: max_ttl in these tests, and ttl: what is refused must be asked for in this time

@@ -18,6 +18,7 @@ from interlock._quarantine.stamp import IdentityStamp
 from interlock.primitives.codes import GRANTED, NOT_FOUND
 
 rule = pytest.mark.rule
+pytestmark = pytest.mark.runs_on("valkey-9.1", starts="primaries with replicas")
 
 
 TRANSPORTS = {"threads": "interlock._transports.blocking", "asyncio": "interlock._transports.asyncio"}

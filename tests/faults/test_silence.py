@@ -17,6 +17,7 @@ from harness.topology import Independents
 from interlock import AcquireTimeout, ConfigError, Skipped, Unavailable
 
 rule = pytest.mark.rule
+pytestmark = pytest.mark.runs_on("valkey-9.1", starts="a cluster, a quorum")
 
 KINDS = {
     "lock": lambda locks, timeout: locks.lock("a").acquire(timeout=timeout),

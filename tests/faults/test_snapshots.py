@@ -13,6 +13,8 @@ from interlock import Interlock
 from model.histories.checker import History, check
 from model.histories.lines import read
 
+pytestmark = pytest.mark.runs_on("valkey-9.1")
+
 PROGRAM = PROGRAMS / "clones.py"
 
 

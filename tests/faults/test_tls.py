@@ -20,6 +20,8 @@ from interlock import AcquireTimeout, ConfigError, Unavailable
 from interlock._connect.refusals import connection_error
 from interlock._protocol.types import Disconnected
 
+pytestmark = pytest.mark.runs_on("valkey-9.1", starts="a redis-7.0 that speaks TLS")
+
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: to close is to reset
 
 

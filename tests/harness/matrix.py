@@ -127,7 +127,7 @@ QUORUM_CELLS = [Cell(BASE, "quorum", mode) for mode in MODES]
 
 # What a test module may say in runs_on(...) of the servers that the suite starts for it, and the cells of that.
 CELLS = {
-    "no server": [],
+    "its own servers": BASE_CELLS,  # those that it starts itself, in both modes; the base is there, too, for `mode`
     BASE: BASE_CELLS,
     # every kind, each but the base in one mode only
     "each server": [
@@ -161,14 +161,20 @@ CELLS = {
 }  # fmt: skip
 
 
+# How runs_on(starts=...) names a topology that tests start.
+TOPOLOGIES = {
+    "cluster": re.compile("cluster"), "quorum": re.compile("quorum"), "sentinel": re.compile("sentinel|replica"),
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class RunsOn:
     """What a test module, or one test, says by the mark `runs_on`.
 
     `servers` and `full` are keys of CELLS: where a test runs, and where it runs with `--full` (the same, if the module
     does not say). With `quorum`, tests also run over a quorum, but for those that look at one server. `modes` are the
-    modes of tests that do not ask for `mode`. `starts` says in plain words which servers the tests start besides:
-    "clusters of redis-6.2, quorums" has to name each topology, and each kind other than the base.
+    modes of tests that do not ask for `mode`. `starts` says in plain words which servers the tests start themselves: it
+    names each topology, and each kind other than the base ("clusters of valkey-9.1 and redis-6.2, a quorum").
     """
 
     servers: str = BASE
@@ -179,6 +185,7 @@ class RunsOn:
 
     def __post_init__(self) -> None:
         assert self.servers in CELLS, f"runs_on({self.servers!r}): say one of {[*CELLS]}"
+        assert self.starts or self.servers != "its own servers", "runs_on(starts=...): say which"
         assert self.full is None or self.full in CELLS, f"runs_on(full={self.full!r}): say one of {[*CELLS]}"
         assert {*self.modes.split(", ")} <= {*MODES}, f"runs_on(modes={self.modes!r}): say some of {MODES}"
 
@@ -198,9 +205,10 @@ class RunsOn:
 
     def allows(self, topology: str, kind: str, cell: Cell | None) -> bool:
         """Whether a test of this cell may use such a topology ("server", "cluster", ...) of such a kind."""
-        kinds = {BASE, *re.findall(r"(?:redis|valkey)-[\d.]*\d", self.starts)} | ({cell.kind} if cell else set())
-        named = topology == "server" or topology in self.starts or (cell is not None and topology == cell.way)
-        return kind in kinds and named
+        is_kind_named = kind == BASE or kind in self.starts or "every kind" in self.starts
+        is_topology_named = topology == "server" or TOPOLOGIES[topology].search(self.starts) is not None
+        is_of_cell = cell is not None and kind == cell.kind and topology in {"server", cell.way}
+        return is_of_cell or (is_kind_named and is_topology_named)
 
 
 class ServerPool:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 NAMES = list(LOCK_RECIPES)
 
-pytestmark = pytest.mark.xdist_group("demo")  # they share a run of 20 s
+pytestmark = [pytest.mark.runs_on("valkey-9.1"), pytest.mark.xdist_group("demo")]  # they share a run of 20 s
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 NAMES = list(SEMAPHORE_RECIPES)
 TTL = 60.0  # of the direct tests: nothing runs out in them
 
-pytestmark = pytest.mark.xdist_group("demo semaphore")  # they share a run of 20 s
+pytestmark = [pytest.mark.runs_on("valkey-9.1"), pytest.mark.xdist_group("demo semaphore")]  # they share a run of 20 s
 
 
 # Step by step: two clients, a real server, and clocks and pauses that are injected

@@ -23,6 +23,8 @@ from interlock import AcquireTimeout, Interlock, LeaseLost, cli, embedded
 from interlock.embedded import LeasesHeld, Server, shared_status, shared_url, stop_shared
 from interlock.errors import ConfigError, Unavailable
 
+pytestmark = pytest.mark.runs_on("its own servers", starts="embedded servers")
+
 IMPORT = "import os, sys; from interlock.embedded import *;"
 PRIVATE = f"{IMPORT} server = Server(); server.start(); print(server.url, flush=True);"
 SHARED = f"{IMPORT} print(shared_url(), flush=True);"

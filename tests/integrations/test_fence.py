@@ -38,6 +38,7 @@ from interlock.fence import redis as guarded
 from interlock.primitives.scripts import load
 
 rule = pytest.mark.rule
+pytestmark = pytest.mark.runs_on("valkey-9.1")
 
 
 class Mark(NamedTuple):

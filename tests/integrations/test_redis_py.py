@@ -17,6 +17,8 @@ import pytest
 from harness.matrix import BASE, MODES, required
 from harness.processes import PROGRAMS
 
+pytestmark = pytest.mark.runs_on("its own servers", starts="servers of valkey-9.1 and redis-7.0, sentinels, a cluster")
+
 OLDEST = Path(sys.prefix, "oldest")
 PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
 PINNED = [dependency.replace(">=", "==") for dependency in PYPROJECT["project"]["dependencies"]]

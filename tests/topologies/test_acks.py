@@ -15,6 +15,7 @@ from interlock import Assurance, ConfigError, Unavailable
 from interlock._protocol.acks import Acks
 
 rule = pytest.mark.rule
+pytestmark = pytest.mark.runs_on("its own servers", starts="primaries with replicas and a cluster of valkey-9.1")
 
 
 @pytest.fixture(scope="module")

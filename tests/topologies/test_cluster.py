@@ -26,6 +26,7 @@ from interlock._transports import asyncio as transport_of_asyncio
 from interlock._transports import blocking, resp
 
 rule = pytest.mark.rule
+pytestmark = pytest.mark.runs_on("its own servers", starts="clusters of valkey-9.1, redis-7.0 and redis-6.2")
 PLAIN = [f"job-{number}" for number in range(12)]
 TAGGED = [f"job:{{{number}}}:x" for number in range(6)]
 

@@ -17,6 +17,7 @@ from interlock import AcquireTimeout, Unavailable
 from interlock._connect.address import Address
 
 rule = pytest.mark.rule
+pytestmark = pytest.mark.runs_on("its own servers", starts="clusters of valkey-9.1")
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from harness.topology import Cluster, Independents, Sentinels
 from harness.topology.group import ask
 
 rule = pytest.mark.rule
+pytestmark = pytest.mark.runs_on("its own servers", starts="sentinels, clusters and quorums of valkey-9.1")
 
 
 KINDS = {

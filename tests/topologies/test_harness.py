@@ -16,6 +16,8 @@ from harness.matrix import required
 from harness.servers import KINDS, Missing
 from harness.topology import Cluster, Independents, Sentinels
 
+pytestmark = pytest.mark.runs_on("its own servers", starts="servers, sentinels, clusters and quorums of every kind")
+
 BASE = "valkey-9.1"
 every_kind = pytest.mark.parametrize("kind", KINDS)
 

@@ -19,6 +19,7 @@ from interlock._protocol.timing import RETRY_FOR
 from interlock._servers.quorum_votes import Request
 
 rule = pytest.mark.rule
+pytestmark = pytest.mark.runs_on("its own servers", starts="quorums of one to five servers of valkey-9.1")
 
 
 @pytest.fixture(scope="module")

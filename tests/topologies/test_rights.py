@@ -16,6 +16,7 @@ from interlock._client import waiting as _waiters
 from interlock._connect.address import _warn_of_defaults
 
 rule = pytest.mark.rule
+pytestmark = pytest.mark.runs_on("valkey-9.1", starts="clusters of valkey-9.1 and redis-6.2, a quorum")
 
 
 @pytest.mark.runs_on("valkey-9.1", full="each server in both modes")

@@ -23,6 +23,7 @@ from interlock._quarantine.history import ServerHistory
 from interlock._quarantine.identity import NO_REPLID, Facts
 
 rule = pytest.mark.rule
+pytestmark = pytest.mark.runs_on("its own servers", starts="primaries and replicas under sentinels, of every kind")
 GUARDED = {"min-replicas-to-write": "1", "min-replicas-max-lag": "1"}
 LONGEST = 4.0  # seconds: max_ttl in these tests. A lease of so long outlives that this process is stopped for two
 

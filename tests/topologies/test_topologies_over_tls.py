@@ -9,6 +9,7 @@ from harness.topology import Cluster, Sentinels
 from interlock import ConfigError
 
 rule = pytest.mark.rule
+pytestmark = pytest.mark.runs_on("its own servers", starts="a cluster and sentinels of redis-7.0")
 
 
 @pytest.fixture
