@@ -24,7 +24,7 @@ def arrive(mode, parties: int = 3, timeout: float = 30):
 
 
 @rule(1, 3)
-async def test_all_go_on_together_again_and_again(mode):
+async def test_all_parties_pass_together_round_after_round(mode):
     barrier = mode.interlock().barrier("a", 3)
     for _ in range(3):
         tasks = []
@@ -39,7 +39,7 @@ async def test_all_go_on_together_again_and_again(mode):
 
 
 @rule(1)
-async def test_many_rounds_of_the_same_parties(mode):
+async def test_the_same_parties_pass_in_many_rounds(mode):
     locks = [mode.interlock() for _ in range(3)]
     rounds = [0, 0, 0]
 
@@ -55,13 +55,13 @@ async def test_many_rounds_of_the_same_parties(mode):
 
 
 @rule(1)
-async def test_one_party_never_waits(mode):
+async def test_a_barrier_of_one_party_never_waits(mode):
     barrier = mode.interlock().barrier("a", 1)
     assert [await barrier.wait(timeout=0) for _ in range(3)] == [0, 0, 0]
 
 
 @rule(8)
-async def test_a_lost_reply_is_no_other_arrival(mode, clean, proxy):
+async def test_an_arrival_whose_reply_is_lost_counts_once(mode, clean, proxy):
     barrier = mode.interlock(f"{proxy.url}?socket_timeout=0.3").barrier("a", 3)
     looking = mode.interlock()
     await barrier.inspect()  # it is connected
@@ -77,7 +77,7 @@ async def test_a_lost_reply_is_no_other_arrival(mode, clean, proxy):
 
 
 @rule(8)
-async def test_the_last_ones_lost_reply_is_no_arrival_in_the_next_round(mode, clean, proxy):
+async def test_a_lost_reply_to_the_last_arrival_is_no_arrival_in_the_next_round(mode, clean, proxy):
     barrier = mode.interlock(f"{proxy.url}?socket_timeout=0.3").barrier("a", 2)
     looking = mode.interlock().barrier("a", 2)
     first = arrive(mode, 2)
@@ -104,8 +104,8 @@ async def test_a_lost_message_costs_a_poll(mode):
 
 
 @rule(3)
-async def test_one_whose_time_is_over_after_all_have_come_has_passed(mode):
-    """The others went on with it, and nobody is told two things of one generation."""
+async def test_a_party_whose_timeout_ends_after_all_arrived_has_passed(mode):
+    """The other parties passed with it, and nobody gets two answers in one generation."""
     locks, looking = mode.interlock(), mode.interlock().barrier("a", 2)
     first = asyncio.ensure_future(outcome(locks.barrier("a", 2).wait(timeout=1.5)))
     await until(lambda: waiting(looking, 1))
@@ -116,7 +116,7 @@ async def test_one_whose_time_is_over_after_all_have_come_has_passed(mode):
 
 
 @rule(3)
-async def test_a_party_whose_time_is_over_breaks_it_for_all(mode):
+async def test_a_party_that_times_out_breaks_the_barrier_for_all(mode):
     barrier = mode.interlock().barrier("a", 3)
     other = arrive(mode)
     await until(lambda: waiting(barrier, 1))
@@ -134,14 +134,14 @@ async def test_a_party_whose_time_is_over_breaks_it_for_all(mode):
 
 
 @rule(3)
-async def test_one_that_can_not_wait_breaks_it_too(mode):
+async def test_a_party_that_does_not_wait_breaks_the_barrier(mode):
     barrier = mode.interlock().barrier("a", 2)
     assert isinstance(await outcome(barrier.wait(timeout=0)), BrokenBarrier)
     assert await broken(barrier)
 
 
 @rule(3, 4)
-async def test_a_killed_party_breaks_it_for_all(mode):
+async def test_a_killed_party_breaks_the_barrier_for_all(mode):
     barrier = mode.interlock().barrier("a", 3)
     async with processes(mode, 1) as (dying,):
         await dying.say("arrive", "a", 3, 60)
@@ -155,7 +155,7 @@ async def test_a_killed_party_breaks_it_for_all(mode):
 
 
 @rule(3, 4)
-async def test_a_stopped_party_breaks_it_and_is_told_when_it_runs_again(mode):
+async def test_a_stopped_party_breaks_the_barrier_and_learns_of_it_when_it_runs_again(mode):
     barrier = mode.interlock().barrier("a", 3)
     async with processes(mode, 1) as (stopped,):
         await stopped.say("arrive", "a", 3, 60)
@@ -170,7 +170,7 @@ async def test_a_stopped_party_breaks_it_and_is_told_when_it_runs_again(mode):
 
 @rule(8)
 @pytest.mark.asyncio_only
-async def test_a_cancelled_party_breaks_it(mode):
+async def test_a_cancelled_party_breaks_the_barrier(mode):
     barrier = mode.interlock().barrier("a", 2)
     task = asyncio.ensure_future(barrier.wait())
     await until(lambda: waiting(barrier, 1))
@@ -180,7 +180,7 @@ async def test_a_cancelled_party_breaks_it(mode):
 
 
 @rule(8)
-async def test_reset_is_told_to_those_who_wait_and_not_to_those_who_passed(mode):
+async def test_a_reset_breaks_the_parties_that_wait_and_not_those_that_passed(mode):
     barrier = mode.interlock().barrier("a", 2)
     waits = arrive(mode, 2)
     await until(lambda: waiting(barrier, 1))
@@ -198,7 +198,7 @@ async def test_reset_is_told_to_those_who_wait_and_not_to_those_who_passed(mode)
 
 
 @rule(8)
-async def test_a_reset_that_comes_late_resets_nothing(mode, clean):
+async def test_a_late_copy_of_a_reset_resets_nothing(mode, clean):
     barrier = mode.interlock().barrier("a", 2)
     first = arrive(mode, 2)
     await until(lambda: waiting(barrier, 1))
@@ -213,7 +213,7 @@ async def test_a_reset_that_comes_late_resets_nothing(mode, clean):
     assert await second == 0
 
 
-async def test_a_revoked_one_is_broken_with_the_reason(mode):
+async def test_a_revoked_barrier_is_broken_with_the_reason(mode):
     barrier = mode.interlock().barrier("a", 2)
     waits = arrive(mode, 2)
     await until(lambda: waiting(barrier, 1))
@@ -225,7 +225,7 @@ async def test_a_revoked_one_is_broken_with_the_reason(mode):
 
 
 @rule(9)
-async def test_one_that_is_gone_is_told(mode, clean):
+async def test_the_parties_of_a_barrier_whose_keys_vanished_learn_that_it_is_broken(mode, clean):
     barrier = mode.interlock().barrier("a", 2)
     waits = arrive(mode, 2)
     await until(lambda: waiting(barrier, 1))
@@ -235,7 +235,7 @@ async def test_one_that_is_gone_is_told(mode, clean):
     assert isinstance(await asyncio.wait_for(waits, 10), BrokenBarrier)
 
 
-async def test_more_parties_than_one_step_wakes(mode):
+async def test_more_parties_pass_than_one_script_call_wakes(mode):
     locks = mode.interlock()
     barrier = locks.barrier("a", 100)
     tasks = [asyncio.ensure_future(barrier.wait(timeout=50)) for _ in range(99)]
@@ -244,7 +244,7 @@ async def test_more_parties_than_one_step_wakes(mode):
     assert sorted(indices) == list(range(100))
 
 
-async def test_bad_input(mode, clean):
+async def test_bad_parties_and_timeouts_are_refused_before_anything_is_sent(mode, clean):
     locks = mode.interlock()
     for parties in (0, -1, 1.5, "2", True, None, 10**7):
         with pytest.raises(ConfigError, match="parties"):

@@ -40,7 +40,7 @@ class Watcher:
 
 
 @rule(1, 7)
-async def test_one_leads_and_the_next_one_has_a_later_term(mode):
+async def test_one_candidate_leads_and_the_next_leader_has_a_later_term(mode):
     mine, theirs = mode.interlock().election("a"), mode.interlock(label="shop").election("a")
     assert await mine.leader() is None
     lease = await mine.campaign()
@@ -75,7 +75,7 @@ async def test_a_killed_leader_is_replaced_within_ttl_and_a_second(mode):
 
 
 @rule(4)
-async def test_a_killed_candidate_is_passed_over(mode):
+async def test_a_killed_candidate_is_skipped(mode):
     mine = mode.interlock().election("a")
     lease = await mine.campaign()
     async with processes(mode, 1) as (dying,):
@@ -90,7 +90,7 @@ async def test_a_killed_candidate_is_passed_over(mode):
 
 
 @rule(3)
-async def test_observers_are_told_each_change(mode):
+async def test_observers_see_each_change_of_the_leader(mode):
     watching, mine = mode.interlock(), mode.interlock().election("a")
     watcher = Watcher(mode, watching)
     await until(lambda: watcher.told)
@@ -108,8 +108,8 @@ async def test_observers_are_told_each_change(mode):
 
 @rule(3)
 @pytest.mark.not_on_a_quorum
-async def test_observers_are_pushed_the_news(mode):
-    """Not only by looking again: that would take most of a second each time."""
+async def test_observers_get_each_change_by_push(mode):
+    """Without pushes each change would take an observer most of a second."""
     watching, mine = mode.interlock(), mode.interlock().election("a")
     watcher = Watcher(mode, watching)
     await until(lambda: watcher.told)
@@ -126,7 +126,7 @@ async def test_observers_are_pushed_the_news(mode):
 
 
 @rule(3)
-async def test_observers_hear_of_a_leader_that_died(mode):
+async def test_observers_learn_that_a_leader_died(mode):
     watching = mode.interlock()
     watcher = Watcher(mode, watching)
     async with processes(mode, 1) as (dying,):
@@ -138,7 +138,7 @@ async def test_observers_hear_of_a_leader_that_died(mode):
     await watcher.task
 
 
-async def test_observers_of_a_foreigner_who_holds_it_for_ever_do_not_spin(mode, clean):
+async def test_observers_of_a_foreign_key_without_a_ttl_do_not_spin(mode, clean):
     clean.set("lock:a", "somebody")
     watching = mode.interlock()
     looks = []
@@ -157,7 +157,7 @@ async def test_observers_of_a_foreigner_who_holds_it_for_ever_do_not_spin(mode, 
 
 
 @rule(3)
-async def test_more_observers_than_one_step_tells(mode):
+async def test_more_observers_get_a_change_than_one_script_call_wakes(mode):
     watching = mode.interlock()
     watchers = [Watcher(mode, watching) for _ in range(80)]
     await until(lambda: all(watcher.told for watcher in watchers))
@@ -169,7 +169,7 @@ async def test_more_observers_than_one_step_tells(mode):
 
 
 @rule(6)
-async def test_run_campaigns_again_when_it_was_lost(mode):
+async def test_run_campaigns_again_after_it_lost_its_lease(mode):
     locks, others = mode.interlock(), mode.interlock().election("a")
     terms: list[int] = []
     released = []
@@ -206,7 +206,7 @@ async def test_run_campaigns_again_when_it_was_lost(mode):
 
 
 @rule(6)
-async def test_run_campaigns_again_when_it_was_revoked_in_the_moment_it_was_handed_over(mode, clean):
+async def test_run_campaigns_again_after_a_revocation_during_the_handover(mode, clean):
     locks, others = mode.interlock(), mode.interlock().election("a")
     first = await others.campaign()
 
@@ -231,7 +231,7 @@ async def test_run_campaigns_again_when_it_was_revoked_in_the_moment_it_was_hand
     assert await asyncio.wait_for(task, 20) > first.term
 
 
-async def test_run_raises_what_the_work_raises_and_resigns(mode):
+async def test_run_raises_the_error_of_the_work_and_resigns(mode):
     election = mode.interlock().election("a")
 
     def fails(_lease):
@@ -282,7 +282,7 @@ class Leading:
 
 
 @rule(8)
-async def test_run_stops_while_it_leads_and_leads_until_the_work_has_ended(mode, clean):
+async def test_a_stopped_run_leads_until_its_work_has_ended(mode, clean):
     leading = Leading(mode, mode.interlock())
     await until(lambda: leading.leases)
     leading.stop.set()
@@ -293,7 +293,7 @@ async def test_run_stops_while_it_leads_and_leads_until_the_work_has_ended(mode,
 
 
 @rule(8)
-async def test_run_stops_while_it_campaigns_and_leaves_the_queue(mode):
+async def test_a_run_that_is_stopped_while_it_campaigns_leaves_the_queue(mode):
     first = await mode.interlock().election("a").campaign()
     leading = Leading(mode, mode.interlock())
     await until(lambda: waiting(leading.election, 1))
@@ -304,7 +304,7 @@ async def test_run_stops_while_it_campaigns_and_leaves_the_queue(mode):
     assert await first.resign()
 
 
-async def test_run_that_is_stopped_already_asks_for_nothing(mode):
+async def test_a_run_that_is_stopped_already_sends_nothing(mode):
     locks = mode.interlock()
     core = mode.session(locks).core
     core.server.call = None
@@ -315,7 +315,7 @@ async def test_run_that_is_stopped_already_asks_for_nothing(mode):
 
 
 @rule(6)
-async def test_run_ends_when_it_resigns_by_another_hand(mode):
+async def test_run_ends_when_its_election_is_resigned_elsewhere(mode):
     leading = Leading(mode, mode.interlock())
     await until(lambda: leading.leases)
     assert await leading.election.resign()
@@ -344,8 +344,8 @@ async def test_run_ends_when_its_interlock_is_closed(mode, leads):
 
 @rule(6)
 @pytest.mark.not_on_a_quorum
-async def test_run_campaigns_again_when_the_release_finds_that_it_was_lost(mode, clean):
-    """Nothing told of it before: so the work was done beside that of another leader, perhaps."""
+async def test_run_campaigns_again_when_its_release_finds_the_lease_lost(mode, clean):
+    """No sign of the loss came before the release: another leader may have worked at the same time."""
     election, terms = mode.interlock().election("a"), []
 
     def work(lease):
@@ -361,7 +361,7 @@ async def test_run_campaigns_again_when_the_release_finds_that_it_was_lost(mode,
     assert len(terms) == 2
 
 
-async def test_work_that_resigns_itself_goes_on_and_gives_its_value(mode):
+async def test_work_that_resigns_itself_goes_on_and_run_returns_its_value(mode):
     election = mode.interlock().election("a")
 
     def work(lease):
@@ -404,7 +404,7 @@ async def test_run_campaigns_through_an_outage(mode, proxy, caplog):
     assert leading.leases[0].term < leading.leases[1].term
 
 
-async def test_run_raises_an_outage_that_the_work_has_met(mode):
+async def test_run_raises_an_unavailable_of_the_work_itself(mode):
     def fails(_lease):
         raise Unavailable("another server's")
 
@@ -415,7 +415,7 @@ async def test_run_raises_an_outage_that_the_work_has_met(mode):
         await mode.interlock().election("a").run(fails if mode.name == "threads" else afails)
 
 
-async def test_inspect_and_revoke(mode):
+async def test_inspect_shows_the_leader_and_revoke_removes_it(mode):
     election = mode.interlock().election("a", ttl=2)
     lease = await election.campaign()
     state = await election.inspect()
@@ -426,7 +426,7 @@ async def test_inspect_and_revoke(mode):
 
 
 @rule(9)
-async def test_no_key_without_a_ttl_and_no_other_kind(mode, clean):
+async def test_every_key_has_a_ttl_and_a_name_of_another_kind_is_refused(mode, clean):
     locks = mode.interlock()
     watcher = Watcher(mode, locks)
     lease = await locks.election("a").campaign()

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes",
 
 
 @rule(6)
-async def test_every_end_is_told_and_a_loss_also_as_a_loss(mode):
+async def test_every_end_sets_ended_and_only_a_loss_sets_lost(mode):
     locks = mode.interlock()
     given = await locks.lock("a").acquire()
     ended, lost = given.ended, given.lost
@@ -38,7 +38,7 @@ async def test_every_end_is_told_and_a_loss_also_as_a_loss(mode):
 
 
 @rule(6)
-async def test_the_end_is_told_to_whoever_waits_for_it(mode):
+async def test_an_end_wakes_all_that_wait_for_ended(mode):
     locks = mode.interlock()
     lease = await locks.lock("a").acquire()
     ended = lease.ended
@@ -52,7 +52,7 @@ async def test_the_end_is_told_to_whoever_waits_for_it(mode):
         assert await asyncio.gather(*waiting) == [True, True]
 
 
-async def test_one_that_is_asked_for_after_the_end_is_set(mode):
+async def test_ended_and_lost_are_right_if_they_are_first_read_after_the_end(mode):
     locks = mode.interlock()
     given = await locks.lock("a").acquire()
     await given.release()
@@ -84,7 +84,7 @@ async def test_an_rlock_ends_with_its_last_release(mode):
 
 
 @rule(6)
-async def test_a_multi_ends_with_the_first_of_its_leases(mode):
+async def test_a_multi_lock_ends_with_the_first_of_its_leases(mode):
     locks = mode.interlock()
     lease = await locks.multi(locks.lock("a", ttl=2), locks.lock("b", ttl=2)).acquire()
     ended, lost = lease.ended, lease.lost
@@ -101,8 +101,8 @@ async def test_a_multi_ends_with_the_first_of_its_leases(mode):
 
 
 @pytest.mark.not_on_a_quorum
-async def test_an_undone_lease_has_ended(mode):
-    """One that a multi had before another of its locks could not be had."""
+async def test_a_lease_that_a_multi_lock_gave_back_has_ended(mode):
+    """The multi lock had that lease before it timed out on another of its locks."""
     locks, others = mode.interlock(), mode.interlock()
     held = await others.lock("b").acquire()
     made: list = []
@@ -130,7 +130,7 @@ async def test_an_undone_lease_has_ended(mode):
 
 
 @rule(8)
-async def test_whoever_waits_until_it_is_taken_back_is_told_also_if_that_was_asked_for_twice(mode):
+async def test_two_undos_of_one_lease_both_report_that_they_are_done(mode):
     locks = mode.interlock()
     lease = await locks.lock("a").acquire()
     session = mode.session(locks)

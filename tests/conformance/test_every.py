@@ -13,7 +13,7 @@ pytestmark = pytest.mark.runs_on("each server and way", full="every combination"
 
 
 @rule(1, 7, 9)
-async def test_each(mode, clean):
+async def test_every_synchronizer_works_once(mode, clean):
     locks = mode.interlock()
     fences = []
     for lockable in (
@@ -48,7 +48,7 @@ async def test_each(mode, clean):
 
 
 @rule(3, 6)
-async def test_revoking_each(mode):
+async def test_every_synchronizer_can_be_revoked(mode):
     locks = mode.interlock()
     for lockable in (locks.lock("a"), locks.semaphore("c", 2), locks.rwlock("d").read(), locks.election("e")):
         lease = await lockable.acquire(timeout=20)

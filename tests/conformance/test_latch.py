@@ -16,7 +16,7 @@ pytestmark = pytest.mark.runs_on("each server", full="every combination")
 
 
 @rule(1, 3)
-async def test_who_waits_goes_on_when_nothing_is_left(mode):
+async def test_waiters_go_on_when_the_count_reaches_zero(mode):
     latch = mode.interlock().latch("a", 3)
     tasks = [asyncio.ensure_future(mode.interlock().latch("a", 3).wait(timeout=30)) for _ in range(5)]
     await until(lambda: waiting(latch, 5))
@@ -43,7 +43,7 @@ async def test_the_count_is_set_once_and_never_goes_below_zero(mode):
 
 
 @rule(8)
-async def test_counting_down_twice_by_a_lost_reply_counts_once(mode, clean, proxy):
+async def test_a_count_down_whose_reply_is_lost_counts_once(mode, clean, proxy):
     latch = mode.interlock(f"{proxy.url}?socket_timeout=0.3").latch("a", 5)
     assert await latch.count_down() == 4
     proxy.drop_replies = True
@@ -56,7 +56,7 @@ async def test_counting_down_twice_by_a_lost_reply_counts_once(mode, clean, prox
 
 
 @rule(8)
-async def test_out_of_time_nothing_stays_in_the_queue(mode, clean):
+async def test_a_waiter_that_times_out_leaves_the_queue(mode, clean):
     latch = mode.interlock().latch("a", 2)
     refused = await outcome(latch.wait(timeout=0.2))
     assert isinstance(refused, AcquireTimeout)
@@ -84,7 +84,7 @@ async def test_a_lost_message_costs_a_poll(mode):
 
 
 @rule(4)
-async def test_a_killed_waiter_is_no_matter(mode):
+async def test_a_killed_waiter_disturbs_no_other(mode):
     latch = mode.interlock().latch("a", 2)
     async with processes(mode, 2) as (dying, counting):
         await dying.say("latched", "a", 2, 60)
@@ -98,8 +98,8 @@ async def test_a_killed_waiter_is_no_matter(mode):
 
 
 @rule(9)
-async def test_one_that_is_gone_is_told_to_those_who_wait_for_it(mode, clean):
-    """A late one never makes a new latch of it, and hangs."""
+async def test_the_waiters_of_a_latch_whose_keys_vanished_learn_that_it_is_gone(mode, clean):
+    """The next request of a waiter never makes a new latch of that name, on which it would hang."""
     latch = mode.interlock().latch("a", 1)
     waits = asyncio.ensure_future(outcome(latch.wait(timeout=30)))
     await until(lambda: waiting(latch, 1))
@@ -116,7 +116,7 @@ async def test_one_that_is_gone_is_told_to_those_who_wait_for_it(mode, clean):
 
 
 @rule(9)
-async def test_it_goes_away_by_its_ttl_which_everybody_who_comes_refreshes(mode, clean):
+async def test_a_latch_vanishes_after_its_ttl_which_each_count_and_waiter_refreshes(mode, clean):
     latch = mode.interlock().latch("a", 2, ttl=10)
     await latch.count_down()
     for key in clean.keys("*"):
@@ -131,7 +131,7 @@ async def test_it_goes_away_by_its_ttl_which_everybody_who_comes_refreshes(mode,
     await waits
 
 
-async def test_a_revoked_one_ends_for_all(mode):
+async def test_a_revoked_latch_ends_for_all_its_waiters(mode):
     latch = mode.interlock().latch("a", 2)
     assert not await latch.revoke("nobody is there")
     waits = asyncio.ensure_future(outcome(mode.interlock().latch("a", 2).wait(timeout=30)))
@@ -145,7 +145,7 @@ async def test_a_revoked_one_ends_for_all(mode):
     assert (await latch.inspect()).revoked
 
 
-async def test_more_waiters_than_one_step_wakes(mode):
+async def test_more_waiters_go_on_than_one_script_call_wakes(mode):
     latch = mode.interlock().latch("a", 1)
     tasks = [asyncio.ensure_future(latch.wait(timeout=50)) for _ in range(100)]
     await until(lambda: waiting(latch, 100))
@@ -154,7 +154,7 @@ async def test_more_waiters_than_one_step_wakes(mode):
 
 
 @rule(3)
-async def test_a_restarted_server_is_told(mode, node):
+async def test_the_waiters_of_a_latch_learn_that_the_server_restarted_empty(mode, node):
     latch = mode.interlock(node.url).latch("a", 1)
     waits = asyncio.ensure_future(outcome(latch.wait(timeout=50)))
     await until(lambda: waiting(latch, 1))
@@ -163,7 +163,7 @@ async def test_a_restarted_server_is_told(mode, node):
     assert isinstance(await asyncio.wait_for(waits, 30), BrokenBarrier)
 
 
-async def test_bad_input(mode, clean):
+async def test_bad_counts_and_timeouts_are_refused(mode, clean):
     locks = mode.interlock()
     for count in (0, -1, 1.5, "2", True, None, 10**10):
         with pytest.raises(ConfigError, match="count"):
@@ -179,7 +179,7 @@ async def test_bad_input(mode, clean):
     assert not clean.keys("*")
 
 
-async def test_a_name_of_another_kind(mode, clean):
+async def test_a_name_of_another_kind_is_refused(mode, clean):
     locks = mode.interlock()
     await locks.latch("a", 1).count_down()
     before = clean.dump("lock:a")

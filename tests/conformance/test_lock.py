@@ -35,7 +35,7 @@ async def test_one_holder_at_a_time(mode):
     await again.release()
 
 
-async def test_a_lease_tells_its_name_token_fence_and_time(mode, clean):
+async def test_a_lease_has_its_name_token_fence_and_remaining_time(mode, clean):
     lease = await mode.interlock(label="till 3").lock("stock:42", ttl=20).acquire()
     assert lease.name == "stock:42"
     assert clean.get("lock:stock:42").decode() == lease.token
@@ -62,7 +62,7 @@ async def test_release_twice_is_one_release(mode):
 
 
 @rule(8)
-async def test_a_release_sent_twice_is_told_from_a_loss(mode):
+async def test_a_release_sent_twice_is_no_loss(mode):
     locks = mode.interlock()
     lease = await locks.lock("a").acquire()
     core = mode.session(locks).core
@@ -74,7 +74,7 @@ async def test_a_release_sent_twice_is_told_from_a_loss(mode):
 
 
 @rule(8)
-async def test_acquire_sent_twice_is_the_same_grant(mode, clean):
+async def test_an_acquire_sent_twice_is_the_same_grant(mode, clean):
     locks = mode.interlock()
     lease = await locks.lock("a").acquire()
     script = lease._grant.resource.script
@@ -85,7 +85,7 @@ async def test_acquire_sent_twice_is_the_same_grant(mode, clean):
     await lease.release()
 
 
-async def test_try_acquire_leaves_nothing_when_it_is_busy(mode, clean):
+async def test_try_acquire_of_a_held_lock_leaves_nothing_in_the_queue(mode, clean):
     locks = mode.interlock()
     lease = await locks.lock("a").acquire()
     before = set(clean.scan_iter())
@@ -95,7 +95,7 @@ async def test_try_acquire_leaves_nothing_when_it_is_busy(mode, clean):
 
 
 @rule(8)
-async def test_a_timeout_leaves_nothing_and_names_lock_and_holder(mode, clean):
+async def test_a_timeout_leaves_nothing_in_the_queue_and_names_lock_and_holder(mode, clean):
     locks = mode.interlock()
     lease = await locks.lock("a").acquire()
     started = time.monotonic()
@@ -163,7 +163,7 @@ async def test_release_hands_over_in_the_order_of_arrival(mode):
 
 @rule(1)
 async def test_no_newcomer_overtakes(mode, clean):
-    """Even one that comes in the moment in which the key is absent."""
+    """Not even a newcomer that asks in the moment in which the key is absent."""
     locks = mode.interlock()
     lease = await locks.lock("a").acquire()
     waiting = asyncio.ensure_future(mode.interlock().lock("a").acquire())
@@ -177,7 +177,7 @@ async def test_no_newcomer_overtakes(mode, clean):
 
 
 @rule(1)
-async def test_the_walk_over_dead_waiters_is_bounded_and_goes_on(mode, clean):
+async def test_one_script_call_skips_some_dead_waiters_and_the_next_call_goes_on(mode, clean):
     """1,200 dead waiters are ahead of a living one: more than one script may skip."""
     locks = mode.interlock()
     lease = await locks.lock("a").acquire()
@@ -207,7 +207,7 @@ async def test_a_lost_wake_up_costs_a_poll_and_no_hang(mode, clean):
 
 
 @rule(3)
-async def test_a_message_that_comes_twice_or_late_grants_nothing(mode):
+async def test_a_push_that_arrives_twice_or_late_grants_nothing(mode):
     locks, others = mode.interlock(), mode.interlock()
     lease = await locks.lock("a").acquire()
     waiting = asyncio.ensure_future(others.lock("a").acquire())
@@ -345,7 +345,7 @@ async def test_one_bad_key_does_not_delay_the_renewal_of_others(mode, clean):
 
 
 @rule(6)
-async def test_a_fixed_lease_is_not_renewed_and_its_end_is_told(mode):
+async def test_a_lease_with_renew_false_is_not_renewed_and_is_reported_lost_at_its_end(mode):
     told = []
     lease = await mode.interlock().lock("a", ttl=0.3, renew=False, on_lost=told.append).acquire()
     assert not lease.lost.is_set()
@@ -368,7 +368,7 @@ async def test_a_lease_whose_key_vanished_is_lost_at_the_next_renewal(mode, clea
 
 
 @rule(6)
-async def test_renewal_never_makes_a_lock_again(mode, clean):
+async def test_a_renewal_never_creates_a_key(mode, clean):
     lease = await mode.interlock().lock("a", ttl=0.9).acquire()
     clean.delete("lock:a")
     await until(lease.lost.is_set)
@@ -384,7 +384,7 @@ async def test_renewal_ends_with_the_release(mode, clean):
     await until(lambda: not clean.exists("lock:a"), within=3)
 
 
-async def test_max_hold_ends_a_holder_that_never_ends(mode, clean):
+async def test_max_hold_ends_the_lease_of_a_holder_that_hangs(mode, clean):
     lease = await mode.interlock().lock("a", ttl=0.6, max_hold=1.0).acquire()
     started = time.monotonic()
     await until(lease.lost.is_set, within=5)
@@ -394,7 +394,7 @@ async def test_max_hold_ends_a_holder_that_never_ends(mode, clean):
     await until(lambda: not clean.exists("lock:a"), within=3)
 
 
-async def test_extend_lengthens_and_renewal_does_not_shorten_it(mode, clean):
+async def test_extend_lengthens_a_lease_and_renewal_does_not_shorten_it(mode, clean):
     locks = mode.interlock()
     lease = await locks.lock("a", ttl=0.6).acquire()
     await lease.extend(50)
@@ -408,7 +408,7 @@ async def test_extend_lengthens_and_renewal_does_not_shorten_it(mode, clean):
     assert await lease.release()
 
 
-async def test_extend_of_a_lost_lease_says_so_and_makes_nothing(mode, clean):
+async def test_extend_of_a_lost_lease_raises_and_creates_no_key(mode, clean):
     lease = await mode.interlock().lock("a").acquire()
     clean.delete("lock:a")
     assert isinstance(await outcome(lease.extend(10)), LeaseLost)
@@ -416,7 +416,7 @@ async def test_extend_of_a_lost_lease_says_so_and_makes_nothing(mode, clean):
     assert lease.lost.is_set()
 
 
-async def test_leaving_a_section_of_a_lost_lease_raises(mode, clean):
+async def test_leaving_a_section_of_a_lost_lease_raises_lease_lost(mode, clean):
     with pytest.raises(LeaseLost, match="'a'"):
         async with await mode.interlock().lock("a").acquire():
             clean.delete("lock:a")
@@ -431,7 +431,7 @@ async def test_an_exception_of_the_body_is_never_replaced(mode, clean):
 
 
 @rule(6)
-async def test_a_dropped_lease_warns_and_is_renewed_no_more(mode, clean):
+async def test_a_lease_that_is_dropped_without_release_warns_and_is_not_renewed(mode, clean):
     locks = mode.interlock()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -445,7 +445,7 @@ async def test_a_dropped_lease_warns_and_is_renewed_no_more(mode, clean):
 
 
 @rule(7)
-async def test_fences_grow_over_clients_releases_and_flushes(mode, clean):
+async def test_fences_grow_across_clients_releases_and_flushes(mode, clean):
     fences = []
     for _ in range(5):
         lease = await mode.interlock().lock("a").acquire()
@@ -457,7 +457,7 @@ async def test_fences_grow_over_clients_releases_and_flushes(mode, clean):
 
 
 @rule(7)
-async def test_a_fence_is_more_than_the_last_even_if_the_clock_was_set_back(mode, clean):
+async def test_fences_grow_even_if_the_servers_clock_was_set_back(mode, clean):
     locks = mode.interlock()
     lease = await locks.lock("a").acquire()
     record = lease._grant.resource.keys[1]
@@ -488,7 +488,7 @@ async def test_every_key_has_a_ttl_and_shares_the_slot(mode, clean):
         await (await future).release()
 
 
-async def test_execute_runs_only_under_the_lease(mode, clean):
+async def test_execute_runs_a_command_only_while_the_lease_is_alive(mode, clean):
     lease = await mode.interlock().lock("a").acquire()
     assert await lease.execute("SET", "users:{lock:a}1", "ann") == b"OK"
     assert await lease.execute("GET", "users:{lock:a}1", keys=["users:{lock:a}1"]) == b"ann"
@@ -501,7 +501,7 @@ async def test_execute_runs_only_under_the_lease(mode, clean):
     clean.delete("users:{lock:a}1", "users:{lock:a}n")
 
 
-async def test_execute_says_what_is_wrong_with_a_command(mode, clean):
+async def test_execute_raises_an_error_that_says_what_is_wrong_with_the_command(mode, clean):
 
     lease = await mode.interlock().lock("a").acquire()
     clean.lpush("users:list", 1)
@@ -517,7 +517,7 @@ async def test_execute_says_what_is_wrong_with_a_command(mode, clean):
 
 
 @rule(9)
-async def test_a_foreign_set_nx_px_excludes_and_is_excluded(mode, clean):
+async def test_a_foreign_set_nx_px_excludes_the_lock_and_is_excluded_by_it(mode, clean):
     locks = mode.interlock()
     lease = await locks.lock("a").acquire()
     assert not clean.set("lock:a", "foreign", nx=True, px=1000)
@@ -532,7 +532,7 @@ async def test_a_foreign_set_nx_px_excludes_and_is_excluded(mode, clean):
 
 
 @rule(9)
-async def test_a_foreign_holder_that_deletes_its_key_is_followed(mode, clean):
+async def test_a_waiter_gets_the_lock_when_a_foreign_holder_deletes_its_key(mode, clean):
     locks = mode.interlock()
     clean.set("lock:a", "foreign", nx=True, px=60_000)
     waiting = asyncio.ensure_future(locks.lock("a").acquire())
@@ -572,7 +572,7 @@ async def test_a_foreign_holder_that_loses_its_ttl_is_reported_to_waiters(mode, 
 # Inspect and revoke
 
 
-async def test_inspect_tells_holder_fence_time_and_waiters_in_order(mode):
+async def test_inspect_shows_holder_fence_remaining_time_and_waiters_in_order(mode):
     locks = mode.interlock()
     free = await locks.lock("a").inspect()
     assert not free.held
@@ -593,7 +593,7 @@ async def test_inspect_tells_holder_fence_time_and_waiters_in_order(mode):
     await (await second).release()
 
 
-async def test_revoke_tells_the_holder_and_the_next_gets_it_when_it_let_go(mode, clean):
+async def test_a_revoked_holder_loses_its_lease_and_its_release_hands_the_lock_over(mode, clean):
     told = []
     locks, others = mode.interlock(), mode.interlock()
     lease = await locks.lock("a", ttl=3, on_lost=told.append).acquire()
@@ -614,7 +614,7 @@ async def test_revoke_tells_the_holder_and_the_next_gets_it_when_it_let_go(mode,
     await mine.release()
 
 
-async def test_a_revocation_is_pushed_to_a_holder_that_listens(mode, clean):
+async def test_a_revocation_reaches_a_subscribed_holder_by_push(mode, clean):
     locks, others = mode.interlock(), mode.interlock()
     lease = await locks.lock("a").acquire()
     await until(lambda: hears(mode.session(locks)))
@@ -647,7 +647,7 @@ async def test_revoke_by_force_hands_over_at_once(mode, clean):
     assert await mine.release()
 
 
-async def test_revoke_of_a_free_lock_is_false_and_a_reason_is_needed(mode):
+async def test_revoke_of_a_free_lock_is_false_and_revoke_needs_a_reason(mode):
     locks = mode.interlock()
     assert not await locks.lock("a").revoke("why not")
     assert isinstance(await outcome(locks.lock("a").revoke("  ")), ConfigError)
@@ -656,7 +656,7 @@ async def test_revoke_of_a_free_lock_is_false_and_a_reason_is_needed(mode):
 # Endings
 
 
-async def test_closing_releases_what_is_held_and_endsqueued(mode, clean):
+async def test_closing_an_interlock_releases_its_leases_and_ends_its_waiters(mode, clean):
     locks, others = mode.interlock(), mode.interlock()
     await_me = [await locks.lock(f"a{i}").acquire() for i in range(3)]
     waiting = asyncio.ensure_future(outcome(others.lock("a0").acquire()))
@@ -671,7 +671,7 @@ async def test_closing_releases_what_is_held_and_endsqueued(mode, clean):
     assert all(lease.state is LeaseState.RELEASED for lease in await_me)
 
 
-async def test_a_closed_interlock_says_so(mode):
+async def test_a_closed_interlock_raises_config_error(mode):
     locks = mode.interlock()
     lock = locks.lock("a")
     await locks.close()
@@ -684,7 +684,7 @@ async def test_a_closed_interlock_says_so(mode):
 # Under load
 
 
-async def test_fifty_buyers_and_ten_tickets(mode, clean):
+async def test_fifty_buyers_sell_ten_tickets_exactly_once(mode, clean):
     clean.set("users:stock", 10)
     sold = []
 
@@ -706,7 +706,7 @@ async def test_fifty_buyers_and_ten_tickets(mode, clean):
     clean.delete("users:stock")
 
 
-async def test_one_client_many_tasks_or_threads(mode):
+async def test_many_tasks_or_threads_of_one_client_exclude_each_other(mode):
     locks = mode.interlock()
     counter = 0
 
@@ -723,7 +723,7 @@ async def test_one_client_many_tasks_or_threads(mode):
 
 
 @pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
-async def test_extend_does_not_hold_beyond_max_hold(mode, clean):
+async def test_extend_does_not_lengthen_a_lease_beyond_max_hold(mode, clean):
     lease = await mode.interlock().lock("a", max_hold=1).acquire()
     await lease.extend(60)
     assert clean.pttl("lock:a") < 1500

@@ -27,7 +27,7 @@ def locks(server, clean):
     assert not Residue.threads()
 
 
-def test_with_holds_and_gives_the_lease(locks, clean):
+def test_a_with_holds_the_lock_and_gives_the_lease(locks, clean):
     lock = locks.lock("a")
     with lock as lease:
         assert clean.get("lock:a").decode() == lease.token
@@ -58,7 +58,7 @@ def test_one_lock_object_serves_many_threads_each_with_its_own_lease(locks):
     assert len(set(tokens)) == 80
 
 
-def test_a_with_inside_the_same_with_says_so_instead_of_waiting_for_ever(locks):
+def test_a_with_inside_a_with_of_the_same_lock_raises_instead_of_waiting_for_ever(locks):
     lock = locks.lock("a")
     with lock:
         with pytest.raises(ConfigError, match="not reentrant"), lock:
@@ -66,7 +66,7 @@ def test_a_with_inside_the_same_with_says_so_instead_of_waiting_for_ever(locks):
         assert locks.lock("a").try_acquire() is None
 
 
-def test_decorator(locks, clean):
+def test_a_decorated_function_runs_under_the_lock(locks, clean):
     @locks.lock("a")
     def add(x: int, y: int = 2) -> int:
         """Adds."""
@@ -78,8 +78,8 @@ def test_decorator(locks, clean):
     assert not clean.exists("lock:a")
 
 
-def test_a_stop_iteration_of_the_body_comes_out_as_it_is(locks, clean):
-    """Though the body runs inside a coroutine, where Python makes a RuntimeError of it."""
+def test_a_stop_iteration_of_the_body_leaves_the_section_unchanged(locks, clean):
+    """The body runs inside a coroutine, where Python turns StopIteration into RuntimeError."""
 
     def ends() -> None:
         raise StopIteration(7)
@@ -104,7 +104,7 @@ def test_a_stop_iteration_of_the_body_comes_out_as_it_is(locks, clean):
     assert isinstance(error.value.__cause__, KeyError)
 
 
-def test_a_decorated_function_that_calls_itself_says_so_instead_of_waiting_for_ever(locks, clean):
+def test_a_decorated_function_that_calls_itself_raises_instead_of_waiting_for_ever(locks, clean):
     @locks.lock("a")
     def deep(left: int) -> int:
         return deep(left - 1) if left else 0
@@ -115,7 +115,7 @@ def test_a_decorated_function_that_calls_itself_says_so_instead_of_waiting_for_e
     assert locks.rlock("a")(lambda: locks.rlock("a").acquire().release())()
 
 
-def test_walrus_as_in_the_readme(locks):
+def test_try_acquire_in_a_walrus_as_in_the_readme(locks):
     if lease := locks.lock("nightly").try_acquire():
         with lease:
             assert locks.lock("nightly").try_acquire() is None
@@ -174,7 +174,7 @@ def test_the_connections_of_many_threads_are_closed(server, clean):
 # asyncio
 
 
-async def test_async_with_and_decorator(server, clean):
+async def test_an_async_with_and_a_decorated_coroutine_function_hold_the_lock(server, clean):
     async with interlock.aio.Interlock(server.url) as locks:
         lock = locks.lock("a")
         async with lock as lease:
@@ -259,7 +259,7 @@ async def test_a_cancellation_from_outside_stays_a_cancellation(server, clean):
 
 
 @rule(8)
-async def test_a_timeout_around_a_section_is_a_timeout(server, clean):
+async def test_asyncio_timeout_around_a_section_raises_timeout_error(server, clean):
     async with interlock.aio.Interlock(server.url) as locks:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1), locks.lock("a"):
@@ -288,7 +288,7 @@ async def test_on_lost_may_be_async(server, clean):
 
 
 @rule(11)
-def test_one_interlock_in_several_loops(server, clean):
+def test_one_interlock_serves_several_loops_one_after_the_other(server, clean):
     locks = interlock.aio.Interlock(server.url)
 
     async def once() -> int:
@@ -304,7 +304,7 @@ def test_one_interlock_in_several_loops(server, clean):
 
 
 @rule(11)
-def test_several_loops_at_once(server, clean):
+def test_one_interlock_serves_several_loops_at_once(server, clean):
     locks = interlock.aio.Interlock(server.url)
     counter = [0]
 
@@ -334,7 +334,7 @@ async def test_the_commands_of_many_tasks_share_one_connection(server, clean):
         await asyncio.gather(*(lease.release() for lease in leases))
 
 
-async def test_uvloop(server, clean):
+async def test_a_waiter_gets_the_lock_on_uvloop(server, clean):
     uvloop = pytest.importorskip("uvloop")
 
     async def main():

@@ -30,7 +30,7 @@ async def held(locks, names: str) -> bool:
 
 
 @rule(1)
-async def test_all_or_none(mode, clean):
+async def test_a_multi_lock_holds_all_of_its_locks_or_none(mode, clean):
     locks, others = mode.interlock(), mode.interlock()
     async with await some(locks).acquire() as lease:
         assert lease.fence["a"] == lease["a"].fence
@@ -64,7 +64,7 @@ async def test_fences_grow_for_each_name(mode):
 
 
 @rule(1, 3)
-async def test_what_is_busy_is_waited_for_and_the_rest_is_held_and_renewed(mode):
+async def test_a_multi_lock_renews_the_locks_that_it_has_while_it_waits_for_a_busy_one(mode):
     locks, others = mode.interlock(), mode.interlock()
     held = await others.lock("b").acquire()
     together = locks.multi(locks.lock("a", ttl=1), locks.lock("b"))
@@ -82,7 +82,7 @@ async def test_what_is_busy_is_waited_for_and_the_rest_is_held_and_renewed(mode)
 
 
 @rule(3)
-async def test_two_that_name_them_in_another_order_never_wait_for_each_other(mode):
+async def test_two_multi_locks_with_another_order_of_names_never_deadlock(mode):
     inside, most = 0, 0
 
     async def work(names: str) -> None:
@@ -101,7 +101,7 @@ async def test_two_that_name_them_in_another_order_never_wait_for_each_other(mod
 
 @rule(1)
 @pytest.mark.not_on_a_quorum
-async def test_locks_permits_and_readers_go_together(mode):
+async def test_a_multi_lock_takes_locks_permits_and_readers_together(mode):
     locks, others = mode.interlock(), mode.interlock()
     mixed = locks.multi(locks.semaphore("s", 2), locks.rwlock("rw").read(), locks.lock("a"), locks.rlock("r"))
     async with await mixed.acquire() as lease:
@@ -120,7 +120,7 @@ async def test_locks_permits_and_readers_go_together(mode):
 
 @rule(1)
 @pytest.mark.asyncio_only
-async def test_an_rlock_that_the_task_has_is_taken_once_more(mode):
+async def test_a_multi_lock_enters_an_rlock_of_its_task_once_more(mode):
     locks = mode.interlock()
     outer = await locks.rlock("r").acquire()
     async with locks.multi(locks.rlock("r"), locks.lock("a")) as lease:
@@ -131,7 +131,7 @@ async def test_an_rlock_that_the_task_has_is_taken_once_more(mode):
 
 
 @rule(1)
-def test_an_rlock_that_the_thread_has_is_taken_once_more(server, clean):
+def test_a_multi_lock_enters_an_rlock_of_its_thread_once_more(server, clean):
     with interlock.Interlock(server.url) as locks:
         outer = locks.rlock("r").acquire()
         with locks.multi(locks.rlock("r"), locks.lock("a")) as lease:
@@ -144,7 +144,7 @@ def test_an_rlock_that_the_thread_has_is_taken_once_more(server, clean):
 
 
 @rule(6)
-async def test_lost_when_any_is_lost(mode):
+async def test_a_multi_lock_is_lost_when_any_of_its_leases_is_lost(mode):
     told = []
     locks = mode.interlock(max_ttl=3)  # a revocation in the first second is told by the renewal, at a third of the ttl
     lease = await some(locks, on_lost=told.append).acquire()
@@ -162,7 +162,7 @@ async def test_lost_when_any_is_lost(mode):
 
 
 @rule(6)
-async def test_a_body_that_loses_one_is_told_and_the_others_are_given_back(mode):
+async def test_after_the_loss_of_one_lease_the_section_raises_and_the_others_are_released(mode):
     others = mode.interlock()
 
     async def body() -> None:
@@ -178,7 +178,7 @@ async def test_a_body_that_loses_one_is_told_and_the_others_are_given_back(mode)
 
 
 @rule(8)
-async def test_cancelled_or_out_of_time_nothing_is_left(mode):
+async def test_a_multi_lock_that_is_cancelled_or_times_out_leaves_nothing(mode):
     locks, others = mode.interlock(), mode.interlock()
     held = await others.lock("b").acquire()
     if mode.name == "asyncio":
@@ -195,7 +195,7 @@ async def test_cancelled_or_out_of_time_nothing_is_left(mode):
 
 @rule(8)
 @pytest.mark.asyncio_only
-async def test_a_release_that_is_cancelled_before_it_began_goes_on(mode):
+async def test_a_release_that_is_cancelled_before_it_began_still_releases_all(mode):
     locks = mode.interlock()
     lease = await some(locks).acquire()
     releasing = asyncio.ensure_future(lease.release())
@@ -206,7 +206,7 @@ async def test_a_release_that_is_cancelled_before_it_began_goes_on(mode):
 
 
 @rule(8)
-async def test_the_reply_is_lost_and_it_is_asked_again(mode, proxy):
+async def test_an_acquire_whose_reply_is_lost_is_sent_again(mode, proxy):
     locks = mode.interlock(f"{proxy.url}?socket_timeout=0.3")
     await (await some(locks).acquire()).release()  # the server knows the script
     proxy.drop_replies = True
@@ -221,8 +221,8 @@ async def test_the_reply_is_lost_and_it_is_asked_again(mode, proxy):
 
 
 @rule(8)
-async def test_in_doubt_and_then_refused_nothing_is_left(mode, clean, proxy):
-    """The first request was run, its reply lost; when it is asked again, one of them is another's."""
+async def test_an_acquire_in_doubt_that_is_then_refused_leaves_nothing(mode, clean, proxy):
+    """The first request ran and its reply was lost; before the second request another holder took one of the locks."""
     locks = mode.interlock(f"{proxy.url}?socket_timeout=0.3")
     await (await some(locks).acquire()).release()  # the server knows the script
     proxy.drop_replies = True
@@ -237,8 +237,8 @@ async def test_in_doubt_and_then_refused_nothing_is_left(mode, clean, proxy):
 
 
 @rule(8)
-async def test_closing_gives_back_what_was_being_acquired(mode, proxy):
-    """As for one lock: it may have been granted already, though nobody here knows."""
+async def test_closing_an_interlock_gives_back_an_acquire_in_doubt(mode, proxy):
+    """The server may have granted the multi lock already, though the client does not know."""
     locks = mode.interlock(f"{proxy.url}?socket_timeout=2")
     await (await some(locks).acquire()).release()  # the server knows the script
     proxy.drop_replies = True
@@ -252,7 +252,7 @@ async def test_closing_gives_back_what_was_being_acquired(mode, proxy):
 
 
 @rule(8)
-async def test_its_timeout_bounds_the_call_while_the_server_is_silent(mode, proxy):
+async def test_the_timeout_bounds_the_call_while_the_server_is_silent(mode, proxy):
     locks = mode.interlock(proxy.url)
     await (await some(locks).acquire()).release()  # the server knows the script
     proxy.drop_replies = True
@@ -265,8 +265,8 @@ async def test_its_timeout_bounds_the_call_while_the_server_is_silent(mode, prox
 
 
 @rule(8)
-async def test_many_that_are_not_given_back_at_once_do_not_add_up(mode):
-    """The server is gone: the caller waits for all that is being undone together, not for each."""
+async def test_a_caller_waits_for_the_undos_of_many_locks_together(mode):
+    """The server is gone: the caller waits once for all undos, not once for each."""
     locks, others = mode.interlock(), mode.interlock()
     blocker = await others.lock("z").acquire()
     undo = mode.session(locks).undo
@@ -282,7 +282,7 @@ async def test_many_that_are_not_given_back_at_once_do_not_add_up(mode):
 
 
 @rule(6)
-async def test_one_that_is_lost_before_the_whole_is_made_is_told(mode):
+async def test_a_lease_that_is_lost_before_the_multi_lease_exists_is_reported(mode):
     locks, told = mode.interlock(max_ttl=3), []
     leases = {name: await locks.lock(name).acquire() for name in "ab"}
     assert await mode.interlock().lock("b").revoke("for the test")
@@ -296,7 +296,7 @@ async def test_one_that_is_lost_before_the_whole_is_made_is_told(mode):
 
 
 @rule(3, 4)
-async def test_killed_while_it_has_some_and_waits_for_others(mode):
+async def test_the_locks_of_a_process_that_is_killed_while_it_waits_for_others_are_free_again(mode):
     async with processes(mode, 1) as (dying,):
         locks = mode.interlock()
         held = await locks.lock("b").acquire()
@@ -312,8 +312,8 @@ async def test_killed_while_it_has_some_and_waits_for_others(mode):
 
 
 @rule(1)
-async def test_nothing_is_taken_over_those_who_wait(mode):
-    """A lock that is free, with somebody at the head of its queue, goes to that one."""
+async def test_a_multi_lock_overtakes_no_waiter(mode):
+    """A free lock with a waiter at the head of its queue goes to that waiter."""
     locks, others = mode.interlock(), mode.interlock()
     held = await others.lock("a").acquire()
     task = asyncio.ensure_future(others.lock("a").acquire(timeout=30))
@@ -329,7 +329,7 @@ async def test_nothing_is_taken_over_those_who_wait(mode):
     await lease.release()
 
 
-async def test_inspect_revoke_and_extend(mode):
+async def test_inspect_revoke_and_extend_work_on_all_locks(mode):
     locks = mode.interlock(max_ttl=9)
     together = some(locks)
     lease = await together.acquire()
@@ -343,7 +343,7 @@ async def test_inspect_revoke_and_extend(mode):
     await until(lambda: free(locks, "ab"))
 
 
-def test_bad_input(mode):
+def test_bad_members_of_a_multi_lock_are_refused(mode):
     locks, other = mode.interlock(), mode.interlock()
     for wrong in (
         locks.multi,
@@ -362,7 +362,7 @@ def test_bad_input(mode):
             wrong()
 
 
-async def test_a_name_of_another_kind(mode, clean):
+async def test_a_name_of_another_kind_is_refused(mode, clean):
     locks = mode.interlock()
     held = await locks.semaphore("b", 2).acquire()
     assert isinstance(await outcome(some(locks).acquire()), ConfigError)
@@ -371,7 +371,7 @@ async def test_a_name_of_another_kind(mode, clean):
     await held.release()
 
 
-async def test_a_function_under_several(mode):
+async def test_a_function_decorated_with_a_multi_lock_runs_under_all_locks(mode):
     locks = mode.interlock()
     if mode.name == "asyncio":
 

@@ -29,7 +29,7 @@ def job(mode, body=lambda _lease: 42):
 
 
 @rule(1)
-async def test_one_runs_it_and_tells_who_and_when(mode):
+async def test_one_client_runs_the_job_and_the_result_says_who_and_when(mode):
     once = mode.interlock().once("a", at_most=60)
     before = datetime.now(UTC)
     result = await once.run(job(mode, lambda _: time.sleep(0.05) or 42))
@@ -43,7 +43,7 @@ async def test_one_runs_it_and_tells_who_and_when(mode):
 
 
 @rule(1)
-async def test_the_others_skip_it_while_it_runs(mode):
+async def test_other_clients_skip_the_job_while_it_runs(mode):
     mine, others = mode.interlock().once("a", at_most=60), mode.interlock().once("a", at_most=60)
     results = []
     if mode.name == "threads":
@@ -72,7 +72,7 @@ async def test_the_others_skip_it_while_it_runs(mode):
 
 @rule(5)
 async def test_at_least_keeps_a_fast_job_from_running_twice(mode, clean):
-    """However late the clock of the second machine says that it is time."""
+    """The clock of the second machine may start the job as late as that."""
     first = await mode.interlock().once("a", at_most=60, at_least=30).run(job(mode))
     other = mode.interlock().once("a", at_most=60, at_least=30)
     skipped = await other.run(job(mode))
@@ -87,14 +87,14 @@ async def test_at_least_keeps_a_fast_job_from_running_twice(mode, clean):
     assert isinstance(await other.run(job(mode)), Ran)
 
 
-async def test_at_least_counts_from_the_start(mode, clean):
+async def test_at_least_counts_from_the_start_of_the_run(mode, clean):
     once = mode.interlock().once("a", at_most=60, at_least=0.2)
     assert isinstance(await once.run(job(mode, lambda _: time.sleep(0.3))), Ran)
     assert not clean.exists("{lock:a}{done}")
 
 
 @rule(1)
-async def test_with_a_key_it_runs_once_for_good(mode, clean):
+async def test_a_job_with_a_key_runs_once_for_good(mode, clean):
     locks = mode.interlock()
     first = await locks.once("a", at_most=60, key="2026-11-21").run(job(mode))
     skipped = await mode.interlock().once("a", at_most=60, key="2026-11-21").run(job(mode))
@@ -111,7 +111,7 @@ async def test_with_a_key_it_runs_once_for_good(mode, clean):
 
 
 @rule(8)
-async def test_with_a_key_one_that_failed_is_run_again(mode):
+async def test_a_job_with_a_key_that_failed_runs_again(mode):
     once = mode.interlock().once("a", at_most=60, key="v3")
 
     def fails(_lease):
@@ -124,7 +124,7 @@ async def test_with_a_key_one_that_failed_is_run_again(mode):
 
 
 @rule(3)
-async def test_a_killed_one_is_free_again(mode):
+async def test_a_job_whose_process_was_killed_runs_again(mode):
     once = mode.interlock().once("a", at_most=1.5, key="v3")
     async with processes(mode, 1) as (dying,):
         token = await dying.do("runs", "a", {"at_most": 1.5, "key": "v3"})
@@ -141,7 +141,7 @@ async def test_a_killed_one_is_free_again(mode):
 
 
 @rule(6)
-async def test_one_that_takes_more_than_at_most_has_lost_it(mode):
+async def test_a_run_that_takes_longer_than_at_most_has_lost_its_lease(mode):
     once = mode.interlock().once("a", at_most=0.3, key="v3")
     result = await outcome(once.run(job(mode, lambda lease: (lease.lost, time.sleep(0.6)))))
     assert isinstance(result, LeaseLost)
@@ -149,8 +149,8 @@ async def test_one_that_takes_more_than_at_most_has_lost_it(mode):
 
 
 @rule(6)
-async def test_one_that_lost_it_has_not_succeeded(mode):
-    """Though the server may have it still for a moment: whoever is told LeaseLost must find that it is run again."""
+async def test_a_run_that_lost_its_lease_has_not_succeeded(mode):
+    """The server may hold the lease a moment longer: after LeaseLost the job must run again all the same."""
     once = mode.interlock().once("a", at_most=60, key="v3")
     result = await outcome(once.run(job(mode, lambda lease: setattr(lease._grant, "deadline", 0.0))))
     assert isinstance(result, LeaseLost)
@@ -164,7 +164,7 @@ async def test_one_that_lost_it_has_not_succeeded(mode):
 
 
 @rule(5)
-async def test_at_least_holds_for_one_that_was_revoked_too(mode, clean):
+async def test_at_least_counts_for_a_revoked_run_too(mode, clean):
     once, others = mode.interlock().once("a", at_most=60, at_least=30), mode.interlock().once("a", at_most=60)
     primitive = once._primitive
 
@@ -182,8 +182,8 @@ async def test_at_least_holds_for_one_that_was_revoked_too(mode, clean):
 
 
 @rule(5)
-async def test_a_run_does_not_end_before_it_began(mode, clean):
-    """Its server was replaced meanwhile by one whose clock is an hour behind."""
+async def test_no_run_is_noted_to_end_before_it_began(mode, clean):
+    """A failover meanwhile led to a server whose clock is an hour behind."""
     once, others = mode.interlock().once("a", at_most=60, at_least=30), mode.interlock().once("a", at_most=60)
     record = "{lock:a}{record}"
 
@@ -200,8 +200,8 @@ async def test_a_run_does_not_end_before_it_began(mode, clean):
 
 
 @rule(6)
-async def test_one_whose_interlock_was_closed_has_not_succeeded(mode):
-    """Its lease is another's from then on, so it must not say that it ran: it would run again elsewhere."""
+async def test_a_run_whose_interlock_was_closed_has_not_succeeded(mode):
+    """Another client may hold the lease from then on, so the run must not be noted: the job runs again there."""
     locks, others = mode.interlock(), mode.interlock().once("a", at_most=60, key="1")
     states: list = []
 
@@ -228,7 +228,7 @@ async def test_one_whose_interlock_was_closed_has_not_succeeded(mode):
 
 
 @rule(8)
-async def test_forgetting_that_comes_late_does_not_forget_another_run(mode, clean):
+async def test_a_late_copy_of_forget_does_not_forget_a_later_run(mode, clean):
     once = mode.interlock().once("a", at_most=60, at_least=30)
     primitive = once._primitive
     await once.run(job(mode))
@@ -240,7 +240,7 @@ async def test_forgetting_that_comes_late_does_not_forget_another_run(mode, clea
 
 
 @rule(8)
-async def test_a_lost_reply_to_its_end_does_not_lose_the_note(mode, clean, proxy):
+async def test_a_run_is_noted_even_if_the_reply_to_its_end_is_lost(mode, clean, proxy):
     once = mode.interlock(f"{proxy.url}?socket_timeout=0.3").once("a", at_most=60, key="v3")
     await once.inspect()
 
@@ -257,8 +257,8 @@ async def test_a_lost_reply_to_its_end_does_not_lose_the_note(mode, clean, proxy
 
 @rule(8)
 @pytest.mark.asyncio_only
-async def test_an_attempt_that_never_began_leaves_no_note(mode, clean, proxy):
-    """A lost reply to its acquire, and a caller who is gone: nobody has run it, so nobody may be told so."""
+async def test_an_acquire_that_was_cancelled_in_doubt_leaves_no_note_of_a_run(mode, clean, proxy):
+    """The reply was lost and the caller cancelled: the job did not run, so no other client may skip the job."""
     once = mode.interlock(f"{proxy.url}?socket_timeout=0.3").once("a", at_most=60, at_least=30)
     await once.inspect()
     proxy.drop_replies = True
@@ -278,7 +278,7 @@ async def test_an_attempt_that_never_began_leaves_no_note(mode, clean, proxy):
     await until(ran)
 
 
-async def test_a_decorated_function(mode):
+async def test_a_decorated_function_runs_once(mode):
     locks = mode.interlock()
     if mode.name == "threads":
 
@@ -288,7 +288,7 @@ async def test_a_decorated_function(mode):
 
         first, second = await mode.in_thread(nightly, 1), await mode.in_thread(nightly, 1)
         with pytest.raises(ConfigError, match="async def"):
-            locks._real.once("b", at_most=60)(test_bad_input)
+            locks._real.once("b", at_most=60)(test_bad_arguments_are_refused)
     else:
 
         @locks.once("a", at_most=60, at_least=30)
@@ -301,7 +301,7 @@ async def test_a_decorated_function(mode):
     assert (first.value, bool(second)) == (2, False)
 
 
-async def test_inspect_and_revoke(mode):
+async def test_inspect_shows_the_run_and_revoke_ends_it(mode):
     once = mode.interlock(max_ttl=3).once("a", at_most=60)  # so that it is renewed soon, and told then
     assert (await once.inspect()).running is None
     assert not await once.revoke("nobody runs it")
@@ -332,7 +332,7 @@ async def test_inspect_and_revoke(mode):
 
 
 @rule(9)
-async def test_bad_input(mode, clean):
+async def test_bad_arguments_are_refused(mode, clean):
     locks = mode.interlock()
     for wrong in (
         {"at_most": 0}, {"at_most": -1}, {"at_most": "x"}, {"at_most": None}, {"at_most": float("inf")},

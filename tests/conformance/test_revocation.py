@@ -68,8 +68,8 @@ async def test_a_revocation_reaches_the_first_lease_of_a_client(mode, force):
 
 @rule(6)
 @pytest.mark.not_on_a_quorum
-async def test_a_revocation_whose_push_was_lost_with_the_connection_is_told_after_it(mode, clean):
-    """The connection for pushes breaks in that moment; when it is made again, the lease is asked about at once."""
+async def test_a_revocation_whose_push_was_lost_reaches_the_holder_after_the_reconnect(mode, clean):
+    """The subscription's connection breaks in that moment; then the client asks about the lease at once."""
     locks, others = mode.interlock(), mode.interlock()
     leases = [await mode.keep(acquired(make(locks))) for make in (LOCKS["lock"], LOCKS["fixed lock"])]
     session = mode.session(locks)
@@ -92,7 +92,7 @@ async def test_a_revocation_whose_push_was_lost_with_the_connection_is_told_afte
 @rule(6)
 @pytest.mark.not_on_a_quorum
 async def test_a_lease_is_asked_about_again_if_its_channel_was_subscribed_during_the_question(mode):
-    """The question was answered before the subscription: a revocation between the two was not pushed to anybody."""
+    """The server answered before the subscription: nobody got the push of a revocation between the two."""
     locks = mode.interlock()
     session = mode.session(locks)
     calls, held_up = session.server.call_many, []
@@ -120,8 +120,8 @@ async def test_a_lease_is_asked_about_again_if_its_channel_was_subscribed_during
 
 @rule(6)
 @pytest.mark.not_on_a_quorum
-async def test_a_revocation_may_be_pushed_before_the_grant_is_known(mode, clean):
-    """The process was busy, or stopped, between the server's answer and its reading."""
+async def test_a_revocation_that_is_pushed_before_the_client_reads_the_grant_counts(mode, clean):
+    """The process was busy, or stopped, between the server's answer and the read of it."""
     locks = mode.interlock()
     session = mode.session(locks)
     hold = session.core.lease_from_grant
@@ -141,7 +141,7 @@ async def test_a_revocation_may_be_pushed_before_the_grant_is_known(mode, clean)
 
 @rule(6)
 @pytest.mark.not_on_a_quorum
-async def test_a_short_section_costs_neither_a_question_nor_a_subscription(mode, clean):
+async def test_a_short_section_sends_neither_a_question_nor_a_subscription(mode, clean):
     locks, asked = mode.interlock(), []
     session = mode.session(locks)
     calls = session.server.call_many
@@ -164,7 +164,7 @@ async def test_a_short_section_costs_neither_a_question_nor_a_subscription(mode,
 
 @rule(6)
 @pytest.mark.not_on_a_quorum
-async def test_a_fixed_lease_is_asked_about_and_not_lengthened(mode, clean):
+async def test_a_question_about_a_lease_with_renew_false_does_not_lengthen_it(mode, clean):
     lease = await mode.interlock().lock("a", ttl=6, renew=False).acquire()
     grant = lease._grant
     overdue, deadline = grant.jeopardy_after, grant.deadline

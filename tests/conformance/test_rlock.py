@@ -43,7 +43,7 @@ def test_the_same_thread_enters_again_without_io_and_with_one_fence(locks, clean
     assert not clean.exists("lock:a")
 
 
-def test_the_last_release_gives_it_back(locks, clean):
+def test_only_the_last_release_releases_the_rlock(locks, clean):
     lock = locks.rlock("a")
     leases = [lock.acquire() for _ in range(3)]
     assert leases[0].release()
@@ -58,7 +58,7 @@ def test_the_last_release_gives_it_back(locks, clean):
 
 
 @rule(11)
-def test_another_thread_waits(locks):
+def test_another_thread_waits_for_the_rlock(locks):
     lock, order = locks.rlock("a"), []
     with lock:
 
@@ -78,7 +78,7 @@ def test_another_thread_waits(locks):
 
 
 @rule(6)
-def test_who_lost_it_can_not_enter_again(locks, clean):
+def test_a_thread_that_lost_its_lease_does_not_enter_again(locks, clean):
     lock = locks.rlock("a", ttl=0.3, renew=False)
     with pytest.raises(LeaseLost), lock as lease:
         assert lease.lost.wait(5)
@@ -95,7 +95,7 @@ def test_an_exception_leaves_every_level(locks, clean):
     assert not clean.exists("lock:a")
 
 
-def test_as_a_decorator_it_may_call_itself(locks, clean):
+def test_a_decorated_function_may_call_itself(locks, clean):
     @locks.rlock("a")
     def factorial(n: int) -> int:
         assert clean.exists("lock:a")
@@ -106,7 +106,7 @@ def test_as_a_decorator_it_may_call_itself(locks, clean):
 
 
 @rule(1, 11)
-async def test_the_same_task_enters_again_and_another_waits(server, clean):
+async def test_the_same_task_enters_again_and_another_task_waits(server, clean):
     async with interlock.aio.Interlock(server.url) as locks:
         lock = locks.rlock("a")
         async with lock as outer:
@@ -127,7 +127,7 @@ async def _waiting(locks) -> bool:
 
 
 @rule(6)
-async def test_the_outer_body_is_cancelled_when_it_is_lost(server, clean):
+async def test_a_loss_cancels_the_outer_body(server, clean):
     async with interlock.aio.Interlock(server.url) as locks:
         lock = locks.rlock("a", ttl=0.9)
         with pytest.raises(LeaseLost):
@@ -143,7 +143,7 @@ async def test_the_outer_body_is_cancelled_when_it_is_lost(server, clean):
 
 @rule(7)
 async def test_the_same_owner_takes_over_with_a_new_fence(mode, clean):
-    """As after a restart: the old process may still believe in its lease, but its writes are older."""
+    """After a restart, say: the old process may still rely on its lease, but its writes have an older fence."""
     old = await mode.interlock().rlock("a", owner="shop 7").acquire()
     new = await mode.interlock().rlock("a", owner="shop 7", ttl=20).acquire(timeout=5)
     assert new.fence > old.fence
@@ -156,8 +156,8 @@ async def test_the_same_owner_takes_over_with_a_new_fence(mode, clean):
 
 
 @rule(1)
-async def test_another_one_gets_it_only_when_the_owner_taken_over_from_can_not_believe_any_more(mode):
-    """Two leases of one owner are one holder. What one of them gives back, the other may still be at work under."""
+async def test_another_owner_gets_the_rlock_only_after_a_lease_that_was_taken_over_has_run_out(mode):
+    """Two leases of one owner are one holder: after a release of one, the other may still be at work."""
     old = await mode.interlock().rlock("a", owner="shop 7", ttl=2, renew=False).acquire()
     new = await mode.interlock().rlock("a", owner="shop 7", ttl=2).acquire(timeout=5)
     waits = asyncio.ensure_future(mode.interlock().lock("a").acquire(timeout=30))
@@ -173,7 +173,7 @@ async def test_another_one_gets_it_only_when_the_owner_taken_over_from_can_not_b
 
 @rule(6)
 @pytest.mark.not_on_a_quorum
-async def test_one_that_was_taken_over_from_is_told_at_once(mode):
+async def test_a_subscribed_lease_that_was_taken_over_is_lost_at_once(mode):
     locks = mode.interlock()
     old = await locks.rlock("a", owner="shop 7").acquire()
     await until(lambda: hears(mode.session(locks)))  # it listens once it has held for a second
@@ -184,7 +184,7 @@ async def test_one_that_was_taken_over_from_is_told_at_once(mode):
 
 @rule(6)
 async def test_every_section_of_an_owner_raises_the_loss(mode):
-    """They share one lease: not only who leaves it last has lost it."""
+    """They share one lease: each of them lost it, not only the last one to leave."""
     locks = mode.interlock()
     lock = locks.rlock("a", owner="shop 7", ttl=2)
     inside, ended = [], []
@@ -211,7 +211,7 @@ async def test_every_section_of_an_owner_raises_the_loss(mode):
     assert all(isinstance(each, LeaseLost) for each in ended), ended
 
 
-async def test_another_owner_waits(mode):
+async def test_another_owner_waits_for_the_rlock(mode):
     lease = await mode.interlock().rlock("a", owner="shop 7").acquire()
     others = mode.interlock()
     for other in (
@@ -236,7 +236,7 @@ async def test_the_same_owner_in_one_client_enters_again(mode, clean):
 
 
 @pytest.mark.parametrize("owner", ["", 7, b"x", True])
-def test_bad_owners(owner):
+def test_a_bad_owner_is_refused(owner):
     with pytest.raises(ConfigError, match="owner"):
         interlock.Interlock("redis://localhost:1").rlock("a", owner=owner)
 
@@ -254,7 +254,7 @@ def test_a_child_after_fork_is_not_the_owner(locks, clean):
         lease.ensure()
 
 
-def test_nothing_stays_behind_of_many_names(locks):
+def test_many_names_leave_nothing_in_memory(locks):
     import gc
 
     for number in range(50):
@@ -267,7 +267,7 @@ def test_nothing_stays_behind_of_many_names(locks):
 
 
 @rule(3)
-async def test_a_killed_holder_that_had_it_twice_is_followed_within_its_ttl_and_a_second(mode):
+async def test_a_killed_holder_of_two_levels_is_followed_within_its_ttl_and_a_second(mode):
     lock = mode.interlock().rlock("a")
     async with processes(mode, 2) as (holder, waiter):
         old = await holder.do("twice", "a", {"ttl": 1.5}, 5)

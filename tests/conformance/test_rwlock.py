@@ -19,7 +19,7 @@ pytestmark = pytest.mark.runs_on("each server", full="every combination")
 
 
 @rule(1)
-async def test_many_readers_or_one_writer(mode, clean):
+async def test_many_readers_or_one_writer_hold_the_lock(mode, clean):
     first, second, third = (mode.interlock().rwlock("a") for _ in range(3))
     readers = [await first.read().acquire(), await second.read().acquire()]
     assert await third.write().try_acquire() is None
@@ -34,7 +34,7 @@ async def test_many_readers_or_one_writer(mode, clean):
 
 
 @rule(1)
-async def test_a_writer_that_waits_stops_new_readers_and_neighbouring_readers_enter_together(mode):
+async def test_a_waiting_writer_stops_new_readers_and_neighbouring_readers_enter_together(mode):
     """Arrival order: reader | writer | reader, reader | writer | reader."""
     locks = [mode.interlock().rwlock("a") for _ in range(6)]
     held = await locks[0].read().acquire()
@@ -65,7 +65,7 @@ async def test_a_writer_that_waits_stops_new_readers_and_neighbouring_readers_en
 
 
 @rule(3, 6)
-async def test_a_dead_reader_goes_alone(mode, clean):
+async def test_the_share_of_a_dead_reader_ends_alone(mode, clean):
     locks = mode.interlock()
     alive = await locks.rwlock("a", ttl=1.2).read().acquire()
     async with processes(mode, 1) as (dying,):
@@ -97,7 +97,7 @@ async def test_a_dead_writer_is_followed_within_its_ttl_and_a_second(mode):
     assert await lease.release()
 
 
-async def test_revoking_tells_every_holder(mode):
+async def test_a_revocation_ends_the_lease_of_every_holder(mode):
     locks = [mode.interlock() for _ in range(3)]
     leases = [await each.rwlock("a").read().acquire() for each in locks]
     assert await locks[0].rwlock("a").write().revoke("shop closes")
@@ -107,7 +107,7 @@ async def test_revoking_tells_every_holder(mode):
     assert await (await locks[0].rwlock("a").write().acquire(timeout=5)).release()
 
 
-async def test_inspect_tells_who_reads_and_who_waits_to_write(mode):
+async def test_inspect_shows_the_readers_and_the_waiting_writers(mode):
     locks = mode.interlock()
     lease = await locks.rwlock("a").read().acquire()
     writing = asyncio.ensure_future(mode.interlock().rwlock("a").write().acquire(timeout=20))
@@ -125,7 +125,7 @@ async def test_inspect_tells_who_reads_and_who_waits_to_write(mode):
 
 
 @rule(1)
-def test_a_writer_may_read_and_go_on_reading(server, clean):
+def test_a_writer_may_read_and_downgrade(server, clean):
     with interlock.Interlock(server.url) as locks, interlock.Interlock(server.url) as others:
         lock, other = locks.rwlock("a"), others.rwlock("a")
         with lock.write() as writing:
@@ -144,7 +144,7 @@ def test_a_writer_may_read_and_go_on_reading(server, clean):
             pass
 
 
-def test_giving_up_reading_first_leaves_the_writer_alone(server, clean):
+def test_releasing_the_read_lease_first_keeps_the_write_lease(server, clean):
     with interlock.Interlock(server.url) as locks, interlock.Interlock(server.url) as others:
         lock = locks.rwlock("a")
         with lock.write():
@@ -168,7 +168,7 @@ def test_upgrading_is_refused_instead_of_a_deadlock(server, clean):
             pass
 
 
-async def test_the_same_for_tasks(server, clean):
+async def test_tasks_may_downgrade_and_not_upgrade(server, clean):
     async with interlock.aio.Interlock(server.url) as locks:
         lock = locks.rwlock("a")
         async with lock.read():
@@ -191,7 +191,7 @@ async def test_the_same_for_tasks(server, clean):
 
 
 @rule(1)
-async def test_readers_and_writers_in_a_crowd(mode):
+async def test_a_crowd_of_readers_and_writers_excludes_as_it_should(mode):
     readers = writers = done = 0
 
     async def work(number: int) -> None:

@@ -62,7 +62,7 @@ async def test_the_loss_of_an_outer_section_is_not_swallowed_by_an_inner_one(mod
     assert asyncio.current_task().cancelling() == 0
 
 
-async def test_a_loss_found_by_the_body_itself_leaves_no_cancellation_behind(server, clean):
+async def test_a_loss_that_the_body_finds_itself_leaves_no_cancellation_behind(server, clean):
     async with interlock.aio.Interlock(server.url) as locks:
         with pytest.raises(LeaseLost):
             async with locks.lock("a") as lease:

@@ -80,7 +80,7 @@ def test_each_with_leaves_its_own_permit(locks):
 
 
 @rule(11)
-def test_a_thread_of_a_pool_that_has_entered_for_one_request_waits_for_it_in_the_next(locks):
+def test_a_thread_of_a_pool_that_entered_for_one_request_waits_in_the_next_request(locks):
     lock = locks.lock("a", timeout=0.2)
     with ThreadPoolExecutor(1) as pool:
         first, second = inside(lock), inside(lock)
@@ -94,7 +94,7 @@ def test_a_thread_of_a_pool_that_has_entered_for_one_request_waits_for_it_in_the
 
 
 @rule(11)
-def test_a_thread_that_is_inside_is_still_told_that_it_would_wait_for_itself(locks):
+def test_a_thread_that_would_wait_for_itself_gets_an_error(locks):
     lock = locks.lock("a", timeout=0.2)
     with lock, pytest.raises(ConfigError, match="inside it already"), lock:
         pass
@@ -116,7 +116,7 @@ def _outcome(call):
 
 
 @rule(11)
-def test_an_exit_stack_leaves_what_it_entered_in_whichever_thread(locks, clean):
+def test_an_exit_stack_leaves_its_sections_in_whichever_thread(locks, clean):
     limited = locks.semaphore("a", 2)
     first, second = contextlib.ExitStack(), contextlib.ExitStack()
     mine = elsewhere(first.enter_context, limited)
@@ -128,7 +128,7 @@ def test_an_exit_stack_leaves_what_it_entered_in_whichever_thread(locks, clean):
 
 
 @rule(6, 11)
-async def test_a_section_that_nobody_can_leave_any_more_is_given_back(server, clean):
+async def test_a_section_that_no_code_can_leave_any_more_is_released(server, clean):
     with interlock.Interlock(server.url) as locks:
         lock = locks.lock("a")
         with warnings.catch_warnings():
@@ -144,7 +144,7 @@ async def test_a_section_that_nobody_can_leave_any_more_is_given_back(server, cl
 
 
 @rule(6)
-async def test_a_lease_that_is_lost_before_its_body_leaves_nothing_to_wait_for(server, locks, clean, monkeypatch):
+async def test_a_lease_that_is_lost_before_its_body_is_released(server, locks, clean, monkeypatch):
     acquire = interlock.aio.Lock._acquire
 
     async def revoked(lock, timeout):
@@ -167,7 +167,7 @@ async def test_a_lease_that_is_lost_before_its_body_leaves_nothing_to_wait_for(s
 
 
 @rule(11)
-def test_by_hand_a_lock_is_left_in_whichever_thread(locks, clean):
+def test_without_a_with_a_lock_is_left_in_whichever_thread(locks, clean):
     lock = locks.lock("a")
     elsewhere(lock.__enter__)
     assert names(clean) == ["a"]
@@ -182,7 +182,7 @@ def test_by_hand_a_lock_is_left_in_whichever_thread(locks, clean):
 
 
 @rule(6, 11)
-async def test_by_hand_permits_that_nobody_can_tell_apart_are_an_error_that_names_the_way_out(server, clean):
+async def test_without_a_with_permits_that_cannot_be_told_apart_raise_an_error_with_the_way_out(server, clean):
     with interlock.Interlock(server.url) as locks:
         limited = locks.semaphore("a", 3, ttl=1.2)
         with warnings.catch_warnings():
@@ -201,7 +201,7 @@ async def test_by_hand_permits_that_nobody_can_tell_apart_are_an_error_that_name
 
 
 @rule(6)
-async def test_by_hand_it_is_renewed_as_long_as_something_can_leave_it(server, clean):
+async def test_without_a_with_a_lease_is_renewed_as_long_as_some_code_can_leave_it(server, clean):
     with interlock.Interlock(server.url) as locks:
         lock = locks.lock("a", ttl=1.2)
         deadline = lock.__enter__()._grant.deadline
@@ -227,7 +227,7 @@ async def yielding(lockable):
 
 @rule(11)
 @pytest.mark.parametrize("kind", ["lock", "rlock", "semaphore", "multi"])
-async def test_a_break_out_of_an_async_generator_leaves_what_it_holds(server, clean, kind):
+async def test_a_break_out_of_an_async_generator_leaves_its_section(server, clean, kind):
     failures = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
     async with interlock.aio.Interlock(server.url) as locks:
@@ -260,7 +260,7 @@ async def test_each_async_with_leaves_its_own_permit_in_whichever_task(server, c
 
 
 @rule(11)
-async def test_a_task_that_is_inside_is_still_told_that_it_would_wait_for_itself(server, clean):
+async def test_a_task_that_would_wait_for_itself_gets_an_error(server, clean):
     async with interlock.aio.Interlock(server.url) as locks:
         lock = locks.lock("a", timeout=0.2)
         async with lock:
@@ -277,7 +277,7 @@ async def test_a_task_that_is_inside_is_still_told_that_it_would_wait_for_itself
 
 
 @rule(11)
-async def test_by_hand_in_asyncio_it_is_left_in_whichever_task(server, clean):
+async def test_without_an_async_with_a_lock_is_left_in_whichever_task(server, clean):
     async with interlock.aio.Interlock(server.url) as locks:
         lock, limited = locks.lock("a"), locks.semaphore("b", 2)
         await asyncio.create_task(_awaited(lock.__aenter__))
@@ -299,7 +299,7 @@ async def _awaited(call):
 # What a `with` looks up
 
 
-def test_what_is_loaded_and_not_called_changes_nothing(locks, clean):
+def test_an_exit_that_is_read_and_not_called_changes_nothing(locks, clean):
     lock = locks.lock("a")
     kept = lock.__exit__  # as a decorator or a mock may
     with lock as lease:

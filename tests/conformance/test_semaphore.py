@@ -26,7 +26,7 @@ async def _free(limited, number: int) -> bool:
 
 
 @rule(1)
-async def test_as_many_as_the_limit_and_no_more(mode, clean):
+async def test_as_many_permits_as_the_limit_are_held_and_no_more(mode, clean):
     limited = mode.interlock().semaphore("a", 3)
     leases = [await limited.acquire() for _ in range(3)]
     assert await mode.interlock().semaphore("a", 3).try_acquire() is None
@@ -43,7 +43,7 @@ async def test_as_many_as_the_limit_and_no_more(mode, clean):
 
 @rule(1)
 async def test_permits_are_handed_over_in_the_order_of_arrival(mode):
-    """A large request at the head is not overtaken by small ones, though they would fit; and is served."""
+    """No small request overtakes a large one at the head, though the small one would fit; the large one is served."""
     limited = mode.interlock().semaphore("a", 3)
     first, second = await limited.acquire(), await limited.acquire(permits=2)
     order, tasks = [], []
@@ -67,7 +67,7 @@ async def test_permits_are_handed_over_in_the_order_of_arrival(mode):
 
 
 @rule(8)
-async def test_giving_back_twice_gives_back_once(mode):
+async def test_a_release_sent_twice_gives_back_once(mode):
     limited = mode.interlock().semaphore("a", 2)
     one, other = await limited.acquire(), await limited.acquire()
     assert await one.release()
@@ -82,7 +82,7 @@ async def test_giving_back_twice_gives_back_once(mode):
 
 
 @rule(8)
-async def test_acquire_sent_twice_is_the_same_grant(mode, clean):
+async def test_an_acquire_sent_twice_is_the_same_grant(mode, clean):
     lease = await mode.interlock().semaphore("a", 2).acquire()
     primitive = lease._grant.resource
     args = ("acquire", lease.token, 30000, 3000, 0, "nowhere", 1, *primitive.acquire_args, "")
@@ -111,7 +111,7 @@ async def test_a_lease_that_is_not_renewed_gives_its_permits_back(mode):
 
 
 @rule(3, 4)
-async def test_killed_holders_and_waiters_go_alone(mode, clean):
+async def test_the_permits_and_places_of_killed_processes_are_free_again(mode, clean):
     limited = mode.interlock().semaphore("a", 2)
     async with processes(mode, 2) as (holder, waiter):
         await holder.do("permit", "a", 2, {"ttl": 1.5}, 5)
@@ -140,7 +140,7 @@ async def test_another_limit_is_refused_and_changes_nothing(mode):
     assert await lease.release()
 
 
-async def test_the_limit_can_be_changed_while_in_use(mode):
+async def test_the_limit_can_be_changed_while_permits_are_held(mode):
     limited = mode.interlock().semaphore("a", 1)
     lease = await limited.acquire()
     raised = mode.interlock().semaphore("a", 1)
@@ -174,13 +174,13 @@ async def test_lowering_the_limit_fails_requests_that_no_longer_fit(mode):
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, "3", True, None, 1_000_001])
-async def test_bad_limits(mode, clean, limit):
+async def test_a_bad_limit_is_refused(mode, clean, limit):
     with pytest.raises(ConfigError, match="semaphore 'a': its limit must be a whole number from 1 to"):
         mode.interlock().semaphore("a", limit)
     assert not clean.keys()
 
 
-async def test_bad_permits(mode, clean):
+async def test_a_bad_number_of_permits_is_refused(mode, clean):
     limited = mode.interlock().semaphore("a", 2)
     for permits in (0, -1, 3, 1.5, "1", True, None):
         error = await outcome(limited.acquire(permits=permits))
@@ -189,7 +189,7 @@ async def test_bad_permits(mode, clean):
     assert not clean.keys()
 
 
-async def test_a_name_in_use_as_something_else(mode, clean):
+async def test_a_name_of_another_kind_is_refused(mode, clean):
     locks = mode.interlock()
     lease = await locks.semaphore("a", 2).acquire()
     for other in (locks.lock("a"), locks.rwlock("a").read(), locks.rlock("a")):
@@ -202,7 +202,7 @@ async def test_a_name_in_use_as_something_else(mode, clean):
     assert await held.release()
 
 
-async def test_inspect_and_revoke(mode):
+async def test_inspect_shows_the_holders_and_revoke_ends_one(mode):
     told = []
     limited = mode.interlock().semaphore("a", 3, on_lost=told.append)
     lease = await limited.acquire(permits=2)
@@ -225,7 +225,7 @@ async def test_inspect_and_revoke(mode):
     assert not await limited.revoke("nobody has it")
 
 
-async def test_execute_under_a_permit(mode, clean):
+async def test_execute_runs_a_command_only_while_the_permit_is_alive(mode, clean):
     lease = await mode.interlock().semaphore("a", 1).acquire()
     assert await lease.execute("SET", "users:{lock:a}1", "x", keys=["users:{lock:a}1"]) == b"OK"
     clean.delete("lock:a")
@@ -236,7 +236,7 @@ async def test_execute_under_a_permit(mode, clean):
 
 
 @rule(1)
-async def test_a_crowd_under_a_limit(mode):
+async def test_a_crowd_never_holds_more_than_the_limit(mode):
     inside = most = done = 0
 
     async def work(locks) -> None:

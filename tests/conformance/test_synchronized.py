@@ -48,7 +48,7 @@ class Both:
 
 @rule(1)
 @pytest.mark.runs_on("each server", full="every combination")
-async def test_the_name_is_made_of_the_arguments(mode):
+async def test_the_name_is_formatted_from_the_arguments(mode):
     call = Both(mode, "report:{user_id}").looking("report:7", "report:8", "report:x")
     assert await call() == ["report:7"]
     assert await call(8) == ["report:8"]
@@ -60,7 +60,7 @@ async def test_the_name_is_made_of_the_arguments(mode):
     assert await tagged(5) == ["stock:{5}"]
 
 
-async def test_methods(mode):
+async def test_methods_and_attributes_can_name_the_lock(mode):
     locks = mode.interlock()
     real = getattr(locks, "_real", locks)
     if mode.name == "threads":
@@ -106,7 +106,7 @@ async def test_a_missing_argument_is_an_error_at_the_call_that_names_it(mode):
 
 @rule(1)
 @pytest.mark.runs_on("each server", full="every combination")
-async def test_when_it_is_busy_wait_raise_or_skip(mode):
+async def test_a_call_of_a_busy_name_waits_raises_or_skips(mode):
     locks = mode.interlock()
     held = await locks.lock("a").acquire()
     assert isinstance(await outcome(Both(mode, "a", timeout=0.1).looking()()), AcquireTimeout)
@@ -122,7 +122,7 @@ async def test_when_it_is_busy_wait_raise_or_skip(mode):
 
 
 async def test_a_call_inside_a_call_goes_on(mode):
-    """As Java's synchronized does: a thread or task never waits for itself."""
+    """A thread or task never waits for itself, as with synchronized in Java."""
     locks = mode.interlock()
     real = getattr(locks, "_real", locks)
     if mode.name == "threads":
@@ -142,7 +142,7 @@ async def test_a_call_inside_a_call_goes_on(mode):
     assert not (await locks.lock("tree:x").inspect()).held
 
 
-async def test_what_the_function_raises_is_raised_and_the_lock_is_free(mode):
+async def test_an_error_of_the_function_is_raised_and_the_lock_is_free(mode):
     both = Both(mode, "a")
     if mode.name == "threads":
 
@@ -165,7 +165,7 @@ async def test_what_the_function_raises_is_raised_and_the_lock_is_free(mode):
     assert not (await both.locks.lock("a").inspect()).held
 
 
-def test_bad_input(mode):
+def test_bad_templates_and_options_are_refused(mode):
     locks = mode.interlock()
     real = getattr(locks, "_real", locks)
 

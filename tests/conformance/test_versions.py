@@ -196,14 +196,14 @@ def test_each_version_reads_why_the_other_revoked(sides, watcher, kind, first):
 
 
 @both_ways
-def test_a_limit_is_the_same_for_both(sides, first):
+def test_both_versions_keep_to_one_limit(sides, first):
     one, other = ordered(sides, first)
     assert [one.limit("a", 3).result(20), other.limit("a").result(20)] == [3, 3]
 
 
 @rule(3)
 @both_ways
-def test_a_latch_opens_for_both(sides, watcher, first):
+def test_a_latch_opens_for_both_versions(sides, watcher, first):
     one, other = ordered(sides, first)
     for name, waiting, working in (("a", one, other), ("b", other, one)):
         through = waiting.opened(name)
@@ -214,7 +214,7 @@ def test_a_latch_opens_for_both(sides, watcher, first):
 
 @rule(3)
 @both_ways
-def test_both_meet_at_a_barrier_again_and_again(sides, watcher, first):
+def test_both_versions_meet_at_a_barrier_round_after_round(sides, watcher, first):
     one, other = ordered(sides, first)
     for _ in range(3):
         early = one.arrives("a")
@@ -225,7 +225,7 @@ def test_both_meet_at_a_barrier_again_and_again(sides, watcher, first):
 
 @rule(8)
 @both_ways
-def test_what_one_version_ran_the_other_skips(sides, first):
+def test_each_version_skips_a_job_that_the_other_ran(sides, first):
     one, other = ordered(sides, first)
     done = one.runs("a").result(20)
     assert done["ran"]

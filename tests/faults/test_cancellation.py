@@ -70,7 +70,7 @@ async def test_a_nested_section_is_cancelled_once_and_every_level_sees_the_loss(
 
 
 @rule(6)
-async def test_only_the_innermost_level_that_is_left_is_cancelled(server, clean):
+async def test_a_loss_cancels_only_the_innermost_level(server, clean):
     async with interlock.aio.Interlock(server.url) as locks:
         lock = locks.rlock("a")
         with pytest.raises(LeaseLost):
@@ -98,8 +98,8 @@ async def test_an_inner_level_that_swallows_the_cancellation_raises_the_loss(ser
 
 
 @rule(6)
-async def test_all_tasks_of_an_owner_are_cancelled(server, clean):
-    """They have one lease, and each its own body."""
+async def test_a_loss_cancels_all_tasks_of_an_owner(server, clean):
+    """They share one lease, and each task has a body of its own."""
     async with interlock.aio.Interlock(server.url) as locks:
         lock = locks.rlock("a", owner="shop 7")
         inside: list = []
@@ -146,8 +146,8 @@ async def test_a_task_that_ended_before_the_loss_is_not_cancelled_in_its_next_se
 
 
 @rule(6)
-async def test_two_leases_lost_at_once_are_one_cancellation_each(server, clean):
-    """As in an outage: the outer section raises LeaseLost, and the inner one's is not lost."""
+async def test_two_leases_that_are_lost_at_once_cancel_each_body_once(server, clean):
+    """In an outage, say: the outer section raises LeaseLost, and the LeaseLost of the inner one is not swallowed."""
     async with interlock.aio.Interlock(server.url) as locks:
         with pytest.raises(LeaseLost, match="'a'"):
             async with locks.lock("a") as a, locks.lock("b") as b:
@@ -165,8 +165,8 @@ async def test_two_leases_lost_at_once_are_one_cancellation_each(server, clean):
 
 
 @rule(8)
-async def test_a_loss_while_an_inner_section_is_left_gives_back_both(server, clean, proxy):
-    """The cancellation meets the release of the inner one, which goes on in the background."""
+async def test_a_loss_during_the_release_of_an_inner_section_releases_both(server, clean, proxy):
+    """The cancellation interrupts the release of the inner section, which goes on in the background."""
     async with interlock.aio.Interlock(proxy.url) as locks:
         with pytest.raises(LeaseLost, match="'a'"):
             async with locks.lock("a") as a, locks.lock("b"):
@@ -178,7 +178,7 @@ async def test_a_loss_while_an_inner_section_is_left_gives_back_both(server, cle
 
 
 @rule(8)
-async def test_a_multi_entered_again_is_left_as_often(server, clean):
+async def test_a_multi_lock_of_rlocks_is_left_as_often_as_it_was_entered(server, clean):
     async with interlock.aio.Interlock(server.url) as locks:
         multi = locks.multi(locks.rlock("a"), locks.rlock("b"))
         async with multi:
@@ -448,7 +448,7 @@ class Case:
 
 @rule(6, 8)
 @pytest.mark.parametrize("kind", LOCKS)
-async def test_whatever_else_cancels_the_lease_is_given_back_and_nothing_is_swallowed(server, clean, kind):
+async def test_with_any_other_cancellation_the_lease_is_released_and_no_error_is_swallowed(server, clean, kind):
     async with interlock.aio.Interlock(server.url) as locks:
         ways = itertools.product(BODIES, WHENS, WAYS, (True, False))
         cases = [
@@ -493,8 +493,8 @@ async def leads_and_cleans_up(lease):
 
 @rule(6, 8)
 @pytest.mark.parametrize("first", ["stop", "resign", "lose"])
-async def test_run_ends_whatever_comes_together(server, clean, first):
-    """Two of: it is stopped, it resigns, its lease is lost, its task is cancelled, its time is over."""
+async def test_run_ends_with_any_two_reasons_at_once(server, clean, first):
+    """Two of: stop is set, the work resigns, the lease is lost, the task is cancelled, a timeout ends."""
     wrong = []
 
     async def play(locks, number: int, work, second: str, turns: int) -> None:

@@ -48,7 +48,7 @@ async def test_connections_that_a_firewall_forgot_cost_no_lease(mode, clean, pro
 
 
 @rule(8)
-async def test_a_clients_long_socket_timeout_makes_no_call_longer(mode, proxy):
+async def test_a_long_socket_timeout_of_the_users_client_makes_no_call_longer(mode, proxy):
     locks = mode.interlock(f"{proxy.url}?socket_timeout=60")
     lease = await locks.lock("warm").acquire()
     proxy.hold = True
@@ -79,7 +79,7 @@ async def test_a_server_that_became_a_replica_is_left_for_the_new_primary(mode, 
 
 
 @rule(3)
-async def test_a_subscription_that_was_refused_for_a_moment_is_asked_for_again(mode, node, client, caplog):
+async def test_a_subscription_that_was_refused_once_is_tried_again(mode, node, client, caplog):
     locks, others = mode.interlock(node.url), mode.interlock(node.url)
     lease = await locks.lock("a").acquire()
     session = mode.session(others)
@@ -110,7 +110,7 @@ def _is_busy(client) -> bool:
     return False
 
 
-async def test_a_listener_that_is_thrown_out_at_once_does_not_spin(mode, node, client):
+async def test_a_subscription_that_the_server_always_ends_does_not_spin(mode, node, client):
     client.config_set("client-output-buffer-limit", "pubsub 1 0 0")
     locks = mode.interlock(node.url)
     lease = await locks.lock("a").acquire()
@@ -135,7 +135,7 @@ async def test_a_timeout_bounds_the_handshake_on_a_slow_line(mode, proxy):
         assert time.monotonic() - started < 0.5 + 0.4
 
 
-async def test_the_greeting_is_one_write_and_its_refusal_is_told(mode, clean, proxy):
+async def test_the_handshake_is_one_write_and_its_refusal_is_raised(mode, clean, proxy):
     locks = mode.interlock(f"{proxy.url}?db=2&client_name=shop")
     lease = await locks.lock("a").acquire()
     assert "shop" in {each["name"] for each in clean.client_list()}
@@ -161,7 +161,7 @@ class Sealed(redis.CredentialProvider):
         return self.get_credentials()
 
 
-async def test_a_credential_provider_that_fails_is_a_server_that_cannot_be_reached(mode, node, client):
+async def test_a_credential_provider_that_fails_is_quoted_in_the_error(mode, node, client):
     vault = Sealed()
     library = redis if mode.name == "threads" else redis.asyncio
     given = library.Redis(unix_socket_path=str(node.socket), credential_provider=vault)

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
 
 
 @rule(6, 8)
-async def test_when_all_tasks_are_cancelled_the_next_one_is_kept_alive_all_the_same(server, clean):
-    """The usual recipe of a graceful shutdown cancels our keeper, too."""
+async def test_leases_are_renewed_after_a_program_cancelled_all_tasks_of_the_loop(server, clean):
+    """The usual recipe of a graceful shutdown cancels the background tasks of interlock, too."""
     async with interlock.aio.Interlock(server.url) as locks:
         first = await locks.lock("a", ttl=0.9).acquire()
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
@@ -40,7 +40,7 @@ async def test_when_all_tasks_are_cancelled_the_next_one_is_kept_alive_all_the_s
 
 
 @rule(8)
-def test_what_a_loop_left_to_be_undone_the_next_one_undoes(server, clean):
+def test_an_undo_that_a_closed_loop_left_goes_on_in_the_next_loop(server, clean):
     with Proxy(server.socket) as proxy:
         through = interlock.aio.Interlock(proxy.url)
 
@@ -82,7 +82,7 @@ def test_eager_tasks_survive_a_first_connection_that_fails(tmp_path, server):
     asyncio.run(main())
 
 
-def test_closing_is_whole_even_if_the_goodbye_fails(server, clean, monkeypatch):
+def test_close_closes_everything_even_if_the_release_of_leases_fails(server, clean, monkeypatch):
     locks = interlock.Interlock(server.url)
     lease = locks.lock("a").acquire()
 

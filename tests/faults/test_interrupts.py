@@ -197,8 +197,8 @@ def test_an_interrupt_at_any_step_neither_holds_the_lock_nor_keeps_its_own_threa
 
 
 @rule(6, 8)
-async def test_what_an_interrupt_leaves_in_nobodys_hands_is_not_renewed(server, clean):
-    """Between the return of `acquire()` and the `with`, or the `try`, nobody but Python could give it back."""
+async def test_a_lease_that_an_interrupt_left_unreachable_is_not_renewed(server, clean):
+    """Between the return of `acquire()` and the `with`, or the `try`, only Python's finalizers can release it."""
     with interlock.Interlock(server.url) as locks:
         locks.lock("warm").acquire().release()
         at, done = 0, False
@@ -250,7 +250,7 @@ async def _nothing(*_) -> None: ...
 
 
 @rule(8)
-async def test_a_section_that_an_interrupt_left_is_given_back_before_any_garbage_is_collected(server, clean):
+async def test_a_section_that_an_interrupt_left_is_released_before_any_garbage_collection(server, clean):
     """The task has ended, and its error refers to its frames: the lease must not refer to the task."""
     leaving = Section.leave.__code__
 
@@ -272,8 +272,8 @@ async def test_a_section_that_an_interrupt_left_is_given_back_before_any_garbage
 
 
 @rule(8)
-async def test_a_lease_that_is_left_while_the_server_is_asked_about_it_is_given_back(server, clean):
-    """The keeper that takes up what finalizers leave is not woken by them."""
+async def test_a_lease_that_becomes_unreachable_during_a_renewal_is_released(server, clean):
+    """Finalizers do not wake the worker that takes up the leases which they leave."""
     async with interlock.aio.Interlock(server.url) as locks:
         port, asked, answer = locks._session.server, asyncio.Event(), asyncio.Event()
         calls = port.call_many
@@ -295,8 +295,8 @@ async def test_a_lease_that_is_left_while_the_server_is_asked_about_it_is_given_
 
 
 @rule(8)
-async def test_an_interrupt_in_the_connection_gives_nobody_the_reply_to_another(server, clean):
-    """Commands and replies are matched by their order: so a signal handler that raises there ends the connection."""
+async def test_after_an_interrupt_in_a_connection_no_command_gets_the_reply_to_another(server, clean):
+    """Replies are matched to commands by their order, so a signal handler that raises there ends the connection."""
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     async with interlock.aio.Interlock(server.url) as locks:
         at, done = 0, False
@@ -322,8 +322,8 @@ def half_way(frame, event) -> bool:
 
 
 @rule(8)
-async def test_an_interrupt_while_it_waits_in_the_queue_leaves_no_waiter_and_no_grant(server, clean):
-    """At the steps after a handover, that is: the lock is released as soon as somebody waits."""
+async def test_an_interrupt_of_a_waiter_leaves_no_waiter_and_no_grant(server, clean):
+    """At the steps after a handover: the test releases the lock as soon as somebody waits."""
     with interlock.Interlock(server.url) as holder, interlock.Interlock(server.url) as locks:
         at, done = 0, False
         while not done:
@@ -349,7 +349,7 @@ async def test_an_interrupt_while_it_waits_in_the_queue_leaves_no_waiter_and_no_
 
 @rule(8, 11)
 @pytest.mark.parametrize("mode_name", ["threads", "asyncio"])
-def test_signals_at_random_moments_leave_nothing(server, clean, mode_name):
+def test_signals_at_random_moments_leave_nothing_held(server, clean, mode_name):
     """A few of them; `scripts/fuzz_signals` sends thousands."""
     command = [sys.executable, str(PROGRAMS / "interrupted.py"), server.url]
     command += ["--mode", mode_name, "--interrupts", "150"]
@@ -360,7 +360,7 @@ def test_signals_at_random_moments_leave_nothing(server, clean, mode_name):
 @rule(8, 11)
 @pytest.mark.parametrize("started", [False, True], ids=["before it begins", "after it began"])
 @pytest.mark.parametrize("name", ["interlock-keeper", "interlock-listener"])
-async def test_an_interrupt_while_a_thread_is_started_leaves_neither_none_nor_two(
+async def test_an_interrupt_while_a_background_thread_starts_leaves_exactly_one(
     server, clean, monkeypatch, name, started
 ):
     start, interrupted = threading.Thread.start, []
@@ -393,8 +393,8 @@ async def test_an_interrupt_while_a_thread_is_started_leaves_neither_none_nor_tw
 
 
 @pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
-def test_a_signal_handler_that_raises_does_not_end_the_interpreter(server, clean):
-    """hiredis calls back into Python for a number; a handler that raised there was a segmentation fault."""
+def test_a_signal_handler_that_raises_does_not_crash_the_interpreter(server, clean):
+    """hiredis calls back into Python to pack a number; a handler that raised there was a segmentation fault."""
     code = """
 import signal, sys, interlock
 class Stop(Exception): pass
@@ -424,7 +424,7 @@ print("OK")
 
 @pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
 @rule(8)
-def test_nothing_but_text_is_given_to_the_packer(kit_less_interlock, monkeypatch):
+def test_the_packer_of_hiredis_gets_nothing_but_text(kit_less_interlock, monkeypatch):
     from interlock._transports import resp
 
     real, seen = resp.pack, []

@@ -21,8 +21,8 @@ def nothing_of(clean, name: str = "a") -> bool:
 
 
 @rule(8)
-async def test_a_lost_reply_to_acquire_is_the_same_grant(mode, clean, proxy):
-    """The recipe that asks SET NX again waits for itself."""
+async def test_an_acquire_whose_reply_is_lost_gets_the_same_grant(mode, clean, proxy):
+    """A recipe that sends SET NX again would wait for itself."""
     locks = mode.interlock(f"{proxy.url}?socket_timeout=0.3")
     await (await locks.lock("warm").acquire()).release()
     proxy.drop_replies = True
@@ -37,7 +37,7 @@ async def test_a_lost_reply_to_acquire_is_the_same_grant(mode, clean, proxy):
 
 
 @rule(8)
-async def test_a_lost_reply_to_release_is_one_release(mode, clean, proxy):
+async def test_a_release_whose_reply_is_lost_is_one_release(mode, clean, proxy):
     locks = mode.interlock(f"{proxy.url}?socket_timeout=0.3")
     lease = await locks.lock("a").acquire()
     proxy.drop_replies = True
@@ -49,7 +49,7 @@ async def test_a_lost_reply_to_release_is_one_release(mode, clean, proxy):
 
 
 @rule(8)
-async def test_a_late_copy_of_an_acquire_takes_nothing(mode, clean, proxy):
+async def test_a_late_copy_of_an_acquire_acquires_nothing(mode, clean, proxy):
     locks = mode.interlock(f"{proxy.url}?socket_timeout=0.2")
     await (await locks.lock("warm").acquire()).release()
     proxy.drop_replies = True
@@ -82,7 +82,7 @@ async def test_a_timeout_bounds_the_whole_call_even_if_the_server_is_silent(mode
 
 
 @rule(8)
-async def test_a_timeout_bounds_connecting_too(mode, proxy):
+async def test_a_timeout_bounds_the_connection_too(mode, proxy):
     proxy.hold = True
     started = time.monotonic()
     error = await outcome(mode.interlock(proxy.url).lock("a").acquire(timeout=0.5))
@@ -92,7 +92,7 @@ async def test_a_timeout_bounds_connecting_too(mode, proxy):
 
 
 @rule(8)
-async def test_a_server_that_is_away_is_unavailable_in_bounded_time(mode, tmp_path):
+async def test_a_server_that_refuses_connections_raises_unavailable_in_bounded_time(mode, tmp_path):
     locks = mode.interlock(f"unix://{tmp_path}/nobody")
     started = time.monotonic()
     error = await outcome(locks.lock("a").acquire())
@@ -111,7 +111,9 @@ CUTS = [0, 1, 40, 10_000]  # bytes that still go through: none, one, some, all
 @pytest.mark.parametrize("size", CUTS)
 @pytest.mark.parametrize("which", ["cut_request", "cut_reply"])
 @pytest.mark.parametrize("contended", [False, True], ids=["free", "queued"])
-async def test_a_line_that_is_cut_in_the_middle_of_acquire_changes_nothing(mode, clean, proxy, which, size, contended):
+async def test_a_connection_that_is_cut_after_any_byte_of_an_acquire_changes_nothing(
+    mode, clean, proxy, which, size, contended
+):
     holder, locks = mode.interlock(), mode.interlock(proxy.url)
     await (await locks.lock("warm").acquire()).release()
     held = await holder.lock("a").acquire() if contended else None
@@ -134,7 +136,9 @@ async def test_a_line_that_is_cut_in_the_middle_of_acquire_changes_nothing(mode,
 @pytest.mark.parametrize("size", CUTS)
 @pytest.mark.parametrize("which", ["cut_request", "cut_reply"])
 @pytest.mark.parametrize("contended", [False, True], ids=["free", "queued"])
-async def test_a_line_that_is_cut_in_the_middle_of_release_changes_nothing(mode, clean, proxy, which, size, contended):
+async def test_a_connection_that_is_cut_after_any_byte_of_a_release_changes_nothing(
+    mode, clean, proxy, which, size, contended
+):
     locks = mode.interlock(proxy.url)
     lease = await locks.lock("a").acquire()
     waiting = []
@@ -154,7 +158,7 @@ async def test_a_line_that_is_cut_in_the_middle_of_release_changes_nothing(mode,
 
 
 @rule(3)
-async def test_a_cut_connection_in_the_queue_keeps_the_place(mode, clean, proxy):
+async def test_a_waiter_whose_connection_is_cut_keeps_its_place_in_the_queue(mode, clean, proxy):
     locks, others = mode.interlock(), mode.interlock(proxy.url)
     lease = await locks.lock("a").acquire()
     waiting = asyncio.ensure_future(others.lock("a").acquire())
@@ -170,7 +174,7 @@ async def test_a_cut_connection_in_the_queue_keeps_the_place(mode, clean, proxy)
 
 
 @rule(6)
-async def test_jeopardy_while_the_server_is_silent_and_held_again_after(mode, clean, proxy):
+async def test_a_lease_is_in_jeopardy_while_the_server_is_silent_and_held_again_afterwards(mode, clean, proxy):
     lease = await mode.interlock(proxy.url).lock("a", ttl=3).acquire()
     proxy.hold = True
     await until(lambda: lease.state is LeaseState.JEOPARDY)
@@ -181,7 +185,7 @@ async def test_jeopardy_while_the_server_is_silent_and_held_again_after(mode, cl
 
 
 @rule(6)
-async def test_a_partition_longer_than_the_ttl_is_a_loss_that_is_told(mode, clean, proxy):
+async def test_a_partition_that_lasts_longer_than_the_ttl_is_reported_as_a_loss(mode, clean, proxy):
     locks = mode.interlock(proxy.url)
     lease = await locks.lock("a", ttl=0.9).acquire()
     proxy.hold = True
@@ -196,7 +200,7 @@ async def test_a_partition_longer_than_the_ttl_is_a_loss_that_is_told(mode, clea
     assert await mine.release()
 
 
-async def test_leaving_a_good_section_while_the_server_is_away_does_not_fail_it(mode, clean, proxy):
+async def test_leaving_a_section_while_the_server_is_away_raises_nothing(mode, clean, proxy):
     locks = mode.interlock(proxy.url)
     async with await locks.lock("a", ttl=2).acquire():
         proxy.refuse = True
@@ -234,7 +238,7 @@ async def test_scripts_are_sent_again_when_the_server_forgot_them(mode, clean):
     assert await lease.release()
 
 
-async def test_out_of_memory_releases_all_the_same(mode, clean):
+async def test_a_server_that_is_out_of_memory_still_releases(mode, clean):
     locks = mode.interlock()
     lease = await locks.lock("a").acquire()
     waiting = asyncio.ensure_future(outcome(locks.lock("a").acquire()))
@@ -306,7 +310,7 @@ def _task_name() -> str:
 @rule(8)
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("contended", [False, True])
-async def test_an_interrupt_at_every_step_leaves_nothing(mode, clean, contended, after):
+async def test_an_interrupt_at_any_step_leaves_nothing(mode, clean, contended, after):
     holder, locks = mode.interlock(), mode.interlock()
     await (await locks.lock("warm").acquire()).release()
     port = mode.session(locks).server
@@ -332,7 +336,7 @@ async def _section(locks):
 
 @rule(8)
 @pytest.mark.parametrize("contended", [False, True])
-async def test_a_cancellation_at_every_await_leaves_nothing(mode, clean, contended):
+async def test_a_cancellation_at_any_await_leaves_nothing(mode, clean, contended):
     if mode.name == "threads":
         pytest.skip("threads are interrupted, not cancelled")
     holder, locks = mode.interlock(), mode.interlock()
@@ -383,7 +387,7 @@ class CancelAt:
 
 
 @rule(8)
-async def test_a_timeout_at_every_message_leaves_nothing(mode, clean, proxy):
+async def test_a_timeout_at_any_message_leaves_nothing(mode, clean, proxy):
     """The network goes silent after the n-th request."""
     holder = mode.interlock()
     for at in range(1, 6):
@@ -409,7 +413,7 @@ async def _hold_after(proxy, requests: int) -> None:
     proxy.hold = True
 
 
-async def test_closing_is_bounded_while_the_server_is_silent(mode, proxy, clean):
+async def test_close_takes_bounded_time_while_the_server_is_silent(mode, proxy, clean):
     locks = mode.interlock(proxy.url)
     lease = await locks.lock("a", ttl=2).acquire()
     proxy.hold = True
@@ -423,7 +427,7 @@ async def test_closing_is_bounded_while_the_server_is_silent(mode, proxy, clean)
 
 
 @rule(8)
-async def test_a_lost_reply_to_release_is_no_loss_even_if_others_released_since(mode, clean, proxy):
+async def test_a_release_whose_reply_is_lost_is_no_loss_even_if_others_released_since(mode, clean, proxy):
     locks = mode.interlock(f"{proxy.url}?socket_timeout=0.5")
     lease = await locks.lock("a").acquire()
     proxy.drop_replies = True

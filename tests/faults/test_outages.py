@@ -69,7 +69,7 @@ class Crowd:
 
 
 @rule(6, 7)
-async def test_a_server_that_comes_back_empty_is_a_loss_that_is_told_and_fences_grow(mode, node, client):
+async def test_after_a_restart_of_an_empty_server_the_loss_is_reported_and_fences_grow(mode, node, client):
     locks = mode.interlock(node.url, max_ttl=3)  # for so long nobody gets it then
     lease = await locks.lock("a", ttl=3).acquire()
     waiting = asyncio.ensure_future(mode.interlock(node.url, max_ttl=3).lock("a").acquire(timeout=30))
@@ -88,7 +88,7 @@ async def test_a_server_that_comes_back_empty_is_a_loss_that_is_told_and_fences_
 
 
 @rule(6, 9)
-async def test_a_server_that_comes_back_from_its_aof_keeps_holder_waiters_and_their_order(mode, server_pool, cell):
+async def test_a_server_that_restarts_from_its_aof_keeps_holder_waiters_and_their_order(mode, server_pool, cell):
     with server_pool.spare(cell.kind, config=DURABLE) as node, redis.Redis.from_url(node.url) as client:
         holder = mode.interlock(node.url, max_ttl=8)
         lease = await holder.lock("a", ttl=8).acquire()
@@ -124,8 +124,8 @@ def _heard(client, channels) -> bool:
 
 
 @rule(1)
-async def test_a_waiter_that_lost_its_connection_is_passed_over_and_keeps_its_place(mode, node, client):
-    """Nobody waits for one that can't be woken; nor does it go to the end of the queue for that."""
+async def test_a_waiter_without_a_connection_is_skipped_and_keeps_its_place_in_the_queue(mode, node, client):
+    """Nobody waits for a waiter that cannot be woken; nor does that waiter go to the end of the queue."""
     locks, other = mode.interlock(node.url), mode.interlock(node.url)
     with Proxy(node.socket) as proxy:
         cut = mode.interlock(proxy.url)
@@ -157,7 +157,7 @@ async def test_a_waiter_that_lost_its_connection_is_passed_over_and_keeps_its_pl
 
 @rule(6)
 async def test_a_lease_outlives_a_restart_from_the_aof(mode, server_pool, cell):
-    """Renewals fail while the server is away, which is no loss, and go on when it is back."""
+    """Renewals fail while the server is away, which is no loss, and go on after the restart."""
     with server_pool.spare(cell.kind, config=DURABLE) as node:
         lease = await mode.interlock(node.url).lock("a", ttl=8).acquire()
         node.kill()
@@ -185,7 +185,7 @@ async def test_a_crowd_outlives_crashes_of_a_durable_server(mode, server_pool, c
 
 @rule(1, 7, 10)
 async def test_a_crowd_outlives_crashes_of_a_server_that_forgets(mode, node):
-    """A server without a disk loses who held: nobody is let in beside them, and fences only grow."""
+    """A server without a disk forgets the holder: it grants the lock to nobody meanwhile, and fences only grow."""
     crowd = Crowd(mode, node.url)
     for _ in range(3):
         await crowd.more()
@@ -202,7 +202,7 @@ async def test_a_crowd_outlives_crashes_of_a_server_that_forgets(mode, node):
 
 
 @rule(6)
-async def test_a_server_that_stops_for_less_than_the_ttl_costs_nothing(mode, node, client):
+async def test_a_server_that_is_stopped_for_less_than_the_ttl_costs_no_lease(mode, node, client):
     locks = mode.interlock(node.url)
     lease = await locks.lock("a", ttl=8).acquire()
     waiting = asyncio.ensure_future(mode.interlock(node.url).lock("a").acquire(timeout=30))
@@ -220,7 +220,7 @@ async def test_a_server_that_stops_for_less_than_the_ttl_costs_nothing(mode, nod
 
 
 @rule(5, 6)
-async def test_a_server_that_stops_for_longer_than_the_ttl_is_a_loss_that_is_told_meanwhile(mode, node, client):
+async def test_a_server_that_is_stopped_for_longer_than_the_ttl_is_reported_as_a_loss_meanwhile(mode, node, client):
     locks = mode.interlock(node.url)
     lease = await locks.lock("a", ttl=0.9).acquire()
     node.pause()
@@ -255,7 +255,7 @@ async def test_a_timeout_bounds_the_call_while_the_server_is_stopped_and_leaves_
 
 
 @rule(8)
-async def test_a_release_while_the_server_is_stopped_is_made_up_for(mode, node, client):
+async def test_a_release_while_the_server_is_stopped_reaches_it_afterwards(mode, node, client):
     lease = await mode.interlock(node.url).lock("a", ttl=20).acquire()
     node.pause()
     try:
@@ -290,7 +290,7 @@ async def test_an_undo_goes_on_for_as_long_as_the_lease_was_extended(mode, clean
 
 
 @rule(6, 7)
-async def test_flushall_is_a_loss_that_is_told_and_waiters_queue_again(mode, node, client):
+async def test_after_flushall_the_loss_is_reported_and_waiters_queue_again(mode, node, client):
     locks = mode.interlock(node.url)
     lease = await locks.lock("a", ttl=4).acquire()
     waiting = [asyncio.ensure_future(mode.interlock(node.url).lock("a").acquire(timeout=30)) for _ in range(4)]
@@ -308,7 +308,7 @@ async def test_flushall_is_a_loss_that_is_told_and_waiters_queue_again(mode, nod
 
 
 @rule(1, 9)
-async def test_a_crowd_does_not_notice_that_scripts_are_forgotten(mode, node, client):
+async def test_script_flush_disturbs_no_client_of_a_crowd(mode, node, client):
     crowd = Crowd(mode, node.url)
     for _ in range(20):
         client.script_flush()
@@ -319,7 +319,7 @@ async def test_a_crowd_does_not_notice_that_scripts_are_forgotten(mode, node, cl
 
 
 @rule(6, 7)
-async def test_an_evicted_lock_is_a_loss_that_is_told_and_fences_grow(mode, server_pool, cell):
+async def test_after_an_eviction_of_the_lock_the_loss_is_reported_and_fences_grow(mode, server_pool, cell):
     limits = {"maxmemory": "4mb", "maxmemory-policy": "allkeys-random"}
     with server_pool.spare(cell.kind, config=limits) as node, redis.Redis.from_url(node.url) as client:
         locks = mode.interlock(node.url)
@@ -350,7 +350,7 @@ async def test_an_evicted_lock_is_a_loss_that_is_told_and_fences_grow(mode, serv
 
 
 @rule(1, 3, 8)
-async def test_a_crowd_outlives_the_end_of_all_connections(mode, node, client):
+async def test_a_crowd_outlives_a_kill_of_all_connections(mode, node, client):
     crowd = Crowd(mode, node.url)
     for _ in range(15):
         for kind in ("normal", "pubsub"):
@@ -363,7 +363,7 @@ async def test_a_crowd_outlives_the_end_of_all_connections(mode, node, client):
 
 
 @rule(6)
-async def test_client_pause_delays_and_loses_nothing(mode, node, client):
+async def test_client_pause_delays_messages_and_loses_no_lease(mode, node, client):
     locks = mode.interlock(node.url)
     lease = await locks.lock("a", ttl=4).acquire()
     waiting = asyncio.ensure_future(mode.interlock(node.url).lock("a").acquire(timeout=30))
@@ -403,8 +403,8 @@ async def shift(node, seconds: float) -> None:
 
 @rule(5, 7)
 @pytest.mark.parametrize("seconds", [60, -600])
-async def test_a_server_clock_that_is_set_costs_leases_at_most_and_fences_grow(mode, shifting, seconds):
-    """Set forward, it ends leases early (outside the promise, and told); set back, nothing is lost."""
+async def test_after_the_servers_clock_is_set_leases_may_end_early_and_fences_grow(mode, shifting, seconds):
+    """Set forward, leases end early (outside the promise, and reported); set back, no lease is lost."""
     locks = mode.interlock(shifting.url)
     lease = await locks.lock("a", ttl=6).acquire()
     waiting = [asyncio.ensure_future(mode.interlock(shifting.url).lock("a").acquire(timeout=30)) for _ in range(3)]
@@ -431,8 +431,8 @@ async def test_a_server_clock_that_is_set_costs_leases_at_most_and_fences_grow(m
 
 @rule(7)
 @pytest.mark.parametrize("kind", ["lock", "election", "semaphore"])
-async def test_a_quarantine_that_is_ended_by_hand_after_the_clock_was_set_back_keeps_the_fence(mode, shifting, kind):
-    """The restarted server is an hour behind the fence. The record must outlive that hour, though nobody comes."""
+async def test_a_quarantine_that_revoke_ended_after_the_clock_was_set_back_keeps_the_fence(mode, shifting, kind):
+    """The restarted server is an hour behind the fence. The record must outlive that hour, even if nobody acquires."""
 
     def made(locks):
         return locks.semaphore("a", 1) if kind == "semaphore" else getattr(locks, kind)("a")
@@ -453,7 +453,7 @@ async def test_a_quarantine_that_is_ended_by_hand_after_the_clock_was_set_back_k
 
 @rule(4, 5)
 async def test_a_dead_waiter_is_skipped_even_if_the_clock_was_set_back(mode, shifting):
-    """Its last heartbeat then seems to lie ten minutes ahead; that its subscription is gone tells."""
+    """Its last heartbeat then seems to lie ten minutes ahead; the end of its subscription shows that it is dead."""
     locks = mode.interlock(shifting.url)
     async with processes(mode, 1, shifting.url) as (dying,):
         lease = await locks.lock("a").acquire()

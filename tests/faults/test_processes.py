@@ -36,7 +36,7 @@ async def test_a_killed_holder_is_followed_within_its_ttl_and_a_second(mode):
 
 @rule(3)
 async def test_a_holder_that_is_killed_while_it_releases_leaves_a_free_lock(mode, clean, server):
-    """Its request went out, or did not; nobody saw the reply."""
+    """Its request was sent, or not; nobody read the reply."""
     locks = mode.interlock()
     for applied in (True, False):
         with Proxy(server.socket) as proxy:
@@ -61,7 +61,7 @@ async def test_a_holder_that_is_killed_while_it_releases_leaves_a_free_lock(mode
 
 @rule(3, 8)
 async def test_a_process_that_is_killed_while_it_acquires_leaves_a_free_lock(mode, clean, server):
-    """The server granted, and the reply never came: the grant runs out."""
+    """The server granted, and the reply was lost: the grant runs out."""
     locks = mode.interlock()
     with Proxy(server.socket) as proxy:
         async with processes(mode, 1, proxy.url) as (dying,):
@@ -77,7 +77,7 @@ async def test_a_process_that_is_killed_while_it_acquires_leaves_a_free_lock(mod
 
 
 @rule(3)
-async def test_a_holder_that_is_ended_by_sigterm_is_followed_within_its_ttl_and_a_second(mode):
+async def test_a_holder_that_sigterm_ended_is_followed_within_its_ttl_and_a_second(mode):
     """Python ends at once then, without exit handlers, unless the program says otherwise."""
     locks = mode.interlock()
     async with processes(mode, 1) as (holder,):
@@ -121,7 +121,7 @@ async def test_a_killed_waiter_is_skipped(mode):
 
 
 @rule(5)
-async def test_a_holder_that_was_stopped_for_longer_than_its_ttl_knows_it_at_once(mode):
+async def test_a_holder_that_was_stopped_for_longer_than_its_ttl_knows_of_the_loss_at_once(mode):
     locks = mode.interlock()
     async with processes(mode, 1) as (holder,):
         old = await holder.do("acquire", "a", {"ttl": 1}, 5)
@@ -157,7 +157,7 @@ async def _remaining(locks, least: float) -> bool:
 
 
 @rule(3)
-async def test_a_waiter_that_was_stopped_gets_its_turn_later(mode):
+async def test_a_waiter_that_was_stopped_gets_the_lock_later(mode):
     locks = mode.interlock()
     async with processes(mode, 1) as (waiter,):
         lease = await locks.lock("a").acquire()
@@ -187,7 +187,7 @@ async def test_a_child_after_fork_holds_nothing_and_has_connections_of_its_own(m
         assert await parent.do("release", "a") is True
 
 
-async def test_a_normal_exit_releases_all(mode, clean):
+async def test_a_normal_exit_releases_all_leases(mode, clean):
     async with processes(mode, 1) as (holder,):
         for name in ("a", "b", "c"):
             await holder.do("acquire", name, {}, 5)
@@ -199,7 +199,7 @@ async def test_a_normal_exit_releases_all(mode, clean):
 
 @rule(1)
 async def test_many_processes_count_without_a_mistake(mode, clean):
-    """Mutual exclusion where it matters: between processes, each with many threads or tasks."""
+    """Mutual exclusion between processes, each with many threads or tasks."""
     code = """
 import asyncio, sys, threading
 import interlock, interlock.aio, redis
@@ -242,7 +242,7 @@ else:
 
 
 @rule(1, 11)
-async def test_a_parent_that_works_and_forks_workers(mode, clean):
+async def test_a_parent_that_holds_locks_may_fork_workers(mode, clean):
     clean.set("users:count", 0)
     process = await python("prefork.py", mode.url, mode.name, "4", "20")
     assert await process.wait() == 0
@@ -252,8 +252,8 @@ async def test_a_parent_that_works_and_forks_workers(mode, clean):
 
 
 @rule(1, 6, 8)
-async def test_greenlets_are_threads(server, clean, tmp_path):
-    """gevent patches sockets, locks and threads under us."""
+async def test_greenlets_of_gevent_exclude_each_other_as_threads_do(server, clean, tmp_path):
+    """gevent patches the sockets, locks and threads that interlock uses."""
     pytest.importorskip("gevent")
     hold = tmp_path / "hold"
     with Proxy(server.socket) as proxy:
@@ -323,10 +323,8 @@ except asyncio.CancelledError:
 
 @rule(8)
 @pytest.mark.parametrize("how", ["end", "SIGINT", "SIGTERM"])
-async def test_a_process_with_many_interlocks_ends_within_about_a_second_though_their_server_is_silent(
-    mode, node, clean, how
-):
-    """All share one second; and what another server holds is given back there."""
+async def test_a_process_with_many_interlocks_on_a_silent_server_ends_within_about_a_second(mode, node, clean, how):
+    """All Interlocks share one second; leases on another server are released there."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", ENDING[mode.name], node.url, mode.server.url,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
@@ -350,7 +348,7 @@ async def test_a_process_with_many_interlocks_ends_within_about_a_second_though_
             await process.wait()
 
 
-def test_a_child_of_multiprocessing_gives_back_what_it_held(server, clean):
+def test_a_child_of_multiprocessing_releases_its_leases(server, clean):
     import multiprocessing
 
     for method in ("fork", "spawn"):

@@ -64,7 +64,7 @@ async def refused(lockable) -> str:
 
 @rule(10)
 @every_kind
-async def test_a_restart_without_memory_bars_what_may_be_held(mode, node, kind):
+async def test_after_a_restart_without_its_keys_a_server_grants_no_lock_that_may_be_held(mode, node, kind):
     dead, other = await remembering(mode, node.url), await remembering(mode, node.url)
     await mode.keep(KINDS[kind](dead, "a").acquire())
     began = crash(node)
@@ -78,7 +78,7 @@ async def test_a_restart_without_memory_bars_what_may_be_held(mode, node, kind):
 
 
 @rule(10)
-async def test_what_may_still_run_is_skipped_and_nobody_is_named(mode, node):
+async def test_in_a_quarantine_a_job_that_may_still_run_is_skipped_and_its_runner_is_not_named(mode, node):
     locks = await remembering(mode, node.url)
     crash(node)
     result = await locks.once("job", at_most=LONGEST).run(time.sleep if mode.name == "threads" else asyncio.sleep)
@@ -88,7 +88,7 @@ async def test_what_may_still_run_is_skipped_and_nobody_is_named(mode, node):
 
 
 @rule(10)
-async def test_records_are_evidence_for_those_who_have_no_memory(mode, node, client):
+async def test_a_record_of_an_earlier_server_is_evidence_for_a_new_client(mode, node, client):
     locks = mode.interlock(node.url, max_ttl=LONGEST)
     await (await locks.lock("a", ttl=LONGEST).acquire()).release()
     client.save()
@@ -105,8 +105,8 @@ async def test_records_are_evidence_for_those_who_have_no_memory(mode, node, cli
 @rule(10)
 @pytest.mark.runs_on("each server", full="each server in both modes")
 @pytest.mark.parametrize("durable", ["snapshot", "log"])
-async def test_a_server_that_began_with_keys_bars_what_it_has_no_record_of(mode, server_pool, cell, durable):
-    """The name was first used after the snapshot, and a client that never was there before asks for it."""
+async def test_a_server_that_began_with_keys_grants_no_lock_of_which_it_has_no_record(mode, server_pool, cell, durable):
+    """A client acquired the name only after the snapshot; now a client that was never there before asks for it."""
     with server_pool.spare(cell.kind, config=DURABLE if durable == "log" else {}) as node:
         locks = mode.interlock(node.url, max_ttl=30)
         await (await locks.lock("of before").acquire()).release()
@@ -123,7 +123,7 @@ async def test_a_server_that_began_with_keys_bars_what_it_has_no_record_of(mode,
 
 @rule(10)
 @pytest.mark.parametrize("kind", ["lock", "read", "multi"])
-async def test_so_does_it_for_every_kind(mode, node, client, kind, caplog):
+async def test_a_server_that_began_with_keys_quarantines_every_kind_of_lock(mode, node, client, kind, caplog):
     client.set("what others keep there", 1)
     client.save()
     began = crash(node)
@@ -139,7 +139,7 @@ async def test_so_does_it_for_every_kind(mode, node, client, kind, caplog):
 
 @rule(10)
 @pytest.mark.parametrize("kind", ["lock", "semaphore"])
-async def test_that_is_ended_by_hand_for_all_too(mode, node, client, kind):
+async def test_the_quarantine_of_a_server_that_began_with_keys_ends_by_revoke_for_all(mode, node, client, kind):
     client.set("what others keep there", 1)
     client.save()
     crash(node)
@@ -152,8 +152,8 @@ async def test_that_is_ended_by_hand_for_all_too(mode, node, client, kind):
 
 @rule(10)
 @pytest.mark.runs_on("each server", full="each server in both modes")
-async def test_a_server_that_was_started_with_nothing_bars_nothing(mode, server_pool, cell):
-    """Nor when it has keys by now, a log, and a replica, which has loaded what it was sent."""
+async def test_a_server_that_began_without_keys_has_no_quarantine(mode, server_pool, cell):
+    """Nor has it one when it has keys by now, a log, and a replica, which has loaded all of them."""
     with (
         server_pool.spare(cell.kind, config={"appendonly": "yes"} | AT_ONCE) as node,
         server_pool.spare(cell.kind) as replica,
@@ -173,8 +173,10 @@ async def test_a_server_that_was_started_with_nothing_bars_nothing(mode, server_
 
 @rule(10)
 @pytest.mark.runs_on("each server", full="each server in both modes")
-async def test_a_primary_with_replicas_that_began_with_a_snapshot_is_none_that_was_promoted(mode, server_pool, cell):
-    """From 7.0 on it takes its history from the snapshot, and then it looks like one."""
+async def test_a_primary_with_replicas_that_began_with_a_snapshot_is_not_taken_for_a_promoted_replica(
+    mode, server_pool, cell
+):
+    """From 7.0 on it takes its replication history from the snapshot, and then it looks like one."""
     with server_pool.spare(cell.kind, config=AT_ONCE) as node, server_pool.spare(cell.kind) as replica:
         with redis.Redis.from_url(node.url) as plain, redis.Redis.from_url(replica.url) as follower:
             plain.set("what others keep there", 1)
@@ -188,7 +190,7 @@ async def test_a_primary_with_replicas_that_began_with_a_snapshot_is_none_that_w
 
 
 @rule(10)
-async def test_who_held_it_is_a_witness(mode, node):
+async def test_a_client_that_held_the_lock_is_a_witness_of_the_restart(mode, node):
     locks = mode.interlock(node.url, max_ttl=LONGEST)
     lease = await mode.keep(locks.lock("a", ttl=LONGEST).acquire())
     crash(node)
@@ -198,7 +200,7 @@ async def test_who_held_it_is_a_witness(mode, node):
 
 
 @rule(10)
-async def test_a_quarantine_excludes_foreigners_and_can_be_seen(mode, node, client):
+async def test_a_quarantine_excludes_foreign_holders_and_inspect_shows_it(mode, node, client):
     locks = await remembering(mode, node.url)
     await mode.keep(locks.lock("a", ttl=LONGEST).acquire())
     crash(node)
@@ -215,7 +217,7 @@ async def test_a_quarantine_excludes_foreigners_and_can_be_seen(mode, node, clie
 
 @rule(10)
 @pytest.mark.parametrize("kind", ["lock", "semaphore"])
-async def test_it_is_ended_by_hand_for_all(mode, node, kind):
+async def test_revoke_by_force_ends_a_quarantine_for_all_clients(mode, node, kind):
     one = mode.interlock(node.url, max_ttl=60)
     other = mode.interlock(node.url, max_ttl=60)
     for locks in (one, other):
@@ -232,8 +234,8 @@ async def test_it_is_ended_by_hand_for_all(mode, node, kind):
 @rule(10)
 @pytest.mark.parametrize("kind", ["lock", "semaphore", "write"])
 @pytest.mark.parametrize("marked", [True, False])
-async def test_a_message_that_ends_a_quarantine_ends_no_later_one(mode, node, client, kind, marked, monkeypatch):
-    """The server is restarted once more while the message is on its way, and has lost other leases by then."""
+async def test_a_revoke_that_ends_a_quarantine_ends_no_later_quarantine(mode, node, client, kind, marked, monkeypatch):
+    """The server restarts once more while the message is on its way, and has lost other leases by then."""
     locks = mode.interlock(node.url, max_ttl=60)
     await (await KINDS[kind](locks, "a").acquire()).release()
     client.save()
@@ -260,8 +262,8 @@ async def test_a_message_that_ends_a_quarantine_ends_no_later_one(mode, node, cl
 
 @rule(7)
 @pytest.mark.parametrize("kind", ["lock", "semaphore", "write"])
-async def test_who_ends_a_quarantine_does_not_get_a_lower_fence(mode, node, client, kind):
-    """The clock may be behind that of the server which granted what was lost: as far as after all of the quarantine."""
+async def test_the_fence_after_a_revoked_quarantine_is_higher_than_any_lost_one(mode, node, client, kind):
+    """The clock may be behind that of the server which granted the lost lease, by as much as the whole quarantine."""
     locks = mode.interlock(node.url, max_ttl=60)
     await (await locks.lock("hello").acquire()).release()
     lost = await mode.keep(KINDS[kind](mode.interlock(node.url, max_ttl=60), "a").acquire())
@@ -277,14 +279,14 @@ async def test_who_ends_a_quarantine_does_not_get_a_lower_fence(mode, node, clie
 
 
 @rule(10)
-def test_a_server_that_says_a_second_too_much_shortens_nothing():
-    """Its uptime is the difference of two times that are rounded down."""
+def test_an_uptime_that_is_a_second_too_long_shortens_no_quarantine():
+    """The uptime is the difference of two times that are rounded down."""
     facts = Facts("r" * 40, "p" * 40, NO_REPLID, uptime=5, now_ms=100_000, replicas=0)  # it started at 95.0 to 96.0
     assert IdentityStamp(facts, 60, "-", " ").since_ms >= 96_000
 
 
 @rule(10)
-async def test_without_a_quarantine_it_is_granted_at_once(mode, node):
+async def test_a_client_with_quarantine_false_acquires_at_once_after_a_restart(mode, node):
     locks = await remembering(mode, node.url, quarantine=False)
     await mode.keep(locks.lock("a", ttl=LONGEST).acquire())
     crash(node)
@@ -298,8 +300,8 @@ async def test_a_new_server_does_not_stall_its_first_user(mode, node):
 
 
 @rule(10)
-async def test_a_setting_of_now_proves_nothing_about_the_past(mode):
-    """The file says appendfsync always, which somebody had changed before the power failed."""
+async def test_appendfsync_always_after_a_restart_proves_nothing_about_the_time_before(mode):
+    """The file says appendfsync always; somebody had changed that setting before the power failed."""
     with Node(config=DURABLE) as node, redis.Redis.from_url(node.url) as plain:
         locks = mode.interlock(node.url, max_ttl=LONGEST)
         await (await locks.lock("a", ttl=LONGEST).acquire()).release()
@@ -339,8 +341,8 @@ async def handed_over(group, ahead: float):
 
 
 @rule(5, 10)
-async def test_a_handover_to_a_clock_that_is_ahead_is_waited_for(mode, clocks, caplog):
-    """Leases come with the time at which they end, which is sooner there; so long nothing was lost, but for that."""
+async def test_a_failover_to_a_server_whose_clock_is_ahead_begins_a_quarantine(mode, clocks, caplog):
+    """The replica has every lease with the time at which it ends, which is sooner by its clock."""
     locks = mode.interlock(clocks.nodes[0].tcp_url, max_ttl=4)
     lease = await mode.keep(locks.lock("a", ttl=4, renew=False).acquire())
     new = await handed_over(clocks, 3)
@@ -352,7 +354,7 @@ async def test_a_handover_to_a_clock_that_is_ahead_is_waited_for(mode, clocks, c
 
 
 @rule(5, 10)
-async def test_a_handover_to_a_clock_that_is_behind_is_not(mode, clocks):
+async def test_a_failover_to_a_server_whose_clock_is_behind_begins_no_quarantine(mode, clocks):
     locks = mode.interlock(clocks.nodes[0].tcp_url, max_ttl=60)
     for kind in ("lock", "semaphore"):
         await (await KINDS[kind](locks, kind).acquire()).release()
@@ -363,7 +365,7 @@ async def test_a_handover_to_a_clock_that_is_behind_is_not(mode, clocks):
 
 
 @rule(5, 10)
-async def test_a_clock_that_is_ahead_by_a_little_concerns_short_leases_only(mode, monkeypatch):
+async def test_a_clock_that_is_ahead_by_a_little_quarantines_only_short_leases(mode, monkeypatch):
     monkeypatch.setattr(lossless, "least_ttl", lambda *_: 3.0)
     kinds = {"lock": lambda locks, name, ttl: locks.lock(name, ttl=ttl),
              "semaphore": lambda locks, name, ttl: locks.semaphore(name, 1, ttl=ttl)}  # fmt: skip
@@ -380,7 +382,7 @@ async def test_a_clock_that_is_ahead_by_a_little_concerns_short_leases_only(mode
 
 
 @rule(5)
-def test_clocks_that_differ_by_less_than_a_lease_leaves_are_the_same_for_it():
+def test_clocks_that_differ_by_less_than_the_margin_of_a_lease_count_as_equal():
     """A holder stops before the server does, by a thousandth of the ttl; half of that is for clocks that differ."""
 
     def least(ahead: float, trip: float = 0.0) -> float:
@@ -394,8 +396,8 @@ def test_clocks_that_differ_by_less_than_a_lease_leaves_are_the_same_for_it():
 
 
 @rule(10)
-def test_what_came_through_two_handovers_came_without_loss():
-    """Records of the first are fine at the third, for leases that the clocks on the way did not cut short."""
+def test_a_lease_that_came_through_two_lossless_failovers_is_lossless():
+    """Records of the first server are valid at the third, for leases that the clocks on the way did not cut short."""
     memory = ServerHistory(60.0)
     where = address("redis://127.0.0.1", for_asyncio=False)
     one, two, three = (
@@ -408,7 +410,7 @@ def test_what_came_through_two_handovers_came_without_loss():
 
 
 @rule(10)
-async def test_the_holder_goes_on_and_hands_over_only_when_it_is_over(mode, node, client):
+async def test_a_holder_that_the_server_remembers_goes_on_and_hands_over_after_the_quarantine(mode, node, client):
     locks, other = await remembering(mode, node.url), await remembering(mode, node.url)
     lease = await mode.keep(locks.lock("a", ttl=LONGEST).acquire())
     client.save()
@@ -421,7 +423,7 @@ async def test_the_holder_goes_on_and_hands_over_only_when_it_is_over(mode, node
 
 
 @rule(10)
-async def test_the_first_replica_is_no_failover(mode, node, client):
+async def test_attaching_the_first_replica_is_no_failover(mode, node, client):
     locks = mode.interlock(node.url, max_ttl=60)
     await (await locks.lock("a").acquire()).release()
     before = client.info("replication")["master_replid"]
@@ -436,7 +438,7 @@ async def test_the_first_replica_is_no_failover(mode, node, client):
 
 
 @rule(10)
-async def test_where_info_is_refused_there_is_none_and_that_is_said(mode, node, client, caplog):
+async def test_without_the_right_to_info_there_is_no_quarantine_and_a_warning_says_so(mode, node, client, caplog):
     client.execute_command("ACL", "SETUSER", "blind", "on", ">x", "~*", "&*", "+@all", "-info")
     locks = mode.interlock(f"redis://blind:x@127.0.0.1:{node.port}/0", max_ttl=LONGEST)
     await mode.keep(locks.lock("a", ttl=LONGEST).acquire())
@@ -445,7 +447,7 @@ async def test_where_info_is_refused_there_is_none_and_that_is_said(mode, node, 
 
 @rule(10)
 async def test_a_connection_that_outlives_a_demotion_is_not_trusted(mode):
-    """There and back again while a client is idle: its connection still works, and knows nothing of it."""
+    """A primary became a replica and a primary again while a client was idle: the connection still works."""
     with Sentinels(replicas=1, sentinels=1, config={"min-replicas-to-write": "0"}) as group:
         locks = mode.interlock(group.url, max_ttl=LONGEST)
         await (await locks.lock("a", ttl=LONGEST).acquire()).release()
@@ -461,8 +463,8 @@ async def test_a_connection_that_outlives_a_demotion_is_not_trusted(mode):
 
 @rule(10)
 @pytest.mark.parametrize("kind", ["lock", "semaphore"])
-async def test_those_who_come_later_do_not_lengthen_it(mode, kind):
-    """Each of them knows only since when it knows the promoted replica itself."""
+async def test_later_clients_do_not_lengthen_a_quarantine(mode, kind):
+    """Each of them knows only since when it has known the promoted replica itself."""
     with Sentinels(replicas=1, sentinels=0) as group:
         old, new = group.nodes
         locks = mode.interlock(old.tcp_url, max_ttl=LONGEST)

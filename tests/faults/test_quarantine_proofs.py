@@ -35,7 +35,7 @@ def crash(node):
 @rule(8)
 @pytest.mark.parametrize("timeout", [0, 0.5])
 async def test_a_proof_that_changes_nothing_is_looked_for_once(mode, node, monkeypatch, timeout):
-    """Who has no quarantine knows what no message of it can say; it asked again, without a pause and without an end."""
+    """A client with quarantine=False can not pass the proof on in a message; it asked again, without pause or end."""
     locks, other = mode.interlock(node.url, max_ttl=60), mode.interlock(node.url, quarantine=False)
     await (await locks.lock("a").acquire()).release()
     crash(node)
@@ -47,8 +47,8 @@ async def test_a_proof_that_changes_nothing_is_looked_for_once(mode, node, monke
 
 
 @rule(10)
-async def test_a_quarantine_that_a_witness_began_can_be_ended_by_hand(mode, node):
-    """The witness does not know what the lock is used as; the record that said so was lost."""
+async def test_revoke_by_force_ends_a_quarantine_that_a_witness_began(mode, node):
+    """The witness does not know the kind of the resource; the record with the kind was lost."""
     locks = mode.interlock(node.url, max_ttl=10)
     lease = await mode.keep(locks.election("a", ttl=2).campaign())
     crash(node)
@@ -60,8 +60,8 @@ async def test_a_quarantine_that_a_witness_began_can_be_ended_by_hand(mode, node
 
 
 @rule(6)
-async def test_a_look_whether_something_was_lost_is_one_for_all_and_holds_up_nobody(mode, node, client, monkeypatch):
-    """Each costs connections, to sentinels and replicas too; hundreds looked, and renewals waited for them in turn."""
+async def test_one_caller_looks_for_a_proof_for_all_and_delays_no_renewal(mode, node, client, monkeypatch):
+    """Each look costs connections, to sentinels and replicas too; hundreds looked, and renewals waited for them."""
     looks, former, over = [], [""], threading.Event()
 
     def look(*args):
@@ -86,8 +86,8 @@ async def test_a_look_whether_something_was_lost_is_one_for_all_and_holds_up_nob
         await (await asker).release()
 
 
-def test_what_is_proven_twice_is_said_once():
-    """It goes out with every message."""
+def test_a_proof_that_is_found_twice_stands_once_in_the_stamp():
+    """The stamp travels with every message."""
     epoch = IdentityStamp(Facts("r" * 40, "p" * 40, NO_REPLID, uptime=5, now_ms=100_000, replicas=0), 60, "a:b", " ")
     epoch.mark_lossless("a:b")
     text = epoch.text
@@ -96,8 +96,8 @@ def test_what_is_proven_twice_is_said_once():
 
 
 @rule(10)
-async def test_nor_is_a_connection_trusted_on_which_grants_wait_for_replicas(mode):
-    """As test_quarantine's other one that outlives a demotion; asyncio keeps those apart."""
+async def test_a_connection_for_acks_that_outlives_a_demotion_is_not_trusted(mode):
+    """As in test_quarantine, for the connections on which grants wait for replicas: asyncio has others for them."""
     with Sentinels(replicas=1, sentinels=1, config={"min-replicas-to-write": "0"}) as group:
         locks = mode.interlock(group.url, max_ttl=30)
         await (await locks.lock("a", acks=1).acquire()).release()
@@ -113,8 +113,8 @@ async def test_nor_is_a_connection_trusted_on_which_grants_wait_for_replicas(mod
 
 @rule(10)
 @pytest.mark.parametrize("kind", ["lock", "semaphore"])
-async def test_a_quarantine_that_is_only_seen_can_be_ended_by_hand_too(mode, node, kind):
-    """Nobody had asked for the lock since, so there was no marker, or no record, to end."""
+async def test_revoke_by_force_ends_a_quarantine_that_inspect_only_saw(mode, node, kind):
+    """Nobody had asked for the lock since the restart, so there was no marker, or no record, to end."""
     locks, other = mode.interlock(node.url), mode.interlock(node.url)
     for each in (locks, other):
         await (await KINDS[kind](each).acquire()).release()
@@ -127,7 +127,7 @@ async def test_a_quarantine_that_is_only_seen_can_be_ended_by_hand_too(mode, nod
 
 
 @rule(10)
-async def test_who_held_a_permit_is_a_witness(mode, node):
+async def test_a_client_that_held_a_permit_is_a_witness_of_the_restart(mode, node):
     locks = mode.interlock(node.url)
     lease = await mode.keep(locks.semaphore("a", 2, ttl=2).acquire())
     crash(node)
@@ -142,8 +142,8 @@ async def test_who_held_a_permit_is_a_witness(mode, node):
 @rule(6, 10)
 @pytest.mark.parametrize("script", ["lock", "permits"])
 @pytest.mark.parametrize("full", [False, True])
-def test_witnesses_keep_nobody_from_being_renewed(monkeypatch, script, full):
-    """Each marks its own lock; and if there is no memory for that, those behind it are renewed all the same."""
+def test_marks_of_witnesses_keep_no_lease_from_its_renewal(monkeypatch, script, full):
+    """Each witness marks its own lock; if the server has no memory for that, it renews the leases behind it anyway."""
     pytest.importorskip("lupa")
     from model import script_model as walk
 
@@ -169,8 +169,8 @@ def test_witnesses_keep_nobody_from_being_renewed(monkeypatch, script, full):
     assert marks == [None, None] if full else all(b"a:b>" in mark for mark in marks)
 
 
-def test_who_does_not_tell_its_identity_has_no_quarantine():
-    """A proxy may hide it; the scripts would take something else for it, and fail."""
+def test_a_server_that_hides_its_identity_has_no_quarantine():
+    """A proxy may hide it; the scripts would take another text for the identity, and fail."""
     info = b"# Server\r\nrun_id:%b\r\n"
     replication, time = b"master_replid:%b\r\n" % (b"b" * 40), [b"1", b"1"]
     assert parse_facts(info % (b"a" * 40), replication, time).identity == "a" * 12 + ":" + "b" * 12

@@ -33,7 +33,7 @@ def patched(port, **changes):
 
 
 @rule(11)
-async def test_leases_that_are_being_renewed_are_seen_by_fork_close_and_revoke(mode):
+async def test_leases_whose_renewal_is_in_flight_count_as_held(mode):
     locks = mode.interlock()
     leases = await asyncio.gather(*(locks.lock(f"a{i}", ttl=1).acquire() for i in range(40)))
     session = mode.session(locks)
@@ -52,7 +52,7 @@ async def test_leases_that_are_being_renewed_are_seen_by_fork_close_and_revoke(m
 
 @rule(6)
 async def test_an_error_of_any_kind_is_no_answer_to_a_renewal(mode):
-    """Of a credential provider, say."""
+    """An error of a credential provider, say."""
     locks = mode.interlock()
     lease = await locks.lock("a", ttl=3).acquire()
     failed = []
@@ -72,7 +72,7 @@ async def test_an_error_of_any_kind_is_no_answer_to_a_renewal(mode):
 
 
 @rule(6)
-async def test_one_that_can_not_be_told_does_not_keep_others_from_it(mode, clean):
+async def test_a_lease_whose_loss_cannot_be_reported_does_not_keep_others_from_their_reports(mode, clean):
     locks = mode.interlock()
     first = await locks.lock("a", ttl=0.9).acquire()
     second = await locks.lock("b", ttl=0.9).acquire()
@@ -83,7 +83,7 @@ async def test_one_that_can_not_be_told_does_not_keep_others_from_it(mode, clean
     await until(event.is_set)
 
 
-async def test_a_keeper_that_could_not_start_starts_the_next_time(mode, clean):
+async def test_a_worker_that_could_not_start_starts_the_next_time(mode, clean):
     locks = mode.interlock()
     runtime = mode.session(locks).runtime
 

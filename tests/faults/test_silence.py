@@ -87,8 +87,8 @@ async def test_a_silent_server_is_unavailable_and_the_error_says_which_and_how_l
 
 
 @rule(8)
-async def test_a_waiter_whose_server_falls_silent_for_good_is_not_told_that_another_one_has_it(mode, node):
-    """What the server said before it fell silent tells nothing by then."""
+async def test_a_waiter_whose_server_fell_silent_for_good_raises_unavailable(mode, node):
+    """The last answer of the server says nothing about the holder any more."""
     await _hold_all(mode, node)
     waiting = asyncio.ensure_future(of_all_kinds(mode.interlock(node.url), 5.0))
     await _until_all_wait(mode, node)
@@ -104,7 +104,7 @@ async def test_a_waiter_whose_server_falls_silent_for_good_is_not_told_that_anot
 
 
 @rule(8)
-async def test_a_waiter_whose_server_answered_lately_is_told_who_has_it(mode, node):
+async def test_a_waiter_whose_server_answered_lately_raises_acquire_timeout_with_the_holder(mode, node):
     await _hold_all(mode, node)
     locks, timeout = mode.interlock(node.url), 5.0
     ends = time.monotonic() + timeout
@@ -151,7 +151,7 @@ async def _until_all_wait(mode, node) -> None:
 
 
 @rule(8)
-async def test_one_try_reconnects_and_teaches_the_script_if_need_be(mode, clean, proxy):
+async def test_one_try_reconnects_and_sends_the_script_text_if_need_be(mode, clean, proxy):
     locks = mode.interlock(proxy.url, try_for=5.0)  # of a busy machine
     await (await locks.lock("warm").acquire()).release()
     proxy.cut()
@@ -162,7 +162,7 @@ async def test_one_try_reconnects_and_teaches_the_script_if_need_be(mode, clean,
 
 
 @rule(8)
-async def test_a_hiccup_that_is_longer_than_a_try_costs_no_run_of_once(mode, clean, proxy):
+async def test_a_silence_that_is_longer_than_a_try_costs_no_run_of_once(mode, clean, proxy):
     locks = mode.interlock(proxy.url, try_for=0.2)
     await (await locks.lock("warm").acquire()).release()
     proxy.hold = True
@@ -181,7 +181,7 @@ async def _done(_lease) -> str:
 
 
 @rule(8)
-async def test_synchronized_skips_for_a_holder_and_not_for_an_outage(mode, node):
+async def test_synchronized_skips_because_of_a_holder_and_not_because_of_an_outage(mode, node):
     locks = mode.interlock(node.url, try_for=0.3)
     call = interlock.Interlock.synchronized if mode.name == "threads" else interlock.aio.Interlock.synchronized
     real = locks._real if mode.name == "threads" else locks
@@ -213,7 +213,7 @@ async def test_synchronized_skips_for_a_holder_and_not_for_an_outage(mode, node)
 
 
 @pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan"), "1", True, None, 5000])
-def test_try_for_is_checked(value):
+def test_a_bad_try_for_is_refused(value):
     for make in (interlock.Interlock, interlock.aio.Interlock):
         with pytest.raises(ConfigError, match="try_for"):
             make("redis://nowhere", try_for=value)
@@ -239,7 +239,7 @@ def together(five):
 
 
 @rule(8)
-async def test_a_quorum_without_a_majority_is_unavailable_and_with_one_it_says_who_has_it(mode, together):
+async def test_a_quorum_without_a_majority_raises_unavailable_and_with_one_names_the_holder(mode, together):
     urls = [node.url for node in together.nodes]
     holder, locks = mode.interlock(urls), mode.interlock(urls, try_for=0.5)
     lease = await holder.lock("q", ttl=60).acquire()
@@ -260,8 +260,8 @@ async def test_a_quorum_without_a_majority_is_unavailable_and_with_one_it_says_w
 
 
 @rule(8)
-async def test_one_try_is_enough_for_a_majority_that_answers_beside_servers_that_are_stopped(mode, together):
-    """The first try of all, which has to meet each of them first."""
+async def test_one_try_is_enough_for_a_majority_beside_stopped_servers(mode, together):
+    """It is the first try, which has to connect to each server first."""
     for node in together.nodes[:2]:
         node.pause()
     locks = mode.interlock([node.url for node in together.nodes], try_for=1.0, quarantine=False)  # they are young
@@ -285,8 +285,8 @@ async def test_one_try_is_enough_for_a_cluster_whose_first_seed_is_silent(mode, 
 
 
 @rule(6)
-async def test_a_lease_that_ends_is_told_in_time_whatever_the_silent_server_is_asked(mode, clean, proxy):
-    """Renewals, heartbeats and undos wait for the server; the word that a lease has ended waits for nobody."""
+async def test_the_end_of_a_lease_is_reported_in_time_while_the_server_is_silent(mode, clean, proxy):
+    """Renewals, heartbeats and undos wait for the server; the report that a lease has ended waits for nobody."""
     holder, locks = mode.interlock(), mode.interlock(proxy.url)
     await mode.keep(holder.lock("held", ttl=60).acquire())
     leases = [await locks.lock(f"l{i}", ttl=3.2 + i / 5).acquire() for i in range(10)]

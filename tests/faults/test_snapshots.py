@@ -76,8 +76,8 @@ def test_two_processes_with_one_memory_exclude_each_other_from_their_next_acquir
         exclude_each_other(image.lines())
 
 
-def test_without_chance_from_the_kernel_they_would_not(server, clean, tmp_path):
-    """The restore of a virtual machine has to see to it that its kernel draws other random numbers in each clone."""
+def test_without_random_numbers_from_the_kernel_two_clones_do_not_exclude_each_other(server, clean, tmp_path):
+    """The restore of a virtual machine has to see to it that the kernel of each clone draws other random numbers."""
     with Image("asyncio", server.url, tmp_path, "predictable") as image:
         image.snapshot()
         lines = image.lines()
@@ -86,8 +86,8 @@ def test_without_chance_from_the_kernel_they_would_not(server, clean, tmp_path):
 
 
 @pytest.mark.rule(11)
-def test_a_lease_held_across_a_snapshot_is_believed_by_both_until_one_gives_it_back(server, clean, tmp_path):
-    """As docs/failover.md says: it is worth nothing."""
+def test_both_clones_rely_on_a_lease_from_before_the_snapshot_until_one_releases_it(server, clean, tmp_path):
+    """As docs/failover.md says: such a lease is worth nothing."""
     with Image("asyncio", server.url, tmp_path, "holds") as image, Interlock(server.url, max_ttl=5) as locks:
         image.snapshot()
         with locks.lock("held").acquire(20):  # one of the two has given it back
@@ -102,7 +102,7 @@ def test_a_lease_held_across_a_snapshot_is_believed_by_both_until_one_gives_it_b
 
 
 @pytest.mark.rule(11)
-def test_a_lock_that_was_waited_for_across_a_snapshot_is_had_by_both(server, clean, tmp_path):
+def test_both_clones_of_a_waiter_acquire_the_lock(server, clean, tmp_path):
     with Interlock(server.url, max_ttl=5) as locks:
         lease = locks.lock("held").acquire(5)
         with Image("asyncio", server.url, tmp_path, "waits") as image:

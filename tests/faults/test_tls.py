@@ -109,7 +109,7 @@ def _inodes(sockets) -> set[str]:
     ],
     ids=["no authority", "another authority", "no such file", "junk"],
 )
-async def test_what_is_wrong_with_tls_is_said_at_once(mode, server_pool, cell, tmp_path, wrong, says):
+async def test_a_wrong_tls_configuration_raises_config_error_at_once(mode, server_pool, cell, tmp_path, wrong, says):
     import trustme
 
     if cell.kind != "valkey-9.1":
@@ -126,7 +126,7 @@ async def test_what_is_wrong_with_tls_is_said_at_once(mode, server_pool, cell, t
 
 
 @pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
-def test_a_tls_handshake_that_is_cut_off_is_not_a_wrong_configuration():
+def test_a_tls_handshake_that_is_cut_off_is_no_config_error():
     """asyncio raises the reset while it handles that the handshake wants to read more."""
     try:
         try:
@@ -143,6 +143,6 @@ def test_a_tls_handshake_that_is_cut_off_is_not_a_wrong_configuration():
 
 
 @pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
-async def test_tls_to_a_port_that_has_none(mode, server):
+async def test_tls_to_a_port_without_tls_raises_within_the_timeout(mode, server):
     with pytest.raises((ConfigError, Unavailable, AcquireTimeout)):
         await mode.interlock(f"rediss://127.0.0.1:{server.port}").lock("a").acquire(timeout=1)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
 
 
 @rule(4)
-async def test_a_waiter_that_an_interrupt_kept_from_leaving_gets_no_heartbeat(mode):
+async def test_a_waiter_whose_clean_up_an_interrupt_cut_short_gets_no_heartbeat(mode):
     holder, locks = mode.interlock(), mode.interlock()
     lease = await holder.lock("a").acquire()
     session = mode.session(locks)
@@ -62,7 +62,7 @@ async def _interrupted(mode, locks):
 
 
 @rule(8)
-async def test_a_waiter_without_a_timeout_hears_that_the_server_is_gone(mode, clean, proxy):
+async def test_a_waiter_without_a_timeout_learns_that_the_server_is_gone(mode, clean, proxy):
     holder, locks = mode.interlock(), mode.interlock(proxy.url)
     lease = await holder.lock("a").acquire()
     waiting = asyncio.ensure_future(outcome(locks.lock("a").acquire()))
@@ -75,8 +75,8 @@ async def test_a_waiter_without_a_timeout_hears_that_the_server_is_gone(mode, cl
 
 
 @rule(1)
-async def test_nobody_overtakes_because_the_server_is_out_of_memory(mode, clean):
-    """The handover to the head was refused; its DEL then let the newcomer's own grant through."""
+async def test_no_newcomer_overtakes_while_the_server_is_out_of_memory(mode, clean):
+    """The server refused the handover to the head of the queue; its DEL then let the newcomer's own grant through."""
     locks = mode.interlock()
     lease = await locks.lock("a", ttl=0.5, renew=False).acquire()
     waiting = asyncio.ensure_future(outcome(mode.interlock().lock("a").acquire(timeout=20)))
@@ -123,7 +123,7 @@ class SilentServer:
 
 @rule(1, 3)
 def test_a_crowd_whose_heartbeats_are_lost_does_not_ask_all_at_once_again_and_again():
-    """One lost round woke more than a thousand, and their questions kept the next round from an answer."""
+    """One lost round woke more than a thousand waiters, and their requests kept the next round from an answer."""
     server, many = SilentServer(), 2001
     waiters = Waiters(server, lambda _due: None)
     room = waiters.queues["a"] = LocalQueue(lock_resource("a", ""))

@@ -13,17 +13,17 @@ PAGE = TESTS.parent / "docs" / "rules.md"
 RULES = {
     1: "The queue lives in the server and hands over. No newcomer overtakes; no walk over the queue.",
     2: "Cohorts: contenders of one process queue locally.",
-    3: "Push, timer and poll. A lost message costs a poll; a late or doubled one grants nothing.",
-    4: "Waiters send heartbeats. A dead one is skipped; what it was handed is free again in seconds.",
-    5: "Only the server's clock decides across machines; belief ends by a clock that nobody sets.",
-    6: "A lost lease is always told, and a failed renewal is not a loss until the time is up.",
+    3: "Push, timer and poll. A lost message costs a poll; a message that arrives late or twice grants nothing.",
+    4: "Waiters send heartbeats. A dead waiter is skipped; a lock that was handed to it is free again in seconds.",
+    5: "Only the server's clock decides across machines; a client measures its leases by a clock that nobody sets.",
+    6: "A lost lease is always reported, and a failed renewal is not a loss until the time is up.",
     7: "Fences only grow, and the data refuses older ones.",
-    8: "Everything can be retried; what was acquired or queued is undone, in bounded time.",
+    8: "Everything can be retried; a call that fails takes back its grant and its place in the queue, in bounded time.",
     9: "No key without a TTL, one hash tag for a lock, a plain string key that excludes anyone else.",
     10: "Quarantine after a failover or a restart.",
     11: "Fork, threads, tasks: a child holds nothing; ownership is the lease.",
 }
-LATER = {2: "comes with the speed work"}
+NOT_BUILT = {2: "see [DESIGN](internals/DESIGN.md#6-designed-and-not-built)"}
 
 
 def marked() -> dict[int, list[tuple[str, str]]]:
@@ -50,8 +50,8 @@ def page() -> str:
     ]
     for number, tests in marked().items():
         lines += [f"## {number}. {RULES[number]}", ""]
-        if number in LATER:
-            lines += [f"Not yet: {LATER[number]}.", ""]
+        if number in NOT_BUILT:
+            lines += [f"Not built: {NOT_BUILT[number]}.", ""]
             continue
         assert tests, f"rule {number} has no test"
         for file, test in tests:

@@ -46,7 +46,7 @@ KINDS = {
 @rule(10)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("acks", "least"), [(1, 1), (2, 2), ("majority", 1), ("all", 2)])
-async def test_a_lease_says_what_it_rests_on(mode, healthy, kind, acks, least):
+async def test_the_assurance_of_a_lease_counts_its_replicas_and_servers(mode, healthy, kind, acks, least):
     locks = mode.interlock(healthy.url)
     lease = await mode.keep(KINDS[kind](locks, acks=acks).acquire())
     assert lease.assurance.replicas >= least
@@ -73,7 +73,7 @@ async def test_too_few_replicas_undo_the_grant(mode, healthy, kind):
 
 
 @rule(10)
-async def test_a_replica_that_is_gone_is_missed(mode, healthy):
+async def test_acks_all_fails_while_a_replica_is_paused_and_a_majority_does_not(mode, healthy):
     locks = mode.interlock(healthy.url)
     await (await locks.lock("a", acks="all").acquire()).release()
     healthy.replicas[0].pause()
@@ -83,7 +83,7 @@ async def test_a_replica_that_is_gone_is_missed(mode, healthy):
 
 
 @rule(4, 10)
-async def test_a_lock_that_was_handed_over_is_acknowledged_too(mode, healthy):
+async def test_a_handed_over_lock_is_acknowledged_too(mode, healthy):
     locks = mode.interlock(healthy.url)
     first = await mode.keep(locks.lock("a").acquire())
     waiter = asyncio.ensure_future(locks.lock("a", acks=2).acquire(timeout=10))
@@ -98,7 +98,7 @@ async def test_a_lock_that_was_handed_over_is_acknowledged_too(mode, healthy):
     await lease.release()
 
 
-async def test_many_at_once_do_not_hold_up_others(mode, healthy):
+async def test_many_grants_that_wait_for_replicas_delay_no_other_lock(mode, healthy):
     locks = mode.interlock(healthy.url)
     healthy.replicas[0].pause()
     slow = [asyncio.ensure_future(outcome(locks.lock(f"slow{i}", acks=2).acquire())) for i in range(5)]
@@ -108,7 +108,7 @@ async def test_many_at_once_do_not_hold_up_others(mode, healthy):
 
 
 @rule(10)
-async def test_a_disk_is_waited_for(mode):
+async def test_fsync_waits_for_the_disk(mode):
     with Sentinels(sentinels=0, replicas=1, config={"appendonly": "yes"}) as group:
         locks = mode.interlock(group.url)
         lease = await mode.keep(locks.lock("a", acks=1, fsync=True).acquire())
@@ -117,7 +117,7 @@ async def test_a_disk_is_waited_for(mode):
         assert alone.assurance.disks == 1
 
 
-async def test_a_server_without_a_log_refuses(mode, healthy, clean):
+async def test_fsync_is_refused_by_a_server_without_an_aof(mode, healthy, clean):
     locks = mode.interlock(healthy.url)
     error = await outcome(locks.lock("a", fsync=True).acquire())
     assert isinstance(error, ConfigError)
@@ -125,7 +125,7 @@ async def test_a_server_without_a_log_refuses(mode, healthy, clean):
     await until(lambda: not clean.exists("lock:a"))
 
 
-async def test_multi_is_acknowledged_one_by_one(mode, healthy):
+async def test_each_lock_of_a_multi_lock_is_acknowledged(mode, healthy):
     locks = mode.interlock(healthy.url)
     lease = await mode.keep(locks.multi(locks.lock("a", acks=2), locks.lock("b")).acquire(timeout=0))
     assert lease["a"].assurance.replicas == 2
@@ -133,7 +133,7 @@ async def test_multi_is_acknowledged_one_by_one(mode, healthy):
     assert isinstance(await outcome(locks.multi(locks.lock("a", acks=3), locks.lock("b")).acquire()), Unavailable)
 
 
-async def test_nonsense_is_refused(mode):
+async def test_bad_acks_are_refused(mode):
     locks = mode.interlock()
     for wrong in (-1, 1.5, True, "most", b"all"):
         with pytest.raises(ConfigError, match=r'acks must be a number of replicas, "majority" or "all"'):
@@ -143,7 +143,7 @@ async def test_nonsense_is_refused(mode):
 
 
 @rule(10)
-async def test_a_shard_of_a_cluster_has_replicas_too(mode):
+async def test_the_replicas_of_a_shard_acknowledge_too(mode):
     with Cluster(shards=1, replicas=1) as cluster:
         locks = mode.interlock(cluster.url)
         lease = await mode.keep(locks.lock("a", acks=1).acquire())
@@ -152,7 +152,7 @@ async def test_a_shard_of_a_cluster_has_replicas_too(mode):
         assert isinstance(error, Unavailable)
 
 
-def test_a_quorum_takes_none(mode):
+def test_a_quorum_refuses_acks(mode):
     factory = interlock.Interlock if mode.name == "threads" else interlock.aio.Interlock
     locks = factory.quorum(["redis://127.0.0.1:1", "redis://127.0.0.1:2", "redis://127.0.0.1:3"])
     for options in ({"acks": 1}, {"fsync": True}):
@@ -161,7 +161,7 @@ def test_a_quorum_takes_none(mode):
 
 
 @rule(8)
-async def test_replicas_are_waited_for_no_longer_than_the_caller_has(mode, node, monkeypatch):
+async def test_a_grant_waits_for_replicas_no_longer_than_its_timeout(mode, node, monkeypatch):
     patiences, command = [], Acks.command
 
     def seen(self, known, timeout):

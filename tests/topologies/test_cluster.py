@@ -98,7 +98,7 @@ async def knows_all(mode, locks):
 # Slots and places
 
 
-def test_slots_are_those_of_the_server(cluster):
+def test_computed_slots_are_those_of_the_server(cluster):
     with redis.Redis(port=cluster.nodes[0].port) as client:
         for key in ("a", "lock:{a}", "{lock:a}{queue}", "x{}y", "x{", "{}{a}", "lock:ä", "}{a}", "a{b{c}d}"):
             assert slot_of(key) == slot_of(key.encode()) == client.cluster("KEYSLOT", key), key
@@ -108,7 +108,7 @@ def test_there_is_a_tag_for_every_slot():
     assert all(slot_of(f"interlock:ab{{{tag_of(slot)}}}") == slot for slot in range(SLOTS))
 
 
-async def test_names_on_all_shards_with_and_without_tags(mode, clean, cluster):
+async def test_names_with_and_without_hash_tags_work_on_all_shards(mode, clean, cluster):
     locks, others = mode.interlock(), mode.interlock()
     assert len({cluster.primary_of(f"lock:{name}") for name in (*PLAIN, *TAGGED)}) == cluster.shards
     for name in (*PLAIN, *TAGGED):
@@ -141,7 +141,7 @@ async def test_waiters_on_all_nodes_are_woken_by_push(mode, clean, cluster, monk
 
 
 @rule(3)
-async def test_a_wake_up_concerns_one_channel_only(mode, clean, cluster):
+async def test_a_handover_pushes_to_one_channel_only(mode, clean, cluster):
     locks, others = mode.interlock(), mode.interlock()
     names = [*one_on_each(cluster).values()]
     leases = [await locks.lock(name).acquire() for name in names]
@@ -158,7 +158,7 @@ async def test_a_wake_up_concerns_one_channel_only(mode, clean, cluster):
         await (await waiter).release()
 
 
-async def test_a_revocation_is_pushed(mode, clean, cluster, monkeypatch):
+async def test_a_revocation_reaches_its_holder_by_push(mode, clean, cluster, monkeypatch):
     locks, others = mode.interlock(), mode.interlock()
     lease = await locks.lock("a", ttl=60).acquire()
     await until(lambda: ear(mode, locks, "a")[0] == "1")
@@ -169,7 +169,7 @@ async def test_a_revocation_is_pushed(mode, clean, cluster, monkeypatch):
 @rule(6)
 @pytest.mark.parametrize("cluster", [BASE, "redis-6.2"], indirect=True)
 async def test_a_revocation_of_a_young_lease_reaches_it_on_every_shard(mode, clean, cluster):
-    """A client that hears the channel of one slot does not hear that of another."""
+    """A client that is subscribed to the channel of one slot does not hear the channel of another slot."""
     locks, others = mode.interlock(), mode.interlock()
     for name in one_on_each(cluster).values():
         lease = await locks.lock(name, renew=name != "a").acquire()
@@ -182,7 +182,7 @@ async def test_a_revocation_of_a_young_lease_reaches_it_on_every_shard(mode, cle
         await lease.release()
 
 
-async def test_several_locks_on_several_shards(mode, clean, cluster):
+async def test_a_multi_lock_takes_locks_on_several_shards(mode, clean, cluster):
     locks, others = mode.interlock(), mode.interlock()
     names = [*one_on_each(cluster).values()]
     async with await locks.multi(*map(locks.lock, names)).acquire() as leases:
@@ -197,7 +197,7 @@ async def test_several_locks_on_several_shards(mode, clean, cluster):
     await use(others.multi(*(others.lock(f"{part}:{{one}}") for part in "abc")))  # in one step
 
 
-async def test_a_command_under_a_lease_needs_its_slot(mode, clean):
+async def test_execute_needs_keys_in_the_slot_of_its_lease(mode, clean):
     lease = await mode.interlock().lock("job:{7}").acquire()
     assert await lease.execute("SET", "users:{7}", "ann", "EX", "60") == b"OK"
     with pytest.raises(ConfigError, match="same hash tag"):
@@ -211,7 +211,7 @@ async def test_a_command_under_a_lease_needs_its_slot(mode, clean):
 
 @rule(6)
 @pytest.mark.parametrize("cluster", [BASE], indirect=True)
-async def test_a_node_that_is_silent_delays_no_renewal_of_others(mode, clean, harmed):
+async def test_a_silent_node_delays_no_renewal_on_other_nodes(mode, clean, harmed):
     locks = mode.interlock(max_ttl=3)
     leases = {name: await locks.lock(name, ttl=3).acquire() for name in (*PLAIN, *TAGGED)}
     paused = harmed.primary_of(f"lock:{PLAIN[0]}")
@@ -232,7 +232,7 @@ async def test_a_node_that_is_silent_delays_no_renewal_of_others(mode, clean, ha
 
 
 @rule(10)
-async def test_a_slot_that_moved_is_followed_and_not_in_quarantine(mode, clean, harmed):
+async def test_a_slot_that_moved_is_followed_and_has_no_quarantine(mode, clean, harmed):
     locks, others, idle = mode.interlock(), mode.interlock(), mode.interlock()
     for each in (locks, others, idle):
         await knows_all(mode, each)
@@ -265,7 +265,7 @@ async def test_a_slot_that_moved_is_followed_and_not_in_quarantine(mode, clean, 
 
 
 @rule(3)
-async def test_waiters_go_with_their_slot(mode, clean, harmed):
+async def test_waiters_move_with_their_slot(mode, clean, harmed):
     locks, others = mode.interlock(), mode.interlock()
     for each in (locks, others):
         await knows_all(mode, each)
@@ -331,7 +331,7 @@ async def test_mutual_exclusion_and_leases_last_while_a_slot_moves_under_load(mo
     assert await held.release()
 
 
-async def test_a_lease_whose_slot_is_on_its_way_is_asked_for_there(mode, clean, harmed):
+async def test_a_lease_that_has_moved_to_the_next_node_is_renewed_there(mode, clean, harmed):
     locks = mode.interlock()
     await knows_all(mode, locks)
     leases = [await locks.lock(f"{name}:{{ask}}").acquire() for name in "ab"]
@@ -355,7 +355,7 @@ async def test_a_lease_whose_slot_is_on_its_way_is_asked_for_there(mode, clean, 
     harmed.migrate(slot, to=old)
 
 
-async def test_leases_of_a_slot_that_is_half_way_are_renewed_each_by_itself(mode, clean, harmed):
+async def test_leases_of_a_slot_that_is_moving_are_renewed_one_by_one(mode, clean, harmed):
     locks = mode.interlock(max_ttl=6)
     await knows_all(mode, locks)
     leases = [await locks.lock(f"{number}:{{half}}", ttl=4).acquire() for number in range(6)]
@@ -436,7 +436,7 @@ async def test_a_failover_that_lost_a_grant_begins_a_quarantine(mode, clean, har
 
 
 @rule(10)
-async def test_a_failover_without_loss_is_no_reason_to_wait(mode, clean, harmed):
+async def test_a_lossless_failover_begins_no_quarantine(mode, clean, harmed):
     locks, others = mode.interlock(), mode.interlock()
     for each in (locks, others):
         await knows_all(mode, each)
@@ -454,8 +454,8 @@ async def test_a_failover_without_loss_is_no_reason_to_wait(mode, clean, harmed)
 
 
 @rule(10)
-async def test_a_slot_that_goes_to_a_node_which_serves_once_more_is_not_in_quarantine(mode, clean, harmed):
-    """The client knew that node by the identity that it had before, until it read a map by chance."""
+async def test_a_slot_that_moves_to_a_node_that_was_demoted_and_promoted_has_no_quarantine(mode, clean, harmed):
+    """The client knew that node by its earlier identity, until it read a map by chance."""
     locks = mode.interlock()
     server = await knows_all(mode, locks)
     name = next(iter(one_on_each(harmed, "again").values()))
@@ -479,8 +479,8 @@ async def test_a_slot_that_goes_to_a_node_which_serves_once_more_is_not_in_quara
 
 
 @rule(10)
-def test_what_moved_without_loss_before_a_handover_came_without_loss():
-    """A name that was not used between the two was in quarantine: only the last step was looked at."""
+def test_a_slot_that_moved_before_a_lossless_failover_has_no_quarantine():
+    """A name that was not used between the two was in quarantine, because the client looked at the last step only."""
     where = address("redis://127.0.0.1", for_asyncio=False)
     epoch = ServerHistory(60.0).identify(
         Facts("d" * 40, "d" * 40, "b" * 40, uptime=500, now_ms=1_000_000, replicas=1), where
@@ -499,8 +499,8 @@ def test_what_moved_without_loss_before_a_handover_came_without_loss():
 
 
 @rule(5, 10)
-async def test_permits_that_move_to_a_clock_that_is_ahead_are_waited_for(mode):
-    """A permit moves with the time at which it ends, which is sooner there."""
+async def test_permits_that_move_to_a_node_whose_clock_is_ahead_are_waited_for(mode):
+    """A permit moves with the time at which it ends, which is sooner by that clock."""
     try:
         faketime()
     except Missing as missing:
@@ -539,7 +539,7 @@ def cluster_client(module, cluster, mode_name, **options):
 
 @pytest.mark.parametrize("library", ["redis", "valkey"])
 @pytest.mark.parametrize("decode", [False, True])
-async def test_a_client_of_the_cluster_will_do(mode, clean, cluster, library, decode):
+async def test_a_cluster_client_of_redis_py_or_valkey_py_is_accepted(mode, clean, cluster, library, decode):
     module = pytest.importorskip(library)
     client = cluster_client(module, cluster, mode.name, decode_responses=decode)
     mode.clients.append(client)
@@ -550,7 +550,7 @@ async def test_a_client_of_the_cluster_will_do(mode, clean, cluster, library, de
         await client.initialize()
 
 
-async def test_what_is_given_wrongly_gets_one_clear_error(mode, clean, cluster, server_pool):
+async def test_a_wrong_cluster_address_raises_one_clear_error(mode, clean, cluster, server_pool):
     single = server_pool.node(BASE)
     for target, error, said in (
         (f"redis+cluster://127.0.0.1:{single.port}", ConfigError, "is no node of a cluster. Use a URL redis://"),
@@ -572,7 +572,7 @@ async def test_what_is_given_wrongly_gets_one_clear_error(mode, clean, cluster, 
         assert "cret" not in str(caught.value)
 
 
-async def test_one_node_of_the_url_is_enough_a_replica_too(mode, clean, cluster):
+async def test_one_node_in_the_url_is_enough_even_a_replica(mode, clean, cluster):
     replica = cluster.replica_of(cluster.primary_of("lock:a"))
     locks = mode.interlock(f"redis+cluster://127.0.0.1:1,127.0.0.1:{replica.port}/0")
     for name in one_on_each(cluster).values():
@@ -590,7 +590,7 @@ async def test_a_client_of_the_other_mode_is_refused(mode, clean, cluster):
             await closing
 
 
-async def test_who_has_seen_the_cluster_believes_in_it(mode, clean):
+async def test_a_client_that_has_met_the_cluster_retries_for_longer(mode, clean):
     locks = mode.interlock()
     assert server_of(mode, locks).retry_for == RETRY_FOR
     await use(locks.lock("a"))
@@ -604,8 +604,8 @@ def replicated():
 
 
 @rule(6)
-async def test_who_only_renews_follows_a_failover_of_its_shard(mode, replicated):
-    """Renewals asked the dead node, and nobody asked who has its slots by now."""
+async def test_a_client_that_only_renews_follows_a_failover_of_its_shard(mode, replicated):
+    """Renewals went to the dead node, and nothing else made the client ask for the new map."""
     locks = mode.interlock(replicated.url)
     primary = replicated.nodes[0]
     names = [name for name in map(str, range(60)) if replicated.primary_of(f"lock:{name}") is primary]

@@ -55,7 +55,7 @@ def close(node, name):
 
 
 @rule(1, 10)
-async def test_on_both_sides_of_a_cut_nobody_believes_in_what_another_one_was_granted(mode, patient, monkeypatch):
+async def test_two_clients_on_both_sides_of_a_cut_never_hold_a_lock_together(mode, patient, monkeypatch):
     near = mode.interlock(patient.url, max_ttl=1)
     far = mode.interlock(f"{patient.url}?client_name=far", max_ttl=1)
     await met(near)
@@ -87,7 +87,7 @@ async def test_on_both_sides_of_a_cut_nobody_believes_in_what_another_one_was_gr
 
 
 @rule(10)
-async def test_a_primary_that_hears_nothing_more_stops_before_it_is_no_longer_waited_for(mode, wired):
+async def test_an_isolated_primary_stops_before_the_isolation_grace_ends(mode, wired):
     """Its links stay open: it tests each of them after half a node timeout, and waits a whole one for the answer."""
     locks = mode.interlock(wired.url, max_ttl=1)
     await met(locks)
@@ -114,8 +114,8 @@ async def test_a_primary_that_hears_nothing_more_stops_before_it_is_no_longer_wa
 
 
 @rule(1, 10)
-async def test_a_node_that_was_paused_and_goes_on_grants_nobody(mode):
-    """It says that it is a primary; the others have replaced it, and it has not heard of that."""
+async def test_a_node_that_was_paused_and_resumes_grants_nothing(mode):
+    """It takes itself for a primary; the other nodes have replaced it, and it does not know that yet."""
     with started(Cluster, BASE, shards=3, replicas=1, node_timeout=1.0, wired=True) as cluster:
         idle, cut = mode.interlock(cluster.url, max_ttl=4), mode.interlock(f"{cluster.url}?client_name=cut", max_ttl=4)
         for locks in (idle, cut):
@@ -141,8 +141,8 @@ async def test_a_node_that_was_paused_and_goes_on_grants_nobody(mode):
 
 
 @rule(8, 10)
-async def test_a_node_grants_nobody_anything_after_a_pause_while_no_other_one_answers(mode):
-    """Nor does anybody wait for longer than he wants to."""
+async def test_a_node_that_was_paused_grants_nothing_while_no_other_node_answers(mode):
+    """No caller waits for longer than its timeout."""
     with started(Cluster, BASE, shards=3, replicas=0, node_timeout=15.0) as cluster:
         locks = mode.interlock(cluster.url)
         await met(locks)
@@ -165,7 +165,7 @@ async def test_a_node_grants_nobody_anything_after_a_pause_while_no_other_one_an
 
 
 @rule(6, 10)
-async def test_a_lease_outlives_that_its_primary_is_cut_off(mode, wired):
+async def test_a_lease_outlives_the_isolation_of_its_primary(mode, wired):
     near, far = mode.interlock(wired.url, max_ttl=20), mode.interlock(wired.url, max_ttl=20)
     await met(near)
     await met(far)

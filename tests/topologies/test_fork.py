@@ -75,7 +75,7 @@ def connections(group):
 
 @rule(3, 6, 11)
 @pytest.mark.parametrize("topology", KINDS)
-async def test_a_child_after_fork_begins_anew_and_its_parent_goes_on(mode, topology):
+async def test_a_child_after_fork_connects_anew_and_its_parent_goes_on(mode, topology):
     with KINDS[topology]() as group:
         urls = group.urls if topology == "quorum" else [group.url]
         locks = mode.interlock(urls if topology == "quorum" else urls[0], max_ttl=5)
@@ -95,8 +95,8 @@ async def test_a_child_after_fork_begins_anew_and_its_parent_goes_on(mode, topol
 
 
 @rule(10, 11)
-async def test_a_child_remembers_who_served_before(mode):
-    """Its parent has heard of a failover and not asked for this lock since; nobody else knows of the lost grant."""
+async def test_a_child_after_fork_remembers_which_server_served_before(mode):
+    """Its parent knows of a failover and has not asked for this lock since; nobody else knows of the lost grant."""
     with started(Cluster, BASE, shards=1) as cluster:
         locks = mode.interlock(cluster.url, max_ttl=5)
         old, new = cluster.nodes

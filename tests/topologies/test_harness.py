@@ -106,7 +106,7 @@ def test_a_cluster_starts_and_moves_a_slot_with_its_keys(kind):
             get(source, "{a}0")
 
 
-def test_a_handover_loses_nothing():
+def test_a_handover_loses_no_write():
     with running(Sentinels) as group, contextlib.ExitStack() as clients:
         old = group.primary
         plain = clients.enter_context(client(old))
@@ -121,7 +121,7 @@ def test_a_handover_loses_nothing():
             assert other.dbsize() == 200
 
 
-def test_a_failover_of_a_primary_that_is_well():
+def test_a_healthy_primary_can_be_failed_over():
     with running(Sentinels) as group:
         old = group.primary
         new = group.failover()
@@ -204,7 +204,7 @@ def test_a_server_or_a_sentinel_that_is_restarted_takes_its_place_again():
         assert group.replicas == group.nodes[1:]
 
 
-def test_what_is_waited_for_in_vain_is_in_the_error():
+def test_the_error_of_a_wait_that_takes_too_long_says_what_is_missing():
     with running(Sentinels, replicas=1, sentinels=1) as group:
         with pytest.raises(TimeoutError, match="fewer than 1 sentinels name a primary other than"):
             group.wait_for_primary(group.primary, timeout=0.1)
@@ -216,7 +216,7 @@ def test_what_is_waited_for_in_vain_is_in_the_error():
 # Cluster
 
 
-def test_a_shard_of_which_the_primary_dies_is_taken_over_and_the_others_serve_meanwhile():
+def test_a_shard_whose_primary_dies_is_taken_over_and_the_others_serve_meanwhile():
     with running(Cluster) as cluster:
         primary = cluster.primary_of("a")
         replica = cluster.replica_of(primary)
@@ -249,7 +249,7 @@ def test_a_replica_takes_over_its_shard_with_and_without_its_primarys_last_write
         assert get(old, "a") == "1"
 
 
-def test_a_slot_can_be_left_half_way():
+def test_the_move_of_a_slot_can_be_left_half_way():
     with running(Cluster, shards=2, replicas=0) as cluster:
         source = cluster.primary_of("a")
         target = next(node for node in cluster.nodes if node is not source)

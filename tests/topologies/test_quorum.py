@@ -70,7 +70,7 @@ def nothing_left(servers, number=3) -> bool:
 
 @rule(7)
 @pytest.mark.parametrize("number", [1, 3, 5])
-async def test_a_pair(mode, servers, number):
+async def test_an_acquire_and_a_release_leave_nothing_on_quorums_of_one_three_and_five(mode, servers, number):
     lock = quorum(mode, servers, number).lock("a")
     fences = []
     for _ in range(3):
@@ -111,8 +111,8 @@ async def test_ten_clients_exclude_each_other_and_their_fences_grow(mode, server
 
 
 @rule(1)
-async def test_who_comes_without_waiting_at_the_same_time_one_gets_it(mode, servers):
-    """Each has a share for a moment: one goes on, so that a job of that minute is run."""
+async def test_of_five_clients_that_try_at_the_same_time_one_gets_the_lock(mode, servers):
+    """Each client has a vote for a moment: one goes on, so that the job of that minute runs."""
     clients = [quorum(mode, servers, 5).lock("a") for _ in range(5)]
     for client in clients:
         await client.inspect()
@@ -125,7 +125,7 @@ async def test_who_comes_without_waiting_at_the_same_time_one_gets_it(mode, serv
 
 @rule(6)
 @pytest.mark.parametrize("harm", ["kill", "pause"])
-async def test_one_of_three_may_be_away(mode, servers, harm):
+async def test_one_server_of_three_may_be_away(mode, servers, harm):
     locks = quorum(mode, servers)
     async with await locks.lock("a").acquire() as first:
         pass
@@ -149,7 +149,7 @@ async def test_one_of_three_may_be_away(mode, servers, harm):
 
 
 @rule(8)
-async def test_two_of_three_dead_is_told_in_time(mode, servers):
+async def test_two_dead_servers_of_three_raise_unavailable_in_time(mode, servers):
     locks = quorum(mode, servers)
     async with await locks.lock("a").acquire():
         pass
@@ -169,8 +169,8 @@ async def test_two_of_three_dead_is_told_in_time(mode, servers):
 
 
 @rule(3)
-async def test_a_split_is_nobodys_and_never_hangs(mode, servers):
-    """Four servers, two and two, of which neither comes to an end by itself."""
+async def test_a_split_vote_grants_nothing_and_never_hangs(mode, servers):
+    """Four servers, two and two: neither half ends by itself."""
     ours = quorum(mode, servers, 4)
     keep = [("zz/1/t/x", 0), ("zz/1/t/x", 1), ("zz/1/t/y", 2), ("zz/1/t/y", 3)]
     for token, i in keep:
@@ -184,7 +184,7 @@ async def test_a_split_is_nobodys_and_never_hangs(mode, servers):
 
 
 @rule(3)
-async def test_one_who_has_a_share_goes_on_when_the_dead_holder_of_another_has_run_out(mode, servers):
+async def test_a_client_with_one_vote_goes_on_when_the_votes_of_a_dead_client_have_run_out(mode, servers):
     ask(servers.nodes[0], "SET", "lock:a", "aa/1/t/x", "PX", 1000)  # it would go first
     ask(servers.nodes[1], "SET", "lock:a", "zz/1/t/x", "PX", 1000)
     async with await quorum(mode, servers).lock("a").acquire(timeout=10) as lease:
@@ -193,7 +193,7 @@ async def test_one_who_has_a_share_goes_on_when_the_dead_holder_of_another_has_r
 
 @pytest.mark.asyncio_only
 @rule(8)
-async def test_a_cancelled_one_leaves_nothing_at_any_server(mode, servers):
+async def test_a_cancelled_acquire_leaves_nothing_at_any_server(mode, servers):
     locks, others = quorum(mode, servers), quorum(mode, servers)
     async with await locks.lock("a").acquire():
         waiting = asyncio.create_task(others.lock("a").acquire())
@@ -214,8 +214,8 @@ async def test_a_cancelled_one_leaves_nothing_at_any_server(mode, servers):
 
 
 @rule(8)
-async def test_lost_replies(mode, servers):
-    """Of one server: no harm. Of two: no lease, and nothing left once they are heard again."""
+async def test_a_lost_reply_of_one_server_is_no_harm_and_of_two_leaves_no_lease(mode, servers):
+    """After the lost replies of two servers nothing is left once the servers answer again."""
     with Proxy(servers.nodes[0].socket) as one, Proxy(servers.nodes[1].socket) as two:
         locks = mode.interlock([one.url, two.url, servers.nodes[2].url], quarantine=False)
         async with await locks.lock("a").acquire():
@@ -235,8 +235,8 @@ async def test_lost_replies(mode, servers):
 
 
 @rule(2)
-async def test_grants_that_come_too_late_are_none(mode, servers):
-    """A vote may take a tenth of the ttl: who gets the lock holds it for most of that time."""
+async def test_votes_that_arrive_too_late_grant_nothing(mode, servers):
+    """A vote may take a tenth of the ttl: the client that gets the lock holds it for most of that time."""
     with Proxy(servers.nodes[0].socket) as one, Proxy(servers.nodes[1].socket) as two:
         locks = mode.interlock([one.url, two.url, servers.nodes[2].url], quarantine=False)
         async with await locks.lock("a").acquire():
@@ -259,7 +259,7 @@ async def test_renewals_go_on_with_a_minority_away(mode, servers):
 
 
 @rule(6)
-async def test_a_lease_is_lost_with_the_majority_and_that_is_told_in_time(mode, servers):
+async def test_the_loss_of_the_majority_is_reported_as_a_loss_in_time(mode, servers):
     lease = await quorum(mode, servers).lock("a", ttl=4).acquire()
     servers.nodes[0].pause()
     servers.nodes[1].pause()
@@ -274,7 +274,7 @@ async def test_a_lease_is_lost_with_the_majority_and_that_is_told_in_time(mode, 
 
 
 @rule(6)
-async def test_what_a_minority_lost_is_no_loss_and_extending_makes_no_key(mode, servers):
+async def test_a_key_that_a_minority_lost_is_no_loss_and_extend_creates_no_key(mode, servers):
     locks = quorum(mode, servers)
     lease = await locks.lock("a", renew=False).acquire()
     await until(lambda: held(servers) == [lease.token] * 3)
@@ -291,7 +291,7 @@ async def test_what_a_minority_lost_is_no_loss_and_extending_makes_no_key(mode, 
 
 @rule(3)
 async def test_waiters_are_woken_by_push(mode, servers, monkeypatch):
-    """Nobody looks by himself in this test."""
+    """No waiter polls in this test."""
     monkeypatch.setattr(_waiters, "_next_heartbeat", lambda: 30.0)
     monkeypatch.setattr(_waiters, "HEARTBEAT_INTERVAL", 30.0)
     first, second = quorum(mode, servers), quorum(mode, servers)
@@ -328,7 +328,7 @@ async def test_fences_grow_whatever_majority_grants_and_though_servers_forget(mo
 
 @rule(10)
 async def test_a_server_that_forgot_does_not_vote(mode, servers):
-    """Two of three are restarted empty under a lease: who met them before is granted nothing until it has run out."""
+    """Two of three servers restart empty under a lease: clients that knew them get nothing until it has run out."""
     ttl = 6.0
     options = {"quarantine": True, "max_ttl": ttl}
     holder, other = quorum(mode, servers, **options), quorum(mode, servers, **options)
@@ -348,7 +348,7 @@ async def test_a_server_that_forgot_does_not_vote(mode, servers):
 
 
 @rule(10)
-async def test_a_quarantine_is_ended_by_hand(mode, servers):
+async def test_revoke_by_force_ends_a_quarantine(mode, servers):
     options = {"quarantine": True, "max_ttl": 30.0}
     locks = quorum(mode, servers, **options)
     await locks.lock("a").inspect()
@@ -394,7 +394,7 @@ def _uptime(node) -> str:
 # What there is, and what there is not
 
 
-async def test_every_primitive_that_a_quorum_has(mode, servers):
+async def test_every_synchronizer_that_a_quorum_has_works(mode, servers):
     locks, others = quorum(mode, servers), quorum(mode, servers)
     rlock = locks.rlock("r")
     async with await rlock.acquire() as outer:
@@ -429,7 +429,7 @@ async def _answer(_):
 
 
 @rule(6)
-async def test_revoked_by_a_majority(mode, servers):
+async def test_a_revocation_by_a_majority_ends_the_lease(mode, servers):
     locks, others = quorum(mode, servers), quorum(mode, servers)
     lease = await locks.lock("a", ttl=2).acquire()
     assert await others.lock("a").revoke("enough")
@@ -449,20 +449,20 @@ async def test_revoked_by_a_majority(mode, servers):
     ],
     ids=["rwlock", "semaphore", "latch", "barrier"],
 )
-async def test_what_it_has_not_is_refused_before_anything_is_sent(mode, make):
+async def test_a_synchronizer_that_a_quorum_lacks_is_refused_before_anything_is_sent(mode, make):
     locks = mode.interlock(["unix:///nowhere/1", "unix:///nowhere/2", "unix:///nowhere/3"])
     with pytest.raises(ConfigError, match="a quorum has no (rwlock|semaphore|latch|barrier)"):
         make(locks)
 
 
-async def test_execute_is_refused(mode, servers):
+async def test_execute_is_refused_on_a_quorum(mode, servers):
     async with await quorum(mode, servers).lock("a").acquire() as lease:
         with pytest.raises(ConfigError, match="quorum"):
             await lease.execute("SET", "users:x", "1")
     assert ask(servers.nodes[0], "GET", "users:x") is None
 
 
-async def test_one_server_has_one_vote(mode, servers):
+async def test_a_server_that_is_listed_twice_has_one_vote(mode, servers):
     one, two = servers.nodes[:2]
     locks = mode.interlock([one.url, two.url, one.tcp_url], quarantine=False)
     with pytest.raises(ConfigError, match="the same server") as caught:
@@ -473,7 +473,7 @@ async def test_one_server_has_one_vote(mode, servers):
         mode.interlock([one.url, two.url, one.url])
 
 
-async def test_the_log_tells_who_does_not_vote_and_that_it_is_back(mode, servers, caplog):
+async def test_the_log_names_a_server_that_does_not_vote_and_its_return(mode, servers, caplog):
     locks, node = quorum(mode, servers), servers.nodes[0]
     await (await locks.lock("a").acquire()).release()
     node.kill()
@@ -484,7 +484,7 @@ async def test_the_log_tells_who_does_not_vote_and_that_it_is_back(mode, servers
     await until(lambda: "votes again" in caplog.text)
 
 
-async def test_bad_lists(mode, caplog):
+async def test_a_bad_list_of_servers_is_refused(mode, caplog):
     for wrong in (
         [], [None], ["redis+cluster://me:secret@a"], ["redis://localhost", ["redis://other"]], ["http://:secret@x"],
         ["redis+sentinel://:secret@a/0?service=m"],
@@ -503,8 +503,8 @@ async def test_bad_lists(mode, caplog):
 
 @rule(1)
 @rule(8)
-async def test_what_was_given_back_without_an_answer_has_no_vote_any_more(mode, servers):
-    """The release may come after the next vote, and free it: the exhaustive search has the story."""
+async def test_a_token_with_an_unconfirmed_release_has_no_vote_any_more(mode, servers):
+    """The release may run after the next vote and free the lock: the exhaustive search has the story."""
     locks = quorum(mode, servers, 3)
     await (await locks.lock("warm").acquire()).release()
     server = mode.session(locks).server
@@ -519,7 +519,7 @@ async def test_what_was_given_back_without_an_answer_has_no_vote_any_more(mode, 
     await until(lambda: nothing_left(servers, 3))
 
 
-async def test_a_release_is_owed_for_as_long_as_the_lease_may_last(mode, servers):
+async def test_a_pending_release_is_kept_for_as_long_as_the_lease_may_last(mode, servers):
     locks = quorum(mode, servers, max_ttl=900)
     lease = await locks.lock("a", ttl=200).acquire()
     server = mode.session(locks).server

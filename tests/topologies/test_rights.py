@@ -22,9 +22,7 @@ pytestmark = pytest.mark.runs_on("valkey-9.1", starts="clusters of valkey-9.1 an
 @pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
 @rule(9)
 @pytest.mark.parametrize("missing", ["-time", "-set", "-exists", "-pexpire", "-zadd"])
-async def test_a_right_that_is_missing_inside_a_script_is_named_and_leaves_no_key_for_ever(
-    mode, server, clean, missing
-):
+async def test_a_right_that_a_script_lacks_is_named_and_leaves_no_key_without_a_ttl(mode, server, clean, missing):
     lease = await mode.interlock().lock("a").acquire()
     clean.execute_command("ACL SETUSER", *least_rights().split(), missing)
     locks = mode.interlock(f"unix://{USER}:{PASSWORD}@{server.socket}")
@@ -132,7 +130,7 @@ def rights(server_pool):
 
 
 @pytest.mark.parametrize("missing", ["-cluster|slots", "-cluster|info", "-config|get", "-ssubscribe", "-spublish"])
-async def test_a_right_that_is_missing_on_a_cluster_is_told(mode, clean, rights, caplog, missing):
+async def test_a_right_that_is_missing_on_a_cluster_is_named(mode, clean, rights, caplog, missing):
     _warn_of_defaults.cache_clear()
     grant_least(rights, *cluster_rights(BASE).split(), missing)
     locks, others = mode.interlock(as_user(rights.url)), mode.interlock(as_user(rights.url))
@@ -148,7 +146,7 @@ async def test_a_right_that_is_missing_on_a_cluster_is_told(mode, clean, rights,
     assert await (await waiting).release()
 
 
-async def test_without_the_right_to_ask_a_lease_on_its_way_says_so(mode, clean, rights):
+async def test_without_the_right_to_asking_the_error_for_a_moving_slot_says_so(mode, clean, rights):
     grant_least(rights, *cluster_rights(BASE).split(), "-asking")
     lease = await mode.keep(mode.interlock(as_user(rights.url)).lock("a").acquire())
     slot = rights.slot("lock:a")

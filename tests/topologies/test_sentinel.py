@@ -45,7 +45,7 @@ def group():
 
 @pytest.mark.parametrize("server_kind", KINDS)
 @rule(10)
-async def test_a_failover_is_outlived(mode, server_kind):
+async def test_leases_waiters_and_renewals_outlive_a_failover(mode, server_kind):
     # Sentinels of 6.2 may leave the other replica with the dead primary for 10 s (see Sentinels): a new primary that
     # wants a replica for each write takes no write meanwhile, and the lease ends.
     config = {} if server_kind == "redis-6.2" else GUARDED
@@ -65,7 +65,7 @@ async def test_a_failover_is_outlived(mode, server_kind):
 
 
 @rule(10)
-async def test_a_grant_that_the_failover_lost_is_waited_for(mode):
+async def test_a_lease_that_the_failover_lost_is_waited_for(mode):
     with watched(config={}) as group:
         dead, other = mode.interlock(group.url, max_ttl=LONGEST), mode.interlock(group.url, max_ttl=LONGEST)
         await (await other.lock("hello", ttl=LONGEST).acquire()).release()
@@ -84,7 +84,7 @@ async def test_a_grant_that_the_failover_lost_is_waited_for(mode):
 
 
 @rule(10)
-async def test_an_isolated_primary_that_still_answers_holds_nothing_for_long(mode, group):
+async def test_a_lease_at_an_isolated_primary_ends_soon(mode, group):
     old = group.primary
     left, other = mode.interlock(old.tcp_url, max_ttl=LONGEST), mode.interlock(group.url, max_ttl=LONGEST)
     await (await other.lock("hello", ttl=LONGEST).acquire()).release()
@@ -103,7 +103,7 @@ async def test_an_isolated_primary_that_still_answers_holds_nothing_for_long(mod
 
 
 @rule(10)
-async def test_who_was_left_with_an_isolated_primary_finds_the_new_one(mode, group):
+async def test_a_client_of_an_isolated_primary_finds_the_new_primary(mode, group):
     left, other = mode.interlock(group.url, max_ttl=20), mode.interlock(group.url, max_ttl=20)
     held = await mode.keep(left.lock("a", ttl=12).acquire())
     await (await other.lock("hello", ttl=LONGEST).acquire()).release()
@@ -117,8 +117,8 @@ async def test_who_was_left_with_an_isolated_primary_finds_the_new_one(mode, gro
 
 
 @rule(10)
-async def test_what_a_new_primary_renews_counts_once_the_old_one_must_have_stopped(mode):
-    """For min-replicas-max-lag, and two seconds: meanwhile the old one may grant what has run out there."""
+async def test_a_renewal_by_a_new_primary_counts_once_the_old_one_must_have_stopped(mode):
+    """That takes min-replicas-max-lag and two seconds: meanwhile the old primary may grant what ran out there."""
     with watched(config={"min-replicas-to-write": "1", "min-replicas-max-lag": "4"}) as group:
         locks = mode.interlock(group.url, max_ttl=30)
         held, brief = (
@@ -135,7 +135,7 @@ async def test_what_a_new_primary_renews_counts_once_the_old_one_must_have_stopp
 
 
 @rule(1, 10)
-async def test_nobody_holds_it_beside_a_primary_that_was_cut_off_and_still_grants(mode):
+async def test_no_lock_is_held_twice_beside_an_isolated_primary_that_still_grants(mode):
     with watched(replicas=3, config={"min-replicas-to-write": "1", "min-replicas-max-lag": "10"}) as group:
         old, (_, _, beside) = group.primary, group.replicas
         left, other = mode.interlock(old.tcp_url, max_ttl=20), mode.interlock(group.url, max_ttl=20)
@@ -154,8 +154,8 @@ async def test_nobody_holds_it_beside_a_primary_that_was_cut_off_and_still_grant
 
 
 @rule(1, 10)
-async def test_a_primary_that_was_paused_and_goes_on_grants_nobody(mode):
-    """It says that it is the primary, and counts its replica as alive, for no link to it has ended."""
+async def test_a_primary_that_was_paused_and_resumes_grants_nothing(mode):
+    """It takes itself for the primary, and counts its replica as alive, because no link to the replica has ended."""
     with watched(wired=True) as group:
         idle = mode.interlock(group.url, max_ttl=LONGEST)
         await (await idle.lock("a", ttl=LONGEST).acquire()).release()
@@ -176,8 +176,8 @@ async def test_a_primary_that_was_paused_and_goes_on_grants_nobody(mode):
 
 
 @rule(1, 10)
-async def test_an_answer_that_comes_after_a_pause_says_nothing_of_who_is_the_primary(mode):
-    """What it was asked before the pause, and answers after it, does not make its connection one that is in use."""
+async def test_an_answer_after_a_pause_does_not_prove_who_is_the_primary(mode):
+    """A reply after the pause to a request before the pause does not make its connection count as in use."""
     with watched(wired=True) as group:
         busy = mode.interlock(group.url, quarantine=False)
         await (await busy.lock("a", ttl=LONGEST).acquire()).release()
@@ -209,8 +209,8 @@ async def test_an_answer_that_comes_after_a_pause_says_nothing_of_who_is_the_pri
 
 
 @rule(8, 10)
-async def test_nobody_is_granted_anything_after_a_pause_while_no_sentinel_answers(mode, group):
-    """Nor does anybody wait for longer than he wants to."""
+async def test_a_primary_that_was_paused_grants_nothing_while_no_sentinel_answers(mode, group):
+    """No caller waits for longer than its timeout."""
     locks, primary = mode.interlock(group.url), group.primary
     await (await locks.lock("a").acquire()).release()
     for each in group.sentinels:
@@ -229,7 +229,7 @@ async def test_nobody_is_granted_anything_after_a_pause_while_no_sentinel_answer
 
 
 @rule(10)
-async def test_a_handover_loses_nothing_and_need_not_wait(mode, group):
+async def test_a_planned_failover_loses_nothing_and_begins_no_quarantine(mode, group):
     locks = mode.interlock(group.url, max_ttl=60)
     await (await locks.lock("a").acquire()).release()
     held = await mode.keep(locks.lock("held").acquire())
@@ -242,7 +242,7 @@ async def test_a_handover_loses_nothing_and_need_not_wait(mode, group):
     await (await fresh.lock("held").acquire(timeout=20)).release()
 
 
-async def test_a_client_of_sentinel_is_taken_as_it_is(mode, group):
+async def test_a_sentinel_client_of_redis_py_is_accepted(mode, group):
     ports = [("127.0.0.1", sentinel.port) for sentinel in group.sentinels]
     module = redis.sentinel if mode.name == "threads" else redis.asyncio.sentinel
     manager = module.Sentinel(ports, decode_responses=True)
@@ -258,7 +258,7 @@ async def test_a_client_of_sentinel_is_taken_as_it_is(mode, group):
         mode.interlock(replica)
 
 
-async def test_wrong_sentinels_are_told(mode, group):
+async def test_a_wrong_sentinel_address_raises_a_clear_error(mode, group):
     with pytest.raises(ConfigError, match=r"names no service: it is redis\+sentinel://"):
         mode.interlock(group.url.partition("?")[0])
     with pytest.raises(ConfigError, match=r"between two commas"):
@@ -283,7 +283,7 @@ async def test_wrong_sentinels_are_told(mode, group):
     assert time.monotonic() - started < 1 + SLACK
 
 
-async def test_a_dead_sentinel_is_no_harm(mode, group):
+async def test_a_dead_sentinel_disturbs_nobody(mode, group):
     group.sentinels[0].kill()
     await mode.keep(mode.interlock(group.url).lock("a").acquire(timeout=10))
 
@@ -298,8 +298,8 @@ def test_an_isolated_primary_is_waited_for_until_it_must_have_stopped():
 
 
 @rule(10)
-async def test_a_primary_whose_replicas_fall_silent_is_believed_to_go_on_for_longer_than_it_does(mode):
-    """Its links to them stay open: only the time tells it. Replicas whose links end are missed at once."""
+async def test_a_primary_whose_replicas_fall_silent_stops_before_the_isolation_grace_ends(mode):
+    """Its links to them stay open: only time shows the silence. A primary misses replicas whose links end at once."""
     with watched(wired=True, replicas=1, sentinels=1) as group:
         locks = mode.interlock(group.url, max_ttl=LONGEST)
         await (await locks.lock("hello", ttl=LONGEST).acquire()).release()
@@ -325,8 +325,8 @@ async def test_a_primary_whose_replicas_fall_silent_is_believed_to_go_on_for_lon
 
 
 @rule(10)
-async def test_sentinels_that_disagree_without_a_majority_name_nobody(mode):
-    """One of them was left behind with the old primary, and the third one is dead: nobody can tell which one it was."""
+async def test_sentinels_that_disagree_without_a_majority_name_no_primary(mode):
+    """One of them was left behind with the old primary, and the third one is dead: nobody can know which one it was."""
     alone = {"replicas": 0, "sentinels": 1, "config": {}}
     with watched(**alone) as old, watched(**alone) as new:
         ports = [old.sentinels[0].port, new.sentinels[0].port, 1]
@@ -341,7 +341,7 @@ async def test_sentinels_that_disagree_without_a_majority_name_nobody(mode):
         assert ask(new.primary, "EXISTS", "lock:a")
 
 
-async def test_a_sentinel_that_is_silent_holds_up_one_look_only(mode, group, monkeypatch):
+async def test_a_silent_sentinel_delays_one_look_only(mode, group, monkeypatch):
     silent, asked = group.sentinels[0], []
     real = sentinel.Sentinels._ask
 
@@ -362,14 +362,14 @@ async def test_a_sentinel_that_is_silent_holds_up_one_look_only(mode, group, mon
         silent.resume()
 
 
-async def test_a_primary_that_could_be_isolated_is_warned_of(mode, caplog):
+async def test_a_primary_that_would_go_on_in_isolation_is_logged(mode, caplog):
     with watched(config={}) as group:
         await mode.keep(mode.interlock(group.url).lock("a").acquire())
         assert "min-replicas-to-write" in caplog.text
 
 
 @rule(8)
-def test_sentinels_that_are_all_silent_take_no_longer_than_the_caller_has(monkeypatch):
+def test_sentinels_that_are_all_silent_take_no_longer_than_the_timeout(monkeypatch):
     withins = []
 
     def silent(_, within, *__):
@@ -384,8 +384,8 @@ def test_sentinels_that_are_all_silent_take_no_longer_than_the_caller_has(monkey
     assert sum(withins) < 0.31
 
 
-async def test_sentinels_that_refuse_us_are_no_outage(mode):
-    """It took a minute until a wrong password was told."""
+async def test_sentinels_that_refuse_the_password_raise_config_error(mode):
+    """It took a minute until the wrong password was raised."""
     with Node() as node, redis.Redis.from_url(node.url) as plain:
         plain.execute_command("ACL", "SETUSER", "default", "resetpass", ">secret")
         locks = mode.interlock(f"redis+sentinel://127.0.0.1:{node.port}/0?service=x")
@@ -395,8 +395,8 @@ async def test_sentinels_that_refuse_us_are_no_outage(mode):
 
 
 @rule(10)
-def test_the_old_primary_goes_on_for_as_long_as_it_was_told_to():
-    """min-replicas-max-lag may be set at one of them only."""
+def test_the_isolation_grace_is_that_of_the_old_primary():
+    """min-replicas-max-lag may be set at one of the servers only."""
     memory = ServerHistory(60.0)
     where = address("redis://127.0.0.1", for_asyncio=False)
     memory.identify(

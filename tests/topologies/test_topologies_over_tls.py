@@ -26,7 +26,7 @@ async def is_not_trusted(locks):
     await locks.close()
 
 
-async def test_a_cluster_over_tls(mode, tls):
+async def test_a_cluster_over_tls_works_and_an_untrusted_certificate_is_refused(mode, tls):
     with started(Cluster, "redis-7.0", shards=3, replicas=1, tls=tls) as cluster:
         locks, others = mode.interlock(cluster.url), mode.interlock(cluster.url)
         await met(locks)
@@ -46,7 +46,7 @@ async def test_a_cluster_over_tls(mode, tls):
         await is_not_trusted(mode.interlock(cluster.url.partition("?")[0]))
 
 
-async def test_sentinel_over_tls(mode, tls):
+async def test_sentinels_over_tls_work_and_an_untrusted_certificate_is_refused(mode, tls):
     with started(Sentinels, "redis-7.0", replicas=1, sentinels=1, tls=tls) as group:
         locks, others = mode.interlock(group.url), mode.interlock(group.url)
         server = others._session.server
