@@ -18,7 +18,7 @@ from interlock._client.core import Core
 from interlock._connect.target import address
 from interlock._quarantine import lossless
 from interlock._quarantine.history import ServerHistory
-from interlock._quarantine.identity import NO_REPLID, Facts
+from interlock._quarantine.identity import NO_REPLID, Facts, parse_facts
 from interlock._quarantine.lossless import Reading, least_ttl
 from interlock._quarantine.stamp import IdentityStamp
 
@@ -283,6 +283,15 @@ def test_an_uptime_that_is_a_second_too_long_shortens_no_quarantine():
     """The uptime is the difference of two times that are rounded down."""
     facts = Facts("r" * 40, "p" * 40, NO_REPLID, uptime=5, now_ms=100_000, replicas=0)  # it started at 95.0 to 96.0
     assert IdentityStamp(facts, 60, "-", " ").since_ms >= 96_000
+
+
+@rule(10)
+def test_a_part_of_a_millisecond_shortens_no_quarantine():
+    """A promoted server whose identity the client read at 7 ms and 1 µs may have begun to grant at that moment."""
+    info = b"run_id:%s\r\nmaster_replid:%s\r\nmaster_replid2:%s" % (b"a" * 40, b"b" * 40, b"c" * 40)
+    facts = parse_facts(info, b"", [b"0", b"7001"])
+    assert facts is not None and facts.promoted
+    assert IdentityStamp(facts, 60, "-", " ").since_ms == 8
 
 
 @rule(10)

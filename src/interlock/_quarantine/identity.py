@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final, NamedTuple, cast
 
 IDENTITY_LENGTH: Final = 12  # characters of run_id and replid: enough to distinguish servers
@@ -25,7 +26,7 @@ class Facts(NamedTuple):
     uptime: float
     """Whole seconds, up to one second too many: the server subtracts two rounded times."""
     now_ms: int
-    """The server's clock (ms)."""
+    """The server's clock (ms), rounded up: a quarantine that starts from it must not start too early."""
     replicas: int
     """How many replicas are connected to the server."""
     loaded: bool = False
@@ -66,7 +67,7 @@ def parse_facts(server: Any, replication: Any, time: Any, *past: Any) -> Facts |
         info["master_replid"],
         info.get("master_replid2", ""),
         float(info.get("uptime_in_seconds", 0)),
-        int(seconds) * 1000 + int(micros) // 1000,
+        int(seconds) * 1000 + math.ceil(int(micros) / 1000),
         int(info.get("connected_slaves", 0)),
         _loaded(info, int(seconds)),
     )
