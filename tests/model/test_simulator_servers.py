@@ -134,7 +134,7 @@ def who_connects_again_remembers_nothing(monkeypatch):
     identify = ServerHistory.identify
 
     def forgetful(self, *args):
-        self.before = "-"
+        self.previous = "-"
         return identify(self, *args)
 
     monkeypatch.setattr(ServerHistory, "identify", forgetful)
