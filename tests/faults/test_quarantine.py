@@ -15,7 +15,7 @@ from harness.servers import Missing, Node, faketime
 from harness.topology import Sentinels
 from interlock import AcquireTimeout, Skipped
 from interlock._client.core import Core
-from interlock._connect.target import address
+from interlock._connect.target import address_of
 from interlock._quarantine import lossless
 from interlock._quarantine.history import ServerHistory
 from interlock._quarantine.identity import NO_REPLID, Facts, parse_facts
@@ -408,7 +408,7 @@ def test_clocks_that_differ_by_less_than_the_margin_of_a_lease_count_as_equal():
 def test_a_lease_that_came_through_two_lossless_failovers_is_lossless():
     """Records of the first server are valid at the third, for leases that the clocks on the way did not cut short."""
     memory = ServerHistory(60.0)
-    where = address("redis://127.0.0.1", for_asyncio=False)
+    where = address_of("redis://127.0.0.1", for_asyncio=False)
     one, two, three = (
         memory.identify(Facts(each * 40, each * 40, "f" * 40, uptime=500, now_ms=1_000_000, replicas=1), where)
         for each in "abc"

@@ -16,7 +16,7 @@ from harness.servers import Missing, faketime
 from harness.topology import Cluster
 from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Unavailable
 from interlock._client import waiting as _waiters
-from interlock._connect.target import address
+from interlock._connect.target import address_of
 from interlock._protocol.timing import RETRY_FOR
 from interlock._quarantine.history import ServerHistory
 from interlock._quarantine.identity import Facts
@@ -481,7 +481,7 @@ async def test_a_slot_that_moves_to_a_node_that_was_demoted_and_promoted_has_no_
 @rule(10)
 def test_a_slot_that_moved_before_a_lossless_failover_has_no_quarantine():
     """A name that was not used between the two was in quarantine, because the client looked at the last step only."""
-    where = address("redis://127.0.0.1", for_asyncio=False)
+    where = address_of("redis://127.0.0.1", for_asyncio=False)
     epoch = ServerHistory(60.0).identify(
         Facts("d" * 40, "d" * 40, "b" * 40, uptime=500, now_ms=1_000_000, replicas=1), where
     )

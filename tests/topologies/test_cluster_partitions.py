@@ -36,14 +36,14 @@ def patient():
 
 def kept_from(node, monkeypatch):
     """Clients named "far" do not reach this node any more."""
-    real = Address._made
+    real = Address._make_connection
 
     def made(self, *args, **options):
         if self.parameters.get("client_name") == "far" and self.parameters["port"] == node.port:
             raise ConnectionError("cut off")
         return real(self, *args, **options)
 
-    monkeypatch.setattr(Address, "_made", made)
+    monkeypatch.setattr(Address, "_make_connection", made)
     close(node, "far")
 
 

@@ -140,7 +140,7 @@ async def test_a_right_that_is_missing_on_a_cluster_is_named(mode, clean, rights
         return
     lease = await locks.lock("a").acquire()
     waiting = asyncio.ensure_future(others.lock("a").acquire(timeout=30))
-    said = "assumes the default" if missing == "-config|get" else "polling only"
+    said = "assumes the server's default" if missing == "-config|get" else "polling only"
     await until(lambda: said in caplog.text)
     await lease.release()
     assert await (await waiting).release()

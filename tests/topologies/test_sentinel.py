@@ -17,7 +17,7 @@ from harness.topology import Sentinels
 from harness.topology.group import ask
 from interlock import AcquireTimeout, ConfigError, Unavailable
 from interlock._connect import sentinels as sentinel
-from interlock._connect.target import address
+from interlock._connect.target import address_of
 from interlock._protocol.types import Disconnected
 from interlock._quarantine.history import ServerHistory
 from interlock._quarantine.identity import NO_REPLID, Facts
@@ -291,9 +291,9 @@ async def test_a_dead_sentinel_disturbs_nobody(mode, group):
 @rule(10)
 def test_an_isolated_primary_is_waited_for_until_it_must_have_stopped():
     """It compares whole seconds, once a second; a node of a cluster tests a silent link after half a timeout."""
-    watched = address("redis+sentinel://a:1/0?service=x", for_asyncio=False)
+    watched = address_of("redis+sentinel://a:1/0?service=x", for_asyncio=False)
     assert watched.isolation_grace([[b"min-replicas-to-write", b"1"], [b"min-replicas-max-lag", b"1"]]) == 3
-    node = address("redis+cluster://a:1", for_asyncio=False).seeds[0]
+    node = address_of("redis+cluster://a:1", for_asyncio=False).seeds[0]
     assert node.isolation_grace([[b"cluster-node-timeout", b"4000"]]) == 7
 
 
@@ -377,7 +377,7 @@ def test_sentinels_that_are_all_silent_take_no_longer_than_the_timeout(monkeypat
         raise TimeoutError
 
     monkeypatch.setattr(sentinel.Sentinels, "_ask", staticmethod(silent))
-    group = address("redis+sentinel://a:1,b:2,c:3,d:4,e:5/0?service=x", for_asyncio=False)
+    group = address_of("redis+sentinel://a:1,b:2,c:3,d:4,e:5/0?service=x", for_asyncio=False)
     with pytest.raises(Disconnected):
         group.sentinels.primary(0.3)
     assert len(withins) == 5
@@ -398,7 +398,7 @@ async def test_sentinels_that_refuse_the_password_raise_config_error(mode):
 def test_the_isolation_grace_is_that_of_the_old_primary():
     """min-replicas-max-lag may be set at one of the servers only."""
     memory = ServerHistory(60.0)
-    where = address("redis://127.0.0.1", for_asyncio=False)
+    where = address_of("redis://127.0.0.1", for_asyncio=False)
     memory.identify(
         Facts("a" * 40, "b" * 40, NO_REPLID, uptime=500, now_ms=1_000_000, replicas=1), where, isolation_grace=11.0
     )

@@ -20,8 +20,8 @@ from harness.matrix import BASE_CELLS, PASSWORD, USER, least_rights
 from harness.modes import Mode, outcome, queued, until
 from interlock import AcquireTimeout, ConfigError, LockError, Unavailable
 from interlock._connect.refusals import connection_error
-from interlock._connect.server_check import _warn, check_server
-from interlock._connect.target import address, quorum
+from interlock._connect.server_check import _warn_of_policy, check_server
+from interlock._connect.target import address_of, quorum_of
 from interlock._protocol.names import checked_name, tagged
 
 rule = pytest.mark.rule
@@ -121,7 +121,7 @@ def test_bad_urls_name_what_is_right_and_no_password(make, url, monkeypatch):
         (["redis://a", "redis://b", "redis://c"], r"Interlock\.quorum\(\["),
         (redis.sentinel.Sentinel([("a", 1)]), r"master_for\(service\)"),
         ("redis+cluster://me:secret@a:1,me:secret@b:1", "once, before the first host"),
-        ("rediss://a?ssl_ca_cert=/x", "no option 'ssl_ca_cert', but .*ssl_ca_certs"),
+        ("rediss://a?ssl_ca_cert=/x", "'ssl_ca_cert' is no option for TLS.*ssl_ca_certs"),
     ],
 )
 def test_what_people_try_tells_the_way_out(make, target, says):
@@ -138,9 +138,9 @@ def test_what_people_try_tells_the_way_out(make, target, says):
     ],
 )
 def test_who_can_have_no_vote_in_a_quorum_is_told_so(hello, what):
-    (member,) = quorum([NOWHERE], for_asyncio=False).members
+    (member,) = quorum_of([NOWHERE], for_asyncio=False).servers
     check_server({b"version": b"9.1.0", b"mode": b"standalone", b"role": b"master"}, None, member)
-    with pytest.raises(ConfigError, match=f"localhost:1/0 is {what}, and a quorum is of single servers"):
+    with pytest.raises(ConfigError, match=f"localhost:1/0 is {what}, but a quorum needs single servers"):
         check_server({b"version": b"9.1.0", **hello}, None, member)
 
 
@@ -178,7 +178,7 @@ def test_passwords_never_appear(make):
     ],
 )
 def test_addresses(url, kind, shown):
-    found = address(url, for_asyncio=False)
+    found = address_of(url, for_asyncio=False)
     assert (found.kind, found.display_url) == (kind, shown)
 
 
@@ -193,22 +193,22 @@ def test_addresses(url, kind, shown):
 )
 def test_the_host_is_compared_with_the_certificate_by_every_redis_py(query, checked):
     """redis-py 5 does so only if it is asked to, and from redis-py 6 on it is the default."""
-    assert address(f"rediss://h{query}", for_asyncio=False).parameters["ssl_check_hostname"] is checked
-    watched = address(f"rediss+sentinel://h/0?service=m&{query[1:]}", for_asyncio=False)
-    for each in (watched, *watched.sentinels.members):
+    assert address_of(f"rediss://h{query}", for_asyncio=False).parameters["ssl_check_hostname"] is checked
+    watched = address_of(f"rediss+sentinel://h/0?service=m&{query[1:]}", for_asyncio=False)
+    for each in (watched, *watched.sentinels.addresses):
         assert each.parameters["ssl_check_hostname"] is checked
 
 
 def test_an_option_of_tls_that_a_client_leaves_at_its_default_need_not_be_known_by_the_other_library():
     valkey = pytest.importorskip("valkey")
     client = valkey.Valkey(ssl=True, ssl_cert_reqs=None)
-    parameters = address(client, for_asyncio=False).parameters
+    parameters = address_of(client, for_asyncio=False).parameters
     assert [option for option, value in parameters.items() if value is None] == ["ssl_cert_reqs"]
 
 
 def test_a_refusal_that_redis_py_wraps_is_the_same_refusal():
     """redis-py 5.0 wraps what the server answers on a unix socket of asyncio."""
-    found = address("unix:///tmp/s", for_asyncio=True)
+    found = address_of("unix:///tmp/s", for_asyncio=True)
     for refused, says in (
         (ResponseError("unknown command 'HELLO'"), "runs version before 6.0"),
         (ResponseError("max number of clients"), "refuses the connection"),
@@ -311,7 +311,7 @@ async def test_the_least_rights_that_the_docs_name_are_enough(mode, server, clea
 
 
 async def test_a_server_that_may_evict_locks_is_warned_of(mode, server, clean, caplog):
-    _warn.cache_clear()
+    _warn_of_policy.cache_clear()
     clean.config_set("maxmemory", "1gb")
     clean.config_set("maxmemory-policy", "allkeys-lru")
     try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, ParamS
 
 from interlock._client.reentrancy import HeldByCaller
 from interlock._connect.address import Quorum
-from interlock._connect.target import address, quorum
+from interlock._connect.target import address_of, quorum_of
 from interlock._protocol.acks import checked_acks
 from interlock._protocol.names import MIN_TTL, checked_name, duration, tagged
 from interlock._protocol.timing import TRY_FOR
@@ -77,7 +77,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         if label is not None and not re.search(r"\w", label):
             raise ConfigError(f"label must be some words for people, not {label!r}")
         self.label = label
-        self._address = target if isinstance(target, Quorum) else address(target, for_asyncio=self._for_asyncio)
+        self._address = target if isinstance(target, Quorum) else address_of(target, for_asyncio=self._for_asyncio)
         if not isinstance(quarantine, bool):  # pyright: ignore[reportUnnecessaryIsInstance]  # not all users have one
             raise ConfigError(
                 f"quarantine must be True or False, not {quarantine!r}; its length is max_ttl, in seconds"
@@ -104,7 +104,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         multi, election, once and synchronized; see docs/quorum.md. Raises ConfigError; at the first use also if a
         server is there twice.
         """
-        members = quorum(servers, for_asyncio=cls._for_asyncio)
+        members = quorum_of(servers, for_asyncio=cls._for_asyncio)
         return cls(members, prefix=prefix, max_ttl=max_ttl, quarantine=quarantine, try_for=try_for, label=label)
 
     def _lock(

@@ -33,10 +33,10 @@ _SYNC: Final[Any] = redis.connection
 _ASYNC: Final[Any] = redis.asyncio.connection
 _HIREDIS: Final[Any] = hiredis
 
-# The parameters of a client for the server's address and the login. Other parameters set how that client behaves.
-_KEPT: Final = ("host", "port", "path", "db", "username", "password", "credential_provider", "client_name",
+# The parameters of a client that say where the server is and how to log in; the others are about that client only.
+_KEPT_PARAMETERS: Final = ("host", "port", "path", "db", "username", "password", "credential_provider", "client_name",
                 "socket_timeout", "socket_connect_timeout", "socket_keepalive", "socket_keepalive_options")  # fmt: skip
-FAILOVER_TIME: Final = 60.0  # seconds that a failover may take, its detection included
+FAILOVER_TIME: Final = 60.0  # seconds that a failover may take, from the failure of the primary on
 # Seconds for which an isolated primary may accept writes beyond min-replicas-max-lag: it compares whole seconds, once
 # a second.
 LAG_GRACE: Final = 2.0
@@ -54,8 +54,8 @@ class PrimaryFinder(Protocol):
     @property
     def service(self) -> str: ...
 
-    def primary(self, within: float) -> tuple[str, int]:
-        """Ask the sentinels for the host and port of the primary, within so many seconds."""
+    def primary(self, timeout: float) -> tuple[str, int]:
+        """Ask the sentinels for the host and port of the primary. Takes about `timeout` seconds at most."""
         ...
 
 
@@ -87,13 +87,13 @@ class Address:
 
     @property
     def setup_commands(self) -> list[tuple[str, ...]]:
-        """The first commands on a connection, in one write; redis-py would send each in a round trip of its own."""
-        said: list[tuple[str, ...]] = []
+        """The commands that set up a connection, for one write: redis-py would wait for the reply to each."""
+        commands: list[tuple[str, ...]] = []
         if self.parameters.get("db"):
-            said.append(("SELECT", str(self.parameters["db"])))
+            commands.append(("SELECT", str(self.parameters["db"])))
         if self.parameters.get("client_name"):
-            said.append(("CLIENT", "SETNAME", self.parameters["client_name"]))
-        return said
+            commands.append(("CLIENT", "SETNAME", self.parameters["client_name"]))
+        return commands
 
     @property
     def previous_identity(self) -> str:
@@ -115,9 +115,9 @@ class Address:
         return tuple(("CONFIG", "GET", setting) for setting in settings)
 
     def isolation_grace(self, replies: list[Any]) -> float:
-        """Seconds for which an isolated primary may accept writes, by the replies to `isolation_commands`.
+        """Seconds for which an isolated primary may go on to accept writes, by the replies to `isolation_commands`.
 
-        A quarantine is longer by these seconds.
+        A quarantine lasts longer by these seconds.
         """
         if not replies:
             return 0.0
@@ -126,44 +126,46 @@ class Address:
         if self.clustered:
             (node_timeout,) = map(config_value, replies)
             return (DEFAULT_NODE_TIMEOUT if node_timeout is None else node_timeout / 1000) * NODE_TIMEOUTS + NODE_GRACE
-        enough, lag = map(config_value, replies)
-        if enough == 0 or lag == 0:  # the isolated primary never stops: no quarantine is long enough
+        replicas_needed, lag = map(config_value, replies)
+        if replicas_needed == 0 or lag == 0:  # the isolated primary never stops: no quarantine is long enough
             _warn_of_isolation(self.display_url)
             return 0.0
         return (DEFAULT_MAX_LAG if lag is None else lag) + LAG_GRACE
 
     def at(self, host: str, port: int) -> Address:
-        """The address of another server, with the same credentials."""
+        """The address of another server, with the credentials and options of this one."""
         kind = "tls" if self.kind == "tls" or any(key.startswith("ssl_") for key in self.parameters) else "tcp"
         return make_address(kind, {**self.parameters, "host": host, "port": port})
 
-    def connection(self, within: float) -> Any:  # a redis.Connection, which only carries bytes after the handshake
-        """An unconnected redis-py connection for threads; connecting takes at most `within` seconds."""
-        return self._made(_SYNC, within, redis.retry.Retry(NoBackoff(), 0), command_packer=_Packer())
+    def connection(self, timeout: float) -> Any:  # a redis.Connection, which only carries bytes after the handshake
+        """An unconnected redis-py connection for threads; connecting takes at most `timeout` seconds."""
+        return self._make_connection(_SYNC, timeout, redis.retry.Retry(NoBackoff(), 0), command_packer=_Packer())
 
-    def async_connection(self, within: float) -> Any:
-        """An unconnected redis-py connection for asyncio; connecting takes at most `within` seconds."""
-        return self._made(_ASYNC, within, redis.asyncio.retry.Retry(NoBackoff(), 0))
+    def async_connection(self, timeout: float) -> Any:
+        """An unconnected redis-py connection for asyncio; connecting takes at most `timeout` seconds."""
+        return self._make_connection(_ASYNC, timeout, redis.asyncio.retry.Retry(NoBackoff(), 0))
 
-    def _made(self, module: Any, within: float, retry: Any, **more: Any) -> Any:
+    def _make_connection(self, module: Any, timeout: float, retry: Any, **more: Any) -> Any:
         kind, parameters = self.kind, dict(self.parameters)
-        for ours in ("db", "client_name"):
-            parameters.pop(ours, None)
+        for name in ("db", "client_name"):  # `setup_commands` sends them
+            parameters.pop(name, None)
         if self.sentinels is not None:
-            began = time.monotonic()
-            parameters["host"], parameters["port"] = self.sentinels.primary(min(within, self.timeout))
-            within = max(0.002, within - (time.monotonic() - began))  # the time that the sentinels have left
+            started = time.monotonic()
+            parameters["host"], parameters["port"] = self.sentinels.primary(min(timeout, self.timeout))
+            timeout = max(0.002, timeout - (time.monotonic() - started))  # the time that the sentinels have left
         if kind == "embedded":
             from interlock import embedded  # noqa: PLC0415 (an extra)
 
             kind, parameters["path"] = (
                 "unix",
-                unquote(embedded.shared_url(timeout=min(within, self.timeout)).removeprefix("unix://")),
+                unquote(embedded.shared_url(timeout=min(timeout, self.timeout)).removeprefix("unix://")),
             )
-        # redis-py takes three steps: connecting, the handshake of TLS, and HELLO. Each may take its share of the time.
-        timeout = min(parameters.get("socket_connect_timeout") or self.timeout, within / (3 if kind == "tls" else 2))
-        parameters |= {"protocol": 3, "socket_timeout": timeout, "socket_connect_timeout": timeout}
-        connection = _class(module, kind)(**parameters, retry=retry, **more)
+        # redis-py takes two steps, connecting and HELLO, and with TLS a third one: each may take its share of the time.
+        step_timeout = min(
+            parameters.get("socket_connect_timeout") or self.timeout, timeout / (3 if kind == "tls" else 2)
+        )
+        parameters |= {"protocol": 3, "socket_timeout": step_timeout, "socket_connect_timeout": step_timeout}
+        connection = _connection_class(module, kind)(**parameters, retry=retry, **more)
         connection.driver_info = connection.lib_name = connection.lib_version = None  # saves two round trips
         return connection
 
@@ -172,16 +174,16 @@ class Address:
 class Quorum:
     """Several servers that are independent of each other."""
 
-    members: tuple[Address, ...]
+    servers: tuple[Address, ...]
 
     @property
     def display_url(self) -> str:
         """The name of the quorum in messages."""
-        return f"the quorum of {', '.join(member.display_url for member in self.members)}"
+        return f"the quorum of {', '.join(server.display_url for server in self.servers)}"
 
 
 class _Packer:
-    """Packs the handshake of redis-py: text only, see `_transports.resp.pack`."""
+    """Packs the commands of redis-py's handshake with hiredis: as text only, see `pack` in `_transports/resp.py`."""
 
     @staticmethod
     def pack(*args: object) -> list[bytes]:
@@ -214,16 +216,16 @@ def _connect_or_close(connect: Callable[[Any], Any], connection: Any) -> Any:
     try:
         return connect(connection)
     except BaseException as error:
-        entry = error.__traceback__.tb_next if error.__traceback__ is not None else None
-        while entry is not None:
-            for local in entry.tb_frame.f_locals.values():
+        trace = error.__traceback__.tb_next if error.__traceback__ is not None else None
+        while trace is not None:
+            for local in trace.tb_frame.f_locals.values():
                 if isinstance(local, socket.socket):
                     local.close()
-            entry = entry.tb_next
+            trace = trace.tb_next
         raise
 
 
-def _class(module: Any, kind: str) -> Any:
+def _connection_class(module: Any, kind: str) -> Any:
     if module is _SYNC and kind in _CLOSING:
         return _CLOSING[kind]
     names = {"tcp": "Connection", "tls": "SSLConnection", "unix": "UnixDomainSocketConnection"}
@@ -234,7 +236,8 @@ _CLOSING: Final[dict[str, type]] = {"tls": _TLS, "unix": _Unix}
 
 
 def make_address(kind: str, given: Mapping[str, Any]) -> Address:
-    parameters = {key: given[key] for key in _KEPT if given.get(key) is not None}
+    """Make the address of a tcp, tls or unix server from the parameters of a client of redis-py."""
+    parameters = {key: given[key] for key in _KEPT_PARAMETERS if given.get(key) is not None}
     if kind == "tls":
         parameters |= {
             key: value
@@ -247,13 +250,13 @@ def make_address(kind: str, given: Mapping[str, Any]) -> Address:
     if kind == "unix":
         for key in ("host", "port", "socket_keepalive", "socket_keepalive_options"):
             parameters.pop(key, None)
-        shown = f"unix://{parameters['path']}" + (f"?db={db}" if db else "")
+        display_url = f"unix://{parameters['path']}" + (f"?db={db}" if db else "")
     else:
         parameters.pop("path", None)
         host = str(parameters.get("host", "localhost"))
         bracketed = f"[{host}]" if ":" in host else host
-        shown = f"redi{'ss' if kind == 'tls' else 's'}://{bracketed}:{parameters.get('port', 6379)}/{db}"
-    return Address(kind, shown, parameters)
+        display_url = f"redi{'ss' if kind == 'tls' else 's'}://{bracketed}:{parameters.get('port', 6379)}/{db}"
+    return Address(kind, display_url, parameters)
 
 
 def config_value(reply: Any) -> int | None:
@@ -264,20 +267,21 @@ def config_value(reply: Any) -> int | None:
 
 
 @lru_cache(maxsize=256)
-def _warn_of_isolation(shown: str) -> None:
+def _warn_of_isolation(display_url: str) -> None:
     log.warning(
-        "%s: a primary that is cut off from its replicas and sentinels would still grant and renew leases after "
-        "the sentinels have named another. Set min-replicas-to-write to 1 there, and min-replicas-max-lag to a few "
-        "seconds",
-        shown,
+        "interlock: %s: a primary that is cut off from its replicas and sentinels would go on to grant and renew "
+        "leases after the sentinels have named another primary. Set min-replicas-to-write to 1 on each server, and "
+        "min-replicas-max-lag to a few seconds",
+        display_url,
     )
 
 
 @lru_cache(maxsize=256)
-def _warn_of_defaults(shown: str, refusal: str) -> None:
+def _warn_of_defaults(display_url: str, refusal: str) -> None:
     log.warning(
-        "%s does not tell how long a primary that is cut off may accept writes [%s], so interlock assumes the default. "
-        "If yours is less, every failover takes longer than it must: give this user +config|get (docs/acl.md)",
-        shown,
+        "interlock: %s does not say how long a primary that is cut off may accept writes [%s], so interlock assumes "
+        "the server's default. If your setting is shorter, a quarantine after a failover is longer than it must be: "
+        "give this user +config|get (docs/acl.md)",
+        display_url,
         refusal,
     )

@@ -5,46 +5,47 @@ from __future__ import annotations
 from typing import Any, Final
 
 from interlock._connect.address import Address, make_address
-from interlock._connect.sentinels import watched_by
+from interlock._connect.sentinels import sentinel_address
 from interlock.errors import ConfigError
 
 SEVERAL_SERVERS: Final = (
-    "several servers are redis+sentinel://h1:26379,h2:26379/0?service=mymaster, redis+cluster://h1:7000,h2:7001, "
+    "for several servers, give redis+sentinel://h1:26379,h2:26379/0?service=mymaster, redis+cluster://h1:7000,h2:7001, "
     "or Interlock.quorum([url, url, url])"
 )
 
 
 def address_of_client(client: Any, *, for_asyncio: bool) -> Address:
+    """The address of the server that a client of redis-py or valkey-py uses. Raises ConfigError."""
     name = f"{type(client).__module__}.{type(client).__qualname__}"
     pool: Any = getattr(client, "connection_pool", None)
     parameters: dict[str, Any] | None = getattr(pool, "connection_kwargs", None)
     if parameters is None:
-        way = ""
+        advice = ""
         if isinstance(client, list | tuple):
-            way = f"; {SEVERAL_SERVERS}"
+            advice = f"; {SEVERAL_SERVERS}"
         elif hasattr(client, "master_for"):
-            way = ". Give what its master_for(service) returns"
-        raise ConfigError(f"{name} is neither a URL nor a client of redis-py or valkey-py{way}")
+            advice = ". Give what its master_for(service) returns"
+        raise ConfigError(f"{name} is neither a URL nor a client of redis-py or valkey-py{advice}")
     kinds = [cls.__name__ for cls in pool.connection_class.__mro__]
     check_mode(name, asynchronous=".asyncio." in pool.connection_class.__module__, for_asyncio=for_asyncio)
     kind = "tls" if "SSLConnection" in kinds else "unix" if "UnixDomainSocketConnection" in kinds else "tcp"
-    found = make_address(kind, parameters)
+    node_address = make_address(kind, parameters)
     manager: Any = getattr(pool, "sentinel_manager", None)
     if manager is None:
-        return found
+        return node_address
     if not pool.is_master:
         raise ConfigError(
-            f"{name} reads from replicas, which learn late of each grant: give Sentinel.master_for(service)"
+            f"{name} reads from replicas, which get each grant late. Give what its master_for(service) returns"
         )
-    each = [{**one.connection_pool.connection_kwargs, "db": 0} for one in manager.sentinels]
-    return watched_by(found, each, pool.service_name)
+    sentinels = [{**sentinel.connection_pool.connection_kwargs, "db": 0} for sentinel in manager.sentinels]
+    return sentinel_address(node_address, sentinels, pool.service_name)
 
 
 def check_mode(name: str, *, asynchronous: bool, for_asyncio: bool) -> None:
-    """Raise ConfigError for a client of the other mode."""
+    """Raise ConfigError if the client is for asyncio and the Interlock for threads, or the other way round."""
     if asynchronous != for_asyncio:
-        here, there = ("interlock.aio", "interlock") if for_asyncio else ("interlock", "interlock.aio")
+        this_module, other_module = ("interlock.aio", "interlock") if for_asyncio else ("interlock", "interlock.aio")
         raise ConfigError(
             f"{name} is for {'asyncio' if asynchronous else 'threads'}: "
-            f"use it with `from {there} import Interlock`, or give {here} its own URL"
+            f"use it with `from {other_module} import Interlock`, or give {this_module} its own URL"
         )

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 from interlock._connect.address import Address, make_address
 from interlock._connect.clients import check_mode
-from interlock._connect.urls import address_of_url, credentials_once
+from interlock._connect.urls import address_of_url, check_credentials
 from interlock.errors import ConfigError
 
 _SCHEMES: Final = {f"{scheme}+cluster": scheme for scheme in ("redis", "rediss", "valkey", "valkeys")}
-_LIKE: Final = "It is redis+cluster://user:password@host1:7000,host2:7001"
+_EXAMPLE: Final = "It is redis+cluster://user:password@host1:7000,host2:7001"
 
 
 @dataclass(frozen=True)
@@ -25,39 +25,42 @@ class Cluster:
 def cluster_of(target: object, *, for_asyncio: bool) -> Cluster | None:
     """The cluster that a URL or a client names; None if the target names no cluster. Raises ConfigError."""
     if isinstance(target, str):
-        return _of_url(target) if target.partition("://")[0] in _SCHEMES else None
+        return _cluster_of_url(target) if target.partition("://")[0] in _SCHEMES else None
     kind = type(target)
     if "cluster" in f"{kind.__module__}.{kind.__qualname__}".lower():
-        return _of_client(target, for_asyncio=for_asyncio)
+        return _cluster_of_client(target, for_asyncio=for_asyncio)
     return None
 
 
-def _of_url(url: str) -> Cluster:
+def _cluster_of_url(url: str) -> Cluster:
     scheme, _, rest = url.partition("://")
-    shown = f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
-    where, mark, query = rest.partition("?")
-    where, _, path = where.partition("/")
+    display_url = f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
+    place, question, query = rest.partition("?")
+    place, _, path = place.partition("/")
     if "@" in path:
         raise ConfigError(
-            f"{shown!r} is no cluster's URL: '@' stands after a '/'. "
+            f"{display_url!r} is no cluster's URL: '@' stands after a '/'. "
             "Percent-encode the special characters of a user name or password"
         )
     if path not in ("", "0"):
-        raise ConfigError(f"{shown!r} is no cluster's URL: a cluster has but the database 0. {_LIKE}")
-    credentials, at, hosts = where.rpartition("@")
-    credentials_once(credentials, shown)
+        raise ConfigError(f"{display_url!r} is no cluster's URL: a cluster has only the database 0. {_EXAMPLE}")
+    credentials, at, hosts = place.rpartition("@")
+    check_credentials(credentials, display_url)
     if not all(hosts.split(",")):
-        raise ConfigError(f"{shown!r} is no cluster's URL: a host is missing. {_LIKE}")
+        raise ConfigError(f"{display_url!r} is no cluster's URL: a host is missing. {_EXAMPLE}")
     try:
         seeds = [
-            address_of_url(f"{_SCHEMES[scheme]}://{credentials}{at}{host}/0{mark}{query}") for host in hosts.split(",")
+            address_of_url(f"{_SCHEMES[scheme]}://{credentials}{at}{host}/0{question}{query}")
+            for host in hosts.split(",")
         ]
     except ConfigError:
-        raise ConfigError(f"{shown!r} is no cluster's URL. {_LIKE}, with special characters percent-encoded") from None
-    return _made(seeds, shown)
+        raise ConfigError(
+            f"{display_url!r} is no cluster's URL. {_EXAMPLE}, with special characters percent-encoded"
+        ) from None
+    return _make_cluster(seeds, display_url)
 
 
-def _of_client(client: Any, *, for_asyncio: bool) -> Cluster:
+def _cluster_of_client(client: Any, *, for_asyncio: bool) -> Cluster:
     name = f"{type(client).__module__}.{type(client).__qualname__}"
     manager: Any = getattr(client, "nodes_manager", None)
     if manager is None:
@@ -69,10 +72,10 @@ def _of_client(client: Any, *, for_asyncio: bool) -> Cluster:
     nodes = list(manager.startup_nodes.values())
     seeds = [make_address(kind, {**given, "host": node.host, "port": node.port}) for node in nodes]
     hosts = ",".join(seed.display_url.partition("://")[2].removesuffix("/0") for seed in seeds)
-    return _made(seeds, f"redi{'ss' if kind == 'tls' else 's'}+cluster://{hosts}")
+    return _make_cluster(seeds, f"redi{'ss' if kind == 'tls' else 's'}+cluster://{hosts}")
 
 
-def _made(seeds: list[Address], shown: str) -> Cluster:
+def _make_cluster(seeds: list[Address], display_url: str) -> Cluster:
     if any(seed.parameters.get("db") for seed in seeds):
-        raise ConfigError(f"{shown!r}: a cluster has but the database 0. {_LIKE}")
-    return Cluster(tuple(replace(seed, clustered=True) for seed in seeds), shown)
+        raise ConfigError(f"{display_url!r}: a cluster has only the database 0. {_EXAMPLE}")
+    return Cluster(tuple(replace(seed, clustered=True) for seed in seeds), display_url)

@@ -6,9 +6,9 @@ import ssl
 from typing import TYPE_CHECKING, Final
 
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
-from redis.exceptions import TimeoutError as Silence
+from redis.exceptions import TimeoutError as RedisTimeout
 
-from interlock._connect.server_check import too_old
+from interlock._connect.server_check import version_error
 from interlock._protocol.types import Disconnected, is_transient
 from interlock.errors import ConfigError, LockError
 
@@ -21,19 +21,19 @@ def connection_error(error: Exception, address: Address) -> Exception:
     # redis-py wraps each error that is no OSError. On a unix socket of asyncio, redis-py 5.0 also wraps server errors.
     while isinstance(wrapped := error.__cause__, Exception) and error.args == (wrapped,):
         error = wrapped
-    if isinstance(error, LockError | Disconnected):  # raised while looking up the address
+    if isinstance(error, LockError | Disconnected):  # raised by the lookup of the address
         return error
-    text, shown = str(error), address.display_url
+    text, display_url = str(error), address.display_url
     if isinstance(error, AuthenticationError) or text.startswith(("WRONGPASS", "NOAUTH", "invalid username")):
-        return ConfigError(f"{shown}: the user name or password is wrong or missing [{text}]")
+        return ConfigError(f"{display_url}: the user name or password is wrong or missing [{text}]")
     if isinstance(error, ResponseError) and "unknown command" in text.lower() and "HELLO" in text.upper():
-        return too_old(shown, "before 6.0")
+        return version_error(display_url, "before 6.0")
     if isinstance(error, ResponseError) and not is_transient(text):
-        return ConfigError(f"{shown}: the server refuses the connection [{text}]")
+        return ConfigError(f"{display_url}: the server refuses the connection [{text}]")
     if address.kind == "tls" and (advice := _tls_advice(error)):
-        return ConfigError(f"{shown}: {advice}")
+        return ConfigError(f"{display_url}: {advice}")
     cause = text if isinstance(error, RedisError | OSError) and text else f"{type(error).__name__}: {text}"
-    return Disconnected(cause, sent=False, timed_out=isinstance(error, TimeoutError | Silence))
+    return Disconnected(cause, sent=False, timed_out=isinstance(error, TimeoutError | RedisTimeout))
 
 
 # The connection broke, or another error interrupted the handshake: a later try may succeed.

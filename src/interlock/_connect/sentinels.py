@@ -28,24 +28,24 @@ SENTINEL_TIMEOUT: Final = 0.5  # seconds that one sentinel may take
 class Sentinels:
     """The sentinels that watch a service."""
 
-    members: tuple[Address, ...]
+    addresses: tuple[Address, ...]
     service: str
     _failed: dict[str, float] = field(default_factory=dict[str, float], init=False, repr=False, compare=False)
     """By sentinel: when it last failed to answer. A sentinel that has answered since is not in here."""
 
-    def primary(self, within: float) -> tuple[str, int]:
-        """Host and port of the primary. Blocks, for about `within` seconds.
+    def primary(self, timeout: float) -> tuple[str, int]:
+        """Host and port of the primary. Blocks, for about `timeout` seconds.
 
         Raises Disconnected if no sentinel answers, or if the sentinels disagree without a majority. Raises ConfigError
         if the sentinels don't know the service, or if all of them refuse for a reason that only the user can correct.
         """
         named: Counter[tuple[str, int]] = Counter()
-        strangers, errors, end = 0, list[Exception](), now() + within
-        # Ask a sentinel that failed to answer last: a machine that is down then costs its share of the time only once.
-        order = sorted(self.members, key=lambda sentinel: self._failed.get(sentinel.display_url, 0.0))
+        without_service, errors, end = 0, list[Exception](), now() + timeout
+        # A sentinel that failed to answer comes last, so a machine that is down costs its share of the time only once.
+        order = sorted(self.addresses, key=lambda sentinel: self._failed.get(sentinel.display_url, 0.0))
         for sentinel in order:
-            # Silent or slow sentinels together take no longer than the caller's time.
-            share = min(SENTINEL_TIMEOUT, within / len(order), max(0.001, end - now()))
+            # Each sentinel has a share, so that silent or slow sentinels together do not exceed the caller's time.
+            share = min(SENTINEL_TIMEOUT, timeout / len(order), max(0.001, end - now()))
             try:
                 reply = self._ask(sentinel, share, "GET-MASTER-ADDR-BY-NAME", self.service)
                 self._failed.pop(sentinel.display_url, None)
@@ -53,24 +53,25 @@ class Sentinels:
                 self._failed[sentinel.display_url] = now()
                 advice = _advice(error, str(error))
                 errors.append(
-                    ConfigError(f"{_place(sentinel)} {advice}") if advice else connection_error(error, sentinel)
+                    ConfigError(f"{_host_port(sentinel)} {advice}") if advice else connection_error(error, sentinel)
                 )
                 continue
             if reply is None:
-                strangers += 1
+                without_service += 1
                 continue
             host, port = (part.decode() if isinstance(part, bytes) else str(part) for part in reply)
             named[host, int(port)] += 1
-            if named[host, int(port)] * 2 > len(self.members):
+            if named[host, int(port)] * 2 > len(self.addresses):
                 break
-        if len(named) == 1 or any(votes * 2 > len(self.members) for votes in named.values()):
+        if len(named) == 1 or any(number * 2 > len(self.addresses) for number in named.values()):
             return named.most_common(1)[0][0]
         if named:
-            told = ", ".join(f"{votes} say {host}:{port}" for (host, port), votes in named.most_common())
-            raise Disconnected(f"the sentinels at {self._display} disagree: {told}", sent=False)
-        if strangers:
+            answers = ", ".join(f"{number} say {host}:{port}" for (host, port), number in named.most_common())
+            raise Disconnected(f"the sentinels at {self._display} disagree: {answers}", sent=False)
+        if without_service:
             raise ConfigError(
-                f"no sentinel of {self._display} knows the service {self.service!r}. They watch: {self._services()}"
+                f"no sentinel of {self._display} knows the service {self.service!r}. "
+                f"They watch: {self._list_services()}"
             )
         if all(isinstance(error, LockError) for error in errors):
             raise errors[-1]
@@ -79,18 +80,18 @@ class Sentinels:
 
     @property
     def _display(self) -> str:
-        return ", ".join(map(_place, self.members))
+        return ", ".join(map(_host_port, self.addresses))
 
-    def _services(self) -> str:
-        for sentinel in self.members:
+    def _list_services(self) -> str:
+        for sentinel in self.addresses:
             with contextlib.suppress(RedisError, OSError):
                 masters = self._ask(sentinel, SENTINEL_TIMEOUT, "MASTERS")
-                return ", ".join(sorted(one[b"name"].decode() for one in masters)) or "nothing"
-        return "nobody knows what"
+                return ", ".join(sorted(master[b"name"].decode() for master in masters)) or "nothing"
+        return "unknown services"
 
     @staticmethod
-    def _ask(sentinel: Address, within: float, *words: str) -> Any:
-        connection = sentinel.connection(2 * within)
+    def _ask(sentinel: Address, timeout: float, *words: str) -> Any:
+        connection = sentinel.connection(2 * timeout)
         try:
             connection.connect()
             connection.send_command("SENTINEL", *words)
@@ -99,7 +100,7 @@ class Sentinels:
             connection.disconnect()
 
 
-def _place(sentinel: Address) -> str:
+def _host_port(sentinel: Address) -> str:
     return sentinel.display_url.partition("://")[2].partition("/")[0]
 
 
@@ -108,14 +109,17 @@ def _advice(error: Exception, text: str) -> str:
     if "unknown command" in text:
         return "is no sentinel, but a server: name the sentinels, or use redis:// for the server itself"
     if isinstance(error, AuthenticationError) or "must be called with the client already authenticated" in text:
-        return f"refuses us: ?sentinel_password= (and ?sentinel_username=) are wrong or missing [{text}]"
+        return f"refuses the login: ?sentinel_password= or ?sentinel_username= is wrong or missing [{text}]"
     return ""
 
 
-def watched_by(data: Address, each: list[dict[str, Any]], service: str) -> Address:
-    """The primary that these sentinels name for a service, with the credentials and options of `data`."""
-    sentinels = Sentinels(tuple(make_address(data.kind, one) for one in each), service)
-    hosts = ",".join(one.display_url.partition("://")[2].partition("/")[0] for one in sentinels.members)
-    db = data.parameters.get("db", 0)
-    scheme = "rediss" if data.kind == "tls" else "redis"
-    return replace(data, display_url=f"{scheme}+sentinel://{hosts}/{db}?service={service}", sentinels=sentinels)
+def sentinel_address(server: Address, parameters: list[dict[str, Any]], service: str) -> Address:
+    """The address of the primary that sentinels name for a service, with the credentials and options of `server`.
+
+    `parameters` has those of a client for each sentinel.
+    """
+    sentinels = Sentinels(tuple(make_address(server.kind, sentinel) for sentinel in parameters), service)
+    hosts = ",".join(map(_host_port, sentinels.addresses))
+    db = server.parameters.get("db", 0)
+    scheme = "rediss" if server.kind == "tls" else "redis"
+    return replace(server, display_url=f"{scheme}+sentinel://{hosts}/{db}?service={service}", sentinels=sentinels)

@@ -15,31 +15,33 @@ from interlock._protocol.log import log
 from interlock.errors import ConfigError
 
 
-def quorum(servers: object, *, for_asyncio: bool) -> Quorum:
+def quorum_of(servers: object, *, for_asyncio: bool) -> Quorum:
     """The quorum of these URLs and clients. Raises ConfigError."""
     if isinstance(servers, str | bytes) or not isinstance(servers, Iterable):
-        raise ConfigError("a quorum is a list of servers: Interlock.quorum([url, url, url])")
-    members: list[Address] = []
+        raise ConfigError("a quorum needs a list of servers: Interlock.quorum([url, url, url])")
+    addresses: list[Address] = []
     for server in cast("Iterable[object]", servers):
-        found = None if server is None else address(server, for_asyncio=for_asyncio)
-        if not isinstance(found, Address) or found.sentinels is not None:
-            named = found.display_url if found else repr(server)
-            raise ConfigError(f"a quorum is of single servers, each named by a URL or a client, not of {named}")
-        if any(found.display_url == member.display_url for member in members):
-            raise ConfigError(f"{found.display_url} is in the quorum twice, but must have one vote. Name it once")
-        members.append(replace(found, votes=True))
-    if not members:
-        raise ConfigError("a quorum needs servers: name 3 or 5 that are independent of each other")
-    if len(members) % 2 == 0:
+        server_address = None if server is None else address_of(server, for_asyncio=for_asyncio)
+        if not isinstance(server_address, Address) or server_address.sentinels is not None:
+            rejected = server_address.display_url if server_address else repr(server)
+            raise ConfigError(f"a quorum needs single servers, each named by a URL or a client, not {rejected}")
+        if any(server_address.display_url == earlier.display_url for earlier in addresses):
+            raise ConfigError(
+                f"{server_address.display_url} is in the quorum twice, but a server has one vote. Name it once"
+            )
+        addresses.append(replace(server_address, votes=True))
+    if not addresses:
+        raise ConfigError("a quorum needs servers. Name 3 or 5 that are independent of each other")
+    if len(addresses) % 2 == 0:
         log.warning(
-            "interlock: a quorum of %d servers tolerates no more failures than one of %d. Remove one server or add one",
-            len(members),
-            len(members) - 1,
+            "interlock: a quorum of %d servers survives no more failures than one of %d. Remove one server or add one",
+            len(addresses),
+            len(addresses) - 1,
         )
-    return Quorum(tuple(members))
+    return Quorum(tuple(addresses))
 
 
-def address(target: object, *, for_asyncio: bool) -> Address | Cluster:
+def address_of(target: object, *, for_asyncio: bool) -> Address | Cluster:
     """The server or cluster that a URL, a client, or (for None) $INTERLOCK_URL names. Raises ConfigError."""
     if target is None:
         target = os.environ.get("INTERLOCK_URL")
@@ -48,6 +50,6 @@ def address(target: object, *, for_asyncio: bool) -> Address | Cluster:
                 'no server is named: call Interlock("redis://host:6379/0"), or set INTERLOCK_URL. '
                 'Interlock("embedded://") starts one for this user on this machine'
             )
-    if (found := cluster_of(target, for_asyncio=for_asyncio)) is not None:
-        return found
+    if (cluster := cluster_of(target, for_asyncio=for_asyncio)) is not None:
+        return cluster
     return address_of_url(target) if isinstance(target, str) else address_of_client(target, for_asyncio=for_asyncio)

@@ -34,6 +34,6 @@ def open_server(
     if isinstance(target, Cluster):
         return ClusterServer(target, single, runtime, histories)
     if isinstance(target, Quorum):
-        members = [single(each, histories.of(each, mark="+")) for each in target.members]
+        members = [single(each, histories.of(each, mark="+")) for each in target.servers]
         return QuorumServer(members, runtime, target.display_url)
     return single(target, histories.of(target))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Protocol
 
-from interlock._connect.target import address
+from interlock._connect.target import address_of
 from interlock._protocol.names import checked_name
 from interlock.errors import ConfigError
 from interlock.threads import Interlock
@@ -39,7 +39,7 @@ _interlocks: list[Interlock] = []  # one for each server, prefix and max_ttl
 
 def interlock(client: object, prefix: str = "", max_ttl: float = MAX_TTL) -> Interlock:
     """The Interlock for this client's server. Raises ConfigError."""
-    where = address(client, for_asyncio=False)
+    where = address_of(client, for_asyncio=False)
     for made in _interlocks:
         if (made._address, made.prefix, made.max_ttl) == (where, prefix, max_ttl) and not made._closed:
             return made

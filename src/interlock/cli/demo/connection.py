@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import redis
 
 from interlock._connect.address import Address
-from interlock._connect.target import address
+from interlock._connect.target import address_of
 from interlock.errors import ConfigError, Unavailable
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class BareConnection:
 
     def __init__(self, url: str) -> None:
         """Connect. Raises ConfigError for a bad URL, Unavailable if no server answers."""
-        found = address(url, for_asyncio=False)
+        found = address_of(url, for_asyncio=False)
         if not isinstance(found, Address):
             raise ConfigError(
                 f"{found.display_url} is a cluster, but the demo needs a single server: give the URL of one"
