@@ -63,7 +63,7 @@ class Client:
         self.session.process_id = name
         _sessions.discard(self.session)  # this real process has no such session
         self.locks = Locks(self.session)
-        self.known: dict[str, Any] = {}  # facts that its workers have learned about things, by name
+        self.known: dict[str, Any] = {}  # facts that its workers have learned about resources, by name
         if image is not None:
             self._remember(image)
         attempts = run.monitor.attempts

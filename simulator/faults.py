@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .profiles import Profile
     from .scenario import Run
     from .server import Server
-    from .subjects import Thing
+    from .subjects import ResourceModel
 
 MOST_CLONES: Final = 6  # clients: with so many, the simulator restores no further one twice
 PLACES: Final = ("before_send", "park", "park", "wake", "wake", "handed", "handed")
@@ -47,7 +47,7 @@ class Strike(NamedTuple):
     wire: bool  # whether only awaits of messages count
     client: float  # chooses the client: 0 to 1
     victim: float
-    thing: float
+    resource: float
     seconds: float
     spare: float
 
@@ -74,7 +74,7 @@ def strikes(chance: Chance, profile: Profile, until: float) -> list[Strike]:
                 wire=numbers.random() < 0.6,
                 client=numbers.random(),
                 victim=numbers.random(),
-                thing=numbers.random(),
+                resource=numbers.random(),
                 seconds=min(until - when, numbers.choice((numbers.expovariate(1 / 0.3), numbers.uniform(0.5, 8.0)))),
                 spare=numbers.random(),
             )
@@ -154,8 +154,8 @@ class Faults:
             "crash": client.name,
             "close": client.name,
             "deafen": client.name,
-            "revoke": f"{self._thing(strike).name} by {client.name}",
-            "force": f"{self._thing(strike).name} by {client.name}",
+            "revoke": f"{self._resource(strike).name} by {client.name}",
+            "force": f"{self._resource(strike).name} by {client.name}",
             "cut off": lasts.strip(),
             "out of memory": lasts.strip(),
             "one way": f"{client.name} {'sends' if strike.wire else 'hears'} nothing" + lasts,
@@ -164,9 +164,9 @@ class Faults:
             return f"{victim.name} at its {strike.place}" + lasts * (strike.kind == "scheduled pause")
         return whom.get(strike.kind, "")
 
-    def _thing(self, strike: Strike) -> Thing:
-        things: list[Thing] = self.run.subject.things
-        return things[int(strike.thing * len(things))]
+    def _resource(self, strike: Strike) -> ResourceModel:
+        resources: list[ResourceModel] = self.run.subject.resources
+        return resources[int(strike.resource * len(resources))]
 
     @staticmethod
     def _cancel(worker: Task) -> None:
@@ -215,7 +215,7 @@ class Faults:
 
     def _server(self, strike: Strike, client: Client) -> None:
         run, world = self.run, self.run.world
-        number = int(strike.thing * len(run.networks))
+        number = int(strike.resource * len(run.networks))
         network = run.networks[number]
         match strike.kind:
             case kind if kind in KINDS:
@@ -262,7 +262,7 @@ class Faults:
     async def _revoke(self, strike: Strike, client: Client) -> None:
         subject = self.run.subject
         try:
-            done = await subject.revoke(client.locks, self._thing(strike), force=strike.kind == "force")
+            done = await subject.revoke(client.locks, self._resource(strike), force=strike.kind == "force")
         except LockError:
             done = False
         self.run.record.counts[f"{strike.kind}: done" if done else f"{strike.kind}: nothing to do"] += 1

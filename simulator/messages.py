@@ -1,4 +1,4 @@
-"""What one script call asks: a multi's acquire asks several things, each in the words of its own script."""
+"""What one script call asks: a multi's acquire asks several resources, each in the words of its own script."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def several(args: Sequence[Any]) -> bool:
 
 
 def requests(keys: Sequence[Any], args: Sequence[Any]) -> list[tuple[Sequence[Any], Sequence[Any]]]:
-    """The keys and arguments for each thing that is asked; of the same types as these."""
+    """The keys and arguments for each resource that is asked; of the same types as these."""
     if not several(args):
         return [(keys, args)]
     found: list[tuple[Sequence[Any], Sequence[Any]]] = []

@@ -119,7 +119,7 @@ class Outages:
         def up() -> None:
             group.resets = True
             host = group.another(skew=old.server.skew)
-            if image is not None and image is not EMPTY and strike.thing < 0.5:
+            if image is not None and image is not EMPTY and strike.resource < 0.5:
                 host.replid2 = old.replid  # newer servers take their history from a snapshot
             host.load(old.server.image() if image is None else image)
             self._serves(host, lossy=image is not None)
@@ -132,7 +132,7 @@ class Outages:
         group.reachable = False
 
         def promoted() -> None:
-            host = self._promoted(strike, old, image, old.server.skew + (strike.thing - 0.5) * 2 * SKEW)
+            host = self._promoted(strike, old, image, old.server.skew + (strike.resource - 0.5) * 2 * SKEW)
             self._serves(host, lossy=True)
             if strike.victim < 0.3:  # its machine comes back, and it gets a copy of all
                 follower = group.another()
@@ -150,7 +150,7 @@ class Outages:
         """FAILOVER: writes stop until the replica has them all. But where its clock is ahead leases end too soon."""
         self._busy = True
         old = self.group.primary
-        host = self._promoted(strike, old, old.server.image(), old.server.skew + (strike.thing - 0.5) * 2 * SKEW)
+        host = self._promoted(strike, old, old.server.image(), old.server.skew + (strike.resource - 0.5) * 2 * SKEW)
         old.refuses = OVER
 
         def follows() -> None:
@@ -172,7 +172,7 @@ class Outages:
             for link in sorted(old.links, key=lambda link: link.process.name):
                 if not old.reached_by(link.process):
                     self.network.ended(link, 0.001)
-            host = self._promoted(strike, old, image, old.server.skew + (strike.thing - 0.5) * 2 * SKEW)
+            host = self._promoted(strike, old, image, old.server.skew + (strike.resource - 0.5) * 2 * SKEW)
             self._serves(host, lossy=True, longer=MOST_LAG)
             self._busy = True
             world = run.world
@@ -197,7 +197,7 @@ class Outages:
         self.run.trace.note("server %d stands still", old.number)
 
         def promoted() -> None:
-            host = self._promoted(strike, old, image, old.server.skew + (strike.thing - 0.5) * 2 * SKEW)
+            host = self._promoted(strike, old, image, old.server.skew + (strike.resource - 0.5) * 2 * SKEW)
             self._serves(host, lossy=True, longer=MOST_LAG)
             self._busy = True
             world.at(world.now + (PAUSED - DOWN) * (0.5 + strike.victim / 2), goes_on)

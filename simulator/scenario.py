@@ -64,9 +64,9 @@ class Run:
         world.failed = self._failed
         random = world.chance.stream(CLIENT)
         self.subject = subject(random)
-        for thing in self.subject.things:
-            thing.longest = min(thing.longest, profile.max_ttl)
-            self.monitor.watch(thing)
+        for resource in self.subject.resources:
+            resource.max_ttl = min(resource.max_ttl, profile.max_ttl)
+            self.monitor.watch(resource)
         self.clients = [Client(self, f"c{i}") for i in range(random.choice(profile.crowd))]
         self.graves: list[Client] = []
 

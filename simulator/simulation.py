@@ -177,5 +177,5 @@ def _burn(run: Run) -> None:
             with contextlib.suppress(BaseException):
                 task.work.close()
     run.world.clear()
-    for thing in (run, *run.networks, run.monitor, run.monitor.leases, run.monitor.server_state, run.monitor.attempts):
-        vars(thing).clear()  # so that its cycles end here, and not in the garbage collector
+    for part in (run, *run.networks, run.monitor, run.monitor.leases, run.monitor.server_state, run.monitor.attempts):
+        vars(part).clear()  # so that its cycles end here, and not in the garbage collector

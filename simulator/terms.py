@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from random import Random
 
-    from .subjects import Thing
+    from .subjects import ResourceModel
 
 
 class Terms(NamedTuple):
     """What a worker is about to do."""
 
-    thing: Thing
+    resource: ResourceModel
     ttl: float
     timeout: float | None
     renews: bool
@@ -29,15 +29,15 @@ class Terms(NamedTuple):
         renew = "" if self.renews else ", renew=False"
         hold = f", max_hold={self.max_hold:.3g}" if self.max_hold is not None else ""
         end = "drop it" if self.drops else "leave" if self.leaves else "release"
-        arguments = ", ".join((repr(self.thing.name), *more, f"ttl={self.ttl:g}", f"timeout={timeout}{renew}{hold}"))
+        arguments = ", ".join((repr(self.resource.name), *more, f"ttl={self.ttl:g}", f"timeout={timeout}{renew}{hold}"))
         return f"{call}({arguments}) for {self.seconds:.3g} s, then {end}"
 
 
-def terms(random: Random, things: Sequence[Thing]) -> Terms:
+def terms(random: Random, resources: Sequence[ResourceModel]) -> Terms:
     """Terms by chance."""
-    ttl = min(random.choice((0.25, 0.5, 1.0, 2.0, 2.0, 5.0, 5.0)), *(thing.longest for thing in things))
+    ttl = min(random.choice((0.25, 0.5, 1.0, 2.0, 2.0, 5.0, 5.0)), *(resource.max_ttl for resource in resources))
     return Terms(
-        thing=random.choice(things),
+        resource=random.choice(resources),
         ttl=ttl,
         timeout=random.choice((None, None, 0, random.uniform(0.01, 0.3), random.uniform(0.1, 3.0))),
         renews=random.random() < 0.7,

@@ -1,4 +1,4 @@
-"""Workers: coroutines that use things as a program does, and let them go in every way."""
+"""Workers: coroutines that use resources as a program does, and let them go in every way."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Client(NamedTuple):
     renewed: int = 0
     """Ticks for which it will be valid once the renewal is through."""
     bound: bool = False
-    """Whether the next thing that happens is that something it has just sent arrives."""
+    """Whether the next resource that happens is that something it has just sent arrives."""
 
 
 class Left(NamedTuple):

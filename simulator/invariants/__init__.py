@@ -2,8 +2,8 @@
 
 Rules, by the numbers in violations.
  1. `ensure()` would pass for at most one lease in the whole system; for a shared resource, for no more leases than the
-    resource allows (`Thing.apart`). The same holds in the server, by its own clock; and the server has every lease for
-    which `ensure()` would pass.
+    resource allows (`ResourceModel.exclusion_error`). The same holds in the server, by its own clock; and the server
+    has every lease for which `ensure()` would pass.
  2. Fences grow strictly in the order of grants; a write right after `ensure()` never has a fence that is too old.
  3. After any script, no key is without a TTL, and the TTL of no record ends before the clock has reached its fence. No
     grant is longer than its request, and no unconfirmed handover lasts longer than its handover ttl.
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from simulator.profiles import Profile
     from simulator.scheduler import World
     from simulator.server_group import ServerGroup
-    from simulator.subjects import Thing
+    from simulator.subjects import ResourceModel
 
 __all__ = ["Monitor", "Trace", "Violation"]
 
@@ -69,11 +69,11 @@ class Monitor:
         self.sweeping = True
         world.after_step = self.leases.after_step
 
-    def watch(self, thing: Thing) -> None:
-        """Watch a thing that workers will use."""
-        self.server_state.watch(thing)
-        self.attempts.watch(thing)
-        self.leases.watch(thing)
+    def watch(self, resource: ResourceModel) -> None:
+        """Watch a resource that workers will use."""
+        self.server_state.watch(resource)
+        self.attempts.watch(resource)
+        self.leases.watch(resource)
 
     def lost(self, *, lossy: bool, lasts: float, other_clock: bool) -> None:
         """Note that another process serves now; leases that it lost may last for so many seconds."""

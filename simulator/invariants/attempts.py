@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from interlock._protocol.types import Argument, Message
     from simulator.coroutines import Process, Task
     from simulator.server_group import ServerGroup
-    from simulator.subjects import Thing
+    from simulator.subjects import ResourceModel
 
     from .trace import Trace
 
@@ -29,7 +29,7 @@ class Attempt:
 
     process: Process
     task: Task
-    thing: Thing
+    resource: ResourceModel
     ttl_ms: int
     life_ms: int  # the handover ttl, in ms
     began: float
@@ -54,15 +54,15 @@ class Attempts:
         self.clean = clean  # whether every message arrives once and soon
         self.renewals = True  # whether to check rule 7
         self.known: dict[bytes, Attempt] = {}
-        self.things: dict[bytes, Thing] = {}  # by key
+        self.resources: dict[bytes, ResourceModel] = {}  # by key
         self.queued: dict[bytes, dict[bytes, Attempt]] = {}  # those that were queued and have not ended, by key
         self.operations: dict[str, int] = {}  # by the text that an `execute` writes: how often it ran
         self.outcomes: dict[str, bool] = {}  # whether the caller knows that it ran
 
-    def watch(self, thing: Thing) -> None:
-        """Watch a thing that workers will use."""
-        self.things[thing.key] = thing
-        self.queued[thing.key] = {}
+    def watch(self, resource: ResourceModel) -> None:
+        """Watch a resource that workers will use."""
+        self.resources[resource.key] = resource
+        self.queued[resource.key] = {}
 
     def asked(self, batch: Sequence[Message]) -> None:
         """Rule 7: check a renewal that the background task is about to send; a fault may still delay the request."""
@@ -83,18 +83,18 @@ class Attempts:
         if verb == "acquire":
             assert task is not None
             for (key, *_), (_, *asked) in requests(keys, args):
-                self._begins(process, task, self.things[key.encode()], asked)
+                self._begins(process, task, self.resources[key.encode()], asked)
         elif verb == "execute":
             operation = str(rest[3])
             if operation in self.operations:
                 self.trace.violated(11, f"execute of {operation} is sent twice")
             self.operations[operation] = 0
 
-    def _begins(self, process: Process, task: Task, thing: Thing, asked: Sequence[Argument]) -> None:
+    def _begins(self, process: Process, task: Task, resource: ResourceModel, asked: Sequence[Argument]) -> None:
         token = str(asked[0]).encode()
         if token not in self.known:
-            self.known[token] = Attempt(process, task, thing, int(asked[1]), int(asked[2]), self.trace.world.now)
-            thing.asked(token, asked[6:])
+            self.known[token] = Attempt(process, task, resource, int(asked[1]), int(asked[2]), self.trace.world.now)
+            resource.note_attempt(token, asked[6:])
             task.attempts.append(token)
 
     def queues(self, token: bytes, attempt: Attempt) -> None:
@@ -103,7 +103,7 @@ class Attempts:
         if attempt.queued_at is None:
             attempt.queued_at = self.trace.world.now
             if not attempt.ended:
-                self.queued[attempt.thing.key][token] = attempt
+                self.queued[attempt.resource.key][token] = attempt
 
     # How they end
 
@@ -113,7 +113,7 @@ class Attempts:
         for token in task.attempts:
             attempt = self.known[token]
             attempt.ended = True
-            self.queued[attempt.thing.key].pop(token, None)
+            self.queued[attempt.resource.key].pop(token, None)
             if token not in kept and self.clean:
                 self._soon_undone(token, attempt, since)
         task.attempts = []
@@ -132,11 +132,11 @@ class Attempts:
         if not attempt.process.alive or attempt.process.paused_until > since:
             return
         server = self.group.primary.server
-        if attempt.thing.notes and server.refused > since:
+        if attempt.resource.release_writes and server.refused > since:
             self._soon_undone(token, attempt, self.trace.world.now)
             return
         server.look()
-        for place, tokens in attempt.thing.places(server):
+        for place, tokens in attempt.resource.token_stores(server):
             if token in tokens:
                 self.trace.violated(5, f"{token!r} ended without a lease and is still in {place}")
 

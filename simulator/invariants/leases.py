@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from simulator.coroutines import Process
-    from simulator.subjects import Thing
+    from simulator.subjects import ResourceModel
 
     from .attempts import Attempt, Attempts
     from .trace import Trace
@@ -42,14 +42,14 @@ class Leases:
         self.counts = counts
         self.trusted = trusted  # the server loses no data and its clock is never set
         self.held: dict[bytes, list[Held]] = {}
-        self.had: Callable[[Thing, Grant], None] = lambda _thing, _grant: None  # called for each new lease
+        self.had: Callable[[ResourceModel, Grant], None] = lambda _resource, _grant: None  # called for each new lease
         self._close = False  # whether to check after every step
         self._written: dict[bytes, tuple[int, bytes]] = {}  # the newest fence that the protected resource accepted
 
-    def watch(self, thing: Thing) -> None:
-        """Watch a thing that workers will use."""
-        self.held[thing.key] = []
-        self._written[thing.key] = 0, b""
+    def watch(self, resource: ResourceModel) -> None:
+        """Watch a resource that workers will use."""
+        self.held[resource.key] = []
+        self._written[resource.key] = 0, b""
 
     def leased(self, process: Process, grant: Grant) -> None:
         """Note a lease that an acquire returned."""
@@ -58,12 +58,12 @@ class Leases:
         if attempt.grant is grant:
             return  # acquired again by its holder
         attempt.grant = grant
-        held = Held(process, grant, attempt, Share(attempt.thing.wants(token), grant.fence))
-        self.held[attempt.thing.key].append(held)
-        self._close |= len(self.held[attempt.thing.key]) > 1
+        held = Held(process, grant, attempt, Share(attempt.resource.permits_wanted(token), grant.fence))
+        self.held[attempt.resource.key].append(held)
+        self._close |= len(self.held[attempt.resource.key]) > 1
         until = process.when(grant.deadline)
         self.trace.note("%s holds %s fence %d until %.6f", process.name, grant.token, grant.fence, until)
-        self.had(attempt.thing, grant)
+        self.had(attempt.resource, grant)
         if not held.attempt.certain():
             self.trace.violated(9, f"{grant.token} is returned though {grant.reason_ended(process.clock())}")
 
@@ -87,7 +87,7 @@ class Leases:
             if self.trusted and self._together(holds):
                 certain = [held for held in holds if held.attempt.certain() and not held.attempt.ousted]
                 if why := self._together(certain):
-                    self.trace.violated(1, f"{certain[0].attempt.thing.key!r} is {why}")
+                    self.trace.violated(1, f"{certain[0].attempt.resource.key!r} is {why}")
                     certain[0].grant.lose("the simulation has seen enough of it")
             self._tidy(holds)
             self._close |= any(held.lapsed_at is not None for held in holds) or self._together(holds) is not None
@@ -97,7 +97,7 @@ class Leases:
         """Return why nobody may hold these leases at the same time; None if that is allowed."""
         if len(holds) < 2:
             return None
-        return holds[0].attempt.thing.apart({held.grant.token.encode(): held.share for held in holds})
+        return holds[0].attempt.resource.exclusion_error({held.grant.token.encode(): held.share for held in holds})
 
     def sweep(self) -> None:
         """Report overdue events."""
@@ -136,14 +136,14 @@ class Leases:
         """Check a write with this fence to the protected resource. `sure`: ensure() passed in this instant."""
         token = grant.token.encode()
         attempt = self.attempts.known[token]
-        thing = attempt.thing
-        newest, writer = self._written[thing.key]
-        if not thing.alone(token):
+        resource = attempt.resource
+        newest, writer = self._written[resource.key]
+        if not resource.is_exclusive(token):
             self.counts["write beside others"] += 1
         elif grant.fence >= newest:
-            self._written[thing.key] = grant.fence, thing.owner(token)
+            self._written[resource.key] = grant.fence, resource.owner_of(token)
             self.counts["write accepted"] += 1
         else:
             self.counts["write refused by its fence"] += 1
-            if sure and self.trusted and not attempt.ousted and thing.owner(token) != writer:
+            if sure and self.trusted and not attempt.ousted and resource.owner_of(token) != writer:
                 self.trace.violated(2, f"a certain holder's write with {grant.fence} comes after {newest}")

@@ -11,7 +11,7 @@ from interlock.primitives.codes import GRANTED, QUARANTINE, QUEUED
 from interlock.primitives.messages import parse_acquire, quarantine_evidence
 from simulator.commands import Hash, ZSet
 from simulator.messages import answers, requests
-from simulator.subjects.subject import live
+from simulator.subjects.subject import live_shares
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from simulator.server import Server
     from simulator.server_group import Host, ServerGroup
     from simulator.sim_server import SimServer
-    from simulator.subjects import Reading, Share, Thing
+    from simulator.subjects import Reading, ResourceModel, Share
 
     from .attempts import Attempt, Attempts
     from .trace import Trace
@@ -34,9 +34,9 @@ WOKEN: Final = 0.05  # seconds within which a client must know of a handover or 
 
 @dataclass
 class Seen:
-    """The state of one thing in the server after the last script."""
+    """The state of one resource in the server after the last script."""
 
-    thing: Thing
+    resource: ResourceModel
     holders: dict[bytes, Share] = field(default_factory=dict[bytes, "Share"])
     fence: int = 0
     given: dict[bytes, int] = field(default_factory=dict[bytes, int])  # the fence of each grant, if clocks are set
@@ -44,7 +44,7 @@ class Seen:
     head: bytes | None = None  # the next waiter, in the quiet phase
     head_at: float = 0.0  # since when it is the head
     could_at: float | None = None  # since when there has been room for the head
-    owed: dict[Hashable, float] = field(
+    news_due: dict[Hashable, float] = field(
         default_factory=dict["Hashable", float]
     )  # since when each waiter should know its news
     barred_until: float = 0.0  # lost leases may last until then
@@ -54,7 +54,7 @@ class Seen:
 
 
 class ServerState:
-    """The states of all things."""
+    """The states of all resources."""
 
     def __init__(self, trace: Trace, group: ServerGroup, attempts: Attempts, *, quiet: bool, trusted: bool) -> None:
         self.trace = trace
@@ -77,46 +77,46 @@ class ServerState:
         """The server of the primary."""
         return self.group.primary.server
 
-    def watch(self, thing: Thing) -> None:
-        """Watch a thing that workers will use."""
-        self.seen[thing.key] = Seen(thing)
+    def watch(self, resource: ResourceModel) -> None:
+        """Watch a resource that workers will use."""
+        self.seen[resource.key] = Seen(resource)
 
     def _forced(self, seen: Seen, token: bytes) -> None:
         """Note a lease revoked by force: other leases of the same owner, whose `ensure()` may pass, end with it."""
-        thing = seen.thing
+        resource = seen.resource
         if token.startswith(b"quarantine:"):
             seen.barred_until = 0.0
         for other, each in self.attempts.known.items():
-            if each.thing is thing:
+            if each.resource is resource:
                 all_of_them = token == b"taken-over" or token.startswith(b"quarantine:")
-                each.ousted |= all_of_them or thing.owner(other) == thing.owner(token)
+                each.ousted |= all_of_them or resource.owner_of(other) == resource.owner_of(token)
 
     def lost(self, *, lossy: bool, lasts: float, other_clock: bool) -> None:
         """Note that another process serves now. If it lost data (`lossy`), it may grant nothing for `lasts` seconds."""
         server = self.server
         server.look()
         for seen in self.seen.values():
-            thing = seen.thing
-            seen.holders = thing.read(server).holders
+            resource = seen.resource
+            seen.holders = resource.read(server).holders
             seen.arrivals.clear()
-            self._arrivals(seen, seen.holders, server.find(thing.queue, ZSet) or {})
-            seen.head, seen.could_at, seen.owed = None, None, {}
+            self._arrivals(seen, seen.holders, server.find(resource.queue, ZSet) or {})
+            seen.head, seen.could_at, seen.news_due = None, None, {}
             if lossy:
                 seen.barred_until = max(seen.barred_until, self.trace.world.now + lasts)
                 seen.lost_by = self.group.primary.number
                 seen.known = self._tells(seen)
             if lossy or other_clock:  # the times beside a lease are those of the earlier clock
-                thing.forgot(server)
+                resource.note_data_loss(server)
         for attempt in self.attempts.known.values():
             attempt.cleared = False
 
     def _anew(self, seen: Seen) -> None:
         """Excuse a grant despite lost leases: no client that knew of these took part, and no record shows them."""
         self.excused += 1
-        self.trace.note("%s begins anew for a client that remembers nothing", seen.thing.name)
+        self.trace.note("%s begins anew for a client that remembers nothing", seen.resource.name)
         seen.barred_until, seen.fence, seen.anew = 0.0, 0, self.group.primary
         for attempt in self.attempts.known.values():
-            attempt.ousted |= attempt.thing is seen.thing
+            attempt.ousted |= attempt.resource is seen.resource
 
     def executed(self, host: Host, sender: str, keys: Sequence[bytes], args: Sequence[bytes], reply: Any) -> None:
         """Check the rules after a script."""
@@ -153,9 +153,9 @@ class ServerState:
 
     def _remembered(self, seen: Seen, server: Server, verb: bytes) -> None:
         """Check the second half of rule 3: else the next grant after the end of the record has a lower fence."""
-        name = seen.thing.keys[1]
+        name = seen.resource.keys[1]
         record: bytes | None = server.find(name, bytes)
-        if seen.thing.leased and record is not None:
+        if seen.resource.has_leases and record is not None:
             ahead = int(record.split()[2]) / 1000 - server.expires.get(name, math.inf)
             if ahead > 0:
                 self.trace.violated(3, f"after {verb!r} the record of {name!r} ends {ahead:.0f} ms before its fence")
@@ -200,7 +200,7 @@ class ServerState:
         elif verb == b"acquire" and code == GRANTED:
             attempt.confirmed = True
         elif verb == b"execute" and code == GRANTED:
-            holders = self.seen[keys[0]].thing.read(host.server).holders
+            holders = self.seen[keys[0]].resource.read(host.server).holders
             self.attempts.ran(args[4].decode(), holds=token in holders and not holders[token].revoked)
 
     def _judge(self, asked: Sequence[tuple[Sequence[bytes], Sequence[bytes]]], replies: Sequence[Any]) -> None:
@@ -213,15 +213,15 @@ class ServerState:
                 or (words[0] == b"acquire" and quarantine_evidence(parse_acquire(answer)))
             ):
                 continue
-            if wrong := seen.thing.check_reply(self.server, words, answer, seen.holders):
+            if wrong := seen.resource.check_reply(self.server, words, answer, seen.holders):
                 verb, token = words[:2]
                 self.trace.violated(12, f"{verb.decode()} of {token!r} was answered with {answer}: {wrong}")
 
     def _look(self, seen: Seen, verb: bytes, by: Collection[bytes], *, sender: str) -> None:
-        thing, server = seen.thing, self.server
-        reading = thing.read(server)
+        resource, server = seen.resource, self.server
+        reading = resource.read(server)
         holders = reading.holders
-        present: dict[bytes, float] = server.find(thing.queue, ZSet) or {}
+        present: dict[bytes, float] = server.find(resource.queue, ZSet) or {}
         if verb != b"renew" and (present or seen.arrivals):
             self._arrivals(seen, holders, present)
         new = _new(seen, holders)
@@ -236,25 +236,25 @@ class ServerState:
                 seen.arrivals.pop(token, None)  # granted: if this token queues again, it is a new arrival
             attempt = self.attempts.known.get(token)
             if attempt is not None and attempt.cleared and self.trusted:
-                self.trace.violated(5, f"{token!r} holds {thing.key!r} after its release was run")
+                self.trace.violated(5, f"{token!r} holds {resource.key!r} after its release was run")
         if (
             self.trusted and seen.barred_until <= self.trace.world.now
         ):  # by another machine's clock a lease may end earlier
             self._given_up(seen, holders)
         self._follow(seen, reading, present)
         seen.holders = holders
-        self._owe(seen)
+        self._note_news_due(seen)
 
     def _given_up(self, seen: Seen, holders: dict[bytes, Share]) -> None:
         """Check rule 1 in the server: it has every lease for which `ensure()` would pass."""
-        thing = seen.thing
-        owners = {thing.owner(token) for token in holders}
+        resource = seen.resource
+        owners = {resource.owner_of(token) for token in holders}
         for token in seen.holders.keys() - holders.keys():
             attempt = self.attempts.known.get(token)
-            if attempt is None or attempt.ousted or thing.owner(token) in owners:
+            if attempt is None or attempt.ousted or resource.owner_of(token) in owners:
                 continue
             if attempt.certain():
-                self.trace.violated(1, f"{token!r} is certain of {thing.key!r}, and the server gave it up")
+                self.trace.violated(1, f"{token!r} is certain of {resource.key!r}, and the server gave it up")
 
     # An isolated primary
 
@@ -268,16 +268,16 @@ class ServerState:
 
     def _aside(self, seen: Seen, token: bytes, server: Server) -> None:
         """Note a grant by the isolated primary, which does not know the leases that the new primary granted anew."""
-        thing = seen.thing
+        resource = seen.resource
         if seen.anew is self.group.primary:
             self.attempts.known[token].ousted = True
-        thing.granted(token, thing.read(server))
+        resource.note_grant(token, resource.read(server))
 
     # Rule 13
 
     def _tells(self, seen: Seen) -> bool:
         """Whether the record shows that leases may be lost: by a grant, or by an identity that a client remembered."""
-        record: bytes | None = self.server.find(seen.thing.keys[1], bytes)
+        record: bytes | None = self.server.find(seen.resource.keys[1], bytes)
         if record is None:
             return False
         _, _, fence, under, *_ = record.split()
@@ -295,11 +295,11 @@ class ServerState:
 
     def _barred(self, seen: Seen, new: list[bytes], *, fresh: bool) -> None:
         """Check rule 13 for a script that ran while lost leases may last. `fresh`: its sender started later."""
-        for token in live(seen.holders, self.server, surely=True):
+        for token in live_shares(seen.holders, self.server, surely=True):
             mark, _, evidence = token.partition(b":")
             seen.known |= mark == b"quarantine" and self._before(seen, evidence)
         if not seen.known and self._tells(seen):
-            record: bytes = self.server.find(seen.thing.keys[1], bytes)
+            record: bytes = self.server.find(seen.resource.keys[1], bytes)
             seen.known = True
             host = self.group.primary
             tells = host.loaded and not host.promoted  # by its facts: it is young, and began with saved keys
@@ -324,8 +324,8 @@ class ServerState:
     def _in_order(self, seen: Seen, token: bytes, holders: dict[bytes, Share], present: dict[bytes, float]) -> None:
         """Check rule 6. A waiter that lost its subscription gets no push, so others may overtake it meanwhile."""
         server = self.server
-        waiters: dict[bytes, bytes] = server.find(seen.thing.waiters, Hash) or {}
-        owner = seen.thing.owner
+        waiters: dict[bytes, bytes] = server.find(seen.resource.waiters, Hash) or {}
+        owner = seen.resource.owner_of
         same = (arrived for each, (arrived, _) in seen.arrivals.items() if owner(each) == owner(token))
         mine = min(same, default=self._arrived + 1)
         for other in present:
@@ -339,15 +339,15 @@ class ServerState:
     def _granted(
         self, seen: Seen, tokens: list[bytes], reading: Reading, present: dict[bytes, float], by: Collection[bytes]
     ) -> None:
-        thing, holders, before = seen.thing, reading.holders, live(seen.holders, self.server, surely=False)
+        resource, holders, before = seen.resource, reading.holders, live_shares(seen.holders, self.server, surely=False)
         self.struck()
         for token in tokens:
             self.grants += 1
             if self._given_before(seen, token, holders[token].fence):
                 continue
             self._fenced(seen, token, holders[token].fence)
-            thing.granted(token, reading)
-            if present and not thing.beside(token, before):
+            resource.note_grant(token, reading)
+            if present and not resource.may_skip_queue(token, before):
                 self._in_order(seen, token, holders, present)
             if token == seen.head:
                 since = seen.could_at if seen.could_at is not None else self._freed(seen, reading)
@@ -355,12 +355,12 @@ class ServerState:
             if (attempt := self.attempts.known.get(token)) is not None:
                 lasts = holders[token].ends - self.server.micros / 1000
                 most = attempt.ttl_ms if token in by else attempt.life_ms
-                if lasts > most + 1 and not thing.beside(token, [*before, *present]):
+                if lasts > most + 1 and not resource.may_skip_queue(token, [*before, *present]):
                     self.trace.violated(3, f"{token!r} was granted {lasts:.0f} ms: it asked for {most}")
                 if attempt.queued_at is not None:
-                    self._handed_over(thing, token, attempt)
-        if len(holders) > 1 and self.trusted and (why := thing.apart(holders)):
-            self.trace.violated(1, f"in the server {thing.key!r} is {why}")
+                    self._handed_over(resource, token, attempt)
+        if len(holders) > 1 and self.trusted and (why := resource.exclusion_error(holders)):
+            self.trace.violated(1, f"in the server {resource.key!r} is {why}")
 
     def _given_before(self, seen: Seen, token: bytes, fence: int) -> bool:
         """Whether this lease had ended before the server's clock was set back, which made the lease alive again."""
@@ -376,16 +376,16 @@ class ServerState:
             self.trace.violated(2, f"{token!r} got the fence {fence} after {seen.fence}")
         seen.fence = max(seen.fence, fence)
 
-    def _handed_over(self, thing: Thing, token: bytes, waiter: Attempt) -> None:
+    def _handed_over(self, resource: ResourceModel, token: bytes, waiter: Attempt) -> None:
         """Note a handover to a waiter, which the server pushes."""
         if self.quiet:
-            self.trace.world.at(self.trace.world.now + WOKEN, lambda: self._woken(thing, token, waiter))
+            self.trace.world.at(self.trace.world.now + WOKEN, lambda: self._woken(resource, token, waiter))
         self.handed(waiter.task)
 
-    def _woken(self, thing: Thing, token: bytes, waiter: Attempt) -> None:
+    def _woken(self, resource: ResourceModel, token: bytes, waiter: Attempt) -> None:
         self.server.look()
-        if not waiter.ended and not waiter.confirmed and token in thing.read(self.server).holders:
-            self.trace.violated(4, f"{token!r} was handed {thing.name} {WOKEN} s ago and does not know")
+        if not waiter.ended and not waiter.confirmed and token in resource.read(self.server).holders:
+            self.trace.violated(4, f"{token!r} was handed {resource.name} {WOKEN} s ago and does not know")
 
     # Rule 4: the next waiter gets a free resource
 
@@ -399,22 +399,22 @@ class ServerState:
             seen.head, seen.head_at, seen.could_at = head, now, None
         if head is None:
             return
-        thing, room = seen.thing, reading.room
-        wants = thing.wants(head)
+        resource, room = seen.resource, reading.room
+        wanted = resource.permits_wanted(head)
         marker = next((token for token in reading.holders if token.startswith(b"quarantine:")), None)
         link = self.servers[self.attempts.known[head].process.name].link
-        if link is None or link.host is not self.group.primary or bars(link.epoch.text, self.server, thing, marker):
+        if link is None or link.host is not self.group.primary or bars(link.epoch.text, self.server, resource, marker):
             room = 0
         elif marker:
             room = reading.limit  # the head knows that the quarantine is over
-        if room < wants <= reading.limit:
+        if room < wanted <= reading.limit:
             seen.could_at = None
         elif seen.could_at is None:
             seen.could_at = max(seen.head_at, self._freed(seen, reading))
 
     def _head(self, seen: Seen, reading: Reading, present: dict[bytes, float]) -> bytes | None:
         """Return the first live waiter in the queue or, if the server has lost all waiters, the oldest."""
-        queued = self.attempts.queued[seen.thing.key]
+        queued = self.attempts.queued[seen.resource.key]
         waiting = [
             token
             for token, attempt in queued.items()
@@ -434,7 +434,7 @@ class ServerState:
             room += share.permits
             if when >= now:
                 break
-            if room >= seen.thing.wants(seen.head):
+            if room >= seen.resource.permits_wanted(seen.head):
                 return when
         return now
 
@@ -442,22 +442,22 @@ class ServerState:
         waited = self.trace.world.now - since
         self.slowest = max(self.slowest, waited)
         if waited > FOLLOWED:
-            self.trace.violated(4, f"{seen.head!r} was next and {seen.thing.key!r} was free for {waited:.3f} s")
+            self.trace.violated(4, f"{seen.head!r} was next and {seen.resource.key!r} was free for {waited:.3f} s")
 
-    def _owe(self, seen: Seen) -> dict[Hashable, str]:
+    def _note_news_due(self, seen: Seen) -> dict[Hashable, str]:
         """Note the waiters that should know their news, and since when."""
-        owed, now = seen.thing.owed(self.server, self.attempts.queued[seen.thing.key]), self.trace.world.now
-        if owed or seen.owed:
-            new = owed.keys() - seen.owed.keys()
-            seen.owed = {who: seen.owed.get(who, now) for who in owed}
+        due, now = seen.resource.news_due(self.server, self.attempts.queued[seen.resource.key]), self.trace.world.now
+        if due or seen.news_due:
+            new = due.keys() - seen.news_due.keys()
+            seen.news_due = {who: seen.news_due.get(who, now) for who in due}
             if new and self.quiet:
                 self.trace.world.at(now + WOKEN, lambda: self._told(seen, now))
-        return owed
+        return due
 
     def _told(self, seen: Seen, since: float) -> None:
         self.server.look()
-        for who, what in self._owe(seen).items():
-            if seen.owed[who] == since:
+        for who, what in self._note_news_due(seen).items():
+            if seen.news_due[who] == since:
                 self.trace.violated(4, f"{what}, and it was not told within {WOKEN} s")
 
     def sweep(self) -> None:
@@ -467,18 +467,18 @@ class ServerState:
             return
         self.server.look()
         for seen in self.seen.values():
-            reading = seen.thing.read(self.server)
-            self._follow(seen, reading, self.server.find(seen.thing.queue, ZSet) or {})
+            reading = seen.resource.read(self.server)
+            self._follow(seen, reading, self.server.find(seen.resource.queue, ZSet) or {})
             if seen.could_at is not None and now - seen.could_at > FOLLOWED:
                 self.trace.violated(
-                    4, f"{seen.head!r} is next, and {seen.thing.key!r} has had room for it since {seen.could_at:.3f}"
+                    4, f"{seen.head!r} is next, and {seen.resource.key!r} has had room for it since {seen.could_at:.3f}"
                 )
                 seen.could_at = now
-            for who, what in self._owe(seen).items():
-                since = max(seen.owed[who], self.quiet_since)
+            for who, what in self._note_news_due(seen).items():
+                since = max(seen.news_due[who], self.quiet_since)
                 if now - since > FOLLOWED:
                     self.trace.violated(4, f"{what}, and it has not been told since {since:.3f}")
-                    seen.owed[who] = now
+                    seen.news_due[who] = now
 
 
 def _code(reply: Any) -> object:
@@ -503,14 +503,14 @@ def _new(seen: Seen, holders: dict[bytes, Share]) -> list[bytes]:
     ]
 
 
-def bars(epoch: str, server: Server, thing: Thing, marker: bytes | None) -> bool:
+def bars(epoch: str, server: Server, resource: ResourceModel, marker: bytes | None) -> bool:
     """Whether the server may grant nothing yet to a client with this identity stamp, by the rules of queue.lua.
 
     Rule 4 needs the answer, since a grant must happen in time.
     """
-    if not thing.leased:
+    if not resource.has_leases:
         return False
-    record: bytes = server.find(thing.keys[1], bytes) or b"1 - 0 - 0"
+    record: bytes = server.find(resource.keys[1], bytes) or b"1 - 0 - 0"
     words = record.decode().split()
     if len(words) < 5:
         return False  # of a latch or a barrier, which have no leases to lose

@@ -1,4 +1,4 @@
-"""The state of things on several servers together: a majority decides about the holder. Rules 1 to 5 and 10.
+"""The state of resources on several servers together: a majority decides about the holder. Rules 1 to 5 and 10.
 
 A single server may have any state; only the leases in clients count, and the fences of these leases.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from interlock._client.grant import Grant
     from simulator.profiles import Profile
     from simulator.server_group import Host, ServerGroup
-    from simulator.subjects import Thing
+    from simulator.subjects import ResourceModel
 
     from .attempts import Attempts
     from .leases import Leases
@@ -74,7 +74,7 @@ class Votes(ServerState):
         for group in self.groups:
             server = group.primary.server
             server.look()
-            for token, share in seen.thing.read(server).holders.items():
+            for token, share in seen.resource.read(server).holders.items():
                 if not share.revoked:
                     votes[token] = votes.get(token, 0) + 1
         won = next((token for token, number in votes.items() if 2 * number > len(self.groups)), None)
@@ -93,33 +93,35 @@ class Votes(ServerState):
         now = self.trace.world.now
         for seen in self.seen.values():
             if lossy:
-                seen.thing.forgot(self.server)
+                seen.resource.note_data_loss(self.server)
         hosts = [group.primary for group in self.groups]
         if all(host.forgot and now - host.since < self._max_ttl + 1 for host in hosts):
             self.trace.note("all servers are young")
             for seen in self.seen.values():
                 self._anew(seen)
 
-    def _had(self, thing: Thing, grant: Grant) -> None:
+    def _had(self, resource: ResourceModel, grant: Grant) -> None:
         """Check rule 2: the fences of leases grow in the order in which clients get the leases."""
-        seen, token = self.seen[thing.key], grant.token.encode()
+        seen, token = self.seen[resource.key], grant.token.encode()
         if self.attempts.known[token].ousted:
             return
-        owner = thing.owner(token)  # who may take over from itself before the first of the two has heard of its grant
-        if grant.fence <= seen.fence and owner != self._owners.get(thing.key):
+        owner = resource.owner_of(
+            token
+        )  # who may take over from itself before the first of the two has heard of its grant
+        if grant.fence <= seen.fence and owner != self._owners.get(resource.key):
             self.trace.violated(2, f"{token!r} has the fence {grant.fence} after {seen.fence}")
         if grant.fence > seen.fence:
-            seen.fence, self._owners[thing.key] = grant.fence, owner
+            seen.fence, self._owners[resource.key] = grant.fence, owner
 
     def sweep(self) -> None:
-        """Check rule 4: a waiter gets a thing that has no holder."""
+        """Check rule 4: a waiter gets a resource that has no holder."""
         now = self.trace.world.now
         if now <= self.quiet_since:
             return
         waiting: dict[bytes, float] = {}
         for attempt in self.attempts.known.values():
             if not attempt.ended and attempt.process.awake and not attempt.certain():
-                key = attempt.thing.key
+                key = attempt.resource.key
                 waiting[key] = min(waiting.get(key, now), max(attempt.began, self.quiet_since))
         for key, asked in waiting.items():
             if any(held.attempt.certain() for held in self.leases.held[key]):

@@ -1,9 +1,9 @@
 """What is simulated: every kind of primitive is a subject, in a file of its own.
 
 A subject says what its clients do (`turn`: drawn by chance, told as text, played by a worker through asyncio's own API)
-and what must hold (`thing`: how the server's keys are read, who may have it beside whom). The rest serves all.
+and what must hold (`resource`: how the server's keys are read, who may have it beside whom). The rest serves all.
 
-To add one: a subclass of `Subject` with a `Thing` of its own or another's, and a line here.
+To add one: a subclass of `Subject` with a `ResourceModel` of its own or another's, and a line here.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from .once import Onces
 from .rlock import RLocks
 from .rwlock import RWLocks
 from .semaphore import Semaphores
-from .subject import Reading, Share, Subject, Thing, Turn
+from .subject import Reading, ResourceModel, Share, Subject, Turn
 
-__all__ = ["SUBJECTS", "Reading", "Share", "Subject", "Thing", "Turn", "subject_of"]
+__all__ = ["SUBJECTS", "Reading", "ResourceModel", "Share", "Subject", "Turn", "subject_of"]
 
 SUBJECTS: Final[dict[str, type[Subject]]] = {
     subject.kind: subject
     for subject in (Locks, RLocks, Semaphores, RWLocks, Multis, Elections, Onces, Latches, Barriers)
 }
-_OTHERS: Final = [kind for kind, subject in SUBJECTS.items() if kind != "lock" for _ in range(subject.share)]
+_OTHERS: Final = [kind for kind, subject in SUBJECTS.items() if kind != "lock" for _ in range(subject.seed_share)]
 
 
 # Latches and barriers have no leases that a server could lose.

@@ -9,7 +9,7 @@ from interlock.primitives.barrier import barrier_resource
 from interlock.primitives.codes import BROKEN, GRANTED, QUEUED
 from simulator.commands import Hash, ZSet
 
-from .subject import Reading, Share, Subject, Thing, Turn
+from .subject import Reading, ResourceModel, Share, Subject, Turn
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from simulator.workers import Worker
 
 ALIVE_MS: Final = 3000  # after which who is not heard of is dead
-PATIENCE: Final = 20.0  # seconds that who waits long waits, for in the end there are too few
+LONG_TIMEOUT: Final = 20.0  # seconds that who waits long waits, for in the end there are too few
 
 
-class BarrierThing(Thing):
+class BarrierModel(ResourceModel):
     """Who went on, told from the numbers of arrivals after each script."""
 
-    leased = False
+    has_leases = False
 
     def __init__(self, name: str, parties: int) -> None:
         super().__init__(barrier_resource(name, "lock:", parties))
@@ -51,12 +51,12 @@ class BarrierThing(Thing):
         fields: dict[bytes, bytes] | None = server.find(self.key, Hash)
         return b"nobody knows it" if fields is None else fields.get(b"why")
 
-    def places(self, server: Server) -> Iterator[tuple[str, Collection[bytes]]]:
+    def token_stores(self, server: Server) -> Iterator[tuple[str, Collection[bytes]]]:
         """Those who went on stay known for a while."""
         yield "the queue", self._arrivals(server)
         yield "the waiters", (server.find(self.waiters, Hash) or {}).keys() - self.indices.keys()
 
-    def owed(self, server: Server, queued: Mapping[bytes, Attempt]) -> dict[Hashable, str]:
+    def news_due(self, server: Server, queued: Mapping[bytes, Attempt]) -> dict[Hashable, str]:
         """Who went on, or waits for those who never come: it is broken, was reset, or one is not heard of any more."""
         if not queued:
             return {}
@@ -129,18 +129,18 @@ class BarrierThing(Thing):
 class Meeting(NamedTuple):
     """Wait for the others; and if it is broken, perhaps reset it."""
 
-    thing: BarrierThing
+    resource: BarrierModel
     timeout: float
     resets: bool
 
     def __str__(self) -> str:
         also = ", and reset it if it is broken" * self.resets
-        return f"barrier({self.thing.name!r}, {self.thing.parties}).wait(timeout={self.timeout:.3g}){also}"
+        return f"barrier({self.resource.name!r}, {self.resource.parties}).wait(timeout={self.timeout:.3g}){also}"
 
     async def play(self, worker: Worker) -> None:
         """See Turn."""
-        thing, pauses = self.thing, worker.client.process.pauses
-        barrier = worker.locks.barrier(thing.name, thing.parties)
+        resource, pauses = self.resource, worker.client.process.pauses
+        barrier = worker.locks.barrier(resource.name, resource.parties)
         broken = False
 
         async def wait() -> int:
@@ -152,31 +152,31 @@ class Meeting(NamedTuple):
                 # Where the server can't be asked in time, one that went on in its last moment is told so.
                 sure = worker.run.profile.clean and pauses == worker.client.process.pauses
                 sure = sure and worker.client.closing is None  # nor can one that is closed
-                if sure and any(token in thing.indices for token in worker.task.attempts):
-                    worker.violated(12, f"it went on at {thing.name}, and was told that it is broken")
+                if sure and any(token in resource.indices for token in worker.task.attempts):
+                    worker.violated(12, f"it went on at {resource.name}, and was told that it is broken")
                 raise
-            if worker.run.profile.trusted and thing.indices.get(worker.task.attempts[-1]) != index:
-                worker.violated(12, f"it was told that it went on at {thing.name} as number {index}, and did not")
+            if worker.run.profile.trusted and resource.indices.get(worker.task.attempts[-1]) != index:
+                worker.violated(12, f"it was told that it went on at {resource.name} as number {index}, and did not")
             return index
 
         # First it leaves, then it asks whether it went on before.
         if await worker.call(wait, self.timeout, what="wait", courtesies=2) is not None:
             worker.count("went on")
         elif broken and self.resets:
-            await Resetting(thing).play(worker)
+            await Resetting(resource).play(worker)
 
 
 class Resetting(NamedTuple):
     """Reset it, broken or not."""
 
-    thing: BarrierThing
+    resource: BarrierModel
 
     def __str__(self) -> str:
-        return f"barrier({self.thing.name!r}).reset()"
+        return f"barrier({self.resource.name!r}).reset()"
 
     async def play(self, worker: Worker) -> None:
         """See Turn."""
-        barrier = worker.locks.barrier(self.thing.name, self.thing.parties)
+        barrier = worker.locks.barrier(self.resource.name, self.resource.parties)
 
         async def reset() -> bool:
             await barrier.reset()
@@ -191,19 +191,20 @@ class Barriers(Subject):
 
     kind = "barrier"
 
-    def thing(self, name: str, random: Random, /) -> BarrierThing:
+    def new_resource(self, name: str, random: Random, /) -> BarrierModel:
         """See Subject."""
-        return BarrierThing(name, random.choice((2, 2, 3, 3, 4)))
+        return BarrierModel(name, random.choice((2, 2, 3, 3, 4)))
 
-    async def revoke(self, locks: aio.Interlock, thing: BarrierThing, *, force: bool) -> bool:
+    async def revoke(self, locks: aio.Interlock, resource: BarrierModel, *, force: bool) -> bool:
         """See Subject."""
         del force
-        return await locks.barrier(thing.name, thing.parties).revoke("by a person")
+        return await locks.barrier(resource.name, resource.parties).revoke("by a person")
 
     def turn(self, random: Random) -> Turn:
         """See Subject."""
-        thing = random.choice(self.things)
+        resource = random.choice(self.resources)
         if random.random() < 0.03:
-            return Resetting(thing)
-        timeout = random.choice((random.uniform(0.01, 0.3), random.uniform(0.1, 3.0), PATIENCE, PATIENCE, PATIENCE))
-        return Meeting(thing, 0 if random.random() < 0.1 else timeout, random.random() < 0.6)
+            return Resetting(resource)
+        short = random.uniform(0.01, 0.3), random.uniform(0.1, 3.0)
+        timeout = random.choice((*short, LONG_TIMEOUT, LONG_TIMEOUT, LONG_TIMEOUT))
+        return Meeting(resource, 0 if random.random() < 0.1 else timeout, random.random() < 0.6)

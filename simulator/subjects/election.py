@@ -8,8 +8,8 @@ from interlock.errors import LockError
 from interlock.primitives.election import election_resource
 from simulator.terms import Terms, terms
 
-from .lock import LockThing
-from .subject import Subject, Thing, Turn
+from .lock import LockModel
+from .subject import ResourceModel, Subject, Turn
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
@@ -31,7 +31,7 @@ class Observer:
         self.term = 0
 
 
-class ElectionThing(LockThing):
+class ElectionModel(LockModel):
     """A lock, and those who watch it."""
 
     def __init__(self, name: str) -> None:
@@ -40,11 +40,11 @@ class ElectionThing(LockThing):
         self.observed = 0
         self.lossy = False  # terms may have been lost, and who led before may lead for those who ask
 
-    def forgot(self, _server: Server) -> None:
-        """See Thing."""
+    def note_data_loss(self, _server: Server) -> None:
+        """See ResourceModel."""
         self.lossy = True
 
-    def owed(self, server: Server, _queued: Mapping[bytes, Attempt]) -> dict[Hashable, str]:
+    def news_due(self, server: Server, _queued: Mapping[bytes, Attempt]) -> dict[Hashable, str]:
         """Whose last word is not the truth."""
         if not self.observers:
             return {}
@@ -68,7 +68,7 @@ class Campaigning(NamedTuple):
 
     async def play(self, worker: Worker) -> None:
         """See Turn."""
-        election = worker.locks.election(self.terms.thing.name, **worker.options(self.terms))
+        election = worker.locks.election(self.terms.resource.name, **worker.options(self.terms))
         lease = await worker.take(election.campaign, self.terms)
         if lease is None:
             return
@@ -84,33 +84,33 @@ class Campaigning(NamedTuple):
 class Observing(NamedTuple):
     """Ask who leads, then watch that for a while."""
 
-    thing: ElectionThing
+    resource: ElectionModel
     seconds: float
 
     def __str__(self) -> str:
-        return f"election({self.thing.name!r}).observe() for {self.seconds:.3g} s"
+        return f"election({self.resource.name!r}).observe() for {self.seconds:.3g} s"
 
     async def play(self, worker: Worker) -> None:
         """See Turn."""
-        election, thing = worker.locks.election(self.thing.name), self.thing
+        election, resource = worker.locks.election(self.resource.name), self.resource
         await worker.call(election.leader, 0, what="leader")
-        thing.observed += 1
-        number, observer = thing.observed, Observer(worker.client.process)
-        thing.observers[number] = observer
+        resource.observed += 1
+        number, observer = resource.observed, Observer(worker.client.process)
+        resource.observers[number] = observer
         task = worker.client.process.spawn(self._watch(worker, election, number, observer), f"{worker.task.label}.eye")
         task.enter(worker.task.era)
         try:
             await worker.sleep(worker.now() + self.seconds)
         finally:
             task.cancel()
-            thing.observers.pop(number, None)
+            resource.observers.pop(number, None)
 
     def _ordered(self, worker: Worker) -> bool:
         """Whether terms only grow for who watches: several servers also tell what they have not agreed on."""
-        return worker.run.profile.trusted and not self.thing.lossy and len(worker.run.networks) == 1
+        return worker.run.profile.trusted and not self.resource.lossy and len(worker.run.networks) == 1
 
     async def _watch(self, worker: Worker, election: aio.Election, number: int, observer: Observer) -> None:
-        thing = self.thing
+        resource = self.resource
         try:
             async for leader in election.observe():
                 worker.count("a change was told")
@@ -124,7 +124,7 @@ class Observing(NamedTuple):
         except LockError as error:
             worker.count(f"observe failed: {type(error).__name__}")
         finally:
-            thing.observers.pop(number, None)
+            resource.observers.pop(number, None)
 
 
 class Elections(Subject):
@@ -132,17 +132,17 @@ class Elections(Subject):
 
     kind = "election"
 
-    def thing(self, name: str, _random: Random, /) -> ElectionThing:
+    def new_resource(self, name: str, _random: Random, /) -> ElectionModel:
         """See Subject."""
-        return ElectionThing(name)
+        return ElectionModel(name)
 
-    def lockable(self, locks: aio.Interlock, thing: Thing) -> aio.Election:
+    def lockable(self, locks: aio.Interlock, resource: ResourceModel) -> aio.Election:
         """See Subject."""
-        return locks.election(thing.name)
+        return locks.election(resource.name)
 
     def turn(self, random: Random) -> Turn:
         """See Subject."""
-        chosen: Any = terms(random, self.things)
+        chosen: Any = terms(random, self.resources)
         if random.random() < 0.25:
-            return Observing(chosen.thing, random.expovariate(1 / 2.0))
+            return Observing(chosen.resource, random.expovariate(1 / 2.0))
         return Campaigning(chosen, random.random() < 0.3)

@@ -9,7 +9,7 @@ from interlock.primitives.codes import BROKEN, GRANTED, QUEUED
 from interlock.primitives.latch import latch_resource
 from simulator.commands import Hash
 
-from .subject import Reading, Share, Subject, Thing, Turn
+from .subject import Reading, ResourceModel, Share, Subject, Turn
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 TTL: Final = 10.0  # seconds: the shortest
 LATCHES: Final = 12  # in a run: each opens once
-PATIENCE: Final = 20.0  # seconds that who waits long waits, for some latches never open
+LONG_TIMEOUT: Final = 20.0  # seconds that who waits long waits, for some latches never open
 
 
-class LatchThing(Thing):
+class LatchModel(ResourceModel):
     """What is left, told from the counts that were run; `generation` is the server's word for which latch that is."""
 
-    leased = False
+    has_leases = False
 
     def __init__(self, name: str, count: int) -> None:
         super().__init__(latch_resource(name, "lock:", count, TTL))
@@ -58,7 +58,7 @@ class LatchThing(Thing):
         self._generation, self._left, self._why = generation, self.count, b""
         return "it is another one before its ttl has passed" if known and server.now_ms < until else None
 
-    def owed(self, server: Server, queued: Mapping[bytes, Attempt]) -> dict[Hashable, str]:
+    def news_due(self, server: Server, queued: Mapping[bytes, Attempt]) -> dict[Hashable, str]:
         """Who waits for one that is open, revoked, or gone."""
         self._learn(server)
         if self._generation and self._left and not self._why:
@@ -98,16 +98,16 @@ class LatchThing(Thing):
 class Waiting(NamedTuple):
     """Wait until it is open."""
 
-    thing: LatchThing
+    resource: LatchModel
     timeout: float
 
     def __str__(self) -> str:
-        return f"latch({self.thing.name!r}, {self.thing.count}).wait(timeout={self.timeout:.3g})"
+        return f"latch({self.resource.name!r}, {self.resource.count}).wait(timeout={self.timeout:.3g})"
 
     async def play(self, worker: Worker) -> None:
         """See Turn."""
-        thing = self.thing
-        latch = worker.locks.latch(thing.name, thing.count, ttl=TTL)
+        resource = self.resource
+        latch = worker.locks.latch(resource.name, resource.count, ttl=TTL)
 
         async def wait() -> bool:
             try:
@@ -119,30 +119,30 @@ class Waiting(NamedTuple):
 
         if await worker.call(wait, self.timeout, what="wait"):
             worker.count("went on")
-            if thing.begun < thing.count and worker.run.profile.trusted:
-                worker.violated(12, f"it went on, and of {thing.count} only {thing.begun} were ever counted")
+            if resource.begun < resource.count and worker.run.profile.trusted:
+                worker.violated(12, f"it went on, and of {resource.count} only {resource.begun} were ever counted")
 
 
 class Counting(NamedTuple):
     """Count it down."""
 
-    thing: LatchThing
+    resource: LatchModel
     by: int
 
     def __str__(self) -> str:
-        return f"latch({self.thing.name!r}, {self.thing.count}).count_down({self.by})"
+        return f"latch({self.resource.name!r}, {self.resource.count}).count_down({self.by})"
 
     async def play(self, worker: Worker) -> None:
         """See Turn."""
-        thing = self.thing
-        latch = worker.locks.latch(thing.name, thing.count, ttl=TTL)
-        thing.begun += self.by
+        resource = self.resource
+        latch = worker.locks.latch(resource.name, resource.count, ttl=TTL)
+        resource.begun += self.by
         left = await worker.call(lambda: latch.count_down(self.by), 0, what="count_down")
         if left is None:
             return
         worker.count("opened" if left == 0 else "counted")
-        if not 0 <= left < thing.count:
-            worker.violated(12, f"{left} of {thing.count} are left")
+        if not 0 <= left < resource.count:
+            worker.violated(12, f"{left} of {resource.count} are left")
 
 
 class Latches(Subject):
@@ -152,20 +152,20 @@ class Latches(Subject):
 
     def __init__(self, random: Random) -> None:
         super().__init__(random)
-        self.things = [self.thing(f"n{i}", random) for i in range(LATCHES)]
+        self.resources = [self.new_resource(f"n{i}", random) for i in range(LATCHES)]
 
-    def thing(self, name: str, random: Random, /) -> LatchThing:
+    def new_resource(self, name: str, random: Random, /) -> LatchModel:
         """See Subject."""
-        return LatchThing(name, random.choice((1, 2, 3, 5, 8, 12)))
+        return LatchModel(name, random.choice((1, 2, 3, 5, 8, 12)))
 
-    async def revoke(self, locks: aio.Interlock, thing: LatchThing, *, force: bool) -> bool:
+    async def revoke(self, locks: aio.Interlock, resource: LatchModel, *, force: bool) -> bool:
         """See Subject."""
         del force
-        return await locks.latch(thing.name, thing.count, ttl=TTL).revoke("by a person")
+        return await locks.latch(resource.name, resource.count, ttl=TTL).revoke("by a person")
 
     def turn(self, random: Random) -> Turn:
         """See Subject."""
-        thing = random.choice(self.things)
+        resource = random.choice(self.resources)
         if random.random() < 0.25:
-            return Counting(thing, random.choice((1, 1, 1, 2)))
-        return Waiting(thing, random.choice((0, random.uniform(0.01, 0.3), random.uniform(0.1, 3.0), PATIENCE)))
+            return Counting(resource, random.choice((1, 1, 1, 2)))
+        return Waiting(resource, random.choice((0, random.uniform(0.01, 0.3), random.uniform(0.1, 3.0), LONG_TIMEOUT)))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from interlock.primitives.lock import lock_resource
 from simulator.terms import Terms, terms
 
-from .subject import Reading, Share, Subject, Thing, read
+from .subject import Reading, ResourceModel, Share, Subject, reading_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from simulator.workers import Worker
 
 
-class LockThing(Thing):
+class LockModel(ResourceModel):
     """Keys as lock.lua has them: a plain string, and a record with its fence."""
 
     def __init__(self, primitive: Resource) -> None:
@@ -27,31 +27,31 @@ class LockThing(Thing):
         self._owners: dict[bytes, bytes] = {}
 
     def read(self, server: Server) -> Reading:
-        """See Thing."""
+        """See ResourceModel."""
         value: bytes | None = server.find(self.key, bytes)
         if value is None:
-            return read({}, 1)
+            return reading_of({}, 1)
         record: bytes | None = server.find(self.keys[1], bytes)
         fence = int(record.split()[2]) if record else 0
         share = Share(1, fence, server.expires.get(self.key, server.now_ms), revoked=value.startswith(b"!"))
-        return read({value.removeprefix(b"!"): share}, 1)
+        return reading_of({value.removeprefix(b"!"): share}, 1)
 
-    def asked(self, token: bytes, terms: Sequence[Argument]) -> None:
-        """See Thing."""
-        if terms and terms[0]:
-            self._owners[token] = str(terms[0]).encode()
+    def note_attempt(self, token: bytes, acquire_args: Sequence[Argument]) -> None:
+        """See ResourceModel."""
+        if acquire_args and acquire_args[0]:
+            self._owners[token] = str(acquire_args[0]).encode()
 
-    def owner(self, token: bytes) -> bytes:
-        """See Thing."""
+    def owner_of(self, token: bytes) -> bytes:
+        """See ResourceModel."""
         return self._owners.get(token, token)
 
-    def beside(self, token: bytes, before: Iterable[bytes]) -> bool:
+    def may_skip_queue(self, token: bytes, before: Iterable[bytes]) -> bool:
         """Whether it takes over from the same owner elsewhere."""
-        return any(other != token and self.owner(other) == self.owner(token) for other in before)
+        return any(other != token and self.owner_of(other) == self.owner_of(token) for other in before)
 
-    def apart(self, shares: Mapping[bytes, Share]) -> str | None:
+    def exclusion_error(self, shares: Mapping[bytes, Share]) -> str | None:
         """One owner at a time."""
-        return super().apart(shares) if len({self.owner(token) for token in shares}) > 1 else None
+        return super().exclusion_error(shares) if len({self.owner_of(token) for token in shares}) > 1 else None
 
 
 class Locking(NamedTuple):
@@ -64,7 +64,7 @@ class Locking(NamedTuple):
 
     async def play(self, worker: Worker) -> None:
         """See Turn."""
-        lock = worker.locks.lock(self.terms.thing.name, **worker.options(self.terms))
+        lock = worker.locks.lock(self.terms.resource.name, **worker.options(self.terms))
         lease = await worker.take(lock.acquire, self.terms)
         if lease is not None:
             await worker.hold(lease, self.terms)
@@ -75,14 +75,14 @@ class Locks(Subject):
 
     kind = "lock"
 
-    def thing(self, name: str, _random: Random, /) -> Thing:
+    def new_resource(self, name: str, _random: Random, /) -> ResourceModel:
         """See Subject."""
-        return LockThing(lock_resource(name, "lock:"))
+        return LockModel(lock_resource(name, "lock:"))
 
-    def lockable(self, locks: aio.Interlock, thing: Thing) -> aio.Lock:
+    def lockable(self, locks: aio.Interlock, resource: ResourceModel) -> aio.Lock:
         """See Subject."""
-        return locks.lock(thing.name)
+        return locks.lock(resource.name)
 
     def turn(self, random: Random) -> Locking:
         """See Subject."""
-        return Locking(terms(random, self.things))
+        return Locking(terms(random, self.resources))

@@ -8,8 +8,8 @@ from interlock.errors import LeaseLost
 from interlock.primitives.lock import lock_resource
 from simulator.terms import Terms, terms
 
-from .lock import Locking, LockThing
-from .subject import Subject, Thing, Turn
+from .lock import Locking, LockModel
+from .subject import ResourceModel, Subject, Turn
 
 if TYPE_CHECKING:
     from random import Random
@@ -24,10 +24,10 @@ class Gathering(NamedTuple):
     """Take all of these, in this order, hold them, let them go."""
 
     terms: Terms
-    things: list[Thing]
+    resources: list[ResourceModel]
 
     def __str__(self) -> str:
-        names = ", ".join(thing.name for thing in self.things)
+        names = ", ".join(resource.name for resource in self.resources)
         return self.terms.told("multi", f"of {names}")
 
     async def play(self, worker: Worker) -> None:
@@ -35,15 +35,15 @@ class Gathering(NamedTuple):
         terms, told = self.terms, list[Any]()
         options = worker.options(terms)
         timeout = options.pop("timeout")
-        members = [worker.locks.lock(thing.name, **options) for thing in self.things]
+        members = [worker.locks.lock(resource.name, **options) for resource in self.resources]
         multi = worker.locks.multi(*members, timeout=timeout, on_lost=told.append)
         lease = await worker.take(multi.acquire, terms)
         if lease is None:
             self._none(worker)
             return
         worker.count("several had at once")
-        if list(lease.fence) != sorted(thing.name for thing in self.things):
-            worker.violated(12, f"{lease!r} is not of {self.things}")
+        if list(lease.fence) != sorted(resource.name for resource in self.resources):
+            worker.violated(12, f"{lease!r} is not of {self.resources}")
         if terms.leaves and not terms.drops and not await self._entered(worker, lease):
             return
         await worker.hold(lease, terms)
@@ -77,22 +77,22 @@ class Multis(Subject):
 
     def __init__(self, random: Random) -> None:
         super().__init__(random)
-        self.things = [self.thing(f"n{i}", random) for i in range(random.randint(2, MOST))]
+        self.resources = [self.new_resource(f"n{i}", random) for i in range(random.randint(2, MOST))]
 
-    def thing(self, name: str, _random: Random, /) -> Thing:
+    def new_resource(self, name: str, _random: Random, /) -> ResourceModel:
         """See Subject."""
-        return LockThing(lock_resource(name, "lock:"))
+        return LockModel(lock_resource(name, "lock:"))
 
-    def lockable(self, locks: aio.Interlock, thing: Thing) -> aio.Lock:
+    def lockable(self, locks: aio.Interlock, resource: ResourceModel) -> aio.Lock:
         """See Subject."""
-        return locks.lock(thing.name)
+        return locks.lock(resource.name)
 
     def turn(self, random: Random) -> Turn:
         """See Subject."""
-        chosen = terms(random, self.things)
+        chosen = terms(random, self.resources)
         if random.random() < 0.3:
             return Locking(chosen)
-        return Gathering(chosen, random.sample(self.things, random.randint(1, len(self.things))))
+        return Gathering(chosen, random.sample(self.resources, random.randint(1, len(self.resources))))
 
     def leases(self, lease: Any) -> list[aio.Lease]:
         """See Subject."""

@@ -8,7 +8,7 @@ from interlock.aio import LeaseState, Ran, Skipped
 from interlock.primitives.codes import BUSY, GRANTED
 from interlock.primitives.once import once_resource
 
-from .lock import LockThing
+from .lock import LockModel
 from .subject import Share, Subject
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ class FailedError(Exception):
     """The work fails."""
 
 
-class OnceThing(LockThing):
+class OnceModel(LockModel):
     """A lock, and from when on the next run may begin: told from the releases that were run, not from the note."""
 
-    notes = True
+    release_writes = True
 
     def __init__(self, of: str, key: str | None, at_least: float, keep: float) -> None:
         super().__init__(once_resource(of, "lock:", key))
@@ -41,8 +41,8 @@ class OnceThing(LockThing):
         self._next = 0.0  # ms on the server's clock
         self._last: tuple[bytes, int] = b"", 0  # the newest run, and when it began, in µs
 
-    def forgot(self, _server: Server) -> None:
-        """See Thing. A note may be lost with what else was: only leases are waited for."""
+    def note_data_loss(self, _server: Server) -> None:
+        """See ResourceModel. A note may be lost with what else was: only leases are waited for."""
         self.lossy = True
 
     def check_reply(
@@ -71,28 +71,28 @@ class OnceThing(LockThing):
 class Running(NamedTuple):
     """Run it, unless another one does or did: for a while, and then it fails or has been done."""
 
-    thing: OnceThing
+    resource: OnceModel
     at_most: float
     seconds: float
     fails: bool
 
     def __str__(self) -> str:
-        key = f", key={self.thing.key_of!r}, keep={self.thing.keep:.3g}" if self.thing.key_of else ""
-        limits = f"at_most={self.at_most:.3g}, at_least={self.thing.at_least:.3g}"
+        key = f", key={self.resource.key_of!r}, keep={self.resource.keep:.3g}" if self.resource.key_of else ""
+        limits = f"at_most={self.at_most:.3g}, at_least={self.resource.at_least:.3g}"
         end = ", then fail" * self.fails
-        return f"once({self.thing.of!r}, {limits}{key}).run() for {self.seconds:.3g} s{end}"
+        return f"once({self.resource.of!r}, {limits}{key}).run() for {self.seconds:.3g} s{end}"
 
     async def play(self, worker: Worker) -> None:
         """See Turn."""
-        thing, begun = self.thing, list["aio.Lease"]()
+        resource, begun = self.resource, list["aio.Lease"]()
 
         async def work(lease: aio.Lease) -> str:
             begun.append(lease)
             return await self._work(worker, lease)
 
         once = worker.locks.once(
-            thing.of, at_most=self.at_most, at_least=min(thing.at_least, self.at_most), key=thing.key_of,
-            keep=thing.keep,
+            resource.of, at_most=self.at_most, at_least=min(resource.at_least, self.at_most), key=resource.key_of,
+            keep=resource.keep,
         )  # fmt: skip
         started = worker.now()
         try:
@@ -112,7 +112,7 @@ class Running(NamedTuple):
     async def _work(self, worker: Worker, lease: aio.Lease) -> str:
         worker.count("begun")
         worker.run.monitor.leases.leased(worker.client.process, lease._grant)
-        if self.thing.succeeded:
+        if self.resource.succeeded:
             worker.violated(12, f"{lease!r} is of a run for a key whose run has succeeded")
         await worker.stay(lease, self.seconds)
         if self.fails:
@@ -120,12 +120,14 @@ class Running(NamedTuple):
         return lease.token
 
     def _check_ran(self, worker: Worker, result: Ran[str], *, begun: bool) -> None:
-        thing = self.thing
+        resource = self.resource
         worker.count("ran")
         if not begun or not result.value.endswith(result.by[-32:]):
             worker.violated(12, f"{result} was not run here")
         # Without a fault on its way the release was run before, so for `keep` nobody may begin.
-        thing.succeeded |= thing.key_of is not None and worker.run.monitor.server_state.quiet and thing.keep > LONG
+        resource.succeeded |= (
+            resource.key_of is not None and worker.run.monitor.server_state.quiet and resource.keep > LONG
+        )
 
     @staticmethod
     def _check_skipped(worker: Worker, result: Skipped, *, begun: bool, took: float) -> None:
@@ -146,26 +148,26 @@ class Onces(Subject):
 
     def __init__(self, random: Random) -> None:
         super().__init__(random)
-        self.things = [
-            OnceThing("n0", None, 0.0, 1.0),
-            OnceThing("n1", None, random.uniform(0.1, 1.0), 1.0),
-            OnceThing("n0", "monday", random.choice((0.0, 0.5)), random.uniform(1.0, 3.0)),
-            OnceThing("n0", "tuesday", 0.0, 300.0),
+        self.resources = [
+            OnceModel("n0", None, 0.0, 1.0),
+            OnceModel("n1", None, random.uniform(0.1, 1.0), 1.0),
+            OnceModel("n0", "monday", random.choice((0.0, 0.5)), random.uniform(1.0, 3.0)),
+            OnceModel("n0", "tuesday", 0.0, 300.0),
         ]
 
-    def thing(self, name: str, _random: Random, /) -> OnceThing:
+    def new_resource(self, name: str, _random: Random, /) -> OnceModel:
         """See Subject."""
-        return OnceThing(name, None, 0.0, 1.0)
+        return OnceModel(name, None, 0.0, 1.0)
 
-    def lockable(self, locks: aio.Interlock, thing: OnceThing) -> aio.Once:
+    def lockable(self, locks: aio.Interlock, resource: OnceModel) -> aio.Once:
         """See Subject."""
-        return locks.once(thing.of, at_most=5.0, key=thing.key_of)
+        return locks.once(resource.of, at_most=5.0, key=resource.key_of)
 
     def turn(self, random: Random) -> Running:
         """See Subject."""
-        at_most = min(random.choice((0.3, 1.0, 2.0, 5.0)), self.things[0].longest)
+        at_most = min(random.choice((0.3, 1.0, 2.0, 5.0)), self.resources[0].max_ttl)
         long = random.random() < 0.1
         return Running(
-            random.choice(self.things), at_most, at_most * 1.2 if long else random.expovariate(1 / 0.15),
+            random.choice(self.resources), at_most, at_most * 1.2 if long else random.expovariate(1 / 0.15),
             random.random() < 0.3,
         )  # fmt: skip

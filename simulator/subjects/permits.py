@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from simulator.commands import Hash, ZSet
 
-from .subject import Reading, Share, Thing, read
+from .subject import Reading, ResourceModel, Share, reading_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from simulator.server import Server
 
 
-class PermitThing(Thing):
+class PermitsModel(ResourceModel):
     """Holders by the ends of their leases, what each has, and a record with the limit."""
 
     def __init__(self, primitive: Resource) -> None:
         super().__init__(primitive)
         self.limit = int(primitive.acquire_args[2])  # what everybody believes at first
-        self._wants: dict[bytes, int] = {}
+        self._permits_wanted: dict[bytes, int] = {}
 
     def read(self, server: Server) -> Reading:
-        """See Thing."""
+        """See ResourceModel."""
         ends: dict[bytes, float] = server.find(self.key, ZSet) or {}
         shares: dict[bytes, bytes] = server.find(self.keys[5], Hash) or {}
         record: bytes | None = server.find(self.keys[1], bytes)
@@ -34,17 +34,17 @@ class PermitThing(Thing):
             if end > now and token in shares:
                 permits, fence, *_ = shares[token].split(b" ")
                 holders[token] = Share(int(permits), int(fence), end, b" !" in shares[token])
-        return read(holders, limit)
+        return reading_of(holders, limit)
 
-    def places(self, server: Server) -> Iterator[tuple[str, Collection[bytes]]]:
-        """See Thing."""
-        yield from super().places(server)
+    def token_stores(self, server: Server) -> Iterator[tuple[str, Collection[bytes]]]:
+        """See ResourceModel."""
+        yield from super().token_stores(server)
         yield "the shares", server.find(self.keys[5], Hash) or ()
 
-    def asked(self, token: bytes, terms: Sequence[Argument]) -> None:
-        """See Thing."""
-        self._wants[token] = int(terms[1])
+    def note_attempt(self, token: bytes, acquire_args: Sequence[Argument]) -> None:
+        """See ResourceModel."""
+        self._permits_wanted[token] = int(acquire_args[1])
 
-    def wants(self, token: bytes) -> int:
-        """See Thing."""
-        return self._wants[token]
+    def permits_wanted(self, token: bytes) -> int:
+        """See ResourceModel."""
+        return self._permits_wanted[token]

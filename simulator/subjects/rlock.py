@@ -8,8 +8,8 @@ from interlock._client.grant import Grant
 from interlock.primitives.lock import lock_resource
 from simulator.terms import Terms, terms
 
-from .lock import LockThing
-from .subject import Subject, Thing
+from .lock import LockModel
+from .subject import ResourceModel, Subject
 
 if TYPE_CHECKING:
     from random import Random
@@ -31,7 +31,7 @@ class Entering(NamedTuple):
 
     async def play(self, worker: Worker) -> None:
         """See Turn."""
-        rlock = worker.locks.rlock(self.terms.thing.name, owner=self.owner, **worker.options(self.terms))
+        rlock = worker.locks.rlock(self.terms.resource.name, owner=self.owner, **worker.options(self.terms))
         await self._enter(worker, rlock, self.depth, None)
 
     async def _enter(self, worker: Worker, rlock: aio.RLock, depth: int, outer: aio.Lease | None) -> None:
@@ -57,15 +57,15 @@ class RLocks(Subject):
 
     kind = "rlock"
 
-    def thing(self, name: str, _random: Random, /) -> Thing:
+    def new_resource(self, name: str, _random: Random, /) -> ResourceModel:
         """See Subject."""
-        return LockThing(lock_resource(name, "lock:"))
+        return LockModel(lock_resource(name, "lock:"))
 
-    def lockable(self, locks: aio.Interlock, thing: Thing) -> aio.RLock:
+    def lockable(self, locks: aio.Interlock, resource: ResourceModel) -> aio.RLock:
         """See Subject."""
-        return locks.rlock(thing.name)
+        return locks.rlock(resource.name)
 
     def turn(self, random: Random) -> Entering:
         """See Subject."""
-        chosen = terms(random, self.things)
+        chosen = terms(random, self.resources)
         return Entering(chosen, random.choice((None, None, "shop", "till")), random.choice((1, 1, 2, 3)))

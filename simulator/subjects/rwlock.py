@@ -9,8 +9,8 @@ from interlock.primitives.codes import BUSY, QUEUED
 from interlock.primitives.permits import read_resource
 from simulator.terms import Terms, terms
 
-from .permits import PermitThing
-from .subject import Share, Subject, Thing, live
+from .permits import PermitsModel
+from .subject import ResourceModel, Share, Subject, live_shares
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,37 +22,37 @@ if TYPE_CHECKING:
     from simulator.workers import Worker
 
 
-class RWThing(PermitThing):
+class RWLockModel(PermitsModel):
     """A reader has one permit, a writer all. Some readers read beside another lease of their own."""
 
     def __init__(self, name: str) -> None:
         super().__init__(read_resource(name, "lock:"))
         self._under: dict[bytes, bytes] = {}  # by token: the lease beside which it reads
 
-    def asked(self, token: bytes, terms: Sequence[Argument]) -> None:
-        """See Thing."""
-        super().asked(token, terms)
-        if terms[3]:
-            self._under[token] = str(terms[3]).encode()
+    def note_attempt(self, token: bytes, acquire_args: Sequence[Argument]) -> None:
+        """See ResourceModel."""
+        super().note_attempt(token, acquire_args)
+        if acquire_args[3]:
+            self._under[token] = str(acquire_args[3]).encode()
 
     def _above(self, token: bytes | None) -> Iterator[bytes]:
         """The leases beside which it reads: one's own, and what that one reads beside."""
         while token is not None and (token := self._under.get(token)) is not None:
             yield token
 
-    def alone(self, token: bytes) -> bool:
+    def is_exclusive(self, token: bytes) -> bool:
         """Writers are."""
-        return self.wants(token) > 1
+        return self.permits_wanted(token) > 1
 
-    def apart(self, shares: Mapping[bytes, Share]) -> str | None:
+    def exclusion_error(self, shares: Mapping[bytes, Share]) -> str | None:
         """A writer is alone, but for itself as a reader."""
-        for writer in filter(self.alone, shares):
+        for writer in filter(self.is_exclusive, shares):
             others = [token.decode() for token in shares if token != writer and writer not in self._above(token)]
             if others:
                 return f"written by {writer.decode()} and had by {' and by '.join(others)}"
         return None
 
-    def beside(self, token: bytes, before: Iterable[bytes]) -> bool:
+    def may_skip_queue(self, token: bytes, before: Iterable[bytes]) -> bool:
         """Whether it reads beside a lease of its own."""
         return token in self._under and self._under[token] in before
 
@@ -63,7 +63,7 @@ class RWThing(PermitThing):
         verb, token, *_ = args
         if verb != b"acquire" or reply[0] not in {QUEUED, BUSY}:
             return None
-        if not self.beside(token, live(before, server, surely=True)):
+        if not self.may_skip_queue(token, live_shares(before, server, surely=True)):
             return None
         return f"it has {self._under[token]!r} and would wait for itself"
 
@@ -84,7 +84,7 @@ class Crossing(NamedTuple):
 
     async def play(self, worker: Worker) -> None:
         """See Turn."""
-        rwlock = worker.locks.rwlock(self.terms.thing.name, **worker.options(self.terms))
+        rwlock = worker.locks.rwlock(self.terms.resource.name, **worker.options(self.terms))
         lease = await worker.take((rwlock.write() if self.writes else rwlock.read()).acquire, self.terms)
         if lease is None:
             return
@@ -103,11 +103,11 @@ class Crossing(NamedTuple):
             return
         worker.count("read beside its own")
 
-        async def alone() -> None:
+        async def release_first() -> None:
             await worker.end(first, leaves=self.terms.leaves)
             worker.count("downgraded")
 
-        await worker.hold(second, self.terms, alone if self.downgrades else None)
+        await worker.hold(second, self.terms, release_first if self.downgrades else None)
 
     @staticmethod
     async def _upgrade(worker: Worker, rwlock: aio.RWLock, lease: aio.Lease) -> None:
@@ -129,18 +129,18 @@ class RWLocks(Subject):
     """See Interlock.rwlock."""
 
     kind = "rwlock"
-    share = 2
+    seed_share = 2
 
-    def thing(self, name: str, _random: Random, /) -> RWThing:
+    def new_resource(self, name: str, _random: Random, /) -> RWLockModel:
         """See Subject."""
-        return RWThing(name)
+        return RWLockModel(name)
 
-    def lockable(self, locks: aio.Interlock, thing: Thing) -> aio.WriteLock:
+    def lockable(self, locks: aio.Interlock, resource: ResourceModel) -> aio.WriteLock:
         """See Subject."""
-        return locks.rwlock(thing.name).write()
+        return locks.rwlock(resource.name).write()
 
     def turn(self, random: Random) -> Crossing:
         """See Subject."""
-        chosen, writes = terms(random, self.things), random.random() < 0.35
+        chosen, writes = terms(random, self.resources), random.random() < 0.35
         too = random.random() < 0.3
         return Crossing(chosen, writes, too, too and random.random() < 0.7, not writes and random.random() < 0.05)

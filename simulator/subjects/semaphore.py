@@ -8,7 +8,7 @@ from interlock.errors import ConfigError
 from interlock.primitives.permits import semaphore_resource
 from simulator.terms import Terms, terms
 
-from .permits import PermitThing
+from .permits import PermitsModel
 from .subject import Reading, Share, Subject, Turn
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MOST = 4  # permits
 
 
-class SemaphoreThing(PermitThing):
+class SemaphoreModel(PermitsModel):
     """What was granted when the limit was 3 may last when it is 2: the limit that counts is that of the newest."""
 
     def __init__(self, name: str, limit: int) -> None:
@@ -31,16 +31,16 @@ class SemaphoreThing(PermitThing):
         self._latest: int | None = limit  # None: perhaps another one
         self._set: dict[bytes, int] = {}  # by operation: what set_limit set, once
 
-    def granted(self, token: bytes, reading: Reading) -> None:
-        """See Thing."""
+    def note_grant(self, token: bytes, reading: Reading) -> None:
+        """See ResourceModel."""
         self._limits[token] = reading.limit
 
-    def forgot(self, _server: Server) -> None:
-        """See Thing. A set_limit that was lost and comes again may set it, or have been the last."""
+    def note_data_loss(self, _server: Server) -> None:
+        """See ResourceModel. A set_limit that was lost and comes again may set it, or have been the last."""
         self._latest = None
 
-    def apart(self, shares: Mapping[bytes, Share]) -> str | None:
-        """See Thing."""
+    def exclusion_error(self, shares: Mapping[bytes, Share]) -> str | None:
+        """See ResourceModel."""
         newest = max(shares, key=lambda token: shares[token].fence)
         limit, total = self._limits.get(newest, self.limit), sum(share.permits for share in shares.values())
         if total <= limit:
@@ -62,8 +62,8 @@ class SemaphoreThing(PermitThing):
         limit = self.read(server).limit
         return None if self._latest in {None, limit} else f"the limit is {limit}, and {self._latest} was set last"
 
-    def alone(self, _token: bytes) -> bool:
-        """See Thing."""
+    def is_exclusive(self, _token: bytes) -> bool:
+        """See ResourceModel."""
         return False
 
 
@@ -78,9 +78,9 @@ class Sharing(NamedTuple):
 
     async def play(self, worker: Worker) -> None:
         """See Turn."""
-        thing: Any = self.terms.thing
-        limit = worker.known.get(thing.name, thing.limit)
-        semaphore = worker.locks.semaphore(thing.name, limit, **worker.options(self.terms))
+        resource: Any = self.terms.resource
+        limit = worker.known.get(resource.name, resource.limit)
+        semaphore = worker.locks.semaphore(resource.name, limit, **worker.options(self.terms))
         try:
             lease = await worker.take(lambda: semaphore.acquire(permits=min(self.permits, limit)), self.terms)
         except ConfigError as error:
@@ -102,15 +102,15 @@ class Sharing(NamedTuple):
 class Limiting(NamedTuple):
     """Change the limit for everybody."""
 
-    thing: SemaphoreThing
+    resource: SemaphoreModel
     limit: int
 
     def __str__(self) -> str:
-        return f"semaphore({self.thing.name!r}).set_limit({self.limit})"
+        return f"semaphore({self.resource.name!r}).set_limit({self.limit})"
 
     async def play(self, worker: Worker) -> None:
         """See Turn."""
-        semaphore = worker.locks.semaphore(self.thing.name, self.thing.limit)
+        semaphore = worker.locks.semaphore(self.resource.name, self.resource.limit)
 
         async def change() -> bool:
             await semaphore.set_limit(self.limit)
@@ -118,25 +118,25 @@ class Limiting(NamedTuple):
 
         if await worker.call(change, 0, what="set_limit"):
             worker.count("limit set")
-            worker.known[self.thing.name] = self.limit
+            worker.known[self.resource.name] = self.limit
 
 
 class Semaphores(Subject):
     """See Interlock.semaphore."""
 
     kind = "semaphore"
-    share = 2
+    seed_share = 2
 
-    def thing(self, name: str, random: Random, /) -> SemaphoreThing:
+    def new_resource(self, name: str, random: Random, /) -> SemaphoreModel:
         """See Subject."""
-        return SemaphoreThing(name, random.randint(1, MOST))
+        return SemaphoreModel(name, random.randint(1, MOST))
 
-    def lockable(self, locks: aio.Interlock, thing: Any) -> aio.Semaphore:
+    def lockable(self, locks: aio.Interlock, resource: Any) -> aio.Semaphore:
         """See Subject."""
-        return locks.semaphore(thing.name, thing.limit)
+        return locks.semaphore(resource.name, resource.limit)
 
     def turn(self, random: Random) -> Turn:
         """See Subject."""
         if random.random() < 0.04:
-            return Limiting(random.choice(self.things), random.randint(1, MOST))
-        return Sharing(terms(random, self.things), random.choice((1, 1, 1, 2, 3, MOST)))
+            return Limiting(random.choice(self.resources), random.randint(1, MOST))
+        return Sharing(terms(random, self.resources), random.choice((1, 1, 1, 2, 3, MOST)))
