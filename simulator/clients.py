@@ -68,8 +68,8 @@ class Client:
             self._remember(image)
         attempts = run.monitor.attempts
         for server in self.servers:
-            server.asked = attempts.asked
-            server.sending = lambda keys, args: attempts.sending(process, keys, args)
+            server.asked = attempts.check_renewals
+            server.sending = lambda keys, args: attempts.note_request(process, keys, args)
         self.workers = [process.spawn(self._work(), f"w{i}") for i in range(random.choice(run.profile.workers))]
         self.closing: Task | None = None
 
@@ -132,4 +132,4 @@ class Client:
         await self.session.close()
         await self.server.runtime.sleep_until(self.server.runtime.now() + 0.1)
         if pauses == self.process.pauses:
-            self.run.monitor.attempts.closed(self.process)
+            self.run.monitor.attempts.note_close(self.process)

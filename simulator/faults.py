@@ -18,7 +18,7 @@ from . import later
 from .chance import STRIKE
 from .clients import CLOSER
 from .coroutines import Task, Trap
-from .invariants.attempts import KEEPER
+from .invariants.attempts import WORKERS
 from .outages import KINDS, MOST_LAG, Outages
 from .sim_server import IO_TIMEOUT
 
@@ -132,7 +132,7 @@ class Faults:
 
     def _anybody(self, client: Client, strike: Strike) -> Task:
         """Choose a worker, a background task of the session, or the closer if there is one."""
-        others = [task for task in client.process.tasks if task.label.startswith((KEEPER, CLOSER)) and not task.ended]
+        others = [task for task in client.process.tasks if task.label.startswith((WORKERS, CLOSER)) and not task.ended]
         victims = [*client.workers, *others]
         return victims[int(strike.spare * len(victims))]
 

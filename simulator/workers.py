@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from .clients import Client
     from .coroutines import Task
-    from .terms import Terms
+    from .usage import Usage
 
 T = TypeVar("T")
 SLACK: Final = 0.1  # seconds that code may take beyond its timeout
@@ -40,12 +40,12 @@ class Worker:
         self.now = client.server.runtime.now
         self.random: Random  # of the turn
 
-    def options(self, terms: Terms) -> dict[str, Any]:
+    def options(self, usage: Usage) -> dict[str, Any]:
         """What the API is told of them."""
-        told = self.run.monitor.leases.told
+        on_lost = self.run.monitor.leases.note_loss
         return {
-            "ttl": terms.ttl, "timeout": terms.timeout, "renew": terms.renews, "max_hold": terms.max_hold,
-            "on_lost": told,
+            "ttl": usage.ttl, "timeout": usage.timeout, "renew": usage.renews, "max_hold": usage.max_hold,
+            "on_lost": on_lost,
         }  # fmt: skip
 
     def count(self, what: str) -> None:
@@ -60,11 +60,11 @@ class Worker:
         """Do nothing until then, by the process's own clock."""
         await self.client.server.runtime.sleep_until(until)
 
-    async def take(self, acquire: Callable[[], Awaitable[T]], terms: Terms) -> T | None:
-        """A lease, if it can be had on these terms. ConfigErrors are the caller's."""
-        lease = await self.call(acquire, terms.timeout, self._tokens)
+    async def take(self, acquire: Callable[[], Awaitable[T]], usage: Usage) -> T | None:
+        """A lease, if it can be had on these usage. ConfigErrors are the caller's."""
+        lease = await self.call(acquire, usage.timeout, self._tokens)
         for grant in self.run.subject.grants(lease) if lease is not None else ():
-            self.run.monitor.leases.leased(self.client.process, grant)
+            self.run.monitor.leases.note_lease(self.client.process, grant)
         return lease
 
     def _tokens(self, lease: Any) -> list[str]:
@@ -76,12 +76,12 @@ class Worker:
         timeout: float | None,
         tokens: Callable[[T], list[str]] = lambda _: [],
         what: str = "acquire",
-        courtesies: int = 1,
+        undo_graces: int = 1,
     ) -> T | None:
         """What a call that may wait for `timeout` seconds returns; None if it failed in a way that calls may.
 
         `tokens` tells which attempts live on in its result; nothing may be left of any other. When its time is over, it
-        may wait for the server for as many `courtesies`.
+        may wait for the server for as many `undo_graces`.
         """
         task, pauses, started = self.task, self.client.process.pauses, self.now()
         task.attempts, kept = [], list[bytes]()
@@ -91,7 +91,7 @@ class Worker:
         except AcquireTimeout:
             self.count(f"{what} timed out")
             if pauses == self.client.process.pauses:
-                self._check_refusal(what, courtesies)
+                self._check_refusal(what, undo_graces)
         except Unavailable:
             self.count(f"{what} unavailable")
         except LeaseLost:
@@ -104,35 +104,35 @@ class Worker:
         else:
             return result
         finally:
-            self.run.monitor.attempts.ended(task, kept)
+            self.run.monitor.attempts.note_end(task, kept)
             if pauses == self.client.process.pauses:
-                self._check_duration(what, timeout, courtesies, self.now() - started)
+                self._check_duration(what, timeout, undo_graces, self.now() - started)
         return None
 
-    def _check_duration(self, what: str, timeout: float | None, courtesies: int, took: float) -> None:
+    def _check_duration(self, what: str, timeout: float | None, undo_graces: int, took: float) -> None:
         """Rule 4: the timeout bounds the call."""
-        bound = math.inf if timeout is None else timeout + courtesies * UNDO_GRACE
+        bound = math.inf if timeout is None else timeout + undo_graces * UNDO_GRACE
         if timeout == 0:
             bound += TRY_FOR if what in {"acquire", "wait"} else IO_TIMEOUT
         if took > bound + SLACK:
             self.run.trace.violated(4, f"{what}(timeout={timeout}) took {took:.3f} s")
 
-    def _check_refusal(self, what: str, courtesies: int) -> None:
+    def _check_refusal(self, what: str, undo_graces: int) -> None:
         """Rule 4: who is told that another one has it is so by a server that answered lately."""
         # Silence begins with a heartbeat that is not answered, is known when that is given up, and is told at the end.
-        longest = HEARTBEAT_INTERVAL + max(ANSWER_COUNTS_FOR, HEARTBEAT_TIMEOUT) + courtesies * UNDO_GRACE + SLACK
-        now, heard = self.client.process.world.now, max(server.answered_at for server in self.client.servers)
-        if now - heard > longest:
-            self.violated(4, f"{what} timed out, and no server has answered for {now - heard:.3f} s")
+        longest = HEARTBEAT_INTERVAL + max(ANSWER_COUNTS_FOR, HEARTBEAT_TIMEOUT) + undo_graces * UNDO_GRACE + SLACK
+        now, answered_at = self.client.process.world.now, max(server.answered_at for server in self.client.servers)
+        if now - answered_at > longest:
+            self.violated(4, f"{what} timed out, and no server has answered for {now - answered_at:.3f} s")
 
-    async def hold(self, lease: Any, terms: Terms, inside: Callable[[], Awaitable[None]] | None = None) -> None:
+    async def hold(self, lease: Any, usage: Usage, inside: Callable[[], Awaitable[None]] | None = None) -> None:
         """Hold it for a while, do this inside, and let it go."""
-        if terms.drops:
+        if usage.drops:
             self.count("lease dropped")
             return
         error: BaseException | None = None
         try:
-            await self.stay(lease, terms.seconds)
+            await self.work_under(lease, usage.hold_time)
             if inside is not None:
                 await inside()
         except BaseException as raised:
@@ -140,11 +140,11 @@ class Worker:
             raise
         finally:
             try:
-                await self.end(lease, leaves=terms.leaves, error=error)
+                await self.let_go(lease, exits=usage.exits, error=error)
             finally:
                 error = None  # its traceback refers to this frame, and that to the lease, which nobody shall keep
 
-    async def stay(self, lease: Any, seconds: float) -> None:
+    async def work_under(self, lease: Any, seconds: float) -> None:
         """Be at work under it."""
         random, until = self.random, self.now() + seconds
         while self.now() < until:
@@ -156,13 +156,13 @@ class Worker:
                     return
             else:
                 for grant in self.run.subject.grants(lease):
-                    self.run.monitor.leases.wrote(grant, sure=True)
-            does = random.random()
-            if does < 0.05:
+                    self.run.monitor.leases.check_write(grant, sure=True)
+            choice = random.random()
+            if choice < 0.05:
                 await self._extend(lease, min(random.uniform(0.1, 6.0), self.session.max_ttl))
-            elif does < 0.15 and len(self.run.networks) == 1:
-                await self._execute(lease, given=does < 0.1)
-            elif does > 0.7:
+            elif choice < 0.15 and len(self.run.networks) == 1:
+                await self._execute(lease, with_keys=choice < 0.1)
+            elif choice > 0.7:
                 self._write_late(lease)
             await self.sleep(self.now() + min(random.expovariate(1 / 0.1), until - self.now() + 0.001))
 
@@ -170,7 +170,7 @@ class Worker:
         """To the resource that the lease protects: a write that comes when it comes."""
         world, leases, grant = self.run.world, self.run.monitor.leases, self.run.subject.grants(lease)[0]
         trip = self.run.networks[0].trip(Journey(self.task, MESSAGE))
-        world.at(world.now + trip, lambda: leases.wrote(grant, sure=False))
+        world.at(world.now + trip, lambda: leases.check_write(grant, sure=False))
 
     async def _extend(self, lease: Any, seconds: float) -> None:
         try:
@@ -182,31 +182,31 @@ class Worker:
             if not self.session.core.closed:
                 raise
 
-    async def _execute(self, lease: Any, *, given: bool) -> None:
+    async def _execute(self, lease: Any, *, with_keys: bool) -> None:
         self.run.executes += 1
         lease = self.run.subject.leases(lease)[0]
         operation, key = f"{lease.token}:{self.run.executes}", f"data:{lease.name}"
-        answered = self.run.monitor.attempts.answered
+        note_outcome = self.run.monitor.attempts.note_outcome
         try:
-            await lease.execute("SET", key, operation, "PX", 60000, keys=[key] if given else None)
+            await lease.execute("SET", key, operation, "PX", 60000, keys=[key] if with_keys else None)
         except LeaseLost:
             self.count("execute refused")
-            answered(operation, ran=False)
+            note_outcome(operation, ran=False)
         except Unavailable as error:
             self.count("execute unavailable")
             if "it may have run" not in str(error):
-                answered(operation, ran=False)
+                note_outcome(operation, ran=False)
         except ConfigError:
             if not self.session.core.closed:
                 raise
         else:
             self.count("executed")
-            answered(operation, ran=True)
+            note_outcome(operation, ran=True)
 
-    async def end(self, lease: Any, *, leaves: bool, error: BaseException | None = None) -> None:
+    async def let_go(self, lease: Any, *, exits: bool, error: BaseException | None = None) -> None:
         """Let it go: as a `with` does, or by release()."""
         try:
-            if error is not None or leaves:
+            if error is not None or exits:
                 await lease.__aexit__(type(error) if error else None, error, None)
             elif not await lease.release():
                 self.count("release came too late")

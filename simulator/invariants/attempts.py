@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from .trace import Trace
 
 UNDONE: Final = 1.0  # seconds after which an attempt may leave nothing, in clean weather
-KEEPER: Final = "interlock-keeper"  # the beginning of the names of a session's background tasks
-RENEWAL: Final = "interlock-keeper-renewal"  # the background task for renewals
+WORKERS: Final = "interlock-keeper"  # the beginning of the names of a session's background tasks
+RENEWAL_WORKER: Final = "interlock-keeper-renewal"  # the background task for renewals
 
 
 @dataclass
@@ -31,13 +31,13 @@ class Attempt:
     task: Task
     resource: ResourceModel
     ttl_ms: int
-    life_ms: int  # the handover ttl, in ms
+    handover_ttl_ms: int  # the handover ttl, in ms
     began: float
     queued_at: float | None = None
     confirmed: bool = False  # the client got the grant: it waits no longer
     ended: bool = False
     cleared: bool = False  # the server ran its release
-    ousted: bool = False  # revoked by force, or forgotten by all: its holder learns so later
+    exempt: bool = False  # revoked by force, or forgotten by all: its holder learns so later
     grant: Grant | None = None
 
     def certain(self) -> bool:
@@ -52,7 +52,7 @@ class Attempts:
         self.trace = trace
         self.group = group
         self.clean = clean  # whether every message arrives once and soon
-        self.renewals = True  # whether to check rule 7
+        self.check_rule_7 = True  # whether to check rule 7
         self.known: dict[bytes, Attempt] = {}
         self.resources: dict[bytes, ResourceModel] = {}  # by key
         self.queued: dict[bytes, dict[bytes, Attempt]] = {}  # those that were queued and have not ended, by key
@@ -64,10 +64,10 @@ class Attempts:
         self.resources[resource.key] = resource
         self.queued[resource.key] = {}
 
-    def asked(self, batch: Sequence[Message]) -> None:
+    def check_renewals(self, batch: Sequence[Message]) -> None:
         """Rule 7: check a renewal that the background task is about to send; a fault may still delay the request."""
         task = self.trace.world.current
-        if task is None or task.label != RENEWAL or not self.renewals:
+        if task is None or task.label != RENEWAL_WORKER or not self.check_rule_7:
             return  # a repeated extend() may overlap a release: the server refuses the extend
         for _, _, (verb, *rest) in batch:
             for token in rest[::2] if verb == "renew" else ():
@@ -75,7 +75,7 @@ class Attempts:
                 if grant is not None and grant.end_reason is not None:
                     self.trace.violated(7, f"{grant.token} is renewed though {grant.end_reason}")
 
-    def sending(self, process: Process, keys: Sequence[str], args: Sequence[Argument]) -> None:
+    def note_request(self, process: Process, keys: Sequence[str], args: Sequence[Argument]) -> None:
         """Note a request that leaves its process."""
         verb, *rest = args
         self.trace.note("%s sends %s %s", process.name, verb, rest)
@@ -83,21 +83,21 @@ class Attempts:
         if verb == "acquire":
             assert task is not None
             for (key, *_), (_, *asked) in requests(keys, args):
-                self._begins(process, task, self.resources[key.encode()], asked)
+                self._note_begin(process, task, self.resources[key.encode()], asked)
         elif verb == "execute":
             operation = str(rest[3])
             if operation in self.operations:
                 self.trace.violated(11, f"execute of {operation} is sent twice")
             self.operations[operation] = 0
 
-    def _begins(self, process: Process, task: Task, resource: ResourceModel, asked: Sequence[Argument]) -> None:
+    def _note_begin(self, process: Process, task: Task, resource: ResourceModel, asked: Sequence[Argument]) -> None:
         token = str(asked[0]).encode()
         if token not in self.known:
             self.known[token] = Attempt(process, task, resource, int(asked[1]), int(asked[2]), self.trace.world.now)
             resource.note_attempt(token, asked[6:])
             task.attempts.append(token)
 
-    def queues(self, token: bytes, attempt: Attempt) -> None:
+    def note_queued(self, token: bytes, attempt: Attempt) -> None:
         """Note that the server put the attempt into the queue."""
         attempt.confirmed = False
         if attempt.queued_at is None:
@@ -107,7 +107,7 @@ class Attempts:
 
     # How they end
 
-    def ended(self, task: Task, kept: Collection[bytes]) -> None:
+    def note_end(self, task: Task, kept: Collection[bytes]) -> None:
         """Note the end of a coroutine's call: of its attempts, only these have become leases."""
         since = self.trace.world.now
         for token in task.attempts:
@@ -115,25 +115,25 @@ class Attempts:
             attempt.ended = True
             self.queued[attempt.resource.key].pop(token, None)
             if token not in kept and self.clean:
-                self._soon_undone(token, attempt, since)
+                self._check_undone_later(token, attempt, since)
         task.attempts = []
 
-    def closed(self, process: Process) -> None:
+    def note_close(self, process: Process) -> None:
         """Note a closed session: with clean weather, its leases and its waiters are gone."""
         if self.clean and process.alive:
             for token, attempt in self.known.items():
                 if attempt.process is process:
-                    self._undone(token, attempt, self.trace.world.now)
+                    self._check_undone(token, attempt, self.trace.world.now)
 
-    def _soon_undone(self, token: bytes, attempt: Attempt, since: float) -> None:
-        self.trace.world.at(since + UNDONE, lambda: self._undone(token, attempt, since))
+    def _check_undone_later(self, token: bytes, attempt: Attempt, since: float) -> None:
+        self.trace.world.at(since + UNDONE, lambda: self._check_undone(token, attempt, since))
 
-    def _undone(self, token: bytes, attempt: Attempt, since: float) -> None:
+    def _check_undone(self, token: bytes, attempt: Attempt, since: float) -> None:
         if not attempt.process.alive or attempt.process.paused_until > since:
             return
         server = self.group.primary.server
         if attempt.resource.release_writes and server.refused > since:
-            self._soon_undone(token, attempt, self.trace.world.now)
+            self._check_undone_later(token, attempt, self.trace.world.now)
             return
         server.look()
         for place, tokens in attempt.resource.token_stores(server):
@@ -142,7 +142,7 @@ class Attempts:
 
     # Commands that ran under a lease
 
-    def ran(self, operation: str, *, holds: bool) -> None:
+    def note_execution(self, operation: str, *, holds: bool) -> None:
         """Note that the server ran an `execute`. `holds`: under a lease that the server knows."""
         self.operations[operation] = self.operations.get(operation, 0) + 1
         if not holds:
@@ -152,7 +152,7 @@ class Attempts:
         if self.outcomes.get(operation) is False:
             self.trace.violated(11, f"execute of {operation} ran though its caller was told that it had not")
 
-    def answered(self, operation: str, *, ran: bool) -> None:
+    def note_outcome(self, operation: str, *, ran: bool) -> None:
         """Note that the caller of an `execute` knows whether it ran."""
         self.outcomes[operation] = ran
         if ran != bool(self.operations.get(operation)):

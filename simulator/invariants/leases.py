@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .attempts import Attempt, Attempts
     from .trace import Trace
 
-TOLD: Final = 0.5  # seconds within which a client must report a loss, even while a request is in flight
+REPORT_TIME: Final = 0.5  # seconds within which a client must report a loss, even while a request is in flight
 
 
 @dataclass
@@ -29,8 +29,8 @@ class Held:
     grant: Grant
     attempt: Attempt
     share: Share
-    lapsed_at: float | None = None
-    told: int = 0
+    seen_ended_at: float | None = None
+    reports: int = 0  # how often the client reported the loss
 
 
 class Leases:
@@ -42,8 +42,10 @@ class Leases:
         self.counts = counts
         self.trusted = trusted  # the server loses no data and its clock is never set
         self.held: dict[bytes, list[Held]] = {}
-        self.had: Callable[[ResourceModel, Grant], None] = lambda _resource, _grant: None  # called for each new lease
-        self._close = False  # whether to check after every step
+        self.on_lease: Callable[[ResourceModel, Grant], None] = lambda _resource, _grant: (
+            None
+        )  # called for each new lease
+        self._close_look = False  # whether to check after every step
         self._written: dict[bytes, tuple[int, bytes]] = {}  # the newest fence that the protected resource accepted
 
     def watch(self, resource: ResourceModel) -> None:
@@ -51,7 +53,7 @@ class Leases:
         self.held[resource.key] = []
         self._written[resource.key] = 0, b""
 
-    def leased(self, process: Process, grant: Grant) -> None:
+    def note_lease(self, process: Process, grant: Grant) -> None:
         """Note a lease that an acquire returned."""
         token = grant.token.encode()
         attempt = self.attempts.known[token]
@@ -60,40 +62,42 @@ class Leases:
         attempt.grant = grant
         held = Held(process, grant, attempt, Share(attempt.resource.permits_wanted(token), grant.fence))
         self.held[attempt.resource.key].append(held)
-        self._close |= len(self.held[attempt.resource.key]) > 1
+        self._close_look |= len(self.held[attempt.resource.key]) > 1
         until = process.when(grant.deadline)
         self.trace.note("%s holds %s fence %d until %.6f", process.name, grant.token, grant.fence, until)
-        self.had(attempt.resource, grant)
+        self.on_lease(attempt.resource, grant)
         if not held.attempt.certain():
             self.trace.violated(9, f"{grant.token} is returned though {grant.reason_ended(process.clock())}")
 
-    def told(self, lease: Any) -> None:
+    def note_loss(self, lease: Any) -> None:
         """Note that a client reported a lost lease to its holder."""
         self.trace.note("the holder is told: %s: %s", lease._grant.token, lease._grant.end_reason)
         for held in self.held[lease._grant.resource.keys[0].encode()]:
             if held.grant is lease._grant:
-                held.told += 1
-                if held.told > 1 or held.grant.end_reason == Grant.RELEASED:
-                    self.trace.violated(8, f"{held.grant.token} is told {held.told} times: {held.grant.end_reason}")
+                held.reports += 1
+                if held.reports > 1 or held.grant.end_reason == Grant.RELEASED:
+                    self.trace.violated(8, f"{held.grant.token} is told {held.reports} times: {held.grant.end_reason}")
 
     def after_step(self) -> None:
         """Check rules 1 and 9 at every instant at which code can break them."""
-        if not self._close:
+        if not self._close_look:
             return
-        self._close = False
+        self._close_look = False
         for holds in self.held.values():
-            if not holds or (len(holds) == 1 and holds[0].lapsed_at is None):
+            if not holds or (len(holds) == 1 and holds[0].seen_ended_at is None):
                 continue
-            if self.trusted and self._together(holds):
-                certain = [held for held in holds if held.attempt.certain() and not held.attempt.ousted]
-                if why := self._together(certain):
+            if self.trusted and self._exclusion_error(holds):
+                certain = [held for held in holds if held.attempt.certain() and not held.attempt.exempt]
+                if why := self._exclusion_error(certain):
                     self.trace.violated(1, f"{certain[0].attempt.resource.key!r} is {why}")
                     certain[0].grant.lose("the simulation has seen enough of it")
-            self._tidy(holds)
-            self._close |= any(held.lapsed_at is not None for held in holds) or self._together(holds) is not None
+            self._drop_ended(holds)
+            self._close_look |= (
+                any(held.seen_ended_at is not None for held in holds) or self._exclusion_error(holds) is not None
+            )
 
     @staticmethod
-    def _together(holds: list[Held]) -> str | None:
+    def _exclusion_error(holds: list[Held]) -> str | None:
         """Return why nobody may hold these leases at the same time; None if that is allowed."""
         if len(holds) < 2:
             return None
@@ -103,36 +107,36 @@ class Leases:
         """Report overdue events."""
         for holds in self.held.values():
             if holds:
-                self._tidy(holds)
-                self._close = True
+                self._drop_ended(holds)
+                self._close_look = True
 
-    def _tidy(self, holds: list[Held]) -> None:
+    def _drop_ended(self, holds: list[Held]) -> None:
         for held in list(holds):
             certain, now = held.attempt.certain(), self.trace.world.now
-            if held.lapsed_at is None:
+            if held.seen_ended_at is None:
                 if not certain and held.process.awake:  # now its code could have seen the loss
-                    held.lapsed_at = now
+                    held.seen_ended_at = now
             elif certain:
                 self.trace.violated(9, f"ensure() passes again for {held.grant.token}")
-                held.lapsed_at = None
-            if held.lapsed_at is not None and not certain and self._settled(held):
+                held.seen_ended_at = None
+            if held.seen_ended_at is not None and not certain and self._is_reported(held):
                 holds.remove(held)
 
-    def _settled(self, held: Held) -> bool:
+    def _is_reported(self, held: Held) -> bool:
         """Whether an ended lease needs no further report. Rule 8."""
         grant = held.grant
         if not held.process.alive or grant.lease is None or grant.lease() is None:
             return True
-        if grant.end_reason == Grant.RELEASED or held.told:
+        if grant.end_reason == Grant.RELEASED or held.reports:
             return True
-        since = max(held.lapsed_at or 0.0, held.process.paused_until)
-        if self.trace.world.now - since > TOLD:
+        since = max(held.seen_ended_at or 0.0, held.process.paused_until)
+        if self.trace.world.now - since > REPORT_TIME:
             why = grant.reason_ended(held.process.clock())
             self.trace.violated(8, f"nobody is told that {grant.token} is lost: {why}")
             return True
         return False
 
-    def wrote(self, grant: Grant, *, sure: bool) -> None:
+    def check_write(self, grant: Grant, *, sure: bool) -> None:
         """Check a write with this fence to the protected resource. `sure`: ensure() passed in this instant."""
         token = grant.token.encode()
         attempt = self.attempts.known[token]
@@ -145,5 +149,5 @@ class Leases:
             self.counts["write accepted"] += 1
         else:
             self.counts["write refused by its fence"] += 1
-            if sure and self.trusted and not attempt.ousted and resource.owner_of(token) != writer:
+            if sure and self.trusted and not attempt.exempt and resource.owner_of(token) != writer:
                 self.trace.violated(2, f"a certain holder's write with {grant.fence} comes after {newest}")

@@ -89,7 +89,7 @@ class ServerState:
         for other, each in self.attempts.known.items():
             if each.resource is resource:
                 all_of_them = token == b"taken-over" or token.startswith(b"quarantine:")
-                each.ousted |= all_of_them or resource.owner_of(other) == resource.owner_of(token)
+                each.exempt |= all_of_them or resource.owner_of(other) == resource.owner_of(token)
 
     def lost(self, *, lossy: bool, lasts: float, other_clock: bool) -> None:
         """Note that another process serves now. If it lost data (`lossy`), it may grant nothing for `lasts` seconds."""
@@ -116,7 +116,7 @@ class ServerState:
         self.trace.note("%s begins anew for a client that remembers nothing", seen.resource.name)
         seen.barred_until, seen.fence, seen.anew = 0.0, 0, self.group.primary
         for attempt in self.attempts.known.values():
-            attempt.ousted |= attempt.resource is seen.resource
+            attempt.exempt |= attempt.resource is seen.resource
 
     def executed(self, host: Host, sender: str, keys: Sequence[bytes], args: Sequence[bytes], reply: Any) -> None:
         """Check the rules after a script."""
@@ -196,12 +196,12 @@ class ServerState:
         if verb == b"release":
             attempt.cleared = host is self.group.primary
         elif verb == b"acquire" and code == QUEUED:
-            self.attempts.queues(token, attempt)
+            self.attempts.note_queued(token, attempt)
         elif verb == b"acquire" and code == GRANTED:
             attempt.confirmed = True
         elif verb == b"execute" and code == GRANTED:
             holders = self.seen[keys[0]].resource.read(host.server).holders
-            self.attempts.ran(args[4].decode(), holds=token in holders and not holders[token].revoked)
+            self.attempts.note_execution(args[4].decode(), holds=token in holders and not holders[token].revoked)
 
     def _judge(self, asked: Sequence[tuple[Sequence[bytes], Sequence[bytes]]], replies: Sequence[Any]) -> None:
         """Check rule 12. A quarantine refuses all attempts in the same way."""
@@ -251,7 +251,7 @@ class ServerState:
         owners = {resource.owner_of(token) for token in holders}
         for token in seen.holders.keys() - holders.keys():
             attempt = self.attempts.known.get(token)
-            if attempt is None or attempt.ousted or resource.owner_of(token) in owners:
+            if attempt is None or attempt.exempt or resource.owner_of(token) in owners:
                 continue
             if attempt.certain():
                 self.trace.violated(1, f"{token!r} is certain of {resource.key!r}, and the server gave it up")
@@ -270,7 +270,7 @@ class ServerState:
         """Note a grant by the isolated primary, which does not know the leases that the new primary granted anew."""
         resource = seen.resource
         if seen.anew is self.group.primary:
-            self.attempts.known[token].ousted = True
+            self.attempts.known[token].exempt = True
         resource.note_grant(token, resource.read(server))
 
     # Rule 13
@@ -354,7 +354,7 @@ class ServerState:
                 self._waited(seen, max(since, seen.head_at))
             if (attempt := self.attempts.known.get(token)) is not None:
                 lasts = holders[token].ends - self.server.micros / 1000
-                most = attempt.ttl_ms if token in by else attempt.life_ms
+                most = attempt.ttl_ms if token in by else attempt.handover_ttl_ms
                 if lasts > most + 1 and not resource.may_skip_queue(token, [*before, *present]):
                     self.trace.violated(3, f"{token!r} was granted {lasts:.0f} ms: it asked for {most}")
                 if attempt.queued_at is not None:

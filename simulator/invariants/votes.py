@@ -42,9 +42,9 @@ class Votes(ServerState):
         self._max_ttl = profile.max_ttl
         self._idle: dict[bytes, float] = {}  # since when nobody has it
         self._owners: dict[bytes, bytes] = {}  # of the newest fence
-        leases.had = self._had
+        leases.on_lease = self._check_fence_of
         # A renewal goes to one server after the other, so what is released meanwhile is renewed at some, in vain.
-        attempts.renewals = False
+        attempts.check_rule_7 = False
 
     def executed(self, host: Host, sender: str, keys: Sequence[bytes], args: Sequence[bytes], reply: Any) -> None:
         """Check the rules after a script."""
@@ -61,7 +61,7 @@ class Votes(ServerState):
             trace.violated(3, f"{server.data.keys() - server.expires.keys()} have no TTL after {verb!r}")
         attempt = self.attempts.known.get(token)
         if attempt is not None and verb == b"acquire" and reply[0] == QUEUED:
-            self.attempts.queues(token, attempt)
+            self.attempts.note_queued(token, attempt)
         if verb == b"revoke" and reply[0] == GRANTED and args[2] == b"1":
             self._forced(self.seen[keys[0]], token.removeprefix(b"!"))
         for key in keys:
@@ -100,10 +100,10 @@ class Votes(ServerState):
             for seen in self.seen.values():
                 self._anew(seen)
 
-    def _had(self, resource: ResourceModel, grant: Grant) -> None:
+    def _check_fence_of(self, resource: ResourceModel, grant: Grant) -> None:
         """Check rule 2: the fences of leases grow in the order in which clients get the leases."""
         seen, token = self.seen[resource.key], grant.token.encode()
-        if self.attempts.known[token].ousted:
+        if self.attempts.known[token].exempt:
             return
         owner = resource.owner_of(
             token

@@ -160,7 +160,7 @@ class Meeting(NamedTuple):
             return index
 
         # First it leaves, then it asks whether it went on before.
-        if await worker.call(wait, self.timeout, what="wait", courtesies=2) is not None:
+        if await worker.call(wait, self.timeout, what="wait", undo_graces=2) is not None:
             worker.count("went on")
         elif broken and self.resets:
             await Resetting(resource).play(worker)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock.errors import LockError
 from interlock.primitives.election import election_resource
-from simulator.terms import Terms, terms
+from simulator.usage import Usage, draw_usage
 
 from .lock import LockModel
 from .subject import ResourceModel, Subject, Turn
@@ -38,7 +38,7 @@ class ElectionModel(LockModel):
         super().__init__(election_resource(name, "lock:"))
         self.observers: dict[int, Observer] = {}  # those that go on, by number
         self.observed = 0
-        self.lossy = False  # terms may have been lost, and who led before may lead for those who ask
+        self.lossy = False  # usage may have been lost, and who led before may lead for those who ask
 
     def note_data_loss(self, _server: Server) -> None:
         """See ResourceModel."""
@@ -60,16 +60,16 @@ class ElectionModel(LockModel):
 class Campaigning(NamedTuple):
     """Campaign, lead, and resign or be replaced."""
 
-    terms: Terms
+    usage: Usage
     resigns: bool
 
     def __str__(self) -> str:
-        return self.terms.told("election") + ", having resigned" * self.resigns
+        return self.usage.describe("election") + ", having resigned" * self.resigns
 
     async def play(self, worker: Worker) -> None:
         """See Turn."""
-        election = worker.locks.election(self.terms.resource.name, **worker.options(self.terms))
-        lease = await worker.take(election.campaign, self.terms)
+        election = worker.locks.election(self.usage.resource.name, **worker.options(self.usage))
+        lease = await worker.take(election.campaign, self.usage)
         if lease is None:
             return
         worker.count("led")
@@ -78,7 +78,7 @@ class Campaigning(NamedTuple):
             if await worker.call(election.resign, None, what="resign"):
                 worker.count("resigned")
 
-        await worker.hold(lease, self.terms, resign if self.resigns else None)
+        await worker.hold(lease, self.usage, resign if self.resigns else None)
 
 
 class Observing(NamedTuple):
@@ -106,7 +106,7 @@ class Observing(NamedTuple):
             resource.observers.pop(number, None)
 
     def _ordered(self, worker: Worker) -> bool:
-        """Whether terms only grow for who watches: several servers also tell what they have not agreed on."""
+        """Whether usage only grow for who watches: several servers also tell what they have not agreed on."""
         return worker.run.profile.trusted and not self.resource.lossy and len(worker.run.networks) == 1
 
     async def _watch(self, worker: Worker, election: aio.Election, number: int, observer: Observer) -> None:
@@ -142,7 +142,7 @@ class Elections(Subject):
 
     def turn(self, random: Random) -> Turn:
         """See Subject."""
-        chosen: Any = terms(random, self.resources)
+        chosen: Any = draw_usage(random, self.resources)
         if random.random() < 0.25:
             return Observing(chosen.resource, random.expovariate(1 / 2.0))
         return Campaigning(chosen, random.random() < 0.3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from interlock.primitives.lock import lock_resource
-from simulator.terms import Terms, terms
+from simulator.usage import Usage, draw_usage
 
 from .subject import Reading, ResourceModel, Share, Subject, reading_of
 
@@ -57,17 +57,17 @@ class LockModel(ResourceModel):
 class Locking(NamedTuple):
     """Take it, hold it, let it go."""
 
-    terms: Terms
+    usage: Usage
 
     def __str__(self) -> str:
-        return self.terms.told("lock")
+        return self.usage.describe("lock")
 
     async def play(self, worker: Worker) -> None:
         """See Turn."""
-        lock = worker.locks.lock(self.terms.resource.name, **worker.options(self.terms))
-        lease = await worker.take(lock.acquire, self.terms)
+        lock = worker.locks.lock(self.usage.resource.name, **worker.options(self.usage))
+        lease = await worker.take(lock.acquire, self.usage)
         if lease is not None:
-            await worker.hold(lease, self.terms)
+            await worker.hold(lease, self.usage)
 
 
 class Locks(Subject):
@@ -85,4 +85,4 @@ class Locks(Subject):
 
     def turn(self, random: Random) -> Locking:
         """See Subject."""
-        return Locking(terms(random, self.resources))
+        return Locking(draw_usage(random, self.resources))

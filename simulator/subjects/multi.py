@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock.errors import LeaseLost
 from interlock.primitives.lock import lock_resource
-from simulator.terms import Terms, terms
+from simulator.usage import Usage, draw_usage
 
 from .lock import Locking, LockModel
 from .subject import ResourceModel, Subject, Turn
@@ -23,30 +23,30 @@ MOST = 4  # locks
 class Gathering(NamedTuple):
     """Take all of these, in this order, hold them, let them go."""
 
-    terms: Terms
+    usage: Usage
     resources: list[ResourceModel]
 
     def __str__(self) -> str:
         names = ", ".join(resource.name for resource in self.resources)
-        return self.terms.told("multi", f"of {names}")
+        return self.usage.describe("multi", f"of {names}")
 
     async def play(self, worker: Worker) -> None:
         """See Turn."""
-        terms, told = self.terms, list[Any]()
-        options = worker.options(terms)
+        usage, told = self.usage, list[Any]()
+        options = worker.options(usage)
         timeout = options.pop("timeout")
         members = [worker.locks.lock(resource.name, **options) for resource in self.resources]
         multi = worker.locks.multi(*members, timeout=timeout, on_lost=told.append)
-        lease = await worker.take(multi.acquire, terms)
+        lease = await worker.take(multi.acquire, usage)
         if lease is None:
             self._none(worker)
             return
         worker.count("several had at once")
         if list(lease.fence) != sorted(resource.name for resource in self.resources):
             worker.violated(12, f"{lease!r} is not of {self.resources}")
-        if terms.leaves and not terms.drops and not await self._entered(worker, lease):
+        if usage.exits and not usage.drops and not await self._entered(worker, lease):
             return
-        await worker.hold(lease, terms)
+        await worker.hold(lease, usage)
         if len(told) > 1:
             worker.violated(8, f"{lease!r} was told to be lost {len(told)} times")
 
@@ -89,7 +89,7 @@ class Multis(Subject):
 
     def turn(self, random: Random) -> Turn:
         """See Subject."""
-        chosen = terms(random, self.resources)
+        chosen = draw_usage(random, self.resources)
         if random.random() < 0.3:
             return Locking(chosen)
         return Gathering(chosen, random.sample(self.resources, random.randint(1, len(self.resources))))

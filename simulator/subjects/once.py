@@ -103,7 +103,7 @@ class Running(NamedTuple):
         finally:
             for lease in begun:
                 if lease.state is LeaseState.LOST:  # that its work has ended is how it is told
-                    worker.run.monitor.leases.told(lease)
+                    worker.run.monitor.leases.note_loss(lease)
         if isinstance(result, Ran):
             self._check_ran(worker, result, begun=bool(begun))
         elif result is not None:
@@ -111,10 +111,10 @@ class Running(NamedTuple):
 
     async def _work(self, worker: Worker, lease: aio.Lease) -> str:
         worker.count("begun")
-        worker.run.monitor.leases.leased(worker.client.process, lease._grant)
+        worker.run.monitor.leases.note_lease(worker.client.process, lease._grant)
         if self.resource.succeeded:
             worker.violated(12, f"{lease!r} is of a run for a key whose run has succeeded")
-        await worker.stay(lease, self.seconds)
+        await worker.work_under(lease, self.seconds)
         if self.fails:
             raise FailedError
         return lease.token

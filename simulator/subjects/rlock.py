@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from interlock._client.grant import Grant
 from interlock.primitives.lock import lock_resource
-from simulator.terms import Terms, terms
+from simulator.usage import Usage, draw_usage
 
 from .lock import LockModel
 from .subject import ResourceModel, Subject
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 class Entering(NamedTuple):
     """Take it, enter it again while it is held, and leave as often."""
 
-    terms: Terms
+    usage: Usage
     owner: str | None
     depth: int
 
     def __str__(self) -> str:
         owner = (f"owner={self.owner!r}",) if self.owner else ()
-        return self.terms.told("rlock", *owner) + f", {self.depth} deep" * (self.depth > 1)
+        return self.usage.describe("rlock", *owner) + f", {self.depth} deep" * (self.depth > 1)
 
     async def play(self, worker: Worker) -> None:
         """See Turn."""
-        rlock = worker.locks.rlock(self.terms.resource.name, owner=self.owner, **worker.options(self.terms))
+        rlock = worker.locks.rlock(self.usage.resource.name, owner=self.owner, **worker.options(self.usage))
         await self._enter(worker, rlock, self.depth, None)
 
     async def _enter(self, worker: Worker, rlock: aio.RLock, depth: int, outer: aio.Lease | None) -> None:
         certain, started = outer is not None and outer.remaining() > 0, worker.now()
-        lease = await worker.take(rlock.acquire, self.terms)
+        lease = await worker.take(rlock.acquire, self.usage)
         if certain and self.owner is None:
             if lease is not outer or worker.now() != started:
                 worker.violated(12, f"{outer!r} was held, and was not had again at once: {lease!r}")
@@ -49,7 +49,7 @@ class Entering(NamedTuple):
             if lease._grant.end_reason == Grant.RELEASED and not worker.session.core.closed:
                 worker.violated(12, f"{lease!r} was given back by an inner release")
 
-        await worker.hold(lease, self.terms, deeper if depth > 1 else None)
+        await worker.hold(lease, self.usage, deeper if depth > 1 else None)
 
 
 class RLocks(Subject):
@@ -67,5 +67,5 @@ class RLocks(Subject):
 
     def turn(self, random: Random) -> Entering:
         """See Subject."""
-        chosen = terms(random, self.resources)
+        chosen = draw_usage(random, self.resources)
         return Entering(chosen, random.choice((None, None, "shop", "till")), random.choice((1, 1, 2, 3)))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from interlock.errors import ConfigError, LockError
 from interlock.primitives.codes import BUSY, QUEUED
 from interlock.primitives.permits import read_resource
-from simulator.terms import Terms, terms
+from simulator.usage import Usage, draw_usage
 
 from .permits import PermitsModel
 from .subject import ResourceModel, Share, Subject, live_shares
@@ -71,7 +71,7 @@ class RWLockModel(PermitsModel):
 class Crossing(NamedTuple):
     """Read or write; and write then read, or read then try to write."""
 
-    terms: Terms
+    usage: Usage
     writes: bool
     reads_too: bool  # beside the first lease
     downgrades: bool  # then the first is given up
@@ -80,12 +80,12 @@ class Crossing(NamedTuple):
     def __str__(self) -> str:
         also = ", and read too" * self.reads_too + ", then only read" * (self.reads_too and self.downgrades)
         side = "write" if self.writes else "read"
-        return self.terms.told("rwlock") + f": {side}{also}" + ", try to upgrade" * self.upgrades
+        return self.usage.describe("rwlock") + f": {side}{also}" + ", try to upgrade" * self.upgrades
 
     async def play(self, worker: Worker) -> None:
         """See Turn."""
-        rwlock = worker.locks.rwlock(self.terms.resource.name, **worker.options(self.terms))
-        lease = await worker.take((rwlock.write() if self.writes else rwlock.read()).acquire, self.terms)
+        rwlock = worker.locks.rwlock(self.usage.resource.name, **worker.options(self.usage))
+        lease = await worker.take((rwlock.write() if self.writes else rwlock.read()).acquire, self.usage)
         if lease is None:
             return
 
@@ -95,19 +95,19 @@ class Crossing(NamedTuple):
             if self.reads_too:
                 await self._read(worker, rwlock, lease)
 
-        await worker.hold(lease, self.terms, inside)
+        await worker.hold(lease, self.usage, inside)
 
     async def _read(self, worker: Worker, rwlock: aio.RWLock, first: aio.Lease) -> None:
-        second = await worker.take(rwlock.read().acquire, self.terms)
+        second = await worker.take(rwlock.read().acquire, self.usage)
         if second is None:
             return
         worker.count("read beside its own")
 
         async def release_first() -> None:
-            await worker.end(first, leaves=self.terms.leaves)
+            await worker.let_go(first, exits=self.usage.exits)
             worker.count("downgraded")
 
-        await worker.hold(second, self.terms, release_first if self.downgrades else None)
+        await worker.hold(second, self.usage, release_first if self.downgrades else None)
 
     @staticmethod
     async def _upgrade(worker: Worker, rwlock: aio.RWLock, lease: aio.Lease) -> None:
@@ -141,6 +141,6 @@ class RWLocks(Subject):
 
     def turn(self, random: Random) -> Crossing:
         """See Subject."""
-        chosen, writes = terms(random, self.resources), random.random() < 0.35
+        chosen, writes = draw_usage(random, self.resources), random.random() < 0.35
         too = random.random() < 0.3
         return Crossing(chosen, writes, too, too and random.random() < 0.7, not writes and random.random() < 0.05)

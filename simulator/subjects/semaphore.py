@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock.errors import ConfigError
 from interlock.primitives.permits import semaphore_resource
-from simulator.terms import Terms, terms
+from simulator.usage import Usage, draw_usage
 
 from .permits import PermitsModel
 from .subject import Reading, Share, Subject, Turn
@@ -70,26 +70,26 @@ class SemaphoreModel(PermitsModel):
 class Sharing(NamedTuple):
     """Take some permits, hold them, let them go."""
 
-    terms: Terms
+    usage: Usage
     permits: int
 
     def __str__(self) -> str:
-        return self.terms.told("semaphore", f"permits={self.permits}")
+        return self.usage.describe("semaphore", f"permits={self.permits}")
 
     async def play(self, worker: Worker) -> None:
         """See Turn."""
-        resource: Any = self.terms.resource
+        resource: Any = self.usage.resource
         limit = worker.known.get(resource.name, resource.limit)
-        semaphore = worker.locks.semaphore(resource.name, limit, **worker.options(self.terms))
+        semaphore = worker.locks.semaphore(resource.name, limit, **worker.options(self.usage))
         try:
-            lease = await worker.take(lambda: semaphore.acquire(permits=min(self.permits, limit)), self.terms)
+            lease = await worker.take(lambda: semaphore.acquire(permits=min(self.permits, limit)), self.usage)
         except ConfigError as error:
             if "set_limit" not in str(error):
                 raise
             await self._learn(worker, semaphore)
             return
         if lease is not None:
-            await worker.hold(lease, self.terms)
+            await worker.hold(lease, self.usage)
 
     async def _learn(self, worker: Worker, semaphore: aio.Semaphore) -> None:
         """Somebody has changed the limit."""
@@ -139,4 +139,4 @@ class Semaphores(Subject):
         """See Subject."""
         if random.random() < 0.04:
             return Limiting(random.choice(self.resources), random.randint(1, MOST))
-        return Sharing(terms(random, self.resources), random.choice((1, 1, 1, 2, 3, MOST)))
+        return Sharing(draw_usage(random, self.resources), random.choice((1, 1, 1, 2, 3, MOST)))

@@ -73,7 +73,7 @@ class ResourceModel:
         yield "the waiters", server.find(self.waiters, Hash) or ()
 
     def note_attempt(self, token: bytes, acquire_args: Sequence[Argument]) -> None:
-        """An attempt begins; `terms` are those of its primitive."""
+        """An attempt begins; `usage` are those of its primitive."""
 
     def note_data_loss(self, _server: Server) -> None:
         """The server has lost something: what it knows now is what counts."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .subjects import ResourceModel
 
 
-class Terms(NamedTuple):
+class Usage(NamedTuple):
     """What a worker is about to do."""
 
     resource: ResourceModel
@@ -20,29 +20,29 @@ class Terms(NamedTuple):
     renews: bool
     max_hold: float | None
     drops: bool
-    seconds: float  # for which it holds it
-    leaves: bool  # as a `with` does; else release()
+    hold_time: float  # seconds
+    exits: bool  # whether `with` releases the lease; else release()
 
-    def told(self, call: str, *more: str) -> str:
+    def describe(self, call: str, *more: str) -> str:
         """As it would be written: `call` and its further arguments are the subject's."""
         timeout = "None" if self.timeout is None else f"{self.timeout:.3g}"
         renew = "" if self.renews else ", renew=False"
         hold = f", max_hold={self.max_hold:.3g}" if self.max_hold is not None else ""
-        end = "drop it" if self.drops else "leave" if self.leaves else "release"
+        end = "drop it" if self.drops else "leave" if self.exits else "release"
         arguments = ", ".join((repr(self.resource.name), *more, f"ttl={self.ttl:g}", f"timeout={timeout}{renew}{hold}"))
-        return f"{call}({arguments}) for {self.seconds:.3g} s, then {end}"
+        return f"{call}({arguments}) for {self.hold_time:.3g} s, then {end}"
 
 
-def terms(random: Random, resources: Sequence[ResourceModel]) -> Terms:
-    """Terms by chance."""
+def draw_usage(random: Random, resources: Sequence[ResourceModel]) -> Usage:
+    """Usage by chance."""
     ttl = min(random.choice((0.25, 0.5, 1.0, 2.0, 2.0, 5.0, 5.0)), *(resource.max_ttl for resource in resources))
-    return Terms(
+    return Usage(
         resource=random.choice(resources),
         ttl=ttl,
         timeout=random.choice((None, None, 0, random.uniform(0.01, 0.3), random.uniform(0.1, 3.0))),
         renews=random.random() < 0.7,
         max_hold=random.uniform(0.1, 3.0) if random.random() < 0.15 else None,
         drops=random.random() < 0.04,
-        seconds=random.expovariate(1 / 0.15) if random.random() < 0.85 else ttl * 1.5,
-        leaves=random.random() < 0.7,
+        hold_time=random.expovariate(1 / 0.15) if random.random() < 0.85 else ttl * 1.5,
+        exits=random.random() < 0.7,
     )
