@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from multiprocessing.synchronize import Event
 
 SHARE: Final = 20  # seeds: about a second
-MOST: Final = 100  # failures that a tally keeps in full
+MAX_FAILURES: Final = 100  # failures that a tally keeps in full
 LAST_RUNS: Final = 10.0  # seconds that running shares get after Ctrl-C
 
 
@@ -101,7 +101,7 @@ class Tally:
         self.counts.update(other.counts)
         self.interleavings |= other.interleavings
         self.broken += other.broken
-        self.failures += other.failures[: max(0, MOST - len(self.failures))]
+        self.failures += other.failures[: max(0, MAX_FAILURES - len(self.failures))]
 
 
 def share(first: int, seeds: int, kind: Kind) -> Tally:

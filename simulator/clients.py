@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CLOSER: Final = "closer"  # the coroutine that closes a session
 
 
-class Locks(aio.Interlock):
+class SimInterlock(aio.Interlock):
     """The API over the session of a simulated process."""
 
     def __init__(self, session: Session) -> None:
@@ -39,33 +39,35 @@ class Locks(aio.Interlock):
 class Client:
     """One process with a session and its workers."""
 
-    def __init__(self, run: Run, name: str, image: Client | None = None) -> None:
+    def __init__(self, run: Run, name: str, original: Client | None = None) -> None:
         """Start a new process, or one that is restored from the snapshot of another process, with the same data."""
         self.run = run
         self.name = name
         self.process = process = Process(run.world, name)
         random = run.world.chance.stream(CLIENT, process.number)
         process.offset, process.rate = random.uniform(0, 1e6), 1 + random.uniform(-1e-4, 1e-4)
-        if image is not None:
-            process.offset, process.rate = image.process.offset, image.process.rate
-        longest = run.profile.max_ttl
+        if original is not None:
+            process.offset, process.rate = original.process.offset, original.process.rate
+        max_ttl = run.profile.max_ttl
         mark = "+" if len(run.networks) > 1 else " "
         runtime = SimRuntime(process)
         self.servers = [
-            SimServer(process, each, ServerHistory(longest, mark=mark), runtime, run.profile.longer)
+            SimServer(process, each, ServerHistory(max_ttl, mark=mark), runtime, run.profile.longer)
             for each in run.networks
         ]
-        several: Any = QuorumServer(self.servers, runtime, ServerGroup.display_url)
-        self.server: Any = several if len(self.servers) > 1 else self.servers[0]
+        quorum: Any = QuorumServer(self.servers, runtime, ServerGroup.display_url)
+        self.server: Any = quorum if len(self.servers) > 1 else self.servers[0]
         run.monitor.server_state.servers[name] = self.servers[0]
         run.world.acting = process
-        self.session = self.server.push_handler = Session(self.server, None, self._where, longest, lambda: self.server)
+        self.session = self.server.push_handler = Session(
+            self.server, None, self._task_label, max_ttl, lambda: self.server
+        )
         self.session.process_id = name
         _sessions.discard(self.session)  # this real process has no such session
-        self.locks = Locks(self.session)
-        self.known: dict[str, Any] = {}  # facts that its workers have learned about resources, by name
-        if image is not None:
-            self._remember(image)
+        self.locks = SimInterlock(self.session)
+        self.known_limits: dict[str, Any] = {}  # facts that its workers have learned about resources, by name
+        if original is not None:
+            self._restore(original)
         attempts = run.monitor.attempts
         for server in self.servers:
             server.asked = attempts.check_renewals
@@ -73,10 +75,10 @@ class Client:
         self.workers = [process.spawn(self._work(), f"w{i}") for i in range(random.choice(run.profile.workers))]
         self.closing: Task | None = None
 
-    def _remember(self, image: Client) -> None:
-        self.session.process_id, self.session.channel = image.session.process_id, image.session.channel
-        self.known = copy.copy(image.known)
-        for server, other in zip(self.servers, image.servers, strict=True):
+    def _restore(self, original: Client) -> None:
+        self.session.process_id, self.session.channel = original.session.process_id, original.session.channel
+        self.known_limits = copy.copy(original.known_limits)
+        for server, other in zip(self.servers, original.servers, strict=True):
             vars(server.history).update(vars(copy.deepcopy(other.history)))
             if other.listens:
                 server.restored()
@@ -91,7 +93,7 @@ class Client:
             or session.undo.jobs or session.core.releasing or session.core.closed
         )  # fmt: skip
 
-    def _where(self) -> str:
+    def _task_label(self) -> str:
         return current(self.run.world).label
 
     async def _work(self) -> None:

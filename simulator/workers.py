@@ -36,7 +36,7 @@ class Worker:
         self.run = client.run
         self.session = client.session
         self.locks: aio.Interlock = client.locks
-        self.known = client.known
+        self.known_limits = client.known_limits
         self.now = client.server.runtime.now
         self.random: Random  # of the turn
 

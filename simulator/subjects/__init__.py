@@ -12,28 +12,40 @@ from typing import Final
 
 from simulator.profiles import PROFILES, WORLDS
 
-from .barrier import Barriers
-from .election import Elections
-from .latch import Latches
-from .lock import Locks
-from .multi import Multis
-from .once import Onces
-from .rlock import RLocks
-from .rwlock import RWLocks
-from .semaphore import Semaphores
+from .barrier import BarrierSubject
+from .election import ElectionSubject
+from .latch import LatchSubject
+from .lock import LockSubject
+from .multi import MultiSubject
+from .once import OnceSubject
+from .rlock import RLockSubject
+from .rwlock import RWLockSubject
+from .semaphore import SemaphoreSubject
 from .subject import Reading, ResourceModel, Share, Subject, Turn
 
 __all__ = ["SUBJECTS", "Reading", "ResourceModel", "Share", "Subject", "Turn", "subject_of"]
 
 SUBJECTS: Final[dict[str, type[Subject]]] = {
     subject.kind: subject
-    for subject in (Locks, RLocks, Semaphores, RWLocks, Multis, Elections, Onces, Latches, Barriers)
+    for subject in (
+        LockSubject,
+        RLockSubject,
+        SemaphoreSubject,
+        RWLockSubject,
+        MultiSubject,
+        ElectionSubject,
+        OnceSubject,
+        LatchSubject,
+        BarrierSubject,
+    )
 }
-_OTHERS: Final = [kind for kind, subject in SUBJECTS.items() if kind != "lock" for _ in range(subject.seed_share)]
+_TURNS_BESIDE_LOCK: Final = [
+    kind for kind, subject in SUBJECTS.items() if kind != "lock" for _ in range(subject.seed_share)
+]
 
 
-# Latches and barriers have no leases that a server could lose.
-_IN: Final = {
+# LatchSubject and barriers have no leases that a server could lose.
+_SUBJECTS_OF_WORLD: Final = {
     "servers": ("lock", "rlock", "rwlock", "semaphore", "election", "once", "multi"),
     "quorum": ("lock", "rlock", "election", "once", "multi"),
 }
@@ -41,7 +53,7 @@ _IN: Final = {
 
 def subject_of(seed: int, world: str = "one") -> str:
     """The subject that a seed chooses by itself: of five rounds of all profiles two are the lock's, whatever joins."""
-    if world in _IN:
-        return _IN[world][seed // len(WORLDS[world]) % len(_IN[world])]
-    fives, place = divmod(seed // len(PROFILES), 5)
-    return "lock" if place % 2 else _OTHERS[(3 * fives + place // 2) % len(_OTHERS)]
+    if world in _SUBJECTS_OF_WORLD:
+        return _SUBJECTS_OF_WORLD[world][seed // len(WORLDS[world]) % len(_SUBJECTS_OF_WORLD[world])]
+    fives, position = divmod(seed // len(PROFILES), 5)
+    return "lock" if position % 2 else _TURNS_BESIDE_LOCK[(3 * fives + position // 2) % len(_TURNS_BESIDE_LOCK)]

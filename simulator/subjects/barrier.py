@@ -33,7 +33,7 @@ class BarrierModel(ResourceModel):
         super().__init__(barrier_resource(name, "lock:", parties))
         self.parties = parties
         self.indices: dict[bytes, int] = {}  # of those who went on
-        self._heard: dict[bytes, float] = {}  # of those who wait: when the server heard of them last, in ms
+        self._last_heartbeats: dict[bytes, float] = {}  # of those who wait: when the server heard of them last, in ms
         self._generation: bytes = b""
         self._passed = 0  # the number of the last arrival that went on, or was sent away by a reset
 
@@ -42,32 +42,32 @@ class BarrierModel(ResourceModel):
         del server
         return Reading({}, 1, 0)
 
-    def _arrivals(self, server: Server) -> dict[bytes, float]:
+    def _waiting(self, server: Server) -> dict[bytes, float]:
         """The numbers of those who came and did not go on."""
         numbers: dict[bytes, float] = server.find(self.queue, ZSet) or {}
         return {token: number for token, number in numbers.items() if number > self._passed}
 
-    def _why(self, server: Server) -> bytes | None:
+    def _reason_broken(self, server: Server) -> bytes | None:
         fields: dict[bytes, bytes] | None = server.find(self.key, Hash)
         return b"nobody knows it" if fields is None else fields.get(b"why")
 
     def token_stores(self, server: Server) -> Iterator[tuple[str, Collection[bytes]]]:
         """Those who went on stay known for a while."""
-        yield "the queue", self._arrivals(server)
+        yield "the queue", self._waiting(server)
         yield "the waiters", (server.find(self.waiters, Hash) or {}).keys() - self.indices.keys()
 
     def news_due(self, server: Server, queued: Mapping[bytes, Attempt]) -> dict[Hashable, str]:
         """Who went on, or waits for those who never come: it is broken, was reset, or one is not heard of any more."""
         if not queued:
             return {}
-        arrivals, why = self._arrivals(server), self._why(server)
-        heard: dict[bytes, float] = server.find(self.keys[5], ZSet) or {}
-        if why is None and any(until <= server.micros / 1000 - 1 for until in heard.values()):
-            why = b"one is dead"
+        waiting, reason = self._waiting(server), self._reason_broken(server)
+        alive_until: dict[bytes, float] = server.find(self.keys[5], ZSet) or {}
+        if reason is None and any(until <= server.micros / 1000 - 1 for until in alive_until.values()):
+            reason = b"one is dead"
         return {
             (token, self._generation): f"{token!r} waits at {self.name}, though it {'went on' if on else 'is broken'}"
             for token, attempt in queued.items()
-            if attempt.process.awake and ((on := token in self.indices) or why or token not in arrivals)
+            if attempt.process.awake and ((on := token in self.indices) or reason or token not in waiting)
         }
 
     def check_reply(
@@ -77,45 +77,45 @@ class BarrierModel(ResourceModel):
         verb, token = args[:2]
         now = server.micros / 1000
         if verb == b"heartbeat":
-            self._heard |= dict.fromkeys(self._heard.keys() & set(args[3::2]), now)
-        elif verb == b"acquire" and (reply[0] == QUEUED or token in self._heard):
-            self._heard[token] = now
-        if wrong := self._moved(server, verb):
+            self._last_heartbeats |= dict.fromkeys(self._last_heartbeats.keys() & set(args[3::2]), now)
+        elif verb == b"acquire" and (reply[0] == QUEUED or token in self._last_heartbeats):
+            self._last_heartbeats[token] = now
+        if wrong := self._check_passed(server, verb):
             return wrong
         if verb == b"acquire":
-            return self._mistold(server, token, reply)
-        if verb == b"release" and self._heard.pop(token, 0.0) and not self._why(server):
+            return self._wrong_answer(server, token, reply)
+        if verb == b"release" and self._last_heartbeats.pop(token, 0.0) and not self._reason_broken(server):
             return "it left, and the others wait on"
         fields: dict[bytes, bytes] = server.find(self.key, Hash) or {}
         if verb == b"reset" and reply[0] == 1 and (b"why" in fields or fields[b"arrivals"] != fields[b"passed"]):
             return "it is not as if nobody had come"
         return None
 
-    def _mistold(self, server: Server, token: bytes, reply: Any) -> str | None:
+    def _wrong_answer(self, server: Server, token: bytes, reply: Any) -> str | None:
         """One that comes is told what is not so."""
         index, code = self.indices.get(token), reply[0]
         if code == GRANTED and reply[1] != index:
             return f"its index is {index}"
         if code in {BROKEN, QUEUED} and index is not None:
             return f"it went on as number {index}"
-        if code == QUEUED and self._why(server):
-            return f"it is broken: {self._why(server)!r}"
+        if code == QUEUED and self._reason_broken(server):
+            return f"it is broken: {self._reason_broken(server)!r}"
         return None
 
-    def _moved(self, server: Server, verb: bytes) -> str | None:
+    def _check_passed(self, server: Server, verb: bytes) -> str | None:
         """Some may have gone on."""
         found: bytes | None = server.find(self.keys[1], bytes)
         generation = found.split(b" ")[2] if found else b""
         fields: dict[bytes, bytes] = server.find(self.key, Hash) or {}
         if generation != self._generation:
-            self._heard = {}
+            self._last_heartbeats = {}
             self._generation, self._passed = generation, int(fields.get(b"passed", 0)) if verb == b"reset" else 0
         passed = int(fields.get(b"passed", 0))
         if passed == self._passed:
             return None
-        before, numbers = self._passed, self._arrivals(server)
-        dead = [token for token, heard in self._heard.items() if heard + ALIVE_MS < server.micros / 1000 - 1]
-        self._passed, self._heard = passed, {}
+        before, numbers = self._passed, self._waiting(server)
+        dead = [token for token, last in self._last_heartbeats.items() if last + ALIVE_MS < server.micros / 1000 - 1]
+        self._passed, self._last_heartbeats = passed, {}
         if dead:
             return f"the others went on with {dead}, who are dead"
         went = {token: int(number) - before - 1 for token, number in numbers.items() if number <= passed}
@@ -186,7 +186,7 @@ class Resetting(NamedTuple):
             worker.count("reset")
 
 
-class Barriers(Subject):
+class BarrierSubject(Subject):
     """See Interlock.barrier."""
 
     kind = "barrier"

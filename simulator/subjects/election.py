@@ -27,7 +27,7 @@ class Observer:
 
     def __init__(self, process: Process) -> None:
         self.process = process
-        self.word: object = "nothing yet"
+        self.leader: object = "nothing yet"
         self.term = 0
 
 
@@ -37,7 +37,7 @@ class ElectionModel(LockModel):
     def __init__(self, name: str) -> None:
         super().__init__(election_resource(name, "lock:"))
         self.observers: dict[int, Observer] = {}  # those that go on, by number
-        self.observed = 0
+        self.observer_count = 0
         self.lossy = False  # usage may have been lost, and who led before may lead for those who ask
 
     def note_data_loss(self, _server: Server) -> None:
@@ -45,15 +45,15 @@ class ElectionModel(LockModel):
         self.lossy = True
 
     def news_due(self, server: Server, _queued: Mapping[bytes, Attempt]) -> dict[Hashable, str]:
-        """Whose last word is not the truth."""
+        """Whose last seen is not the truth."""
         if not self.observers:
             return {}
         holders = self.read(server).holders
         truth = next(((token.decode(), share.fence) for token, share in holders.items()), None)
         return {
-            (number, truth): f"{observer.process.name} believes that {observer.word} leads, and it is {truth}"
+            (number, truth): f"{observer.process.name} believes that {observer.leader} leads, and it is {truth}"
             for number, observer in self.observers.items()
-            if observer.process.awake and observer.word != truth
+            if observer.process.awake and observer.leader != truth
         }
 
 
@@ -94,8 +94,8 @@ class Observing(NamedTuple):
         """See Turn."""
         election, resource = worker.locks.election(self.resource.name), self.resource
         await worker.call(election.leader, 0, what="leader")
-        resource.observed += 1
-        number, observer = resource.observed, Observer(worker.client.process)
+        resource.observer_count += 1
+        number, observer = resource.observer_count, Observer(worker.client.process)
         resource.observers[number] = observer
         task = worker.client.process.spawn(self._watch(worker, election, number, observer), f"{worker.task.label}.eye")
         task.enter(worker.task.era)
@@ -105,7 +105,7 @@ class Observing(NamedTuple):
             task.cancel()
             resource.observers.pop(number, None)
 
-    def _ordered(self, worker: Worker) -> bool:
+    def _terms_must_grow(self, worker: Worker) -> bool:
         """Whether usage only grow for who watches: several servers also tell what they have not agreed on."""
         return worker.run.profile.trusted and not self.resource.lossy and len(worker.run.networks) == 1
 
@@ -114,20 +114,20 @@ class Observing(NamedTuple):
         try:
             async for leader in election.observe():
                 worker.count("a change was told")
-                word = (leader.token, leader.term) if leader else None
-                worker.run.trace.note("%s is told that %s leads", worker.task.name, word)
-                if word == observer.word:
-                    worker.violated(12, f"it was told twice that {word} leads")
-                if leader and leader.term < observer.term and self._ordered(worker):
+                seen = (leader.token, leader.term) if leader else None
+                worker.run.trace.note("%s is told that %s leads", worker.task.name, seen)
+                if seen == observer.leader:
+                    worker.violated(12, f"it was told twice that {seen} leads")
+                if leader and leader.term < observer.term and self._terms_must_grow(worker):
                     worker.violated(2, f"it was told the term {leader.term} after {observer.term}")
-                observer.word, observer.term = word, leader.term if leader else observer.term
+                observer.leader, observer.term = seen, leader.term if leader else observer.term
         except LockError as error:
             worker.count(f"observe failed: {type(error).__name__}")
         finally:
             resource.observers.pop(number, None)
 
 
-class Elections(Subject):
+class ElectionSubject(Subject):
     """See Interlock.election."""
 
     kind = "election"

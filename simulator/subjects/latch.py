@@ -33,35 +33,35 @@ class LatchModel(ResourceModel):
     def __init__(self, name: str, count: int) -> None:
         super().__init__(latch_resource(name, "lock:", count, TTL))
         self.count = count
-        self.begun = 0  # how much any count_down was asked to count, whatever came of it
+        self.requested = 0  # how much any count_down was asked to count, whatever came of it
         self._generation = b""
         self._left = count
-        self._why = b""
-        self._until = 0  # ms: when the server may forget it
-        self._done: set[bytes] = set()  # operations
+        self._reason = b""
+        self._expires_at = 0  # ms: when the server may forget it
+        self._counted: set[bytes] = set()  # operations
 
     def read(self, server: Server) -> Reading:
         """Nobody holds it, and there is never room for one alone."""
         del server
         return Reading({}, 1, 0)
 
-    def _now(self, server: Server) -> bytes:
+    def _current_generation(self, server: Server) -> bytes:
         record: bytes = server.find(self.keys[1], bytes) or b""
         return record.split(b" ")[2] if record and server.find(self.key, Hash) else b""
 
-    def _learn(self, server: Server) -> str | None:
+    def _follow_generation(self, server: Server) -> str | None:
         """There may be another one now: what is wrong with that."""
-        generation, known, until = self._now(server), self._generation, self._until
-        self._until = server.expires.get(self.key, 0)
+        generation, known, until = self._current_generation(server), self._generation, self._expires_at
+        self._expires_at = server.expires.get(self.key, 0)
         if generation == known:
             return None
-        self._generation, self._left, self._why = generation, self.count, b""
+        self._generation, self._left, self._reason = generation, self.count, b""
         return "it is another one before its ttl has passed" if known and server.now_ms < until else None
 
     def news_due(self, server: Server, queued: Mapping[bytes, Attempt]) -> dict[Hashable, str]:
         """Who waits for one that is open, revoked, or gone."""
-        self._learn(server)
-        if self._generation and self._left and not self._why:
+        self._follow_generation(server)
+        if self._generation and self._left and not self._reason:
             return {}
         return {
             token: f"{token!r} waits for nothing: {self.name} is open, or gone"
@@ -74,23 +74,23 @@ class LatchModel(ResourceModel):
     ) -> str | None:
         """Each count counts once, and nobody passes before there was nothing left."""
         verb, token, *rest = args
-        if wrong := self._learn(server):
+        if wrong := self._follow_generation(server):
             return wrong
         if verb == b"count":
-            if token not in self._done and reply[0] == GRANTED:
-                self._done.add(token)
+            if token not in self._counted and reply[0] == GRANTED:
+                self._counted.add(token)
                 self._left = max(0, self._left - int(rest[0]))
             if reply[0] == GRANTED and self._generation and reply[1] != self._left:
                 return f"{self._left} are left"
-        elif verb == b"revoke" and reply[0] and token not in self._done:
-            self._done.add(token)
-            self._why = rest[0]
+        elif verb == b"revoke" and reply[0] and token not in self._counted:
+            self._counted.add(token)
+            self._reason = rest[0]
         elif verb == b"acquire":
-            if reply[0] == GRANTED and (self._left or self._why):
-                return f"{self._left} are left {self._why!r}"
-            if reply[0] == QUEUED and (reply[1] != self._left or not self._left or self._why):
-                return f"{self._left} are left {self._why!r}"
-            if reply[0] == BROKEN and not self._why and rest[7] == self._generation:
+            if reply[0] == GRANTED and (self._left or self._reason):
+                return f"{self._left} are left {self._reason!r}"
+            if reply[0] == QUEUED and (reply[1] != self._left or not self._left or self._reason):
+                return f"{self._left} are left {self._reason!r}"
+            if reply[0] == BROKEN and not self._reason and rest[7] == self._generation:
                 return "it is whole"
         return None
 
@@ -119,8 +119,8 @@ class Waiting(NamedTuple):
 
         if await worker.call(wait, self.timeout, what="wait"):
             worker.count("went on")
-            if resource.begun < resource.count and worker.run.profile.trusted:
-                worker.violated(12, f"it went on, and of {resource.count} only {resource.begun} were ever counted")
+            if resource.requested < resource.count and worker.run.profile.trusted:
+                worker.violated(12, f"it went on, and of {resource.count} only {resource.requested} were ever counted")
 
 
 class Counting(NamedTuple):
@@ -136,7 +136,7 @@ class Counting(NamedTuple):
         """See Turn."""
         resource = self.resource
         latch = worker.locks.latch(resource.name, resource.count, ttl=TTL)
-        resource.begun += self.by
+        resource.requested += self.by
         left = await worker.call(lambda: latch.count_down(self.by), 0, what="count_down")
         if left is None:
             return
@@ -145,7 +145,7 @@ class Counting(NamedTuple):
             worker.violated(12, f"{left} of {resource.count} are left")
 
 
-class Latches(Subject):
+class LatchSubject(Subject):
     """See Interlock.latch."""
 
     kind = "latch"

@@ -70,7 +70,7 @@ class Locking(NamedTuple):
             await worker.hold(lease, self.usage)
 
 
-class Locks(Subject):
+class LockSubject(Subject):
     """See Interlock.lock."""
 
     kind = "lock"

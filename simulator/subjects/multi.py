@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from interlock import aio
     from simulator.workers import Worker
 
-MOST = 4  # locks
+MAX_LOCKS = 4  # locks
 
 
-class Gathering(NamedTuple):
+class LockingSeveral(NamedTuple):
     """Take all of these, in this order, hold them, let them go."""
 
     usage: Usage
@@ -32,26 +32,26 @@ class Gathering(NamedTuple):
 
     async def play(self, worker: Worker) -> None:
         """See Turn."""
-        usage, told = self.usage, list[Any]()
+        usage, losses = self.usage, list[Any]()
         options = worker.options(usage)
         timeout = options.pop("timeout")
         members = [worker.locks.lock(resource.name, **options) for resource in self.resources]
-        multi = worker.locks.multi(*members, timeout=timeout, on_lost=told.append)
+        multi = worker.locks.multi(*members, timeout=timeout, on_lost=losses.append)
         lease = await worker.take(multi.acquire, usage)
         if lease is None:
-            self._none(worker)
+            self._check_none_held(worker)
             return
         worker.count("several had at once")
         if list(lease.fence) != sorted(resource.name for resource in self.resources):
             worker.violated(12, f"{lease!r} is not of {self.resources}")
-        if usage.exits and not usage.drops and not await self._entered(worker, lease):
+        if usage.exits and not usage.drops and not await self._enter(worker, lease):
             return
         await worker.hold(lease, usage)
-        if len(told) > 1:
-            worker.violated(8, f"{lease!r} was told to be lost {len(told)} times")
+        if len(losses) > 1:
+            worker.violated(8, f"{lease!r} was told to be lost {len(losses)} times")
 
     @staticmethod
-    async def _entered(worker: Worker, lease: Any) -> bool:
+    async def _enter(worker: Worker, lease: Any) -> bool:
         """As `async with` does: from now on a loss of any cancels the body."""
         try:
             await lease.__aenter__()
@@ -61,7 +61,7 @@ class Gathering(NamedTuple):
         return True
 
     @staticmethod
-    def _none(worker: Worker) -> None:
+    def _check_none_held(worker: Worker) -> None:
         """Rule 12: who has not all believes in none."""
         known = worker.run.monitor.attempts.known
         for grant in worker.session.renewal.held():
@@ -70,14 +70,14 @@ class Gathering(NamedTuple):
                 worker.violated(12, f"{grant.token} is believed in, and not all of it was had")
 
 
-class Multis(Subject):
+class MultiSubject(Subject):
     """See Interlock.multi."""
 
     kind = "multi"
 
     def __init__(self, random: Random) -> None:
         super().__init__(random)
-        self.resources = [self.new_resource(f"n{i}", random) for i in range(random.randint(2, MOST))]
+        self.resources = [self.new_resource(f"n{i}", random) for i in range(random.randint(2, MAX_LOCKS))]
 
     def new_resource(self, name: str, _random: Random, /) -> ResourceModel:
         """See Subject."""
@@ -92,7 +92,7 @@ class Multis(Subject):
         chosen = draw_usage(random, self.resources)
         if random.random() < 0.3:
             return Locking(chosen)
-        return Gathering(chosen, random.sample(self.resources, random.randint(1, len(self.resources))))
+        return LockingSeveral(chosen, random.sample(self.resources, random.randint(1, len(self.resources))))
 
     def leases(self, lease: Any) -> list[aio.Lease]:
         """See Subject."""

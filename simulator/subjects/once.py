@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from simulator.workers import Worker
 
 
-LONG: Final = 100.0  # seconds: longer than workers are at work
-AT_ONCE: Final = 0.05  # seconds that who skips it takes, if nothing at all goes wrong
+LONGER_THAN_A_RUN: Final = 100.0  # seconds: longer than workers are at work
+SKIP_TIME: Final = 0.05  # seconds that who skips it takes, if nothing at all goes wrong
 
 
 class FailedError(Exception):
@@ -38,8 +38,8 @@ class OnceModel(LockModel):
         self.of, self.key_of, self.at_least, self.keep = of, key, at_least, keep
         self.succeeded = False  # and its caller knows, in weather in which the server does, too
         self.lossy = False  # its server has lost something, or another clock
-        self._next = 0.0  # ms on the server's clock
-        self._last: tuple[bytes, int] = b"", 0  # the newest run, and when it began, in µs
+        self._next_run_at = 0.0  # ms on the server's clock
+        self._newest_run: tuple[bytes, int] = b"", 0  # the newest run, and when it began, in µs
 
     def note_data_loss(self, _server: Server) -> None:
         """See ResourceModel. A note may be lost with what else was: only leases are waited for."""
@@ -52,19 +52,19 @@ class OnceModel(LockModel):
         if self.lossy:
             return None
         verb, token, *rest = args
-        now, (last, began) = server.micros / 1000, self._last
-        if verb == b"acquire" and reply[0] == GRANTED and (token, reply[1]) != self._last:
-            self._last = token, reply[1]
-            if now < self._next - 1:
-                return f"the next run may begin {self._next - now:.0f} ms later"
-        elif verb == b"acquire" and reply[0] == BUSY and reply[5] != b"0" and now > self._next + 2:
+        now, (last, began) = server.micros / 1000, self._newest_run
+        if verb == b"acquire" and reply[0] == GRANTED and (token, reply[1]) != self._newest_run:
+            self._newest_run = token, reply[1]
+            if now < self._next_run_at - 1:
+                return f"the next run may begin {self._next_run_at - now:.0f} ms later"
+        elif verb == b"acquire" and reply[0] == BUSY and reply[5] != b"0" and now > self._next_run_at + 2:
             return "it is skipped for a run after which the next one might begin"
         elif verb == b"release" and token == last and token in before:
             at_least, keep = map(float, rest[1:])
             revoked = before[token].revoked  # it has run, too, though to no good end
             if not (reply[0] or revoked):
                 return None
-            self._next = max(self._next, began / 1000 + at_least, 0 if revoked else now + keep)
+            self._next_run_at = max(self._next_run_at, began / 1000 + at_least, 0 if revoked else now + keep)
         return None
 
 
@@ -84,10 +84,10 @@ class Running(NamedTuple):
 
     async def play(self, worker: Worker) -> None:
         """See Turn."""
-        resource, begun = self.resource, list["aio.Lease"]()
+        resource, leases = self.resource, list["aio.Lease"]()
 
         async def work(lease: aio.Lease) -> str:
-            begun.append(lease)
+            leases.append(lease)
             return await self._work(worker, lease)
 
         once = worker.locks.once(
@@ -101,13 +101,13 @@ class Running(NamedTuple):
             worker.count("the work failed")
             return
         finally:
-            for lease in begun:
+            for lease in leases:
                 if lease.state is LeaseState.LOST:  # that its work has ended is how it is told
                     worker.run.monitor.leases.note_loss(lease)
         if isinstance(result, Ran):
-            self._check_ran(worker, result, begun=bool(begun))
+            self._check_ran(worker, result, begun=bool(leases))
         elif result is not None:
-            self._check_skipped(worker, result, begun=bool(begun), took=worker.now() - started)
+            self._check_skipped(worker, result, begun=bool(leases), took=worker.now() - started)
 
     async def _work(self, worker: Worker, lease: aio.Lease) -> str:
         worker.count("begun")
@@ -126,7 +126,7 @@ class Running(NamedTuple):
             worker.violated(12, f"{result} was not run here")
         # Without a fault on its way the release was run before, so for `keep` nobody may begin.
         resource.succeeded |= (
-            resource.key_of is not None and worker.run.monitor.server_state.quiet and resource.keep > LONG
+            resource.key_of is not None and worker.run.monitor.server_state.quiet and resource.keep > LONGER_THAN_A_RUN
         )
 
     @staticmethod
@@ -137,11 +137,11 @@ class Running(NamedTuple):
         started, ended = result.started, result.ended
         if started is not None and ended is not None and ended < started:
             worker.violated(12, f"{result} ended before it began")
-        if took > AT_ONCE and worker.run.monitor.server_state.quiet:
+        if took > SKIP_TIME and worker.run.monitor.server_state.quiet:
             worker.violated(4, f"{result} took {took:.3f} s")
 
 
-class Onces(Subject):
+class OnceSubject(Subject):
     """See Interlock.once."""
 
     kind = "once"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from simulator.workers import Worker
 
 
-class Entering(NamedTuple):
+class Reentering(NamedTuple):
     """Take it, enter it again while it is held, and leave as often."""
 
     usage: Usage
@@ -52,7 +52,7 @@ class Entering(NamedTuple):
         await worker.hold(lease, self.usage, deeper if depth > 1 else None)
 
 
-class RLocks(Subject):
+class RLockSubject(Subject):
     """See Interlock.rlock."""
 
     kind = "rlock"
@@ -65,7 +65,7 @@ class RLocks(Subject):
         """See Subject."""
         return locks.rlock(resource.name)
 
-    def turn(self, random: Random) -> Entering:
+    def turn(self, random: Random) -> Reentering:
         """See Subject."""
         chosen = draw_usage(random, self.resources)
-        return Entering(chosen, random.choice((None, None, "shop", "till")), random.choice((1, 1, 2, 3)))
+        return Reentering(chosen, random.choice((None, None, "shop", "till")), random.choice((1, 1, 2, 3)))

@@ -27,17 +27,17 @@ class RWLockModel(PermitsModel):
 
     def __init__(self, name: str) -> None:
         super().__init__(read_resource(name, "lock:"))
-        self._under: dict[bytes, bytes] = {}  # by token: the lease beside which it reads
+        self._beside: dict[bytes, bytes] = {}  # by token: the lease beside which it reads
 
     def note_attempt(self, token: bytes, acquire_args: Sequence[Argument]) -> None:
         """See ResourceModel."""
         super().note_attempt(token, acquire_args)
         if acquire_args[3]:
-            self._under[token] = str(acquire_args[3]).encode()
+            self._beside[token] = str(acquire_args[3]).encode()
 
-    def _above(self, token: bytes | None) -> Iterator[bytes]:
+    def _outer_leases(self, token: bytes | None) -> Iterator[bytes]:
         """The leases beside which it reads: one's own, and what that one reads beside."""
-        while token is not None and (token := self._under.get(token)) is not None:
+        while token is not None and (token := self._beside.get(token)) is not None:
             yield token
 
     def is_exclusive(self, token: bytes) -> bool:
@@ -47,14 +47,14 @@ class RWLockModel(PermitsModel):
     def exclusion_error(self, shares: Mapping[bytes, Share]) -> str | None:
         """A writer is alone, but for itself as a reader."""
         for writer in filter(self.is_exclusive, shares):
-            others = [token.decode() for token in shares if token != writer and writer not in self._above(token)]
+            others = [token.decode() for token in shares if token != writer and writer not in self._outer_leases(token)]
             if others:
                 return f"written by {writer.decode()} and had by {' and by '.join(others)}"
         return None
 
     def may_skip_queue(self, token: bytes, before: Iterable[bytes]) -> bool:
         """Whether it reads beside a lease of its own."""
-        return token in self._under and self._under[token] in before
+        return token in self._beside and self._beside[token] in before
 
     def check_reply(
         self, server: Server, args: Sequence[bytes], reply: Any, before: Mapping[bytes, Share]
@@ -65,10 +65,10 @@ class RWLockModel(PermitsModel):
             return None
         if not self.may_skip_queue(token, live_shares(before, server, surely=True)):
             return None
-        return f"it has {self._under[token]!r} and would wait for itself"
+        return f"it has {self._beside[token]!r} and would wait for itself"
 
 
-class Crossing(NamedTuple):
+class ReadOrWrite(NamedTuple):
     """Read or write; and write then read, or read then try to write."""
 
     usage: Usage
@@ -125,7 +125,7 @@ class Crossing(NamedTuple):
             worker.violated(12, "an upgrade was refused, but not at once")
 
 
-class RWLocks(Subject):
+class RWLockSubject(Subject):
     """See Interlock.rwlock."""
 
     kind = "rwlock"
@@ -139,8 +139,8 @@ class RWLocks(Subject):
         """See Subject."""
         return locks.rwlock(resource.name).write()
 
-    def turn(self, random: Random) -> Crossing:
+    def turn(self, random: Random) -> ReadOrWrite:
         """See Subject."""
         chosen, writes = draw_usage(random, self.resources), random.random() < 0.35
         too = random.random() < 0.3
-        return Crossing(chosen, writes, too, too and random.random() < 0.7, not writes and random.random() < 0.05)
+        return ReadOrWrite(chosen, writes, too, too and random.random() < 0.7, not writes and random.random() < 0.05)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from simulator.server import Server
     from simulator.workers import Worker
 
-MOST = 4  # permits
+MAX_LIMIT = 4  # permits
 
 
 class SemaphoreModel(PermitsModel):
@@ -28,8 +28,8 @@ class SemaphoreModel(PermitsModel):
     def __init__(self, name: str, limit: int) -> None:
         super().__init__(semaphore_resource(name, "lock:", limit))
         self._limits: dict[bytes, int] = {}  # by token: when it was granted
-        self._latest: int | None = limit  # None: perhaps another one
-        self._set: dict[bytes, int] = {}  # by operation: what set_limit set, once
+        self._limit_set_last: int | None = limit  # None: perhaps another one
+        self._operations: dict[bytes, int] = {}  # by operation: what set_limit set, once
 
     def note_grant(self, token: bytes, reading: Reading) -> None:
         """See ResourceModel."""
@@ -37,7 +37,7 @@ class SemaphoreModel(PermitsModel):
 
     def note_data_loss(self, _server: Server) -> None:
         """See ResourceModel. A set_limit that was lost and comes again may set it, or have been the last."""
-        self._latest = None
+        self._limit_set_last = None
 
     def exclusion_error(self, shares: Mapping[bytes, Share]) -> str | None:
         """See ResourceModel."""
@@ -56,18 +56,22 @@ class SemaphoreModel(PermitsModel):
         if args[0] != b"limit":
             return None
         operation, wanted = args[1], int(args[3])
-        if operation not in self._set:
-            self._set[operation] = wanted
-            self._latest = wanted if self._latest is not None else None
+        if operation not in self._operations:
+            self._operations[operation] = wanted
+            self._limit_set_last = wanted if self._limit_set_last is not None else None
         limit = self.read(server).limit
-        return None if self._latest in {None, limit} else f"the limit is {limit}, and {self._latest} was set last"
+        return (
+            None
+            if self._limit_set_last in {None, limit}
+            else f"the limit is {limit}, and {self._limit_set_last} was set last"
+        )
 
     def is_exclusive(self, _token: bytes) -> bool:
         """See ResourceModel."""
         return False
 
 
-class Sharing(NamedTuple):
+class TakingPermits(NamedTuple):
     """Take some permits, hold them, let them go."""
 
     usage: Usage
@@ -79,27 +83,27 @@ class Sharing(NamedTuple):
     async def play(self, worker: Worker) -> None:
         """See Turn."""
         resource: Any = self.usage.resource
-        limit = worker.known.get(resource.name, resource.limit)
+        limit = worker.known_limits.get(resource.name, resource.limit)
         semaphore = worker.locks.semaphore(resource.name, limit, **worker.options(self.usage))
         try:
             lease = await worker.take(lambda: semaphore.acquire(permits=min(self.permits, limit)), self.usage)
         except ConfigError as error:
             if "set_limit" not in str(error):
                 raise
-            await self._learn(worker, semaphore)
+            await self._learn_limit(worker, semaphore)
             return
         if lease is not None:
             await worker.hold(lease, self.usage)
 
-    async def _learn(self, worker: Worker, semaphore: aio.Semaphore) -> None:
+    async def _learn_limit(self, worker: Worker, semaphore: aio.Semaphore) -> None:
         """Somebody has changed the limit."""
         worker.count("limit refused")
         state = await worker.call(semaphore.inspect, 0, what="inspect")
         if state is not None and state.limit:
-            worker.known[semaphore.name] = state.limit
+            worker.known_limits[semaphore.name] = state.limit
 
 
-class Limiting(NamedTuple):
+class SettingLimit(NamedTuple):
     """Change the limit for everybody."""
 
     resource: SemaphoreModel
@@ -118,10 +122,10 @@ class Limiting(NamedTuple):
 
         if await worker.call(change, 0, what="set_limit"):
             worker.count("limit set")
-            worker.known[self.resource.name] = self.limit
+            worker.known_limits[self.resource.name] = self.limit
 
 
-class Semaphores(Subject):
+class SemaphoreSubject(Subject):
     """See Interlock.semaphore."""
 
     kind = "semaphore"
@@ -129,7 +133,7 @@ class Semaphores(Subject):
 
     def new_resource(self, name: str, random: Random, /) -> SemaphoreModel:
         """See Subject."""
-        return SemaphoreModel(name, random.randint(1, MOST))
+        return SemaphoreModel(name, random.randint(1, MAX_LIMIT))
 
     def lockable(self, locks: aio.Interlock, resource: Any) -> aio.Semaphore:
         """See Subject."""
@@ -138,5 +142,5 @@ class Semaphores(Subject):
     def turn(self, random: Random) -> Turn:
         """See Subject."""
         if random.random() < 0.04:
-            return Limiting(random.choice(self.resources), random.randint(1, MOST))
-        return Sharing(draw_usage(random, self.resources), random.choice((1, 1, 1, 2, 3, MOST)))
+            return SettingLimit(random.choice(self.resources), random.randint(1, MAX_LIMIT))
+        return TakingPermits(draw_usage(random, self.resources), random.choice((1, 1, 1, 2, 3, MAX_LIMIT)))
