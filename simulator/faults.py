@@ -90,7 +90,7 @@ class Faults:
         self._until = until
         self._cut_until = self._full_until = 0.0
         self.outages = [Outages(run, network) for network in run.networks]
-        run.monitor.server_state.struck = self._granted
+        run.monitor.server_state.on_grant = self._granted
         for strike in strikes(run.world.chance, run.profile, until):
             run.world.at(strike.when, lambda strike=strike: self._strike(strike))  # type: ignore[misc]
 

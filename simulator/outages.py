@@ -108,7 +108,7 @@ class Outages:
         self.group.primary, self.group.reachable, host.forgot = host, True, lossy
         run = self.run
         run.trace.note("server %d serves now, %s%s", host.number, host.facts().identity, ": something is lost" * lossy)
-        run.monitor.lost(lossy=lossy, lasts=run.profile.max_ttl + longer, other_clock=other)
+        run.monitor.note_new_primary(lossy=lossy, quarantine_time=run.profile.max_ttl + longer, other_clock=other)
         self._busy = False
 
     def _restart(self, strike: Strike, image: Image | None) -> None:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Monitor", "Trace", "Violation"]
 
-SWEEP: Final = 0.25  # seconds between two checks for overdue events
+SWEEP_INTERVAL: Final = 0.25  # seconds between two checks for overdue events
 
 
 class Monitor:
@@ -75,13 +75,13 @@ class Monitor:
         self.attempts.watch(resource)
         self.leases.watch(resource)
 
-    def lost(self, *, lossy: bool, lasts: float, other_clock: bool) -> None:
+    def note_new_primary(self, *, lossy: bool, quarantine_time: float, other_clock: bool) -> None:
         """Note that another process serves now; leases that it lost may last for so many seconds."""
-        self.server_state.lost(lossy=lossy, lasts=lasts, other_clock=other_clock)
+        self.server_state.note_new_primary(lossy=lossy, quarantine_time=quarantine_time, other_clock=other_clock)
 
     def sweep(self) -> None:
         """Report overdue events, and schedule the next check."""
         self.leases.sweep()
         self.server_state.sweep()
         if self.sweeping:
-            self.world.at(self.world.now + SWEEP, self.sweep)
+            self.world.at(self.world.now + SWEEP_INTERVAL, self.sweep)

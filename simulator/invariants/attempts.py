@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from .trace import Trace
 
-UNDONE: Final = 1.0  # seconds after which an attempt may leave nothing, in clean weather
+UNDO_TIME: Final = 1.0  # seconds after which an attempt may leave nothing, in clean weather
 WORKERS: Final = "interlock-keeper"  # the beginning of the names of a session's background tasks
 RENEWAL_WORKER: Final = "interlock-keeper-renewal"  # the background task for renewals
 
@@ -126,7 +126,7 @@ class Attempts:
                     self._check_undone(token, attempt, self.trace.world.now)
 
     def _check_undone_later(self, token: bytes, attempt: Attempt, since: float) -> None:
-        self.trace.world.at(since + UNDONE, lambda: self._check_undone(token, attempt, since))
+        self.trace.world.at(since + UNDO_TIME, lambda: self._check_undone(token, attempt, since))
 
     def _check_undone(self, token: bytes, attempt: Attempt, since: float) -> None:
         if not attempt.process.alive or attempt.process.paused_until > since:

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from .attempts import Attempt, Attempts
     from .trace import Trace
 
-IDENTITY: Final = 25  # characters
-FOLLOWED: Final = 1.3  # seconds within which a live waiter must get a free resource: a heartbeat and a trip
+IDENTITY_LENGTH: Final = 25  # characters
+MAX_FREE_TIME: Final = 1.3  # seconds within which a live waiter must get a free resource: a heartbeat and a trip
 # seconds within which the holder of a revoked lease must know so, if its client is subscribed and runs
-REVOKED: Final = 1.0
-WOKEN: Final = 0.05  # seconds within which a client must know of a handover or of news, if there is no fault
+REVOCATION_TIME: Final = 1.0
+WAKE_TIME: Final = 0.05  # seconds within which a client must know of a handover or of news, if there is no fault
 
 
 @dataclass
@@ -39,18 +39,18 @@ class Seen:
     resource: ResourceModel
     holders: dict[bytes, Share] = field(default_factory=dict[bytes, "Share"])
     fence: int = 0
-    given: dict[bytes, int] = field(default_factory=dict[bytes, int])  # the fence of each grant, if clocks are set
+    fences: dict[bytes, int] = field(default_factory=dict[bytes, int])  # the fence of each grant, if clocks are set
     arrivals: dict[bytes, tuple[int, float]] = field(default_factory=dict[bytes, tuple[int, float]])
     head: bytes | None = None  # the next waiter, in the quiet phase
-    head_at: float = 0.0  # since when it is the head
-    could_at: float | None = None  # since when there has been room for the head
+    head_since: float = 0.0  # since when it is the head
+    room_since: float | None = None  # since when there has been room for the head
     news_due: dict[Hashable, float] = field(
         default_factory=dict["Hashable", float]
     )  # since when each waiter should know its news
-    barred_until: float = 0.0  # lost leases may last until then
+    quarantine_until: float = 0.0  # lost leases may last until then
     lost_by: int = 0  # the host that first served after the loss
-    anew: Host | None = None  # the host that granted to a client which remembered nothing
-    known: bool = True  # whether the record shows that there may be lost leases
+    restarted_on: Host | None = None  # the host that granted to a client which remembered nothing
+    loss_recorded: bool = True  # whether the record shows that there may be lost leases
 
 
 class ServerState:
@@ -64,11 +64,11 @@ class ServerState:
         self.trusted = trusted  # whether the server never loses data, and its clock is never set
         self.quiet_since = math.inf
         self.seen: dict[bytes, Seen] = {}
-        self.handed: Callable[[Task], None] = lambda _task: None  # called in the moment of a handover
+        self.on_handover: Callable[[Task], None] = lambda _task: None  # called in the moment of a handover
         self.grants = 0
         self.slowest = 0.0  # seconds from when there was room for a live waiter to its grant, in the quiet phase
         self.excused = 0  # grants to clients that remembered nothing, by servers that had lost all
-        self.struck: Callable[[], None] = lambda: None  # called in the moment of a grant
+        self.on_grant: Callable[[], None] = lambda: None  # called in the moment of a grant
         self.servers: dict[str, SimServer] = {}  # by process
         self._arrived = 0
 
@@ -81,40 +81,43 @@ class ServerState:
         """Watch a resource that workers will use."""
         self.seen[resource.key] = Seen(resource)
 
-    def _forced(self, seen: Seen, token: bytes) -> None:
+    def _exempt_forced(self, seen: Seen, token: bytes) -> None:
         """Note a lease revoked by force: other leases of the same owner, whose `ensure()` may pass, end with it."""
         resource = seen.resource
         if token.startswith(b"quarantine:"):
-            seen.barred_until = 0.0
+            seen.quarantine_until = 0.0
         for other, each in self.attempts.known.items():
             if each.resource is resource:
                 all_of_them = token == b"taken-over" or token.startswith(b"quarantine:")
                 each.exempt |= all_of_them or resource.owner_of(other) == resource.owner_of(token)
 
-    def lost(self, *, lossy: bool, lasts: float, other_clock: bool) -> None:
-        """Note that another process serves now. If it lost data (`lossy`), it may grant nothing for `lasts` seconds."""
+    def note_new_primary(self, *, lossy: bool, quarantine_time: float, other_clock: bool) -> None:
+        """Note that another process serves now.
+
+        If that process lost data (`lossy`), it may grant nothing for `quarantine_time` seconds.
+        """
         server = self.server
         server.look()
         for seen in self.seen.values():
             resource = seen.resource
             seen.holders = resource.read(server).holders
             seen.arrivals.clear()
-            self._arrivals(seen, seen.holders, server.find(resource.queue, ZSet) or {})
-            seen.head, seen.could_at, seen.news_due = None, None, {}
+            self._note_arrivals(seen, seen.holders, server.find(resource.queue, ZSet) or {})
+            seen.head, seen.room_since, seen.news_due = None, None, {}
             if lossy:
-                seen.barred_until = max(seen.barred_until, self.trace.world.now + lasts)
+                seen.quarantine_until = max(seen.quarantine_until, self.trace.world.now + quarantine_time)
                 seen.lost_by = self.group.primary.number
-                seen.known = self._tells(seen)
+                seen.loss_recorded = self._record_shows_loss(seen)
             if lossy or other_clock:  # the times beside a lease are those of the earlier clock
                 resource.note_data_loss(server)
         for attempt in self.attempts.known.values():
             attempt.cleared = False
 
-    def _anew(self, seen: Seen) -> None:
+    def _start_over(self, seen: Seen) -> None:
         """Excuse a grant despite lost leases: no client that knew of these took part, and no record shows them."""
         self.excused += 1
         self.trace.note("%s begins anew for a client that remembers nothing", seen.resource.name)
-        seen.barred_until, seen.fence, seen.anew = 0.0, 0, self.group.primary
+        seen.quarantine_until, seen.fence, seen.restarted_on = 0.0, 0, self.group.primary
         for attempt in self.attempts.known.values():
             attempt.exempt |= attempt.resource is seen.resource
 
@@ -131,17 +134,17 @@ class ServerState:
             return
         trace.served(sender, verb, token.rpartition(b"/")[0], keys[0], code if isinstance(code, int) else 0)
         self._check_ttls(host.server, keys, verb)
-        self._answered(host, keys, args, code)
+        self._note_reply(host, keys, args, code)
         if verb == b"revoke" and code == 1:
-            self._revoke(self.seen[keys[0]], token, host, force=args[2] == b"1")
+            self._note_revocation(self.seen[keys[0]], token, host, force=args[2] == b"1")
         if host is not self.group.primary:
-            self._isolated(host.server, asked, answers(args, reply))
+            self._executed_on_isolated(host.server, asked, answers(args, reply))
             return
-        self._judge(asked, answers(args, reply))
+        self._check_replies(asked, answers(args, reply))
         by = {words[1] for _, words in asked}
         for key in keys:
             if key in self.seen:
-                self._look(self.seen[key], verb, by, sender=sender)
+                self._check_resource(self.seen[key], verb, by, sender=sender)
 
     def _check_ttls(self, server: Server, keys: Sequence[bytes], verb: bytes) -> None:
         """Check rule 3."""
@@ -149,9 +152,9 @@ class ServerState:
             self.trace.violated(3, f"{server.data.keys() - server.expires.keys()} have no TTL after {verb!r}")
         for key in keys:
             if key in self.seen:
-                self._remembered(self.seen[key], server, verb)
+                self._check_record(self.seen[key], server, verb)
 
-    def _remembered(self, seen: Seen, server: Server, verb: bytes) -> None:
+    def _check_record(self, seen: Seen, server: Server, verb: bytes) -> None:
         """Check the second half of rule 3: else the next grant after the end of the record has a lower fence."""
         name = seen.resource.keys[1]
         record: bytes | None = server.find(name, bytes)
@@ -160,34 +163,34 @@ class ServerState:
             if ahead > 0:
                 self.trace.violated(3, f"after {verb!r} the record of {name!r} ends {ahead:.0f} ms before its fence")
 
-    def _revoke(self, seen: Seen, token: bytes, host: Host, *, force: bool) -> None:
+    def _note_revocation(self, seen: Seen, token: bytes, host: Host, *, force: bool) -> None:
         """Note the revocation of a lease, or the end of a quarantine by hand."""
         if force:
-            self._named(seen, token, host)
-            self._forced(seen, token.removeprefix(b"!"))
+            self._check_quarantine_named(seen, token, host)
+            self._exempt_forced(seen, token.removeprefix(b"!"))
         if host is self.group.primary and self.attempts.clean:
             since, lease = self.trace.world.now, token.removeprefix(b"!")
-            self.trace.world.at(since + REVOKED, lambda: self._revoked(lease, since))
+            self.trace.world.at(since + REVOCATION_TIME, lambda: self._check_holder_knows(lease, since))
 
-    def _named(self, seen: Seen, token: bytes, host: Host) -> None:
+    def _check_quarantine_named(self, seen: Seen, token: bytes, host: Host) -> None:
         """Check rule 13: a revoke that ends a quarantine names that of this server, not of an earlier one."""
         here = f">{host.facts().identity}>".encode()
-        barred = host is self.group.primary and self.trace.world.now < seen.barred_until
-        if barred and token.startswith(QUARANTINE) and here not in token:
+        quarantined = host is self.group.primary and self.trace.world.now < seen.quarantine_until
+        if quarantined and token.startswith(QUARANTINE) and here not in token:
             self.trace.violated(13, f"{token!r} ends the quarantine of another server")
 
-    def _revoked(self, token: bytes, since: float) -> None:
+    def _check_holder_knows(self, token: bytes, since: float) -> None:
         """Check rule 8: the holder of a lease that was revoked at this time knows of the revocation."""
         attempt = self.attempts.known.get(token)
         if attempt is None or not attempt.process.alive or attempt.process.paused_until > since:
             return
         deaf_until = self.servers[attempt.process.name].deaf_until
         if deaf_until > since:  # the client missed the push, and asks when subscribed again
-            self.trace.world.at(deaf_until + REVOKED, lambda: self._revoked(token, deaf_until))
+            self.trace.world.at(deaf_until + REVOCATION_TIME, lambda: self._check_holder_knows(token, deaf_until))
         elif attempt.certain():
             self.trace.violated(8, f"{token!r} was revoked {self.trace.world.now - since:.3f} s ago, and is held")
 
-    def _answered(self, host: Host, keys: Sequence[bytes], args: Sequence[bytes], code: object) -> None:
+    def _note_reply(self, host: Host, keys: Sequence[bytes], args: Sequence[bytes], code: object) -> None:
         """Note the meaning of a reply for its attempt."""
         verb, token = args[:2]
         attempt = self.attempts.known.get(token.removeprefix(b"!"))
@@ -203,7 +206,7 @@ class ServerState:
             holders = self.seen[keys[0]].resource.read(host.server).holders
             self.attempts.note_execution(args[4].decode(), holds=token in holders and not holders[token].revoked)
 
-    def _judge(self, asked: Sequence[tuple[Sequence[bytes], Sequence[bytes]]], replies: Sequence[Any]) -> None:
+    def _check_replies(self, asked: Sequence[tuple[Sequence[bytes], Sequence[bytes]]], replies: Sequence[Any]) -> None:
         """Check rule 12. A quarantine refuses all attempts in the same way."""
         for (of, words), answer in zip(asked, replies, strict=False):
             seen = self.seen.get(of[0])
@@ -217,20 +220,20 @@ class ServerState:
                 verb, token = words[:2]
                 self.trace.violated(12, f"{verb.decode()} of {token!r} was answered with {answer}: {wrong}")
 
-    def _look(self, seen: Seen, verb: bytes, by: Collection[bytes], *, sender: str) -> None:
+    def _check_resource(self, seen: Seen, verb: bytes, by: Collection[bytes], *, sender: str) -> None:
         resource, server = seen.resource, self.server
         reading = resource.read(server)
         holders = reading.holders
         present: dict[bytes, float] = server.find(resource.queue, ZSet) or {}
         if verb != b"renew" and (present or seen.arrivals):
-            self._arrivals(seen, holders, present)
+            self._note_arrivals(seen, holders, present)
         new = _new(seen, holders)
-        if seen.barred_until > self.trace.world.now:
+        if seen.quarantine_until > self.trace.world.now:
             first = min(host.number for host in self.servers[sender].met)
-            self._barred(seen, new, fresh=first >= seen.lost_by)
+            self._check_quarantine(seen, new, fresh=first >= seen.lost_by)
         if new:
             new.sort(key=lambda token: holders[token].fence)
-            self._granted(seen, new, reading, present, by if verb == b"acquire" else ())
+            self._check_grants(seen, new, reading, present, by if verb == b"acquire" else ())
         for token in holders:
             if token not in present:
                 seen.arrivals.pop(token, None)  # granted: if this token queues again, it is a new arrival
@@ -238,14 +241,14 @@ class ServerState:
             if attempt is not None and attempt.cleared and self.trusted:
                 self.trace.violated(5, f"{token!r} holds {resource.key!r} after its release was run")
         if (
-            self.trusted and seen.barred_until <= self.trace.world.now
+            self.trusted and seen.quarantine_until <= self.trace.world.now
         ):  # by another machine's clock a lease may end earlier
-            self._given_up(seen, holders)
-        self._follow(seen, reading, present)
+            self._check_none_given_up(seen, holders)
+        self._watch_head(seen, reading, present)
         seen.holders = holders
-        self._note_news_due(seen)
+        self._news_due(seen)
 
-    def _given_up(self, seen: Seen, holders: dict[bytes, Share]) -> None:
+    def _check_none_given_up(self, seen: Seen, holders: dict[bytes, Share]) -> None:
         """Check rule 1 in the server: it has every lease for which `ensure()` would pass."""
         resource = seen.resource
         owners = {resource.owner_of(token) for token in holders}
@@ -258,32 +261,32 @@ class ServerState:
 
     # An isolated primary
 
-    def _isolated(
+    def _executed_on_isolated(
         self, server: Server, asked: Sequence[tuple[Sequence[bytes], Sequence[bytes]]], replies: Sequence[Any]
     ) -> None:
         """Note the grants of a script on an isolated primary, where only the leases in clients count."""
         for (of, words), answer in zip(asked, replies, strict=False):
             if words[0] == b"acquire" and answer[0] == GRANTED:
-                self._aside(self.seen[of[0]], words[1], server)
+                self._grant_on_isolated(self.seen[of[0]], words[1], server)
 
-    def _aside(self, seen: Seen, token: bytes, server: Server) -> None:
+    def _grant_on_isolated(self, seen: Seen, token: bytes, server: Server) -> None:
         """Note a grant by the isolated primary, which does not know the leases that the new primary granted anew."""
         resource = seen.resource
-        if seen.anew is self.group.primary:
+        if seen.restarted_on is self.group.primary:
             self.attempts.known[token].exempt = True
         resource.note_grant(token, resource.read(server))
 
     # Rule 13
 
-    def _tells(self, seen: Seen) -> bool:
+    def _record_shows_loss(self, seen: Seen) -> bool:
         """Whether the record shows that leases may be lost: by a grant, or by an identity that a client remembered."""
         record: bytes | None = self.server.find(seen.resource.keys[1], bytes)
         if record is None:
             return False
-        _, _, fence, under, *_ = record.split()
-        return int(fence) > 0 or self._before(seen, under)
+        _, _, fence, granted_by, *_ = record.split()
+        return int(fence) > 0 or self._is_of_earlier_host(seen, granted_by)
 
-    def _before(self, seen: Seen, identity: bytes) -> bool:
+    def _is_of_earlier_host(self, seen: Seen, identity: bytes) -> bool:
         """Whether this identity is that of a host before the loss."""
         process = identity.decode().partition(":")[0] if identity != b"-" else ""
         return any(
@@ -293,25 +296,25 @@ class ServerState:
     def _identity(self) -> bytes:
         return self.group.primary.facts().identity.encode()
 
-    def _barred(self, seen: Seen, new: list[bytes], *, fresh: bool) -> None:
+    def _check_quarantine(self, seen: Seen, new: list[bytes], *, fresh: bool) -> None:
         """Check rule 13 for a script that ran while lost leases may last. `fresh`: its sender started later."""
         for token in live_shares(seen.holders, self.server, surely=True):
             mark, _, evidence = token.partition(b":")
-            seen.known |= mark == b"quarantine" and self._before(seen, evidence)
-        if not seen.known and self._tells(seen):
+            seen.loss_recorded |= mark == b"quarantine" and self._is_of_earlier_host(seen, evidence)
+        if not seen.loss_recorded and self._record_shows_loss(seen):
             record: bytes = self.server.find(seen.resource.keys[1], bytes)
-            seen.known = True
+            seen.loss_recorded = True
             host = self.group.primary
-            tells = host.loaded and not host.promoted  # by its facts: it is young, and began with saved keys
-            if fresh and not tells and record.split()[3] == self._identity():
-                self._anew(seen)
-        if new and seen.barred_until:
-            left = seen.barred_until - self.trace.world.now
+            facts_show_loss = host.loaded and not host.promoted  # by its facts: it is young, and began with saved keys
+            if fresh and not facts_show_loss and record.split()[3] == self._identity():
+                self._start_over(seen)
+        if new and seen.quarantine_until:
+            left = seen.quarantine_until - self.trace.world.now
             self.trace.violated(13, f"{new} granted {left:.3f} s before the leases that were lost are over")
 
     # The order of arrival
 
-    def _arrivals(self, seen: Seen, holders: dict[bytes, Share], present: dict[bytes, float]) -> None:
+    def _note_arrivals(self, seen: Seen, holders: dict[bytes, Share], present: dict[bytes, float]) -> None:
         for token in [token for token in seen.arrivals if token not in present and token not in holders]:
             del seen.arrivals[token]
         for token in sorted(present, key=present.__getitem__) if len(present) > 1 else present:
@@ -321,7 +324,7 @@ class ServerState:
                 self._arrived += 1
                 seen.arrivals[token] = self._arrived, present[token]
 
-    def _in_order(self, seen: Seen, token: bytes, holders: dict[bytes, Share], present: dict[bytes, float]) -> None:
+    def _check_order(self, seen: Seen, token: bytes, holders: dict[bytes, Share], present: dict[bytes, float]) -> None:
         """Check rule 6. A waiter that lost its subscription gets no push, so others may overtake it meanwhile."""
         server = self.server
         waiters: dict[bytes, bytes] = server.find(seen.resource.waiters, Hash) or {}
@@ -330,87 +333,91 @@ class ServerState:
         mine = min(same, default=self._arrived + 1)
         for other in present:
             if other in waiters and other in seen.arrivals and seen.arrivals[other][0] < mine and other not in holders:
-                alive, _, heard, channel, *_ = waiters[other].split()
-                if int(alive) > server.now_ms and (heard != b"1" or server.subscribers(channel)):
+                alive, _, subscribed, channel, *_ = waiters[other].split()
+                if int(alive) > server.now_ms and (subscribed != b"1" or server.subscribers(channel)):
                     self.trace.violated(6, f"{token!r} overtook {other!r}")
 
     # Grants
 
-    def _granted(
+    def _check_grants(
         self, seen: Seen, tokens: list[bytes], reading: Reading, present: dict[bytes, float], by: Collection[bytes]
     ) -> None:
         resource, holders, before = seen.resource, reading.holders, live_shares(seen.holders, self.server, surely=False)
-        self.struck()
+        self.on_grant()
         for token in tokens:
             self.grants += 1
-            if self._given_before(seen, token, holders[token].fence):
+            if self._was_granted_before(seen, token, holders[token].fence):
                 continue
-            self._fenced(seen, token, holders[token].fence)
+            self._check_fence(seen, token, holders[token].fence)
             resource.note_grant(token, reading)
             if present and not resource.may_skip_queue(token, before):
-                self._in_order(seen, token, holders, present)
+                self._check_order(seen, token, holders, present)
             if token == seen.head:
-                since = seen.could_at if seen.could_at is not None else self._freed(seen, reading)
-                self._waited(seen, max(since, seen.head_at))
+                since = seen.room_since if seen.room_since is not None else self._free_since(seen, reading)
+                self._check_wait(seen, max(since, seen.head_since))
             if (attempt := self.attempts.known.get(token)) is not None:
-                lasts = holders[token].ends - self.server.micros / 1000
-                most = attempt.ttl_ms if token in by else attempt.handover_ttl_ms
-                if lasts > most + 1 and not resource.may_skip_queue(token, [*before, *present]):
-                    self.trace.violated(3, f"{token!r} was granted {lasts:.0f} ms: it asked for {most}")
+                left_ms = holders[token].ends - self.server.micros / 1000
+                longest = attempt.ttl_ms if token in by else attempt.handover_ttl_ms
+                if left_ms > longest + 1 and not resource.may_skip_queue(token, [*before, *present]):
+                    self.trace.violated(3, f"{token!r} was granted {left_ms:.0f} ms: it asked for {longest}")
                 if attempt.queued_at is not None:
-                    self._handed_over(resource, token, attempt)
+                    self._note_handover(resource, token, attempt)
         if len(holders) > 1 and self.trusted and (why := resource.exclusion_error(holders)):
             self.trace.violated(1, f"in the server {resource.key!r} is {why}")
 
-    def _given_before(self, seen: Seen, token: bytes, fence: int) -> bool:
+    def _was_granted_before(self, seen: Seen, token: bytes, fence: int) -> bool:
         """Whether this lease had ended before the server's clock was set back, which made the lease alive again."""
         if self.trusted:
             return False
-        before = seen.given.get(token)
-        seen.given[token] = fence
+        before = seen.fences.get(token)
+        seen.fences[token] = fence
         return before == fence
 
-    def _fenced(self, seen: Seen, token: bytes, fence: int) -> None:
+    def _check_fence(self, seen: Seen, token: bytes, fence: int) -> None:
         """Check rule 2."""
         if fence <= seen.fence:
             self.trace.violated(2, f"{token!r} got the fence {fence} after {seen.fence}")
         seen.fence = max(seen.fence, fence)
 
-    def _handed_over(self, resource: ResourceModel, token: bytes, waiter: Attempt) -> None:
+    def _note_handover(self, resource: ResourceModel, token: bytes, waiter: Attempt) -> None:
         """Note a handover to a waiter, which the server pushes."""
         if self.quiet:
-            self.trace.world.at(self.trace.world.now + WOKEN, lambda: self._woken(resource, token, waiter))
-        self.handed(waiter.task)
+            self.trace.world.at(self.trace.world.now + WAKE_TIME, lambda: self._check_woken(resource, token, waiter))
+        self.on_handover(waiter.task)
 
-    def _woken(self, resource: ResourceModel, token: bytes, waiter: Attempt) -> None:
+    def _check_woken(self, resource: ResourceModel, token: bytes, waiter: Attempt) -> None:
         self.server.look()
         if not waiter.ended and not waiter.confirmed and token in resource.read(self.server).holders:
-            self.trace.violated(4, f"{token!r} was handed {resource.name} {WOKEN} s ago and does not know")
+            self.trace.violated(4, f"{token!r} was handed {resource.name} {WAKE_TIME} s ago and does not know")
 
     # Rule 4: the next waiter gets a free resource
 
-    def _follow(self, seen: Seen, reading: Reading, present: dict[bytes, float]) -> None:
+    def _watch_head(self, seen: Seen, reading: Reading, present: dict[bytes, float]) -> None:
         """In the quiet phase: note the next waiter, and since when there has been room for that waiter."""
         now = self.trace.world.now
         if now <= self.quiet_since or not self.trusted:
             return
         head = self._head(seen, reading, present)
         if head != seen.head:
-            seen.head, seen.head_at, seen.could_at = head, now, None
+            seen.head, seen.head_since, seen.room_since = head, now, None
         if head is None:
             return
         resource, room = seen.resource, reading.room
         wanted = resource.permits_wanted(head)
         marker = next((token for token in reading.holders if token.startswith(b"quarantine:")), None)
         link = self.servers[self.attempts.known[head].process.name].link
-        if link is None or link.host is not self.group.primary or bars(link.epoch.text, self.server, resource, marker):
+        if (
+            link is None
+            or link.host is not self.group.primary
+            or in_quarantine(link.epoch.text, self.server, resource, marker)
+        ):
             room = 0
         elif marker:
             room = reading.limit  # the head knows that the quarantine is over
         if room < wanted <= reading.limit:
-            seen.could_at = None
-        elif seen.could_at is None:
-            seen.could_at = max(seen.head_at, self._freed(seen, reading))
+            seen.room_since = None
+        elif seen.room_since is None:
+            seen.room_since = max(seen.head_since, self._free_since(seen, reading))
 
     def _head(self, seen: Seen, reading: Reading, present: dict[bytes, float]) -> bytes | None:
         """Return the first live waiter in the queue or, if the server has lost all waiters, the oldest."""
@@ -424,7 +431,7 @@ class ServerState:
             return None
         return min(waiting, key=lambda token: (present.get(token, math.inf), queued[token].queued_at or 0.0))
 
-    def _freed(self, seen: Seen, reading: Reading) -> float:
+    def _free_since(self, seen: Seen, reading: Reading) -> float:
         """Return when, since the last check, the leases ended that left no room for the next waiter; else now."""
         now, server = self.trace.world.now, self.server
         assert seen.head is not None
@@ -438,27 +445,27 @@ class ServerState:
                 return when
         return now
 
-    def _waited(self, seen: Seen, since: float) -> None:
+    def _check_wait(self, seen: Seen, since: float) -> None:
         waited = self.trace.world.now - since
         self.slowest = max(self.slowest, waited)
-        if waited > FOLLOWED:
+        if waited > MAX_FREE_TIME:
             self.trace.violated(4, f"{seen.head!r} was next and {seen.resource.key!r} was free for {waited:.3f} s")
 
-    def _note_news_due(self, seen: Seen) -> dict[Hashable, str]:
+    def _news_due(self, seen: Seen) -> dict[Hashable, str]:
         """Note the waiters that should know their news, and since when."""
         due, now = seen.resource.news_due(self.server, self.attempts.queued[seen.resource.key]), self.trace.world.now
         if due or seen.news_due:
             new = due.keys() - seen.news_due.keys()
             seen.news_due = {who: seen.news_due.get(who, now) for who in due}
             if new and self.quiet:
-                self.trace.world.at(now + WOKEN, lambda: self._told(seen, now))
+                self.trace.world.at(now + WAKE_TIME, lambda: self._check_news(seen, now))
         return due
 
-    def _told(self, seen: Seen, since: float) -> None:
+    def _check_news(self, seen: Seen, since: float) -> None:
         self.server.look()
-        for who, what in self._note_news_due(seen).items():
+        for who, what in self._news_due(seen).items():
             if seen.news_due[who] == since:
-                self.trace.violated(4, f"{what}, and it was not told within {WOKEN} s")
+                self.trace.violated(4, f"{what}, and it was not told within {WAKE_TIME} s")
 
     def sweep(self) -> None:
         """Report overdue events."""
@@ -468,15 +475,16 @@ class ServerState:
         self.server.look()
         for seen in self.seen.values():
             reading = seen.resource.read(self.server)
-            self._follow(seen, reading, self.server.find(seen.resource.queue, ZSet) or {})
-            if seen.could_at is not None and now - seen.could_at > FOLLOWED:
+            self._watch_head(seen, reading, self.server.find(seen.resource.queue, ZSet) or {})
+            if seen.room_since is not None and now - seen.room_since > MAX_FREE_TIME:
                 self.trace.violated(
-                    4, f"{seen.head!r} is next, and {seen.resource.key!r} has had room for it since {seen.could_at:.3f}"
+                    4,
+                    f"{seen.head!r} is next, and {seen.resource.key!r} has had room for it since {seen.room_since:.3f}",
                 )
-                seen.could_at = now
-            for who, what in self._note_news_due(seen).items():
+                seen.room_since = now
+            for who, what in self._news_due(seen).items():
                 since = max(seen.news_due[who], self.quiet_since)
-                if now - since > FOLLOWED:
+                if now - since > MAX_FREE_TIME:
                     self.trace.violated(4, f"{what}, and it has not been told since {since:.3f}")
                     seen.news_due[who] = now
 
@@ -503,7 +511,7 @@ def _new(seen: Seen, holders: dict[bytes, Share]) -> list[bytes]:
     ]
 
 
-def bars(epoch: str, server: Server, resource: ResourceModel, marker: bytes | None) -> bool:
+def in_quarantine(stamp: str, server: Server, resource: ResourceModel, marker: bytes | None) -> bool:
     """Whether the server may grant nothing yet to a client with this identity stamp, by the rules of queue.lua.
 
     Rule 4 needs the answer, since a grant must happen in time.
@@ -514,19 +522,19 @@ def bars(epoch: str, server: Server, resource: ResourceModel, marker: bytes | No
     words = record.decode().split()
     if len(words) < 5:
         return False  # of a latch or a barrier, which have no leases to lose
-    under, lasts = words[3:5]
-    if marker is not None and under == "-":
-        under = marker.decode().partition(":")[2]
-    if len(epoch) < IDENTITY or under == epoch[:IDENTITY]:
+    granted_by, last_ttl = words[3:5]
+    if marker is not None and granted_by == "-":
+        granted_by = marker.decode().partition(":")[2]
+    if len(stamp) < IDENTITY_LENGTH or granted_by == stamp[:IDENTITY_LENGTH]:
         return False
-    _, since, wait, former, *fine = epoch.split()
-    under, _, known = (former if under == "-" else under).partition(">")
-    if known.startswith(f"{epoch[:IDENTITY]}>"):
+    _, since, wait, previous, *lossless_from = stamp.split()
+    granted_by, _, known = (previous if granted_by == "-" else granted_by).partition(">")
+    if known.startswith(f"{stamp[:IDENTITY_LENGTH]}>"):
         since = min(since, known.rpartition(">")[2], key=int)
-    if under == "-":
+    if granted_by == "-":
         return False
-    for each in fine:
+    for each in lossless_from:
         identity, _, least = each.partition("/")
-        if under.startswith(identity) and int(least or 0) <= int(lasts):
+        if granted_by.startswith(identity) and int(least or 0) <= int(last_ttl):
             return False
-    return int(since) + max(int(wait), int(lasts)) > server.micros / 1000
+    return int(since) + max(int(wait), int(last_ttl)) > server.micros / 1000

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from simulator.plan import Plan
     from simulator.scheduler import World
 
-ENOUGH: Final = 20  # violations after which a run ends
+MAX_VIOLATIONS: Final = 20  # violations after which a run ends
 
 
 class Violation(NamedTuple):
@@ -45,7 +45,7 @@ class Trace:
             return
         self.note("VIOLATION of rule %d: %s", rule, text)
         self.violations.append(Violation(self.world.now, rule, text))
-        if len(self.violations) == ENOUGH or (self.plan is not None and rule == self.plan.rule):
+        if len(self.violations) == MAX_VIOLATIONS or (self.plan is not None and rule == self.plan.rule):
             self.world.stopped = self.over = True
 
     def served(self, *what: object) -> None:

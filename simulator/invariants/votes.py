@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .trace import Trace
 
 # Seconds after which what nobody has must have been given to who waits: the ttl of a dead holder, and of a dead waiter.
-FOUND: Final = 5.0
+MAX_IDLE_TIME: Final = 5.0
 
 
 class Votes(ServerState):
@@ -63,12 +63,12 @@ class Votes(ServerState):
         if attempt is not None and verb == b"acquire" and reply[0] == QUEUED:
             self.attempts.note_queued(token, attempt)
         if verb == b"revoke" and reply[0] == GRANTED and args[2] == b"1":
-            self._forced(self.seen[keys[0]], token.removeprefix(b"!"))
+            self._exempt_forced(self.seen[keys[0]], token.removeprefix(b"!"))
         for key in keys:
             if key in self.seen and verb != b"renew":
-                self._elected(self.seen[key])
+                self._check_majority(self.seen[key])
 
-    def _elected(self, seen: Seen) -> None:
+    def _check_majority(self, seen: Seen) -> None:
         """Whether an attempt has a majority now and had none before."""
         votes: dict[bytes, int] = {}
         for group in self.groups:
@@ -82,14 +82,14 @@ class Votes(ServerState):
         if won is None or won == before:
             return
         self.grants += 1
-        self.struck()
+        self.on_grant()
         attempt = self.attempts.known.get(won)
         if attempt is not None and attempt.queued_at is not None and not attempt.ended:
-            self.handed(attempt.task)
+            self.on_handover(attempt.task)
 
-    def lost(self, *, lossy: bool, lasts: float, other_clock: bool) -> None:
+    def note_new_primary(self, *, lossy: bool, quarantine_time: float, other_clock: bool) -> None:
         """A server has been replaced. If all of them are so young, fresh clients take them for a new quorum."""
-        del lasts, other_clock
+        del quarantine_time, other_clock
         now = self.trace.world.now
         for seen in self.seen.values():
             if lossy:
@@ -98,7 +98,7 @@ class Votes(ServerState):
         if all(host.forgot and now - host.since < self._max_ttl + 1 for host in hosts):
             self.trace.note("all servers are young")
             for seen in self.seen.values():
-                self._anew(seen)
+                self._start_over(seen)
 
     def _check_fence_of(self, resource: ResourceModel, grant: Grant) -> None:
         """Check rule 2: the fences of leases grow in the order in which clients get the leases."""
@@ -128,6 +128,6 @@ class Votes(ServerState):
                 self._idle[key] = now
             since = max(asked, self._idle.get(key, 0.0))
             self.slowest = max(self.slowest, now - since)
-            if now - since > FOUND:
+            if now - since > MAX_IDLE_TIME:
                 self.trace.violated(4, f"{key!r} is waited for, and nobody has had it since {since:.3f}")
                 self._idle[key] = now
