@@ -5,13 +5,19 @@
 Each round does one kind of work under a lock of its own, or under one that another client holds and releases, and
 after a random time a signal handler raises. Afterwards nothing may be held, or be renewed; no thread may be refused.
 What was acquired by `acquire()` alone may run out: between its return and the next step only Python has the lease.
-Exits with 1 if something is left, and says after which seed and round.
+In asyncio no task may have lost its wake-up: the result of the future that the task awaits is there, and asyncio has
+forgotten to run the task on. A handler that raises between two steps of asyncio causes that, so this program tells
+apart who called asyncio. It does not raise where the loop itself is at work for the task, since no library can mend
+what asyncio loses there. It raises where asyncio is at work for a call of interlock: a loss there is a fault of
+interlock.
+Exits with 1 if something is left, or if nothing moves for a minute, and says after which seed and round.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import faulthandler
 import gc
 import os
 import random
@@ -20,6 +26,7 @@ import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 
 import redis
 
@@ -28,6 +35,8 @@ import interlock.aio
 
 SHORT = 2.0  # seconds: the ttl of what may have to run out
 LONG = 30.0
+STUCK = 60.0  # seconds without a finished round, after which the program gives up
+ASYNCIO = str(Path(asyncio.__file__).parent)
 
 
 class Stop(BaseException):
@@ -163,6 +172,57 @@ def refused(lockable) -> bool:
     return any((lease := ref()) is not None and not lease._ended for ref in list(lockable._inside.values()))
 
 
+def is_loop_at_work(frame) -> bool:
+    """Whether asyncio runs for itself here, between the steps of tasks, and not because a step of a task called it."""
+    while frame is not None and frame.f_code.co_filename.startswith(ASYNCIO):
+        if frame.f_code is asyncio.Handle._run.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def with_result(tasks) -> dict:
+    """The tasks that await a future which has its result, each with that future."""
+    return {task: future for task in tasks if (future := task._fut_waiter) is not None and future.done()}
+
+
+async def forgotten() -> list[str]:
+    """The tasks that asyncio will never run on: each still awaits what has long had its result."""
+    if not (before := with_result(asyncio.all_tasks())):
+        return []
+    await asyncio.sleep(0.05)
+    after = with_result(before)
+    return [f"never woken: {task!r}" for task, future in after.items() if future is before[task]]
+
+
+class Watchdog(threading.Thread):
+    """Ends the process when no round has finished for a while, and says what it waits for."""
+
+    def __init__(self, rounds: Rounds) -> None:
+        super().__init__(daemon=True)
+        self.rounds = rounds
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.start()
+
+    def run(self) -> None:
+        done, since = 0, time.monotonic()
+        while True:
+            time.sleep(1)
+            if self.rounds.done != done:
+                done, since = self.rounds.done, time.monotonic()
+            elif time.monotonic() - since > STUCK:
+                self.give_up()
+
+    def give_up(self) -> None:
+        print(f"  nothing moves in round {self.rounds.done}", flush=True)
+        faulthandler.dump_traceback(sys.stdout, all_threads=True)
+        if self.loop is not None:
+            tasks = asyncio.all_tasks(self.loop)
+            print("\n".join([f"  never woken: {task!r}" for task in with_result(tasks)]))
+            print("\n".join([f"  waits: {task!r}" for task in tasks]), flush=True)
+        os._exit(1)
+
+
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("url")
@@ -196,6 +256,7 @@ class Rounds:
         self.contender = Contender(options.url)
         self.done = 0
         self.made: list = []
+        self.watchdog = Watchdog(self)
 
     def each(self, locks):
         """The work of each round: what to do with which lockable."""
@@ -235,10 +296,14 @@ class Rounds:
         return []
 
     async def asyncio(self) -> list[str]:
-        asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # what was raised in a callback
+        self.watchdog.loop = asyncio.get_running_loop()
+        self.watchdog.loop.set_exception_handler(lambda *_: None)  # what was raised in a callback
         async with interlock.aio.Interlock(self.options.url) as locks:
             for lockable, way in self.each(locks):
                 if lockable is None:
+                    if faults := await forgotten():
+                        print("\n".join(f"  {fault}" for fault in faults), flush=True)
+                        os._exit(1)  # neither close() nor the end of the loop could end such a task
                     looking = asyncio.to_thread(wrong, self.client, locks._session, self.made, SHORT + 8)
                     if faults := await looking:
                         return faults
@@ -252,18 +317,19 @@ class Rounds:
         running = asyncio.create_task(awork(lockable, way))
         loop = asyncio.get_running_loop()
 
-        def handler(*_) -> None:
-            if asyncio.current_task() is running:
+        def handler(_, frame) -> None:
+            if asyncio.current_task() is running and not is_loop_at_work(frame):
                 raise Stop
             running.cancel()
             loop.call_soon_threadsafe(lambda: None)  # to wake it
 
         signal.signal(signal.SIGALRM, handler)
         self.interrupts.begin()
-        while not running.done():  # a handler that raises while asyncio ends the task keeps that from being told
-            await asyncio.wait([running], timeout=0.1)
+        await asyncio.wait([running])
         hit = running.cancelled() or isinstance(running.exception(), Stop)
         self.interrupts.end(hit=hit)
+        # `handler` refers to the task, and so to the frames of its error: these keep a lease that nobody can leave
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
         if not hit and (error := running.exception()) is not None:
             raise error
 
