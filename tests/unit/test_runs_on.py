@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.matrix import BASE, CELLS, MODES, RunsOn
+from harness.matrix import BASE, CELLS, MODES, WAYS, RunsOn
 from harness.servers import KINDS
 
 TESTS = Path(__file__).parents[1]
@@ -76,3 +76,5 @@ def test_each_server_stands_in_each_selection_of_all_servers():
         assert {cell.kind for cell in CELLS[name]} == {*KINDS}
         assert {cell.mode for cell in CELLS[name]} == {*MODES}
         assert all(cell.possible for cell in CELLS[name])
+    for name in ("each server and way", "every combination"):
+        assert {cell.way for cell in CELLS[name]} == {*WAYS} - {"quorum"}
