@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -266,27 +268,30 @@ class Stopped(BaseException):
 
 
 class Tripwire:
-    """Wraps a port: raises before or after its n-th call or wait, as an interruption there would."""
+    """Wraps a server: its n-th call or wait raises before or after, as an interrupt there would."""
 
-    def __init__(self, port, at: int, after: bool) -> None:
-        self.at, self.after, self.count = at, after, 0
-        self.real = {(port, "call"): port.call, (port.runtime, "wait"): port.runtime.wait}
+    def __init__(self, server, at: int, after: bool) -> None:
+        self.server, self.at, self.after, self.count = server, at, after, 0
 
     def __enter__(self):
-        for (where, name), real in self.real.items():
-            setattr(where, name, self._wrapped(real))
+        server, runtime = self.server, self.server.runtime
+        self.make_event = runtime.event
+
+        def event():
+            made = self.make_event()
+            return SimpleNamespace(set=made.set, wait=self._wrapped(made.wait))
+
+        server.call, runtime.sleep_until = self._wrapped(server.call), self._wrapped(runtime.sleep_until)
+        runtime.event = event
         return self
 
     def __exit__(self, *_):
-        for where, name in self.real:
-            delattr(where, name) if name in vars(where) else None
+        del self.server.call, self.server.runtime.sleep_until
+        self.server.runtime.event = self.make_event
 
     def _wrapped(self, real):
         async def wrapped(*args):
-            import threading
-
-            mine = not threading.current_thread().name.startswith("interlock-") and "keeper" not in _task_name()
-            if not mine:
+            if threading.current_thread().name.startswith("interlock-") or "keeper" in _task_name():
                 return await real(*args)
             self.count += 1
             trip = self.count == self.at
