@@ -1,15 +1,20 @@
-"""The command line in a process of its own, or in this one; and the rows of a demo."""
+"""The command line in a process of its own, or in this one; the rows of a demo; what holds for both demos."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from interlock.cli import main
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from interlock.cli.demo.scenario import Fault
 
 Rows = dict[str, dict[str, Any]]
 
@@ -40,3 +45,23 @@ def run(args: list[str], monkeypatch: pytest.MonkeyPatch) -> object:
     with pytest.raises(SystemExit) as ended:
         main()
     return ended.value.code
+
+
+def assert_one_line_and_64(args: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Fails unless these options end with status 64 and one line on stderr that has `said`."""
+    assert run(args, monkeypatch) == 64
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def assert_plan_follows_its_seed(plan: Callable[[int], Mapping[int, Fault]], size: int) -> None:
+    """Fails unless a seed always gives the same faults, the first of which is a crash, in so many sections."""
+    for seed in range(200):
+        faults = plan(seed)
+        assert faults == plan(seed)
+        assert next(iter(faults.values())).kind == "crash"
+        assert list(faults) == sorted(faults)
+        assert max(faults) < size
+    assert len({tuple(plan(seed)) for seed in range(20)}) > 10

@@ -11,42 +11,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.demos import Rows, finish, rows, run, start
+from harness.demos import Rows, assert_one_line_and_64, assert_plan_follows_its_seed, finish, rows, run, start
 from interlock.cli.demo.connection import BareConnection
 from interlock.cli.demo.flash_sale import plan
 from interlock.cli.demo.lock_recipes import LOCK_RECIPES
-from interlock.embedded import Server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from interlock.embedded import Server
 
+pytestmark = [
+    pytest.mark.runs_on("its own servers", starts="an embedded server"),
+    pytest.mark.xdist_group("demo"),  # they share a run of 20 s
+]
 NAMES = list(LOCK_RECIPES)
-
-pytestmark = [pytest.mark.runs_on("valkey-9.1"), pytest.mark.xdist_group("demo")]  # they share a run of 20 s
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def both() -> tuple[Rows, Rows]:
-    """All recipes with faults and without, at the same time: both runs mostly wait."""
-    faulty = start("demo", "--json", "--tickets", "24", "--seed", "3")
-    calm = start("demo", "sale", "--json", "--tickets", "6", "--faults", "none", "--processes", "3", "--buyers", "2")
-    return rows(faulty), rows(calm)
-
-
-@pytest.fixture
-def faulty(both: tuple[Rows, Rows]) -> Rows:
-    return both[0]
-
-
-@pytest.fixture
-def calm(both: tuple[Rows, Rows]) -> Rows:
-    return both[1]
+FAULTY = "--json --tickets 24 --seed 3"
+CALM = "sale --json --tickets 6 --faults none --processes 3 --buyers 2"
 
 
 def test_rows_have_the_promised_shape(faulty: Rows) -> None:
@@ -97,14 +76,8 @@ def test_without_faults_all_but_the_first_two_sell_exactly_all(calm: Rows, name:
         assert calm[name]["sold"] == 6
 
 
-def test_the_plan_is_the_seeds_and_the_crash_comes_first() -> None:
-    for seed in range(200):
-        faults = plan(40, seed)
-        assert faults == plan(40, seed)
-        assert next(iter(faults.values())).kind == "crash"
-        assert list(faults) == sorted(faults)
-        assert max(faults) < 40
-    assert len({tuple(plan(40, seed)) for seed in range(20)}) > 10
+def test_the_faults_of_a_seed_are_always_the_same_and_begin_with_a_crash() -> None:
+    assert_plan_follows_its_seed(lambda seed: plan(40, seed), 40)
 
 
 @pytest.mark.parametrize(
@@ -129,11 +102,7 @@ def test_the_plan_is_the_seeds_and_the_crash_comes_first() -> None:
 def test_bad_options_end_with_one_line_and_64(
     args: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(args, monkeypatch) == 64
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    assert said in err
+    assert_one_line_and_64(args, said, monkeypatch, capsys)
 
 
 def test_a_server_out_of_reach_is_one_line_without_its_password(
@@ -146,10 +115,12 @@ def test_a_server_out_of_reach_is_one_line_without_its_password(
     assert "sesame" not in err
 
 
-def test_the_table_is_plain_without_a_terminal_and_the_users_server_stays_clean(server: Server) -> None:
-    connection = BareConnection(server.url)
+def test_the_table_is_plain_without_a_terminal_and_the_users_server_stays_clean(embedded_server: Server) -> None:
+    connection = BareConnection(embedded_server.url)
     connection.execute("SET", "mine", "1")
-    status, out, err = finish(start("demo", "--url", server.url, "--only", "setnx,interlock", "--tickets", "8"))
+    status, out, err = finish(
+        start("demo", "--url", embedded_server.url, "--only", "setnx,interlock", "--tickets", "8")
+    )
     assert err == ""
     assert status == 0
     assert "\x1b" not in out
@@ -161,11 +132,11 @@ def test_the_table_is_plain_without_a_terminal_and_the_users_server_stays_clean(
 @pytest.mark.parametrize("recipes", ["--only setnx", "semaphore --only incr-decr"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all_processes_and_leaves_nothing_in_the_users_server(
-    number: int, recipes: str, server: Server
+    number: int, recipes: str, embedded_server: Server
 ) -> None:
-    connection = BareConnection(server.url)
+    connection = BareConnection(embedded_server.url)
     connection.execute("FLUSHALL")
-    with start("demo", *recipes.split(), "--url", server.url) as demo:
+    with start("demo", *recipes.split(), "--url", embedded_server.url) as demo:
         while not connection.execute("KEYS", "*:lock"):
             time.sleep(0.01)
         children = subprocess.run(

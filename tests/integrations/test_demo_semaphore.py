@@ -10,22 +10,26 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.demos import Rows, rows, run, start
+from harness.demos import Rows, assert_one_line_and_64, assert_plan_follows_its_seed, rows, run, start
 from interlock.cli.demo.api_limit import ApiLimit, Caller, count_open_calls, plan
 from interlock.cli.demo.connection import BareConnection
 from interlock.cli.demo.scenario import Context, Fault
 from interlock.cli.demo.semaphore_recipes import SEMAPHORE_RECIPES
-from interlock.embedded import Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from interlock.cli.demo.api_limit import Permit
+    from interlock.embedded import Server
 
+pytestmark = [
+    pytest.mark.runs_on("its own servers", starts="an embedded server"),
+    pytest.mark.xdist_group("demo semaphore"),  # they share a run of 20 s
+]
 NAMES = list(SEMAPHORE_RECIPES)
-TTL = 60.0  # of the direct tests: nothing runs out in them
-
-pytestmark = [pytest.mark.runs_on("valkey-9.1"), pytest.mark.xdist_group("demo semaphore")]  # they share a run of 20 s
+FAULTY = "semaphore --json --seed 3"
+CALM = "semaphore --json --calls 20 --limit 2 --faults none"
+TTL = 60.0  # seconds, in the step by step tests: no permit runs out
 
 
 # Step by step: two clients, a real server, and clocks and pauses that are injected
@@ -73,16 +77,10 @@ class SharedSemaphore:
         return self.connection.execute("HGETALL", "semaphore:events")
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server() as server:
-        yield server
-
-
 @pytest.fixture
-def semaphore(request: pytest.FixtureRequest, server: Server) -> Iterator[SharedSemaphore]:
+def semaphore(request: pytest.FixtureRequest, embedded_server: Server) -> Iterator[SharedSemaphore]:
     with contextlib.ExitStack() as stack:
-        semaphore = SharedSemaphore(request.param, server.url, stack)
+        semaphore = SharedSemaphore(request.param, embedded_server.url, stack)
         semaphore.connection.execute("FLUSHALL")
         yield semaphore
 
@@ -185,24 +183,6 @@ def test_the_log_tells_how_many_were_open_and_which_were_too_many() -> None:
 # The recipes
 
 
-@pytest.fixture(scope="module")
-def both() -> tuple[Rows, Rows]:
-    """All recipes with faults and without, at the same time: both runs mostly wait."""
-    faulty = start("demo", "semaphore", "--json", "--seed", "3")
-    calm = start("demo", "semaphore", "--json", "--calls", "20", "--limit", "2", "--faults", "none")
-    return rows(faulty), rows(calm)
-
-
-@pytest.fixture
-def faulty(both: tuple[Rows, Rows]) -> Rows:
-    return both[0]
-
-
-@pytest.fixture
-def calm(both: tuple[Rows, Rows]) -> Rows:
-    return both[1]
-
-
 def test_rows_have_the_promised_shape(faulty: Rows) -> None:
     assert list(faulty) == NAMES
     for row in faulty.values():
@@ -263,14 +243,8 @@ def test_where_the_only_permit_is_gone_all_give_up(name: str) -> None:
     assert row["calls"] < 15
 
 
-def test_the_plan_is_the_seeds_and_the_crash_comes_first() -> None:
-    for seed in range(200):
-        faults = plan(120, 12, seed)
-        assert faults == plan(120, 12, seed)
-        assert next(iter(faults.values())).kind == "crash"
-        assert list(faults) == sorted(faults)
-        assert max(faults) < 120
-    assert len({tuple(plan(120, 12, seed)) for seed in range(20)}) > 10
+def test_the_faults_of_a_seed_are_always_the_same_and_begin_with_a_crash() -> None:
+    assert_plan_follows_its_seed(lambda seed: plan(120, 12, seed), 120)
 
 
 # The command line
@@ -294,11 +268,7 @@ def test_the_plan_is_the_seeds_and_the_crash_comes_first() -> None:
 def test_bad_options_end_with_one_line_and_64(
     args: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["demo", "semaphore", *args], monkeypatch) == 64
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    assert said in err
+    assert_one_line_and_64(["demo", "semaphore", *args], said, monkeypatch, capsys)
 
 
 def test_options_before_the_subcommand_are_not_lost(
@@ -317,10 +287,11 @@ def test_help_teaches(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 
 
 def test_the_users_server_stays_clean_and_a_bad_result_is_told(
-    server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    embedded_server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    args = ["demo", "semaphore", "--url", server.url, "--only", "interlock", "--calls", "5", "--faults", "none"]
-    connection = BareConnection(server.url)
+    options = "--only interlock --calls 5 --faults none"
+    args = ["demo", "semaphore", "--url", embedded_server.url, *options.split()]
+    connection = BareConnection(embedded_server.url)
     connection.execute("FLUSHALL")
     connection.execute("SET", "mine", "1")
     monkeypatch.setenv("COLUMNS", "200")
