@@ -515,7 +515,7 @@ class BarrierWorld(Queued):
             self.check()
             self.keep()
             if not model.why and wait != b"1":
-                self.break_it(b"the time of a party was over: " + token)
+                self.break_it(b"the timeout of a party was over: " + token)
             if model.why:
                 return [BROKEN, model.why]
             return [QUEUED, model.came, 1000, 0, model.generation]
@@ -546,7 +546,7 @@ class BarrierWorld(Queued):
             model.waiting, model.came = {}, 0
             return [GRANTED, index]
         if wait != b"1":
-            self.break_it(b"a party came that could not wait: " + token)
+            self.break_it(b"a party arrived that may not wait: " + token)
             return [BROKEN, model.why]
         return [QUEUED, model.came, 1000, 0, model.generation]
 
@@ -556,7 +556,7 @@ class BarrierWorld(Queued):
             self.dead[token] = max(self.dead.get(token, 0), self.now + int(gone))
         if model and token in model.waiting:
             if not model.why:
-                self.break_it(b"a party left, or its time was over: " + token)
+                self.break_it(b"a party left, or its timeout was over: " + token)
             del model.waiting[token]
         return [0, 0]
 

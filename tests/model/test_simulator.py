@@ -514,7 +514,7 @@ IN_OTHERS = {
     ),
     "one that leaves does not break it": (
         "barrier", replaced(
-            "if not reason then break_barrier('a party left, or its time was over: ' .. token) end",
+            "if not reason then break_barrier('a party left, or its timeout was over: ' .. token) end",
             "",
         ),
         12, ["no faults"],

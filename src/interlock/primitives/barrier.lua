@@ -80,9 +80,9 @@ end
 local function wake_some()
   local last = reason and arrivals or passed
   if woken >= last then return end
-  local found = list_arrivals(woken, last)
-  for _, party in ipairs(found) do wake_one(party) end
-  woken = #found == MAX_PER_CALL and tonumber(call('ZSCORE', QUEUE, found[MAX_PER_CALL])) or last
+  local batch = list_arrivals(woken, last)
+  for _, party in ipairs(batch) do wake_one(party) end
+  woken = #batch == MAX_PER_CALL and tonumber(call('ZSCORE', QUEUE, batch[MAX_PER_CALL])) or last
   call('HSET', BARRIER, 'told', woken)
 end
 
@@ -98,7 +98,7 @@ local function break_if_party_died()
   if reason or arrivals == passed then return end
   local dead = call('ZRANGEBYSCORE', PRESENT, '-inf', string.format('%.0f', get_time_us() / 1000), 'LIMIT', 0, 1)[1]
   if dead or call('ZCARD', PRESENT) < arrivals - passed then
-    break_barrier('a party is not heard of any more: ' .. (dead or 'the server has lost it'))
+    break_barrier('a party sends no heartbeats any more: ' .. (dead or 'the server has lost it'))
   end
 end
 
@@ -131,7 +131,7 @@ if verb == 'acquire' then
     if arrival <= passed then
       return {GRANTED, tonumber(string.match(call('HGET', WAITERS, token) or '', '^%d+ %d+ %d %S+ (%d+)') or 0)}
     end
-    if not reason and may_wait ~= '1' then break_barrier('the time of a party was over: ' .. token) end
+    if not reason and may_wait ~= '1' then break_barrier('the timeout of a party was over: ' .. token) end
     if reason then return {BROKEN, reason} end
     enqueue(token, handover_ttl, subscribed, channel, string.format(' %d', arrival - passed - 1))
     refresh_ttls()
@@ -148,7 +148,7 @@ if verb == 'acquire' then
   end
   break_if_party_died()
   if reason then return {BROKEN, reason} end
-  if arrived_in ~= '' then return {BROKEN, 'the server does not know any more that this party came'} end
+  if arrived_in ~= '' then return {BROKEN, 'the server has lost the arrival of this party'} end
   if parties ~= wanted_parties and arrivals > passed then return {LIMIT_MISMATCH, parties} end
   parties = wanted_parties  -- nobody waits, so nobody relies on another number
   forget_passed()
@@ -163,7 +163,7 @@ if verb == 'acquire' then
   else
     mark_alive(token)
     if may_wait ~= '1' then
-      break_barrier('a party came that could not wait: ' .. token)
+      break_barrier('a party arrived that may not wait: ' .. token)
       refresh_ttls()
       return {BROKEN, reason}
     end
@@ -178,7 +178,7 @@ elseif verb == 'release' then
   if read_barrier() and generation then
     local arrival = tonumber(call('ZSCORE', QUEUE, token) or 0)
     if arrival > passed then
-      if not reason then break_barrier('a party left, or its time was over: ' .. token) end
+      if not reason then break_barrier('a party left, or its timeout was over: ' .. token) end
       dequeue(token)
     end
   end

@@ -27,7 +27,7 @@
 --        3 queue    zset    as in queue.lua
 --        4 waiters  hash    as in queue.lua; a waiter wants "<kind>"
 --        5 gone     zset    as in queue.lua; and "ousted" -> until when the holder that lost the lock by rule 7 may
---                           believe in its lease, ms
+--                           rely on its lease, ms
 --        ... for `renew`: lock, record, lock, record, ... of many locks instead; for `execute`: its keys follow
 -- ARGV   1 verb, then the verb's arguments; RETURN: the reply
 --   acquire  token  ttl ms  handover ttl ms  subscribed 0|1  channel  may wait 0|1  owner  kind
@@ -207,7 +207,9 @@ if verb == 'acquire' then
     local stored_holder, old_channel = parse_holder()
     ttl = math.max(ttl, pttl)
     add_tombstone('ousted', string.format('%.0f', pttl))
-    if stored_holder == holder then publish(old_channel, 'revoked ' .. holder .. ' !its owner is at work elsewhere') end
+    if stored_holder == holder then
+      publish(old_channel, 'revoked ' .. holder .. ' !its owner has acquired the lock elsewhere')
+    end
     holder = nil
   end
   if not holder then
@@ -280,8 +282,8 @@ elseif verb == 'renew' then
       if call('PTTL', its_record) < min_record_ttl then call('PEXPIRE', its_record, RECORD_TTL_MS + ttl) end
       states[#states + 1] = GRANTED
     else
-      -- The lease and its record have vanished together. The sender knows that the lease existed, so its memory is
-      -- evidence.
+      -- The lease and its record have vanished together. The sender knows that the lease existed, so the
+      -- identity that the sender names is evidence.
       if not holder and call('EXISTS', its_record) == 0 then
         local left_ms, evidence = quarantine_left()
         if left_ms > 0 then redis.pcall('SET', lock, '!quarantine:' .. evidence, 'PX', left_ms) end
@@ -318,7 +320,7 @@ elseif verb == 'revoke' then
     -- before another change.
     if left_ms > 0 and string.match(evidence, '.*>') ~= string.match(named_evidence, '.*>') then return {0, pttl} end
     if left_ms == 0 and holder ~= token then return {0, pttl} end
-    -- The sender vouches that no lost lease is alive, so the record names this identity from now on. The fences of lost
+    -- The sender states that no lost lease is alive, so the record names this identity from now on. The fences of lost
     -- grants are below the clock as it will be when the quarantine would have ended, or were counted up from the
     -- record's fence. The new fence passes both.
     granted_by, fence = IDENTITY, math.max(fence + 1000000, get_time_us() + math.max(left_ms, pttl) * 1000)

@@ -168,20 +168,20 @@ local function hand_out_permits()
   for _ = 1, MAX_PER_CALL do
     local candidate, retry_scan = next_waiter(position)
     if not candidate then return math.max(retry, retry_scan) end
-    local waiter, handover_ttl, channel, wants, found_at = unpack(candidate)
+    local waiter, handover_ttl, channel, wants, candidate_position = unpack(candidate)
     if is_holder(waiter) then
-      position = found_at + 1  -- this waiter has been granted its permits, and has not confirmed yet
+      position = candidate_position + 1  -- this waiter has been granted its permits, and has not confirmed yet
     else
       local permits = tonumber(string.match(wants, '^%d+')) or math.huge
       if permits > limit then  -- somebody has lowered the limit: the waiter wakes up, asks and learns so
         dequeue(waiter)
         publish(channel, 'granted ' .. waiter)
-        position = found_at
+        position = candidate_position
       else
         if permits > free or not pcall(grant, waiter, permits, handover_ttl, channel) then return retry, waiter end
         free = free - permits
         announce_grant(waiter, handover_ttl, channel, wants)
-        position = found_at + 1
+        position = candidate_position + 1
       end
     end
   end
@@ -284,8 +284,8 @@ elseif verb == 'renew' then
     if type(lease_end) == 'table' then
       states[#states + 1] = lease_end.err
     elseif not lease_end or tonumber(lease_end) <= get_time_ms() then
-      -- The lease and its record have vanished together. The sender knows that the lease existed, so its memory is
-      -- evidence.
+      -- The lease and its record have vanished together. The sender knows that the lease existed, so the
+      -- identity that the sender names is evidence.
       if not lease_end and call('EXISTS', RECORD) == 0 then
         granted_by = '-'
         pcall(apply_quarantine)
@@ -324,7 +324,7 @@ elseif verb == 'revoke' then
     -- The message ends only the quarantine that it names: it may be late, and its sender may have seen the server
     -- before another change.
     if force ~= '1' or left_ms == 0 or string.match(evidence, '.*>') ~= named_evidence then return {0, left_ms} end
-    -- The sender vouches that no lost lease is alive, so the record names this identity from now on. The fences of lost
+    -- The sender states that no lost lease is alive, so the record names this identity from now on. The fences of lost
     -- grants are below the clock as it will be when the quarantine would have ended, or were counted up from the
     -- record's fence. The new fence passes both.
     granted_by, fence = IDENTITY, math.max(fence + 1000000, get_time_us() + left_ms * 1000)

@@ -23,8 +23,8 @@
 -- Reply codes. primitives/codes.py has the same names and numbers.
 local GRANTED, QUEUED, BUSY, RETRY, NOT_FOUND, REVOKED, NO_EXPIRY, WRONG_KIND, LIMIT_MISMATCH =
   1, 2, 3, 4, 5, 6, 7, 8, 9
--- The identity stamp: the last argument of every message. The client's connection appends the stamp (_quarantine/stamp.py
--- makes the text), so no table of verbs lists it. Its layout, by bytes:
+-- The identity stamp: the last argument of every message. The client's connection appends the stamp, whose text
+-- _quarantine/stamp.py makes, so no table of verbs lists it. Its layout, by bytes:
 --
 --   1 .. 25   identity   of this server: "<12 characters of run_id>:<12 characters of master_replid>"
 --   26        mark       " ", or "+" if this server is one of a quorum
@@ -62,8 +62,8 @@ end
 -- Returns for how many ms this server must grant nothing, because leases that the server has lost may be alive; and the
 -- evidence for that, as text. `recorded` is the identity or the evidence in a record, and `ttl` the ttl of the record's
 -- last lease; nil if there is no record. A record names the identity of the server that granted last. If this server
--- has another identity, a restart or a failover came in between and may have lost the latest grants. Without a record,
--- the client's memory of the previous identity is the evidence.
+-- has another identity, there was a restart or a failover in between, which may have lost the latest grants. Without a
+-- record, the previous identity that the client names is the evidence.
 --
 -- The evidence consists of the lost identity, this identity and `since`, with a ">" between two of them. Scripts store
 -- the evidence, so that a client which met this server later, and therefore knows only a later `since`, does not wait
@@ -155,7 +155,7 @@ local function next_waiter(position)
   repeat
     local tokens = call('ZRANGE', QUEUE, position, position + batch_size - 1)
     if not tokens[1] then return unreachable, 0 end
-    local entries, dead, found = call('HMGET', WAITERS, unpack(tokens)), {}, nil
+    local entries, dead, reachable = call('HMGET', WAITERS, unpack(tokens)), {}, nil
     now_ms, scans_left = now_ms or get_time_us() / 1000, scans_left - #tokens
     for i, waiter in ipairs(tokens) do
       local alive_until, handover_ttl, subscribed, channel, wants =
@@ -165,7 +165,7 @@ local function next_waiter(position)
       else
         local candidate = {waiter, handover_ttl, channel, wants, position}
         if is_reachable(subscribed, channel) then
-          found = candidate
+          reachable = candidate
           break
         end
         unreachable, unreachable_count, position = unreachable or candidate, unreachable_count + 1, position + 1
@@ -175,7 +175,7 @@ local function next_waiter(position)
       call('ZREM', QUEUE, unpack(dead))
       call('HDEL', WAITERS, unpack(dead))
     end
-    if found or unreachable_count >= MAX_UNREACHABLE then return found or unreachable, 0 end
+    if reachable or unreachable_count >= MAX_UNREACHABLE then return reachable or unreachable, 0 end
     batch_size = math.min(batch_size * 8, MAX_READ, scans_left)
   until batch_size <= 0
   return unreachable, unreachable and 0 or call('EXISTS', QUEUE)
@@ -190,10 +190,10 @@ local function announce_grant(waiter, handover_ttl, channel, wants)
   publish(channel, 'granted ' .. waiter)
 end
 
--- The verb `heartbeat`: marks every waiter named in the message as alive. `hand_out_free` grants what is free, and returns
--- a pttl or MORE_EXPIRED, and whether the head of the queue must send its acquire again: because of a quarantine, which
--- the head's client may be able to end by a proof, or because another version owns the record, which acquire reports.
--- `is_granted` says whether a token has been granted.
+-- The verb `heartbeat`: marks every waiter named in the message as alive. `hand_out_free` grants what is free, and
+-- returns a pttl or MORE_EXPIRED, and whether the head of the queue must send its acquire again: because of a
+-- quarantine, which the head's client may be able to end by a proof, or because another version owns the record, which
+-- acquire reports. `is_granted` says whether a token has been granted.
 local function heartbeat(hand_out_free, is_granted)
   local channel, subscribed, states = ARGV[2], ARGV[3], {}
   local alive_until = string.format('%.0f', get_time_us() / 1000 + LIVENESS_MS)
