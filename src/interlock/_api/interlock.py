@@ -220,7 +220,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         The run of a process that died is free again after 30 s (or `at_most`, if that is less). Raises ConfigError.
 
         """
-        limits = once.Limits(at_most, at_least, keep, keyed=key is not None, max_ttl=self.max_ttl)
+        limits = once.RunLimits(at_most, at_least, keep, keyed=key is not None, max_ttl=self.max_ttl)
         return (
             self,
             once.once_resource(name, self.prefix, key),

@@ -28,7 +28,7 @@ class OnceCore(LockableCore[OnceState, LeaseT]):
     __slots__ = ("_limits",)
     _state_of = staticmethod(script.parse_state)
 
-    def __init__(self, interlock: Any, resource: Resource, options: AcquireOptions, limits: script.Limits) -> None:
+    def __init__(self, interlock: Any, resource: Resource, options: AcquireOptions, limits: script.RunLimits) -> None:
         super().__init__(interlock, resource, options)
         self._limits = limits
 
@@ -47,14 +47,14 @@ class OnceCore(LockableCore[OnceState, LeaseT]):
             value: R = await self._call(work, lease)
             lease.ensure()
             lease._grant.attempt.release_args = self._limits.release_args(succeeded=True)  # what its release says
-            return script.ran(lease.name, lease.token, lease.fence, value)
+            return script.ran_result(lease.name, lease.token, lease.fence, value)
 
     async def _begin(self, section: Section) -> Any:
         """The lease of a run, which this section owns; or Skipped."""
         patient = self._session.core.patient_timeout
         try:
             lease = section.lease = await self._request(self._primitive, 0, busy=script.skipped_error, try_for=patient)
-        except script.Passed as passed:
+        except script.RunSkipped as passed:
             return passed.skipped
         lease._in_with = True
         lease._grant.attempt.release_args = self._limits.release_args(succeeded=False)

@@ -61,7 +61,7 @@ async def together(core: Core, requests: Sequence[Request], until: float, leases
             if isinstance(reply, FirstRefused) and isinstance(reply.reply, Retry):
                 reply, sent = await _ask(core, asked, call, until)
         if isinstance(reply, FirstRefused):
-            first = requests[reply.which]
+            first = requests[reply.refused_index]
             if isinstance(reply.reply, Refused):
                 raise reply_error(first.resource, reply.reply)
             # Undone even after a refusal: the server may have granted an earlier copy of the call, without a reply.

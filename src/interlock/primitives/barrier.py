@@ -9,7 +9,7 @@ from interlock._protocol.names import keys_of, positive_int
 from interlock._protocol.types import Resource
 from interlock.primitives.scripts import load
 
-from .lock import COMPANIONS
+from .lock import LOCK_COMPANIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ MAX_PARTIES: Final = 100_000  # parties
 
 def barrier_resource(name: object, prefix: str, parties: object) -> Resource:
     """Make the resource of the barrier of this name. Raises ConfigError."""
-    checked, keys = keys_of(name, prefix, (*COMPANIONS, "present"))
+    checked, keys = keys_of(name, prefix, (*LOCK_COMPANIONS, "present"))
     number = positive_int(parties, "its parties", f"barrier {name!r}", MAX_PARTIES)
     return Resource("barrier", checked, load("barrier"), keys, (), (str(number),), has_generation=True)
 

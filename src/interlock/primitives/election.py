@@ -10,7 +10,7 @@ from interlock.primitives.codes import GRANTED, QUARANTINE
 from interlock.primitives.messages import NO_KEY, Raw, Refused, Words
 from interlock.primitives.votes import Votes, holder_of
 
-from .lock import over_lock
+from .lock import resource_over_lock
 
 if TYPE_CHECKING:
     from interlock._protocol.types import Resource
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def election_resource(name: object, prefix: str) -> Resource:
     """Make the resource of the election of this name. Raises ConfigError."""
-    return over_lock("election", name, prefix, "watchers")
+    return resource_over_lock("election", name, prefix, "watchers")
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,12 @@ def merge_watch(votes: Votes[WatchCall, Leading | Refused]) -> Leading | Refused
     """Merge the votes of a quorum: the leader whom a majority names, with the term on which a majority agreed."""
     if votes.pending:
         return None
-    seen = [vote for vote in votes.replies if isinstance(vote, Leading)]
-    if len(seen) < votes.majority:
+    answers = [vote for vote in votes.replies if isinstance(vote, Leading)]
+    if len(answers) < votes.majority:
         return next(vote for vote in votes.replies if isinstance(vote, Refused))
-    leader, number = Counter(holder_of(vote.value) for vote in seen).most_common(1)[0]
-    leading = [vote for vote in seen if holder_of(vote.value) == leader]
+    leader, number = Counter(holder_of(vote.value) for vote in answers).most_common(1)[0]
+    leading = [vote for vote in answers if holder_of(vote.value) == leader]
     term = votes.agreed_fence([vote.term for vote in leading])
     if number < votes.majority or not leader or term is None:
-        return Leading(b"", NO_KEY, max(vote.term for vote in seen))
+        return Leading(b"", NO_KEY, max(vote.term for vote in answers))
     return Leading(leading[0].value, votes.majority_pttl([vote.pttl_ms for vote in leading]), term)

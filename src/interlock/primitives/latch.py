@@ -9,7 +9,7 @@ from interlock._protocol.names import duration, keys_of, positive_int
 from interlock._protocol.types import Resource
 from interlock.primitives.scripts import load
 
-from .lock import COMPANIONS
+from .lock import LOCK_COMPANIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ MIN_LATCH_TTL: Final = 10.0  # seconds, the shortest ttl of a latch: its waiters
 
 def latch_resource(name: object, prefix: str, count: object, ttl: object) -> Resource:
     """Make the resource of the latch of this name. Raises ConfigError."""
-    checked, keys = keys_of(name, prefix, COMPANIONS)
+    checked, keys = keys_of(name, prefix, LOCK_COMPANIONS)
     number = positive_int(count, "its count", f"latch {name!r}", MAX_COUNT)
     keep_ms = int(duration(ttl, "ttl", least=MIN_LATCH_TTL) * 1000)
     return Resource("latch", checked, load("latch"), keys, (), (str(number), str(keep_ms)), has_generation=True)

@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
     from interlock.primitives.messages import Raw, Words
 
-COMPANIONS = ("record", "queue", "waiters", "gone")
+LOCK_COMPANIONS = ("record", "queue", "waiters", "gone")
 RECORD_VERSION = "1"  # the version with which each record begins
-RECORD_KINDS = ("lock", "election", "once", "unknown")  # the kinds in the records of lock.lua
+LOCK_RECORD_KINDS = ("lock", "election", "once", "unknown")  # the kinds in the records of lock.lua
 
 
 def lock_resource(name: object, prefix: str, owner: str = "") -> Resource:
     """Make the resource of the lock of this name; its keys have the order of KEYS in lock.lua. Raises ConfigError."""
-    checked, keys = keys_of(name, prefix, COMPANIONS)
+    checked, keys = keys_of(name, prefix, LOCK_COMPANIONS)
     return Resource("lock", checked, load("lock"), keys, keys[:2], (owner, "lock"), owner)
 
 
-def over_lock(kind: str, name: object, prefix: str, companion: str) -> Resource:
+def resource_over_lock(kind: str, name: object, prefix: str, companion: str) -> Resource:
     """Make a resource whose script runs lock.lua over the keys of a lock, and has one key more. Raises ConfigError."""
-    checked, keys = keys_of(name, prefix, (*COMPANIONS, companion))
+    checked, keys = keys_of(name, prefix, (*LOCK_COMPANIONS, companion))
     return Resource(kind, checked, load(kind), keys, keys[:2], ("", kind))
 
 
@@ -39,7 +39,7 @@ def owner_prefix(owner: object) -> str:
     if owner is None:
         return ""
     if not isinstance(owner, str) or not owner:
-        raise ConfigError(f"owner must be a word that names the holder in all processes, not {owner!r}")
+        raise ConfigError(f"owner must be a word that names one holder in all its processes, not {owner!r}")
     return f"{token_part(owner)}~{hashlib.sha256(owner.encode()).hexdigest()[:16]}/"
 
 
@@ -135,19 +135,19 @@ def parse_state(name: str, reply: Raw) -> LockState:
     return state_of(name, LockInspect.parse(reply))
 
 
-def state_of(name: str, seen: LockInspect) -> LockState:
+def state_of(name: str, inspected: LockInspect) -> LockState:
     """Make the state for users from a parsed reply to `inspect`."""
-    holder = seen.value.decode(errors="replace")
-    fields = seen.record.decode(errors="replace").split(" ", 8)
+    holder = inspected.value.decode(errors="replace")
+    fields = inspected.record.decode(errors="replace").split(" ", 8)
     quarantined = holder.startswith(QUARANTINE.decode())
-    known = fields[0] == RECORD_VERSION and len(fields) > 7 and fields[1] in RECORD_KINDS
+    known = fields[0] == RECORD_VERSION and len(fields) > 7 and fields[1] in LOCK_RECORD_KINDS
     return LockState(
         name=name,
         holder=None if quarantined else holder.removeprefix("!") or None,
         fence=(int(fields[2]) or None) if known else None,
-        remaining=seen.pttl_ms / 1000 if seen.pttl_ms >= 0 else None,
-        waiters=tuple(waiter.decode(errors="replace") for waiter in seen.waiters),
-        waiting=seen.waiting,
+        remaining=inspected.pttl_ms / 1000 if inspected.pttl_ms >= 0 else None,
+        waiters=tuple(waiter.decode(errors="replace") for waiter in inspected.waiters),
+        waiting=inspected.waiting,
         revoked=free_text("".join(fields[8:])) if holder.startswith("!") and not quarantined else None,
         quarantined=quarantined,
     )

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def multi_resource(primitives: Sequence[Resource]) -> Resource:
-    """Make one resource of several."""
-    names = ", ".join(resource.name for resource in primitives)
-    return Resource("multi", names, load("multi"), tuple(key for each in primitives for key in each.keys), ())
+def multi_resource(resources: Sequence[Resource]) -> Resource:
+    """Make one resource of several: its keys are the keys of all of them."""
+    names = ", ".join(resource.name for resource in resources)
+    return Resource("multi", names, load("multi"), tuple(key for resource in resources for key in resource.keys), ())
 
 
 class Part(NamedTuple):
@@ -53,7 +53,7 @@ class AllGranted(NamedTuple):
 class FirstRefused(NamedTuple):
     """The server granted no resource: the index of the first that was not free, and the reply of its script."""
 
-    which: int
+    refused_index: int
     reply: AcquireReply
 
 
@@ -62,5 +62,5 @@ def parse_together(reply: Raw) -> AllGranted | FirstRefused:
     code, *rest = reply
     if code == GRANTED:
         return AllGranted([Granted(fence) for _, fence in rest])
-    which, refusal = rest
-    return FirstRefused(which, parse_acquire(refusal))
+    refused_index, refusal = rest
+    return FirstRefused(refused_index, parse_acquire(refusal))

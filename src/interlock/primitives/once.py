@@ -1,4 +1,4 @@
-"""The keys of work that runs once, and the results that name its runner and time. once.lua decides, over lock.lua."""
+"""The keys of work that runs once, its calls, and its results for users. once.lua decides, over lock.lua."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives.codes import QUARANTINE
 from interlock.primitives.messages import AcquireReply, Busy, Queued, Raw, Words
 
-from .lock import LockInspect, over_lock, state_of
+from .lock import LockInspect, resource_over_lock, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,8 +25,8 @@ RUN_TTL: Final = 30.0  # seconds until the lease of a dead process ends, unless 
 MAX_AT_MOST: Final = 366 * 86_400.0  # seconds
 
 
-class Limits:
-    """The checked options of work: how long a run may take, and for how long no other run may begin."""
+class RunLimits:
+    """The checked options of work, in seconds: how long a run may take, and for how long no other run may begin."""
 
     def __init__(self, at_most: object, at_least: object, keep: object, *, keyed: bool, max_ttl: float) -> None:
         self.at_most = duration(at_most, "at_most", least=MIN_TTL, most=MAX_AT_MOST)
@@ -45,9 +45,9 @@ def once_resource(name: object, prefix: str, key: object) -> Resource:
     """Make the resource of the work of this name, or of its run for this key. Raises ConfigError."""
     if key is not None:
         if not isinstance(key, str) or not key:
-            raise ConfigError(f"once({name!r}): key must be a word that names this run, as a date, not {key!r}")
+            raise ConfigError(f"once({name!r}): key must be a word that names this run, such as a date, not {key!r}")
         name = f"{name}:key={quote(key, safe='')}" if isinstance(name, str) and name else name
-    return over_lock("once", name, prefix, "done")._replace(release_args=NO_NOTE)
+    return resource_over_lock("once", name, prefix, "done")._replace(release_args=NO_NOTE)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Skipped:
         return False
 
 
-class Passed(AcquireTimeout):
+class RunSkipped(AcquireTimeout):
     """Another run holds the work, or its note keeps this run from starting; `skipped` describes that run."""
 
     skipped: Skipped
@@ -105,9 +105,9 @@ def run_times(reply: AcquireReply) -> RunTimes:
     return RunTimes(*reply.own) if isinstance(reply, Busy) else RunTimes()
 
 
-def skipped_error(resource: Resource, _timeout: float, reply: Busy | Queued) -> Passed:
+def skipped_error(resource: Resource, _timeout: float, reply: Busy | Queued) -> RunSkipped:
     """Make the error of a refused acquire, which describes the other run."""
-    error = Passed(f"{resource} is run by another one")
+    error = RunSkipped(f"{resource}: another run goes on, or keeps this run from starting")
     by = b"" if reply.holder.startswith(QUARANTINE) else reply.holder.removeprefix(b"!")
     started_us, ended_us = run_times(reply)
     error.skipped = Skipped(
@@ -125,7 +125,7 @@ def decisive_vote(votes: Sequence[AcquireReply]) -> AcquireReply | None:
     return max(ended, key=lambda vote: vote.pttl_ms, default=None)
 
 
-def ran(name: str, token: str, fence: int, value: R) -> Ran[R]:
+def ran_result(name: str, token: str, fence: int, value: R) -> Ran[R]:
     """Make the result of a run. Its fence is the server's time at the start of the run, in µs since 1970."""
     return Ran(name, value, token, datetime_of(fence) or datetime.now(UTC))
 
@@ -187,9 +187,9 @@ class ForgetCall(NamedTuple):
         """True: each server of a quorum has a note of its own, with times of its own clock."""
         return True
 
-    def for_server(self, seen: OnceInspect) -> ForgetCall | None:
+    def for_server(self, inspected: OnceInspect) -> ForgetCall | None:
         """Make this call for the server with this reply to `inspect`; None if that server has a note of another run."""
-        return ForgetCall(seen.note) if seen.note.split(b" ")[0] == self.note.split(b" ")[0] else None
+        return ForgetCall(inspected.note) if inspected.note.split(b" ")[0] == self.note.split(b" ")[0] else None
 
 
 @dataclass(frozen=True)
@@ -213,15 +213,15 @@ class OnceState:
 
 def parse_state(name: str, reply: Raw) -> OnceState:
     """Parse the reply to `inspect` into the state for users."""
-    seen = OnceInspect.parse(reply)
-    lock, pttl_ms, note = state_of(name, seen.lock), seen.pttl_ms, seen.note.decode(errors="replace")
-    who, started, ended = note.split(" ")[:3] if note else ("", "0", "0")
+    inspected = OnceInspect.parse(reply)
+    lock, pttl_ms, note = state_of(name, inspected.lock), inspected.pttl_ms, inspected.note.decode(errors="replace")
+    runner, started, ended = note.split(" ")[:3] if note else ("", "0", "0")
     return OnceState(
         name=name,
         running=lock.holder,
         started=datetime_of(lock.fence or 0) if lock.holder else None,
         remaining=lock.remaining,
         revoked=lock.revoked,
-        last=Skipped(name, who, datetime_of(int(started)), datetime_of(int(ended))) if note else None,
+        last=Skipped(name, runner, datetime_of(int(started)), datetime_of(int(ended))) if note else None,
         free_in=pttl_ms / 1000 if pttl_ms >= 0 else None,
     )

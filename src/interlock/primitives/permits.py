@@ -17,22 +17,24 @@ if TYPE_CHECKING:
 
     from interlock.primitives.messages import Raw, Words
 
-COMPANIONS = ("record", "queue", "waiters", "gone", "shares")
+PERMIT_COMPANIONS = ("record", "queue", "waiters", "gone", "shares")
 ALL_PERMITS: Final = 1_000_000_000  # of a read-write lock: a writer takes all, a reader takes one
 MAX_PERMITS: Final = 1_000_000  # the highest limit of a semaphore
-KINDS: Final = ("semaphore", "rwlock", "unknown")  # the kinds in the records of permits.lua
+PERMIT_RECORD_KINDS: Final = ("semaphore", "rwlock", "unknown")  # the kinds in the records of permits.lua
 
 
-def permits_resource(kind: str, name: object, prefix: str, limit: int, wanted: int = 1, under: str = "") -> Resource:
-    """Make the resource of `wanted` permits of this name. Raises ConfigError."""
-    checked, keys = keys_of(name, prefix, COMPANIONS)
+def permits_resource(
+    kind: str, name: object, prefix: str, limit: int, permits: int = 1, own_lease: str = ""
+) -> Resource:
+    """Make the resource of so many permits of this name. Raises ConfigError."""
+    checked, keys = keys_of(name, prefix, PERMIT_COMPANIONS)
     return Resource(
         kind,
         checked,
         load("permits"),
         keys,
         (keys[0], keys[1], keys[5]),
-        PermitArgs(kind, str(wanted), str(limit), under),
+        PermitArgs(kind, str(permits), str(limit), own_lease),
     )
 
 
@@ -43,9 +45,9 @@ def semaphore_resource(name: object, prefix: str, limit: object) -> Resource:
 
 def with_permits(resource: Resource, number: object) -> Resource:
     """Return the resource of so many permits of this semaphore. Raises ConfigError."""
-    wanted = permit_args(resource)
-    permits = positive_int(number, "permits", resource, int(wanted.limit))
-    return resource._replace(acquire_args=wanted._replace(permits=str(permits)))
+    args = permit_args(resource)
+    permits = positive_int(number, "permits", resource, int(args.limit))
+    return resource._replace(acquire_args=args._replace(permits=str(permits)))
 
 
 def read_resource(name: object, prefix: str) -> Resource:
@@ -63,16 +65,17 @@ def beside_own_leases(resource: Resource, leases: list[Any]) -> Resource:
     held = [lease for lease in leases if lease._grant.end_reason is None]
     if not held:
         return resource
-    wanted = permit_args(resource)
-    if wanted.permits != "1":
+    args = permit_args(resource)
+    if args.permits != "1":
         writes = any(permit_args(lease._grant.resource).permits != "1" for lease in held)
         raise ConfigError(
-            f"{resource}: this thread or task writes already and would wait for itself for ever; it is not reentrant"
+            f"{resource}: this thread or task writes already, and would wait for itself for ever. A write lease is not "
+            "reentrant: use the lease that you have, or release it first"
             if writes
-            else f"{resource}: this thread or task reads, and can't begin to write: two that did would wait for each "
-            "other for ever. Release the read lease first, and read anew under the write lease"
+            else f"{resource}: this thread or task reads, and can't begin to write: two readers that tried "
+            "would wait for each other for ever. Release the read lease first, and read again under the write lease"
         )
-    return resource._replace(acquire_args=wanted._replace(own_lease=held[-1].token))
+    return resource._replace(acquire_args=args._replace(own_lease=held[-1].token))
 
 
 def permit_args(resource: Resource) -> PermitArgs:
@@ -174,7 +177,7 @@ def parse_state(name: str, reply: Raw) -> SemaphoreState:
     """Parse the reply to `inspect` into the state for users."""
     record, used, holding, waiting, holders, waiters, quarantine_ms, _ = PermitInspect.parse(reply)
     fields = record.decode(errors="replace").split(" ")
-    known = fields[0] == RECORD_VERSION and len(fields) > 6 and fields[1] in KINDS and fields[6].isdigit()
+    known = fields[0] == RECORD_VERSION and len(fields) > 6 and fields[1] in PERMIT_RECORD_KINDS and fields[6].isdigit()
     return SemaphoreState(
         name=name,
         limit=(int(fields[6]) or None) if known else None,

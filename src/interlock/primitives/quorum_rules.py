@@ -18,7 +18,7 @@ class QuorumRules(NamedTuple):
     """The rules of one primitive."""
 
     release_args: tuple[str, ...]
-    """The own arguments of a release by which an attempt gives back a share that it won at some servers."""
+    """What a release carries beside what all carry, if an attempt gives back the votes that it won at some servers."""
     decisive_vote: Callable[[Sequence[AcquireReply]], AcquireReply | None]
     """Returns the vote that alone decides an acquire; None if there is none."""
     parse_inspect: Callable[[Sequence[Any]], Any]
@@ -26,7 +26,7 @@ class QuorumRules(NamedTuple):
     """Merges parsed replies; its second argument merges the replies of a lock."""
 
 
-def _none(_votes: Sequence[AcquireReply]) -> None:
+def _no_decisive_vote(_votes: Sequence[AcquireReply]) -> None:
     return None
 
 
@@ -34,12 +34,12 @@ def _merge_lock(replies: Sequence[LockInspect], merge: Callable[[Sequence[LockIn
     return merge(replies)
 
 
-_LOCK: Final = QuorumRules((), _none, LockInspect.parse, _merge_lock)
-_SPECIAL: Final = {
+_LOCK_RULES: Final = QuorumRules((), _no_decisive_vote, LockInspect.parse, _merge_lock)
+_OTHER_RULES: Final = {
     "once": QuorumRules(once.NO_NOTE, once.decisive_vote, once.OnceInspect.parse, once.merge_inspect),
 }
 
 
 def rules_of(script: Script) -> QuorumRules:
     """Return the rules of the primitive about which this script decides."""
-    return _SPECIAL.get(script.name, _LOCK)
+    return _OTHER_RULES.get(script.name, _LOCK_RULES)

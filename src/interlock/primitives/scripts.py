@@ -23,9 +23,9 @@ def load(name: str, package: str = "interlock.primitives") -> Script:
 
 
 def _text(name: str, package: str) -> str:
-    def put(line: re.Match[str]) -> str:
+    def insert(line: re.Match[str]) -> str:
         text = _text(line[2], package)
         return text if line[1] == "include" else f"local function {line[2]}(KEYS, ARGV)\n{text}end\n"
 
     source = files(package).joinpath(f"{name}.lua").read_text(encoding="utf-8")
-    return re.sub(r"^--(include|function) (\w+)\n", put, source, flags=re.MULTILINE)
+    return re.sub(r"^--(include|function) (\w+)\n", insert, source, flags=re.MULTILINE)
