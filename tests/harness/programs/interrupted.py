@@ -35,7 +35,7 @@ import interlock.aio
 
 SHORT = 2.0  # seconds: the ttl of what may have to run out
 LONG = 30.0
-STUCK = 60.0  # seconds without a finished round, after which the program gives up
+STUCK = 60  # seconds without a finished round, after which the program gives up
 ASYNCIO = str(Path(asyncio.__file__).parent)
 
 
@@ -205,13 +205,12 @@ class Watchdog(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        done, since = 0, time.monotonic()
-        while True:
-            time.sleep(1)
-            if self.rounds.done != done:
-                done, since = self.rounds.done, time.monotonic()
-            elif time.monotonic() - since > STUCK:
-                self.give_up()
+        done, quiet = 0, 0
+        while quiet < STUCK:
+            time.sleep(1)  # counted, not measured: the process may have been stopped
+            quiet = quiet + 1 if self.rounds.done == done else 0
+            done = self.rounds.done
+        self.give_up()
 
     def give_up(self) -> None:
         print(f"  nothing moves in round {self.rounds.done}", flush=True)
