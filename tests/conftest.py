@@ -219,7 +219,7 @@ def server(server_pool, cell):
 
 @pytest.fixture
 def redis_client(server):
-    """A plain client, for looking behind the curtain."""
+    """A plain client of `server`, with which a test looks at the keys."""
     if isinstance(server, Cluster):
         client = redis.RedisCluster("127.0.0.1", server.nodes[0].port)
     else:
@@ -230,7 +230,7 @@ def redis_client(server):
 
 @pytest.fixture
 def clean(redis_client, server):
-    """An empty server before, and nothing without a TTL after."""
+    """Empties the server before the test, and fails if a key without a TTL is left after it."""
     for node in getattr(server, "together", [])[1:]:
         ask(node, "FLUSHALL")
     redis_client.flushall()
@@ -247,21 +247,21 @@ def mode(cell, server, clean):
 
 @pytest.fixture
 def proxy(server):
-    """A bad network in front of the server."""
+    """A proxy in front of `server`, which plays a bad network."""
     with Proxy(server.socket) as made:
         yield made
 
 
 @pytest.fixture
 def node(server_pool, cell):
-    """A server of the cell's kind that the test may harm."""
+    """A server of the cell's kind for this test alone, which may harm it."""
     with server_pool.spare(cell.kind) as made:
         yield made
 
 
 @pytest.fixture
 def client(node):
-    """Looks behind the curtain of `node`; connects anew when it must."""
+    """A plain client of `node`, with which a test looks at the keys; it reconnects by itself."""
     made = redis.Redis.from_url(node.url)
     yield made
     made.close()

@@ -1,4 +1,4 @@
-"""What Python's own tests of locks need: the tests, and interlock's objects with the API of `threading`."""
+"""CPython's own tests of locks, and adapters that give interlock's objects the API of `threading`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONGEST = 30.0  # seconds for which these tests wait for ever
 
 
 def lock_tests():
-    """Python's `test.lock_tests`; None if it is not here. Debian keeps it in a package, which scripts/test unpacks."""
+    """Python's `test.lock_tests`, or None. Debian has them in a package of their own, which scripts/test unpacks."""
     library = DEBIAN / "usr/lib/python{}.{}".format(*sys.version_info)
     sys.path.append(str(library))  # behind Python's own: what that has is taken from there
     try:
@@ -28,14 +28,14 @@ def lock_tests():
 
 
 class Leases:
-    """Where an adapter keeps what it was granted."""
+    """Where an adapter keeps its leases."""
 
     def __init__(self) -> None:
         self.all: list[interlock.Lease] = []
 
 
 class OwnLeases(threading.local, Leases):
-    """The same, for each thread its own."""
+    """Where an adapter keeps its leases, apart for each thread."""
 
 
 class Lock:
@@ -87,7 +87,7 @@ class Lock:
 
 
 class RLock(Lock):
-    """threading.RLock over an rlock, with what Condition asks of it."""
+    """threading.RLock over an rlock, with the private methods that Condition calls."""
 
     kept = OwnLeases
 
@@ -105,7 +105,7 @@ class RLock(Lock):
 
 
 class Semaphore(Lock):
-    """threading.Semaphore over a semaphore: to release more than was acquired is to raise the limit."""
+    """threading.Semaphore over a semaphore: a release without an acquire raises the limit."""
 
     def __init__(self, locks, name: str, value: int) -> None:
         super().__init__(locks.semaphore(name, value))
@@ -130,7 +130,7 @@ class Semaphore(Lock):
 
 
 class BoundedSemaphore(Semaphore):
-    """threading.BoundedSemaphore: what interlock's semaphore is. Without a lease there is nothing to give back."""
+    """threading.BoundedSemaphore, which interlock's semaphore is: without a lease there is nothing to release."""
 
     def _beyond(self) -> None:
         raise ValueError("it was released too often")

@@ -1,4 +1,4 @@
-"""The barrier, in both modes, on a real server."""
+"""The barrier: rounds, lost replies and messages, timeouts, dead parties, resets."""
 
 from __future__ import annotations
 

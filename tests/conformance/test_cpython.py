@@ -1,4 +1,4 @@
-"""CPython's own tests of threading's locks, on interlock's over a real server; see cpython.py for the adapters."""
+"""CPython's own tests of the locks of `threading` pass on interlock's locks; cpython.py has the adapters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ lock_tests = cpython.lock_tests()
 
 
 def python_s(name: str) -> type[unittest.TestCase]:
-    """Its test case of this name; without its tests, one in whose place own_client says what is missing."""
+    """CPython's test case of this name. Where Python came without its tests: a stand-in, which own_client skips."""
     return getattr(lock_tests, name) if lock_tests else unittest.TestCase
 
 
@@ -37,7 +37,7 @@ pytestmark = [
 
 
 class OnAServer:
-    """Each test has a client of its own, which gives back all at its end."""
+    """Each test has a client of its own, which releases everything at its end."""
 
     @pytest.fixture(autouse=True)
     def own_client(self, server, clean):
@@ -62,7 +62,7 @@ class OnAServer:
 
 
 class Dropping(OnAServer):
-    """Python's locks vanish in silence, ours do not."""
+    """A lock of `threading` may be dropped while it is held; a lease that is dropped warns."""
 
     def test_acquire_destroy(self):
         with self.assertWarnsRegex(ResourceWarning, "dropped without release"):

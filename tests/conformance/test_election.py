@@ -1,4 +1,4 @@
-"""The election, in both modes, on a real server."""
+"""The election: campaigns, observers, and how run() ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.runs_on("each server", full="every combination", quorum
 
 
 class Watcher:
-    """What observe() told, in either mode."""
+    """Collects what observe() yields, in either mode."""
 
     def __init__(self, mode, locks) -> None:
         self.told: list = []
@@ -249,7 +249,7 @@ async def test_run_raises_the_error_of_the_work_and_resigns(mode):
 
 
 class Leading:
-    """An election.run() of either mode, at work until its lease ends or it is to stop."""
+    """An election.run() of either mode, whose work lasts until its lease ends or `stop` is set."""
 
     def __init__(self, mode, locks, **options) -> None:
         self.mode = mode

@@ -1,4 +1,4 @@
-"""How the end of a lease is told: `lost` by a loss, `ended` by any end."""
+"""The events of a lease: a loss sets `lost`, any end sets `ended`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every synchronizer, once, on each server and each way to it: with the least rights, too."""
+"""Every synchronizer, once, on each server and by each way to it, also with the least rights."""
 
 from __future__ import annotations
 

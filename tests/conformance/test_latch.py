@@ -1,4 +1,4 @@
-"""The latch, in both modes, on a real server."""
+"""The latch: counts, waiters, lost replies and messages, its ttl, revocation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lock, in both modes: what DESIGN sections 1 and 2 promise, on a real server."""
+"""The lock: what DESIGN sections 1 and 2 promise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is different in the two modes: `with`, decorators, cancellation, threads, loops."""
+"""Where threads and asyncio differ: `with`, decorators, cancellation, threads, loops."""
 
 from __future__ import annotations
 

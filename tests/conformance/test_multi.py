@@ -1,4 +1,4 @@
-"""Several locks, all or none, in both modes, on a real server."""
+"""Several locks at once, all or none, without deadlock."""
 
 from __future__ import annotations
 

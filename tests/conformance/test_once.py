@@ -1,4 +1,4 @@
-"""Work that runs once, in both modes, on a real server."""
+"""Jobs that run once: on one machine, or once for each key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.runs_on("each server", full="every combination", quorum
 
 
 def job(mode, body=lambda _lease: 42):
-    """A piece of work for this mode."""
+    """A job for this mode: a function, or a coroutine function."""
     if mode.name == "threads":
         return body
 

@@ -35,7 +35,7 @@ def kinds(mode):
 
 
 async def told(lease, since):
-    """Seconds until the holder knew, and what it was told."""
+    """Seconds until the holder learned of the loss, and the text of its LeaseLost."""
     await until(lambda: lease.state == "lost")
     took = time.monotonic() - since
     with pytest.raises(LeaseLost) as caught:
@@ -44,7 +44,7 @@ async def told(lease, since):
 
 
 async def acquired(lockable):
-    """A lease on it."""
+    """Acquire it, or campaign."""
     return await (lockable.campaign() if hasattr(lockable, "campaign") else lockable.acquire())
 
 

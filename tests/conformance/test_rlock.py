@@ -1,4 +1,4 @@
-"""The reentrant lock. What looks at the current thread or task is tested in one thread, or one task."""
+"""The reentrant lock. A test of the current thread or task runs all its calls in one thread, or one task."""
 
 from __future__ import annotations
 

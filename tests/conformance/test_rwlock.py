@@ -1,4 +1,4 @@
-"""The read-write lock, in both modes, on a real server."""
+"""The read-write lock: many readers or one writer, in order of arrival."""
 
 from __future__ import annotations
 

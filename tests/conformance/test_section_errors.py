@@ -1,4 +1,4 @@
-"""What a section raises: errors of the body, of the release, and the loss of its lease."""
+"""Which error a section raises: that of the body, of the release, or the loss of its lease."""
 
 from __future__ import annotations
 

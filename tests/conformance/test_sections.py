@@ -1,4 +1,4 @@
-"""Who leaves a section: the `with` that entered it, in whichever thread or task that happens, or nobody at all."""
+"""A section ends with the `with` that entered it, in whichever thread or task, or when no code can leave it."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def locks(server, clean):
 
 @contextlib.contextmanager
 def inside(lockable):
-    """As a dependency of a web framework that yields: entered in one thread of a pool, and left in another."""
+    """A section as a dependency of a web framework: entered in one thread of a pool, left in another."""
     with lockable as lease:
         yield lease
 
 
 def elsewhere(call, *args):
-    """Call it in a thread of its own, which has ended then."""
+    """Call a function in a thread of its own; the thread has ended when this returns."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(call, *args).result()
 
@@ -219,7 +219,7 @@ async def test_without_a_with_a_lease_is_renewed_as_long_as_some_code_can_leave_
 
 
 async def yielding(lockable):
-    """A generator that holds something while it is suspended."""
+    """An async generator that is suspended inside a section."""
     async with lockable as lease:
         yield lease
         yield lease

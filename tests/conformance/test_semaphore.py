@@ -1,4 +1,4 @@
-"""The semaphore, in both modes, on a real server."""
+"""The semaphore: its limit, permits in order of arrival, crashes, changes of the limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions whose calls are under the lock that their arguments name, in both modes, on a real server."""
+"""Decorated functions: each call runs under the lock that its arguments name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Shop:
 
 
 class Both:
-    """A decorated function that looks which of these names is held, in either mode."""
+    """A decorated function that returns which of some names are held, in either mode."""
 
     def __init__(self, mode, template: str, **options) -> None:
         self.mode = mode
@@ -28,7 +28,7 @@ class Both:
         self.decorate = self.real.synchronized(template, **options)
 
     def looking(self, *names: str):
-        """What calls it, and returns the held ones of these names."""
+        """A function that calls the decorated one, which returns the names that are held."""
         if self.mode.name == "threads":
 
             @self.decorate

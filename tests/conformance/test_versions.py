@@ -67,7 +67,7 @@ class Older:
 
 
 class Newer:
-    """This version, with the same methods."""
+    """This version, with the methods of Older."""
 
     def __init__(self, url: str) -> None:
         self.neighbour = Neighbour(url)
@@ -105,7 +105,7 @@ def older(source, server_pool):
 
 @pytest.fixture
 def sides(clean, older, server):
-    """Both, by name."""
+    """Both versions, by name."""
     newer = Newer(server.url)
     assert Path(newer.where().result()).is_relative_to(ROOT)
     yield {"older": older, "newer": newer}
@@ -113,7 +113,7 @@ def sides(clean, older, server):
 
 
 def ordered(sides, first):
-    """This one, and then the other one."""
+    """The two versions, the one named `first` in front."""
     return sides[first], sides["newer" if first == "older" else "older"]
 
 
@@ -126,7 +126,7 @@ def until(condition, within=20.0):
 
 @pytest.fixture
 def watcher(server):
-    """One who looks from outside, while the two sides are at work."""
+    """A client of this version that looks on while the two sides are at work."""
     made = Neighbour(server.url)
     yield made
     made.close()

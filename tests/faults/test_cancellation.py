@@ -1,4 +1,4 @@
-"""asyncio: what a loss does to the tasks inside, among the cancellations of others."""
+"""asyncio: a loss cancels the bodies of its sections, and leaves all other cancellations alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def quiet(caplog):
 
 
 def lose(locks, lease) -> None:
-    """What a push or a renewal does that brings the news."""
+    """Lose a lease, as the push of a revocation or the reply to a renewal does."""
     locks._session.renewal.lose(lease._grant, "for the test")
 
 
@@ -33,7 +33,7 @@ def nothing_pends() -> bool:
 
 
 def held(clean) -> list[bytes]:
-    """What keeps others out: a record and a tombstone do not."""
+    """The keys that keep other clients out; records and tombstones do not."""
     return [key for key in clean.scan_iter(count=1000) if not key.endswith((b"{record}", b"{gone}"))]
 
 
@@ -311,7 +311,7 @@ WAYS = ["cancel", "wait_for", "timeout", "group", "anyio"]
 
 
 class Case:
-    """One body in one section, in one scope of somebody else's."""
+    """One body in one section, inside one cancel scope of the caller."""
 
     def __init__(self, locks, name, kind, body, when, way, lost) -> None:
         self.what = (kind, body.__name__, when, way, "lost" if lost else "held")
@@ -368,7 +368,7 @@ class Case:
             how()
 
     async def around(self) -> None:
-        """The section, in the scope of somebody else."""
+        """The section, inside a cancel scope of the caller."""
         loop = asyncio.get_running_loop()
         if self.way == "cancel":
             self.how = asyncio.current_task().cancel

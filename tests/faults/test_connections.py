@@ -147,7 +147,7 @@ async def test_the_handshake_is_one_write_and_its_refusal_is_raised(mode, clean,
 
 
 class Sealed(redis.CredentialProvider):
-    """A vault that opens once."""
+    """A credential provider that raises once it is sealed."""
 
     def __init__(self) -> None:
         self.sealed = False

@@ -1,4 +1,4 @@
-"""Thousands of waiters whose processes were killed or stopped: those that live do not wait for them."""
+"""Thousands of waiters whose processes were killed or stopped: living waiters do not wait for them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ KINDS = {
 
 
 def say(pipe, primitive, *words):
-    """One message, as a client without a name for its server sends it."""
+    """Send one message, as a client does whose stamp names no server."""
     return pipe.eval(primitive.script.source, len(primitive.keys), *primitive.keys, *words, "")
 
 
 def crowd(client, primitive, number, *, killed):
-    """So many acquire by one message each and are never heard of again. The first one holds it.
+    """Send one acquire for each of so many clients, which then send nothing more. The first one holds the lock.
 
-    Those that were killed said that they are subscribed, and nobody is.
+    A killed client said that it is subscribed, and nobody is.
     """
     sha = client.script_load(primitive.script.source)
     pipe = client.pipeline(transaction=False)

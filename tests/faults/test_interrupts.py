@@ -1,4 +1,4 @@
-"""Ctrl-C, or any exception of a signal handler, at every step of a section: nothing stays held, or is renewed.
+"""Ctrl-C, or any exception of a signal handler, at every step of a section: no lease stays held, or is renewed.
 
 Python runs signal handlers when a function begins and after a call of a function in C. A profiling hook is called at
 the same places: so it interrupts each of them in turn. `scripts/fuzz_signals` does the same by chance, with signals.
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.runs_on("valkey-9.1")
 
 @pytest.fixture(autouse=True)
 def litter():
-    """An interrupt while redis-py connects leaves a half-made connection: collected here, not in a later test."""
+    """An interrupt while redis-py connects leaves a half-made connection: collect it here, not in a later test."""
     yield
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
@@ -43,7 +43,7 @@ SHORT = 1.2  # seconds: the ttl of what may have to run out
 
 
 class Stop(BaseException):
-    """As KeyboardInterrupt is: not an Exception, from outside, anywhere."""
+    """Like KeyboardInterrupt: not an Exception, and raised anywhere."""
 
 
 class Interruption:
@@ -80,7 +80,7 @@ class Interruption:
 
     @property
     def done(self) -> bool:
-        """Whether there was no such place any more."""
+        """Whether the section ended before the n-th place."""
         return self.count < self.at
 
 
@@ -133,7 +133,7 @@ def reign(locks, name):
 
 
 def held(client) -> set[bytes]:
-    """What is held, of whatever kind."""
+    """The names that are held, of any kind of lock."""
     return {
         key for key in client.scan_iter("lock:*") if not key.endswith(b"}") and client.type(key) in {b"string", b"zset"}
     }
@@ -146,7 +146,7 @@ def nothing_renewed(locks) -> bool:
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
-    """An interrupt in a finalizer is only printed, and a lease that nobody can reach warns: both are expected here."""
+    """Silence two expected warnings: an interrupt in a finalizer, and a lease that is dropped."""
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -317,7 +317,7 @@ async def test_after_an_interrupt_in_a_connection_no_command_gets_the_reply_to_a
 
 
 def half_way(frame, event) -> bool:
-    """Within one of the steps that must be done as a whole."""
+    """Whether a profiling event stands inside a step of the connection that has to be done as a whole."""
     return event == "c_return" and frame.f_code.co_name in {"send_for", "_flush", "data_received"}
 
 

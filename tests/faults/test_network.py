@@ -1,4 +1,4 @@
-"""The network loses, holds and cuts; callers cancel, interrupt and run out of time, wherever they are."""
+"""The network loses, delays and cuts; callers cancel, interrupt and time out at any step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
 
 
 def nothing_of(clean, name: str = "a") -> bool:
-    """Neither held nor queued."""
+    """Whether this lock has no holder, no queue and no waiter."""
     return not clean.exists(f"lock:{name}", f"{{lock:{name}}}{{queue}}", f"{{lock:{name}}}{{waiters}}")
 
 
@@ -264,7 +264,7 @@ async def test_a_server_that_is_out_of_memory_still_releases(mode, clean):
 
 
 class Stopped(BaseException):
-    """As KeyboardInterrupt is: not an Exception, from outside, anywhere."""
+    """Like KeyboardInterrupt: not an Exception, and raised anywhere."""
 
 
 class Tripwire:

@@ -1,4 +1,4 @@
-"""The server dies, stops, forgets, evicts, loses its connections or its time: what holders and waiters then see."""
+"""The server dies, stops, forgets, evicts, ends connections, or its clock is set: what holders and waiters see."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DURABLE = {"appendonly": "yes", "appendfsync": "always"}
 
 
 def free(client, name: str = "a") -> bool:
-    """Neither held nor queued."""
+    """Whether this lock has no holder, no queue and no waiter."""
     return not client.exists(f"lock:{name}", f"{{lock:{name}}}{{queue}}", f"{{lock:{name}}}{{waiters}}")
 
 
@@ -55,7 +55,7 @@ class Crowd:
                 self.errors.append(error)
 
     async def more(self, number: int = 20) -> None:
-        """Until there were so many more sections."""
+        """Wait until there were so many more sections."""
         goal = len(self.fences) + number
         await until(lambda: len(self.fences) >= goal)
 
@@ -381,7 +381,7 @@ async def test_client_pause_delays_messages_and_loses_no_lease(mode, node, clien
 
 @pytest.fixture
 def shifting(server_pool, cell):
-    """A server whose clock can be set. libfaketime does not bear servers that bring their own malloc."""
+    """A server whose clock can be set. libfaketime does not work with servers that bring their own malloc."""
     try:
         faketime()
     except Missing as missing:
@@ -395,7 +395,7 @@ def shifting(server_pool, cell):
 
 
 async def shift(node, seconds: float) -> None:
-    """Set the clock, and wait until the server has seen it: it looks once for each turn of its loop."""
+    """Set the clock, and wait until the server shows the new time: it reads the clock once in each turn of its loop."""
     node.shift(seconds)
     with redis.Redis.from_url(node.url) as client:
         await until(lambda: abs(client.time()[0] - time.time() - seconds) < 10)

@@ -42,7 +42,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def crash(node) -> float:
-    """The server dies and starts again; when it did."""
+    """Kill the server and start it again; returns when."""
     node.kill()
     node.restart()
     return time.monotonic()
@@ -56,7 +56,7 @@ async def remembering(mode, url, **options):
 
 
 async def refused(lockable) -> str:
-    """What is said to one that does not wait."""
+    """The text of the AcquireTimeout of a caller that does not wait."""
     error = await outcome(lockable.acquire(timeout=0))
     assert isinstance(error, AcquireTimeout), error
     return str(error)
@@ -340,7 +340,7 @@ def clocks():
 
 
 async def handed_over(group, ahead: float):
-    """The replica, whose clock is so many seconds ahead, has taken over with all."""
+    """Make the replica, whose clock is so many seconds ahead, take over without a loss; returns it."""
     old, new = group.nodes
     new.shift(ahead)
     with redis.Redis.from_url(old.url) as one, redis.Redis.from_url(new.url) as other:

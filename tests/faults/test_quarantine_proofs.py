@@ -1,4 +1,4 @@
-"""Quarantine: what proves that a server lost nothing, who is a witness, and how people end one."""
+"""Quarantine: what proves that a server lost nothing, which clients are witnesses, and how revoke() ends one."""
 
 from __future__ import annotations
 

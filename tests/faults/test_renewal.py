@@ -1,4 +1,4 @@
-"""Renewal: what it meets besides an answer, and what must go on meanwhile."""
+"""Renewal: errors in place of an answer, and what must go on while a renewal waits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
 
 
 def patched(port, **changes):
-    """The port with some of its methods replaced, for a while."""
+    """Replace some methods of an object for the duration of a `with`."""
 
     @contextlib.contextmanager
     def whole():

@@ -33,20 +33,20 @@ KINDS = {
 
 
 async def timed(acquiring):
-    """What came of it, and after how many seconds."""
+    """The result or error of a call, and after how many seconds."""
     started = time.monotonic()
     return await outcome(acquiring), time.monotonic() - started
 
 
 async def of_all_kinds(locks, timeout):
-    """What came of each kind, at the same time."""
+    """The result or error of each kind of call, and after how many seconds; all at the same time."""
     results = await asyncio.gather(*(timed(acquire(locks, timeout)) for acquire in KINDS.values()))
     return dict(zip(KINDS, results, strict=True))
 
 
 @contextlib.contextmanager
 def silenced(node, how):
-    """A server that does not answer: it is stopped, or nobody listens there."""
+    """A server that does not answer: it is stopped, or no process listens there."""
     if how == "hung":
         node.pause()
         yield
@@ -123,7 +123,7 @@ async def test_a_waiter_whose_server_answered_lately_raises_acquire_timeout_with
 
 
 async def _hold_all(mode, node) -> None:
-    """Somebody else has each of them, and goes on to."""
+    """Another client holds each of them, and keeps it."""
     others = mode.interlock(node.url)
     for name in ("a", "m"):
         await mode.keep(others.lock(name, ttl=60).acquire())
@@ -135,7 +135,7 @@ async def _hold_all(mode, node) -> None:
 
 
 async def _until_all_wait(mode, node) -> None:
-    """They all stand in their queues."""
+    """Wait until each of them has its waiter in the queue."""
     locks = mode.interlock(node.url)
 
     async def wait() -> bool:
@@ -232,7 +232,7 @@ def five():
 
 @pytest.fixture
 def together(five):
-    """Five servers of a quorum, all there and empty."""
+    """Five servers of a quorum, all running and empty."""
     yield five
     for node in five.nodes:
         node.resume()

@@ -1,4 +1,4 @@
-"""A process that is snapshotted and restored twice (a cloned virtual machine, SnapStart): what its locks are worth."""
+"""A process that is restored twice from one snapshot (a cloned virtual machine, SnapStart), and its locks."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Image:
         return self
 
     def snapshot(self):
-        """Take it, and restore it twice."""
+        """Take the snapshot, and restore it twice."""
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
     def lines(self):
-        """What the two clones wrote until they ended."""
+        """The lines that the two clones wrote until they ended."""
         _, stderr = self.process.communicate(timeout=60)
         assert self.process.returncode == 0, stderr
         return read(self.directory)
@@ -55,7 +55,7 @@ def of(lines, event, clone=None):
 
 
 def exclude_each_other(lines):
-    """Two with one memory, and sections of both in turn."""
+    """Fails unless the sections of two processes with one memory exclude each other."""
     one, other = (of(lines, "memory", clone)[0] for clone in ("c0", "c1"))
     assert (one["channel"], one["me"]) == (other["channel"], other["me"])
     assert not check(History.of([line for line in lines if "h" in line]))

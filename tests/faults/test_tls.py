@@ -1,4 +1,4 @@
-"""A connection over TLS that does not come about leaves no socket behind, wherever it stopped."""
+"""Connections over TLS that fail: they leave no socket, and the error says what is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiters: interrupted, without a server, without memory, or in a crowd whose heartbeats are lost."""
+"""Waiters that are interrupted; waiters of a server that is gone, is out of memory, or loses heartbeats."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_a_waiter_whose_clean_up_an_interrupt_cut_short_gets_no_heartbeat(
 
 
 async def _interrupted(mode, locks):
-    """A KeyboardInterrupt would end a loop: so it is caught where it comes out of acquire."""
+    """Acquire, and raise the KeyboardInterrupt outside the task in which it rose: there it would end the loop."""
     if mode.name == "threads":
         return await locks.lock("a").acquire(timeout=0.2)
     coroutine = locks.lock("a").acquire(timeout=0.2)

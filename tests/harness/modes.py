@@ -1,7 +1,7 @@
 """One way to talk to both modes: every test is written once, as `async def`, and calls `mode.interlock()`.
 
-For asyncio the real objects are used. For threads a thin stand-in runs each blocking call in a thread of its own,
-so that the test can go on meanwhile, as tasks do.
+In asyncio the test uses the real objects. With threads a thin stand-in (`AsyncView`) runs each blocking call in a
+thread of its own, so that the test goes on meanwhile, as tasks do.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ async def until(condition, within: float = 30.0) -> None:
 
 
 class AsyncView:
-    """A blocking object, seen from a task."""
+    """A blocking object with awaitable methods: each call runs in a thread of the pool."""
 
     def __init__(self, real, mode) -> None:
         self._real = real
@@ -84,7 +84,7 @@ class AsyncView:
 
 
 def real(thing):
-    """What stands behind it."""
+    """The object itself, without its AsyncView."""
     return thing._real if isinstance(thing, AsyncView) else thing
 
 
@@ -111,7 +111,7 @@ class Mode:
 
     @property
     def url(self) -> str:
-        """For other processes: the way's own URL, or the plain one if the way is a client."""
+        """The URL for other processes: that of the way, or of the server if the way is a client."""
         target = self.way(self.server, self.name)
         if isinstance(target, str):
             return target
@@ -121,7 +121,7 @@ class Mode:
         return self.server.url
 
     def interlock(self, target=None, **options):
-        """An Interlock of this mode: another client, as another process would be."""
+        """A new Interlock of this mode: another client, as another process would be."""
         if target is None:
             target = self.way(self.server, self.name)
             if not isinstance(target, str | list):
@@ -135,13 +135,13 @@ class Mode:
         return made
 
     async def keep(self, acquiring):
-        """A lease that lasts as long as the test: its Interlock gives it back."""
+        """Acquire a lease that lasts as long as the test; the close of its Interlock releases it."""
         self.kept.append(await acquiring)
         return self.kept[-1]
 
     @staticmethod
     def session(made):
-        """The inside of an Interlock."""
+        """The Session behind an Interlock."""
         return made._session
 
     async def close(self) -> None:
@@ -159,7 +159,7 @@ class Mode:
 
 
 class Residue:
-    """What a test must not leave: threads, tasks and sockets of ours."""
+    """What a test must not leave behind: threads, tasks and sockets of interlock."""
 
     def __init__(self) -> None:
         self.before = self.sockets()
@@ -181,7 +181,7 @@ class Residue:
         return [thread.name for thread in threading.enumerate() if thread.name.startswith("interlock-")]
 
     async def none(self) -> None:
-        """Fails unless everything is gone."""
+        """Fails unless all threads and tasks are gone."""
         await until(lambda: not self.threads())
         gc.collect()
         tasks = [t for t in asyncio.all_tasks() if t is not asyncio.current_task() and "interlock" in t.get_name()]
@@ -189,7 +189,7 @@ class Residue:
 
 
 def hears(session, name: str = "a") -> bool:
-    """Whether it is subscribed to what concerns this lock, and has been told so."""
+    """Whether the client is subscribed to the channel of this lock, and the server has confirmed that."""
     return session.server.subscription_of(f"lock:{name}")[0] == "1"
 
 
@@ -202,10 +202,10 @@ async def outcome(coroutine):
 
 
 async def queued(locks, number: int, name: str = "a") -> bool:
-    """Whether so many wait for this lock."""
+    """Whether so many waiters stand in the queue of the lock of this name."""
     return await waiting(locks.lock(name), number)
 
 
 async def waiting(lockable, number: int) -> bool:
-    """Whether so many wait for this."""
+    """Whether so many waiters stand in the queue of this lockable."""
     return (await lockable.inspect()).waiting == number

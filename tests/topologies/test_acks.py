@@ -1,4 +1,4 @@
-"""Acknowledged grants: one that replicas or disks lack does not count, and leaves nothing."""
+"""Acknowledged grants (acks, fsync): a grant that too few replicas or disks have does not count, and is undone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def group():
 
 @pytest.fixture
 def healthy(group):
-    """The group, as it was before."""
+    """The group; all of its replicas run again after the test."""
     yield group
     for node in group.nodes:
         node.resume()

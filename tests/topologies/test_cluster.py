@@ -1,4 +1,4 @@
-"""A cluster: one slot for each lock, whatever node serves it now, and what that costs nobody else."""
+"""A cluster: locks, waiters and leases follow their slot to whichever node serves it, and delay no other slot."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TAGGED = [f"job:{{{number}}}:x" for number in range(6)]
 
 @pytest.fixture(scope="module", params=[BASE])
 def cluster(request):
-    """Three shards with a replica each, for all tests of this file that a processes runs."""
+    """Three shards with a replica each, for all tests of this module."""
     try:
         made = Cluster(request.param)
     except Missing as missing:
@@ -45,13 +45,13 @@ def cluster(request):
 
 @pytest.fixture
 def server(cluster):
-    """What the mode connects to."""
+    """The cluster: `mode` connects to it."""
     return cluster
 
 
 @pytest.fixture
 def harmed(clean, cluster):
-    """The cluster, for a test that harms it; whole again afterwards."""
+    """The cluster, for a test that harms it; it is whole again after the test."""
     yield cluster
     for node in cluster.nodes:
         if not node.running:
@@ -62,7 +62,7 @@ def harmed(clean, cluster):
 
 
 def ear(mode, locks, name):
-    """Whether this client hears of a lock, and on which channel."""
+    """Whether this client is subscribed for a lock, and to which channel."""
     return mode.session(locks).server.subscription_of(f"lock:{name}")
 
 
@@ -88,7 +88,7 @@ async def use(lockable, timeout=None):
 
 
 async def knows_all(mode, locks):
-    """Once it has met all primaries, it is a witness of what they do."""
+    """Make a client meet all primaries: from then on it is a witness of their restarts."""
     await use(locks.lock("hello"))
     server = server_of(mode, locks)
     await until(lambda: all(member is not None and member.history.identity_at_map for member in {*server._map}))
@@ -284,7 +284,7 @@ async def test_waiters_move_with_their_slot(mode, clean, harmed):
 
 
 def _another(cluster, node):
-    """A primary that is another one."""
+    """A primary other than this one."""
     return next(
         each for each, view in cluster._selves().items() if each is not node and "master" in view.flags and view.slots
     )
@@ -374,7 +374,7 @@ async def test_leases_of_a_slot_that_is_moving_are_renewed_one_by_one(mode, clea
 
 
 def _together(old, new, name):
-    """Whether a lock's key and its record are at one node."""
+    """Whether a lock's key and its record are on one node."""
     counts = []
     for node in (old, new):
         with redis.Redis.from_url(node.url) as client:
@@ -522,7 +522,7 @@ async def test_permits_that_move_to_a_node_whose_clock_is_ahead_are_waited_for(m
 
 
 def wrong_by(node):
-    """Seconds by which its clock is ahead of ours."""
+    """Seconds by which the clock of a server is ahead of this process's clock."""
     with redis.Redis.from_url(node.url) as client:
         return client.time()[0] - time.time()
 
@@ -531,7 +531,7 @@ def wrong_by(node):
 
 
 def cluster_client(module, cluster, mode_name, **options):
-    """A client of this library for the whole cluster."""
+    """A client of redis-py or valkey-py for the whole cluster."""
     home = module if mode_name == "threads" else module.asyncio
     kind = getattr(home, "RedisCluster", None) or home.ValkeyCluster
     return kind(host="127.0.0.1", port=cluster.nodes[0].port, **options)

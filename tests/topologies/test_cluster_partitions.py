@@ -28,14 +28,14 @@ def wired():
 
 @pytest.fixture
 def patient():
-    """Its nodes notice late that they are cut off, and may be read afterwards."""
+    """A cluster whose nodes notice late that they are cut off, and may be read afterwards."""
     config = {"cluster-allow-reads-when-down": "yes"}
     with started(Cluster, BASE, shards=3, replicas=1, node_timeout=5.0, wired=True, config=config) as cluster:
         yield cluster
 
 
 def kept_from(node, monkeypatch):
-    """Clients named "far" do not reach this node any more."""
+    """Cut clients named "far" off from this node."""
     real = Address._make_connection
 
     def made(self, *args, **options):
@@ -48,7 +48,7 @@ def kept_from(node, monkeypatch):
 
 
 def close(node, name):
-    """End the connections of these clients to a node."""
+    """End the connections of clients of this name to a node."""
     for line in ask(node, "CLIENT", "LIST").splitlines():
         if f" name={name} " in line:
             ask(node, "CLIENT", "KILL", "ID", line.split()[0].partition("=")[2])

@@ -1,4 +1,4 @@
-"""Fork beyond one server: a child begins anew, and remembers who served before."""
+"""Fork with Sentinel, a cluster, a quorum: a child connects anew, and remembers which servers served before."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Parent:
         self.process = process
 
     async def does(self, line: str) -> str:
-        """What it says when that is done."""
+        """Send one command to the process; its answer."""
         await self.say(line)
         return await self.hears()
 
@@ -64,7 +64,7 @@ async def parent(mode, urls):
 
 
 def connections(group):
-    """Of clients named "parent", at each server."""
+    """The connections of clients named "parent" at each server."""
     return {
         (node.port, line.split()[0])
         for node in group.nodes

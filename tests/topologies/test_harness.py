@@ -24,7 +24,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 @contextlib.contextmanager
 def running(topology, kind=BASE, **options):
-    """The topology, started, or a skip that names the server that is not here."""
+    """Start the topology; skip the test, with the name of the server, if this machine lacks it."""
     try:
         made = topology(kind, **options)
     except Missing as missing:
@@ -45,7 +45,7 @@ def client(node, **options):
 
 
 def put(node, key, value, *, replicas=0):
-    """Write, and wait until so many replicas have it (WAIT knows of the writes of its own connection only)."""
+    """Write, and wait until so many replicas have the write (WAIT counts the writes of its own connection only)."""
     with client(node, single_connection_client=True) as plain:
         plain.set(key, value)
         assert plain.wait(replicas, 5000) >= replicas

@@ -1,4 +1,4 @@
-"""A quorum of independent servers, in both modes: real servers that are killed, stopped, cut off, and forget."""
+"""A quorum of independent servers, which are killed, stopped, cut off, or forget."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ pytestmark = pytest.mark.runs_on("its own servers", starts="quorums of one to fi
 
 @pytest.fixture(scope="module")
 def servers():
-    """Five that know nothing of each other; most tests take three."""
+    """Five servers that know nothing of each other; most tests use three."""
     with Independents(number=5) as made:
         yield made
 
 
 @pytest.fixture(autouse=True)
 def whole(servers):
-    """All there and empty before, nothing without a TTL after."""
+    """All servers run and are empty before each test; no key without a TTL is left after it."""
     for node in servers.nodes:
         ask(node, "FLUSHALL")
     yield
@@ -48,18 +48,18 @@ def nodes(servers, number=3):
 
 
 def quorum(mode, servers, number=3, **options):
-    """A client. Fresh ones must not wait for servers that an earlier test restarted, unless that is what is tested."""
+    """A client. It does not wait for servers that an earlier test restarted, unless the test asks for that."""
     options.setdefault("quarantine", False)
     return mode.interlock([node.url for node in nodes(servers, number)], **options)
 
 
 def held(servers, number=3, name="a") -> list[str | None]:
-    """Whose the lock is at each server."""
+    """The token that holds the lock at each server, or None."""
     return [ask(node, "GET", f"lock:{name}") for node in nodes(servers, number) if node.running]
 
 
 def nothing_left(servers, number=3) -> bool:
-    """Whether no server holds, queues, or knows a waiter."""
+    """Whether no server has a holder, a queue or a waiter left."""
     return not any(
         key
         for node in nodes(servers, number)

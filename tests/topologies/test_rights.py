@@ -1,4 +1,4 @@
-"""The least rights of docs/acl.md, on one server, a cluster and a quorum; and what the lack of one says."""
+"""The least rights of docs/acl.md, on one server, a cluster and a quorum; and the error for a missing right."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def grant_least(group, *more):
 
 
 def refusals(group):
-    """What a node refused to that user."""
+    """What a node refused to the user of docs/acl.md."""
     return [entry for node in group.nodes if node.running for entry in ask(node, "ACL", "LOG") if USER in entry]
 
 
@@ -122,7 +122,7 @@ async def test_the_least_rights_of_a_quorum_are_those_of_one_server(mode, monkey
 
 @pytest.fixture
 def rights(server_pool):
-    """The cluster of this session, with a user more."""
+    """The cluster of this run, with the user of docs/acl.md."""
     cluster = server_pool.cluster(BASE)
     yield cluster
     for node in cluster.nodes:

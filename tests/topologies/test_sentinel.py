@@ -1,4 +1,4 @@
-"""Sentinel: after a failover holders, waiters and renewals go on with the new primary, and nobody has it twice."""
+"""Sentinel: after a failover holders, waiters and renewals go on with the new primary, and no lock has two holders."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LONGEST = 4.0  # seconds: max_ttl in these tests. A lease of so long outlives th
 
 
 def watched(kind="valkey-9.1", **options):
-    """A primary with replicas and sentinels, or a skip."""
+    """A primary with replicas and sentinels; skips the test if this machine lacks the server."""
     try:
         return Sentinels(kind, **{"config": GUARDED, **options})
     except Missing as missing:

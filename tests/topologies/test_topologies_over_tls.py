@@ -20,7 +20,7 @@ def tls(server_pool):
 
 
 async def is_not_trusted(locks):
-    """That is said at once, for waiting does not mend it."""
+    """Fails unless an untrusted certificate raises ConfigError at once: waiting would not help."""
     with pytest.raises(ConfigError, match=r"certificate is not trusted.*\?ssl_ca_certs="):
         await locks.lock("a").acquire()
     await locks.close()

@@ -36,7 +36,7 @@ def make(request):
 
 
 @pytest.mark.parametrize("name", ["a", "stock:42", "ünï", "a{b}c", "{b}", "x" * 512, "with space"])
-def test_good_names(make, name):
+def test_valid_names_are_accepted(make, name):
     assert make(NOWHERE).lock(name).name == name
 
 
@@ -49,13 +49,13 @@ def test_good_names(make, name):
         (7, "must be a str"),
     ],
 )  # fmt: skip
-def test_bad_names(make, name, says):
+def test_invalid_names_are_refused(make, name, says):
     with pytest.raises(ConfigError, match=says):
         make(NOWHERE).lock(name)
 
 
 @rule(9)
-def test_no_companion_is_a_valid_name_or_anothers_companion():
+def test_no_other_key_of_a_lock_is_a_valid_name_or_a_key_of_another_lock():
     names = ["x", "{x}", "{x}:", "a{x}", "{x}a", "x:queue", "{x}queue"]
     companions = {}
     for name in names:
@@ -77,18 +77,18 @@ def test_no_companion_is_a_valid_name_or_anothers_companion():
     ],
     ids=str,
 )  # fmt: skip
-def test_bad_options(make, options):
+def test_bad_options_are_refused(make, options):
     with pytest.raises(ConfigError, match=r"ttl|timeout|max_hold|on_lost"):
         make(NOWHERE).lock("a", **options)
 
 
-def test_the_error_for_a_long_ttl_tells_the_way_out(make):
+def test_the_error_for_a_long_ttl_names_the_way_out(make):
     with pytest.raises(ConfigError, match="at most max_ttl.*is renewed.*max_ttl="):
         make(NOWHERE).lock("a", ttl=3600)
     assert make(NOWHERE, max_ttl=3600).lock("a", ttl=3600)
 
 
-async def test_bad_timeouts_of_a_call(mode):
+async def test_a_bad_timeout_of_a_call_is_refused(mode):
     lock = mode.interlock().lock("a")
     for timeout in (-1, math.nan, "5"):
         assert isinstance(await outcome(lock.acquire(timeout)), ConfigError)
@@ -107,7 +107,7 @@ async def test_bad_timeouts_of_a_call(mode):
         "redis://:secret@a:1,b:1",
     ],
 )  # fmt: skip
-def test_bad_urls_name_what_is_right_and_no_password(make, url, monkeypatch):
+def test_the_error_for_a_bad_url_says_what_is_right_and_has_no_password(make, url, monkeypatch):
     monkeypatch.delenv("INTERLOCK_URL", raising=False)
     with pytest.raises(ConfigError) as caught:
         make(url)
@@ -124,7 +124,7 @@ def test_bad_urls_name_what_is_right_and_no_password(make, url, monkeypatch):
         ("rediss://a?ssl_ca_cert=/x", "'ssl_ca_cert' is no option for TLS.*ssl_ca_certs"),
     ],
 )
-def test_what_people_try_tells_the_way_out(make, target, says):
+def test_the_errors_for_common_mistakes_name_the_way_out(make, target, says):
     with pytest.raises(ConfigError, match=says):
         make(target)
 
@@ -137,7 +137,7 @@ def test_what_people_try_tells_the_way_out(make, target, says):
         ({b"mode": b"standalone", b"role": b"replica"}, "a replica"),
     ],
 )
-def test_who_can_have_no_vote_in_a_quorum_is_told_so(hello, what):
+def test_an_address_that_can_have_no_vote_in_a_quorum_is_refused(hello, what):
     (member,) = quorum_of([NOWHERE], for_asyncio=False).servers
     check_server({b"version": b"9.1.0", b"mode": b"standalone", b"role": b"master"}, None, member)
     with pytest.raises(ConfigError, match=f"localhost:1/0 is {what}, but a quorum needs single servers"):
@@ -145,7 +145,7 @@ def test_who_can_have_no_vote_in_a_quorum_is_told_so(hello, what):
 
 
 @pytest.mark.parametrize("wrong", ["no", 0, None, 30.0])
-def test_a_quarantine_is_on_or_off(make, wrong):
+def test_quarantine_is_true_or_false(make, wrong):
     for made in (lambda: make(NOWHERE, quarantine=wrong), lambda: make.quorum([NOWHERE], quarantine=wrong)):
         with pytest.raises(ConfigError, match="quarantine must be True or False.*max_ttl"):
             made()
@@ -159,7 +159,7 @@ def test_no_url_names_both_ways_out(make, monkeypatch):
     assert "redis://example:7/3" in repr(make())
 
 
-def test_passwords_never_appear(make):
+def test_passwords_never_appear_in_errors_and_logs(make):
     locks = make("rediss://ann:s3cret@example:6380/2")
     assert "s3cret" not in repr(locks)
     assert "s3cret" not in repr(locks._address)
@@ -177,7 +177,7 @@ def test_passwords_never_appear(make):
         ("unix://ann:pw@/tmp/s", "unix", "unix:///tmp/s"),
     ],
 )
-def test_addresses(url, kind, shown):
+def test_urls_and_clients_become_addresses(url, kind, shown):
     found = address_of(url, for_asyncio=False)
     assert (found.kind, found.display_url) == (kind, shown)
 
@@ -199,7 +199,7 @@ def test_the_host_is_compared_with_the_certificate_by_every_redis_py(query, chec
         assert each.parameters["ssl_check_hostname"] is checked
 
 
-def test_an_option_of_tls_that_a_client_leaves_at_its_default_need_not_be_known_by_the_other_library():
+def test_a_tls_option_at_its_default_may_be_unknown_to_the_other_library():
     valkey = pytest.importorskip("valkey")
     client = valkey.Valkey(ssl=True, ssl_cert_reqs=None)
     parameters = address_of(client, for_asyncio=False).parameters
@@ -207,7 +207,7 @@ def test_an_option_of_tls_that_a_client_leaves_at_its_default_need_not_be_known_
 
 
 def test_a_refusal_that_redis_py_wraps_is_the_same_refusal():
-    """redis-py 5.0 wraps what the server answers on a unix socket of asyncio."""
+    """redis-py 5.0 wraps the server's error on a unix socket of asyncio."""
     found = address_of("unix:///tmp/s", for_asyncio=True)
     for refused, says in (
         (ResponseError("unknown command 'HELLO'"), "runs version before 6.0"),
@@ -221,7 +221,7 @@ def test_a_refusal_that_redis_py_wraps_is_the_same_refusal():
         assert says in str(error)
 
 
-def test_a_client_of_the_other_mode_says_which_one_to_use(clean):
+def test_the_error_for_a_client_of_the_other_mode_names_the_right_one(clean):
     with pytest.raises(ConfigError, match="interlock.aio"):
         interlock.Interlock(redis.asyncio.Redis())
     with pytest.raises(ConfigError, match="`from interlock import"):
@@ -242,7 +242,7 @@ async def test_a_client_of_any_flavour_is_an_address(mode, server, decode, proto
     await client.aclose() if mode.name == "asyncio" else client.close()
 
 
-async def test_prefix_and_shared_names(mode, clean):
+async def test_a_prefix_separates_names_and_an_empty_prefix_shares_them(mode, clean):
     lease = await mode.interlock(prefix="").lock("bare").acquire()
     assert clean.get("bare").decode() == lease.token
     await lease.release()
@@ -251,7 +251,7 @@ async def test_prefix_and_shared_names(mode, clean):
     await lease.release()
 
 
-async def test_a_key_of_a_wrong_type_is_named_and_left_alone(mode, clean):
+async def test_the_error_for_a_key_of_another_type_names_it_and_the_key_stays(mode, clean):
     clean.lpush("lock:a", 1)
     clean.expire("lock:a", 60)
     error = await outcome(mode.interlock().lock("a").acquire())
@@ -261,7 +261,7 @@ async def test_a_key_of_a_wrong_type_is_named_and_left_alone(mode, clean):
     assert clean.keys() == [b"lock:a"]
 
 
-async def test_a_name_in_use_as_something_else_is_named(mode, clean):
+async def test_the_error_for_a_name_of_another_kind_names_the_kind(mode, clean):
     clean.set("{lock:a}{record}", "1 semaphore 5 - 0 - 3", px=60_000)
     clean.set("{lock:b}{record}", "2 lock 5 - 0 - - -", px=60_000)
     for name in "ab":
@@ -271,7 +271,7 @@ async def test_a_name_in_use_as_something_else_is_named(mode, clean):
     assert len(clean.keys()) == 2
 
 
-async def test_a_wrong_password(mode, server, clean):
+async def test_a_wrong_password_raises_config_error(mode, server, clean):
     clean.acl_setuser("ann", enabled=True, passwords=["+right"], keys=["*"], channels=["*"], categories=["+@all"])
     error = await outcome(mode.interlock(f"unix://ann:wrong@{server.socket}").lock("a").acquire())
     assert isinstance(error, ConfigError)
@@ -282,7 +282,7 @@ async def test_a_wrong_password(mode, server, clean):
     clean.acl_deluser("ann")
 
 
-async def test_a_missing_right_is_named(mode, server, clean):
+async def test_the_error_for_a_missing_right_names_the_right(mode, server, clean):
     clean.acl_setuser("bob", enabled=True, passwords=["+pw"], keys=["other*"], channels=["*"], categories=["+@all"])
     error = await outcome(mode.interlock(f"unix://bob:pw@{server.socket}").lock("a").acquire())
     assert isinstance(error, LockError)
@@ -310,7 +310,7 @@ async def test_the_least_rights_that_the_docs_name_are_enough(mode, server, clea
     clean.acl_deluser(USER)
 
 
-async def test_a_server_that_may_evict_locks_is_warned_of(mode, server, clean, caplog):
+async def test_a_server_that_may_evict_locks_is_logged(mode, server, clean, caplog):
     _warn_of_policy.cache_clear()
     clean.config_set("maxmemory", "1gb")
     clean.config_set("maxmemory-policy", "allkeys-lru")
@@ -328,7 +328,9 @@ async def test_a_server_that_may_evict_locks_is_warned_of(mode, server, clean, c
 @pytest.mark.runs_on("each server in both modes")
 @rule(3)
 @pytest.mark.parametrize("missing", ["-publish", "-subscribe", "resetchannels", "-pubsub", "-info"])
-async def test_waiters_poll_where_a_right_is_missing_and_the_user_is_told(mode, server, clean, caplog, missing):
+async def test_without_the_right_to_subscribe_waiters_poll_and_a_warning_is_logged(
+    mode, server, clean, caplog, missing
+):
     clean.execute_command("ACL SETUSER", *least_rights().split(), missing)
     locks, others = (mode.interlock(f"unix://{USER}:{PASSWORD}@{server.socket}") for _ in range(2))
     lease = await locks.lock("a").acquire()
@@ -341,7 +343,7 @@ async def test_waiters_poll_where_a_right_is_missing_and_the_user_is_told(mode, 
     clean.acl_deluser(USER)
 
 
-async def test_a_read_only_replica(mode, clean):
+async def test_a_read_only_replica_raises_unavailable_with_the_reason(mode, clean):
     from interlock.embedded import Server
 
     with Server() as replica:
@@ -388,7 +390,7 @@ class OldServer:
     ],
     ids=["5.0", "6.0"],
 )
-async def test_a_server_before_6_2(mode, hello):
+async def test_a_server_before_6_2_is_refused(mode, hello):
     old = OldServer(hello)
     error = await outcome(mode.interlock(f"redis://127.0.0.1:{old.port}").lock("a").acquire(3))
     old.close()
@@ -411,8 +413,8 @@ def test_a_function_of_the_other_mode_is_refused_by_the_decorator(make):
         lock(function)
 
 
-async def test_the_embedded_server_by_url(mode, server, tmp_path, monkeypatch):
-    """embedded:// is one server per user: both modes meet there."""
+async def test_both_modes_meet_on_the_embedded_server(mode, server, tmp_path, monkeypatch):
+    """embedded:// is one server for each user."""
     from interlock import embedded
 
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -427,7 +429,7 @@ async def test_the_embedded_server_by_url(mode, server, tmp_path, monkeypatch):
         await asyncio.to_thread(embedded.stop_shared)
 
 
-async def test_a_ttl_that_was_not_said_is_no_longer_than_it_may_be(mode):
+async def test_a_default_ttl_is_at_most_max_ttl(mode):
     locks = mode.interlock(max_ttl=5)
     lease = await locks.lock("a").acquire()
     assert 3 < lease.remaining() <= 5

@@ -86,7 +86,7 @@ def test_a_header_names_the_keys_that_python_makes_and_the_verbs_that_it_decides
     assert set(header.verbs) == set(re.findall(r"verb == '(\w+)'", source))
 
 
-def test_a_header_tells_a_wrong_message():
+def test_a_message_that_its_header_does_not_describe_fails():
     header = Header((SOURCE / "primitives/lock.lua").read_text())
     keys = ["k"] * 5
     for wrong in (("release", "t"), ("release", "t", 0, 1), ("renew", "t"), ("nosuch",), ("execute", "t")):

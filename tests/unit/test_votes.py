@@ -14,7 +14,7 @@ ACQUIRE = ("acquire", "me/1", "1000", "1000", "0", "-", "1", "", "lock")
 
 
 def merged(args, *votes, pending=0, total=3, script="lock"):
-    """The outcome: a list if it is a reply that the script could give."""
+    """The merged reply as the script would encode it, or the outcome that no script has."""
     request = Request.parse((load(script), (), args))
     outcome = request.merge([request.parse_reply(vote) for vote in votes], pending, total)
     return outcome.encode() if hasattr(outcome, "encode") else outcome
@@ -37,11 +37,11 @@ def queued(holder, pttl=500, head=0):
         ([[GRANTED, 5], queued(OTHER, 300), queued(b"third/3", 500)], 0, Split(Queued(OTHER, 300, True), True)),
     ],
 )
-def test_acquire(votes, pending, reply):
+def test_a_majority_of_votes_acquires(votes, pending, reply):
     assert merged(ACQUIRE, *votes, pending=pending) == reply
 
 
-def test_a_split_is_seen_as_soon_as_nobody_can_have_a_majority():
+def test_a_split_vote_is_seen_as_soon_as_no_majority_is_possible():
     votes = [[GRANTED, 5], [GRANTED, 5], queued(OTHER), queued(OTHER)]
     split = merged(ACQUIRE, *votes, total=4)
     assert isinstance(split, Split)
@@ -60,7 +60,7 @@ def test_a_split_is_seen_as_soon_as_nobody_can_have_a_majority():
         ([GRANTED, b"WRONGTYPE", NOT_FOUND], 0, b"only 1 of 3 servers of the quorum renewed it"),  # tried again
     ],
 )
-def test_renew(states, pending, state):
+def test_a_majority_of_votes_renews(states, pending, state):
     assert merged(("renew", "me/1", "1000"), *([each] for each in states), pending=pending) == (
         None if state is None else [state]
     )
@@ -75,19 +75,19 @@ def test_renew(states, pending, state):
         ([[1, 0], [0, 0]], 1, None),
     ],
 )
-def test_release(votes, pending, reply):
+def test_a_majority_of_votes_releases(votes, pending, reply):
     assert merged(("release", "me/1", "0"), *votes, pending=pending) == reply
 
 
-def test_an_observer_is_told_no_term_that_was_not_agreed_on():
-    """A server that was not among those who agreed may have proposed more, and who did may be away by now."""
+def test_an_observer_sees_no_term_without_a_majority():
+    """A server outside the majority may have proposed a higher term; a server of the majority may be away now."""
     watch = ("watch", "w", "channel")
     assert merged(watch, [GRANTED, ME, 900, 5], [GRANTED, ME, 800, 5], [GRANTED, ME, 700, 9]) == [GRANTED, ME, 800, 5]
     assert merged(watch, [GRANTED, ME, 900, 5], [GRANTED, ME, 700, 9])[1] == b""
     assert merged(watch, [GRANTED, ME, 900, 5], [GRANTED, b"", -2, 5], [GRANTED, b"", -2, 4])[1] == b""
 
 
-def test_nor_is_one_who_inspects():
+def test_inspect_shows_no_fence_without_a_majority():
     inspect = ("inspect", "1")
     five, nine = (b"1 lock %d a:b 1000 - me/1 c" % fence for fence in (5, 9))
     agreed = merged(inspect, [ME, 900, nine, 0], [ME, 800, five, 0], [ME, 700, five, 2, OTHER])
@@ -105,6 +105,6 @@ def test_a_holder_that_stands_in_the_queue_of_a_server_in_quarantine_is_no_waite
     assert merged(("inspect", "1"), *alone) == [ME, 900, record, 0]
 
 
-def test_once_it_was_run_if_any_server_says_so():
+def test_a_job_has_run_if_any_server_says_so():
     noted = [BUSY, b"ran/1", 5000, 0, b"17", b"18"]
     assert merged(("acquire", "me/1", *ACQUIRE[2:]), [GRANTED, 5], [GRANTED, 5], noted, script="once") == noted
