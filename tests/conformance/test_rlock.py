@@ -11,7 +11,7 @@ import pytest
 
 import interlock
 import interlock.aio
-from harness.modes import hears, outcome, queued, until, waiting
+from harness.modes import is_subscribed, outcome, queued, until, waiting
 from harness.processes import processes
 from interlock import ConfigError, LeaseLost, LeaseState
 
@@ -176,7 +176,7 @@ async def test_another_owner_gets_the_rlock_only_after_a_lease_that_was_taken_ov
 async def test_a_subscribed_lease_that_was_taken_over_is_lost_at_once(mode):
     locks = mode.interlock()
     old = await locks.rlock("a", owner="shop 7").acquire()
-    await until(lambda: hears(mode.session(locks)))  # it listens once it has held for a second
+    await until(lambda: is_subscribed(mode.session(locks)))  # it listens once it has held for a second
     new = await mode.interlock().rlock("a", owner="shop 7").acquire(timeout=5)
     await until(old.lost.is_set)
     assert await new.release()

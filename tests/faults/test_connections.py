@@ -10,7 +10,7 @@ import pytest
 import redis
 import redis.asyncio
 
-from harness.modes import hears, outcome, queued, until
+from harness.modes import is_subscribed, outcome, queued, until
 from harness.proxy import Proxy
 from interlock import ConfigError, LeaseState, LockError, Unavailable
 
@@ -91,7 +91,7 @@ async def test_a_subscription_that_was_refused_once_is_tried_again(mode, node, c
         client.script_kill()
     await busy
     await until(lambda: client.pubsub_numsub(session.channel)[0][1] == 1)
-    await until(lambda: hears(session))
+    await until(lambda: is_subscribed(session))
     assert "acl" not in caplog.text
     assert await lease.release()
 

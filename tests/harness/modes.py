@@ -188,7 +188,7 @@ class Residue:
         assert not tasks
 
 
-def hears(session, name: str = "a") -> bool:
+def is_subscribed(session, name: str = "a") -> bool:
     """Whether the client is subscribed to the channel of this lock, and the server has confirmed that."""
     return session.server.subscription_of(f"lock:{name}")[0] == "1"
 

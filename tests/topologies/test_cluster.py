@@ -61,7 +61,7 @@ def harmed(clean, cluster):
     cluster.wait_ok()
 
 
-def ear(mode, locks, name):
+def subscription(mode, locks, name):
     """Whether this client is subscribed for a lock, and to which channel."""
     return mode.session(locks).server.subscription_of(f"lock:{name}")
 
@@ -128,7 +128,7 @@ async def test_waiters_on_all_nodes_are_woken_by_push(mode, clean, cluster, monk
     for name in one_on_each(cluster).values():
         lease = await locks.lock(name).acquire()
         waiter = asyncio.ensure_future(others.lock(name).acquire())
-        await until(lambda name=name: ear(mode, others, name)[0] == "1")
+        await until(lambda name=name: subscription(mode, others, name)[0] == "1")
         await until(lambda name=name: queued(locks, 1, name))
         asked = []
         real, transport = resp.evalsha, blocking if mode.name == "threads" else transport_of_asyncio
@@ -146,10 +146,10 @@ async def test_a_handover_pushes_to_one_channel_only(mode, clean, cluster):
     names = [*one_on_each(cluster).values()]
     leases = [await locks.lock(name).acquire() for name in names]
     waiters = [asyncio.ensure_future(others.lock(name).acquire()) for name in names]
-    await until(lambda: all(ear(mode, others, name)[0] == "1" for name in names))
+    await until(lambda: all(subscription(mode, others, name)[0] == "1" for name in names))
     woken = []
     mode.session(others).waiters._wake = woken.extend
-    mode.session(others).subscribed(ear(mode, others, names[0])[1])
+    mode.session(others).subscribed(subscription(mode, others, names[0])[1])
     assert [attempt.resource.name for attempt in woken] == names[:1]
     del mode.session(others).waiters._wake
     for lease in leases:
@@ -161,7 +161,7 @@ async def test_a_handover_pushes_to_one_channel_only(mode, clean, cluster):
 async def test_a_revocation_reaches_its_holder_by_push(mode, clean, cluster, monkeypatch):
     locks, others = mode.interlock(), mode.interlock()
     lease = await locks.lock("a", ttl=60).acquire()
-    await until(lambda: ear(mode, locks, "a")[0] == "1")
+    await until(lambda: subscription(mode, locks, "a")[0] == "1")
     assert await others.lock("a").revoke("enough")
     await until(lambda: lease.state is LeaseState.LOST, within=15)  # the renewal is due in 20
 
@@ -255,7 +255,7 @@ async def test_a_slot_that_moved_is_followed_and_has_no_quarantine(mode, clean, 
         await lease.release()
     waiter = asyncio.ensure_future(others.lock("held:{m}").acquire())
     await until(lambda: queued(locks, 1, "held:{m}"))
-    await until(lambda: ear(mode, others, "held:{m}")[0] == "1")
+    await until(lambda: subscription(mode, others, "held:{m}")[0] == "1")
     assert await held.release()
     await (await waiter).release()
     harmed.migrate(slot, to=old)
@@ -271,13 +271,13 @@ async def test_waiters_move_with_their_slot(mode, clean, harmed):
         await knows_all(mode, each)
     lease = await locks.lock("w").acquire()
     waiter = asyncio.ensure_future(others.lock("w").acquire())
-    await until(lambda: ear(mode, others, "w")[0] == "1")
+    await until(lambda: subscription(mode, others, "w")[0] == "1")
     slot = harmed.slot("lock:w")
     old = harmed.primary_of(slot)
     new = _another(harmed, old)
     harmed.migrate(slot, to=new)
     await until(lambda: server_of(mode, others)._map[slot].address.parameters["port"] == new.port)
-    await until(lambda: ear(mode, others, "w")[0] == "1")
+    await until(lambda: subscription(mode, others, "w")[0] == "1")
     assert await lease.release()
     await (await asyncio.wait_for(waiter, 10)).release()
     harmed.migrate(slot, to=old)
