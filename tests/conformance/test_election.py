@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from harness.modes import hears, outcome, until, waiting
+from harness.modes import is_subscribed, outcome, until, waiting
 from harness.processes import processes
 from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Unavailable
 
@@ -113,7 +113,7 @@ async def test_observers_get_each_change_by_push(mode):
     watching, mine = mode.interlock(), mode.interlock().election("a")
     watcher = Watcher(mode, watching)
     await until(lambda: watcher.told)
-    await until(lambda: hears(mode.session(watching)))
+    await until(lambda: is_subscribed(mode.session(watching)))
     started = time.monotonic()
     for _ in range(10):
         lease = await mine.campaign()

@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 
-from harness.modes import hears, outcome, queued, until
+from harness.modes import is_subscribed, outcome, queued, until
 from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, LockError
 from interlock._protocol.run import run
 
@@ -267,7 +267,7 @@ async def test_a_lock_handed_to_a_dead_waiter_is_free_again_in_seconds(mode, cle
     session.waiters.tick = _nothing  # it heartbeats no more
     waiting = asyncio.ensure_future(outcome(dying.lock("a").acquire(timeout=20)))
     await until(lambda: queued(locks, 1))
-    await until(lambda: hears(session))  # or it would ask once more, when it is
+    await until(lambda: is_subscribed(session))  # or it would ask once more, when it is
     after = asyncio.ensure_future(mode.interlock().lock("a").acquire())
     await until(lambda: queued(locks, 2))
     started = time.monotonic()
@@ -617,7 +617,7 @@ async def test_a_revoked_holder_loses_its_lease_and_its_release_hands_the_lock_o
 async def test_a_revocation_reaches_a_subscribed_holder_by_push(mode, clean):
     locks, others = mode.interlock(), mode.interlock()
     lease = await locks.lock("a").acquire()
-    await until(lambda: hears(mode.session(locks)))
+    await until(lambda: is_subscribed(mode.session(locks)))
     started = time.monotonic()
     assert await others.lock("a").revoke("disk full")
     await until(lease.lost.is_set)
