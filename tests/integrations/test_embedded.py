@@ -334,7 +334,7 @@ def test_the_shared_server_is_started_again_after_a_crash(home):
 @pytest.mark.rule(10)
 def test_a_shared_server_that_crashed_quarantines_locks_that_it_may_have_forgotten(home, monkeypatch):
     """A new client knows no earlier server: the process that started the server again leaves the evidence."""
-    monkeypatch.setattr(embedded, "_FORGETS_FOR", 1)  # less than the 2 s that all leases here last
+    monkeypatch.setattr(embedded, "_LOST_LEASES_LAST", 1)  # less than the 2 s that all leases here last
     with Interlock("embedded://", max_ttl=2) as locks:
         locks.lock("a").acquire().release()  # no wait for the first user
     with connected(shared_url()) as connection:

@@ -37,16 +37,18 @@ class Cache(Protocol):
 _interlocks: list[Interlock] = []  # one for each server, prefix and max_ttl
 
 
-def interlock(client: object, prefix: str = "", max_ttl: float = MAX_TTL) -> Interlock:
+def interlock_for(client: object, prefix: str = "", max_ttl: float = MAX_TTL) -> Interlock:
     """The Interlock for this client's server. Raises ConfigError."""
-    where = address_of(client, for_asyncio=False)
-    for made in _interlocks:
-        if (made._address, made.prefix, made.max_ttl) == (where, prefix, max_ttl) and not made._closed:
-            return made
+    address = address_of(client, for_asyncio=False)
+    for existing in _interlocks:
+        if (existing._address, existing.prefix, existing.max_ttl) == (
+            address,
+            prefix,
+            max_ttl,
+        ) and not existing._closed:
+            return existing
     _interlocks.append(Interlock(client, prefix=prefix, max_ttl=max_ttl))
-    return interlock(
-        client, prefix, max_ttl
-    )  # another thread may have been first: all threads use the first one in the list
+    return interlock_for(client, prefix, max_ttl)  # another thread may have been faster: all use the first in the list
 
 
 def close() -> None:
@@ -63,11 +65,9 @@ def resolve(target: object, key: object, max_ttl: float) -> tuple[Interlock, str
     name, client = checked_name(key), target
     make_key = getattr(target, "make_key", None)
     if make_key is not None:
-        name, client = (
-            make_key(name),
-            _client_of(getattr(make_key, "__self__", target)),
-        )  # the cache behind Django's proxy
-    return interlock(client, max_ttl=max_ttl), name
+        cache = getattr(make_key, "__self__", target)  # the cache behind Django's proxy
+        name, client = make_key(name), _client_of(cache)
+    return interlock_for(client, max_ttl=max_ttl), name
 
 
 def _client_of(cache: Any) -> object:
@@ -79,14 +79,14 @@ def _client_of(cache: Any) -> object:
                 client: object = get_client(write=True)
             except NotImplementedError:
                 raise ConfigError(
-                    f"{_class(part)} spreads keys over several servers, but a lock is on one: give a client of one"
+                    f"{_class_name(part)} spreads keys over several servers, but a lock needs one: give a client of one"
                 ) from None
             return client
     raise ConfigError(
-        f"{_class(cache)} does not keep its keys on Redis or Valkey, so other machines would not see a lock in it. "
+        f"{_class_name(cache)} does not keep its keys on Redis or Valkey, so other machines would not see its locks. "
         "Give a cache of django.core.cache.backends.redis or django_redis (caches['locks'], say), or a client"
     )
 
 
-def _class(thing: object) -> str:
-    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+def _class_name(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -24,7 +24,7 @@ from interlock.primitives.codes import GRANTED, NOT_FOUND
 from interlock.primitives.lock import lock_resource
 from interlock.primitives.permits import semaphore_resource
 
-from ._targets import MAX_TTL, Cache, Client, close, interlock, resolve
+from ._targets import MAX_TTL, Cache, Client, close, interlock_for, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,8 +40,10 @@ __all__ = [
 
 P = ParamSpec("P")
 R = TypeVar("R")
-EXPIRE: Final = 30.0  # seconds: the default of a GoZeroLock. go-zero's own default is half a second, which nobody means
-SEMAPHORES: Final = "lock:"  # prefix, as Interlock's: a semaphore here cannot share the key of the recipe's sorted set
+DEFAULT_EXPIRE: Final = (
+    30.0  # seconds, of a GoZeroLock: the default of go-zero, half a second, is too short for most work
+)
+SEMAPHORE_PREFIX: Final = "lock:"  # as Interlock's: a semaphore here can't share the key of the recipe's sorted set
 
 
 class RedisLock:
@@ -55,7 +57,7 @@ class RedisLock:
     def __init__(self, target: Client | Cache | object, *, max_ttl: float = MAX_TTL) -> None:
         self._target = target
         self._max_ttl = max_ttl
-        self._at("any")  # raises ConfigError now if the target is wrong
+        self._resolve("any")  # raises ConfigError now if the target is wrong
 
     @overload
     def get_lock(self, key: str, timeout: float) -> str: ...
@@ -68,7 +70,7 @@ class RedisLock:
         as the recipe does; 0 does not wait. Returns None if the call did not acquire the lock in that time. Raises
         ConfigError or Unavailable.
         """
-        locks, name = self._at(key)
+        locks, name = self._resolve(key)
         ttl = _checked_ttl(timeout, "timeout", locks)
         return _acquire_and_detach(locks.lock(name, ttl=ttl, renew=False), _checked_wait(wait))
 
@@ -77,7 +79,7 @@ class RedisLock:
 
         Raises ConfigError, or Unavailable if the server does not answer; then the lock expires after its timeout.
         """
-        locks, name = self._at(key)
+        locks, name = self._resolve(key)
         return _release(locks, lock_resource(name, locks.prefix), value)
 
     @overload
@@ -107,7 +109,7 @@ class RedisLock:
         ttl = min(duration(timeout, "timeout", least=MIN_TTL), self._max_ttl)
         wait = _checked_wait(wait)
         if not callable(key):  # raises ConfigError for a wrong key now, not at the first call
-            locks, name = self._at(key)
+            locks, name = self._resolve(key)
             lock_resource(name, locks.prefix)
 
         def decorated(function: Callable[P, R]) -> Callable[P, R | None]:
@@ -116,7 +118,7 @@ class RedisLock:
 
             @functools.wraps(function)
             def locked(*args: P.args, **kwargs: P.kwargs) -> R | None:
-                locks, name = self._at(key(*args, **kwargs) if callable(key) else key)
+                locks, name = self._resolve(key(*args, **kwargs) if callable(key) else key)
                 try:
                     lease = locks.rlock(name, ttl=ttl).acquire(wait)
                 except AcquireTimeout:
@@ -130,7 +132,7 @@ class RedisLock:
 
         return decorated
 
-    def _at(self, key: str) -> tuple[Interlock, str]:
+    def _resolve(self, key: str) -> tuple[Interlock, str]:
         return resolve(self._target, key, self._max_ttl)
 
 
@@ -152,18 +154,18 @@ class GoZeroLock:
         max_ttl: float = MAX_TTL,
     ) -> None:
         if id is not None and not (isinstance(id, str) and id):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"lock {key!r}: id must be a word that names the holder in all processes, not {id!r}")
+            raise ConfigError(f"lock {key!r}: id must be a word that names one holder in all its processes, not {id!r}")
         self.id = id or secrets.token_hex(8)
         self._target = target
         self._key = key
         self._max_ttl = max_ttl
         self._token: str | None = None
-        locks, _ = self._at()
-        self._expire = min(EXPIRE, locks.max_ttl)
+        locks, _ = self._resolve()
+        self._expire = min(DEFAULT_EXPIRE, locks.max_ttl)
 
     def set_expire(self, seconds: float) -> None:
         """Set how many seconds the lock lasts from the next `acquire` on. Raises ConfigError."""
-        locks, _ = self._at()
+        locks, _ = self._resolve()
         self._expire = _checked_ttl(seconds, "seconds", locks)
 
     def acquire(self) -> bool:
@@ -171,7 +173,7 @@ class GoZeroLock:
 
         Does not wait. Raises ConfigError or Unavailable.
         """
-        locks, name = self._at()
+        locks, name = self._resolve()
         if (
             self._token
             and _renew(locks, lock_resource(name, locks.prefix), self._token.encode(), self._expire) == GRANTED
@@ -188,10 +190,10 @@ class GoZeroLock:
         To release it from another process, acquire it there first, with the same id. Raises ConfigError, or Unavailable
         if the server does not answer.
         """
-        locks, name = self._at()
+        locks, name = self._resolve()
         return _release(locks, lock_resource(name, locks.prefix), self._token)
 
-    def _at(self) -> tuple[Interlock, str]:
+    def _resolve(self) -> tuple[Interlock, str]:
         return resolve(self._target, self._key, self._max_ttl)
 
 
@@ -202,14 +204,14 @@ def acquire_semaphore(conn: Client, semname: str, limit: int, timeout: float = 1
     is the same semaphore as `Interlock(conn).semaphore(semname, limit)`, which can also wait. Raises ConfigError (also
     if others use another limit now) or Unavailable.
     """
-    locks = interlock(conn, SEMAPHORES)
+    locks = interlock_for(conn, SEMAPHORE_PREFIX)
     ttl = _checked_ttl(timeout, "timeout", locks)
     return _acquire_and_detach(locks.semaphore(semname, limit, ttl=ttl, renew=False), 0)
 
 
 def release_semaphore(conn: Client, semname: str, identifier: str | bytes | None) -> bool:
     """Release a permit. Returns whether this identifier still held it. Raises ConfigError or Unavailable."""
-    locks = interlock(conn, SEMAPHORES)
+    locks = interlock_for(conn, SEMAPHORE_PREFIX)
     return _release(locks, semaphore_resource(semname, locks.prefix, 1), identifier)
 
 
@@ -218,10 +220,10 @@ def refresh_semaphore(conn: Client, semname: str, identifier: str | bytes | None
 
     Raises ConfigError or Unavailable.
     """
-    locks = interlock(conn, SEMAPHORES)
+    locks = interlock_for(conn, SEMAPHORE_PREFIX)
     resource = semaphore_resource(semname, locks.prefix, 1)
     ttl = _checked_ttl(timeout, "timeout", locks)
-    return bool(_renew(locks, resource, _token(resource, identifier), ttl) == GRANTED)
+    return bool(_renew(locks, resource, _token_of(resource, identifier), ttl) == GRANTED)
 
 
 # Every semaphore here is fair, and grants the last permit in one atomic step: it needs no counter and no lock.
@@ -252,14 +254,14 @@ def _acquire_and_detach(lockable: Lock | Semaphore, wait: float | None) -> str |
 
 def _release(locks: Interlock, resource: Resource, value: object) -> bool:
     """Release, and hand over to the next waiter. Returns whether this value still held it."""
-    token = _token(resource, value)
+    token = _token_of(resource, value)
     if _renew(locks, resource, token, MIN_TTL) == NOT_FOUND:
-        return False  # ask first: if a release is sent twice, the server answers both times that the value held it
-    had, again = False, 1
-    while again:  # one step skips only a limited number of dead waiters
-        ours, again = run(locks._session.core.query(resource, "release", token, "0"))
-        had |= bool(ours)
-    return had
+        return False  # a release alone can't tell: the server answers a second copy of it as it answered the first
+    was_held, ask_again = False, 1
+    while ask_again:  # one script call drops only a limited number of dead waiters
+        is_ours, ask_again = run(locks._session.core.query(resource, "release", token, "0"))
+        was_held |= bool(is_ours)
+    return was_held
 
 
 def _renew(locks: Interlock, resource: Resource, token: bytes, ttl: float) -> Any:
@@ -271,7 +273,7 @@ def _renew(locks: Interlock, resource: Resource, token: bytes, ttl: float) -> An
     return state
 
 
-def _token(resource: Resource, value: object) -> bytes:
+def _token_of(resource: Resource, value: object) -> bytes:
     """The token in the server for this value; empty if this value can hold nothing. Redis returns values as bytes."""
     token = b"" if value is None else value.encode(errors="replace") if isinstance(value, str) else value
     if not isinstance(token, bytes):
@@ -280,13 +282,14 @@ def _token(resource: Resource, value: object) -> bytes:
     return b"" if token.startswith(b"!") else token
 
 
-def _checked_ttl(value: object, what: str, locks: Interlock) -> float:
+def _checked_ttl(value: object, name: str, locks: Interlock) -> float:
     """Check a duration of a lease, in seconds. Raises ConfigError."""
-    ttl = duration(value, what, least=MIN_TTL)
+    ttl = duration(value, name, least=MIN_TTL)
     if ttl > locks.max_ttl:
         raise ConfigError(
-            f"{what} must be at most max_ttl ({locks.max_ttl:g} s), not {ttl:g}: after a crash all would wait that "
-            "long. For long work hold a lease of Interlock, which is renewed; or give RedisLock or GoZeroLock a max_ttl"
+            f"{name} must be at most max_ttl ({locks.max_ttl:g} s), not {ttl:g}: after a crash, all others would "
+            "wait that long. For long work use a lease of Interlock, which is renewed; or give RedisLock or "
+            "GoZeroLock a longer max_ttl"
         )
     return ttl
 

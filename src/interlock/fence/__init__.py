@@ -2,7 +2,7 @@
 
 Theory. No lock server can stop a holder that was paused after its last check of the lease and now writes. The data can:
 it stores the highest fence that it has seen, and refuses a lower fence in the same atomic step as the write. A fence is
-unique to its grant and any later grant has a higher one, so "lower" means exactly "older".
+unique to its grant, and each later grant has a higher fence, so "lower" means exactly "older".
 
 Rules. (1) A guard refuses a fence that is *older* than the newest fence seen. The same fence passes: a holder may write
 many times. (2) Guard, then read, then write. A guard refuses older holders from its first call on, not from the moment
@@ -28,9 +28,8 @@ from interlock.errors import ConfigError, LeaseLost
 
 __all__ = ["Fenced"]
 
-HIGHEST: Final = (
-    2**53 - 1
-)  # the largest integer that a double stores exactly, so any store can compare it: µs until the year 2255
+# The largest integer that a double stores exactly, so any store can compare it. In µs since 1970: the year 2255.
+MAX_FENCE: Final = 2**53 - 1
 
 
 class Fenced(Protocol):
@@ -50,14 +49,14 @@ class Fenced(Protocol):
 def fence_of(lease: Fenced) -> int:
     """The fence of this lease. Raises ConfigError if it is no valid fence."""
     fence = lease.fence
-    if isinstance(fence, bool) or not isinstance(fence, int) or not 0 < fence <= HIGHEST:  # pyright: ignore[reportUnnecessaryIsInstance]
+    if isinstance(fence, bool) or not isinstance(fence, int) or not 0 < fence <= MAX_FENCE:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"lock {lease.name!r}: a fence is a whole number from 1 to 2**53 - 1, not {fence!r}")
     return fence
 
 
-def stale_fence_error(lease: Fenced, newest: int, where: str) -> LeaseLost:
+def stale_fence_error(lease: Fenced, newest: int, place: str) -> LeaseLost:
     """The error for an older holder."""
     return LeaseLost(
-        f"lock {lease.name!r}: {where} has seen fence {newest} and refuses the older {lease.fence}, with all that came "
-        "with it, since there is a newer holder. Stop, roll back, acquire the lock again and read the data again"
+        f"lock {lease.name!r}: {place} has seen fence {newest} of a newer holder, so it refuses the older "
+        f"{lease.fence} and the change that carries it. Stop, roll back, acquire the lock again and read the data again"
     )

@@ -83,7 +83,7 @@ def create(connection: Connection, *, table: str = TABLE) -> None:
     Any other table with `name`, a unique text, and `fence`, a BIGINT, serves as well.
     """
     _Statement(connection, None).run(
-        f"CREATE TABLE IF NOT EXISTS {_quoted(table)} (name TEXT NOT NULL PRIMARY KEY, fence BIGINT NOT NULL)"
+        f"CREATE TABLE IF NOT EXISTS {_quote(table)} (name TEXT NOT NULL PRIMARY KEY, fence BIGINT NOT NULL)"
     )
 
 
@@ -97,8 +97,8 @@ def guard(connection: Connection, lease: Fenced, *, table: str = TABLE, paramsty
     Raises LeaseLost if the table has a newer fence, ConfigError for an autocommit connection, and the driver's errors.
     """
     fence = fence_of(lease)
-    statement = _checked(connection, paramstyle)
-    rows = _quoted(table)
+    statement = _checked_statement(connection, paramstyle)
+    rows = _quote(table)
     mark = statement.mark
     changed = statement.run(
         f"INSERT INTO {rows} AS held (name, fence) VALUES ({mark(lease.name)}, {mark(fence)}) "  # noqa: S608 (quoted)
@@ -113,7 +113,7 @@ def guard(connection: Connection, lease: Fenced, *, table: str = TABLE, paramsty
         raise stale_fence_error(lease, newest, f"table {table}")
     if newest < fence:
         raise ConfigError(
-            f"lock {lease.name!r}: table {table} did not store the fence: is there a trigger or a rule on it?"
+            f"lock {lease.name!r}: table {table} did not store the fence: is there a trigger or a rule on the table?"
         )
 
 
@@ -141,12 +141,12 @@ def update(
         raise ConfigError(f"lock {lease.name!r}: update() needs `where`, for example {{'id': 7}}")
     if column in values:
         raise ConfigError(f"lock {lease.name!r}: {column!r} is the column of the fence: leave it out of `values`")
-    statement = _checked(connection, paramstyle)
-    rows, fences = _quoted(table), _quoted(column)
+    statement = _checked_statement(connection, paramstyle)
+    rows, fences = _quote(table), _quote(column)
 
     def matching(alias: str, statement: _Statement) -> str:
         return " AND ".join(
-            f"{alias}.{_quoted(name)} " + ("IS NULL" if value is None else f"= {statement.mark(value)}")
+            f"{alias}.{_quote(name)} " + ("IS NULL" if value is None else f"= {statement.mark(value)}")
             for name, value in where.items()
         )
 
@@ -157,16 +157,16 @@ def update(
         locking.run(f"SELECT 1 FROM {rows} AS held WHERE {matching('held', locking)} FOR UPDATE")  # noqa: S608
     # NOT EXISTS makes it all or none. The condition before it is for rows that were inserted after the locking.
     mark = statement.mark
-    sets = ", ".join(f"{_quoted(name)} = {mark(value)}" for name, value in {**values, column: fence}.items())
+    sets = ", ".join(f"{_quote(name)} = {mark(value)}" for name, value in {**values, column: fence}.items())
     changed = statement.run(
         f"UPDATE {rows} AS held SET {sets} WHERE {matching('held', statement)} "  # noqa: S608
         f"AND (held.{fences} IS NULL OR held.{fences} <= {mark(fence)}) AND NOT EXISTS "
         f"(SELECT 1 FROM {rows} AS newer WHERE {matching('newer', statement)} AND newer.{fences} > {mark(fence)})"
     )[0]
     if changed == 0:
-        finding = _Statement(connection, paramstyle)
-        sought = f"SELECT max(held.{fences}) FROM {rows} AS held WHERE {matching('held', finding)}"  # noqa: S608
-        row = finding.run(sought, fetch=True)[1]
+        search = _Statement(connection, paramstyle)
+        query = f"SELECT max(held.{fences}) FROM {rows} AS held WHERE {matching('held', search)}"  # noqa: S608
+        row = search.run(query, fetch=True)[1]
         if row and row[0] is not None and (newest := int(cast("int", row[0]))) > fence:
             raise stale_fence_error(lease, newest, f"table {table}")
     return changed
@@ -214,10 +214,10 @@ class _Statement:
             return cursor.rowcount, cursor.fetchone() if fetch else None
 
 
-def _checked(connection: Connection, paramstyle: str | None) -> _Statement:
+def _checked_statement(connection: Connection, paramstyle: str | None) -> _Statement:
     if inspect.iscoroutinefunction(connection.commit):
         raise ConfigError(
-            "this is a connection for asyncio: use interlock.fence.sqlalchemy with `run_sync`, or a thread"
+            "the connection is for asyncio: use interlock.fence.sqlalchemy with `run_sync`, or a connection for threads"
         )
     if autocommits(connection):
         raise ConfigError(
@@ -240,7 +240,7 @@ def _paramstyle(connection: object, style: str | None) -> str:
     return style
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     """The name of a table or column, quoted for SQL."""
     parts = name.split(".")
     if len(parts) > 2 or not all(re.fullmatch(r"[^\W\d]\w{0,62}", part) for part in parts):

@@ -122,12 +122,12 @@ def _guarded(target: str, lease: Fenced, timeout: float) -> Generator[None]:
     fence, path = fence_of(lease), f"{target}.fence"
     file = _open_and_lock(path, lease, duration(timeout, "timeout"))
     try:
-        found = os.pread(file, 64, 0)
-        number = _NUMBER.fullmatch(found)
-        if not number and not _EMPTY.fullmatch(found):
+        content = os.pread(file, 64, 0)
+        number = _NUMBER.fullmatch(content)
+        if not number and not _EMPTY.fullmatch(content):
             raise ConfigError(
-                f"lock {lease.name!r}: {path} holds no fence but {found!r:.60}. Nothing was written. Remove this "
-                "file once no older holder can be alive"
+                f"lock {lease.name!r}: {path} holds no fence, but {content!r:.60}. Nothing was written. Remove that "
+                "file as soon as no older holder can be alive"
             )
         newest = int(number[1]) if number else 0
         if newest > fence:
@@ -182,8 +182,8 @@ def _copy_owner_and_mode(target: str, new: int) -> None:
         old = os.stat(target)  # noqa: PTH116
     except FileNotFoundError:
         return
-    made = os.fstat(new)
-    if (made.st_uid, made.st_gid) != (old.st_uid, old.st_gid):
+    new_status = os.fstat(new)
+    if (new_status.st_uid, new_status.st_gid) != (old.st_uid, old.st_gid):
         with contextlib.suppress(PermissionError):
             os.fchown(new, old.st_uid, old.st_gid)
     os.fchmod(new, stat.S_IMODE(old.st_mode))

@@ -124,10 +124,10 @@ def _is_noscript(error: Exception) -> bool:
 
 def _check_client(client: object, *, asynchronous: bool) -> None:
     if any("Pipeline" in cls.__name__ for cls in type(client).__mro__):
-        raise ConfigError("a pipeline returns a refusal only at its end: give the client itself")
+        raise ConfigError("a pipeline would return a refusal only at its end: give the client itself")
     if inspect.iscoroutinefunction(getattr(client, "execute_command", None)) != asynchronous:
         kind = ("threads", "execute()") if asynchronous else ("asyncio", "`await aexecute()`")
-        raise ConfigError(f"this is a client for {kind[0]}: use {kind[1]} with it")
+        raise ConfigError(f"the client is for {kind[0]}: use {kind[1]} with it")
 
 
 def _words(

@@ -42,7 +42,7 @@ def guard(connection: Connection, lease: Fenced, *, table: Table | None = None) 
     `dbapi.create()`. Raises LeaseLost if the table has a newer fence, ConfigError for AUTOCOMMIT or another database.
     """
     fence = fence_of(lease)
-    dialect = _checked(connection)
+    dialect = _checked_dialect(connection)
     rows = _TABLE if table is None else table
     new = (postgresql.insert(rows) if dialect == "postgresql" else sqlite.insert(rows)).values(
         name=lease.name, fence=fence
@@ -60,7 +60,7 @@ def guard(connection: Connection, lease: Fenced, *, table: Table | None = None) 
         raise stale_fence_error(lease, newest, f"table {rows.fullname}")
     if newest < fence:
         raise ConfigError(
-            f"lock {lease.name!r}: table {rows.fullname} did not store the fence: is there a trigger on it?"
+            f"lock {lease.name!r}: table {rows.fullname} did not store the fence: is there a trigger on the table?"
         )
 
 
@@ -79,7 +79,7 @@ def update(connection: Connection, lease: Fenced, statement: Update, *, column: 
         raise ConfigError(f"lock {lease.name!r}: update() needs a statement on one table, with .where(...)")
     if column not in table.c:
         raise ConfigError(f"lock {lease.name!r}: table {table} has no column {column!r} for the fence")
-    dialect = _checked(connection)
+    dialect = _checked_dialect(connection)
     fences: ColumnElement[int] = table.c[column]
     if dialect != "sqlite":  # see dbapi.update
         connection.execute(select(fences).where(where).with_for_update(of=fences)).close()
@@ -94,15 +94,17 @@ def update(connection: Connection, lease: Fenced, statement: Update, *, column: 
     return changed
 
 
-def _checked(connection: Connection) -> str:
+def _checked_dialect(connection: Connection) -> str:
     dialect = connection.dialect.name
     if dialect not in _DIALECTS:
-        raise ConfigError(f"{dialect} is not supported: the guards work with {' and '.join(_DIALECTS)}")
+        raise ConfigError(f"the guards do not support {dialect}, only {' and '.join(_DIALECTS)}")
     if not connection.in_transaction():
         connection.begin()  # as the first statement would; some engines send BEGIN only at that moment
-    asked = (
-        connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT"
-    )  # a connection of asyncpg does not show it
-    if asked or autocommits(connection.connection.driver_connection):
-        raise ConfigError("the connection is in AUTOCOMMIT mode, so the guard would end before the write")
+    # For asyncpg only the execution options show it, not the driver's connection.
+    is_autocommit = connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT"
+    if is_autocommit or autocommits(connection.connection.driver_connection):
+        raise ConfigError(
+            "the connection is in AUTOCOMMIT mode, so the guard would end before the write: use a "
+            "transaction, or another isolation level"
+        )
     return dialect

@@ -1,4 +1,4 @@
-"""A server that a test may harm: killed, started again, paused."""
+"""A server that a test may kill, start again and pause."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ START_TIMEOUT: Final = 10.0  # seconds
 class BreakableServer(Server):
     """A private server (see `interlock.embedded.Server`) that a test may kill, start again and pause.
 
-    Without `config` it keeps nothing on disk, so `restart()` begins empty, as a cache does. With
-    `config={"appendonly": "yes", "appendfsync": "always"}` it begins with every write that it acknowledged.
+    Without `config` the server stores nothing on disk, so after `restart()` it is empty, like a cache. With
+    `config={"appendonly": "yes", "appendfsync": "always"}` it then has every write that it acknowledged.
     """
 
     def __init__(self, *, binary: str | Path | None = None, config: Mapping[str, str] | None = None) -> None:
@@ -31,7 +31,7 @@ class BreakableServer(Server):
 
     @property
     def running(self) -> bool:
-        """Whether it was started, and neither killed nor stopped since. A paused server runs."""
+        """Whether the server was started, and neither killed nor stopped since. A paused server runs, too."""
         return self in _processes and _processes[self][-1].poll() is None
 
     def kill(self) -> None:
@@ -42,9 +42,9 @@ class BreakableServer(Server):
         process.wait()
 
     def restart(self, *, timeout: float = START_TIMEOUT) -> None:
-        """Start it again after `kill()`, at the same address, and wait until it answers (at most `timeout` seconds)."""
+        """Start the server again after `kill()`, at the same address, and wait for an answer (`timeout` s at most)."""
         watcher, dead = _processes[self]
-        assert dead.poll() is not None, "it was not killed"
+        assert dead.poll() is not None, "the server was not killed: call kill() first"
         _processes[self].remove(dead)
         self.socket.unlink(missing_ok=True)
         self._run(self._started(), self._command, watcher.pid, time.monotonic() + timeout)
