@@ -10,6 +10,7 @@ import pytest
 from harness.modes import until
 from interlock import LeaseState
 from interlock._protocol.run import run
+from interlock.errors import ConfigError
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes", quorum=True)
@@ -140,3 +141,46 @@ async def test_two_undos_of_one_lease_both_report_that_they_are_done(mode):
         waiting = done.wait(session.runtime.now() + 10)
         assert await (mode.in_thread(run, waiting) if mode.name == "threads" else waiting)
     assert not await lease.release()
+
+
+@rule(8)
+@pytest.mark.one_server
+async def test_close_gives_back_a_lease_that_is_granted_while_it_begins(mode, clean):
+    """In threads, close() may have said that it closes, and not have looked yet at what is held."""
+    locks = mode.interlock()
+    session = mode.session(locks)
+    add = session.renewal.add
+
+    def closing(grant):
+        add(grant)
+        session.core.closed = True
+
+    session.renewal.add = closing
+    with pytest.raises(ConfigError, match="closed"):
+        await locks.lock("a").acquire()
+    del session.renewal.add
+    assert clean.exists("lock:a")
+    await locks.close()
+    assert not clean.exists("lock:a")
+
+
+@rule(8)
+@pytest.mark.one_server
+async def test_close_gives_back_a_lease_whose_release_has_just_begun(mode, clean):
+    locks = mode.interlock()
+    session = mode.session(locks)
+    lease = await locks.lock("a").acquire()
+    remove, released = session.renewal.remove, []
+
+    def closing(grant):
+        remove(grant)
+        released[:] = session.stop_granting(announce=False)
+
+    session.renewal.remove = closing
+    assert await lease.release()
+    del session.renewal.remove
+    assert [attempt.token for attempt in released] == [lease.token]
+    await session.release_all(released, session.server, session.runtime.now() + 5) if mode.name == "asyncio" else (
+        await mode.in_thread(run, session.release_all(released, session.server, session.runtime.now() + 5))
+    )
+    assert not clean.exists("lock:a")

@@ -180,7 +180,7 @@ class Core:
         until = FOREVER if timeout is None else started + (timeout or (self.try_for if try_for is None else try_for))
         attempt = attempt or self.attempt(resource, ttl, wait=wait)
         token, ttl_ms, waits = attempt.token, str(int(ttl * 1000)), "1" if wait else "0"
-        late, doubted, proven = 0, True, ""
+        late, granted, doubted, proven = 0, False, True, ""
         refused: Queued | None = None  # the last reply that another holder has the resource
         try:
             self.waiters.register(attempt)
@@ -192,6 +192,7 @@ class Core:
                 raw, sent = await self.request(attempt, args, until)
                 reply = parse_acquire(raw)
                 if isinstance(reply, Granted):
+                    granted = True
                     accepted = accept(attempt, reply, sent)
                     if accepted is not None:
                         attempt.should_stop = None  # requests after the grant do not belong to the waiting
@@ -215,8 +216,10 @@ class Core:
             # Set first: if KeyboardInterrupt arrives during the clean-up below, the heartbeat must already treat this
             # attempt as abandoned.
             attempt.abandoned = True
-            self.waiters.unregister(attempt)
-            await self._undo(attempt, error, was_granted=late > 0)
+            undone = self._undo(attempt, error, was_granted=granted)
+            self.waiters.unregister(attempt)  # second: close() in another thread finds the attempt here, or its undo
+            if undone is not None and isinstance(error, AcquireTimeout):
+                await undone.wait(self.runtime.now() + UNDO_GRACE)
             if refused is not None and was_unanswered(error) and last_answer_counts(attempt, self.runtime.now()):
                 # The caller's time is over, and the server said just before that another holder has the resource.
                 raise busy(resource, timeout or 0, refused) from error
@@ -229,13 +232,10 @@ class Core:
             raise Unavailable(f"{attempt.resource}: {shown} answers too late for a lease of {attempt.ttl:g} s")
         return late + 1
 
-    async def _undo(self, attempt: Attempt, error: BaseException, *, was_granted: bool) -> None:
-        """Undo whatever an attempt that ends with this error may have left in the server."""
+    def _undo(self, attempt: Attempt, error: BaseException, *, was_granted: bool) -> AutoResetEvent | None:
+        """Undo whatever an attempt that ends with this error may have left in the server: None if that is nothing."""
         may_have_left = attempt.is_queued or attempt.in_doubt or was_granted or self.server.is_quorum
-        if may_have_left or not isinstance(error, LockError):
-            undone = self.undo.add(attempt)
-            if isinstance(error, AcquireTimeout):
-                await undone.wait(self.runtime.now() + UNDO_GRACE)
+        return self.undo.add(attempt) if may_have_left or not isinstance(error, LockError) else None
 
     def _timeout_error(self, attempt: Attempt, refusal: LockError) -> LockError:
         """The error for a waiter whose time is over: its last refusal, if that still counts, else Unavailable."""
@@ -281,9 +281,8 @@ class Core:
             self.renewal.add(grant)
             # The push of a revocation may have arrived before the reply that grants the lease.
             if why := self.renewal.early_revocations.get(attempt.token):
-                self.undo.add(attempt)
                 raise grant.error(f"it was revoked: {why}")
-            if self.closed:  # close() releases it, whether or not it has seen this lease
+            if self.closed:  # the caller undoes the attempt: close() may have looked at the leases before this one
                 raise self.closed_error(attempt.resource)
             self.waiters.unregister(attempt)
         except BaseException:
@@ -393,9 +392,9 @@ class Core:
             return False
         doubt = attempt.in_doubt
         try:
+            self.releasing[attempt.token] = attempt  # first: close() in another thread finds it here or among the held
             grant.mark_released()
             self.renewal.remove(grant)
-            self.releasing[attempt.token] = attempt
             args = encode_release(attempt.token, tombstone_ms(attempt), attempt.release_args)
             attempt.in_doubt = False  # from here on: whether a release may have been sent twice
             until = FOREVER
