@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 import time
+from functools import lru_cache, partial
 from typing import Final
 
-_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-
-def now() -> float:
-    """Seconds on a clock that nobody can set and that runs on while the machine sleeps."""
-    return time.clock_gettime(_CLOCK)
-
+# now(): seconds on a clock that nobody can set and that runs on while the machine sleeps.
+now: Final = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 RETRY_FOR: Final = 5.0  # seconds that a server may stay away before a call raises Unavailable
 TRY_FOR: Final = 1.0  # seconds that a call which does not wait may take, unless the Interlock says otherwise
@@ -36,6 +32,7 @@ def capped_ttl(ttl: float, max_hold: float, drift: float = DRIFT) -> float:
     return min(ttl, max_hold + 2 * margin(ttl, drift))
 
 
+@lru_cache(maxsize=256)  # a client asks about the same few ttls all the time
 def margin(ttl: float, drift: float = DRIFT) -> float:
     """Seconds by which the deadline is earlier than the end in the server, since clocks run at different speeds.
 
