@@ -62,7 +62,7 @@ class Client:
         self.session = self.server.push_handler = Session(
             self.server, None, self._task_label, max_ttl, lambda: self.server
         )
-        self.session.process_id = name
+        self.session.core.process_id = name
         _sessions.discard(self.session)  # this real process has no such session
         self.locks = SimInterlock(self.session)
         self.known_limits: dict[str, Any] = {}  # facts that its workers have learned about resources, by name
@@ -76,7 +76,8 @@ class Client:
         self.closing: Task | None = None
 
     def _restore(self, original: Client) -> None:
-        self.session.process_id, self.session.channel = original.session.process_id, original.session.channel
+        mine, copied = self.session, original.session
+        mine.core.process_id, mine.channel = copied.core.process_id, copied.channel
         self.known_limits = copy.copy(original.known_limits)
         for server, other in zip(self.servers, original.servers, strict=True):
             vars(server.history).update(vars(copy.deepcopy(other.history)))

@@ -49,14 +49,14 @@ class Options(OptionsOf["Lease"], total=False):
 
 
 class Lease(LeaseCore[asyncio.Event], LeaseForAsyncio):
-    __slots__ = ("_bodies",)
+    __slots__ = ()
     release = awaitable(LeaseCore[asyncio.Event]._release)
     extend = awaitable(LeaseCore[asyncio.Event]._extend)
     execute = awaitable(LeaseCore[asyncio.Event]._execute)
 
 
 class MultiLease(MultiLeaseCore[asyncio.Event, Lease], LeaseForAsyncio):
-    __slots__ = ("_bodies",)
+    __slots__ = ()
     release = awaitable(MultiLeaseCore[asyncio.Event, Lease]._release)
     extend = awaitable(MultiLeaseCore[asyncio.Event, Lease]._extend)
 
@@ -78,7 +78,7 @@ class Leadership(LeadershipCore[asyncio.Event], Lease):
 
 class Lock(LockCore[Lease], Lockable[LockState, Lease]):
     __slots__ = ()
-    _lease_type = Lease
+    _lease_of: Callable[..., Lease] = Lease
     acquire = awaitable(LockCore[Lease]._acquire)
     try_acquire = awaitable(LockCore[Lease]._try_acquire)
 
@@ -89,7 +89,7 @@ class RLock(RLockCore[Lease], Lock):
 
 class Semaphore(SemaphoreCore[Lease], Lockable[SemaphoreState, Lease]):
     __slots__ = ()
-    _lease_type = Lease
+    _lease_of = Lease
     acquire = awaitable(SemaphoreCore[Lease]._acquire)
     try_acquire = awaitable(SemaphoreCore[Lease]._try_acquire)
     available = awaitable(SemaphoreCore[Lease]._available)
@@ -161,7 +161,7 @@ class Election(ElectionCore[Leadership, asyncio.Event], Lockable[LockState, Lead
 
 class Once(OnceCore[Lease]):
     __slots__ = ()
-    _lease_type = Lease
+    _lease_of = Lease
     inspect = awaitable(OnceCore[Lease]._inspect)
     forget = awaitable(OnceCore[Lease]._forget)
     revoke = awaitable(OnceCore[Lease]._revoke)

@@ -68,7 +68,7 @@ class Leadership(LeadershipCore[threading.Event], Lease):
 
 class Lock(LockCore[Lease], Lockable[LockState, Lease]):
     __slots__ = ()
-    _lease_type = Lease
+    _lease_of: Callable[..., Lease] = Lease
     acquire = blocking(LockCore[Lease]._acquire)
     try_acquire = blocking(LockCore[Lease]._try_acquire)
 
@@ -79,7 +79,7 @@ class RLock(RLockCore[Lease], Lock):
 
 class Semaphore(SemaphoreCore[Lease], Lockable[SemaphoreState, Lease]):
     __slots__ = ()
-    _lease_type = Lease
+    _lease_of = Lease
     acquire = blocking(SemaphoreCore[Lease]._acquire)
     try_acquire = blocking(SemaphoreCore[Lease]._try_acquire)
     available = blocking(SemaphoreCore[Lease]._available)
@@ -156,7 +156,7 @@ class Election(ElectionCore[Leadership, threading.Event], Lockable[LockState, Le
 
 class Once(OnceCore[Lease]):
     __slots__ = ()
-    _lease_type = Lease
+    _lease_of = Lease
     inspect = blocking(OnceCore[Lease]._inspect)
     forget = blocking(OnceCore[Lease]._forget)
     revoke = blocking(OnceCore[Lease]._revoke)

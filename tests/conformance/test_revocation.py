@@ -73,7 +73,9 @@ async def test_a_revocation_whose_push_was_lost_reaches_the_holder_after_the_rec
     locks, others = mode.interlock(), mode.interlock()
     leases = [await mode.keep(acquired(make(locks))) for make in (LOCKS["lock"], LOCKS["fixed lock"])]
     session = mode.session(locks)
-    await until(lambda: all(session.renewal._is_subscribed(lease._grant) for lease in leases))
+    await until(
+        lambda: all(session.renewal._subscribed_at(lease._grant) < lease._grant.answered_since for lease in leases)
+    )
     lost = []
     session.pushed = lost.append
     for name in "ab":
@@ -114,7 +116,7 @@ async def test_a_lease_is_asked_about_again_if_its_channel_was_subscribed_during
     await mode.keep(
         locks.lock("other").acquire()
     )  # it stands in a slot, so the keeper of ends looks at new subscriptions
-    await until(lambda: session.renewal._is_subscribed(fixed._grant))
+    await until(lambda: session.renewal._subscribed_at(fixed._grant) < fixed._grant.answered_since)
     del session.server.call_many
 
 

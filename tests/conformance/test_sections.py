@@ -150,7 +150,7 @@ async def test_a_lease_that_is_lost_before_its_body_is_released(server, locks, c
     async def revoked(lock, timeout):
         lease = await acquire(lock, timeout)
         assert locks.lock("a").revoke("a test")
-        lease._session.renewal.lose(lease._grant, "it was revoked")
+        lease._core.renewal.lose(lease._grant, "it was revoked")
         return lease
 
     async with interlock.aio.Interlock(server.url) as others:

@@ -39,7 +39,7 @@ async def test_a_waiter_whose_clean_up_an_interrupt_cut_short_gets_no_heartbeat(
         await _interrupted(mode, locks)
     await lease.release()
     mine = await holder.lock("a").acquire(timeout=10)
-    assert not session.waiters.queues
+    await until(lambda: not session.waiters.queues)
     await mine.release()
     session.waiters.registered.clear()
 
@@ -128,7 +128,7 @@ def test_a_crowd_whose_heartbeats_are_lost_does_not_ask_all_at_once_again_and_ag
     waiters = Waiters(server, lambda _due: None)
     room = waiters.queues["a"] = LocalQueue(lock_resource("a", ""))
     for number in range(many):
-        room.attempts[str(number)] = Attempt(room.resource, str(number), 30, server)
+        room.attempts[str(number)] = Attempt(room.resource, str(number), event=server)
     woken = []
     for second in range(30):
         server.time, room.due = float(second), 0.0

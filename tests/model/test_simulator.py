@@ -579,13 +579,13 @@ def a_multi_that_waits_for_a_silent_server(monkeypatch):
 
 
 def one_that_cannot_wait_stays(monkeypatch):
-    obtain = _core.Core.wait_until_granted
+    acquire = _core.Core.acquire
 
-    async def staying(self, primitive, accept, ttl, timeout, busy, attempt, try_for=None):
+    async def staying(self, attempt):
         attempt.is_queued = False
-        return await obtain(self, primitive, accept, ttl, timeout, busy, attempt, try_for)
+        return await acquire(self, attempt)
 
-    monkeypatch.setattr(_core.Core, "wait_until_granted", staying)
+    monkeypatch.setattr(_core.Core, "acquire", staying)
 
 
 def a_silence_that_is_told_as_a_refusal(monkeypatch):

@@ -14,6 +14,7 @@ from harness.topology import Independents
 from harness.topology.group import ask
 from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Ran, Skipped, Unavailable
 from interlock._client import waiting as _waiters
+from interlock._client.grant import AcquireOptions
 from interlock._protocol.run import run
 from interlock._protocol.timing import RETRY_FOR
 from interlock._servers.quorum_votes import Request
@@ -266,7 +267,7 @@ async def test_the_loss_of_the_majority_is_reported_as_a_loss_in_time(mode, serv
     await until(lambda: lease.state == LeaseState.JEOPARDY)
     deadline = lease._grant.deadline
     await until(lease.lost.is_set)
-    assert lease._session.runtime.now() < deadline + SLACK
+    assert lease._core.runtime.now() < deadline + SLACK
     with pytest.raises(LeaseLost):
         lease.ensure()
     servers.nodes[0].resume()
@@ -509,11 +510,11 @@ async def test_a_token_with_an_unconfirmed_release_has_no_vote_any_more(mode, se
     await (await locks.lock("warm").acquire()).release()
     server = mode.session(locks).server
     lock = locks.lock("a")
-    attempt = mode.session(locks).core.attempt(lock._primitive, 30, wait=False)
+    attempt = mode.session(locks).core.attempt(lock._primitive, AcquireOptions(30), 0)
     for node in server.nodes[:2]:
         node.unconfirmed_releases[attempt.token] = True
     core = mode.session(locks).core
-    asking = core.wait_until_granted(attempt.resource, lambda _, reply, __: reply, 30, 0, None, attempt)
+    asking = core.acquire(attempt)
     error = await outcome(asking if mode.name == "asyncio" else mode.in_thread(run, asking))
     assert isinstance(error, Unavailable)
     await until(lambda: nothing_left(servers, 3))

@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
 
+    from interlock._client.core import Core
+    from interlock._client.grant import AcquireOptions
     from interlock._protocol.types import Resource
     from interlock.primitives.election import Leader
 
-    from .options import AcquireOptions
 
 R = TypeVar("R")
 OUTAGE_PAUSE: Final = 0.5  # seconds after which a campaign that the server did not answer begins anew
@@ -49,6 +50,7 @@ class ElectionCore(LockCore[LeaseT], Generic[LeaseT, EventT]):
     """One of many leads; see Interlock.election. `acquire` and `campaign` are the same, and a `with` leads."""
 
     __slots__ = ("_won",)
+    _lease_type: Callable[[Core, Grant], LeaseT]
     _stop_scope: Callable[[EventT | None], AbstractAsyncContextManager[object, bool | None]]
     """Cancels its body when the event is set, if this mode can."""
 
@@ -131,7 +133,9 @@ class ElectionCore(LockCore[LeaseT], Generic[LeaseT, EventT]):
         while not self._interlock._closed:
             session = self._session
             try:
-                lease = section.lease = await self._request(self._primitive, None, should_stop=should_stop)
+                core = session.core
+                attempt = core.attempt(self._primitive, self._options, None, self._lease_of, should_stop=should_stop)
+                lease = section.lease = await core.acquire(attempt)
             except Stopped:
                 break
             except LeaseLost:  # it was revoked in the moment in which it was handed over
@@ -149,7 +153,7 @@ class ElectionCore(LockCore[LeaseT], Generic[LeaseT, EventT]):
                 return lease
         return None
 
-    def _lease_of(self, grant: Grant) -> Any:
-        lease = super()._lease_of(grant)
+    def _lease_of(self, core: Core, grant: Grant) -> Any:
+        lease = self._lease_type(core, grant)
         self._won = weakref.ref(lease)
         return lease

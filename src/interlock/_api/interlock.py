@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, ParamSpec, Self, TypeVar, Unpack
 
+from interlock._client.grant import AcquireOptions
 from interlock._client.reentrancy import HeldByCaller
 from interlock._connect.address import Quorum
 from interlock._connect.target import address_of, quorum_of
@@ -18,7 +19,7 @@ from interlock.primitives.once import Skipped
 
 from .blocking import Face
 from .multi import checked_members
-from .options import DEFAULT_TTL, AcquireOptions, LeaseT, OptionsOf
+from .options import DEFAULT_TTL, LeaseT, OptionsOf, timeout_of
 from .section import Section
 from .synchronized import Template, busy_skips, decorated
 
@@ -316,7 +317,13 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
                 "a quorum takes no acks= and no fsync=: a majority of its servers is what its leases rest on, and "
                 "lease.assurance says of how many"
             )
-        return AcquireOptions(float(ttl), wanted, **options)
+        checked = AcquireOptions(float(ttl), wanted, **options)
+        timeout_of(checked.timeout)
+        if checked.max_hold is not None:
+            duration(checked.max_hold, "max_hold", least=MIN_TTL)
+        if checked.on_lost is not None and not callable(checked.on_lost):
+            raise ConfigError(f"on_lost must be callable with the lease, not {checked.on_lost!r}")
+        return checked
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.Interlock {self._address.display_url}{' closed' if self._closed else ''}>"

@@ -19,7 +19,7 @@ from .blocking import Face
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from interlock._client.session import Session
+    from interlock._client.core import Core
     from interlock._protocol.types import AutoResetEvent
 
 # What `execute` returns: bytes for strings, as the server sent them.
@@ -56,19 +56,20 @@ _ENDED: Final = frozenset({LeaseState.LOST, LeaseState.RELEASED})
 class WatchedCore(Face, Generic[EventT]):
     """A lease, or several as one: its events, each made when it is first asked for, and its `with`."""
 
-    __slots__ = ("_end_event", "_in_with", "_lost_event")
+    __slots__ = ("_bodies", "_core", "_end_event", "_in_with", "_lost_event")
     _event_type: Callable[[], EventT]
-    _session: Session
-
-    def __init__(self) -> None:
-        self._lost_event: Any = None
-        self._end_event: Any = None
-        self._in_with = False  # a `with` of its lockable acquired it, and so gives it back
+    _core: Core
+    _lost_event: Any
+    _end_event: Any
+    _in_with: bool
+    """A `with` of its lockable acquired it, and so gives it back."""
+    _bodies: tuple[Any, ...]
+    """In asyncio, what tasks do inside of it, the innermost last."""
 
     @property
     def lost(self) -> EventT:
         """An event that is set when the lease is lost; of several leases as one, when any of them is."""
-        with self._session.runtime.mutex:
+        with self._core.runtime.mutex:
             event: EventT = self._lost_event or self._event_type()
             self._lost_event = event
         if self.state in _LOST:  # read after the event was made: a loss in between sets it, too
@@ -78,7 +79,7 @@ class WatchedCore(Face, Generic[EventT]):
     @property
     def ended(self) -> EventT:
         """An event that is set when the lease ends in any way: it is lost, it is released, its Interlock is closed."""
-        with self._session.runtime.mutex:
+        with self._core.runtime.mutex:
             event: EventT = self._end_event or self._event_type()
             self._end_event = event
         if self.state in _ENDED:
@@ -127,13 +128,13 @@ class LeaseCore(WatchedCore[EventT]):
     Any thread may release it; in asyncio, any task of its loop.
     """
 
-    __slots__ = ("__weakref__", "_depth", "_grant", "_multi_leases", "_on_lost_call", "_session")
+    __slots__ = ("__weakref__", "_depth", "_grant", "_multi_leases")
 
-    def __init__(self, session: Session, on_lost: Callable[[Any], object] | None, grant: Grant) -> None:
-        super().__init__()
-        self._session = session
+    def __init__(self, core: Core, grant: Grant) -> None:
+        self._core = core
         self._grant = grant
-        self._on_lost_call = on_lost
+        self._lost_event = self._end_event = None
+        self._in_with, self._bodies = False, ()
         self._depth: int = 1  # how often it was acquired, and not released yet
         self._multi_leases: tuple[weakref.ref[WatchedCore[Any]], ...] = ()  # of which it is a part
         grant.lease = weakref.ref(self)
@@ -156,13 +157,13 @@ class LeaseCore(WatchedCore[EventT]):
     @property
     def assurance(self) -> Assurance:
         """What it rested on when it was granted: how many servers, replicas, disks; see `Interlock.lock(acks=...)`."""
-        return self._grant.attempt.assurance or Assurance(self._session.server.majority)
+        return self._grant.attempt.assurance or Assurance(self._core.server.majority)
 
     @property
     def state(self) -> LeaseState:
         """HELD, JEOPARDY, LOST or RELEASED, judged now."""
         grant = self._grant
-        now = self._session.runtime.now()
+        now = self._core.runtime.now()
         if why := grant.reason_ended(now):
             return LeaseState.RELEASED if why == Grant.RELEASED else LeaseState.LOST
         at_risk = grant.renewal_failing or (
@@ -174,11 +175,11 @@ class LeaseCore(WatchedCore[EventT]):
         """Seconds for which the lease is certainly ours, without another renewal; 0.0 once it has ended."""
         if self._grant.end_reason is not None:
             return 0.0
-        return max(0.0, self._grant.deadline - self._session.runtime.now())
+        return max(0.0, self._grant.deadline - self._core.runtime.now())
 
     def ensure(self) -> None:
         """Raise LeaseLost unless the lease is certainly still ours. No I/O: cheap enough before every write."""
-        if why := self._grant.reason_ended(self._session.runtime.now()):
+        if why := self._grant.reason_ended(self._core.runtime.now()):
             raise self._grant.error(why)
 
     async def _release(self) -> bool:
@@ -189,11 +190,11 @@ class LeaseCore(WatchedCore[EventT]):
         """
         if self._leaves_inner():
             return self.state not in _ENDED
-        return await self._session.core.release(self._grant)
+        return await self._core.release(self._grant)
 
     async def _extend(self, ttl: float) -> None:
         """Make the lease last at least `ttl` seconds from now, renewed or not. Raises LeaseLost or Unavailable."""
-        await self._session.extend(self._grant, ttl)
+        await self._core.extend(self._grant, ttl)
 
     async def _execute(
         self, command: str, *args: str | bytes | float, keys: Sequence[str | bytes] | None = None
@@ -204,14 +205,14 @@ class LeaseCore(WatchedCore[EventT]):
         share the lock's slot. Returns the reply, strings as bytes. Never sent twice: raises Unavailable, saying whether
         the command may have run; LeaseLost if it was not run.
         """
-        reply: Reply = await self._session.execute(self._grant, command, args, keys)
+        reply: Reply = await self._core.execute(self._grant, command, args, keys)
         return reply
 
     def _on_lost(self) -> None:
         super()._on_lost()
         self._on_end()
-        if self._on_lost_call is not None:
-            self._session.runtime.run_callback(self._on_lost_call, self)
+        if (on_lost := self._grant.attempt.options.on_lost) is not None:
+            self._core.runtime.run_callback(on_lost, self)
         for reference in self._multi_leases:
             if whole := reference():
                 whole._on_lost()
@@ -223,7 +224,7 @@ class LeaseCore(WatchedCore[EventT]):
                 whole._on_end()
 
     def _leave(self, error: BaseException | None) -> Coroutine[Any, Any, None]:
-        return self._leave_inner(error) if self._leaves_inner() else self._session.core.exit_section(self._grant, error)
+        return self._leave_inner(error) if self._leaves_inner() else self._core.exit_section(self._grant, error)
 
     async def _leave_inner(self, error: BaseException | None) -> None:
         if error is None and self.state is LeaseState.LOST:
@@ -251,7 +252,7 @@ class LeaseCore(WatchedCore[EventT]):
 
     def _abandon(self) -> AutoResetEvent | None:
         """Give it back in the background, since nobody will use it. The event is set when that is done."""
-        return None if self._leaves_inner() else self._session.core.release_in_background(self._grant)
+        return None if self._leaves_inner() else self._core.release_in_background(self._grant)
 
     def _holds(self) -> Any:
         """How often it is held now: what `_give_up` compares."""
@@ -270,21 +271,21 @@ class LeaseCore(WatchedCore[EventT]):
         if ended is not None and (before is not None or ended in {Grant.RELEASED, Grant.FORKED}):
             return  # else it was lost before its body: what a revocation left in the server is for the next one
         if later:
-            self._session.core.release_later(self._grant)
+            self._core.release_later(self._grant)
         else:
-            self._session.core.release_in_background(self._grant)
+            self._core.release_in_background(self._grant)
 
     def __repr__(self) -> str:
         return f"<Lease {self.name!r} fence={self.fence} {self.state.value} for {self.remaining():.3f} s>"
 
     def __del__(self) -> None:
         grant = getattr(self, "_grant", None)
-        if grant is None or grant.bucket is None or grant.reason_ended(now := self._session.runtime.now()):
+        if grant is None or grant.bucket is None or grant.reason_ended(now := self._core.runtime.now()):
             return
         if self._in_with:  # its section is garbage as well, and may be finalized later than this
-            self._session.core.release_later(grant)
+            self._core.release_later(grant)
         else:
-            self._session.renewal.drop(grant)
+            self._core.renewal.drop(grant)
             left = max(grant.attempt.ttl, round(grant.attempt.extended_until - now, 3))
             warnings.warn(
                 f"{grant.resource}: a lease was dropped without release. It is renewed no more, and keeps "

@@ -1,13 +1,13 @@
 """What can be held, and a lock: acquiring it, its `with`, its decorator, and taking it away from its holder.
 
-A lockable is a description: nothing is sent until it is acquired. A class of a lockable says how it asks
+A lockable is a description: nothing is sent until it is acquired. A class of a lockable says what it asks for
 (`_to_request`), whether its caller holds it already (`_reenter`), and what it remembers of a lease (`_lease_of`).
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives.lock import LockState, parse_state
@@ -18,19 +18,20 @@ from .section import Section
 from .synchronized import checked_kind, decorated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
-    from interlock._client.grant import Grant
+    from interlock._client.core import Core
+    from interlock._client.grant import AcquireOptions, Grant
     from interlock._protocol.types import Resource
-
-    from .options import AcquireOptions
 
 
 class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
     """Something that can be held: a `with` (asyncio: `async with`) holds it, a decorated function runs under it."""
 
     __slots__ = ("_by_hand", "_inside", "_options")
-    _lease_type: Callable[..., LeaseT]
+    _lease_of: Callable[[Core, Grant], LeaseT]
+    """Makes the lease of a grant, before anybody else sees it."""
+    _is_reentrant: ClassVar[bool] = False
 
     def __init__(self, interlock: Any, resource: Resource, options: AcquireOptions) -> None:
         super().__init__(interlock, resource)
@@ -45,10 +46,12 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
         of the lockable. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind; nor does a
         call that is cancelled or interrupted. An rlock raises LeaseLost if its caller holds it, and has lost it.
         """
-        if (lease := self._reenter()) is not None:
-            return lease
-        acquired: LeaseT = await self._request(self._to_request(), self._timeout(timeout))
-        return acquired
+        if self._is_reentrant and (held := self._reenter()) is not None:
+            return held
+        core, options = self._interlock._session.core, self._options
+        timeout = options.timeout if isinstance(timeout, Unset) else timeout_of(timeout)
+        lease: LeaseT = await core.acquire(core.attempt(self._to_request(), options, timeout, self._lease_of))
+        return lease
 
     async def _try_acquire(self) -> LeaseT | None:
         """Acquire this if that is possible now. Returns its lease, or None if somebody else holds it.
@@ -96,24 +99,7 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
 
         return decorated(function, locked, for_asyncio=self._interlock._for_asyncio)
 
-    # Acquiring
-
-    def _request(self, resource: Resource, timeout: float | None, **how: Any) -> Coroutine[Any, Any, Any]:
-        """Ask for a new lease; `how` is for Core.acquire."""
-        options = self._options
-        return self._interlock._session.core.acquire(  # type: ignore[no-any-return]
-            resource,
-            self._lease_of,
-            options.ttl,
-            timeout,
-            options.renew,
-            options.max_hold,
-            acks=options.acks,
-            **how,
-        )
-
-    def _timeout(self, timeout: float | Unset | None) -> float | None:
-        return self._options.timeout if isinstance(timeout, Unset) else timeout_of(timeout)
+    # What a multi needs of each
 
     def _reenter(self) -> LeaseT | None:
         """The lease that this thread or task holds already, entered once more; None if it has to acquire one."""
@@ -122,10 +108,6 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
     def _to_request(self) -> Resource:
         """What the server is asked for. Raises ConfigError for what could never be granted."""
         return self._primitive
-
-    def _lease_of(self, grant: Grant) -> Any:
-        """The lease of a grant, before anybody else sees it."""
-        return self._lease_type(self._interlock._session, self._options.on_lost, grant)
 
     # Its `with`
 
@@ -173,6 +155,7 @@ class RLockCore(LockCore[LeaseT]):
     """
 
     __slots__ = ()
+    _is_reentrant = True
 
     @property
     def _owner(self) -> Any:
@@ -185,8 +168,8 @@ class RLockCore(LockCore[LeaseT]):
         entered: LeaseT | None = held[0]._reenter() if held else None
         return entered
 
-    def _lease_of(self, grant: Grant) -> Any:
-        lease = super()._lease_of(grant)
+    def _lease_of(self, core: Core, grant: Grant) -> Any:
+        lease = super()._lease_of(core, grant)
         self._interlock._held_by_caller.add(self._owner, self._primitive.keys[0], lease)
         return lease
 

@@ -13,12 +13,13 @@ from interlock.primitives.multi import multi_resource
 from interlock.primitives.permits import SemaphoreState
 
 from .lock import LockableCore
-from .options import UNSET, LeaseT, Unset
+from .options import UNSET, LeaseT, Unset, timeout_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from .options import AcquireOptions
+    from interlock._client.grant import AcquireOptions
+
 
 MAX_LOCKABLES: Final = 1000
 Leases = dict[str, Any]  # by name, in the order in which they were acquired: what an error rolls back
@@ -28,6 +29,7 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
     """Several lockables, all or none; see Interlock.multi."""
 
     __slots__ = ("_members",)
+    _lease_type: Callable[..., LeaseT]
 
     def __init__(self, interlock: Any, lockables: Iterable[Any], options: AcquireOptions) -> None:
         members = sorted(lockables, key=lambda each: each._primitive.keys[0].encode())
@@ -41,7 +43,8 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
         of the multi. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind; nor does a call
         that is cancelled or interrupted.
         """
-        core, timeout = self._session.core, self._timeout(timeout)
+        core = self._session.core
+        timeout = self._options.timeout if isinstance(timeout, Unset) else timeout_of(timeout)
         try_for = core.patient_timeout if any(each._options.acks for each in self._members) else core.try_for
         until = FOREVER if timeout is None else core.runtime.now() + (timeout or try_for)
         leases: Leases = {}
@@ -50,7 +53,7 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
             missing = [member for member in self._members if member.name not in leases]
             if missing and not await self._take_in_one_step(missing, leases, timeout, until):
                 await self._take_in_order(missing, leases, timeout, until)
-            return self._lease_type(self._session, self._options.on_lost, self._primitive.name, leases)
+            return self._lease_type(core, self._options.on_lost, self._primitive.name, leases)
         except BaseException as error:
             await self._roll_back(leases, error, until)
             if timeout and isinstance(error, AcquireTimeout):
@@ -72,11 +75,7 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
         It can't if they are in different slots or on several servers, or if replicas have to acknowledge one of them.
         """
         core = self._session.core
-        requests = [
-            client.Request(each._to_request(), each._lease_of, options.ttl, options.renew, options.max_hold)
-            for each in missing
-            for options in [each._options]
-        ]
+        requests = [client.Request(each._to_request(), each._options, each._lease_of) for each in missing]
         if core.server.is_quorum or client.apart(core, requests) or any(each._options.acks for each in missing):
             return False
         busy = await client.together(core, requests, until, leases)
@@ -89,7 +88,9 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
         core, names = self._session.core, [member.name for member in missing]
         for member, name in zip(missing, names, strict=True):
             left = max(0.0, until - core.runtime.now())
-            leases[name] = await member._request(member._to_request(), left if timeout else timeout, try_for=left)
+            resource, patience = member._to_request(), left if timeout else timeout
+            attempt = core.attempt(resource, member._options, patience, member._lease_of, try_for=left)
+            leases[name] = await core.acquire(attempt)
             for lease in leases.values():  # what was acquired first may have been lost since
                 lease.ensure()
 

@@ -11,7 +11,7 @@ from .lease import EventT, LeaseCore, LeaseState, WatchedCore
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from interlock._client.session import Session
+    from interlock._client.core import Core
 
 PartT = TypeVar("PartT", bound=LeaseCore[Any])
 
@@ -19,13 +19,12 @@ PartT = TypeVar("PartT", bound=LeaseCore[Any])
 class MultiLeaseCore(WatchedCore[EventT], Generic[EventT, PartT]):
     """Several leases as one: `lease.fence["a"]` is the fence of one, `lease["a"]` its lease."""
 
-    __slots__ = ("__weakref__", "_leases", "_name", "_on_lost_call", "_session", "_told")
+    __slots__ = ("__weakref__", "_leases", "_name", "_on_lost_call", "_told")
 
-    def __init__(
-        self, session: Session, on_lost: Callable[[Any], object] | None, name: str, leases: dict[str, Any]
-    ) -> None:
-        super().__init__()
-        self._session = session
+    def __init__(self, core: Core, on_lost: Callable[[Any], object] | None, name: str, leases: dict[str, Any]) -> None:
+        self._core = core
+        self._lost_event = self._end_event = None
+        self._in_with, self._bodies = False, ()
         self._on_lost_call = on_lost
         self._name = name
         self._leases: dict[str, PartT] = leases
@@ -133,7 +132,7 @@ class MultiLeaseCore(WatchedCore[EventT], Generic[EventT, PartT]):
         super()._on_lost()
         if self._on_lost_call is not None and not self._told:
             self._told = True
-            self._session.runtime.run_callback(self._on_lost_call, self)
+            self._core.runtime.run_callback(self._on_lost_call, self)
 
     def __repr__(self) -> str:
         return f"<MultiLease {self._name!r} {self.state.value} for {self.remaining():.3f} s>"

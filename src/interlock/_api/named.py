@@ -59,7 +59,8 @@ class NamedCore(Face, Generic[StateT]):
         why = re.sub(r"[\x00-\x1f\x7f]+", " ", reason).strip()[:200]
         if not why:
             raise ConfigError(f"{self._primitive}: a revocation needs a reason, which its holder can read")
-        return f"{why} (by {self._session.core.holder_id()})"
+        core = self._session.core
+        return f"{why} (by {core.process_id}/{core.caller_name()})"
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.{type(self).__name__} {self.name!r}>"

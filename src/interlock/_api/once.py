@@ -15,9 +15,9 @@ from .synchronized import checked_kind, decorated
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from interlock._client.grant import AcquireOptions
     from interlock._protocol.types import Resource
 
-    from .options import AcquireOptions
 
 R = TypeVar("R")
 
@@ -51,9 +51,12 @@ class OnceCore(LockableCore[OnceState, LeaseT]):
 
     async def _begin(self, section: Section) -> Any:
         """The lease of a run, which this section owns; or Skipped."""
-        patient = self._session.core.patient_timeout
+        core = self._session.core
+        attempt = core.attempt(
+            self._primitive, self._options, 0, self._lease_of, busy=script.skipped_error, try_for=core.patient_timeout
+        )
         try:
-            lease = section.lease = await self._request(self._primitive, 0, busy=script.skipped_error, try_for=patient)
+            lease = section.lease = await core.acquire(attempt)
         except script.RunSkipped as passed:
             return passed.skipped
         lease._in_with = True

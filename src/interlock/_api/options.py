@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypedDict, TypeVar
 
-from interlock._protocol.names import MIN_TTL, duration
-from interlock.errors import ConfigError
+from interlock._protocol.names import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from interlock._protocol.acks import Acks
 
     from .lease import WatchedCore
 
@@ -41,26 +37,6 @@ class OptionsOf(TypedDict, Generic[LeaseT], total=False):
     on_lost: Callable[[LeaseT], object] | None
     acks: int | Literal["majority", "all"] | None
     fsync: bool
-
-
-@dataclass(slots=True)  # not frozen: that takes three times as long to make, for each lock
-class AcquireOptions:
-    """The options of a lockable, checked."""
-
-    ttl: float
-    acks: Acks | None
-    timeout: float | None = None
-    renew: bool = True
-    max_hold: float | None = None
-    fair: bool = False
-    on_lost: Callable[[Any], object] | None = None
-
-    def __post_init__(self) -> None:
-        timeout_of(self.timeout)
-        if self.max_hold is not None:
-            duration(self.max_hold, "max_hold", least=MIN_TTL)
-        if self.on_lost is not None and not callable(self.on_lost):
-            raise ConfigError(f"on_lost must be callable with the lease, not {self.on_lost!r}")
 
 
 def timeout_of(timeout: object) -> float | None:

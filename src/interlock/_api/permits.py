@@ -11,15 +11,15 @@ from interlock.primitives.permits import SemaphoreState
 
 from .blocking import Face
 from .lock import LockableCore
-from .options import UNSET, LeaseT, Unset
+from .options import UNSET, LeaseT, Unset, timeout_of
 
 if TYPE_CHECKING:
     import weakref
+    from collections.abc import Callable
 
-    from interlock._client.grant import Grant
+    from interlock._client.core import Core
+    from interlock._client.grant import AcquireOptions, Grant
     from interlock._protocol.types import Resource
-
-    from .options import AcquireOptions
 
 
 class PermitsCore(LockableCore[SemaphoreState, LeaseT]):
@@ -49,7 +49,10 @@ class SemaphoreCore(PermitsCore[LeaseT]):
         `timeout` is in seconds and bounds the whole call: None waits for ever, 0 does not wait; by default it is that
         of the semaphore. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind.
         """
-        lease: LeaseT = await self._request(script.with_permits(self._primitive, permits), self._timeout(timeout))
+        core, options = self._session.core, self._options
+        timeout = options.timeout if isinstance(timeout, Unset) else timeout_of(timeout)
+        resource = script.with_permits(self._primitive, permits)
+        lease: LeaseT = await core.acquire(core.attempt(resource, options, timeout, self._lease_of))
         return lease
 
     async def _try_acquire(self, *, permits: int = 1) -> LeaseT | None:
@@ -79,14 +82,15 @@ class RWSideCore(PermitsCore[LeaseT]):
     """One side of a read-write lock, beside what this thread or task holds of the same lock."""
 
     __slots__ = ()
+    _lease_type: Callable[[Core, Grant], LeaseT]
 
     def _to_request(self) -> Resource:
         interlock = self._interlock
         held = interlock._held_by_caller.of(interlock._current_owner(), self._primitive.keys[0])
         return script.beside_own_leases(self._primitive, held)
 
-    def _lease_of(self, grant: Grant) -> Any:
-        lease = super()._lease_of(grant)
+    def _lease_of(self, core: Core, grant: Grant) -> Any:
+        lease = self._lease_type(core, grant)
         self._interlock._held_by_caller.add(self._interlock._current_owner(), self._primitive.keys[0], lease)
         return lease
 

@@ -85,12 +85,6 @@ class LeaseForAsyncio(WatchedCore[asyncio.Event]):
 
     __slots__ = ()
     _event_type = asyncio.Event
-    _bodies: list[Body]
-    """Of all tasks, the innermost last."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._bodies = []  # type: ignore[misc]  # a slot of the classes that this is a part of
 
     def _on_lost(self) -> None:
         for body in {each.task: each for each in self._bodies}.values():  # of each task the innermost
@@ -105,15 +99,15 @@ class LeaseForAsyncio(WatchedCore[asyncio.Event]):
 
     def _begin(self, *, until_any_end: bool = False) -> None:
         self.ensure()  # no body runs under a lease that has ended
-        self._bodies.append(Body(until_any_end=until_any_end))
+        self._bodies = (*self._bodies, Body(until_any_end=until_any_end))
 
     def _body_left(self) -> Body | None:
         """The innermost body of the current task is over; or that of another task, in whose stead this one leaves."""
         if not self._bodies:
             return None
         here = asyncio.current_task()
-        left = next((each for each in reversed(self._bodies) if each.task is here), self._bodies[-1])
-        self._bodies.remove(left)
+        left: Body = next((each for each in reversed(self._bodies) if each.task is here), self._bodies[-1])
+        self._bodies = tuple(each for each in self._bodies if each is not left)
         return left
 
     async def __aenter__(self) -> Self:

@@ -7,8 +7,8 @@ import secrets
 from typing import TYPE_CHECKING
 
 from interlock._client.error_texts import reply_error
-from interlock._client.grant import Attempt
-from interlock._protocol.timing import HANDOVER_TTL, UNDO_GRACE
+from interlock._client.grant import NO_LEASE, Attempt
+from interlock._protocol.timing import UNDO_GRACE
 from interlock.errors import AcquireTimeout, BrokenBarrier, LockError
 from interlock.primitives.barrier import ResetCall
 from interlock.primitives.messages import AcquireCall, Granted, OperationReply, parse_acquire
@@ -21,15 +21,10 @@ if TYPE_CHECKING:
 
 async def wait(core: Core, resource: Resource, timeout: float | None) -> int:
     """See Barrier.wait."""
-    attempt = core.attempt(resource, HANDOVER_TTL, wait=timeout is None or timeout > 0)
+    attempt = core.attempt(resource, NO_LEASE, timeout, busy=_timeout_error)
     attempt.is_queued = attempt.event is None  # the attempt arrives even if it can't wait, so it may need an undo
-
-    def index(attempt: Attempt, granted: Granted, _sent: float) -> int:
-        core.waiters.unregister(attempt)
-        return granted.number
-
     try:
-        return await core.wait_until_granted(resource, index, HANDOVER_TTL, timeout, _timeout_error, attempt)
+        return await core.acquire(attempt)  # type: ignore[no-any-return]
     except AcquireTimeout as error:
         passed = await _passed_unheard(core, attempt)
         if passed is None:
@@ -44,7 +39,7 @@ async def _passed_unheard(core: Core, attempt: Attempt) -> int | None:
     own = (*resource.acquire_args, generation)
     call = AcquireCall(attempt.token, "0", attempt.handover_ttl_ms, "0", channel, "0", own)
     with contextlib.suppress(LockError):
-        reply, _ = await core.request(Attempt(resource, "-", 0, None), call.encode(), core.runtime.now() + UNDO_GRACE)
+        reply, _ = await core.request(Attempt(resource, "-"), call.encode(), core.runtime.now() + UNDO_GRACE)
         match parse_acquire(reply):
             case Granted(index):
                 return index

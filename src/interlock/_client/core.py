@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import os
 import random
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from interlock._client import grant as grants
 from interlock._client.error_texts import (
     HEARTBEATS_UNANSWERED,
     OLD_PRIMARY_MAY_GRANT,
@@ -29,10 +30,12 @@ from interlock._client.error_texts import (
     server_error,
     unavailable_error,
 )
-from interlock._client.grant import Attempt, Grant, last_answer_counts, tombstone_ms
+from interlock._client.grant import AcquireOptions, Attempt, Grant, last_answer_counts, tombstone_ms
 from interlock._protocol.log import log
+from interlock._protocol.names import MIN_TTL, duration
 from interlock._protocol.timing import (
     FOREVER,
+    HANDOVER_TTL,
     MAX_EXPIRED_GRANTS,
     MAX_RETRY_DELAY,
     MIN_RETRY_DELAY,
@@ -63,6 +66,7 @@ from interlock.primitives.messages import (
     Gone,
     Granted,
     Queued,
+    Refused,
     RenewCall,
     RenewReply,
     Retry,
@@ -82,9 +86,6 @@ if TYPE_CHECKING:
     from interlock._client.renewal import Renewal
     from interlock._client.undo import Undo
     from interlock._client.waiting import Waiters
-    from interlock._protocol.acks import Acks
-
-L = TypeVar("L")
 
 
 class Core:
@@ -96,7 +97,9 @@ class Core:
         waiters: Waiters,
         renewal: Renewal,
         undo: Undo,
-        holder_id: Callable[[], str],
+        process_id: str,
+        caller_name: Callable[[], str],
+        max_ttl: float,
         try_for: float = TRY_FOR,
     ) -> None:
         self.server = server
@@ -104,138 +107,126 @@ class Core:
         self.waiters = waiters
         self.renewal = renewal
         self.undo = undo
-        self.holder_id = holder_id
+        self.process_id = process_id  # the beginning of each token: label, host, process
+        self.caller_name = caller_name  # the name of the thread or task that calls
+        self.max_ttl = max_ttl  # seconds
         self.try_for = try_for  # seconds that a call which does not wait may take
         self.releasing: dict[str, Attempt] = {}  # attempts whose release is in flight, by token
         self.closed = False
 
-    async def acquire(
+    def attempt(
         self,
         resource: Resource,
-        make_lease: Callable[[Grant], L],
-        ttl: float,
+        options: AcquireOptions,
         timeout: float | None,
-        renews: bool = True,
-        max_hold: float | None = None,
-        busy: BusyError | None = None,
-        acks: Acks | None = None,
+        make_lease: Callable[[Core, Grant], object] | None = None,
+        busy: BusyError = busy_error,
         try_for: float | None = None,
         should_stop: Callable[[], bool] | None = None,
-    ) -> L:
-        """Acquire the resource, and return the lease that `make_lease` makes of the grant.
+    ) -> Attempt:
+        """A new attempt, with a token that no other attempt has.
 
         `timeout` is in seconds: None waits for ever, 0 does not wait. With 0, `try_for` seconds bound the call (by
         default the `try_for` of the Interlock, or `patient_timeout` if replicas or disks must acknowledge the grant).
-        While the call waits, it calls `should_stop` several times a second.
-
-        Raises AcquireTimeout if another holder has the resource, Unavailable if no server answers, and Stopped once
-        `should_stop` returns True.
+        While the call waits, it calls `should_stop` several times a second. `busy` makes the error for a refusal.
         """
+        drift, ttl, until = self.server.drift, options.ttl, FOREVER
+        if options.max_hold is not None:
+            ttl = capped_ttl(ttl, options.max_hold, drift)
+        if timeout is not None:
+            if try_for is None:
+                try_for = self.try_for if options.acks is None else self.patient_timeout
+            until = self.runtime.now() + (timeout or try_for)
+        return Attempt(
+            resource,
+            f"{resource.owner_prefix}{self.process_id}/{self.caller_name()}/{os.urandom(16).hex()}",
+            options,
+            ttl,
+            timeout,
+            until,
+            self.runtime.event() if timeout is None or timeout > 0 else None,
+            make_lease,
+            busy,
+            should_stop,
+            str(int(ttl * 1000)),
+            str(int(min(HANDOVER_TTL, ttl) * 1000)),
+            resource.release_args,
+            drift=drift,
+        )
 
-        def held(attempt: Attempt, granted: Granted, sent: float) -> L | None:
-            return self.lease_from_grant(attempt, granted.number, sent, make_lease, renews=renews, max_hold=max_hold)
+    async def acquire(self, attempt: Attempt) -> Any:
+        """Ask until the server grants the attempt, and return its lease; or the number of the grant, without a lease.
 
-        ttl = self._capped_ttl(ttl, max_hold)
-        attempt = self.attempt(resource, ttl, wait=timeout is None or timeout > 0)
-        attempt.acks, attempt.should_stop = acks, should_stop
-        if acks is not None and try_for is None:
-            try_for = self.patient_timeout
-        return await self.wait_until_granted(resource, held, ttl, timeout, busy, attempt, try_for)
+        Raises the error that `attempt.busy` makes of a refusal, or of the last reply when the time is over. Raises
+        Unavailable if there was no reply, or if the server has been silent for so long that its last reply no longer
+        counts; and Stopped once `attempt.should_stop` returns True.
+        """
+        server, resource = self.server, attempt.resource
+        may_wait = "0" if attempt.event is None else "1"
+        try:
+            # Before the first request is sent, so that no push can be early.
+            self.waiters.registered[attempt.token] = attempt
+            while True:
+                subscribed, channel = server.subscription_of(resource.keys[0])
+                own = resource.acquire_args
+                own = (*own, attempt.generation) if resource.has_generation else own
+                args = encode_acquire(
+                    attempt.token, attempt.ttl_ms, attempt.handover_ttl_ms, subscribed, channel, may_wait, own
+                )
+                raw, sent = await self.request(attempt, args, attempt.until)
+                reply = parse_acquire(raw)
+                if not isinstance(reply, Granted):
+                    await self._wait_for_turn(attempt, reply)
+                elif attempt.make_lease is None:
+                    self.waiters.unregister(attempt)
+                    return reply.number
+                elif (lease := self.lease_from_grant(attempt, reply.number, sent)) is not None:
+                    attempt.should_stop = None  # requests after the grant do not belong to the waiting
+                    return lease
+        except BaseException as error:
+            # Set first: if KeyboardInterrupt arrives during the clean-up below, the heartbeat must already treat this
+            # attempt as abandoned.
+            attempt.abandoned = True
+            await self._give_up(attempt, error)
+            raise
 
     @property
     def patient_timeout(self) -> float:
         """Seconds for a call that does not wait, but has to do more than one plain try."""
         return max(RETRY_FOR, self.try_for)
 
-    def _capped_ttl(self, ttl: float, max_hold: float | None) -> float:
-        return ttl if max_hold is None else capped_ttl(ttl, max_hold, self.server.drift)
+    async def _wait_for_turn(self, attempt: Attempt, reply: Queued | Busy | Retry | Refused) -> None:
+        """Wait until there is a reason to ask again. Raises the error of a final refusal, or when the time is over."""
+        assert attempt.busy is not None
+        attempt.is_queued |= isinstance(reply, Queued)
+        evidence = quarantine_evidence(reply)
+        if evidence and attempt.proven not in {None, evidence}:
+            # Once for each evidence: a client may be unable to use its own proof.
+            now, waits = self.runtime.now(), attempt.event is not None
+            found = await self.server.prove_lossless(
+                attempt.resource.keys, evidence, min(attempt.until, now + PROOF_TIMEOUT * waits)
+            )
+            attempt.proven = evidence if found else None
+        elif isinstance(reply, Queued):
+            attempt.refused, attempt.generation = reply, reply.generation
+            if not await self._wait(attempt, reply, attempt.until):
+                raise self._timeout_error(attempt, attempt.busy(attempt.resource, attempt.timeout or 0, reply))
+        elif isinstance(reply, Busy):
+            raise attempt.busy(attempt.resource, 0, reply)
+        elif isinstance(reply, Refused):
+            raise reply_error(attempt.resource, reply)
 
-    def attempt(self, resource: Resource, ttl: float, *, wait: bool) -> Attempt:
-        """A new attempt, with a token that no other attempt has."""
-        token = f"{resource.owner_prefix}{self.holder_id()}/{os.urandom(16).hex()}"
-        attempt = Attempt(resource, token, ttl, self.runtime.event() if wait else None)
-        attempt.drift = self.server.drift
-        return attempt
-
-    async def wait_until_granted(
-        self,
-        resource: Resource,
-        accept: Callable[[Attempt, Granted, float], L | None],
-        ttl: float,
-        timeout: float | None,
-        busy: BusyError | None = None,
-        attempt: Attempt | None = None,
-        try_for: float | None = None,
-    ) -> L:
-        """Ask until the server grants the attempt, and return what `accept` makes of the grant.
-
-        `accept` also unregisters the waiter. If `accept` returns None, the grant expired on its way: ask again.
-
-        Raises the error that `busy` makes of a refusal, or of the last reply when the time is over. Raises Unavailable
-        if there was no reply, or if the server has been silent for so long that its last reply no longer counts.
-        """
-        server, busy = self.server, busy or busy_error
-        started = self.runtime.now()
-        wait = timeout is None or timeout > 0
-        until = FOREVER if timeout is None else started + (timeout or (self.try_for if try_for is None else try_for))
-        attempt = attempt or self.attempt(resource, ttl, wait=wait)
-        token, ttl_ms, waits = attempt.token, str(int(ttl * 1000)), "1" if wait else "0"
-        late, granted, doubted, proven = 0, False, True, ""
-        refused: Queued | None = None  # the last reply that another holder has the resource
-        try:
-            self.waiters.register(attempt)
-            while True:
-                heard, channel = server.subscription_of(resource.keys[0])
-                own = resource.acquire_args
-                own = (*own, attempt.generation) if resource.has_generation else own
-                args = encode_acquire(token, ttl_ms, attempt.handover_ttl_ms, heard, channel, waits, own)
-                raw, sent = await self.request(attempt, args, until)
-                reply = parse_acquire(raw)
-                if isinstance(reply, Granted):
-                    granted = True
-                    accepted = accept(attempt, reply, sent)
-                    if accepted is not None:
-                        attempt.should_stop = None  # requests after the grant do not belong to the waiting
-                        return accepted
-                    late = self._count_late(attempt, late)
-                    continue
-                attempt.is_queued |= isinstance(reply, Queued)
-                if (evidence := quarantine_evidence(reply)) and doubted and evidence != proven:
-                    proven = evidence  # once for each evidence: a client may be unable to use its own proof
-                    doubted = await server.prove_lossless(
-                        resource.keys, evidence, min(until, self.runtime.now() + PROOF_TIMEOUT * wait)
-                    )
-                    continue
-                if isinstance(reply, Queued):
-                    refused, attempt.generation = reply, reply.generation
-                    if not await self._wait(attempt, reply, until):
-                        raise self._timeout_error(attempt, busy(resource, timeout or 0, reply))
-                elif not isinstance(reply, Retry):
-                    raise busy(resource, 0, reply) if isinstance(reply, Busy) else reply_error(resource, reply)
-        except BaseException as error:
-            # Set first: if KeyboardInterrupt arrives during the clean-up below, the heartbeat must already treat this
-            # attempt as abandoned.
-            attempt.abandoned = True
-            undone = self._undo(attempt, error, was_granted=granted)
-            self.waiters.unregister(attempt)  # second: close() in another thread finds the attempt here, or its undo
-            if undone is not None and isinstance(error, AcquireTimeout):
-                await undone.wait(self.runtime.now() + UNDO_GRACE)
-            if refused is not None and was_unanswered(error) and last_answer_counts(attempt, self.runtime.now()):
-                # The caller's time is over, and the server said just before that another holder has the resource.
-                raise busy(resource, timeout or 0, refused) from error
-            raise
-
-    def _count_late(self, attempt: Attempt, late: int) -> int:
-        """Count one more grant that expired before its reply arrived. Raises Unavailable after too many in a row."""
-        if late + 1 == MAX_EXPIRED_GRANTS:
-            shown = self.server.display_url
-            raise Unavailable(f"{attempt.resource}: {shown} answers too late for a lease of {attempt.ttl:g} s")
-        return late + 1
-
-    def _undo(self, attempt: Attempt, error: BaseException, *, was_granted: bool) -> AutoResetEvent | None:
-        """Undo whatever an attempt that ends with this error may have left in the server: None if that is nothing."""
-        may_have_left = attempt.is_queued or attempt.in_doubt or was_granted or self.server.is_quorum
-        return self.undo.add(attempt) if may_have_left or not isinstance(error, LockError) else None
+    async def _give_up(self, attempt: Attempt, error: BaseException) -> None:
+        """Undo whatever an attempt that ends with this error may have left in the server. May raise a better error."""
+        may_have_left = attempt.is_queued or attempt.in_doubt or attempt.was_granted or self.server.is_quorum
+        undone = self.undo.add(attempt) if may_have_left or not isinstance(error, LockError) else None
+        self.waiters.unregister(attempt)  # second: close() in another thread finds the attempt here, or its undo
+        if undone is not None and isinstance(error, AcquireTimeout):
+            await undone.wait(self.runtime.now() + UNDO_GRACE)
+        if attempt.refused and was_unanswered(error) and last_answer_counts(attempt, self.runtime.now()):
+            # The caller's time is over, and the server said just before that another holder has the resource.
+            assert attempt.busy is not None
+            raise attempt.busy(attempt.resource, attempt.timeout or 0, attempt.refused) from error
 
     def _timeout_error(self, attempt: Attempt, refusal: LockError) -> LockError:
         """The error for a waiter whose time is over: its last refusal, if that still counts, else Unavailable."""
@@ -259,32 +250,35 @@ class Core:
             woken = await attempt.event.wait(min(until, self.runtime.now() + STOP_POLL_INTERVAL))
         return woken
 
-    def lease_from_grant(
-        self,
-        attempt: Attempt,
-        fence: int,
-        sent: float,
-        make_lease: Callable[[Grant], L],
-        *,
-        renews: bool,
-        max_hold: float | None,
-    ) -> L | None:
+    def lease_from_grant(self, attempt: Attempt, fence: int, sent: float) -> Any:
         """Make the lease of a grant, start its renewal, and unregister its waiter.
 
-        Returns None if the grant expired before its reply arrived.
+        Returns None if the grant expired before its reply arrived. Raises Unavailable after too many of these.
         """
-        grant = Grant(attempt, fence, sent, renews=renews, ends=FOREVER if max_hold is None else sent + max_hold)
-        if grant.reason_ended(self.runtime.now()):
+        assert attempt.make_lease is not None
+        attempt.was_granted = True
+        ttl, max_hold = attempt.ttl, attempt.options.max_hold
+        ends = FOREVER if max_hold is None else sent + max_hold
+        deadline = min(ends, sent + ttl - margin(ttl, attempt.drift))
+        if self.runtime.now() >= deadline:
+            attempt.expired_grants += 1
+            if attempt.expired_grants == MAX_EXPIRED_GRANTS:
+                shown = self.server.display_url
+                raise Unavailable(f"{attempt.resource}: {shown} answers too late for a lease of {ttl:g} s")
             return None
+        grant = Grant(attempt, fence, sent, deadline, ends, grants.fork_count)
         try:
-            lease = make_lease(grant)
+            lease = attempt.make_lease(self, grant)
             self.renewal.add(grant)
             # The push of a revocation may have arrived before the reply that grants the lease.
             if why := self.renewal.early_revocations.get(attempt.token):
                 raise grant.error(f"it was revoked: {why}")
             if self.closed:  # the caller undoes the attempt: close() may have looked at the leases before this one
                 raise self.closed_error(attempt.resource)
-            self.waiters.unregister(attempt)
+            if attempt.is_queued:
+                self.waiters.unregister(attempt)
+            else:
+                self.waiters.registered.pop(attempt.token, None)
         except BaseException:
             grant.end_reason = Grant.RELEASED
             self.renewal.remove(grant)
@@ -319,7 +313,7 @@ class Core:
                 raise Stopped
             sent = self.runtime.now()
             try:
-                if attempt.acks is None or not is_acquire(args):
+                if attempt.options.acks is None or not is_acquire(args):
                     reply = await server.call(resource.script, resource.keys, args, give_up)
                 else:
                     reply = await self._request_with_acks(attempt, args, give_up)
@@ -334,7 +328,9 @@ class Core:
                 counts = cause is None or not error.timed_out or give_up - sent > MAX_RETRY_DELAY
                 cause = error if counts else cause
             except ServerError as error:
-                attempt.in_doubt |= attempt.acks is not None  # the error may answer WAIT or WAITAOF, after the grant
+                attempt.in_doubt |= (
+                    attempt.options.acks is not None
+                )  # the error may answer WAIT or WAITAOF, after the grant
                 if not is_transient(str(error)):
                     raise server_error(resource, server.display_url, str(error)) from None
                 cause, stale = error, False
@@ -359,7 +355,7 @@ class Core:
 
     async def _request_with_acks(self, attempt: Attempt, args: Sequence[Argument], until: float) -> Any:
         """The reply to an acquire, once enough replicas have the grant. Raises Unavailable if too few have it."""
-        resource, acks = attempt.resource, attempt.acks
+        resource, acks = attempt.resource, attempt.options.acks
         assert acks is not None
         patience = min(acks.timeout(attempt.ttl), 0.9 * (until - self.runtime.now()))  # so that the reply is in time
         reply, known, got = await self.server.call_with_acks(
@@ -452,6 +448,7 @@ class Core:
 
     async def extend(self, grant: Grant, ttl: float) -> None:
         """Lengthen the lease to `ttl` seconds from now. Raises LeaseLost, or Unavailable if that is not certain."""
+        duration(ttl, "ttl", least=MIN_TTL, most=self.max_ttl)
         if why := grant.reason_ended(self.runtime.now()):
             raise grant.error(why)
         # Not beyond max_hold: the server must not keep others out after the client has stopped relying on the lease.
@@ -475,11 +472,24 @@ class Core:
         grant.extend_deadline(sent, ttl)
         self.renewal.reschedule(grant)
 
-    async def execute(self, grant: Grant, command: str, args: Sequence[Argument], keys: Sequence[str | bytes]) -> Any:
+    async def execute(
+        self, grant: Grant, command: str, words: Sequence[str | bytes | float], keys: Sequence[str | bytes] | None
+    ) -> Any:
         """Run one command in the server, only if this client still holds the lease there. Never sent twice.
 
         Returns the reply to the command. Raises LeaseLost if the command was not run, Unavailable if no reply arrived.
+        Without `keys`, first asks the server which of the words are keys.
         """
+        if self.server.is_quorum:
+            raise ConfigError(
+                f"{grant.resource}: execute() needs one server that decides and does it in one step, and a quorum has "
+                "none. Send the fence with what you write, or lock at that one server"
+            )
+        args = [word if isinstance(word, str | bytes) else repr(word) for word in words]
+        if keys is None:
+            keys = list[bytes](await self.query(grant.resource, "keys", command, *args))
+        elif missing := [key for key in keys if key not in args]:
+            raise ConfigError(f"execute({command!r}): {missing[0]!r} is in keys, but not among the arguments")
         if why := grant.reason_ended(self.runtime.now()):
             raise grant.error(why)
         resource = grant.resource
@@ -499,12 +509,12 @@ class Core:
         return value
 
     async def request_for_grant(self, grant: Grant, keys: Sequence[str], args: Sequence[Argument]) -> tuple[Any, float]:
-        narrowed = Attempt(grant.resource._replace(keys=tuple(keys)), grant.token, grant.attempt.ttl, None)
+        narrowed = Attempt(grant.resource._replace(keys=tuple(keys)), grant.token)
         return await self.request(narrowed, args, min(grant.deadline, self.runtime.now() + self.server.retry_for))
 
     async def query(self, resource: Resource, *args: Argument) -> Any:
         """The reply to a request that belongs to no attempt: inspect, revoke."""
-        reply, _ = await self.request(Attempt(resource, "-", 0, None), args, self.runtime.now() + RETRY_FOR)
+        reply, _ = await self.request(Attempt(resource, "-"), args, self.runtime.now() + RETRY_FOR)
         return reply
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from interlock._client.error_texts import reply_error
-from interlock._protocol.timing import HANDOVER_TTL
+from interlock._client.grant import NO_LEASE
 from interlock.primitives.codes import WRONG_KIND
 from interlock.primitives.election import Leader, WatchCall, is_leader, parse_watch
 from interlock.primitives.lock import RECORD_VERSION, LockInspect
@@ -24,7 +24,7 @@ class Watch:
 
     def __init__(self, core: Core, resource: Resource) -> None:
         self.core = core
-        self.attempt = core.attempt(resource, HANDOVER_TTL, wait=True)
+        self.attempt = core.attempt(resource, NO_LEASE, timeout=None)
         core.waiters.register(self.attempt)
         self.last_reported: object = self  # no leader reported yet
 
@@ -50,7 +50,7 @@ class Watch:
             pause = (
                 min(WATCH_INTERVAL, leader.remaining + EXPIRY_SLACK) if leader and leader.remaining else WATCH_INTERVAL
             )
-            assert self.attempt.event is not None  # made with wait=True
+            assert self.attempt.event is not None  # it waits for ever
             await self.attempt.event.wait(runtime.now() + pause)
 
     def close(self) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from interlock._protocol.timing import ANSWER_COUNTS_FOR, DRIFT, FOREVER, HANDOVER_TTL, TOMBSTONE_TTL, margin
-from interlock.errors import LeaseLost
+from interlock.errors import LeaseLost, LockError
 
 if TYPE_CHECKING:
     import weakref
@@ -13,8 +14,9 @@ if TYPE_CHECKING:
 
     from interlock._protocol.acks import Acks, Assurance
     from interlock._protocol.types import AutoResetEvent, Resource
+    from interlock.primitives.messages import Queued
 
-fork_count = 0  # forks between the first process and this one: a grant of the parent does not count in a child
+fork_count: int = 0  # forks between the first process and this one: a grant of the parent does not count in a child
 
 
 def count_fork() -> None:
@@ -23,81 +25,77 @@ def count_fork() -> None:
     fork_count += 1
 
 
+@dataclass(slots=True, eq=False)  # not frozen: that takes three times as long to make, for each lock
+class AcquireOptions:
+    """How a resource is acquired and held: the options of Interlock.lock, checked. Times are in seconds."""
+
+    ttl: float
+    acks: Acks | None = None
+    timeout: float | None = None
+    renew: bool = True
+    max_hold: float | None = None
+    fair: bool = False
+    on_lost: Callable[[Any], object] | None = None
+
+
+NO_LEASE: Final = AcquireOptions(HANDOVER_TTL)  # of an attempt that gets no lease: at a latch, or a mere question
+
+
+@dataclass(slots=True, eq=False)
 class Attempt:
-    """One try to acquire a resource, from its first request until it is granted or undone."""
+    """One try to acquire a resource, from its first request until it is granted or undone: see Core.attempt."""
 
-    __slots__ = (
-        "abandoned",
-        "acks",
-        "assurance",
-        "drift",
-        "event",
-        "extended_until",
-        "generation",
-        "handover_ttl_ms",
-        "in_doubt",
-        "is_queued",
-        "release_args",
-        "resource",
-        "should_stop",
-        "token",
-        "ttl",
-        "unanswered_since",
-    )  # fmt: skip
-
-    def __init__(self, resource: Resource, token: str, ttl: float, signal: AutoResetEvent | None) -> None:
-        self.resource = resource
-        self.token = token
-        self.ttl = ttl
-        self.extended_until = 0.0  # until when the server may keep the lease after extend()
-        self.handover_ttl_ms = str(int(min(HANDOVER_TTL, ttl) * 1000))
-        self.event = signal
-        self.abandoned = False  # no caller waits for this attempt any more
-        self.in_doubt = False  # a copy of a request may still be on its way
-        self.is_queued = False  # the attempt stands in the queue
-        self.unanswered_since = FOREVER  # when the oldest request or heartbeat without a reply was sent
-        self.generation = ""  # in which the attempt waits, if its resource has generations
-        self.release_args = resource.release_args
-        self.drift = DRIFT
-        self.acks: Acks | None = None  # how many replicas and disks must have the grant so that it counts
-        self.assurance: Assurance | None = None  # which replicas and disks had the grant, if acks asked for any
-        self.should_stop: Callable[[], bool] | None = None  # whether the caller gave up waiting
+    # What the caller wants
+    resource: Resource
+    token: str
+    options: AcquireOptions = NO_LEASE
+    ttl: float = 0.0  # seconds: that of the options, or less if max_hold ends the lease before
+    timeout: float | None = None  # seconds that the caller waits: None is for ever
+    until: float = FOREVER  # when the caller's time is over
+    event: AutoResetEvent | None = None  # wakes the caller; None if the caller does not wait
+    make_lease: Callable[[Any, Grant], Any] | None = None  # of the Core and the grant; None: it gets no lease
+    busy: Callable[[Resource, float, Any], LockError] | None = None  # makes the error for a refusal
+    should_stop: Callable[[], bool] | None = None  # whether the caller gave up waiting
+    # What its messages say
+    ttl_ms: str = "0"
+    handover_ttl_ms: str = str(int(HANDOVER_TTL * 1000))
+    release_args: tuple[str, ...] = ()
+    generation: str = ""  # in which the attempt waits, if its resource has generations
+    drift: float = DRIFT  # of its server
+    # What became of it
+    abandoned: bool = False  # no caller waits for this attempt any more
+    in_doubt: bool = False  # a copy of a request may still be on its way
+    is_queued: bool = False  # the attempt stands in the queue
+    was_granted: bool = False  # also if the grant expired on its way
+    expired_grants: int = 0  # grants that expired on their way
+    refused: Queued | None = None  # the last reply that another holder has the resource
+    proven: str | None = ""  # the evidence that the client sought a proof about; None: there is no proof
+    unanswered_since: float = FOREVER  # when the oldest request or heartbeat without a reply was sent
+    extended_until: float = 0.0  # until when the server may keep the lease after extend()
+    assurance: Assurance | None = None  # which replicas and disks had the grant, if acks asked for any
 
     def lasts_until(self, now: float) -> float:
         """The latest time at which the server forgets this attempt, if no further request about the attempt arrives."""
         return max(now + max(self.ttl, HANDOVER_TTL), self.extended_until)
 
 
+@dataclass(slots=True, eq=False)
 class Grant:
     """What this process knows of one lease: until when its holder may rely on the lease, and why the lease ended."""
 
-    __slots__ = (
-        "answered_since",
-        "attempt",
-        "bucket",
-        "deadline",
-        "end_reason",
-        "fence",
-        "fork_count",
-        "lease",
-        "max_hold_until",
-        "renewal_failing",
-        "renews",
-    )  # fmt: skip
-    RELEASED: Final = "it was released"
-    FORKED: Final = "it belongs to the parent process; a child holds nothing after fork"
+    RELEASED: ClassVar[str] = "it was released"
+    FORKED: ClassVar[str] = "it belongs to the parent process; a child holds nothing after fork"
 
-    def __init__(self, attempt: Attempt, fence: int, sent: float, *, renews: bool, ends: float) -> None:
-        self.attempt = attempt
-        self.fence = fence
-        self.renews = renews
-        self.max_hold_until = ends  # when max_hold ends the lease
-        self.deadline = 0.0
-        self.end_reason: str | None = None  # why the lease ended; None before
-        self.fork_count = fork_count
-        self.lease: weakref.ref[Any] | None = None  # the Lease that is notified of its end
-        self.bucket: dict[str, Grant] | None = None  # the bucket of the renewal that has this grant
-        self.extend_deadline(sent, attempt.ttl)
+    attempt: Attempt
+    fence: int
+    answered_since: float  # the lease was not revoked before this time, at which the last answered request was sent
+    deadline: float  # until when the holder may rely on the lease
+    max_hold_until: float = FOREVER  # when max_hold ends the lease
+    fork_count: int = 0  # in which process the lease was granted
+    end_reason: str | None = None  # why the lease ended; None before
+    renewal_failing: bool = False
+    lease: weakref.ref[Any] | None = None  # the Lease that is notified of its end
+    bucket: dict[str, Grant] | None = None  # the bucket of the renewal that has this grant
 
     @property
     def resource(self) -> Resource:
@@ -108,6 +106,10 @@ class Grant:
         return self.attempt.token
 
     @property
+    def renews(self) -> bool:
+        return self.attempt.options.renew
+
+    @property
     def jeopardy_after(self) -> float:
         """When the lease is in jeopardy, unless a renewal succeeds before: at ttl/2. The renewal is due at ttl/3."""
         return self.answered_since + self.attempt.ttl / 2
@@ -115,7 +117,7 @@ class Grant:
     def extend_deadline(self, sent: float, ttl: float) -> None:
         """Move the deadline: a request sent at `sent` was granted, or lengthened the lease. Never shortens."""
         self.renewal_failing = False
-        self.answered_since = sent  # the lease was not revoked before this request was sent
+        self.answered_since = sent
         deadline = sent + ttl - margin(ttl, self.attempt.drift)
         if deadline > self.deadline:
             self.deadline = min(self.max_hold_until, deadline)

@@ -6,17 +6,16 @@ import secrets
 from typing import TYPE_CHECKING
 
 from interlock._client.error_texts import reply_error
+from interlock._client.grant import NO_LEASE
 from interlock._protocol.names import positive_int
-from interlock._protocol.timing import HANDOVER_TTL
 from interlock.errors import AcquireTimeout
 from interlock.primitives.latch import MAX_COUNT, CountCall
 from interlock.primitives.messages import OperationReply
 
 if TYPE_CHECKING:
     from interlock._client.core import Core
-    from interlock._client.grant import Attempt
     from interlock._protocol.types import Resource
-    from interlock.primitives.messages import Busy, Granted, Queued
+    from interlock.primitives.messages import Busy, Queued
 
 
 async def count_down(core: Core, resource: Resource, by: object) -> int:
@@ -31,12 +30,7 @@ async def count_down(core: Core, resource: Resource, by: object) -> int:
 
 async def wait(core: Core, resource: Resource, timeout: float | None) -> None:
     """See Latch.wait."""
-
-    def opened(attempt: Attempt, _granted: Granted, _sent: float) -> bool:
-        core.waiters.unregister(attempt)
-        return True
-
-    await core.wait_until_granted(resource, opened, HANDOVER_TTL, timeout, _timeout_error)
+    await core.acquire(core.attempt(resource, NO_LEASE, timeout, busy=_timeout_error))
 
 
 def _timeout_error(resource: Resource, timeout: float, reply: Queued | Busy) -> AcquireTimeout:

@@ -11,8 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock._client.error_texts import reply_error
-from interlock._client.grant import Attempt, Grant
-from interlock._protocol.timing import capped_ttl
+from interlock._client.grant import AcquireOptions, Attempt, Grant
 from interlock.errors import LockError, Unavailable
 from interlock.primitives.messages import AcquireCall, Refused, Retry
 from interlock.primitives.multi import AllGranted, FirstRefused, Part, TogetherCall, multi_resource, parse_together
@@ -27,13 +26,11 @@ MAX_TRIES = 100  # calls in a row in which the server only dropped dead waiters
 
 
 class Request(NamedTuple):
-    """One resource to acquire, and how its lease will be held. `ttl` and `max_hold` are in seconds."""
+    """One resource to acquire, and how its lease will be held."""
 
     resource: Resource
-    make_lease: Callable[[Grant], Any]
-    ttl: float
-    renews: bool
-    max_hold: float | None
+    options: AcquireOptions
+    make_lease: Callable[[Core, Grant], Any]
 
 
 def apart(core: Core, requests: Sequence[Request]) -> bool:
@@ -48,9 +45,8 @@ async def together(core: Core, requests: Sequence[Request], until: float, leases
     from acquiring any of them; the caller must then release the leases in `leases`.
     """
     whole = multi_resource([request.resource for request in requests])
-    ttls = [each.ttl if each.max_hold is None else capped_ttl(each.ttl, each.max_hold) for each in requests]
-    attempts = [core.attempt(each.resource, ttl, wait=False) for each, ttl in zip(requests, ttls, strict=True)]
-    asked = Attempt(whole, "-", min(ttls), None)
+    attempts = [core.attempt(resource, options, 0, make_lease) for resource, options, make_lease in requests]
+    asked = Attempt(whole, "-")
     granted = False
     try:
         for attempt in attempts:
@@ -70,9 +66,7 @@ async def together(core: Core, requests: Sequence[Request], until: float, leases
         granted = True
         for request, attempt, part in zip(requests, attempts, reply.parts, strict=True):
             attempt.in_doubt = asked.in_doubt
-            lease = core.lease_from_grant(
-                attempt, part.number, sent, request.make_lease, renews=request.renews, max_hold=request.max_hold
-            )
+            lease = core.lease_from_grant(attempt, part.number, sent)
             if lease is None:
                 raise Unavailable(
                     f"{whole}: {core.server.display_url} answers too late for a lease of {attempt.ttl:g} s"
@@ -103,6 +97,6 @@ def _part(core: Core, attempt: Attempt) -> Part:
     """The acquire call of one resource, as its own script reads the call."""
     resource = attempt.resource
     subscribed, channel = core.server.subscription_of(resource.keys[0])
-    ttl_ms = str(int(attempt.ttl * 1000))
-    call = AcquireCall(attempt.token, ttl_ms, attempt.handover_ttl_ms, subscribed, channel, "0", resource.acquire_args)
+    timing = attempt.ttl_ms, attempt.handover_ttl_ms
+    call = AcquireCall(attempt.token, *timing, subscribed, channel, "0", resource.acquire_args)
     return Part(resource.script.name, len(resource.keys), call)

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from interlock._client.grant import Attempt
     from interlock._client.undo import Undo
+    from interlock._client.worker import Worker
 
 RENEWAL_BATCH: Final = 500  # leases in one script call: two keys each
 RENEWAL_TIMEOUT: Final = 1.0  # seconds that one renewal call may take
@@ -62,9 +63,9 @@ MAX_EARLY_REVOCATIONS: Final = 1000  # how many revocations of leases unknown he
 
 
 class Bucket(dict[str, Grant]):
-    """The leases that are due at one time, by token; and the shortest ttl of any lease that was put in."""
+    """The leases that are due at one time, by token; and how many seconds the worker may sleep because of them."""
 
-    shortest_ttl = FOREVER
+    max_sleep = MAX_SLEEP
 
 
 class Renewal:
@@ -73,14 +74,14 @@ class Renewal:
     def __init__(
         self,
         server: Server,
-        wake_ends_at: Callable[[float], None],
-        wake_renewal_at: Callable[[float], None],
+        ends_worker: Worker,
+        renewal_worker: Worker,
         undo: Undo,
     ) -> None:
         self.server = server
         self.runtime = server.runtime
-        self.wake_ends_at = wake_ends_at  # wakes the worker of ends at this time, at the latest
-        self.wake_renewal_at = wake_renewal_at  # the same for the worker that renews
+        self.ends_worker = ends_worker  # runs `ends`
+        self.renewal_worker = renewal_worker  # runs tick()
         self.ends = LeaseEnds(self, undo)
         self.buckets: dict[float, Bucket] = {}
         self.in_flight: dict[str, Grant] = {}  # leases renewed now or next; a lease is always here or in a bucket
@@ -104,23 +105,19 @@ class Renewal:
 
     def add(self, grant: Grant) -> None:
         """Keep this lease alive from now on."""
-        due = _next_due(grant)
-        if not self._is_subscribed(grant):  # the server would push no revocation, so the client asks
+        due = _next_due(grant, renews=grant.attempt.options.renew)
+        if self._subscribed_at(grant) >= grant.answered_since:  # the server may push no revocation: the client asks
             due = min(due, (grant.answered_since + SUBSCRIBE_AFTER) // QUESTION_GRAIN * QUESTION_GRAIN)
         self._schedule(grant, due)
 
-    def _is_subscribed(self, grant: Grant) -> bool:
-        """Whether the server pushes every revocation of this lease later than the last request that was answered."""
-        return -1 < self._subscribed_at(grant) < grant.answered_since
-
-    def _may_have_missed_revocation(self, grant: Grant) -> bool:
-        """Whether the lease may have been revoked between the last request that was answered and the subscription."""
-        return self._subscribed_at(grant) >= grant.answered_since
-
     def _subscribed_at(self, grant: Grant) -> float:
-        """Since when the server pushes a revocation of this lease to this client; -1 if it does not push now."""
+        """Since when the server pushes a revocation of this lease to this client; FOREVER if it does not push now.
+
+        If that is before the last answered request was sent, then no revocation can be missed.
+        """
         heard, channel = self.server.subscription_of(grant.attempt.resource.keys[0])
-        return max(self.subscribed_since.get(None, -1), self.subscribed_since.get(channel, -1)) if heard == "1" else -1
+        since = max(self.subscribed_since.get(None, -1), self.subscribed_since.get(channel, -1))
+        return since if heard == "1" and since > -1 else FOREVER
 
     def subscribed(self, channel: str | None) -> None:
         """The subscription of this channel (None: of all) began or ended: the client may have missed a revocation."""
@@ -128,20 +125,21 @@ class Renewal:
             now = self.subscribed_since[channel] = self.runtime.now()
             self.resubscribed.add(channel)
         if self.buckets:  # else no lease is held, or all are in flight, and the worker looks again after the reply
-            self.wake_ends_at(now)
+            self.ends_worker.wake_at(now)
 
     def _schedule(self, grant: Grant, due: float) -> None:
         with self.runtime.mutex:
             slot = self.buckets.get(due)
             if slot is None:
                 slot = self.buckets[due] = Bucket()
-            ttl = grant.attempt.ttl
-            slot.shortest_ttl = min(slot.shortest_ttl, ttl)
+            sleep = min(MAX_SLEEP, grant.attempt.ttl / 10)  # timers stand still in a machine's sleep
+            slot.max_sleep = min(slot.max_sleep, sleep)
             slot[grant.attempt.token] = grant
             grant.bucket = slot
             self.in_flight.pop(grant.attempt.token, None)
-        nap = grant.answered_since + _max_sleep(ttl)
-        self.wake_ends_at(min(due, nap))
+        wake = min(due, grant.answered_since + sleep)
+        if wake < self.ends_worker.asleep_until:
+            self.ends_worker.wake_at(wake)
 
     def remove(self, grant: Grant) -> None:
         """Renew this lease no more. Does no I/O and takes no lock, since a finalizer of the lease may call this."""
@@ -212,10 +210,10 @@ class Renewal:
                 del self.buckets[time]
         for grant in due:
             lengthens = grant.renews and grant.deadline < grant.max_hold_until
-            if not lengthens and self._is_subscribed(grant) and grant.reason_ended(now) is None:
-                self._schedule(grant, _end_due(grant))
+            if not lengthens and self._subscribed_at(grant) < grant.answered_since and grant.reason_ended(now) is None:
+                self._schedule(grant, _next_due(grant, renews=False))
         if self.in_flight:
-            self.wake_renewal_at(now)
+            self.renewal_worker.wake_at(now)
 
     def _ask_about_resubscribed(self) -> None:
         """Set aside every lease whose revocation the client may have missed while the channel was not subscribed."""
@@ -226,7 +224,7 @@ class Renewal:
         for slot in list(self.buckets.values()):
             for token, grant in list(slot.items()):
                 whose = None if None in channels else self.server.subscription_of(grant.resource.keys[0])[1]
-                if whose in channels and not self._is_subscribed(grant):
+                if whose in channels and self._subscribed_at(grant) >= grant.answered_since:
                     self.in_flight[token] = grant  # first in here, then out of the bucket
                     slot.pop(token, None)
 
@@ -311,7 +309,8 @@ class Renewal:
             else:
                 grant.extend_deadline(sent, _ttl_ms(grant, sent) / 1000)
                 # Asked again at once if the channel was subscribed during this request: the lease was in no bucket.
-                self._schedule(grant, now if self._may_have_missed_revocation(grant) else _next_due(grant))
+                missed = grant.answered_since <= self._subscribed_at(grant) < FOREVER
+                self._schedule(grant, now if missed else _next_due(grant, renews=grant.renews))
 
     def _on_failure(self, grant: Grant, cause: bytes) -> None:
         if grant.renews and not grant.renewal_failing:
@@ -337,7 +336,7 @@ class LeaseEnds:
             return now
         # A finalizer may also leave a lease that is in flight, so leases in flight limit the sleep, too.
         naps: list[float] = [
-            *(_max_sleep(slot.shortest_ttl) for _, slot in slots),
+            *(slot.max_sleep for _, slot in slots),
             *((MAX_SLEEP,) if renewal.in_flight else ()),
         ]
         if self.undo.from_finalizers:  # read last: a finalizer adds here first, then takes its lease out of the buckets
@@ -355,22 +354,13 @@ class LeaseEnds:
         self.next_end = renewal.report_ends()
 
 
-def _max_sleep(ttl: float) -> float:
-    """Seconds that the worker may sleep while it has a lease of this ttl: timers stand still in a machine's sleep."""
-    return min(MAX_SLEEP, ttl / 10)
-
-
-def _next_due(grant: Grant) -> float:
-    """When the lease is due for its renewal, or ends: the earlier of the two."""
+def _next_due(grant: Grant, *, renews: bool) -> float:
+    """When the lease is due for its renewal, if it is renewed, or when it ends: the earlier of the two."""
     ttl = grant.attempt.ttl
     grain = ttl / 30
-    renewal = (grant.answered_since + ttl / 3) // grain * grain if grant.renews else FOREVER
-    return min(renewal, _end_due(grant))
-
-
-def _end_due(grant: Grant) -> float:
-    grain = min(0.05, grant.attempt.ttl / 30)
-    return math.ceil(grant.deadline / grain) * grain
+    end_grain = min(0.05, grain)
+    end = math.ceil(grant.deadline / end_grain) * end_grain
+    return min(end, (grant.answered_since + ttl / 3) // grain * grain) if renews else end
 
 
 class Batch(NamedTuple):

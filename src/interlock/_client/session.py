@@ -13,7 +13,7 @@ import os
 import secrets
 import socket
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from interlock._client.core import Core
 from interlock._client.grant import Attempt, Grant, count_fork
@@ -21,14 +21,13 @@ from interlock._client.renewal import Renewal
 from interlock._client.undo import Undo, release_message
 from interlock._client.waiting import Waiters
 from interlock._client.worker import Worker
-from interlock._protocol.names import MIN_TTL, duration, token_part
+from interlock._protocol.names import token_part
 from interlock._protocol.run import run
 from interlock._protocol.timing import FOREVER, TRY_FOR
-from interlock.errors import ConfigError
 from interlock.primitives.codes import free_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from interlock._protocol.types import Server
 
@@ -61,7 +60,7 @@ class Session:
     def _start(self) -> None:
         server = self.server
         host = token_part(socket.gethostname())
-        self.process_id = f"{token_part(self.label)}@{host}/{os.getpid()}" if self.label else f"{host}/{os.getpid()}"
+        process_id = f"{token_part(self.label)}@{host}/{os.getpid()}" if self.label else f"{host}/{os.getpid()}"
         self.channel = f"interlock:{secrets.token_hex(8)}"
         names = ("", "-renewal", "-waiters", "-undo")
         ends, renewal, waiters, undo = self.workers = [
@@ -70,12 +69,11 @@ class Session:
         ]
         self.waiters = waiters.task = Waiters(server, waiters.wake_at)
         self.undo = undo.task = Undo(server, undo.wake_at)
-        self.renewal = renewal.task = Renewal(server, ends.wake_at, renewal.wake_at, self.undo)
+        self.renewal = renewal.task = Renewal(server, ends, renewal, self.undo)
         ends.task = self.renewal.ends
-        self.core = Core(server, self.waiters, self.renewal, self.undo, self.holder_id, self.try_for)
-
-    def holder_id(self) -> str:
-        return f"{self.process_id}/{self.caller_name()}"
+        self.core = Core(
+            server, self.waiters, self.renewal, self.undo, process_id, self.caller_name, self.max_ttl, self.try_for
+        )
 
     # The calls of the server
 
@@ -97,29 +95,6 @@ class Session:
         for worker in self.workers:
             if not worker.started and (due := worker.task.due()) != FOREVER:
                 worker.wake_at(due)
-
-    # Operations that need more than the core
-
-    async def extend(self, grant: Grant, ttl: float) -> None:
-        """See Lease.extend."""
-        await self.core.extend(grant, duration(ttl, "ttl", least=MIN_TTL, most=self.max_ttl))
-
-    async def execute(
-        self, grant: Grant, command: str, words: Sequence[str | bytes | float], keys: Sequence[str | bytes] | None
-    ) -> Any:
-        """See Lease.execute."""
-        if self.server.is_quorum:
-            raise ConfigError(
-                f"{grant.resource}: execute() needs one server that decides and does it in one step, and a quorum has "
-                "none. Send the fence with what you write, or lock at that one server"
-            )
-        args = [word if isinstance(word, str | bytes) else repr(word) for word in words]
-        if keys is None:
-            asked: list[bytes] = await self.core.query(grant.resource, "keys", command, *args)
-            return await self.core.execute(grant, command, args, asked)
-        if missing := [key for key in keys if key not in args]:
-            raise ConfigError(f"execute({command!r}): {missing[0]!r} is in keys, but not among the arguments")
-        return await self.core.execute(grant, command, args, keys)
 
     # The end of the session
 

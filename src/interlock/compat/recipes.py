@@ -244,7 +244,7 @@ def _acquire_and_detach(lockable: Lock | Semaphore, wait: float | None) -> str |
             return None
         grant = lease._grant
         if not grant.attempt.in_doubt:
-            lease._session.renewal.remove(grant)
+            lease._core.renewal.remove(grant)
             grant.end_reason = Grant.RELEASED
             return lease.token
         # A copy of the request may reach the server late: releasing the lease makes sure that it acquires nothing.

@@ -89,7 +89,7 @@ class Clone:
 
     async def sections(self, locks) -> None:
         """On a lock and on a semaphore, until the other clone has had some of its own, too."""
-        self.pen.write("memory", channel=locks._session.channel, me=locks._session.process_id)
+        self.pen.write("memory", channel=locks._session.channel, me=locks._session.core.process_id)
         end = time.monotonic() + 20
         while self.number < SECTIONS or (self.others() < SECTIONS and time.monotonic() < end):
             await self.section("stock", locks.lock("stock", ttl=TTL), 1)

@@ -7,26 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 from interlock import aio
 from interlock._client.core import Core
-from interlock._client.grant import Grant
 from interlock._client.renewal import Renewal
 from interlock.primitives import lock
 from interlock.primitives import scripts as _scripts
 
 if TYPE_CHECKING:
+    from interlock._client.grant import Attempt
     from interlock._protocol.types import Script
 
 
 def believes() -> None:
     """The server is asked for a tenth of the ttl, and `ensure()` passes for all of it."""
-    capped, confirmed = Core._capped_ttl, Grant.extend_deadline
+    attempt = Core.attempt
 
-    def tenth(self: Core, ttl: float, max_hold: float | None) -> float:
-        return capped(self, ttl, max_hold) / 10
+    def tenth(self: Core, *args: Any, **kwargs: Any) -> Attempt:
+        made = attempt(self, *args, **kwargs)
+        made.ttl_ms = str(int(made.ttl * 100))
+        return made
 
-    def all_of_it(self: Grant, sent: float, ttl: float) -> None:
-        confirmed(self, sent, ttl * 10)
-
-    Core._capped_ttl, Grant.extend_deadline = tenth, all_of_it  # type: ignore[method-assign]
+    Core.attempt = tenth  # type: ignore[method-assign]
     Renewal.add = lambda _self, _grant: None  # type: ignore[method-assign]
 
 
