@@ -144,7 +144,7 @@ async def test_two_undos_of_one_lease_both_report_that_they_are_done(mode):
 
 
 @rule(8)
-@pytest.mark.one_server
+@pytest.mark.not_on_a_quorum
 async def test_close_gives_back_a_lease_that_is_granted_while_it_begins(mode, clean):
     """In threads, close() may have said that it closes, and not have looked yet at what is held."""
     locks = mode.interlock()
@@ -165,7 +165,7 @@ async def test_close_gives_back_a_lease_that_is_granted_while_it_begins(mode, cl
 
 
 @rule(8)
-@pytest.mark.one_server
+@pytest.mark.not_on_a_quorum
 async def test_close_gives_back_a_lease_whose_release_has_just_begun(mode, clean):
     locks = mode.interlock()
     session = mode.session(locks)
