@@ -38,12 +38,12 @@ under asyncio); the ports of single servers, the client libraries and RESP; thou
 from __future__ import annotations
 
 from .plan import Fault, Plan, Section
-from .profiles import PROFILES, RELAXED, SERVERS, SIDE_BY_SIDE, SNAPSHOTS, WORLDS, Profile, natural
+from .profiles import PROFILES, RELAXED, SERVERS, SIDE_BY_SIDE, SNAPSHOTS, WORLDS, Profile, profile_of
 from .shrinking import Shrunk, shrink
 from .simulation import Report, simulate
 from .subjects import SUBJECTS, Subject, subject_of
 
 __all__ = [
     "PROFILES", "RELAXED", "SERVERS", "SIDE_BY_SIDE", "SNAPSHOTS", "SUBJECTS", "WORLDS", "Fault", "Plan", "Profile",
-    "Report", "Section", "Shrunk", "Subject", "natural", "shrink", "simulate", "subject_of",
+    "Report", "Section", "Shrunk", "Subject", "profile_of", "shrink", "simulate", "subject_of",
 ]  # fmt: skip

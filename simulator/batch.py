@@ -19,7 +19,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from .profiles import natural
+from .profiles import profile_of
 from .simulation import Report, simulate
 from .subjects import subject_of
 
@@ -104,73 +104,73 @@ class Tally:
         self.failures += other.failures[: max(0, MAX_FAILURES - len(self.failures))]
 
 
-def share(first: int, seeds: int, kind: Kind) -> Tally:
+def run_share(first: int, seeds: int, kind: Kind) -> Tally:
     """Run these seeds in this process. Returns their tally."""
     tally, (world, profile, subject) = Tally(), kind
     for seed in range(first, first + seeds):
-        if _enough is not None and _enough.is_set():
+        if _stop is not None and _stop.is_set():
             break
         try:
             tally.add(simulate(seed, profile, subject=subject, world=world))
         except Exception:  # noqa: BLE001 (the simulator itself failed: that is told like any failure)
             tally.runs += 1
-            about = profile or natural(seed, world).name, subject or subject_of(seed, world)
+            about = profile or profile_of(seed, world).name, subject or subject_of(seed, world)
             tally.failed(Failure(seed, *about, [traceback.format_exc().strip()]))
     return tally
 
 
-def run(first: int, seeds: int, kind: Kind, jobs: int, tell: Callable[[Tally], None]) -> tuple[Tally, str | None]:
-    """Run all these seeds, and give `tell` the tally of each share. Returns the sum, and why it ended early, if so."""
-    whole = Tally()
+def run(first: int, seeds: int, kind: Kind, jobs: int, report: Callable[[Tally], None]) -> tuple[Tally, str | None]:
+    """Run all these seeds, and give `report` the tally of each share. Returns the sum, and why it was cut short."""
+    total = Tally()
 
-    def came(part: Tally) -> None:
-        whole.merge(part)
-        tell(part)
+    def add(part: Tally) -> None:
+        total.merge(part)
+        report(part)
 
     end = first + seeds
     shares = deque((start, min(SHARE, end - start)) for start in range(first, end, SHARE))
     try:
-        for part in _here(shares, kind) if jobs == 1 else _spread(shares, kind, jobs):
-            came(part)
+        for part in _run_here(shares, kind) if jobs == 1 else _run_in_pool(shares, kind, jobs):
+            add(part)
     except KeyboardInterrupt:
-        return whole, "interrupted"
+        return total, "interrupted"
     except OSError as error:  # also after a kill of a process of the pool
-        return whole, f"a process failed: {error}"
+        return total, f"a process failed: {error}"
     except RuntimeError as error:
-        return whole, f"a process died: {error}"
-    return whole, "interrupted" if shares else None
+        return total, f"a process died: {error}"
+    return total, "interrupted" if shares else None
 
 
-def _here(shares: deque[tuple[int, int]], kind: Kind) -> Iterator[Tally]:
-    asked: list[int] = []  # Ctrl-C waits for the end of a share: Lua would swallow it
+def _run_here(shares: deque[tuple[int, int]], kind: Kind) -> Iterator[Tally]:
+    interrupts: list[int] = []  # Ctrl-C waits for the end of a share: Lua would swallow it
     main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, lambda number, _: asked.append(number)) if main else None
+    before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number)) if main else None
     try:
-        while shares and not asked:
-            yield share(*shares.popleft(), kind)
+        while shares and not interrupts:
+            yield run_share(*shares.popleft(), kind)
     finally:
         if main:
             signal.signal(signal.SIGINT, before)
 
 
-def _spread(shares: deque[tuple[int, int]], kind: Kind, jobs: int) -> Iterator[Tally]:
+def _run_in_pool(shares: deque[tuple[int, int]], kind: Kind, jobs: int) -> Iterator[Tally]:
     others = set(multiprocessing.active_children())
     context = multiprocessing.get_context("spawn")
-    enough = context.Event()  # a process killed while sending its tally would block the pool for ever
-    pool = ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(enough,))
+    stop = context.Event()  # a process killed while sending its tally would block the pool for ever
+    pool = ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(stop,))
     running: set[Future[Tally]] = set()
     ended = False
     try:
         try:
             while shares or running:
                 while shares and len(running) < jobs + 2:
-                    running.add(pool.submit(share, *shares.popleft(), kind))
+                    running.add(pool.submit(run_share, *shares.popleft(), kind))
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     yield future.result()
             ended = True
         except KeyboardInterrupt:
-            enough.set()
+            stop.set()
             shares.append((0, 0))  # further shares are left
             running = {future for future in running if not future.cancel()}
             done, left = wait(running, LAST_RUNS)
@@ -179,18 +179,18 @@ def _spread(shares: deque[tuple[int, int]], kind: Kind, jobs: int) -> Iterator[T
                 with contextlib.suppress(RuntimeError):
                     yield future.result()
     finally:
-        enough.set()
+        stop.set()
         if not ended:
             for process in set(multiprocessing.active_children()) - others:
                 process.terminate()
         pool.shutdown(cancel_futures=True)
 
 
-_enough: Event | None = None  # in a process of the pool: whether to stop
+_stop: Event | None = None  # in a process of the pool: whether to stop
 
 
-def _begin(enough: Event) -> None:
+def _begin(stop: Event) -> None:
     """Ignore Ctrl-C, which reaches every process of the terminal: the main process alone acts, and stops the others."""
-    global _enough  # noqa: PLW0603 (one for each process)
+    global _stop  # noqa: PLW0603 (one for each process)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _enough = enough
+    _stop = stop

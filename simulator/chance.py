@@ -34,18 +34,18 @@ class Chance:
     def __init__(self, seed: int) -> None:
         self._root = int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=7).digest(), "big")
 
-    def number(self, *place: int) -> float:
+    def number(self, *key: int) -> float:
         """Return the number of this place, from 0 to 1.
 
         A tuple of ints has the same hash everywhere; this method then mixes the bits of the hash.
         """
-        mixed = hash((self._root, *place, 7))
+        mixed = hash((self._root, *key, 7))
         mixed = ((mixed ^ (mixed >> 32)) * 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
         return (mixed >> 11) * 2**-53
 
-    def stream(self, *place: int) -> random.Random:
+    def stream(self, *key: int) -> random.Random:
         """Return a generator of many numbers for one place."""
-        return random.Random(hash((self._root, *place, 11)))
+        return random.Random(hash((self._root, *key, 11)))
 
 
 class Actor:
@@ -75,7 +75,7 @@ class Actor:
         self.era = era
         self._counts = [0] * PURPOSES
 
-    def place(self, purpose: int) -> tuple[int, int, int, int]:
+    def next_key(self, purpose: int) -> tuple[int, int, int, int]:
         """Return the next place of this purpose."""
         if self.world.now >= self._until:
             quarter = int(self.world.now / ERA)
@@ -86,7 +86,7 @@ class Actor:
 
     def draw(self, purpose: int) -> float:
         """Return the next number of this purpose."""
-        return self.world.chance.number(*self.place(purpose))
+        return self.world.chance.number(*self.next_key(purpose))
 
 
 class CoreChance(random.Random):

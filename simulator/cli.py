@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from . import batch
-from .profiles import ALL, BY_NAME, RELAXED, SIDE_BY_SIDE, SNAPSHOTS, WORLDS, natural
+from .profiles import ALL, BY_NAME, RELAXED, SIDE_BY_SIDE, SNAPSHOTS, WORLDS, profile_of
 from .shrinking import shrink
 from .simulation import simulate
 from .subjects import SUBJECTS, subject_of
@@ -19,7 +19,7 @@ from .subjects import SUBJECTS, subject_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LINES_EVERY: Final = 10.0  # seconds between two lines of progress, if this is no terminal
+PROGRESS_INTERVAL: Final = 10.0  # seconds between two lines of progress, if this is no terminal
 EPILOG: Final = """\
 subjects:
   {subjects}
@@ -42,7 +42,7 @@ Exit status: 0 no rule was broken, 1 one was, 2 wrong arguments, 130 interrupted
 """
 
 
-def say(*lines: str) -> None:
+def print_lines(*lines: str) -> None:
     """Print lines."""
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
@@ -114,7 +114,7 @@ def main(argv: list[str] | None = None) -> int:
     """Do what the arguments say; 1 if a rule was broken."""
     chosen = _arguments(argv)
     try:
-        return _one(chosen) if chosen.seed is not None else _many(chosen)
+        return _run_one(chosen) if chosen.seed is not None else _run_many(chosen)
     except ImportError as missing:
         sys.stderr.write(f"simulate: {missing}\n")
         return 2
@@ -126,21 +126,23 @@ def main(argv: list[str] | None = None) -> int:
 # One
 
 
-def _one(chosen: argparse.Namespace) -> int:
+def _run_one(chosen: argparse.Namespace) -> int:
     report = simulate(chosen.seed, chosen.profile, subject=chosen.subject, world=chosen.world)
     tally = batch.Tally()
     tally.add(report)
     if chosen.shrink:
         if not report.violations:
-            say(f"seed {chosen.seed} ({report.subject}, {report.profile}) breaks no rule: there is nothing to shrink")
+            print_lines(
+                f"seed {chosen.seed} ({report.subject}, {report.profile}) breaks no rule: there is nothing to shrink"
+            )
             return 0
         shrunk = shrink(chosen.seed, report.profile, subject=report.subject)
-        say(*shrunk.story, "", "all that happens in it:", *_matching(shrunk.report.lines, chosen.match))
+        print_lines(*shrunk.story, "", "all that happens in it:", *_matching(shrunk.report.lines, chosen.match))
         return 1
     if chosen.trace or chosen.match is not None:
-        say(*_matching(report.lines, chosen.match))
-    _tell(tally)
-    _summarize(tally, None)
+        print_lines(*_matching(report.lines, chosen.match))
+    _print_failures(tally)
+    _print_summary(tally, None)
     return int(bool(tally.broken))
 
 
@@ -151,46 +153,48 @@ def _matching(trace: list[str], text: str | None) -> list[str]:
 # Many
 
 
-def _many(chosen: argparse.Namespace) -> int:
+def _run_many(chosen: argparse.Namespace) -> int:
     from .progress import Progress  # noqa: PLC0415 (rich, where it is)
 
     seeds, first = chosen.seeds or 300, chosen.first or 0
     jobs = min(chosen.jobs or os.cpu_count() or 1, -(-seeds // batch.SHARE))
     simulate(first, "no faults")  # whatever is not installed is missed here, and not in every process
     started = time.perf_counter()
-    with Progress(seeds, LINES_EVERY) as progress:
+    with Progress(seeds, PROGRESS_INTERVAL) as progress:
 
-        def tell(part: batch.Tally) -> None:
+        def report(part: batch.Tally) -> None:
             if part.failures:
-                with progress.aside():
-                    _tell(part)
+                with progress.bar_hidden():
+                    _print_failures(part)
             progress.advance(part)
 
-        tally, cut_short = batch.run(first, seeds, batch.Kind(chosen.world, chosen.profile, chosen.subject), jobs, tell)
+        tally, cut_short = batch.run(
+            first, seeds, batch.Kind(chosen.world, chosen.profile, chosen.subject), jobs, report
+        )
     took = time.perf_counter() - started
-    _summarize(tally, took)
+    _print_summary(tally, took)
     if cut_short:
-        say(f"{cut_short}: {seeds - tally.runs} of {seeds} runs were not made, or not counted")
+        print_lines(f"{cut_short}: {seeds - tally.runs} of {seeds} runs were not made, or not counted")
     if chosen.json:
-        chosen.json.write_text(json.dumps(_plain(tally, took, cut_short), indent=1) + "\n", encoding="utf-8")
+        chosen.json.write_text(json.dumps(_as_json(tally, took, cut_short), indent=1) + "\n", encoding="utf-8")
     return 1 if tally.broken else 0 if not cut_short else 130 if cut_short == "interrupted" else 1
 
 
-def _tell(tally: batch.Tally) -> None:
+def _print_failures(tally: batch.Tally) -> None:
     """What was broken, and how to see it again."""
     for failure in tally.failures:
         seed, profile, subject, _ = failure
         again = f"scripts/simulate --seed {seed}"
         again += "" if subject == subject_of(seed) else f" --subject {subject}"
-        again += "" if profile == natural(seed).name else f' --profile "{profile}"'
-        say(f"seed {seed} ({subject}, {profile}):", *(f"  {text}" for text in failure.texts))
-        say(f"  all of it: {again} --trace", f"  the core of it: {again} --shrink")
+        again += "" if profile == profile_of(seed).name else f' --profile "{profile}"'
+        print_lines(f"seed {seed} ({subject}, {profile}):", *(f"  {text}" for text in failure.texts))
+        print_lines(f"  all of it: {again} --trace", f"  the core of it: {again} --shrink")
 
 
-def _summarize(tally: batch.Tally, took: float | None) -> None:
+def _print_summary(tally: batch.Tally, took: float | None) -> None:
     """What was seen."""
     speed = f", {took:.1f} s ({tally.runs / took:.1f} runs/s)" if took else ""
-    say(
+    print_lines(
         f"{tally.runs} runs, {len(tally.interleavings)} distinct interleavings, {tally.virtual / 3600:.1f} virtual h, "
         f"{tally.events} events, {tally.scripts} scripts, {tally.grants} grants{speed}",
         "subjects: " + ", ".join(f"{name} {tally.subjects[name]}" for name in SUBJECTS if tally.subjects[name]),
@@ -200,7 +204,7 @@ def _summarize(tally: batch.Tally, took: float | None) -> None:
     )
 
 
-def _plain(tally: batch.Tally, took: float, cut_short: str | None) -> dict[str, Any]:
+def _as_json(tally: batch.Tally, took: float, cut_short: str | None) -> dict[str, Any]:
     return {
         **{key: value for key, value in vars(tally).items() if key not in {"interleavings", "failures"}},
         "interleavings": len(tally.interleavings),

@@ -52,7 +52,7 @@ class Client:
         mark = "+" if len(run.networks) > 1 else " "
         runtime = SimRuntime(process)
         self.servers = [
-            SimServer(process, each, ServerHistory(max_ttl, mark=mark), runtime, run.profile.longer)
+            SimServer(process, each, ServerHistory(max_ttl, mark=mark), runtime, run.profile.isolation_grace)
             for each in run.networks
         ]
         quorum: Any = QuorumServer(self.servers, runtime, ServerGroup.display_url)
@@ -112,7 +112,7 @@ class Client:
             else:
                 return
             await self.server.runtime.sleep_until(clock)
-            if run.over:
+            if run.ending:
                 return
             worker.random = world.chance.stream(task.number, SECTION, number)
             turn = run.subject.turn(worker.random)

@@ -220,5 +220,7 @@ COMMANDS: Final[dict[bytes, Callable[..., Any]]] = {
     b"HSET": _hset, b"HDEL": _hdel, b"HINCRBY": _hincrby, b"PUBLISH": _publish, b"PUBSUB": _pubsub,
     b"COMMAND": _command,
 }  # fmt: skip
-HUNGRY: Final = frozenset((b"SET", b"ZADD", b"HSET", b"HINCRBY"))  # refused when memory is out, unless it has written
-WRITES: Final = HUNGRY | {b"DEL", b"PEXPIRE", b"ZREM", b"HDEL", b"ZREMRANGEBYSCORE"}
+TAKE_MEMORY: Final = frozenset(
+    (b"SET", b"ZADD", b"HSET", b"HINCRBY")
+)  # refused when memory is out, unless it has written
+WRITES: Final = TAKE_MEMORY | {b"DEL", b"PEXPIRE", b"ZREM", b"HDEL", b"ZREMRANGEBYSCORE"}

@@ -82,7 +82,7 @@ class Future:
             if self.task is not None:
                 self.task.process.world.soon(self.task.step, self.task)
                 if self.task.traps:
-                    self.task.passes("wake")
+                    self.task.pass_point("wake")
 
     def __await__(self) -> Generator[Future, None, Any]:
         if not self.done:
@@ -109,8 +109,8 @@ class Timer:
 class Trap(NamedTuple):
     """A fault that strikes a task at the next await that has this point."""
 
-    others: int  # how many such points the task passes before
-    wire: bool  # whether only awaits of messages count
+    skips: int  # how many such points the task passes before
+    messages_only: bool  # whether only awaits of messages count
     action: Callable[[], None]
 
 
@@ -118,7 +118,8 @@ class Task(Actor):
     """A coroutine at work in a process."""
 
     __slots__ = (
-        "__weakref__", "attempts", "cancels", "doom", "ended", "label", "parked", "process", "sends", "traps", "work",
+        "__weakref__", "attempts", "cancels", "ended", "label", "parked", "pending", "process", "sends", "traps",
+        "work",
     )  # fmt: skip
 
     def __init__(self, process: Process, work: Coroutine[Any, Any, Any], name: str) -> None:
@@ -127,7 +128,7 @@ class Task(Actor):
         self.work = work
         self.label = name
         self.parked: Future | None = None
-        self.doom: BaseException | None = None
+        self.pending: BaseException | None = None
         self.cancels = 0  # requests to cancel this task, as asyncio counts these
         self.traps: dict[str, Trap] = {}  # by point of the await
         self.sends = False  # whether its await is that of a message
@@ -138,12 +139,12 @@ class Task(Actor):
         """Run the coroutine until it parks again."""
         world = self.process.world
         world.current = world.acting = self
-        doom, self.doom = self.doom, None
+        pending, self.pending = self.pending, None
         try:
             self.parked = None
-            future: Future = self.work.throw(doom) if doom is not None else self.work.send(None)
+            future: Future = self.work.throw(pending) if pending is not None else self.work.send(None)
             future.task, self.parked = self, future
-            if self.doom is not None:  # cancelled while it ran
+            if self.pending is not None:  # cancelled while it ran
                 future.done = True
                 world.soon(self.step, self)
         except (StopIteration, Cancelled):
@@ -154,19 +155,19 @@ class Task(Actor):
         finally:
             world.current = None
         if self.traps and not self.ended:
-            self.passes("park")
+            self.pass_point("park")
 
-    def passes(self, place: str) -> None:
+    def pass_point(self, point: str) -> None:
         """Note that the task passes this point, and spring its trap if there is one."""
-        if place not in self.traps:
+        if point not in self.traps:
             return
-        trap = self.traps[place]
-        if trap.wire and not self.sends:
+        trap = self.traps[point]
+        if trap.messages_only and not self.sends:
             return
-        if trap.others:
-            self.traps[place] = trap._replace(others=trap.others - 1)
+        if trap.skips:
+            self.traps[point] = trap._replace(skips=trap.skips - 1)
         else:
-            del self.traps[place]
+            del self.traps[point]
             trap.action()
 
     def cancel(self) -> None:
@@ -174,9 +175,9 @@ class Task(Actor):
         if self.ended:
             return
         self.cancels += 1
-        if self.doom is not None:
+        if self.pending is not None:
             return
-        self.doom, future = Cancelled(), self.parked
+        self.pending, future = Cancelled(), self.parked
         if future is not None and not future.done:  # else the coroutine runs, or its step is scheduled
             future.done = True
             self.process.world.soon(self.step, self)
@@ -198,14 +199,14 @@ class Task(Actor):
 
     async def before_send(self) -> None:
         """Pass the point before an await, at which a trap may pause, crash or cancel. Called only if a trap is set."""
-        self.passes("before_send")
+        self.pass_point("before_send")
         if not self.process.awake:
             delayed = Future()
             self.world.at(self.process.paused_until, Timer(delayed, None), self.process)
             await delayed
-        elif self.doom is not None:
-            doom, self.doom = self.doom, None
+        elif self.pending is not None:
+            pending, self.pending = self.pending, None
             try:
-                raise doom
+                raise pending
             finally:
-                del doom  # else a reference cycle would keep alive the leases in its frames
+                del pending  # else a reference cycle would keep alive the leases in its frames

@@ -19,7 +19,7 @@ from .chance import STRIKE
 from .clients import CLOSER
 from .coroutines import Task, Trap
 from .invariants.attempts import WORKERS
-from .outages import KINDS, MOST_LAG, Outages
+from .outages import KINDS, MAX_LAG, Outages
 from .sim_server import IO_TIMEOUT
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from .server import Server
     from .subjects import ResourceModel
 
-MOST_CLONES: Final = 6  # clients: with so many, the simulator restores no further one twice
-PLACES: Final = ("before_send", "park", "park", "wake", "wake", "handed", "handed")
+MAX_CLIENTS: Final = 6  # clients: with so many, the simulator restores no further one twice
+TRAP_POINTS: Final = ("before_send", "park", "park", "wake", "wake", "handed", "handed")
 
 
 class Strike(NamedTuple):
@@ -42,9 +42,9 @@ class Strike(NamedTuple):
     number: int
     when: float
     kind: str
-    place: str
-    others: int  # how many such points its victim passes before
-    wire: bool  # whether only awaits of messages count
+    point: str
+    skips: int  # how many such points its victim passes before
+    coin: bool  # one of two ways to strike; for a scheduled fault, whether only awaits of messages count
     client: float  # chooses the client: 0 to 1
     victim: float
     resource: float
@@ -69,9 +69,9 @@ def strikes(chance: Chance, profile: Profile, until: float) -> list[Strike]:
                 number=len(found),
                 when=when,
                 kind=numbers.choices(list(profile.rates), list(profile.rates.values()))[0],
-                place=numbers.choice(PLACES),
-                others=numbers.choice((0, 0, 0, 1, 2, 3, 5, 8)),
-                wire=numbers.random() < 0.6,
+                point=numbers.choice(TRAP_POINTS),
+                skips=numbers.choice((0, 0, 0, 1, 2, 3, 5, 8)),
+                coin=numbers.random() < 0.6,
                 client=numbers.random(),
                 victim=numbers.random(),
                 resource=numbers.random(),
@@ -98,7 +98,7 @@ class Faults:
         for each in self.outages:
             each.granted()
 
-    def over(self) -> None:
+    def end(self) -> None:
         """End the faults, since the quiet phase begins."""
         for network in self.run.networks:
             network.cut_off = network.group.primary.server.full = False
@@ -113,8 +113,10 @@ class Faults:
         worker = client.workers[int(strike.victim * len(client.workers))]
         kind = strike.kind.removeprefix("scheduled ")
         # A background task of a session is never cancelled, and no server grants it anything.
-        victim = worker if kind == "cancel" or strike.place == "handed" else self._anybody(client, strike)
-        if not run.record.happens(run.world.now, strike.kind, strike.name, self._about(strike, client, worker, victim)):
+        victim = worker if kind == "cancel" or strike.point == "handed" else self._choose_task(client, strike)
+        if not run.record.happens(
+            run.world.now, strike.kind, strike.name, self._describe(strike, client, worker, victim)
+        ):
             return
         actions: dict[str, Callable[[], None]] = {
             "cancel": lambda: self._cancel(worker),
@@ -130,7 +132,7 @@ class Faults:
         else:
             self._server(strike, client)
 
-    def _anybody(self, client: Client, strike: Strike) -> Task:
+    def _choose_task(self, client: Client, strike: Strike) -> Task:
         """Choose a worker, a background task of the session, or the closer if there is one."""
         others = [task for task in client.process.tasks if task.label.startswith((WORKERS, CLOSER)) and not task.ended]
         victims = [*client.workers, *others]
@@ -138,14 +140,14 @@ class Faults:
 
     def _schedule(self, victim: Task, strike: Strike, action: Callable[[], None]) -> None:
         def springs() -> None:
-            self.run.record.counts[f"sprung at the {strike.place}: {strike.kind}"] += 1
-            self.run.trace.note("%s springs at the %s: %s", strike.name, strike.place, victim.name)
+            self.run.record.counts[f"sprung at the {strike.point}: {strike.kind}"] += 1
+            self.run.trace.note("%s springs at the %s: %s", strike.name, strike.point, victim.name)
             action()
 
-        handed = strike.place == "handed"
-        victim.traps[strike.place] = Trap(0 if handed else strike.others, strike.wire and not handed, springs)
+        handed = strike.point == "handed"
+        victim.traps[strike.point] = Trap(0 if handed else strike.skips, strike.coin and not handed, springs)
 
-    def _about(self, strike: Strike, client: Client, worker: Task, victim: Task) -> str:
+    def _describe(self, strike: Strike, client: Client, worker: Task, victim: Task) -> str:
         """Describe the victim of a strike for people."""
         lasts = f" for {strike.seconds:.3g} s"
         whom = {
@@ -158,10 +160,10 @@ class Faults:
             "force": f"{self._resource(strike).name} by {client.name}",
             "cut off": lasts.strip(),
             "out of memory": lasts.strip(),
-            "one way": f"{client.name} {'sends' if strike.wire else 'hears'} nothing" + lasts,
+            "one way": f"{client.name} {'sends' if strike.coin else 'hears'} nothing" + lasts,
         }
         if strike.kind.startswith("scheduled"):
-            return f"{victim.name} at its {strike.place}" + lasts * (strike.kind == "scheduled pause")
+            return f"{victim.name} at its {strike.point}" + lasts * (strike.kind == "scheduled pause")
         return whom.get(strike.kind, "")
 
     def _resource(self, strike: Strike) -> ResourceModel:
@@ -189,7 +191,7 @@ class Faults:
     def _snapshot(self, strike: Strike) -> None:
         """Freeze a client that holds nothing and waits for nothing, and restore two clients from its snapshot."""
         idle = [client for client in self.run.clients if client.process.awake and client.idle]
-        if not idle or len(self.run.clients) == MOST_CLONES:
+        if not idle or len(self.run.clients) == MAX_CLIENTS:
             return
         client = idle[int(strike.spare * len(idle))]
         self.run.record.counts["restored twice"] += 1
@@ -206,9 +208,9 @@ class Faults:
 
     def _close(self, client: Client, strike: Strike) -> None:
         client.close()
-        if strike.wire and client.closing is not None:  # the closing task does not get far
+        if strike.coin and client.closing is not None:  # the closing task does not get far
             stops = self._pause if strike.victim < 0.5 else self.crash
-            client.closing.traps[strike.place] = Trap(0, True, lambda: stops(client, strike))
+            client.closing.traps[strike.point] = Trap(0, True, lambda: stops(client, strike))
         self.run.world.at(self.run.world.now + 2.0, lambda: self.crash(client, strike))
 
     # The server, and the way to it
@@ -221,19 +223,19 @@ class Faults:
             case kind if kind in KINDS:
                 self.outages[number].strike(strike)
             case "one way":
-                way = client.process.base, strike.wire
-                network.one_way[way] = max(network.one_way.get(way, 0.0), world.now + min(strike.seconds, 2 * MOST_LAG))
+                way = client.process.base, strike.coin
+                network.one_way[way] = max(network.one_way.get(way, 0.0), world.now + min(strike.seconds, 2 * MAX_LAG))
             case "deafen":
                 client.servers[number].deafen(0.001 if strike.spare < 0.5 else (strike.spare - 0.5) * 2 * IO_TIMEOUT)
             case "revoke" | "force":
                 client.process.spawn(self._revoke(strike, client), f"person{strike.number}")
             case "cut off":
                 network.cut_off, self._cut_until = True, max(self._cut_until, world.now + strike.seconds)
-                world.at(self._cut_until, self._better)
+                world.at(self._cut_until, self._end_what_is_over)
             case "out of memory":
                 network.group.primary.server.full = True
                 self._full_until = max(self._full_until, world.now + strike.seconds)
-                world.at(self._full_until, self._better)
+                world.at(self._full_until, self._end_what_is_over)
             case _:
                 self._alter(network.group.primary.server, strike)
 
@@ -241,7 +243,7 @@ class Faults:
         """Change the scripts, the data or the clock of a server."""
         match strike.kind:
             case "script flush":
-                server.known.clear()
+                server.known_scripts.clear()
             case "flush all":
                 server.data.clear()
                 server.expires.clear()
@@ -253,7 +255,7 @@ class Faults:
             case _:
                 raise AssertionError(strike.kind)
 
-    def _better(self) -> None:
+    def _end_what_is_over(self) -> None:
         now = self.run.world.now
         for network in self.run.networks:
             network.cut_off &= now < self._cut_until

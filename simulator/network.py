@@ -75,7 +75,7 @@ NO_FAULTS: Final = Weather()
 Executed = Callable[["Host", str, Sequence[bytes], Sequence[bytes], Any], None]  # sender, KEYS, ARGV, reply
 
 
-class Ear(Protocol):
+class Subscriber(Protocol):
     """A subscriber of a channel."""
 
     process: Process
@@ -87,15 +87,15 @@ class Ear(Protocol):
 class Journey:
     """One message with its copies and its reply: its name, and its own random numbers."""
 
-    __slots__ = ("_actor", "place", "pushes")
+    __slots__ = ("_actor", "key", "pushes")
 
     def __init__(self, actor: Actor, purpose: int = MESSAGE) -> None:
-        self.place = actor.place(purpose)
+        self.key = actor.next_key(purpose)
         self.pushes = 0  # sent by the scripts of this message
         self._actor = actor.name
 
     def __str__(self) -> str:
-        _, era, _, count = self.place
+        _, era, _, count = self.key
         return self._actor + (f"@{-(era + 1) * ERA:g}s" if era < 0 else f"#{era}") + f".{count}"
 
 
@@ -115,12 +115,12 @@ class Network:
         self._sent: dict[str, Script] = {}  # the script that is sent in place of another, by the SHA of the latter
         for host in group.hosts:
             self.adopt(host)
-        group.opened = self.adopt
+        group.on_new_host = self.adopt
 
     def adopt(self, host: Host) -> None:
         """Add a new host: its scripts publish over this network."""
         host.server.publish = lambda channel, payload: self._publish(host, channel, payload)
-        host.server.subscribers = lambda channel: int(channel in host.ears)
+        host.server.subscribers = lambda channel: int(channel in host.subscribed)
 
     def blocked(self, process: Process, *, there: bool) -> bool:
         """Whether the network blocks the requests of this client, or the replies to it, now."""
@@ -128,19 +128,19 @@ class Network:
 
     def strikes(self, journey: Journey, kind: str, likelihood: float, leg: int = 0) -> bool:
         """Whether this fault strikes this message."""
-        if not likelihood or self.world.chance.number(*journey.place, _KINDS[kind], leg) >= likelihood:
+        if not likelihood or self.world.chance.number(*journey.key, _KINDS[kind], leg) >= likelihood:
             return False
         name = f"{kind}: {journey}" + (f" leg {leg}" if leg else "")
         return self.record.happens(self.world.now, kind, name)
 
     def trip(self, journey: Journey, leg: int = 0) -> float:
         """Return the seconds of this leg."""
-        weather, number, place = self.weather, self.world.chance.number, journey.place
+        weather, number, key = self.weather, self.world.chance.number, journey.key
         if weather.late and self.strikes(journey, "message late", weather.late, leg):
-            return 1.0 + number(*place, _LATE, leg) * (LATEST - 1.0)
+            return 1.0 + number(*key, _LATE, leg) * (LATEST - 1.0)
         if weather.slow and self.strikes(journey, "message slow", weather.slow, leg):
-            return -0.3 * math.log(1 - number(*place, _SLOW, leg))
-        return weather.trip * (0.5 + number(*place, _TRIP, leg))
+            return -0.3 * math.log(1 - number(*key, _SLOW, leg))
+        return weather.trip * (0.5 + number(*key, _TRIP, leg))
 
     # Requests
 
@@ -170,7 +170,7 @@ class Network:
 
     def _reset(self, link: Link, journey: Journey, future: Future) -> None:
         if self.strikes(journey, "connection reset", self.weather.reset):
-            stale = self.world.chance.number(*journey.place, _STALE) < 0.3
+            stale = self.world.chance.number(*journey.key, _STALE) < 0.3
             error = Disconnected("it closed the connection", sent=True, stale=stale)
             self.world.at(self.world.now + self.trip(journey, _NEWS), lambda: future.resolve(error), link.process)
 
@@ -179,7 +179,7 @@ class Network:
     ) -> None:
         host, process = link.host, link.process
         if host.paused:
-            host.held.append(lambda: self._arrive(link, journey, raw, future, by_text, copy))
+            host.delayed.append(lambda: self._arrive(link, journey, raw, future, by_text, copy))
             return
         if future.done and isinstance(future.value, list):
             return  # a second copy, and the reply was read: TCP would not deliver this any more
@@ -188,18 +188,18 @@ class Network:
             return
         if future.done:
             self.record.counts["executed after its caller had given up"] += 1
-        some, weather = len(raw), self.weather
-        if some > 1 and self.strikes(journey, "batch cut short", 5 * weather.unanswered, copy):  # there are few
-            some = int(self.world.chance.number(*journey.place, _CUT, copy) * some)
+        count, weather = len(raw), self.weather
+        if count > 1 and self.strikes(journey, "batch cut short", 5 * weather.unanswered, copy):  # there are few
+            count = int(self.world.chance.number(*journey.key, _CUT, copy) * count)
         self._carrier = journey
         replies: list[Any] = []
-        for script, keys, args in raw[:some]:
+        for script, keys, args in raw[:count]:
             replies.append(host.run(by_text, script, keys, args))
             self.executed(host, process.name, keys, args, replies[-1])
             if not host.alive:
                 return  # the host ended in this call
         if (
-            some < len(raw)
+            count < len(raw)
             or self.blocked(process, there=False)
             or self.strikes(journey, "reply lost", weather.unanswered, copy)
         ):
@@ -246,7 +246,7 @@ class Network:
 
         def at_the_host() -> None:
             if link.host.paused:
-                link.host.held.append(at_the_host)
+                link.host.delayed.append(at_the_host)
             elif not link.host.reached_by(process):
                 self.ended(link, self.trip(journey, _NEWS))
             elif process.alive:
@@ -261,22 +261,26 @@ class Network:
 
     def _publish(self, host: Host, channel: bytes, payload: bytes) -> int:
         """Send a push; a server calls this in the middle of a script."""
-        ears = host.ears.get(channel)
-        if not ears:
+        subscribers = host.subscribed.get(channel)
+        if not subscribers:
             self._carrier.pushes += 1
             self.record.counts["push to nobody"] += 1
             return 0
-        self.record.counts["push to several"] += len(ears) > 1
-        return sum(self._push(ear, payload) for ear in list(ears))
+        self.record.counts["push to several"] += len(subscribers) > 1
+        return sum(self._push(subscriber, payload) for subscriber in list(subscribers))
 
-    def _push(self, ear: Ear, payload: bytes) -> int:
+    def _push(self, subscriber: Subscriber, payload: bytes) -> int:
         journey = self._carrier
         journey.pushes += 1
         leg = _PUSHES + 2 * journey.pushes
-        if self.blocked(ear.process, there=False) or self.strikes(journey, "push lost", self.weather.push_lost, leg):
+        if self.blocked(subscriber.process, there=False) or self.strikes(
+            journey, "push lost", self.weather.push_lost, leg
+        ):
             return 1
         for copy in range(1 + self.strikes(journey, "push doubled", self.weather.push_doubled, leg)):
-            self.world.at(self.world.now + self.trip(journey, leg + copy), lambda: ear.hear(payload), ear.process)
+            self.world.at(
+                self.world.now + self.trip(journey, leg + copy), lambda: subscriber.hear(payload), subscriber.process
+            )
         return 1
 
 

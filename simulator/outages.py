@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from .server_group import ALONE, EMPTY, OVER, Host
+from .server_group import EMPTY, NOREPLICAS, READONLY, Host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from .scenario import Run
     from .server_group import Image, ServerGroup
 
-MOST_LAG: Final = 1.0  # seconds by which a replica, a disk, or the last look for replicas may lag
-LONGER: Final = MOST_LAG + 1.0  # seconds that an isolated primary is believed to go on for
-DOWN: Final = 1.0  # seconds without a server, at most
-SKEW: Final = 0.8  # seconds by which two machines' clocks differ, at most
-SETTLED: Final = 2 * MOST_LAG + DOWN  # seconds after which a fault has had its effect
-PAUSED: Final = 7.0  # seconds for which a machine stands still, at most: longer than a failover and its quarantine
+MAX_LAG: Final = 1.0  # seconds by which a replica, a disk, or the last look for replicas may lag
+ISOLATION_GRACE: Final = MAX_LAG + 1.0  # seconds that an isolated primary is believed to go on for
+MAX_DOWNTIME: Final = 1.0  # seconds without a server, at most
+MAX_SKEW: Final = 0.8  # seconds by which two machines' clocks differ, at most
+OUTAGE_TIME: Final = 2 * MAX_LAG + MAX_DOWNTIME  # seconds after which a fault has had its effect
+MAX_PAUSE: Final = 7.0  # seconds for which a machine stands still, at most: longer than a failover and its quarantine
 KINDS: Final = (
     "restart", "restart late", "restart empty", "failover", "handover", "isolated", "paused", "first replica",
 )  # fmt: skip
@@ -50,15 +50,15 @@ class Outages:
             return
         match strike.kind:
             case "restart":
-                self._soon(strike, lambda: self._restart(strike, None))
+                self._end_soon(strike, lambda: self._restart(strike, None))
             case "restart late":
                 image = group.primary.server.image()
-                self._soon(strike, lambda: self._restart(strike, image))
+                self._end_soon(strike, lambda: self._restart(strike, image))
             case "restart empty":
-                self._soon(strike, lambda: self._restart(strike, EMPTY))
+                self._end_soon(strike, lambda: self._restart(strike, EMPTY))
             case "failover":
                 image = group.primary.server.image()
-                self._soon(strike, lambda: self._failover(strike, image))
+                self._end_soon(strike, lambda: self._failover(strike, image))
             case "handover":
                 self._handover(strike)
             case "isolated":
@@ -67,9 +67,9 @@ class Outages:
                 self._paused(strike)
             case _:  # the first replica
                 if not group.primary.facts().promoted:
-                    group.primary.replid = group.history()
+                    group.primary.replid = group.new_replid()
 
-    def _soon(self, strike: Strike, action: Callable[[], None]) -> None:
+    def _end_soon(self, strike: Strike, action: Callable[[], None]) -> None:
         """End the process when the lag is over, or earlier, at one of the next grants."""
         world, group, before = self.run.world, self.group, self.group.primary
         self._busy = True
@@ -79,9 +79,9 @@ class Outages:
                 self._at_grant = None
                 action()
 
-        if strike.wire:
-            self._at_grant, self._grants = act, strike.others // 2
-        world.at(world.now + min(strike.seconds, MOST_LAG), act)
+        if strike.coin:
+            self._at_grant, self._grants = act, strike.skips // 2
+        world.at(world.now + min(strike.seconds, MAX_LAG), act)
 
     def granted(self) -> None:
         """Note a grant in this moment."""
@@ -90,58 +90,60 @@ class Outages:
             if self._grants < 0:
                 self._at_grant()
 
-    def _end(self, host: Host, *, told: bool) -> None:
+    def _end(self, host: Host, *, resets: bool) -> None:
         self.run.trace.note("server %d is dead", host.number)
         host.alive = False
-        host.ears.clear()
-        self.group.resets = told
+        host.subscribed.clear()
+        self.group.resets = resets
         for link in sorted(host.links, key=lambda link: link.process.name):
             self.network.ended(link, 0.001)
 
-    def _later(self, strike: Strike, action: Callable[[], None]) -> None:
+    def _after_downtime(self, strike: Strike, action: Callable[[], None]) -> None:
         world = self.run.world
-        world.at(world.now + 0.01 + strike.spare * (DOWN - 0.01), action)
+        world.at(world.now + 0.01 + strike.spare * (MAX_DOWNTIME - 0.01), action)
 
-    def _serves(self, host: Host, *, lossy: bool, longer: float = 0.0) -> None:
+    def _make_primary(self, host: Host, *, lossy: bool, isolation_grace: float = 0.0) -> None:
         """Make this host the primary."""
         other = host.server.skew != self.group.primary.server.skew
-        self.group.primary, self.group.reachable, host.forgot = host, True, lossy
+        self.group.primary, self.group.reachable, host.lost_data = host, True, lossy
         run = self.run
         run.trace.note("server %d serves now, %s%s", host.number, host.facts().identity, ": something is lost" * lossy)
-        run.monitor.note_new_primary(lossy=lossy, quarantine_time=run.profile.max_ttl + longer, other_clock=other)
+        run.monitor.note_new_primary(
+            lossy=lossy, quarantine_time=run.profile.max_ttl + isolation_grace, other_clock=other
+        )
         self._busy = False
 
     def _restart(self, strike: Strike, image: Image | None) -> None:
         group, old = self.group, self.group.primary
-        self._end(old, told=strike.victim < 0.7)
+        self._end(old, resets=strike.victim < 0.7)
         group.reachable = False
 
         def up() -> None:
             group.resets = True
-            host = group.another(skew=old.server.skew)
+            host = group.new_host(skew=old.server.skew)
             if image is not None and image is not EMPTY and strike.resource < 0.5:
                 host.replid2 = old.replid  # newer servers take their history from a snapshot
             host.load(old.server.image() if image is None else image)
-            self._serves(host, lossy=image is not None)
+            self._make_primary(host, lossy=image is not None)
 
-        self._later(strike, up)
+        self._after_downtime(strike, up)
 
     def _failover(self, strike: Strike, image: Image) -> None:
         group, old = self.group, self.group.primary
-        self._end(old, told=strike.victim < 0.5)
+        self._end(old, resets=strike.victim < 0.5)
         group.reachable = False
 
         def promoted() -> None:
-            host = self._promoted(strike, old, image, old.server.skew + (strike.resource - 0.5) * 2 * SKEW)
-            self._serves(host, lossy=True)
+            host = self._promoted(strike, old, image, old.server.skew + (strike.resource - 0.5) * 2 * MAX_SKEW)
+            self._make_primary(host, lossy=True)
             if strike.victim < 0.3:  # its machine comes back, and it gets a copy of all
-                follower = group.another()
-                follower.replid, follower.follows, follower.refuses = host.replid, host, OVER
+                follower = group.new_host()
+                follower.replid, follower.follows, follower.refuses = host.replid, host, READONLY
 
-        self._later(strike, promoted)
+        self._after_downtime(strike, promoted)
 
     def _promoted(self, strike: Strike, old: Host, image: Image, skew: float) -> Host:
-        host = self.group.another(up=1e5 * strike.spare, skew=max(-SKEW, min(SKEW, skew)))
+        host = self.group.new_host(up=1e5 * strike.spare, skew=max(-MAX_SKEW, min(MAX_SKEW, skew)))
         host.replid2, host.promoted = old.replid, True
         host.load(image)
         return host
@@ -150,14 +152,14 @@ class Outages:
         """FAILOVER: writes stop until the replica has them all. But where its clock is ahead leases end too soon."""
         self._busy = True
         old = self.group.primary
-        host = self._promoted(strike, old, old.server.image(), old.server.skew + (strike.resource - 0.5) * 2 * SKEW)
-        old.refuses = OVER
+        host = self._promoted(strike, old, old.server.image(), old.server.skew + (strike.resource - 0.5) * 2 * MAX_SKEW)
+        old.refuses = READONLY
 
         def follows() -> None:
             old.follows, old.replid, old.replid2 = host, host.replid, host.replid2
 
         self.run.world.at(self.run.world.now + strike.victim * strike.spare, follows)
-        self._serves(host, lossy=host.server.skew > old.server.skew)
+        self._make_primary(host, lossy=host.server.skew > old.server.skew)
 
     def _isolated(self, strike: Strike) -> None:
         """The primary loses its replicas, one of which is promoted; some clients still reach the old one only."""
@@ -165,25 +167,25 @@ class Outages:
         self._busy = True
         bases = [client.process.base for client in run.clients]
         first = int(strike.client * len(bases))
-        image, lag = old.server.image(), min(strike.seconds, MOST_LAG)
+        image, lag = old.server.image(), min(strike.seconds, MAX_LAG)
 
         def promoted() -> None:
             old.answers = {bases[first], bases[int(strike.victim * len(bases))]}
             for link in sorted(old.links, key=lambda link: link.process.name):
                 if not old.reached_by(link.process):
                     self.network.ended(link, 0.001)
-            host = self._promoted(strike, old, image, old.server.skew + (strike.resource - 0.5) * 2 * SKEW)
-            self._serves(host, lossy=True, longer=MOST_LAG)
+            host = self._promoted(strike, old, image, old.server.skew + (strike.resource - 0.5) * 2 * MAX_SKEW)
+            self._make_primary(host, lossy=True, isolation_grace=MAX_LAG)
             self._busy = True
             world = run.world
-            world.at(world.now + MOST_LAG * (0.5 + strike.spare / 2), lambda: refuse(ALONE))
-            world.at(world.now + MOST_LAG * (1 + strike.spare), healed)
+            world.at(world.now + MAX_LAG * (0.5 + strike.spare / 2), lambda: refuse(NOREPLICAS))
+            world.at(world.now + MAX_LAG * (1 + strike.spare), healed)
 
         def refuse(text: str) -> None:
             old.refuses = text
 
         def healed() -> None:
-            refuse(OVER)
+            refuse(READONLY)
             old.follows, old.answers, old.replid = self.group.primary, None, self.group.primary.replid
             self._busy = False
 
@@ -197,20 +199,20 @@ class Outages:
         self.run.trace.note("server %d stands still", old.number)
 
         def promoted() -> None:
-            host = self._promoted(strike, old, image, old.server.skew + (strike.resource - 0.5) * 2 * SKEW)
-            self._serves(host, lossy=True, longer=MOST_LAG)
+            host = self._promoted(strike, old, image, old.server.skew + (strike.resource - 0.5) * 2 * MAX_SKEW)
+            self._make_primary(host, lossy=True, isolation_grace=MAX_LAG)
             self._busy = True
-            world.at(world.now + (PAUSED - DOWN) * (0.5 + strike.victim / 2), goes_on)
+            world.at(world.now + (MAX_PAUSE - MAX_DOWNTIME) * (0.5 + strike.victim / 2), goes_on)
 
         def goes_on() -> None:
             self.run.trace.note("server %d goes on", old.number)
-            old.paused, held, old.held = False, old.held, []
+            old.paused, held, old.delayed = False, old.delayed, []
             for each in held:
                 each()
-            world.at(world.now + LONGER * strike.client, refuses)
+            world.at(world.now + ISOLATION_GRACE * strike.client, refuses)
 
         def refuses() -> None:
-            old.refuses, old.follows, old.replid = OVER, self.group.primary, self.group.primary.replid
+            old.refuses, old.follows, old.replid = READONLY, self.group.primary, self.group.primary.replid
             self._busy = False
 
-        self._later(strike, promoted)
+        self._after_downtime(strike, promoted)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from .network import LATEST, NO_FAULTS, Weather
-from .outages import KINDS, LONGER, PAUSED, SETTLED
+from .outages import ISOLATION_GRACE, KINDS, MAX_PAUSE, OUTAGE_TIME
 from .sim_server import IO_TIMEOUT
 
 
@@ -24,11 +24,11 @@ class Profile:
     fault_phase: float = 8.0  # seconds with faults
     idle: float = 0.3  # seconds between two sections while the fault phase still has consequences
     quiet_phase: float = 3.0  # seconds for which workers go on without faults
-    crowd: tuple[int, ...] = (2, 3, 3, 4)  # how many clients
+    clients: tuple[int, ...] = (2, 3, 3, 4)  # how many clients
     workers: tuple[int, ...] = (1, 2, 2, 3)  # how many each of them has
 
     @property
-    def changes(self) -> bool:
+    def changes_primary(self) -> bool:
         """Whether one process after the other serves."""
         return not self.rates.keys().isdisjoint(KINDS)
 
@@ -38,9 +38,9 @@ class Profile:
         return not self.rates.keys().isdisjoint({"failover", "isolated", "paused", "handover"})
 
     @property
-    def longer(self) -> float:
+    def isolation_grace(self) -> float:
         """Seconds that clients believe an isolated primary to go on for."""
-        return LONGER if not self.rates.keys().isdisjoint({"isolated", "paused"}) else 0.0
+        return ISOLATION_GRACE if not self.rates.keys().isdisjoint({"isolated", "paused"}) else 0.0
 
     @property
     def clean(self) -> bool:
@@ -48,7 +48,7 @@ class Profile:
         return (
             self.weather.clean
             and self.trusted
-            and not self.changes
+            and not self.changes_primary
             and self.rates.keys().isdisjoint({"cut off", "one way"})
             and len(self.servers) == 1  # one of several that is away learns of a release when it is back
         )
@@ -57,8 +57,8 @@ class Profile:
     def aftermath(self) -> float:
         """Seconds for which the fault phase has consequences when it is over."""
         silent = not self.clean or "deafen" in self.rates
-        late, changes = LATEST if self.weather.late else 0.0, SETTLED if self.changes else 0.0
-        changes += PAUSED + LONGER if "paused" in self.rates else 0.0
+        late, changes = LATEST if self.weather.late else 0.0, OUTAGE_TIME if self.changes_primary else 0.0
+        changes += MAX_PAUSE + ISOLATION_GRACE if "paused" in self.rates else 0.0
         return late + changes + (IO_TIMEOUT if silent else 0.0)
 
 
@@ -88,14 +88,14 @@ PROFILES: Final = {
 }
 
 
-_SHORT: Final = 2.0  # seconds that the longest lease lasts, and a quarantine
+_SHORT_TTL: Final = 2.0  # seconds that the longest lease lasts, and a quarantine
 
 
 # Servers that restart and fail over. A quarantine lasts as long as the longest ttl, so that is short here, as all is.
 def _servers(name: str, rates: dict[str, float], *, weather: Weather = NO_FAULTS, trusted: bool = True) -> Profile:
     return Profile(
-        name, weather, rates, trusted=trusted, max_ttl=_SHORT, fault_phase=4.0, idle=2.0, quiet_phase=1.0,
-        crowd=(2, 2, 3), workers=(1, 1, 2),
+        name, weather, rates, trusted=trusted, max_ttl=_SHORT_TTL, fault_phase=4.0, idle=2.0, quiet_phase=1.0,
+        clients=(2, 2, 3), workers=(1, 1, 2),
     )  # fmt: skip
 
 
@@ -119,10 +119,10 @@ SERVERS: Final = {
 
 # Several servers that know nothing of each other. Their clocks may differ by 5 times the longest ttl as long as they
 # keep their records; where one may forget them, by less than the wait before it votes again.
-def _quorum(name: str, rates: dict[str, float], *, weather: Weather = NO_FAULTS, keeps: bool = True) -> Profile:
+def _quorum(name: str, rates: dict[str, float], *, weather: Weather = NO_FAULTS, keeps_records: bool = True) -> Profile:
     return Profile(
-        name, weather, rates, max_ttl=_SHORT, fault_phase=2.5, idle=4.0, quiet_phase=0.5, crowd=(2, 2, 3),
-        workers=(1, 1, 2), servers=(3, 3, 3, 5), skew=5 * _SHORT if keeps else 0.5,
+        name, weather, rates, max_ttl=_SHORT_TTL, fault_phase=2.5, idle=4.0, quiet_phase=0.5, clients=(2, 2, 3),
+        workers=(1, 1, 2), servers=(3, 3, 3, 5), skew=5 * _SHORT_TTL if keeps_records else 0.5,
     )  # fmt: skip
 
 
@@ -134,12 +134,12 @@ QUORUMS: Final = {
         _quorum("q cancel", _CANCEL | _SERVER),
         _quorum("q crash", _CRASH | _PAUSE | {"restart": 0.8}),
         _quorum("q loss", _NETS, weather=_ROUGH),
-        _quorum("q empty", _CANCEL | _CRASH | {"restart empty": 0.7}, keeps=False),
-        _quorum("q late", _NETS | _CANCEL | {"restart late": 0.7}, keeps=False),
+        _quorum("q empty", _CANCEL | _CRASH | {"restart empty": 0.7}, keeps_records=False),
+        _quorum("q late", _NETS | _CANCEL | {"restart late": 0.7}, keeps_records=False),
         _quorum("q ruin", _CANCEL | _PAUSE | _CRASH | _SERVER | _NETS | {"restart": 0.7}, weather=_ROUGH),
         _quorum(
             "q forgetting", _CANCEL | _PAUSE | _CRASH | _NETS | {"restart empty": 0.4, "restart late": 0.4},
-            weather=_ROUGH, keeps=False,
+            weather=_ROUGH, keeps_records=False,
         ),
     )
 }  # fmt: skip
@@ -167,8 +167,10 @@ SIDE_BY_SIDE: Final = {
 SNAPSHOTS: Final = {
     profile.name: profile
     for profile in (
-        Profile("restored twice", rates={"snapshot": 2.0, "revoke": 0.2}, workers=(1, 1, 2), crowd=(1, 2)),
-        Profile("restored in chaos", weather=_ROUGH, rates=_CANCEL | _PAUSE | _CRASH | {"snapshot": 2.0}, crowd=(1, 2)),
+        Profile("restored twice", rates={"snapshot": 2.0, "revoke": 0.2}, workers=(1, 1, 2), clients=(1, 2)),
+        Profile(
+            "restored in chaos", weather=_ROUGH, rates=_CANCEL | _PAUSE | _CRASH | {"snapshot": 2.0}, clients=(1, 2)
+        ),
         _servers("restored elsewhere", _CRASH | {"snapshot": 2.0, "failover": 0.3, "handover": 0.2, "restart": 0.3}),
         _quorum("q restored", _CANCEL | _NETS | {"snapshot": 2.0, "restart": 0.4}),
     )
@@ -181,7 +183,7 @@ BY_NAME: Final = {
     for profile in (
         # Young processes that hold and seldom wait, and so are not subscribed; people who revoke what they hold.
         Profile(
-            "revoked", rates={"revoke": 3.0, "force": 1.0, "crash": 0.6, "deafen": 0.3}, crowd=(2,), workers=(1, 1, 2)
+            "revoked", rates={"revoke": 3.0, "force": 1.0, "crash": 0.6, "deafen": 0.3}, clients=(2,), workers=(1, 1, 2)
         ),
         # A machine stands still for so long that whoever is to be struck by that must be idle for long.
         replace(_servers("paused", {"paused": 0.5}), idle=5.0),
@@ -200,7 +202,7 @@ ALL: Final = {
 }
 
 
-def natural(seed: int, world: str = "one") -> Profile:
+def profile_of(seed: int, world: str = "one") -> Profile:
     """The profile that a seed chooses by itself."""
     profiles = WORLDS[world]
     return list(profiles.values())[seed % len(profiles)]

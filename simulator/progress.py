@@ -21,7 +21,7 @@ class Progress:
         self._seeds = seeds
         self._lines_every = lines_every
         self._done = self._broken = 0
-        self._started = self._told = time.monotonic()
+        self._started = self._printed_at = time.monotonic()
         self._bar: Any = _bar() if sys.stderr.isatty() else None
         self._task: Any = None
 
@@ -45,7 +45,7 @@ class Progress:
         finally:
             self._bar.start()
 
-    def aside(self) -> AbstractContextManager[object]:
+    def bar_hidden(self) -> AbstractContextManager[object]:
         """While something else is printed."""
         return self._hidden() if self._bar is not None and sys.stdout.isatty() else contextlib.nullcontext()
 
@@ -57,8 +57,8 @@ class Progress:
         speed = self._done / max(1e-9, now - self._started)
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done, speed=f"{speed:.1f}", broken=self._broken)
-        elif now - self._told >= self._lines_every:
-            self._told = now
+        elif now - self._printed_at >= self._lines_every:
+            self._printed_at = now
             left = (self._seeds - self._done) / speed
             done = f"{self._done} of {self._seeds} runs, {speed:.1f} runs/s"
             sys.stderr.write(f"{done}, {left:.0f} s left, {self._broken} broke a rule\n")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .subjects import Subject
 
 DRIFT: Final = 0.008  # by how much the clocks of several servers run fast or slow: leases allow for a hundredth
-PATIENCE: Final = 180.0  # seconds until everybody must have ended
+END_TIMEOUT: Final = 180.0  # seconds until everybody must have ended
 SETTLE_TIME: Final = 10.0  # seconds for which it is watched then that what has ended is told
 DRAIN_TIME: Final = 400.0  # seconds after which no TTL is left
 
@@ -53,22 +53,22 @@ class Run:
         self.groups = list(self._groups())
         self.networks = [Network(world, group, self.record, lua) for group in self.groups]
         self.monitor = Monitor(self.trace, world, self.groups, self.record.counts, profile)
-        self.monitor.server_state.on_handover = lambda task: task.passes("handed")
+        self.monitor.server_state.on_handover = lambda task: task.pass_point("handed")
         for network in self.networks:
             network.weather = profile.weather
             network.executed = self.monitor.server_state.executed
         self.faults_end = profile.fault_phase
         self.quiet_from = math.inf
-        self.over = False
-        self.executes = 0
+        self.ending = False
+        self.execute_count = 0
         world.failed = self._failed
         random = world.chance.stream(CLIENT)
         self.subject = subject(random)
         for resource in self.subject.resources:
             resource.max_ttl = min(resource.max_ttl, profile.max_ttl)
             self.monitor.watch(resource)
-        self.clients = [Client(self, f"c{i}") for i in range(random.choice(profile.crowd))]
-        self.graves: list[Client] = []
+        self.clients = [Client(self, f"c{i}") for i in range(random.choice(profile.clients))]
+        self.dead_clients: list[Client] = []
 
     def _groups(self) -> Iterator[ServerGroup]:
         profile, random = self.profile, self.world.chance.stream(GROUPS)
@@ -91,13 +91,13 @@ class Run:
 
     def replace(self, client: Client, strike: int) -> None:
         """Another process comes in the place of a dead one, named after what killed it."""
-        self.graves.append(client)
+        self.dead_clients.append(client)
         name = f"{client.name.partition('~')[0]}~{strike}"
         self.clients[self.clients.index(client)] = Client(self, name)
 
     def restore_twice(self, client: Client, strike: int) -> None:
         """Two processes with the memory of one take its place."""
-        self.graves.append(client)
+        self.dead_clients.append(client)
         base, at = client.name.partition("~")[0], self.clients.index(client)
         self.clients[at : at + 1] = [Client(self, f"{base}~{strike}{which}", client) for which in "ab"]
 
@@ -111,15 +111,15 @@ class Run:
             return
         for network in self.networks:
             network.weather = NO_FAULTS
-        faults.over()
+        faults.end()
         self.trace.note("QUIET PHASE")
         # What is late may still come, and what waits for it waits on; the promises count from then on.
         self.quiet_from = world.now + self.profile.aftermath
         self.monitor.server_state.quiet_since = self.quiet_from + 1.0
         world.run(ends + self.profile.aftermath + self.profile.quiet_phase)
-        self.over = True
-        deadline = world.now + PATIENCE
-        while world.now < deadline and not self._ended() and not world.stopped:
+        self.ending = True
+        deadline = world.now + END_TIMEOUT
+        while world.now < deadline and not self._all_ended() and not world.stopped:
             world.run(world.now + 1.0)
         for client in self.clients:
             for task in client.workers:
@@ -130,7 +130,7 @@ class Run:
         world.run(world.now + DRAIN_TIME)
         self._check_drained()
 
-    def _ended(self) -> bool:
+    def _all_ended(self) -> bool:
         """Whether nobody is at work: none begins anything any more."""
         return not any(task.in_section for client in self.clients for task in client.workers)
 

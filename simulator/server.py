@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from interlock._protocol.types import ServerError
 
-from .commands import COMMANDS, HUNGRY, WRITES, ZSet, text
+from .commands import COMMANDS, TAKE_MEMORY, WRITES, ZSet, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-EPOCH: Final = 1_700_000_000_000_000  # µs: the server's clock when the world begins
+CLOCK_START: Final = 1_700_000_000_000_000  # µs: the server's clock when the world begins
 
 _PRELUDE: Final = """
 local run, decode = ...
@@ -45,8 +45,8 @@ local function strict(_, name) error('Script attempted to access a global variab
 setmetatable(_G, {__index = strict, __newindex = strict})
 return function(script, now_s, now_us, keys, argv)
   seconds, micros, KEYS, ARGV = now_s, now_us, keys, argv
-  local fine, reply = pcall(script)
-  if fine then return reply end
+  local ok, reply = pcall(script)
+  if ok then return reply end
   return type(reply) == 'table' and reply or {err = 'ERR ' .. tostring(reply)}
 end
 """
@@ -107,24 +107,24 @@ class Server:
         self._now = now
         self._lua = _interpreter()
         self._table: Any = self._lua.table
-        self.known: set[str] = set()
+        self.known_scripts: set[str] = set()
         self.data: dict[bytes, Any] = {}
         self.expires: dict[bytes, int] = {}
         self.skew = 0.0  # seconds by which its clock was stepped
         self.full = False  # there is no memory left
-        self.refused = -1.0  # seconds: when something was refused for that, at last
+        self.refused_at = -1.0  # seconds: when something was refused for that, at last
         self.scripts = 0
         self.publish: Callable[[bytes, bytes], int] = lambda _channel, _payload: 0
         self.subscribers: Callable[[bytes], int] = lambda _channel: 0
-        self.micros = EPOCH  # its clock when it last looked
+        self.micros = CLOCK_START  # its clock when it last looked
         self._written = False  # the script that runs has written
-        self.now_ms = EPOCH // 1000  # the same, as expiry counts
+        self.now_ms = CLOCK_START // 1000  # the same, as expiry counts
 
     # Time
 
-    def look(self) -> int:
+    def read_clock(self) -> int:
         """Read the clock: its time in ms."""
-        self.micros = EPOCH + round((self._now() + self.skew) * 1e6)
+        self.micros = CLOCK_START + round((self._now() + self.skew) * 1e6)
         self.now_ms = self.micros // 1000
         return self.now_ms
 
@@ -132,10 +132,10 @@ class Server:
 
     def evalsha(self, sha: str, keys: Sequence[bytes], args: Sequence[bytes]) -> Any:
         """The reply: int, bytes, None, a list of such, or a ServerError."""
-        if sha not in self.known:
+        if sha not in self.known_scripts:
             return ServerError("NOSCRIPT No matching script. Please use EVAL.")
         self.scripts += 1
-        self.look()
+        self.read_clock()
         self._written = False
         seconds, micros = divmod(self.micros, 1_000_000)
         lua, table = self._lua, self._table
@@ -147,7 +147,7 @@ class Server:
         """The same for a script that it may not know yet."""
         sha = _sha(source)
         self._lua.script(sha, source)
-        self.known.add(sha)
+        self.known_scripts.add(sha)
         return self.evalsha(sha, keys, args)
 
     def _python(self, value: Any) -> Any:
@@ -173,8 +173,8 @@ class Server:
         try:
             if name not in COMMANDS:
                 raise ServerError(f"ERR the simulator has no command {name.decode()}: add it to commands.py")
-            if self.full and name in HUNGRY and not self._written:
-                self.refused = self._now()
+            if self.full and name in TAKE_MEMORY and not self._written:
+                self.refused_at = self._now()
                 raise ServerError("OOM command not allowed when used memory > 'maxmemory'.")
             reply = COMMANDS[name](self, *[arg if type(arg) is bytes else text(arg) for arg in args])
         except ServerError as error:
@@ -213,7 +213,7 @@ class Server:
 
     def purge_all(self) -> None:
         """Delete what is over, as the server does by and by."""
-        self.look()
+        self.read_clock()
         for key in list(self.expires):
             self.purge(key)
 

@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from typing import Self
 
     from .coroutines import Process
-    from .network import Ear
+    from .network import Subscriber
     from .scheduler import World
     from .sim_server import Link
 
 Image = tuple[dict[bytes, Any], dict[bytes, int]]
 EMPTY: Final[Image] = ({}, {})
 AGE: Final = 1e5  # seconds for which a replica is up when it is promoted
-OVER: Final = "READONLY You can't write against a read only replica."
-ALONE: Final = "NOREPLICAS Not enough good replicas to write."
+READONLY: Final = "READONLY You can't write against a read only replica."
+NOREPLICAS: Final = "NOREPLICAS Not enough good replicas to write."
 
 
 class Host:
@@ -51,32 +51,32 @@ class Host:
         self.since = group.world.now
         self.loaded = 0  # keys with which it began
         self.promoted = False  # it was a replica, which gets its keys from its primary
-        self.forgot = False  # it came up without all that was written before
+        self.lost_data = False  # it came up without all that was written before
         self.server = Server(group.clock)
         self.server.skew = skew
         self.alive = True
         self.refuses = ""  # the error that it answers everything with
         self.paused = False  # its machine stands still
-        self.held: list[Callable[[], None]] = []  # what has come meanwhile
+        self.delayed: list[Callable[[], None]] = []  # what has come meanwhile
         self.follows: Host | None = None  # its primary, if it is a replica
         self.answers: Collection[str] | None = None  # the only clients that reach it; None: all
         self.links: set[Link] = set()
-        self.ears: dict[bytes, list[Ear]] = {}  # who hears a channel here: two, if both have one memory
+        self.subscribed: dict[bytes, list[Subscriber]] = {}  # who hears a channel here: two, if both have one memory
 
-    def subscribe(self, channel: bytes, ear: Ear) -> None:
+    def subscribe(self, channel: bytes, subscriber: Subscriber) -> None:
         """This one hears the channel from now on."""
-        ears = self.ears.setdefault(channel, [])
-        if ear not in ears:
-            ears.append(ear)
+        subscribers = self.subscribed.setdefault(channel, [])
+        if subscriber not in subscribers:
+            subscribers.append(subscriber)
 
-    def unsubscribe(self, channel: bytes, ear: Ear) -> bool:
+    def unsubscribe(self, channel: bytes, subscriber: Subscriber) -> bool:
         """This one hears it no more: whether it did."""
-        ears = self.ears.get(channel, [])
-        if ear not in ears:
+        subscribers = self.subscribed.get(channel, [])
+        if subscriber not in subscribers:
             return False
-        ears.remove(ear)
-        if not ears:
-            del self.ears[channel]
+        subscribers.remove(subscriber)
+        if not subscribers:
+            del self.subscribed[channel]
         return True
 
     def reached_by(self, process: Process) -> bool:
@@ -96,7 +96,7 @@ class Host:
 
     # What it says of itself
 
-    def asked(self, *command: str) -> Any:
+    def answer(self, *command: str) -> Any:
         """Its reply to what a connection or a proof asks."""
         match command:
             case ("INFO", "server"):
@@ -112,7 +112,7 @@ class Host:
             case ("INFO", "keyspace"):
                 return b""
             case ("TIME",):
-                self.server.look()
+                self.server.read_clock()
                 seconds, micros = divmod(self.server.micros, 1_000_000)
                 return [b"%d" % seconds, b"%d" % micros]
             case _:
@@ -130,7 +130,7 @@ class Host:
 
     def facts(self) -> Facts:
         """What a connection learns with its greeting."""
-        found = parse_facts(*(self.asked(*command) for command in (*IDENTITY_COMMANDS, *PAST_COMMANDS)))
+        found = parse_facts(*(self.answer(*command) for command in (*IDENTITY_COMMANDS, *PAST_COMMANDS)))
         assert found is not None
         return found
 
@@ -147,10 +147,10 @@ class ServerGroup:
         self.promotes = False  # whether replicas take over: others are asked who the primary is
         self.reachable = True  # a process is listening
         self.resets = True  # whoever sends to a process that has ended is told so, since its machine lives on
-        self.opened: Callable[[Host], None] = lambda _host: None
+        self.on_new_host: Callable[[Host], None] = lambda _host: None
         self.hosts: list[Host] = []
-        self._names = 0
-        self.primary = self.another(up=AGE)
+        self._replid_count = 0
+        self.primary = self.new_host(up=AGE)
 
     def clock(self) -> float:
         """Seconds on its clock since the world began."""
@@ -160,15 +160,15 @@ class ServerGroup:
         """40 characters that nobody else has."""
         return hashlib.sha1(f"{self.name} {what}".encode()).hexdigest()  # noqa: S324 (no secret)
 
-    def history(self) -> str:
+    def new_replid(self) -> str:
         """A new name for what is written from now on."""
-        self._names += 1
-        return self.name_of(f"history {self._names}")
+        self._replid_count += 1
+        return self.name_of(f"history {self._replid_count}")
 
-    def another(self, *, up: float = 0.0, skew: float = 0.0) -> Host:
+    def new_host(self, *, up: float = 0.0, skew: float = 0.0) -> Host:
         """A process that comes up."""
-        self.hosts.append(Host(self, len(self.hosts), self.history(), up=up, skew=skew))
-        self.opened(self.hosts[-1])
+        self.hosts.append(Host(self, len(self.hosts), self.new_replid(), up=up, skew=skew))
+        self.on_new_host(self.hosts[-1])
         return self.hosts[-1]
 
     def route(self, process: Process) -> Host | None:
@@ -221,7 +221,7 @@ class Address:
     def send_command(self, *command: str) -> None:
         """A command, and its reply."""
         assert self._host is not None
-        self._replies.append(self._host.asked(*command))
+        self._replies.append(self._host.answer(*command))
 
     def read_response(self) -> Any:
         """The next reply."""

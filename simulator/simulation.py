@@ -16,7 +16,7 @@ from unittest import mock
 
 from .chance import CoreChance
 from .loop import asyncio_of
-from .profiles import ALL, natural
+from .profiles import ALL, profile_of
 from .scenario import Run
 from .subjects import SUBJECTS, subject_of
 
@@ -78,12 +78,12 @@ def simulate(
     change the text of each script before it is sent, to plant a bug. With a plan, the run of this seed is repeated with
     only those sections and faults that the plan names.
     """
-    chosen = ALL[profile] if profile else natural(seed, world)
+    chosen = ALL[profile] if profile else profile_of(seed, world)
     kind = subject or subject_of(seed, world)
-    with _apart() as begin, contextlib.ExitStack() as stack:
+    with _isolated() as begin, contextlib.ExitStack() as stack:
         run = Run(seed, chosen, SUBJECTS[kind], lua, plan, begin)
-        stack.enter_context(_listening(run.trace))
-        stack.callback(_burn, run)
+        stack.enter_context(_log_watched(run.trace))
+        stack.callback(_tear_down, run)
         run.go()
         run.record.counts["began anew for one who remembers nothing"] += run.monitor.server_state.excused
         record, state = run.record, run.monitor.server_state
@@ -119,7 +119,7 @@ def _substitutes(world: Callable[[], World], chance: Callable[[], CoreChance]) -
 
 
 @contextlib.contextmanager
-def _apart() -> Generator[Callable[[World], None]]:
+def _isolated() -> Generator[Callable[[World], None]]:
     """No chance and no tasks but the world's; and no garbage collection in the middle, which might drop leases."""
     worlds: list[World] = []
     chances: list[CoreChance] = []
@@ -146,7 +146,7 @@ def _apart() -> Generator[Callable[[World], None]]:
                 gc.enable()
 
 
-class _Ear(logging.Handler):
+class _ErrorLog(logging.Handler):
     def __init__(self, trace: Trace) -> None:
         super().__init__(logging.ERROR)
         self.trace = trace
@@ -157,19 +157,19 @@ class _Ear(logging.Handler):
 
 
 @contextlib.contextmanager
-def _listening(trace: Trace) -> Generator[None]:
+def _log_watched(trace: Trace) -> Generator[None]:
     log = logging.getLogger("interlock")
-    with mock.patch.multiple(log, propagate=False, handlers=[_Ear(trace)]):
+    with mock.patch.multiple(log, propagate=False, handlers=[_ErrorLog(trace)]):
         yield
 
 
-def _burn(run: Run) -> None:
+def _tear_down(run: Run) -> None:
     """Nothing of it lives on."""
     run.trace.over = True
     for holds in run.monitor.leases.held.values():
         for held in holds:
             held.grant.end_reason = held.grant.end_reason or "the simulation is over"
-    for client in [*run.clients, *run.graves]:
+    for client in [*run.clients, *run.dead_clients]:
         client.process.alive = False
         for grant in client.session.renewal.held():
             grant.end_reason = "the simulation is over"

@@ -183,9 +183,9 @@ class Worker:
                 raise
 
     async def _execute(self, lease: Any, *, with_keys: bool) -> None:
-        self.run.executes += 1
+        self.run.execute_count += 1
         lease = self.run.subject.leases(lease)[0]
-        operation, key = f"{lease.token}:{self.run.executes}", f"data:{lease.name}"
+        operation, key = f"{lease.token}:{self.run.execute_count}", f"data:{lease.name}"
         note_outcome = self.run.monitor.attempts.note_outcome
         try:
             await lease.execute("SET", key, operation, "PX", 60000, keys=[key] if with_keys else None)

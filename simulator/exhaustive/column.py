@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from simulator.server import EPOCH
+from simulator.server import CLOCK_START
 
 from .node import GRANTED, NOTHING, TICK, TTL, TTL_MS, Lua, Memory, epoch, token
 
@@ -103,7 +103,7 @@ class Columns:
         return self._ask(at, b"acquire", name, b"%d" % TTL_MS, b"%d" % TTL_MS, b"0", b"-", b"0", b"", b"lock")
 
     def _fence(self, at: Column, name: bytes, fence: int) -> tuple[Memory, Any]:
-        return self._ask(at, b"fence", name, b"%d" % (EPOCH + fence))
+        return self._ask(at, b"fence", name, b"%d" % (CLOCK_START + fence))
 
     def steps(self, number: int) -> list[Step]:
         """Every message that can arrive here now, and changes something."""
@@ -126,7 +126,7 @@ class Columns:
             memory, reply = self._vote(at, name)
             answer = talk.answer
             if talk.phase == VOTING and answer is None and reply[0] == GRANTED:
-                answer = reply[1] - EPOCH
+                answer = reply[1] - CLOCK_START
             cost = late + talk.back  # it may have overtaken the release
             arrives("vote", VOTING, memory, reply, talk._replace(vote=False, answer=answer), cost)
             arrives("vote, with a copy to come", VOTING, memory, reply, talk._replace(answer=answer), cost + 1)
@@ -246,7 +246,7 @@ class Columns:
         for _ in range(TTL + 1):
             number = self.later(number)
         _, reply = self._vote(self.all[number], b"C")
-        return reply[1] - EPOCH + (TTL + 1) * TICK_US if reply[0] == GRANTED else NEVER
+        return reply[1] - CLOCK_START + (TTL + 1) * TICK_US if reply[0] == GRANTED else NEVER
 
 
 def _said(at: Column, client: int, talks: tuple[Talk, ...]) -> Column:

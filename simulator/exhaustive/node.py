@@ -12,7 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from interlock.primitives import scripts as _scripts
-from simulator.server import EPOCH, Server
+from simulator.server import CLOCK_START, Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ KEPT: Final = 1_000_000_000  # ms that a record is kept: for ever
 GRANTED: Final = 1
 
 
-NO_FENCE: Final = -EPOCH  # that of a record which says only who granted last: 0 in its text
+NO_FENCE: Final = -CLOCK_START  # that of a record which says only who granted last: 0 in its text
 
 
 class Memory(NamedTuple):
@@ -73,7 +73,7 @@ def epoch(skew: int, restarts: int, since: int, former: bytes) -> bytes:
 
     `former` is what clients know of those before: "*" for all of them, "?" for that there may have been one, "-".
     """
-    started = EPOCH // 1000 + (skew + since) * TICK
+    started = CLOCK_START // 1000 + (skew + since) * TICK
     if former == b"*":
         former = _identity(restarts - 1) if restarts else b"-"
     return b"%s+%d %d %s %s" % (_identity(restarts), started, TTL_MS, former, _identity(restarts)[:13])
@@ -100,14 +100,14 @@ class Lua:
         """What the server remembers then, and its reply. `skew`: ticks that its clock is ahead of everybody's."""
         server = self._server
         server.skew = skew * TICK / 1000
-        now = server.look()
+        now = server.read_clock()
         server.data.clear()
         server.expires.clear()
         if memory.holder:
             server.data[LOCK], server.expires[LOCK] = memory.holder, now + memory.pttl
         if memory.fence is not None:
             noted = memory.holder if memory.noted else b"-"
-            words = (EPOCH + memory.fence, memory.under, memory.lasts, noted)
+            words = (CLOCK_START + memory.fence, memory.under, memory.lasts, noted)
             server.data[RECORD], server.expires[RECORD] = b"1 lock %d %s %s - %s -" % words, now + KEPT
         keys = KEYS[:2] if message[0] == b"renew" else KEYS
         reply = server.eval(self._source, keys, message)
@@ -120,4 +120,4 @@ class Lua:
         version, kind, fence, under, lasts, _, named, _ = server.data[RECORD].split(b" ")
         if (version, kind) != (b"1", b"lock"):
             raise NotImplementedError(f"no memory for {server.data}")
-        return Memory(holder, pttl, int(fence) - EPOCH, under, lasts, bool(holder) and named == holder), reply
+        return Memory(holder, pttl, int(fence) - CLOCK_START, under, lasts, bool(holder) and named == holder), reply

@@ -8,7 +8,7 @@ from array import array
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from simulator.server import EPOCH
+from simulator.server import CLOCK_START
 
 from .clients import TICKS, Bounds, Design, State, World
 from .column import NEVER, TICK_US
@@ -127,6 +127,6 @@ def _line(who: str, event: Event, ticks: int) -> str:
     if reply is None:
         return f"  {who} {what}"
     display_url = ", ".join(
-        str(each - EPOCH + shift if isinstance(each, int) and each > EPOCH // 2 else each) for each in reply
+        str(each - CLOCK_START + shift if isinstance(each, int) and each > CLOCK_START // 2 else each) for each in reply
     )
     return f"  {who} gets {what}: [{display_url}]"

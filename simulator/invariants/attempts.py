@@ -132,10 +132,10 @@ class Attempts:
         if not attempt.process.alive or attempt.process.paused_until > since:
             return
         server = self.group.primary.server
-        if attempt.resource.release_writes and server.refused > since:
+        if attempt.resource.release_writes and server.refused_at > since:
             self._check_undone_later(token, attempt, self.trace.world.now)
             return
-        server.look()
+        server.read_clock()
         for place, tokens in attempt.resource.token_stores(server):
             if token in tokens:
                 self.trace.violated(5, f"{token!r} ended without a lease and is still in {place}")

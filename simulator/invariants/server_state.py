@@ -97,7 +97,7 @@ class ServerState:
         If that process lost data (`lossy`), it may grant nothing for `quarantine_time` seconds.
         """
         server = self.server
-        server.look()
+        server.read_clock()
         for seen in self.seen.values():
             resource = seen.resource
             seen.holders = resource.read(server).holders
@@ -386,7 +386,7 @@ class ServerState:
         self.on_handover(waiter.task)
 
     def _check_woken(self, resource: ResourceModel, token: bytes, waiter: Attempt) -> None:
-        self.server.look()
+        self.server.read_clock()
         if not waiter.ended and not waiter.confirmed and token in resource.read(self.server).holders:
             self.trace.violated(4, f"{token!r} was handed {resource.name} {WAKE_TIME} s ago and does not know")
 
@@ -462,7 +462,7 @@ class ServerState:
         return due
 
     def _check_news(self, seen: Seen, since: float) -> None:
-        self.server.look()
+        self.server.read_clock()
         for who, what in self._news_due(seen).items():
             if seen.news_due[who] == since:
                 self.trace.violated(4, f"{what}, and it was not told within {WAKE_TIME} s")
@@ -472,7 +472,7 @@ class ServerState:
         now = self.trace.world.now
         if now <= self.quiet_since or not self.trusted:
             return
-        self.server.look()
+        self.server.read_clock()
         for seen in self.seen.values():
             reading = seen.resource.read(self.server)
             self._watch_head(seen, reading, self.server.find(seen.resource.queue, ZSet) or {})

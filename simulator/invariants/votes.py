@@ -73,7 +73,7 @@ class Votes(ServerState):
         votes: dict[bytes, int] = {}
         for group in self.groups:
             server = group.primary.server
-            server.look()
+            server.read_clock()
             for token, share in seen.resource.read(server).holders.items():
                 if not share.revoked:
                     votes[token] = votes.get(token, 0) + 1
@@ -95,7 +95,7 @@ class Votes(ServerState):
             if lossy:
                 seen.resource.note_data_loss(self.server)
         hosts = [group.primary for group in self.groups]
-        if all(host.forgot and now - host.since < self._max_ttl + 1 for host in hosts):
+        if all(host.lost_data and now - host.since < self._max_ttl + 1 for host in hosts):
             self.trace.note("all servers are young")
             for seen in self.seen.values():
                 self._start_over(seen)

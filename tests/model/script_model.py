@@ -59,7 +59,7 @@ def able(monkeypatch):
     """A fixture: the simulator's server knows what the scripts need."""
     for name, made in MORE.items():
         monkeypatch.setitem(commands.COMMANDS, name, made)
-    monkeypatch.setattr(server, "HUNGRY", server.HUNGRY | {b"HINCRBY"})
+    monkeypatch.setattr(server, "TAKE_MEMORY", server.TAKE_MEMORY | {b"HINCRBY"})
     monkeypatch.setattr(server, "WRITES", server.WRITES | {b"HINCRBY"})
 
 
@@ -80,7 +80,7 @@ class World:
     def say(self, verb, *args, keys=None, script=None):
         """Send it, and see that no rule is broken. Returns the reply, or a ServerError."""
         args = [arg if isinstance(arg, bytes) else str(arg).encode() for arg in args]
-        self.server.look()
+        self.server.read_clock()
         before = self.see()
         self.log.append((round(self.clock, 4), verb, *args))
         source = load(script).source if script else self.source
@@ -110,14 +110,14 @@ class World:
 
     def look(self, key):
         """The value of a key, if it is alive."""
-        self.server.look()
+        self.server.read_clock()
         self.server.purge(key)
         return self.server.data.get(key)
 
     @property
     def now(self):
         """The server's time, in ms."""
-        self.server.look()
+        self.server.read_clock()
         return self.server.micros / 1000
 
     def image(self):

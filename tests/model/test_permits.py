@@ -105,7 +105,7 @@ class World(walk.World):
 
     def queue(self):
         """Who waits, in order."""
-        self.server.look()
+        self.server.read_clock()
         waiters, now, found = self.look(WAITERS) or {}, self.now, {}
         for token in self.server.ordered(QUEUE):
             if token not in waiters:

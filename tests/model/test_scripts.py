@@ -49,7 +49,7 @@ class Queued(walk.World):
 
     def waiting(self):
         """Who stands in the queue, in order."""
-        self.server.look()
+        self.server.read_clock()
         return self.server.ordered(QUEUE)
 
     def pttl(self, key):
@@ -993,7 +993,7 @@ def test_watchers_that_never_come_again_do_not_pile_up():
 
 def test_to_watch_what_another_version_made_is_refused():
     world = ElectionWorld().blind()
-    world.server.look()
+    world.server.read_clock()
     world.server.data[RECORD] = b"2 of the future"
     world.server.expires[RECORD] = world.server.now_ms + 60_000
     assert world.watch("w") == [WRONG_KIND, b"2 of the future"]
@@ -1366,7 +1366,7 @@ class MultiWalk(walk.Walk):
         self.pass_time(*(0, 0, 0, 0, 0.001, 0.1, 0.3, 0.3), *((1, 4, 11, 70) if rnd.random() < 0.1 else ()))
         if rnd.random() < 0.02:
             world.server.full = not world.server.full and rnd.random() < 0.5
-        world.server.look()
+        world.server.read_clock()
         world.server.data[b"w"] = walk.commands.Hash({b"x": b"y"})
         world.server.expires[b"w"] = world.server.now_ms + 1_000_000
         one = rnd.choice(self.ones) if self.ones else None

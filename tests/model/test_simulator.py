@@ -40,7 +40,7 @@ from interlock.primitives.once import once_resource
 from interlock.primitives.permits import ALL_PERMITS, permits_resource
 from model.mutations import catch as caught
 from model.mutations import replaced, shares
-from simulator import PROFILES, RELAXED, SIDE_BY_SIDE, SUBJECTS, Plan, cli, natural, shrink, simulate, subject_of
+from simulator import PROFILES, RELAXED, SIDE_BY_SIDE, SUBJECTS, Plan, cli, profile_of, shrink, simulate, subject_of
 from simulator.coroutines import Task
 from simulator.server import Server
 
@@ -62,7 +62,7 @@ def test_no_rule_is_broken(first):
 
 def test_the_seeds_are_dealt_out_to_all_subjects_and_profiles():
     """The lock has the largest share, and the same seeds whatever subjects join."""
-    runs = Counter((subject_of(seed), natural(seed).name) for seed in range(SEEDS))
+    runs = Counter((subject_of(seed), profile_of(seed).name) for seed in range(SEEDS))
     assert runs.keys() == {(subject, profile) for subject in SUBJECTS for profile in PROFILES}
     assert min(runs.values()) >= 5
     of = Counter(subject_of(seed) for seed in range(SEEDS))
@@ -86,7 +86,7 @@ def test_what_holds_without_the_server_s_promise(profile, subject):
 @pytest.mark.parametrize("subject", SUBJECTS)
 @pytest.mark.parametrize("profile", SIDE_BY_SIDE)
 def test_what_a_later_version_stores_besides_disturbs_nobody(profile, subject):
-    if SIDE_BY_SIDE[profile].changes and subject in {"latch", "barrier"}:
+    if SIDE_BY_SIDE[profile].changes_primary and subject in {"latch", "barrier"}:
         return  # they hold no leases, which are what a change of servers is about
     for seed in range(3):
         report = simulate(seed, profile, subject=subject)
@@ -193,18 +193,18 @@ def test_each_subject_really_does_what_it_is_for(subject, wanted):
 def test_scheduled_cancellations_strike_at_every_await_of_the_core(monkeypatch):
     """Wherever the core waits for the server, a process can be stopped or die."""
     struck = set()
-    passes = Task.passes
+    pass_point = Task.pass_point
 
-    def watched(self, place):
-        if place in self.traps and self.traps[place][0] == 0 and place != "before_send":
+    def watched(self, point):
+        if point in self.traps and self.traps[point][0] == 0 and point != "before_send":
             work, lines = self.work, []
             while hasattr(work, "cr_frame") and work.cr_frame is not None:
                 lines.append((work.cr_code.co_filename.rpartition("/")[2], work.cr_frame.f_lineno))
                 work = work.cr_await
             struck.update(lines)
-        passes(self, place)
+        pass_point(self, point)
 
-    monkeypatch.setattr(Task, "passes", watched)
+    monkeypatch.setattr(Task, "pass_point", watched)
     for subject, number in (("lock", 50), ("election", 30)):  # leaders hold for long: that is when leases are renewed
         for seed in range(500, 500 + number):
             simulate(seed, "chaos", subject=subject)
@@ -258,7 +258,7 @@ def catch(rule, *, profiles, lua=str, subject="lock", first=0):
     """The seed that catches it, of those that the suite has for this subject and these profiles. See planted.catch."""
     assert set(profiles) <= set(PROFILES)
     for seed in [*range(first, ALL_SEEDS), *range(first)]:
-        if subject_of(seed) == subject and natural(seed).name in profiles:
+        if subject_of(seed) == subject and profile_of(seed).name in profiles:
             broken = {violation.rule for violation in simulate(seed, lua=lua).violations}
             if rule in broken:
                 return seed
@@ -770,7 +770,7 @@ ALIVE = """\
 import faulthandler, signal, sys
 faulthandler.register(signal.SIGUSR1, all_threads=True)
 from simulator import cli
-cli.LINES_EVERY = 0.0
+cli.PROGRESS_INTERVAL = 0.0
 if __name__ == "__main__":
     sys.exit(cli.main(sys.argv[4:]))
 """

@@ -10,7 +10,7 @@ pytest.importorskip("lupa")
 from interlock._quarantine import identity, lossless
 from interlock._quarantine.history import ServerHistory
 from model.mutations import catch, replaced, shares
-from simulator import SERVERS, natural, outages, profiles, server_group, shrink, sim_server, simulate, subject_of
+from simulator import SERVERS, outages, profile_of, profiles, server_group, shrink, sim_server, simulate, subject_of
 from simulator.coroutines import Process
 from simulator.scheduler import World
 
@@ -30,7 +30,7 @@ def test_no_rule_is_broken(first):
 
 
 def test_the_seeds_are_dealt_out_to_all_subjects_and_profiles():
-    runs = Counter((subject_of(seed, "servers"), natural(seed, "servers").name) for seed in range(SEEDS))
+    runs = Counter((subject_of(seed, "servers"), profile_of(seed, "servers").name) for seed in range(SEEDS))
     assert runs.keys() == {(subject, profile) for subject in SUBJECTS for profile in SERVERS}
     assert min(runs.values()) >= 20
 
@@ -111,7 +111,7 @@ IN_LUA = {
 
 
 def an_isolated_primary_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(profiles, "LONGER", 0.0)
+    monkeypatch.setattr(profiles, "ISOLATION_GRACE", 0.0)
 
 
 def every_restart_is_clean(monkeypatch):
@@ -202,7 +202,7 @@ def test_a_proof_is_of_the_server_that_was_asked_for():
     process, before = Process(place.world, "c0"), place.primary
     epoch = ServerHistory(60.0).identify(before.facts(), sim_server._ADDRESS)
     assert lossless.least_lossless_ttl(place.seen_by(process), "another:one", epoch) == math.inf
-    place.primary = place.another()
+    place.primary = place.new_host()
     assert lossless.least_lossless_ttl(place.seen_by(process), "another:one", epoch) is None
 
 
@@ -210,5 +210,5 @@ def test_what_is_waited_for_is_not_forgotten_with_the_next_change():
     """A failover that lost something, then a handover that lost nothing: leases of before the first may still last."""
     place, memory = server_group.ServerGroup(World(0)), ServerHistory(60.0)
     first = memory.identify(place.primary.facts(), sim_server._ADDRESS)
-    evidence = [memory.identify(place.another().facts(), sim_server._ADDRESS).previous for _ in range(2)]
+    evidence = [memory.identify(place.new_host().facts(), sim_server._ADDRESS).previous for _ in range(2)]
     assert evidence == [first.identity, first.identity]
