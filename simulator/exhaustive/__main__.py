@@ -23,18 +23,18 @@ def main(argv: list[str] | None = None) -> int:
     for name, bounds in (FULL if chosen.full else SUITE).items():
         if chosen.only in name:
             found = search(bounds, most=chosen.most)
-            sys.stdout.write(f"{name}: {told(found)}\n")
+            sys.stdout.write(f"{name}: {describe(found)}\n")
             sys.stdout.flush()
             status |= bool(found.broken)
     return status
 
 
-def told(found: Found) -> str:
+def describe(found: Found) -> str:
     """What was found, for people."""
-    verdict = "no promise is broken" if found.complete else "no promise is broken so far"
+    result = "no promise is broken" if found.complete else "no promise is broken so far"
     if found.broken:
-        verdict = "\n".join(["", *found.story])
-    return f"{found.states:,} states, {found.transitions:,} steps, {found.seconds:.1f} s of CPU: {verdict}"
+        result = "\n".join(["", *found.story])
+    return f"{found.states:,} states, {found.transitions:,} steps, {found.seconds:.1f} s of CPU: {result}"
 
 
 if __name__ == "__main__":

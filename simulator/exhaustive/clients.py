@@ -51,7 +51,7 @@ class Design:
     """Whether answers to what was asked before do not count once it is asked again."""
     gives_back: bool = False
     """Whether who asks again gives back first what it has got, under the same token."""
-    former: str = "*"
+    previous: str = "*"
     """Whom clients knew before a restart: "*" for who it was, "?" for somebody perhaps, "-" for nobody."""
 
 
@@ -115,24 +115,24 @@ class World:
     def __init__(self, bounds: Bounds, design: Design) -> None:
         self.bounds = bounds
         self.design = design
-        self.columns = Columns(design.lua, design.former, bounds.tail)
+        self.columns = Columns(design.lua, design.previous, bounds.tail)
 
-    def beginning(self) -> State:
+    def first_state(self) -> State:
         """Nobody has asked for anything."""
         bounds, before = self.bounds, (NOTHING,) if self.bounds.tail else ()
         nodes = tuple([self.columns.number(Column(skew, before=before)) for skew in bounds.skews])
         left = Left(bounds.ticks, bounds.starts, bounds.asks, bounds.renewals, bounds.faults, bounds.restarts)
         return State(Client(), Client(), nodes, NEVER, left)
 
-    def plain(self, state: State) -> State:
+    def canonical(self, state: State) -> State:
         """The same for all states that differ only by the names of clients and servers."""
         a, b, nodes, last, left = state
         if a < b:
             return State(a, b, tuple(sorted(nodes)), last, left)
-        mirrored = sorted(map(self.columns.mirrored, nodes))
+        mirrored = sorted(map(self.columns.with_clients_swapped, nodes))
         return State(b, a, tuple(mirrored if b < a else min(sorted(nodes), mirrored)), last, left)
 
-    def following(self, state: State) -> Iterator[Next]:
+    def next_states(self, state: State) -> Iterator[Next]:
         """Everything that can happen now."""
         if state.ended:
             return
@@ -140,18 +140,18 @@ class World:
         yield from self._arrivals(state, bound)
         if bound is not None:
             if state.client(bound).phase == OVER:
-                yield from self._acts(state, bound)
+                yield from self._client_steps(state, bound)
             return
         left = state.left
         if left.restarts:
-            for place, number in enumerate(state.nodes):
-                for step in self.columns.restarted(number):
-                    after = self._arrived(state, place, step)
-                    yield SERVERS[place], step.event, _spent(after, restarts=left.restarts - 1), ""
-        yield from self._acts(state, 0)
-        yield from self._acts(state, 1)
+            for index, number in enumerate(state.nodes):
+                for step in self.columns.restart_steps(number):
+                    after = self._arrived(state, index, step)
+                    yield SERVERS[index], step.event, _spent(after, restarts=left.restarts - 1), ""
+        yield from self._client_steps(state, 0)
+        yield from self._client_steps(state, 1)
         if left.ticks:
-            yield "", TICKS, self._later(state), ""
+            yield "", TICKS, self._after_tick(state), ""
 
     def _arrivals(self, state: State, bound: int | None) -> Iterator[Next]:
         faults, after, wanted = state.left.faults, state, None
@@ -159,67 +159,69 @@ class World:
             client = state.client(bound)
             wanted = bound, client.attempt, client.phase
             after = _with(state, bound, client._replace(bound=False))
-        for place, number in enumerate(state.nodes):
+        for index, number in enumerate(state.nodes):
             for step in self.columns.steps(number):
                 if step.cost <= faults and (wanted is None or (step.client, step.attempt, step.phase) == wanted):
-                    yield SERVERS[place], step.event, self._arrived(after, place, step), ""
+                    yield SERVERS[index], step.event, self._arrived(after, index, step), ""
 
-    def _arrived(self, state: State, place: int, step: Step) -> State:
+    def _arrived(self, state: State, index: int, step: Step) -> State:
         a, b, nodes, last, left = state
-        nodes = (*nodes[:place], step.after, *nodes[place + 1 :])
+        nodes = (*nodes[:index], step.after, *nodes[index + 1 :])
         if step.cost:
             left = left._replace(faults=left.faults - step.cost)
             if not left.faults:
-                nodes = tuple(map(self.columns.punctual, nodes))
+                nodes = tuple(map(self.columns.without_late_messages, nodes))
         return State(a, b, nodes, last, left)
 
     # What clients do
 
-    def _acts(self, state: State, who: int) -> Iterator[Next]:
+    def _client_steps(self, state: State, who: int) -> Iterator[Next]:
         client = state.client(who)
         if client.phase == OVER:
             if state.left.starts:
-                yield self._begins(state, who, client.attempt + 1)
+                yield self._start(state, who, client.attempt + 1)
             return
-        yield NAMES[who], Event("releases" if client.phase == HOLDING else "gives up"), self._over(state, who, True), ""
+        yield NAMES[who], Event("releases" if client.phase == HOLDING else "gives up"), self._end(state, who, True), ""
         if client.phase == HOLDING:
-            yield from self._renews(state, who)
+            yield from self._renew(state, who)
             return
         if state.left.asks:
-            yield self._asks(state, who)
+            yield self._ask_again(state, who)
         if client.phase == VOTING:
-            yield from self._counts(state, who)
+            yield from self._decide(state, who)
         elif client.left and self._answers(state, who) >= self.design.majority:
-            yield self._believes(state, who, client.fence)
+            yield self._holds(state, who, client.fence)
 
-    def _begins(self, state: State, who: int, attempt: int) -> Next:
-        nodes = [self.columns.begun(number, who, attempt) for number in state.nodes]
+    def _start(self, state: State, who: int, attempt: int) -> Next:
+        nodes = [self.columns.start_attempt(number, who, attempt) for number in state.nodes]
         after = self._set(state, who, Client(attempt, VOTING, TTL, bound=True), nodes)
         event = Event(f"asks for votes as {NAMES[who]}{attempt}")
         return NAMES[who], event, _spent(after, starts=state.left.starts - 1), ""
 
-    def _asks(self, state: State, who: int) -> Next:
+    def _ask_again(self, state: State, who: int) -> Next:
         """Again, under the same token."""
         client, back = state.client(who), self.design.gives_back
         counts = client.phase == VOTING and not self.design.forgets
         nodes = [
-            number if counts and self.columns.answer(number, who) is not None else self.columns.again(number, who, back)
+            number
+            if counts and self.columns.answer(number, who) is not None
+            else self.columns.ask_again(number, who, back)
             for number in state.nodes
         ]
         after = self._set(state, who, client._replace(phase=VOTING, left=TTL, fence=0, bound=True), nodes)
         event = Event("gives back, and asks again" if back else "asks again")
         return NAMES[who], event, _spent(after, asks=state.left.asks - 1), ""
 
-    def _counts(self, state: State, who: int) -> Iterator[Next]:
+    def _decide(self, state: State, who: int) -> Iterator[Next]:
         """The votes: any majority of those that are there may be what it sees."""
         client = state.client(who)
         for fence, agreed in self._decisions(state, who):
             if not agreed and self.design.agreed:
-                nodes = [self.columns.turned(number, who, AGREEING, fence) for number in state.nodes]
+                nodes = [self.columns.move_to_phase(number, who, AGREEING, fence) for number in state.nodes]
                 after = self._set(state, who, client._replace(phase=AGREEING, fence=fence, bound=True), nodes)
                 yield NAMES[who], Event("has a majority, and tells all its fence"), after, ""
             elif client.left:
-                yield self._believes(state, who, fence)
+                yield self._holds(state, who, fence)
 
     def _answers(self, state: State, who: int) -> int:
         return sum(self.columns.answer(number, who) is not None for number in state.nodes)
@@ -234,7 +236,7 @@ class World:
             for chosen in combinations(fences, size)
         }
 
-    def _believes(self, state: State, who: int, fence: int) -> Next:
+    def _holds(self, state: State, who: int, fence: int) -> Next:
         client, other = state.client(who), state.client(1 - who)
         left = TTL if self.design.counted == "majority" else client.left
         broken = ""
@@ -242,34 +244,34 @@ class World:
             broken = f"both believe, {NAMES[1 - who]} and {NAMES[who]}"
         elif fence <= state.last:
             broken = "this fence is no higher than the last one"
-        nodes = [self.columns.turned(number, who, HOLDING) for number in state.nodes]
+        nodes = [self.columns.move_to_phase(number, who, HOLDING) for number in state.nodes]
         a, b, after, _, bounds = self._set(state, who, Client(client.attempt, HOLDING, left), nodes)
         return NAMES[who], Event("believes", fence), State(a, b, after, fence, bounds), broken
 
-    def _renews(self, state: State, who: int) -> Iterator[Next]:
-        client, turned, renewals = state.client(who), self.columns.turned, state.left.renewals
+    def _renew(self, state: State, who: int) -> Iterator[Next]:
+        client, move_to_phase, renewals = state.client(who), self.columns.move_to_phase, state.left.renewals
         if not client.renewed and renewals:
-            nodes = [turned(number, who, HOLDING, None, True) for number in state.nodes]
+            nodes = [move_to_phase(number, who, HOLDING, None, True) for number in state.nodes]
             after = self._set(state, who, client._replace(renewed=TTL, bound=True), nodes)
             yield NAMES[who], Event("renews"), _spent(after, renewals=renewals - 1), ""
         elif client.renewed and self._answers(state, who) >= self.design.renewing:
-            nodes = [turned(number, who, HOLDING) for number in state.nodes]
+            nodes = [move_to_phase(number, who, HOLDING) for number in state.nodes]
             renewed = client._replace(left=max(client.left, client.renewed), renewed=0)
             yield NAMES[who], Event("has renewed"), self._set(state, who, renewed, nodes), ""
 
-    def _over(self, state: State, who: int, bound: bool = False) -> State:
-        nodes = [self.columns.turned(number, who, OVER) for number in state.nodes]
+    def _end(self, state: State, who: int, bound: bool = False) -> State:
+        nodes = [self.columns.move_to_phase(number, who, OVER) for number in state.nodes]
         return self._set(state, who, Client(state.client(who).attempt, bound=bound), nodes)
 
     def _set(self, state: State, who: int, client: Client, nodes: list[int]) -> State:
         a, b, _, last, left = state
-        after = tuple(nodes) if left.faults else tuple(map(self.columns.punctual, nodes))
+        after = tuple(nodes) if left.faults else tuple(map(self.columns.without_late_messages, nodes))
         return State(client, b, after, last, left) if who == 0 else State(a, client, after, last, left)
 
     # Time
 
-    def _later(self, state: State) -> State:
-        nodes = tuple(map(self.columns.later, state.nodes))
+    def _after_tick(self, state: State) -> State:
+        nodes = tuple(map(self.columns.after_tick, state.nodes))
         last = state.last if state.last == NEVER else state.last - TICK_US
         state = State(state.a, state.b, nodes, last, state.left._replace(ticks=state.left.ticks - 1))
         for who in (0, 1):
@@ -279,7 +281,7 @@ class World:
             stands = client.phase == AGREEING and self.design.counted == "vote"
             left = max(0, client.left - (not stands))
             if not left and (client.phase == HOLDING or (not state.left.asks and self.design.counted != "majority")):
-                state = self._over(state, who)
+                state = self._end(state, who)
                 continue
             fence = client.fence - TICK_US if client.phase == AGREEING else 0
             state = _with(state, who, client._replace(left=left, fence=fence, renewed=max(0, client.renewed - 1)))

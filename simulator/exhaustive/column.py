@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from simulator.server import CLOCK_START
 
-from .node import GRANTED, NOTHING, TICK, TTL, TTL_MS, Lua, Memory, epoch, token
+from .node import GRANTED, NOTHING, TICK, TTL, TTL_MS, Lua, StoredLock, identity_stamp, token
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 TICK_US: Final = TICK * 1000
 _STEPS: Final = (
-    "steps", "restarted", "later", "begun", "turned", "again", "answer", "mirrored", "punctual", "calm",
+    "steps", "restart_steps", "after_tick", "start_attempt", "move_to_phase", "ask_again", "answer",
+    "with_clients_swapped", "without_late_messages", "fence_after_quiet",
 )  # fmt: skip
 VOTING, AGREEING, HOLDING, OVER = range(4)  # what a client, or one attempt of it, is at
 NEVER: Final = -(10**15)  # a fence below all others
 
 
-class Talk(NamedTuple):
+class Exchange(NamedTuple):
     """Between an attempt and this server: what has not arrived yet, and the answer that its client may count."""
 
     attempt: int
@@ -46,10 +47,10 @@ class Column(NamedTuple):
     restarts: int = 0
     since: int = -TTL
     """Ticks since its last restart, negative; TTL at most."""
-    memory: Memory = NOTHING
-    before: tuple[Memory, ...] = ()
+    stored: StoredLock = NOTHING
+    before: tuple[StoredLock, ...] = ()
     """What it remembered before its last writes, which a restart may lose."""
-    talks: tuple[tuple[Talk, ...], ...] = ((), ())
+    exchanges: tuple[tuple[Exchange, ...], ...] = ((), ())
     """Of A and B; the attempt that is not over comes last."""
 
 
@@ -74,11 +75,11 @@ class Step(NamedTuple):
 
 
 class Columns:
-    """All columns met so far, by number. `former`: whom clients knew before a restart; `tail`: see Bounds."""
+    """All columns met so far, by number. `previous`: whom clients knew before a restart; `tail`: see Bounds."""
 
-    def __init__(self, planted: Callable[[str], str], former: str, tail: int) -> None:
+    def __init__(self, planted: Callable[[str], str], previous: str, tail: int) -> None:
         self.lua = Lua(planted)
-        self._former = former.encode()
+        self._previous = previous.encode()
         self._tail = tail
         self.all: list[Column] = []
         self._numbers: dict[Column, int] = {}
@@ -95,112 +96,117 @@ class Columns:
 
     # What happens at a server
 
-    def _ask(self, at: Column, *words: bytes) -> tuple[Memory, Any]:
-        message = (*words, epoch(at.skew, at.restarts, at.since, self._former))
-        return self.lua.run(at.memory, at.skew, message)
+    def _ask(self, at: Column, *words: bytes) -> tuple[StoredLock, Any]:
+        message = (*words, identity_stamp(at.skew, at.restarts, at.since, self._previous))
+        return self.lua.run(at.stored, at.skew, message)
 
-    def _vote(self, at: Column, name: bytes) -> tuple[Memory, Any]:
+    def _vote(self, at: Column, name: bytes) -> tuple[StoredLock, Any]:
         return self._ask(at, b"acquire", name, b"%d" % TTL_MS, b"%d" % TTL_MS, b"0", b"-", b"0", b"", b"lock")
 
-    def _fence(self, at: Column, name: bytes, fence: int) -> tuple[Memory, Any]:
+    def _fence(self, at: Column, name: bytes, fence: int) -> tuple[StoredLock, Any]:
         return self._ask(at, b"fence", name, b"%d" % (CLOCK_START + fence))
 
     def steps(self, number: int) -> list[Step]:
         """Every message that can arrive here now, and changes something."""
         at, found = self.all[number], list[Step]()
-        for client, talks in enumerate(at.talks):
-            for place, talk in enumerate(talks):
-                self._arrivals(found, at, client, place, talk)
+        for client, exchanges in enumerate(at.exchanges):
+            for index, exchange in enumerate(exchanges):
+                self._arrivals(found, at, client, index, exchange)
         return found
 
-    def _arrivals(self, found: list[Step], at: Column, client: int, place: int, talk: Talk) -> None:
-        name, late = token(client, talk.attempt), int(talk.phase == OVER)
+    def _arrivals(self, found: list[Step], at: Column, client: int, index: int, exchange: Exchange) -> None:
+        name, late = token(client, exchange.attempt), int(exchange.phase == OVER)
 
-        def arrives(what: str, phase: int, memory: Memory, reply: Any, after: Talk, cost: int = 0) -> None:
-            if memory != at.memory or after.answer != talk.answer:
+        def arrives(what: str, phase: int, stored: StoredLock, reply: Any, after: Exchange, cost: int = 0) -> None:
+            if stored != at.stored or after.answer != exchange.answer:
                 event = Event(f"{name.decode()}'s {what}", reply)
-                number = self.number(self._with(at, memory, client, place, after))
-                found.append(Step(event, number, cost, client, talk.attempt, phase))
+                number = self.number(self._with(at, stored, client, index, after))
+                found.append(Step(event, number, cost, client, exchange.attempt, phase))
 
-        if talk.vote:
-            memory, reply = self._vote(at, name)
-            answer = talk.answer
-            if talk.phase == VOTING and answer is None and reply[0] == GRANTED:
+        if exchange.vote:
+            stored, reply = self._vote(at, name)
+            answer = exchange.answer
+            if exchange.phase == VOTING and answer is None and reply[0] == GRANTED:
                 answer = reply[1] - CLOCK_START
-            cost = late + talk.back  # it may have overtaken the release
-            arrives("vote", VOTING, memory, reply, talk._replace(vote=False, answer=answer), cost)
-            arrives("vote, with a copy to come", VOTING, memory, reply, talk._replace(answer=answer), cost + 1)
-        if talk.fence is not None:
-            memory, reply = self._fence(at, name, talk.fence)
-            answer = 1 if talk.phase == AGREEING and reply == [GRANTED] else talk.answer
-            arrives("agreed fence", AGREEING, memory, reply, talk._replace(fence=None, answer=answer), late)
-        if talk.renewal:
-            memory, reply = self._ask(at, b"renew", name, b"%d" % TTL_MS)
-            answer = 1 if reply == [GRANTED] else talk.answer
-            arrives("renewal", HOLDING, memory, reply, talk._replace(renewal=False, answer=answer))
-        if talk.back or talk.phase == OVER:
-            memory, reply = self._ask(at, b"release", name, b"0")
-            arrives("release", VOTING if talk.back else OVER, memory, reply, talk._replace(back=False))
+            cost = late + exchange.back  # it may have overtaken the release
+            arrives("vote", VOTING, stored, reply, exchange._replace(vote=False, answer=answer), cost)
+            arrives("vote, with a copy to come", VOTING, stored, reply, exchange._replace(answer=answer), cost + 1)
+        if exchange.fence is not None:
+            stored, reply = self._fence(at, name, exchange.fence)
+            answer = 1 if exchange.phase == AGREEING and reply == [GRANTED] else exchange.answer
+            arrives("agreed fence", AGREEING, stored, reply, exchange._replace(fence=None, answer=answer), late)
+        if exchange.renewal:
+            stored, reply = self._ask(at, b"renew", name, b"%d" % TTL_MS)
+            answer = 1 if reply == [GRANTED] else exchange.answer
+            arrives("renewal", HOLDING, stored, reply, exchange._replace(renewal=False, answer=answer))
+        if exchange.back or exchange.phase == OVER:
+            stored, reply = self._ask(at, b"release", name, b"0")
+            arrives("release", VOTING if exchange.back else OVER, stored, reply, exchange._replace(back=False))
 
-    def _with(self, at: Column, memory: Memory, client: int, place: int, talk: Talk) -> Column:
-        talks = at.talks[client]
-        before = (at.memory, *at.before)[: self._tail] if memory != at.memory else at.before
-        at = at._replace(memory=memory, before=before)
-        return self._tidy(_said(at, client, (*talks[:place], talk, *talks[place + 1 :])))
+    def _with(self, at: Column, stored: StoredLock, client: int, index: int, exchange: Exchange) -> Column:
+        exchanges = at.exchanges[client]
+        before = (at.stored, *at.before)[: self._tail] if stored != at.stored else at.before
+        at = at._replace(stored=stored, before=before)
+        return self._without_ended(_with_exchanges(at, client, (*exchanges[:index], exchange, *exchanges[index + 1 :])))
 
-    def _tidy(self, at: Column) -> Column:
+    def _without_ended(self, at: Column) -> Column:
         """Forget attempts that are over and have nothing here, nor on its way."""
 
-        def matters(client: int, talk: Talk) -> bool:
-            name = token(client, talk.attempt)
-            if talk.phase != OVER or talk.vote or at.memory.holder == name:
+        def matters(client: int, exchange: Exchange) -> bool:
+            name = token(client, exchange.attempt)
+            if exchange.phase != OVER or exchange.vote or at.stored.holder == name:
                 return True
-            return talk.fence is not None and self._fence(at, name, talk.fence)[0] != at.memory
+            return exchange.fence is not None and self._fence(at, name, exchange.fence)[0] != at.stored
 
         return at._replace(
-            talks=tuple(
-                tuple([talk for talk in talks if matters(client, talk)]) for client, talks in enumerate(at.talks)
+            exchanges=tuple(
+                tuple([exchange for exchange in exchanges if matters(client, exchange)])
+                for client, exchanges in enumerate(at.exchanges)
             )
         )
 
-    def restarted(self, number: int) -> list[Step]:
+    def restart_steps(self, number: int) -> list[Step]:
         """It dies and is back at once, in the ways that the bounds allow."""
         at = self.all[number]
         ways = [("without its last writes", each) for each in at.before] if self._tail else [("empty", NOTHING)]
         fresh = at._replace(restarts=at.restarts + 1, since=0, before=())
         return [
-            Step(Event(f"restarts {how}"), self.number(self._tidy(fresh._replace(memory=memory))), 0)
-            for how, memory in ways
+            Step(Event(f"restarts {how}"), self.number(self._without_ended(fresh._replace(stored=stored))), 0)
+            for how, stored in ways
         ]
 
-    def later(self, number: int) -> int:
+    def after_tick(self, number: int) -> int:
         """A tick later."""
         at = self.all[number]
 
-        def aged(talk: Talk) -> Talk:
-            fence = None if talk.fence is None else talk.fence - TICK_US
-            answer = talk.answer if talk.answer is None or talk.phase != VOTING else talk.answer - TICK_US
-            return talk._replace(fence=fence, answer=answer)
+        def aged(exchange: Exchange) -> Exchange:
+            fence = None if exchange.fence is None else exchange.fence - TICK_US
+            answer = (
+                exchange.answer if exchange.answer is None or exchange.phase != VOTING else exchange.answer - TICK_US
+            )
+            return exchange._replace(fence=fence, answer=answer)
 
         return self.number(
-            self._tidy(
+            self._without_ended(
                 at._replace(
                     since=max(at.since - 1, -TTL),
-                    memory=at.memory.later(),
-                    before=tuple([memory.later() for memory in at.before]),
-                    talks=tuple([tuple([aged(talk) for talk in talks]) for talks in at.talks]),
+                    stored=at.stored.after_tick(),
+                    before=tuple([stored.after_tick() for stored in at.before]),
+                    exchanges=tuple([tuple([aged(exchange) for exchange in exchanges]) for exchanges in at.exchanges]),
                 )
             )
         )
 
     # What clients do, as far as it concerns a server
 
-    def begun(self, number: int, client: int, attempt: int) -> int:
+    def start_attempt(self, number: int, client: int, attempt: int) -> int:
         """An attempt asks for its vote."""
         at = self.all[number]
-        return self.number(_said(at, client, (*at.talks[client], Talk(attempt))))
+        return self.number(_with_exchanges(at, client, (*at.exchanges[client], Exchange(attempt))))
 
-    def turned(self, number: int, client: int, phase: int, fence: int | None = None, renewal: bool = False) -> int:
+    def move_to_phase(
+        self, number: int, client: int, phase: int, fence: int | None = None, renewal: bool = False
+    ) -> int:
         """The attempt goes on to this phase, and says so here."""
         changes: dict[str, Any] = {"phase": phase, "answer": None, "renewal": renewal}
         if phase == AGREEING:
@@ -209,45 +215,52 @@ class Columns:
             changes["back"] = False  # a release is on its way anyway
         return self._change(number, client, **changes)
 
-    def again(self, number: int, client: int, back: bool) -> int:
+    def ask_again(self, number: int, client: int, back: bool) -> int:
         """The attempt asks for its vote again; `back`: and releases it first, if it has got it."""
         back = back and self.answer(number, client) is not None
         return self._change(number, client, phase=VOTING, vote=True, answer=None, back=back)
 
     def _change(self, number: int, client: int, **changes: Any) -> int:
         at = self.all[number]
-        talks = [talk if talk.phase == OVER else talk._replace(**changes) for talk in at.talks[client]]
-        return self.number(self._tidy(_said(at, client, tuple(talks))))
+        exchanges = [
+            exchange if exchange.phase == OVER else exchange._replace(**changes) for exchange in at.exchanges[client]
+        ]
+        return self.number(self._without_ended(_with_exchanges(at, client, tuple(exchanges))))
 
     def answer(self, number: int, client: int) -> int | None:
         """What it has said to what the client's attempt asks now."""
-        talks = self.all[number].talks[client]
-        return talks[-1].answer if talks and talks[-1].phase != OVER else None
+        exchanges = self.all[number].exchanges[client]
+        return exchanges[-1].answer if exchanges and exchanges[-1].phase != OVER else None
 
     # Looking at columns
 
-    def mirrored(self, number: int) -> int:
+    def with_clients_swapped(self, number: int) -> int:
         """The same with A and B changed."""
         at = self.all[number]
-        before = tuple([memory.swapped() for memory in at.before])
-        return self.number(at._replace(memory=at.memory.swapped(), before=before, talks=at.talks[::-1]))
+        before = tuple([stored.swapped() for stored in at.before])
+        return self.number(at._replace(stored=at.stored.swapped(), before=before, exchanges=at.exchanges[::-1]))
 
-    def punctual(self, number: int) -> int:
+    def without_late_messages(self, number: int) -> int:
         """The same if nothing comes late any more."""
         at = self.all[number]
-        talks = [
-            tuple([talk._replace(vote=False, fence=None) if talk.phase == OVER else talk for talk in talks])
-            for talks in at.talks
+        exchanges = [
+            tuple(
+                [
+                    exchange._replace(vote=False, fence=None) if exchange.phase == OVER else exchange
+                    for exchange in exchanges
+                ]
+            )
+            for exchanges in at.exchanges
         ]
-        return self.number(self._tidy(at._replace(talks=tuple(talks))))
+        return self.number(self._without_ended(at._replace(exchanges=tuple(exchanges))))
 
-    def calm(self, number: int) -> int:
+    def fence_after_quiet(self, number: int) -> int:
         """The fence that a newcomer is granted if nothing arrives for longer than a ttl; NEVER if it is refused."""
         for _ in range(TTL + 1):
-            number = self.later(number)
+            number = self.after_tick(number)
         _, reply = self._vote(self.all[number], b"C")
         return reply[1] - CLOCK_START + (TTL + 1) * TICK_US if reply[0] == GRANTED else NEVER
 
 
-def _said(at: Column, client: int, talks: tuple[Talk, ...]) -> Column:
-    return at._replace(talks=(talks, at.talks[1]) if client == 0 else (at.talks[0], talks))
+def _with_exchanges(at: Column, client: int, exchanges: tuple[Exchange, ...]) -> Column:
+    return at._replace(exchanges=(exchanges, at.exchanges[1]) if client == 0 else (at.exchanges[0], exchanges))

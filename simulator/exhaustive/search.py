@@ -42,12 +42,12 @@ class Found(NamedTuple):
 def search(bounds: Bounds, design: Design | None = None, *, most: int = 10**9) -> Found:
     """Look at every state within these bounds, or up to so many of them."""
     started = time.process_time()
-    with _uncollected():
+    with _without_garbage_collection():
         return _Search(World(bounds, design or Design())).run(most, started)
 
 
 @contextmanager
-def _uncollected() -> Generator[None, None, None]:
+def _without_garbage_collection() -> Generator[None, None, None]:
     """Millions of small tuples, none of them in a circle: looking for garbage among them takes longer than the rest."""
     enabled = gc.isenabled()
     gc.disable()
@@ -61,25 +61,25 @@ def _uncollected() -> Generator[None, None, None]:
 class _Search:
     def __init__(self, world: World) -> None:
         self.world = world
-        first = world.plain(world.beginning())
+        first = world.canonical(world.first_state())
         self.states = [first]
         self.numbers = {first: 0}
         self.parents = array("l", [-1])
-        self.looked_at: set[tuple[tuple[int, ...], int]] = set()
+        self.checked: set[tuple[tuple[int, ...], int]] = set()
 
     def run(self, most: int, started: float) -> Found:
         broken, story, transitions, at = "", list[str](), 0, 0
         while at < len(self.states) < most and not broken:
             state = self.states[at]
-            if broken := self._later_on(state):
+            if broken := self._broken_after_quiet(state):
                 story = self._story(at, None, broken)
-            for each in () if broken else self.world.following(state):
+            for each in () if broken else self.world.next_states(state):
                 transitions += 1
                 _, _, after, broken = each
                 if broken:
                     story = self._story(at, each, broken)
                     break
-                after, new = self.world.plain(after), len(self.states)
+                after, new = self.world.canonical(after), len(self.states)
                 if self.numbers.setdefault(after, new) == new:
                     self.states.append(after)
                     self.parents.append(at)
@@ -87,13 +87,13 @@ class _Search:
         took, runs = time.process_time() - started, self.world.columns.lua.runs
         return Found(broken, story, len(self.states), transitions, runs, took, at == len(self.states))
 
-    def _later_on(self, state: State) -> str:
+    def _broken_after_quiet(self, state: State) -> str:
         """What will be wrong once all is quiet."""
         key = state.nodes, state.last
-        if key in self.looked_at:
+        if key in self.checked:
             return ""
-        self.looked_at.add(key)
-        lowest, second, _ = sorted(map(self.world.columns.calm, state.nodes))
+        self.checked.add(key)
+        lowest, second, _ = sorted(map(self.world.columns.fence_after_quiet, state.nodes))
         return STUCK if lowest == NEVER else STALE if second <= state.last else ""
 
     # For people
@@ -104,20 +104,20 @@ class _Search:
         while at > 0:
             path.append(self.states[at])
             at = self.parents[at]
-        state, ticks, lines = self.world.beginning(), 0, list[str]()
+        state, ticks, lines = self.world.first_state(), 0, list[str]()
         for wanted in reversed(path):
-            following = self.world.following(state)
-            who, event, state, _ = next(each for each in following if self.world.plain(each[2]) == wanted)
+            next_states = self.world.next_states(state)
+            who, event, state, _ = next(each for each in next_states if self.world.canonical(each[2]) == wanted)
             ticks += event is TICKS
             lines.append(_line(who, event, ticks))
         if last is not None:
-            who, event = next((who, event) for who, event, _, broken in self.world.following(state) if broken)
+            who, event = next((who, event) for who, event, _, broken in self.world.next_states(state) if broken)
             lines.append(_line(who, event, ticks))
         return [*lines, f"broken: {broken}"]
 
 
 def _line(who: str, event: Event, ticks: int) -> str:
-    """As `tick 3: X gets A1's vote, replies [1, 3000001]`: fences in µs from the beginning."""
+    """As `tick 3: X gets A1's vote, replies [1, 3000001]`: fences in µs from the first_state."""
     what, reply = event
     shift = ticks * TICK_US
     if not who:
@@ -126,7 +126,7 @@ def _line(who: str, event: Event, ticks: int) -> str:
         return f"  {who} believes, fence {reply + shift}"
     if reply is None:
         return f"  {who} {what}"
-    display_url = ", ".join(
+    words = ", ".join(
         str(each - CLOCK_START + shift if isinstance(each, int) and each > CLOCK_START // 2 else each) for each in reply
     )
-    return f"  {who} gets {what}: [{display_url}]"
+    return f"  {who} gets {what}: [{words}]"

@@ -8,7 +8,7 @@ from interlock.primitives import scripts as _scripts
 from simulator.exhaustive import SUITE, Bounds, Design, search
 from simulator.exhaustive.__main__ import main
 from simulator.exhaustive.clients import World
-from simulator.exhaustive.node import NOTHING, Lua, Memory, epoch
+from simulator.exhaustive.node import NOTHING, Lua, StoredLock, identity_stamp
 
 BOTH, LAST, NEXT = "both believe", "this fence is no higher", "a newcomer a fence that is no higher"
 
@@ -34,7 +34,7 @@ def test_no_order_of_events_breaks_a_promise(name):
 
 @pytest.mark.rule(7)
 def test_a_restarted_server_that_nobody_knew_waits_if_it_is_suspected():
-    assert not search(Bounds(ticks=2, restarts=1), Design(former="?")).broken
+    assert not search(Bounds(ticks=2, restarts=1), Design(previous="?")).broken
 
 
 BUGS = {
@@ -89,7 +89,7 @@ def test_a_planted_bug_is_found(bug):
 
 OUTSIDE = {
     "clocks further apart than a restarted server waits": (NEXT, Bounds(restarts=1, skews=(0, 0, 5)), Design()),
-    "a restarted server that nobody knew or suspects": (BOTH, Bounds(restarts=1), Design(former="-")),
+    "a restarted server that nobody knew or suspects": (BOTH, Bounds(restarts=1), Design(previous="-")),
     "who gives back goes on under the same token, and the release comes late": (
         BOTH,
         Bounds(ticks=0, asks=1, faults=1),
@@ -123,29 +123,31 @@ def test_the_shortest_story():
 
 
 def test_a_node_is_the_real_lua():
-    lua, known = Lua(), epoch(0, 0, -3, b"*")
+    lua, known = Lua(), identity_stamp(0, 0, -3, b"*")
     vote = (b"acquire", b"A1", b"2999", b"2999", b"0", b"-", b"0", b"", b"lock", known)
-    memory, (code, _) = lua.run(NOTHING, 0, vote)
-    assert (code, memory) == (1, Memory(b"A1", 2999, 0, known[:25], b"2999", noted=True))
-    assert lua.run(memory.later(), 0, vote)[0].fence == -1_000_000
-    assert lua.run(memory, 0, (b"release", b"A1", b"0", known))[0].holder == b""
-    assert lua.run(memory, 0, vote) == lua.run(memory, 0, vote)
+    stored, (code, _) = lua.run(NOTHING, 0, vote)
+    assert (code, stored) == (1, StoredLock(b"A1", 2999, 0, known[:25], b"2999", holder_noted=True))
+    assert lua.run(stored.after_tick(), 0, vote)[0].fence == -1_000_000
+    assert lua.run(stored, 0, (b"release", b"A1", b"0", known))[0].holder == b""
+    assert lua.run(stored, 0, vote) == lua.run(stored, 0, vote)
     assert lua.runs == 4
 
 
 def test_names_do_not_matter():
     """States that differ by the names of clients and servers only are one, and what can follow is the same."""
     world = World(Bounds(), Design())
-    one = world.beginning()
+    one = world.first_state()
     for what in ("A asks", "Y A1", "Z A1", "A believes"):
-        one = next(after for who, event, after, _ in world.following(one) if f"{who} {event.what}".startswith(what))
-    other = world.beginning()
+        one = next(after for who, event, after, _ in world.next_states(one) if f"{who} {event.what}".startswith(what))
+    other = world.first_state()
     for what in ("B asks", "Z B1", "X B1", "B believes"):
-        other = next(after for who, event, after, _ in world.following(other) if f"{who} {event.what}".startswith(what))
+        other = next(
+            after for who, event, after, _ in world.next_states(other) if f"{who} {event.what}".startswith(what)
+        )
     assert one != other
-    assert world.plain(one) == world.plain(other)
-    assert {world.plain(after) for *_, after, _ in world.following(one)} == {
-        world.plain(after) for *_, after, _ in world.following(other)
+    assert world.canonical(one) == world.canonical(other)
+    assert {world.canonical(after) for *_, after, _ in world.next_states(one)} == {
+        world.canonical(after) for *_, after, _ in world.next_states(other)
     }
 
 
