@@ -1,38 +1,59 @@
-"""The simulator: the real core and the real Lua on a virtual clock and a virtual network, all from one seed.
+"""The simulator: the real algorithm and the real Lua on a virtual clock and a virtual network, all from one seed.
 
 Theory. A lock must keep its promises in every order in which messages, timers, pauses, crashes and cancellations can
-happen. Tests over real sockets see a few of these orders. Here only the code under test is real: asyncio's API,
-`Session`, `Core`, `Renewal`, `Waiters` and `Undo` run over a server whose clock, network and background work are events
-of a scheduler; the scripts run in a real Lua over a small Redis in memory. A virtual second costs milliseconds of real
-time. A seed determines its run to the byte, so a failing run can be repeated and shrunk.
+happen. Tests over real sockets see a few of these orders. Here only the code under test is real: the API for asyncio,
+everything in `interlock/_client/`, and the scripts, which run in a real Lua over a small Redis in memory. Clock,
+network and background work are events of a scheduler. A virtual second costs milliseconds of real time. A seed
+determines its run to the byte, so that a failing run can be repeated and shrunk.
 
-    chance      random numbers that stay the same when a plan leaves out something else
-    scheduler   time;  coroutines: the code that runs, and the points of an await at which a fault can strike
-    server      the Lua;  commands: the small Redis around it
-    group        the processes behind one address;  outages: how one comes after the other
-    network     delays, losses, copies;  sim_server: the server as the core sees it
-    profiles    which faults, how often, in which world;  faults: the effects of each fault
-    subjects    the synchronizers under test: lock, rlock, semaphore, ... each with its workers' actions and its rules
-    clients     processes;  workers: their actions with a lease;  terms: for how long, and how
-    scenario    the course of a run: fault phase, quiet phase, drain;  simulation: one run, and its report
-    invariants  what must hold at every instant
-    plan        the decisions of a run, and those that shall happen again
-    shrinking   from a failing seed to its smallest trace
-    batch, cli  many seeds on all cores; the command line
+A run in short: a few *clients* (processes) with a few *workers* (tasks) each use one or two *resources* of one
+*subject* (lock, semaphore, ...), while the faults of one *profile* strike. After every step the *invariants* check the
+rules. `docs/simulator.md` tells how to use the simulator. The map of the source:
 
-Rules. (1) The simulator patches only chance (the seed determines random numbers and tokens) and the current task.
-(2) Workers use the public API. (3) A profile that can't keep a rule relaxes the rule by name, never by luck.
+    one run
+      simulation     isolate the process, run one seed, report
+      scenario       the course of a run: fault phase, quiet phase, drain
+      plan           the decisions of a run, and how to repeat only some of them
+    time and chance
+      scheduler      the heap of later events: virtual time
+      coroutines     tasks that wait for futures, and the points of an await at which a fault can strike
+      loop           what the API needs of the module asyncio
+      chance         random numbers that stay the same when a plan leaves out something else
+    servers and the network
+      server         a small Redis that runs the real scripts;  commands: its commands;  messages: requests in a call
+      server_group   the processes behind one address, of which one is the primary
+      network        messages on their way: delayed, lost, doubled, late
+      sim_*          the server as the algorithm sees it (the protocols `Server` and `Runtime` of interlock)
+    clients
+      clients        processes with a session, and their workers
+      workers        how a worker acquires, holds and releases;  usage: the random choices of one use
+      subjects/      the synchronizers under test: the actions of workers, and the rules of that synchronizer
+    faults
+      profiles       which faults, how often, in which world
+      faults         the effect of each fault;  outages: servers that restart and fail over
+      later          a later version of interlock that shares the server
+    judgement
+      invariants/    the rules that must hold at every instant, with their numbers
+      shrinking      from a failing seed to the smallest run that still fails
+    many runs
+      batch          many seeds on all cores;  cli: the command line;  progress: its progress bar
+    exhaustive/      another search: every order of events of a quorum's protocol within bounds, without seeds
 
-Modelled: delay, loss, copies and late messages; refused and broken connections; a lost or doubled push; a broken
-subscription; cancellations, pauses, crashes and closings at every await (before it, in it, at its end, and in the
+Rules.
+ 1. The simulator patches only time, chance (random numbers, tokens) and the current task of interlock's modules.
+ 2. Workers use the public API.
+ 3. A profile under which a rule can't hold relaxes the rule by name, never by luck.
+
+Modelled: delayed, lost, doubled and late messages; refused and broken connections; lost and doubled pushes; broken
+subscriptions; cancellations, pauses, crashes and closings at every await (before it, in it, at its end, and in the
 moment of a handover) or at any time; clocks that start anywhere and drift; revocations, also by force; `extend`,
-`execute`, `max_hold`, dropped leases; a server that forgot its scripts, is out of memory, was flushed, or whose clock
-was set; servers that restart and fail over, with and without loss; an old primary that goes on beside the new one;
-several independent servers, with clocks that differ.
+`execute`, `max_hold`, dropped leases; a server that forgets its scripts, has no memory left, is flushed, or whose clock
+is set; servers that restart and fail over, with and without loss; an old primary that goes on beside the new one;
+several independent servers with different clocks.
 
-Not modelled: clusters, acknowledged grants; eviction of single keys; errors like LOADING; fork; garbage collection in
-the middle; a suspended machine whose timers stand still; threads that run at once (a step of a coroutine is atomic, as
-under asyncio); the ports of single servers, the client libraries and RESP; thousands of waiters.
+Not modelled: clusters; grants with acks; eviction of single keys; errors like LOADING; fork; garbage collection during
+a run; a suspended machine whose timers stand still; threads that run at the same time (a step of a coroutine is atomic,
+as under asyncio); the transports, the client libraries and RESP; thousands of waiters.
 """
 
 from __future__ import annotations

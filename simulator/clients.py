@@ -1,4 +1,4 @@
-"""Clients: a process with a session, through which its workers use asyncio's own API."""
+"""Clients: processes with a session, through which their workers use the public API for asyncio."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Client:
     """One process with a session and its workers."""
 
     def __init__(self, run: Run, name: str, original: Client | None = None) -> None:
-        """Start a new process, or one that is restored from the snapshot of another process, with the same data."""
+        """Start a new process, or restore one from a snapshot of `original`, with the same data."""
         self.run = run
         self.name = name
         self.process = process = Process(run.world, name)
@@ -63,9 +63,9 @@ class Client:
             self.server, None, self._task_label, max_ttl, lambda: self.server
         )
         self.session.core.process_id = name
-        _sessions.discard(self.session)  # this real process has no such session
+        _sessions.discard(self.session)  # keep it out of the sessions of the real process
         self.locks = SimInterlock(self.session)
-        self.known_limits: dict[str, Any] = {}  # facts that its workers have learned about resources, by name
+        self.known_limits: dict[str, Any] = {}  # the limits of semaphores, as its workers know them
         if original is not None:
             self._restore(original)
         attempts = run.monitor.attempts

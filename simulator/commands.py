@@ -1,8 +1,9 @@
-"""The commands that the scripts and users' `execute` need, with Redis' own rules where those matter.
+"""The Redis commands that the scripts and users' `execute` need.
 
-Times are whole milliseconds and a key is gone when the clock is *past* its time, a TTL is at least 0 while the key is
-there, empty collections vanish, numbers that Lua passes become text as `%.17g` makes it. To add a command: write it
-here, name it in `COMMANDS` and, if it may take memory or writes, in the sets below that.
+They keep the rules of Redis that matter here: times are whole milliseconds; a key ends when the clock is *past* its
+time; a TTL is at least 0 while the key exists; empty collections vanish; a number that Lua passes becomes text by
+`%.17g`. To add a command, write a function here, and name it in `COMMANDS`; if the command writes or may take memory,
+name it in the sets below, too.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Hash(dict[bytes, bytes]):
 
 
 def text(value: Any) -> bytes:
-    """What Redis makes of an argument that Lua passes."""
+    """Return an argument that Lua passes as the text that Redis makes of it."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -150,7 +151,7 @@ def _zrange(server: Server, key: bytes, first: bytes, last: bytes, *options: byt
 
 
 def _between(least: bytes, most: bytes) -> Callable[[float], bool]:
-    """Whether a score lies between these; `(` leaves the bound itself out."""
+    """Return a test whether a score lies between two bounds; `(` excludes the bound itself."""
     low, high = _score(least.removeprefix(b"(")), _score(most.removeprefix(b"("))
     above, below = least[:1] == b"(", most[:1] == b"("
     return lambda score: (low < score if above else low <= score) and (score < high if below else score <= high)
@@ -179,7 +180,7 @@ def _hget(server: Server, key: bytes, field: bytes) -> Any:
 
 def _hmget(server: Server, key: bytes, *names: bytes) -> Any:
     fields: dict[bytes, bytes] = server.find(key, Hash) or {}
-    return [fields.get(name, False) for name in names]  # as Lua has a reply that is nothing
+    return [fields.get(name, False) for name in names]  # Lua sees a missing field as false
 
 
 def _hset(server: Server, key: bytes, *pairs: bytes) -> Any:
@@ -222,5 +223,5 @@ COMMANDS: Final[dict[bytes, Callable[..., Any]]] = {
 }  # fmt: skip
 TAKE_MEMORY: Final = frozenset(
     (b"SET", b"ZADD", b"HSET", b"HINCRBY")
-)  # refused when memory is out, unless it has written
+)  # refused without memory, unless the script has written
 WRITES: Final = TAKE_MEMORY | {b"DEL", b"PEXPIRE", b"ZREM", b"HDEL", b"ZREMRANGEBYSCORE"}

@@ -131,7 +131,7 @@ class Task(Actor):
         self.pending: BaseException | None = None
         self.cancels = 0  # requests to cancel this task, as asyncio counts these
         self.traps: dict[str, Trap] = {}  # by point of the await
-        self.sends = False  # whether its await is that of a message
+        self.sends = False  # whether its current await is that of a message
         self.ended = False
         self.attempts: list[bytes] = []  # tokens of the attempts of its current call
 
@@ -144,7 +144,7 @@ class Task(Actor):
             self.parked = None
             future: Future = self.work.throw(pending) if pending is not None else self.work.send(None)
             future.task, self.parked = self, future
-            if self.pending is not None:  # cancelled while it ran
+            if self.pending is not None:  # the task was cancelled while it ran
                 future.done = True
                 world.soon(self.step, self)
         except (StopIteration, Cancelled):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .server import Server
     from .subjects import ResourceModel
 
-MAX_CLIENTS: Final = 6  # clients: with so many, the simulator restores no further one twice
+MAX_CLIENTS: Final = 6  # with so many clients, the simulator restores no further client twice
 TRAP_POINTS: Final = ("before_send", "park", "park", "wake", "wake", "handed", "handed")
 
 
@@ -208,7 +208,7 @@ class Faults:
 
     def _close(self, client: Client, strike: Strike) -> None:
         client.close()
-        if strike.coin and client.closing is not None:  # the closing task does not get far
+        if strike.coin and client.closing is not None:  # a further fault strikes the closing task
             stops = self._pause if strike.victim < 0.5 else self.crash
             client.closing.traps[strike.point] = Trap(0, True, lambda: stops(client, strike))
         self.run.world.at(self.run.world.now + 2.0, lambda: self.crash(client, strike))

@@ -1,4 +1,4 @@
-"""What the API takes of asyncio itself, over simulated coroutines: so `async with` and `gather` are real ones."""
+"""A substitute for the module asyncio, over simulated coroutines, for the parts of it that the API uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def asyncio_of(world: Callable[[], World]) -> types.SimpleNamespace:
-    """A module asyncio whose current task is that of this world."""
+    """Return a module asyncio whose current task is that of this world."""
 
     def current_task() -> Task | None:
         return world().current
@@ -32,7 +32,7 @@ def asyncio_of(world: Callable[[], World]) -> types.SimpleNamespace:
         caller = current_task()
         if caller is not None:
             return await _together(caller, works)
-        for work in works:  # the simulation is over, and coroutines are closed
+        for work in works:  # the simulation is over, and closes its coroutines
             work.close()
         return []
 
@@ -48,7 +48,7 @@ async def _together(caller: Task, works: tuple[Coroutine[Any, Any, Any], ...]) -
         nonlocal left
         try:
             results[place] = await work
-        except Exception as error:  # noqa: BLE001 (whatever it is, it is the result)
+        except Exception as error:  # noqa: BLE001 (gather returns every exception as a result)
             results[place] = error
         finally:
             left -= 1
@@ -66,6 +66,6 @@ async def _together(caller: Task, works: tuple[Coroutine[Any, Any, Any], ...]) -
             task.cancel()
         for work in works:
             if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
-                work.close()  # what has not begun never does
+                work.close()  # a coroutine that has not begun would warn
         raise
     return results

@@ -1,4 +1,4 @@
-"""What one script call asks: a multi's acquire asks several resources, each in the words of its own script."""
+"""The requests in one script call: a multi's acquire has one for each lock, in the words of the lock's own script."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def several(args: Sequence[Any]) -> bool:
-    """Whether it is a multi's: lists of words, with which no token begins."""
+    """Whether the call has several requests: lists in JSON, and no token begins with a bracket."""
     return args[1][:1] in {"[", b"["}
 
 
 def requests(keys: Sequence[Any], args: Sequence[Any]) -> list[tuple[Sequence[Any], Sequence[Any]]]:
-    """The keys and arguments for each resource that is asked; of the same types as these."""
+    """Return the keys and arguments of each request; of the same types as those of the call."""
     if not several(args):
         return [(keys, args)]
     found: list[tuple[Sequence[Any], Sequence[Any]]] = []
@@ -30,7 +30,7 @@ def requests(keys: Sequence[Any], args: Sequence[Any]) -> list[tuple[Sequence[An
 
 
 def answers(args: Sequence[Any], reply: Any) -> list[Any]:
-    """The reply to each request; none if some were not granted."""
+    """Return the reply to each request; nothing if a multi was not granted."""
     if not several(args):
         return [reply]
     return reply[1:] if reply[0] == GRANTED else []

@@ -210,7 +210,7 @@ class Network:
     # Connections
 
     def greet(self, process: Process, journey: Journey, met: Callable[[Host | None, Facts | None], None]) -> None:
-        """Open a connection: `met` gets the host that answers and its facts; (None, None) if it refused."""
+        """Open a connection: calls `met` with the host that answers and its facts; (None, None) if it refused."""
 
         def arrived() -> None:
             host = self.group.route(process)

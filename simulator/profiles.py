@@ -1,4 +1,4 @@
-"""Which faults strike, and how often."""
+"""Profiles: which faults strike, and how often. A world is a set of profiles that suit one kind of servers."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from .sim_server import IO_TIMEOUT
 
 @dataclass(frozen=True)
 class Profile:
-    """What may go wrong; the rates are per second, of all clients together (see faults.py)."""
+    """One mixture of faults. The rates are per second, of all clients together; faults.py explains the names."""
 
     name: str
     weather: Weather = NO_FAULTS
     rates: dict[str, float] = field(default_factory=dict[str, float])
-    trusted: bool = True  # the server loses no data, or says that it may have; and its clock is not set
-    max_ttl: float = 60.0  # seconds that the longest lease lasts, and so a quarantine
-    servers: tuple[int, ...] = (1,)  # how many, that know nothing of each other
-    skew: float = 0.0  # seconds by which each of their clocks is off
+    trusted: bool = True  # no server loses data unnoticed, and nobody sets its clock
+    max_ttl: float = 60.0  # seconds: the longest ttl of any lease, and so the length of a quarantine
+    servers: tuple[int, ...] = (1,)  # the number of independent servers
+    skew: float = 0.0  # seconds: how wrong each server's clock may be
     fault_phase: float = 8.0  # seconds with faults
-    idle: float = 0.3  # seconds between two sections while the fault phase still has consequences
-    quiet_phase: float = 3.0  # seconds for which workers go on without faults
-    clients: tuple[int, ...] = (2, 3, 3, 4)  # how many clients
-    workers: tuple[int, ...] = (1, 2, 2, 3)  # how many each of them has
+    idle: float = 0.3  # seconds between two sections in the aftermath of the fault phase
+    quiet_phase: float = 3.0  # seconds without faults in which workers go on
+    clients: tuple[int, ...] = (2, 3, 3, 4)  # the number of clients
+    workers: tuple[int, ...] = (1, 2, 2, 3)  # the number of workers of each client
 
     @property
     def changes_primary(self) -> bool:
-        """Whether one process after the other serves."""
+        """Whether another process may become the primary."""
         return not self.rates.keys().isdisjoint(KINDS)
 
     @property
@@ -39,23 +39,23 @@ class Profile:
 
     @property
     def isolation_grace(self) -> float:
-        """Seconds that clients believe an isolated primary to go on for."""
+        """Seconds for which an isolated primary may still grant leases, as clients assume."""
         return ISOLATION_GRACE if not self.rates.keys().isdisjoint({"isolated", "paused"}) else 0.0
 
     @property
     def clean(self) -> bool:
-        """Whether whatever ended must be gone within a second."""
+        """Whether every attempt that ended must be gone from the server within a second."""
         return (
             self.weather.clean
             and self.trusted
             and not self.changes_primary
             and self.rates.keys().isdisjoint({"cut off", "one way"})
-            and len(self.servers) == 1  # one of several that is away learns of a release when it is back
+            and len(self.servers) == 1  # a server of a quorum gets a release late if it was away
         )
 
     @property
     def aftermath(self) -> float:
-        """Seconds for which the fault phase has consequences when it is over."""
+        """Seconds after the fault phase in which its faults may still have effects."""
         silent = not self.clean or "deafen" in self.rates
         late, changes = LATEST if self.weather.late else 0.0, OUTAGE_TIME if self.changes_primary else 0.0
         changes += MAX_PAUSE + ISOLATION_GRACE if "paused" in self.rates else 0.0
@@ -88,10 +88,10 @@ PROFILES: Final = {
 }
 
 
-_SHORT_TTL: Final = 2.0  # seconds that the longest lease lasts, and a quarantine
+_SHORT_TTL: Final = 2.0  # seconds: the longest ttl, and so the length of a quarantine
 
 
-# Servers that restart and fail over. A quarantine lasts as long as the longest ttl, so that is short here, as all is.
+# Servers that restart and fail over. Ttls are short here, so that quarantines are short, too.
 def _servers(name: str, rates: dict[str, float], *, weather: Weather = NO_FAULTS, trusted: bool = True) -> Profile:
     return Profile(
         name, weather, rates, trusted=trusted, max_ttl=_SHORT_TTL, fault_phase=4.0, idle=2.0, quiet_phase=1.0,
@@ -117,8 +117,8 @@ SERVERS: Final = {
 }  # fmt: skip
 
 
-# Several servers that know nothing of each other. Their clocks may differ by 5 times the longest ttl as long as they
-# keep their records; where one may forget them, by less than the wait before it votes again.
+# Independent servers. While servers keep their records, their clocks may differ by 5 times the longest ttl; where a
+# server may forget its records, by less than a restarted server waits before it votes again.
 def _quorum(name: str, rates: dict[str, float], *, weather: Weather = NO_FAULTS, keeps_records: bool = True) -> Profile:
     return Profile(
         name, weather, rates, max_ttl=_SHORT_TTL, fault_phase=2.5, idle=4.0, quiet_phase=0.5, clients=(2, 2, 3),
@@ -143,7 +143,8 @@ QUORUMS: Final = {
         ),
     )
 }  # fmt: skip
-# Faults outside the promise. Fences (unless both strike), TTLs, telling and renewal hold; exclusion may not.
+# Faults against which interlock promises no exclusion: the server loses all keys unnoticed, or its clock is set. The
+# rules about TTLs, reports of losses and renewals hold, and those about fences unless both faults strike.
 RELAXED: Final = {
     profile.name: profile
     for profile in (
@@ -154,7 +155,7 @@ RELAXED: Final = {
 }
 
 
-# Another version is at work on the same names, and stores more than this one knows.
+# A later version of interlock uses the same resources, and stores words that this version does not know.
 SIDE_BY_SIDE: Final = {
     profile.name: profile
     for profile in (
@@ -163,7 +164,7 @@ SIDE_BY_SIDE: Final = {
     )
 }
 
-# A client that is restored twice from a snapshot. By name only, so that no seed of the worlds means another run.
+# A client that is restored twice from a snapshot. By name only, so that the seeds of the worlds keep their runs.
 SNAPSHOTS: Final = {
     profile.name: profile
     for profile in (
@@ -177,23 +178,23 @@ SNAPSHOTS: Final = {
 }
 
 
-# For one question each: seeds do not choose these by themselves.
+# One question each. By name only.
 BY_NAME: Final = {
     profile.name: profile
     for profile in (
-        # Young processes that hold and seldom wait, and so are not subscribed; people who revoke what they hold.
+        # Young processes that seldom wait, and so are not subscribed; people who revoke their leases.
         Profile(
             "revoked", rates={"revoke": 3.0, "force": 1.0, "crash": 0.6, "deafen": 0.3}, clients=(2,), workers=(1, 1, 2)
         ),
-        # A machine stands still for so long that whoever is to be struck by that must be idle for long.
+        # A machine stands still for long. A client must be idle even longer to be struck by that.
         replace(_servers("paused", {"paused": 0.5}), idle=5.0),
-        # Servers that fail over again and again, and people who end their quarantines.
+        # Servers that fail over again and again, and people who end the quarantines.
         _servers("ended by hand", {"force": 6.0, "failover": 1.5, "restart late": 0.5}, weather=_ROUGH),
     )
 }
 
 
-# What there is: one server that stays; one place where servers change; several that know nothing of each other.
+# one: one server that stays. servers: one address behind which servers change. quorum: several independent servers.
 WORLDS: Final = {"one": PROFILES, "servers": SERVERS, "quorum": QUORUMS}
 ALL: Final = {
     name: profile
@@ -203,6 +204,6 @@ ALL: Final = {
 
 
 def profile_of(seed: int, world: str = "one") -> Profile:
-    """The profile that a seed chooses by itself."""
+    """Return the profile that the seed chooses in this world."""
     profiles = WORLDS[world]
     return list(profiles.values())[seed % len(profiles)]

@@ -1,4 +1,4 @@
-"""How far a batch is: a bar on a terminal (with rich, where it's installed), and a line now and then elsewhere."""
+"""The progress of a batch: a bar on a terminal (if rich is installed), else a line now and then."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """Of this many seeds."""
+    """Shows how many of the seeds are done."""
 
     def __init__(self, seeds: int, lines_every: float) -> None:
         self._seeds = seeds
@@ -46,11 +46,11 @@ class Progress:
             self._bar.start()
 
     def bar_hidden(self) -> AbstractContextManager[object]:
-        """While something else is printed."""
+        """Hide the bar while the caller prints something else."""
         return self._hidden() if self._bar is not None and sys.stdout.isatty() else contextlib.nullcontext()
 
     def advance(self, part: Tally) -> None:
-        """These are done."""
+        """Add finished runs."""
         self._done += part.runs
         self._broken += part.broken
         now = time.monotonic()

@@ -1,8 +1,8 @@
-"""What happens in a run: the fault phase, the quiet phase, and the drain.
+"""The course of a run: the fault phase, the quiet phase, and the drain.
 
-In the fault phase, workers take turns with what is simulated while the faults of the profile strike. In the quiet phase
-they go on for a while; now everything must come to its turn. Then all end, the longest TTL passes, and nothing may be
-left.
+In the *fault phase* workers use the resources while the faults of the profile strike. In the *quiet phase* workers go
+on for a while without faults, and every waiter must get its turn. In the *drain* all workers end and the longest TTL
+passes; then servers and clients must be empty.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from .profiles import Profile
     from .subjects import Subject
 
-DRIFT: Final = 0.008  # by how much the clocks of several servers run fast or slow: leases allow for a hundredth
-END_TIMEOUT: Final = 180.0  # seconds until everybody must have ended
-SETTLE_TIME: Final = 10.0  # seconds for which it is watched then that what has ended is told
+DRIFT: Final = 0.008  # how much faster or slower the clocks of several servers run: leases allow for 0.01
+END_TIMEOUT: Final = 180.0  # seconds until all workers must have ended
+SETTLE_TIME: Final = 10.0  # seconds after that in which clients must report lost leases
 DRAIN_TIME: Final = 400.0  # seconds after which no TTL is left
 
 
@@ -90,19 +90,19 @@ class Run:
         self.trace.violated(10, f"{task.name} raised {error!r}")
 
     def replace(self, client: Client, strike: int) -> None:
-        """Another process comes in the place of a dead one, named after what killed it."""
+        """Replace a dead process by a new one, whose name has the number of the fatal strike."""
         self.dead_clients.append(client)
         name = f"{client.name.partition('~')[0]}~{strike}"
         self.clients[self.clients.index(client)] = Client(self, name)
 
     def restore_twice(self, client: Client, strike: int) -> None:
-        """Two processes with the memory of one take its place."""
+        """Replace a process by two that are restored from its snapshot."""
         self.dead_clients.append(client)
         base, at = client.name.partition("~")[0], self.clients.index(client)
         self.clients[at : at + 1] = [Client(self, f"{base}~{strike}{which}", client) for which in "ab"]
 
     def go(self) -> None:
-        """From the fault phase to the drain, or until the rule is broken that the plan looks for."""
+        """Run all phases, or until the break of the rule that the plan looks for."""
         world, ends = self.world, self.faults_end
         faults = Faults(self, ends)
         world.at(0.0, self.monitor.sweep)
@@ -113,7 +113,7 @@ class Run:
             network.weather = NO_FAULTS
         faults.end()
         self.trace.note("QUIET PHASE")
-        # What is late may still come, and what waits for it waits on; the promises count from then on.
+        # Late messages may still arrive, and calls may wait for them. The quiet phase begins after the last of these.
         self.quiet_from = world.now + self.profile.aftermath
         self.monitor.server_state.quiet_since = self.quiet_from + 1.0
         world.run(ends + self.profile.aftermath + self.profile.quiet_phase)
@@ -131,7 +131,7 @@ class Run:
         self._check_drained()
 
     def _all_ended(self) -> bool:
-        """Whether nobody is at work: none begins anything any more."""
+        """Whether no worker uses a resource any more."""
         return not any(task.in_section for client in self.clients for task in client.workers)
 
     def _check_drained(self) -> None:
@@ -144,7 +144,7 @@ class Run:
             session = client.session
             for what, left in (
                 ("waiters", session.waiters.registered),
-                ("rooms", session.waiters.queues),
+                ("local queues", session.waiters.queues),
                 ("undos", session.undo.jobs),
                 ("leases", list(session.renewal._all())),
             ):

@@ -1,11 +1,11 @@
-"""The server: the real Lua on a small Redis in memory, under the virtual clock.
+"""A server: the real Lua scripts on a small Redis in memory, under the virtual clock.
 
-Theory. Scripts run in a real Lua 5.1 (lupa), one after the other. Around them are just the commands that they use
-(see commands.py); replies lose their fractions, and an unknown SHA is NOSCRIPT. A script sees one time.
+Theory. Scripts run in a real Lua 5.1 (lupa), one after the other, and call the commands of commands.py. As in Redis,
+numbers in replies lose their fractions, an unknown SHA gives NOSCRIPT, and the time stands still during a script.
 
-When memory is out, a command that takes some is refused, unless its script has written already: as in Redis, which
-can't stop a script in the middle. (`tests/model/test_simulator.py` compares the answers with fakeredis, which is many
-times slower.)
+Without free memory the server refuses each command that needs memory, unless the script has written before: Redis does
+the same, because it can't stop such a script in the middle. `tests/model/test_simulator.py` compares the replies with
+those of fakeredis, which is many times slower.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Interpreter:
         self.server: Server  # whose script runs
 
     def script(self, sha: str, source: str = "") -> Any:
-        """The function that a script is."""
+        """Return the script as a Lua function."""
         if sha not in self._compiled:
             self._compiled[sha] = self._runtime.compile(source.encode())
         return self._compiled[sha]
@@ -91,7 +91,7 @@ class Interpreter:
         return self.server.command(command, *args)
 
     def _decoded(self, words: bytes) -> Any:
-        """What cjson.decode makes of a list of words and numbers."""
+        """Decode a list of words and numbers as cjson.decode does."""
         return self.table([word.encode() if isinstance(word, str) else word for word in json.loads(words)])
 
 
@@ -101,7 +101,7 @@ def _interpreter() -> Interpreter:
 
 
 class Server:
-    """Keys, their times, the scripts it knows, and its clock."""
+    """One server: its keys with their ends, its loaded scripts, and its clock."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -111,14 +111,14 @@ class Server:
         self.data: dict[bytes, Any] = {}
         self.expires: dict[bytes, int] = {}
         self.skew = 0.0  # seconds by which its clock was stepped
-        self.full = False  # there is no memory left
-        self.refused_at = -1.0  # seconds: when something was refused for that, at last
+        self.full = False  # no memory is left
+        self.refused_at = -1.0  # seconds: when it last refused a command for lack of memory
         self.scripts = 0
         self.publish: Callable[[bytes, bytes], int] = lambda _channel, _payload: 0
         self.subscribers: Callable[[bytes], int] = lambda _channel: 0
-        self.micros = CLOCK_START  # its clock when it last looked
-        self._written = False  # the script that runs has written
-        self.now_ms = CLOCK_START // 1000  # the same, as expiry counts
+        self.micros = CLOCK_START  # its clock at the last read_clock()
+        self._written = False  # whether the running script has written
+        self.now_ms = CLOCK_START // 1000  # the same in ms, by which keys end
 
     # Time
 
@@ -131,7 +131,7 @@ class Server:
     # Scripts
 
     def evalsha(self, sha: str, keys: Sequence[bytes], args: Sequence[bytes]) -> Any:
-        """The reply: int, bytes, None, a list of such, or a ServerError."""
+        """Run a loaded script. Returns an int, bytes, None, a list of these, or a ServerError."""
         if sha not in self.known_scripts:
             return ServerError("NOSCRIPT No matching script. Please use EVAL.")
         self.scripts += 1
@@ -144,14 +144,14 @@ class Server:
         return self._python(reply)
 
     def eval(self, source: str, keys: Sequence[bytes], args: Sequence[bytes]) -> Any:
-        """The same for a script that it may not know yet."""
+        """Load a script and run it."""
         sha = _sha(source)
         self._lua.script(sha, source)
         self.known_scripts.add(sha)
         return self.evalsha(sha, keys, args)
 
     def _python(self, value: Any) -> Any:
-        """What Redis makes of what Lua returns."""
+        """Return a value of Lua as the reply that Redis makes of it."""
         if type(value) is bytes:
             return value
         if isinstance(value, int | float):
@@ -168,7 +168,7 @@ class Server:
         return listed if value[b"ok"] is None else value[b"ok"]
 
     def command(self, command: bytes, *args: Any) -> Any:
-        """What redis.call and redis.pcall stand on: a reply as Lua has it; {err=...} if it failed."""
+        """Run a command of a script. Returns the reply as a value of Lua; {err=...} if the command failed."""
         name = command if command in COMMANDS else command.upper()
         try:
             if name not in COMMANDS:
@@ -188,12 +188,12 @@ class Server:
     # Keys
 
     def image(self) -> tuple[dict[bytes, Any], dict[bytes, int]]:
-        """All keys as they are now, and their times: what is on a disk, or has reached a replica."""
+        """Return a copy of all keys and their ends, as a disk or a replica may have it."""
         data = {key: value if type(value) is bytes else type(value)(value) for key, value in self.data.items()}
         return data, dict(self.expires)
 
     def find(self, key: bytes, kind: type[Any]) -> Any:
-        """The value of a key that is alive, or None. Raises WRONGTYPE."""
+        """Return the value of a key, or None if the key does not exist. Raises WRONGTYPE."""
         value = self.data.get(key)
         if value is None:
             return None
@@ -206,30 +206,30 @@ class Server:
         return value
 
     def purge(self, key: bytes) -> None:
-        """Delete it if its time is over."""
+        """Delete the key if its time is over."""
         until = self.expires.get(key)
         if until is not None and until < self.now_ms:
             self.remove(key)
 
     def purge_all(self) -> None:
-        """Delete what is over, as the server does by and by."""
+        """Delete all keys whose time is over, as a real server does in the background."""
         self.read_clock()
         for key in list(self.expires):
             self.purge(key)
 
     def remove(self, key: bytes) -> bool:
-        """Delete it."""
+        """Delete the key. Returns whether it existed."""
         self.expires.pop(key, None)
         return self.data.pop(key, None) is not None
 
     def collection(self, key: bytes, kind: type[Any]) -> Any:
-        """The collection at this key, made if need be."""
+        """Return the collection at this key; create it if there is none."""
         value = self.find(key, kind)
         if value is None:
             value = self.data[key] = kind()
         return value
 
     def ordered(self, key: bytes) -> list[bytes]:
-        """The members of a sorted set."""
+        """Return the members of a sorted set in order."""
         scores: dict[bytes, float] = self.find(key, ZSet) or {}
         return sorted(scores, key=lambda member: (scores[member], member)) if len(scores) > 1 else list(scores)

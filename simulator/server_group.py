@@ -1,14 +1,16 @@
-"""A group: what one address leads to. One process serves there at a time; others served before, or follow it.
+"""A server group: all processes behind one address. One is the primary; the others were it before, or replicate it.
 
-Theory. A process is a `Host`: it has keys, a clock, and a name that ends with it (run_id), and counts its writes under
-another one (replid). What clients learn of it is what the real ports ask, word for word: `INFO`, `TIME`, `CONFIG`.
-A host that comes instead of another starts with an *image* of the keys: all of them, those of some moments ago (a
-snapshot, a disk that lags, a replica that lags), or none.
+Theory. A process is a `Host`: it has keys, a clock, and two names, which end with the process (run_id) and with the
+history of its writes (replid). Clients learn facts about a host by the same commands as about a real server: `INFO`,
+`TIME`, `CONFIG`. A host that replaces another starts with an *image* of the keys: all keys, the keys of some moments
+ago (a snapshot, a disk that lags, a replica that lags), or no keys.
 
-Rules. (1) A connection ends with its host's process. (2) An isolated primary still answers some clients, until it finds
-that it has no replicas; then it refuses, and in the end it follows the new one. (3) A primary whose machine stands
-still is replaced. When it goes on it answers what has come meanwhile, and serves whoever has a connection to it, until
-it finds the same.
+Rules.
+ 1. A connection ends with its host's process.
+ 2. An isolated primary still answers some clients, until it notices that it has no replicas. Then it refuses all
+    writes, and in the end it replicates the new primary.
+ 3. A primary whose machine stands still is replaced. When its machine goes on, it answers the delayed messages and all
+    clients that still have a connection, until it notices that it has no replicas.
 """
 
 from __future__ import annotations
@@ -49,28 +51,30 @@ class Host:
         self.replid2 = NO_REPLID
         self.began = group.clock() - up
         self.since = group.world.now
-        self.loaded = 0  # keys with which it began
-        self.promoted = False  # it was a replica, which gets its keys from its primary
-        self.lost_data = False  # it came up without all that was written before
+        self.loaded = 0  # the number of keys with which it began
+        self.promoted = False  # whether it was a replica before
+        self.lost_data = False  # it began without some earlier writes
         self.server = Server(group.clock)
         self.server.skew = skew
         self.alive = True
-        self.refuses = ""  # the error that it answers everything with
+        self.refuses = ""  # if not empty, its reply to every script: an error
         self.paused = False  # its machine stands still
-        self.delayed: list[Callable[[], None]] = []  # what has come meanwhile
+        self.delayed: list[Callable[[], None]] = []  # messages that arrived meanwhile
         self.follows: Host | None = None  # its primary, if it is a replica
-        self.answers: Collection[str] | None = None  # the only clients that reach it; None: all
+        self.answers: Collection[str] | None = None  # the only clients that reach this host; None: all do
         self.links: set[Link] = set()
-        self.subscribed: dict[bytes, list[Subscriber]] = {}  # who hears a channel here: two, if both have one memory
+        self.subscribed: dict[
+            bytes, list[Subscriber]
+        ] = {}  # by channel: two, if two clients were restored from one snapshot
 
     def subscribe(self, channel: bytes, subscriber: Subscriber) -> None:
-        """This one hears the channel from now on."""
+        """Add a subscriber to the channel."""
         subscribers = self.subscribed.setdefault(channel, [])
         if subscriber not in subscribers:
             subscribers.append(subscriber)
 
     def unsubscribe(self, channel: bytes, subscriber: Subscriber) -> bool:
-        """This one hears it no more: whether it did."""
+        """Remove a subscriber from the channel. Returns whether it was subscribed."""
         subscribers = self.subscribed.get(channel, [])
         if subscriber not in subscribers:
             return False
@@ -80,24 +84,24 @@ class Host:
         return True
 
     def reached_by(self, process: Process) -> bool:
-        """Whether what this process says arrives here."""
+        """Whether messages of this client arrive at this host."""
         return self.alive and (self.answers is None or process.base in self.answers)
 
     def load(self, image: Image) -> None:
-        """Begin with these keys."""
+        """Start with these keys."""
         self.loaded = len(image[0])
         self.server.data, self.server.expires = map(dict, image)
 
     def run(self, by_text: bool, script: str, keys: list[bytes], args: list[bytes]) -> Any:
-        """A script call."""
+        """Run a script."""
         if self.refuses:
             return ServerError(self.refuses)
         return (self.server.eval if by_text else self.server.evalsha)(script, keys, args)
 
-    # What it says of itself
+    # Facts about the host
 
     def answer(self, *command: str) -> Any:
-        """Its reply to what a connection or a proof asks."""
+        """Return the reply to a command of a handshake or of a proof."""
         match command:
             case ("INFO", "server"):
                 skew = self.server.skew
@@ -129,7 +133,7 @@ class Host:
         ]
 
     def facts(self) -> Facts:
-        """What a connection learns with its greeting."""
+        """Return the facts that a connection learns in its handshake."""
         found = parse_facts(*(self.answer(*command) for command in (*IDENTITY_COMMANDS, *PAST_COMMANDS)))
         assert found is not None
         return found
@@ -144,35 +148,35 @@ class ServerGroup:
         self.world = world
         self.name = name
         self.offset, self.rate = offset, rate  # of its clock
-        self.promotes = False  # whether replicas take over: others are asked who the primary is
-        self.reachable = True  # a process is listening
-        self.resets = True  # whoever sends to a process that has ended is told so, since its machine lives on
+        self.promotes = False  # whether replicas take over, so that clients ask others for the primary
+        self.reachable = True  # whether the primary accepts connections
+        self.resets = True  # whether messages to a dead process get a reset, since its machine is up
         self.on_new_host: Callable[[Host], None] = lambda _host: None
         self.hosts: list[Host] = []
         self._replid_count = 0
         self.primary = self.new_host(up=AGE)
 
     def clock(self) -> float:
-        """Seconds on its clock since the world began."""
+        """Return the seconds since the world began, by the clock of this group."""
         return self.offset + self.world.now * self.rate
 
     def name_of(self, what: str) -> str:
-        """40 characters that nobody else has."""
+        """Return 40 characters for this word, different in every group."""
         return hashlib.sha1(f"{self.name} {what}".encode()).hexdigest()  # noqa: S324 (no secret)
 
     def new_replid(self) -> str:
-        """A new name for what is written from now on."""
+        """Return a name for a new history of writes."""
         self._replid_count += 1
         return self.name_of(f"history {self._replid_count}")
 
     def new_host(self, *, up: float = 0.0, skew: float = 0.0) -> Host:
-        """A process that comes up."""
+        """Start a new process."""
         self.hosts.append(Host(self, len(self.hosts), self.new_replid(), up=up, skew=skew))
         self.on_new_host(self.hosts[-1])
         return self.hosts[-1]
 
     def route(self, process: Process) -> Host | None:
-        """Whom a new connection of this process meets; None: nobody listens."""
+        """Return the host that accepts a new connection of this client; None if no host does."""
         for host in reversed(self.hosts[-3:-1]):
             if host.answers is not None and not host.follows and host.reached_by(process):
                 return host
@@ -185,18 +189,18 @@ class ServerGroup:
 
     @property
     def scripts(self) -> int:
-        """How many were run."""
+        """The number of scripts that all hosts ran."""
         return sum(host.server.scripts for host in self.hosts)
 
-    # As ports know an address: what `least_lossless_ttl` needs of it
+    # The address, with the methods that `least_lossless_ttl` needs
 
     def seen_by(self, process: Process) -> Address:
-        """The address, as this process reaches it."""
+        """Return the address as this client reaches it."""
         return Address(self, process, None)
 
 
 class Address:
-    """See `interlock.connect.Address`: what a proof needs of it."""
+    """The part of `interlock._connect.address.Address` that a proof needs."""
 
     display_url = ServerGroup.display_url
 
@@ -205,27 +209,27 @@ class Address:
         self._replies: list[Any] = []
 
     def at(self, _host: str, port: int) -> Address:
-        """A replica."""
+        """Return the address of a replica."""
         return Address(self.group, self.process, self.group.hosts[port])
 
     def connection(self, _within: float) -> Self:
-        """A connection of redis-py, which is this, too."""
+        """Return a connection like one of redis-py: this object is one, too."""
         return self
 
     def connect(self) -> None:
-        """It answers all at once."""
+        """Connect, without any delay."""
         self._host = self._host or self.group.route(self.process)
         if self._host is None or not self._host.alive:
             raise ConnectionError
 
     def send_command(self, *command: str) -> None:
-        """A command, and its reply."""
+        """Send a command, and store its reply."""
         assert self._host is not None
         self._replies.append(self._host.answer(*command))
 
     def read_response(self) -> Any:
-        """The next reply."""
+        """Return the next reply."""
         return self._replies.pop(0)
 
     def disconnect(self) -> None:
-        """It ends."""
+        """Close the connection."""

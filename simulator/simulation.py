@@ -1,4 +1,4 @@
-"""One run of a seed, apart from the real world, and its report."""
+"""One run of a seed, isolated from the real clock and from real chance, and its report."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def simulate(
 
 
 def _substitutes(world: Callable[[], World], chance: Callable[[], CoreChance]) -> dict[str, Any]:
-    """What the modules of interlock import for time, tasks and chance: by name, those of the world."""
+    """Return substitutes for the modules and functions that interlock imports for time, tasks and chance, by name."""
 
     def urandom(size: int) -> bytes:
         return chance().randbytes(size)
@@ -120,7 +120,7 @@ def _substitutes(world: Callable[[], World], chance: Callable[[], CoreChance]) -
 
 @contextlib.contextmanager
 def _isolated() -> Generator[Callable[[World], None]]:
-    """No chance and no tasks but the world's; and no garbage collection in the middle, which might drop leases."""
+    """Patch time, tasks and chance with those of the world. Stop the garbage collector, which might drop leases."""
     worlds: list[World] = []
     chances: list[CoreChance] = []
 
@@ -164,7 +164,7 @@ def _log_watched(trace: Trace) -> Generator[None]:
 
 
 def _tear_down(run: Run) -> None:
-    """Nothing of it lives on."""
+    """End all leases and coroutines of the run, so that nothing of it lives on."""
     run.trace.over = True
     for holds in run.monitor.leases.held.values():
         for held in holds:

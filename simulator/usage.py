@@ -1,4 +1,4 @@
-"""How a worker takes something, holds it and lets it go: all drawn at once, so that nothing that happens changes it."""
+"""How a worker acquires, holds and releases a resource. All choices are drawn before, so no event changes them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Usage(NamedTuple):
-    """What a worker is about to do."""
+    """One use of a resource: the arguments of the acquire, and how long and how the worker holds the lease."""
 
     resource: ResourceModel
     ttl: float
@@ -24,7 +24,7 @@ class Usage(NamedTuple):
     exits: bool  # whether `with` releases the lease; else release()
 
     def describe(self, call: str, *more: str) -> str:
-        """As it would be written: `call` and its further arguments are the subject's."""
+        """Describe the use like source code. The subject gives the name of the call, and further arguments."""
         timeout = "None" if self.timeout is None else f"{self.timeout:.3g}"
         renew = "" if self.renews else ", renew=False"
         hold = f", max_hold={self.max_hold:.3g}" if self.max_hold is not None else ""
@@ -34,7 +34,7 @@ class Usage(NamedTuple):
 
 
 def draw_usage(random: Random, resources: Sequence[ResourceModel]) -> Usage:
-    """Usage by chance."""
+    """Draw one use of one of these resources."""
     ttl = min(random.choice((0.25, 0.5, 1.0, 2.0, 2.0, 5.0, 5.0)), *(resource.max_ttl for resource in resources))
     return Usage(
         resource=random.choice(resources),

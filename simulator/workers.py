@@ -1,4 +1,4 @@
-"""Workers: coroutines that use resources as a program does, and let them go in every way."""
+"""Workers: coroutines that use resources as a program does, and release them in every way."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SLACK: Final = 0.1  # seconds that code may take beyond its timeout
 
 
 class Worker:
-    """What a turn is played with. Everything that an API may raise is counted here; what it may not, passes."""
+    """What a turn uses to call the API: counts each exception that the API may raise, and passes others on."""
 
     def __init__(self, client: Client, task: Task) -> None:
         self.client = client
@@ -41,7 +41,7 @@ class Worker:
         self.random: Random  # of the turn
 
     def options(self, usage: Usage) -> dict[str, Any]:
-        """What the API is told of them."""
+        """Return the options of a synchronizer for this use."""
         on_lost = self.run.monitor.leases.note_loss
         return {
             "ttl": usage.ttl, "timeout": usage.timeout, "renew": usage.renews, "max_hold": usage.max_hold,
@@ -49,19 +49,19 @@ class Worker:
         }  # fmt: skip
 
     def count(self, what: str) -> None:
-        """This happened."""
+        """Count an event for the summary."""
         self.run.record.counts[what] += 1
 
     def violated(self, rule: int, text: str) -> None:
-        """A rule is broken."""
+        """Report the break of a rule by this worker."""
         self.run.trace.violated(rule, f"{self.task.name}: {text}")
 
     async def sleep(self, until: float) -> None:
-        """Do nothing until then, by the process's own clock."""
+        """Sleep until this time of the process's own clock."""
         await self.client.server.runtime.sleep_until(until)
 
     async def take(self, acquire: Callable[[], Awaitable[T]], usage: Usage) -> T | None:
-        """A lease, if it can be had on these usage. ConfigErrors are the caller's."""
+        """Acquire a lease, or return None if the API raised an exception that it may raise. Passes ConfigError on."""
         lease = await self.call(acquire, usage.timeout, self._tokens)
         for grant in self.run.subject.grants(lease) if lease is not None else ():
             self.run.monitor.leases.note_lease(self.client.process, grant)
@@ -78,10 +78,10 @@ class Worker:
         what: str = "acquire",
         undo_graces: int = 1,
     ) -> T | None:
-        """What a call that may wait for `timeout` seconds returns; None if it failed in a way that calls may.
+        """Return the result of a call that may wait for `timeout` seconds; None if it raised an exception that it may.
 
-        `tokens` tells which attempts live on in its result; nothing may be left of any other. When its time is over, it
-        may wait for the server for as many `undo_graces`.
+        `tokens` maps the result to the attempts that became leases: no other attempt of the call may leave anything. A
+        call that timed out may wait for so many `undo_graces` on top.
         """
         task, pauses, started = self.task, self.client.process.pauses, self.now()
         task.attempts, kept = [], list[bytes]()
@@ -110,7 +110,7 @@ class Worker:
         return None
 
     def _check_duration(self, what: str, timeout: float | None, undo_graces: int, took: float) -> None:
-        """Rule 4: the timeout bounds the call."""
+        """Check rule 4: the timeout bounds the call."""
         bound = math.inf if timeout is None else timeout + undo_graces * UNDO_GRACE
         if timeout == 0:
             bound += TRY_FOR if what in {"acquire", "wait"} else IO_TIMEOUT
@@ -118,15 +118,15 @@ class Worker:
             self.run.trace.violated(4, f"{what}(timeout={timeout}) took {took:.3f} s")
 
     def _check_refusal(self, what: str, undo_graces: int) -> None:
-        """Rule 4: who is told that another one has it is so by a server that answered lately."""
-        # Silence begins with a heartbeat that is not answered, is known when that is given up, and is told at the end.
+        """Check rule 4: a call raises AcquireTimeout only if a server has answered lately."""
+        # The longest silence begins with a heartbeat, which times out without a reply; then the undo takes its time.
         longest = HEARTBEAT_INTERVAL + max(ANSWER_COUNTS_FOR, HEARTBEAT_TIMEOUT) + undo_graces * UNDO_GRACE + SLACK
         now, answered_at = self.client.process.world.now, max(server.answered_at for server in self.client.servers)
         if now - answered_at > longest:
             self.violated(4, f"{what} timed out, and no server has answered for {now - answered_at:.3f} s")
 
     async def hold(self, lease: Any, usage: Usage, inside: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Hold it for a while, do this inside, and let it go."""
+        """Hold the lease for a while, run `inside`, and release the lease."""
         if usage.drops:
             self.count("lease dropped")
             return
@@ -142,10 +142,10 @@ class Worker:
             try:
                 await self.let_go(lease, exits=usage.exits, error=error)
             finally:
-                error = None  # its traceback refers to this frame, and that to the lease, which nobody shall keep
+                error = None  # else the traceback would keep this frame alive, and the frame the lease
 
     async def work_under(self, lease: Any, seconds: float) -> None:
-        """Be at work under it."""
+        """Work under the lease: call ensure(), write, extend, execute."""
         random, until = self.random, self.now() + seconds
         while self.now() < until:
             try:
@@ -167,7 +167,7 @@ class Worker:
             await self.sleep(self.now() + min(random.expovariate(1 / 0.1), until - self.now() + 0.001))
 
     def _write_late(self, lease: Any) -> None:
-        """To the resource that the lease protects: a write that comes when it comes."""
+        """Write to the protected data over a network that delays the write."""
         world, leases, grant = self.run.world, self.run.monitor.leases, self.run.subject.grants(lease)[0]
         trip = self.run.networks[0].trip(Journey(self.task, MESSAGE))
         world.at(world.now + trip, lambda: leases.check_write(grant, sure=False))
@@ -204,7 +204,7 @@ class Worker:
             note_outcome(operation, ran=True)
 
     async def let_go(self, lease: Any, *, exits: bool, error: BaseException | None = None) -> None:
-        """Let it go: as a `with` does, or by release()."""
+        """Release the lease: as a `with` does (`exits`), or by release()."""
         try:
             if error is not None or exits:
                 await lease.__aexit__(type(error) if error else None, error, None)

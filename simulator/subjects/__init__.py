@@ -1,9 +1,11 @@
-"""What is simulated: every kind of primitive is a subject, in a file of its own.
+"""What a run simulates: every kind of primitive is a subject, in a file of its own.
 
-A subject says what its clients do (`turn`: drawn by chance, told as text, played by a worker through asyncio's own API)
-and what must hold (`resource`: how the server's keys are read, who may have it beside whom). The rest serves all.
+A subject has two halves. Its *turns* are the actions of workers: `Subject.turn` draws all random choices of a turn,
+`str(turn)` describes the turn in the trace, and `Turn.play` performs it through the public API for asyncio. Its
+*resource models* read the keys of a resource in the server, and say which rules that resource must keep. Everything
+else in the simulator is the same for all subjects.
 
-To add one: a subclass of `Subject` with a `ResourceModel` of its own or another's, and a line here.
+To add a subject, write a subclass of `Subject` with a subclass of `ResourceModel`, and name the former here.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ _TURNS_BESIDE_LOCK: Final = [
 ]
 
 
-# LatchSubject and barriers have no leases that a server could lose.
+# Latches and barriers are missing here: they have no leases, so a restarted server can lose none.
 _SUBJECTS_OF_WORLD: Final = {
     "servers": ("lock", "rlock", "rwlock", "semaphore", "election", "once", "multi"),
     "quorum": ("lock", "rlock", "election", "once", "multi"),
@@ -52,7 +54,10 @@ _SUBJECTS_OF_WORLD: Final = {
 
 
 def subject_of(seed: int, world: str = "one") -> str:
-    """The subject that a seed chooses by itself: of five rounds of all profiles two are the lock's, whatever joins."""
+    """Return the subject that the seed chooses.
+
+    In each five rounds through all profiles the lock gets two rounds, so new subjects do not change the lock's seeds.
+    """
     if world in _SUBJECTS_OF_WORLD:
         return _SUBJECTS_OF_WORLD[world][seed // len(WORLDS[world]) % len(_SUBJECTS_OF_WORLD[world])]
     fives, position = divmod(seed // len(PROFILES), 5)

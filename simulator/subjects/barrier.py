@@ -1,4 +1,4 @@
-"""The barrier: so many parties wait for each other, again and again; it breaks, and is reset."""
+"""The barrier: parties wait for each other, again and again; a barrier breaks, and workers reset it."""
 
 from __future__ import annotations
 
@@ -20,44 +20,44 @@ if TYPE_CHECKING:
     from simulator.server import Server
     from simulator.workers import Worker
 
-ALIVE_MS: Final = 3000  # after which who is not heard of is dead
-LONG_TIMEOUT: Final = 20.0  # seconds that who waits long waits, for in the end there are too few
+ALIVE_MS: Final = 3000  # after its last heartbeat a waiter is dead
+LONG_TIMEOUT: Final = 20.0  # seconds: at the end of a run too few parties are left, so each wait needs an end
 
 
 class BarrierModel(ResourceModel):
-    """Who went on, told from the numbers of arrivals after each script."""
+    """Finds out which parties went on, by the numbers of arrivals after each script."""
 
     has_leases = False
 
     def __init__(self, name: str, parties: int) -> None:
         super().__init__(barrier_resource(name, "lock:", parties))
         self.parties = parties
-        self.indices: dict[bytes, int] = {}  # of those who went on
-        self._last_heartbeats: dict[bytes, float] = {}  # of those who wait: when the server heard of them last, in ms
+        self.indices: dict[bytes, int] = {}  # the index of each party that went on
+        self._last_heartbeats: dict[bytes, float] = {}  # of each waiting party, in ms
         self._generation: bytes = b""
-        self._passed = 0  # the number of the last arrival that went on, or was sent away by a reset
+        self._passed = 0  # the number of the last arrival that went on, or that a reset dismissed
 
     def read(self, server: Server) -> Reading:
-        """Nobody holds it, and there is never room for one alone."""
+        """See ResourceModel. A barrier has no holders, and never room for a single party."""
         del server
         return Reading({}, 1, 0)
 
     def _waiting(self, server: Server) -> dict[bytes, float]:
-        """The numbers of those who came and did not go on."""
+        """Return the arrival numbers of the parties that still wait."""
         numbers: dict[bytes, float] = server.find(self.queue, ZSet) or {}
         return {token: number for token, number in numbers.items() if number > self._passed}
 
     def _reason_broken(self, server: Server) -> bytes | None:
         fields: dict[bytes, bytes] | None = server.find(self.key, Hash)
-        return b"nobody knows it" if fields is None else fields.get(b"why")
+        return b"the server does not know it" if fields is None else fields.get(b"why")
 
     def token_stores(self, server: Server) -> Iterator[tuple[str, Collection[bytes]]]:
-        """Those who went on stay known for a while."""
+        """See ResourceModel. The server keeps the parties that went on for a while: these are no leftovers."""
         yield "the queue", self._waiting(server)
         yield "the waiters", (server.find(self.waiters, Hash) or {}).keys() - self.indices.keys()
 
     def news_due(self, server: Server, queued: Mapping[bytes, Attempt]) -> dict[Hashable, str]:
-        """Who went on, or waits for those who never come: it is broken, was reset, or one is not heard of any more."""
+        """Return the waiters that went on, and all waiters if the barrier broke, was reset, or has a dead party."""
         if not queued:
             return {}
         waiting, reason = self._waiting(server), self._reason_broken(server)
@@ -73,7 +73,7 @@ class BarrierModel(ResourceModel):
     def check_reply(
         self, server: Server, args: Sequence[bytes], reply: Any, _before: Mapping[bytes, Share]
     ) -> str | None:
-        """As many go on together as there are parties, each with an index of its own, and once."""
+        """Check that as many waiters go on together as there are parties, once, and each with its own index."""
         verb, token = args[:2]
         now = server.micros / 1000
         if verb == b"heartbeat":
@@ -85,14 +85,14 @@ class BarrierModel(ResourceModel):
         if verb == b"acquire":
             return self._wrong_answer(server, token, reply)
         if verb == b"release" and self._last_heartbeats.pop(token, 0.0) and not self._reason_broken(server):
-            return "it left, and the others wait on"
+            return "a party left, and the barrier did not break"
         fields: dict[bytes, bytes] = server.find(self.key, Hash) or {}
         if verb == b"reset" and reply[0] == 1 and (b"why" in fields or fields[b"arrivals"] != fields[b"passed"]):
-            return "it is not as if nobody had come"
+            return "the reset left arrivals behind"
         return None
 
     def _wrong_answer(self, server: Server, token: bytes, reply: Any) -> str | None:
-        """One that comes is told what is not so."""
+        """Say what is wrong with the reply to a party that waits."""
         index, code = self.indices.get(token), reply[0]
         if code == GRANTED and reply[1] != index:
             return f"its index is {index}"
@@ -103,7 +103,7 @@ class BarrierModel(ResourceModel):
         return None
 
     def _check_passed(self, server: Server, verb: bytes) -> str | None:
-        """Some may have gone on."""
+        """Note the parties that this script let go on, and say what is wrong with them."""
         found: bytes | None = server.find(self.keys[1], bytes)
         generation = found.split(b" ")[2] if found else b""
         fields: dict[bytes, bytes] = server.find(self.key, Hash) or {}
@@ -117,7 +117,7 @@ class BarrierModel(ResourceModel):
         dead = [token for token, last in self._last_heartbeats.items() if last + ALIVE_MS < server.micros / 1000 - 1]
         self._passed, self._last_heartbeats = passed, {}
         if dead:
-            return f"the others went on with {dead}, who are dead"
+            return f"the others went on together with {dead}, which are dead"
         went = {token: int(number) - before - 1 for token, number in numbers.items() if number <= passed}
         again = went.keys() & self.indices.keys()
         self.indices |= went
@@ -127,7 +127,7 @@ class BarrierModel(ResourceModel):
 
 
 class Meeting(NamedTuple):
-    """Wait for the others; and if it is broken, perhaps reset it."""
+    """Wait for the other parties; if the barrier is broken, perhaps reset it."""
 
     resource: BarrierModel
     timeout: float
@@ -149,17 +149,17 @@ class Meeting(NamedTuple):
                 index = await barrier.wait(self.timeout)
             except BrokenBarrier:
                 broken = True
-                # Where the server can't be asked in time, one that went on in its last moment is told so.
+                # Without an answer from the server, a party that went on in its last moment can't know it.
                 sure = worker.run.profile.clean and pauses == worker.client.process.pauses
-                sure = sure and worker.client.closing is None  # nor can one that is closed
+                sure = sure and worker.client.closing is None  # nor can a closed client
                 if sure and any(token in resource.indices for token in worker.task.attempts):
-                    worker.violated(12, f"it went on at {resource.name}, and was told that it is broken")
+                    worker.violated(12, f"a party went on at {resource.name}, and wait() raised BrokenBarrier")
                 raise
             if worker.run.profile.trusted and resource.indices.get(worker.task.attempts[-1]) != index:
-                worker.violated(12, f"it was told that it went on at {resource.name} as number {index}, and did not")
+                worker.violated(12, f"wait() at {resource.name} returned {index}, and the party did not go on as that")
             return index
 
-        # First it leaves, then it asks whether it went on before.
+        # wait() may need two undo graces: it leaves the barrier, then asks whether it went on before that.
         if await worker.call(wait, self.timeout, what="wait", undo_graces=2) is not None:
             worker.count("went on")
         elif broken and self.resets:
@@ -167,7 +167,7 @@ class Meeting(NamedTuple):
 
 
 class Resetting(NamedTuple):
-    """Reset it, broken or not."""
+    """Reset the barrier, broken or not."""
 
     resource: BarrierModel
 

@@ -1,4 +1,4 @@
-"""The election: one leads, and others watch who that is."""
+"""The election: one candidate leads, and observers watch the leader."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Observer:
-    """Who watches, and the last that it was told: (token, term), or None if nobody leads."""
+    """A process that observes, and the leader that it saw last: (token, term), or None if nobody leads."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -32,33 +32,33 @@ class Observer:
 
 
 class ElectionModel(LockModel):
-    """A lock, and those who watch it."""
+    """A lock, and the observers of its holder."""
 
     def __init__(self, name: str) -> None:
         super().__init__(election_resource(name, "lock:"))
-        self.observers: dict[int, Observer] = {}  # those that go on, by number
+        self.observers: dict[int, Observer] = {}  # the current observers, by number
         self.observer_count = 0
-        self.lossy = False  # usage may have been lost, and who led before may lead for those who ask
+        self.lossy = False  # the server lost data: terms may be lost, and an earlier leader may appear again
 
     def note_data_loss(self, _server: Server) -> None:
         """See ResourceModel."""
         self.lossy = True
 
     def news_due(self, server: Server, _queued: Mapping[bytes, Attempt]) -> dict[Hashable, str]:
-        """Whose last seen is not the truth."""
+        """Return each observer that saw another leader than the current one."""
         if not self.observers:
             return {}
         holders = self.read(server).holders
         truth = next(((token.decode(), share.fence) for token, share in holders.items()), None)
         return {
-            (number, truth): f"{observer.process.name} believes that {observer.leader} leads, and it is {truth}"
+            (number, truth): f"{observer.process.name} observes the leader {observer.leader}, and the leader is {truth}"
             for number, observer in self.observers.items()
             if observer.process.awake and observer.leader != truth
         }
 
 
 class Campaigning(NamedTuple):
-    """Campaign, lead, and resign or be replaced."""
+    """Campaign, lead, and perhaps resign."""
 
     usage: Usage
     resigns: bool
@@ -82,7 +82,7 @@ class Campaigning(NamedTuple):
 
 
 class Observing(NamedTuple):
-    """Ask who leads, then watch that for a while."""
+    """Ask for the leader, then observe changes of the leader for a while."""
 
     resource: ElectionModel
     seconds: float
@@ -106,7 +106,7 @@ class Observing(NamedTuple):
             resource.observers.pop(number, None)
 
     def _terms_must_grow(self, worker: Worker) -> bool:
-        """Whether usage only grow for who watches: several servers also tell what they have not agreed on."""
+        """Whether an observer must see growing terms. Several servers also report terms without an agreement."""
         return worker.run.profile.trusted and not self.resource.lossy and len(worker.run.networks) == 1
 
     async def _watch(self, worker: Worker, election: aio.Election, number: int, observer: Observer) -> None:

@@ -1,4 +1,4 @@
-"""The latch: some count it down, others wait until it is open."""
+"""The latch: some workers count it down, others wait until it is open."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from simulator.server import Server
     from simulator.workers import Worker
 
-TTL: Final = 10.0  # seconds: the shortest
+TTL: Final = 10.0  # seconds: the shortest that a latch may have
 LATCHES: Final = 12  # in a run: each opens once
-LONG_TIMEOUT: Final = 20.0  # seconds that who waits long waits, for some latches never open
+LONG_TIMEOUT: Final = 20.0  # seconds: some latches never open, so each wait needs an end
 
 
 class LatchModel(ResourceModel):
-    """What is left, told from the counts that were run; `generation` is the server's word for which latch that is."""
+    """Computes the count of a latch from the messages that the server ran, for each generation of the latch."""
 
     has_leases = False
 
     def __init__(self, name: str, count: int) -> None:
         super().__init__(latch_resource(name, "lock:", count, TTL))
         self.count = count
-        self.requested = 0  # how much any count_down was asked to count, whatever came of it
+        self.requested = 0  # the sum of all count_down() calls, whether or not the server ran them
         self._generation = b""
         self._left = count
         self._reason = b""
@@ -41,7 +41,7 @@ class LatchModel(ResourceModel):
         self._counted: set[bytes] = set()  # operations
 
     def read(self, server: Server) -> Reading:
-        """Nobody holds it, and there is never room for one alone."""
+        """See ResourceModel. A latch has no holders, and no room for a waiter."""
         del server
         return Reading({}, 1, 0)
 
@@ -50,16 +50,18 @@ class LatchModel(ResourceModel):
         return record.split(b" ")[2] if record and server.find(self.key, Hash) else b""
 
     def _follow_generation(self, server: Server) -> str | None:
-        """There may be another one now: what is wrong with that."""
+        """Note a new generation. Say what is wrong if the server forgot the one before too early."""
         generation, known, until = self._current_generation(server), self._generation, self._expires_at
         self._expires_at = server.expires.get(self.key, 0)
         if generation == known:
             return None
         self._generation, self._left, self._reason = generation, self.count, b""
-        return "it is another one before its ttl has passed" if known and server.now_ms < until else None
+        return (
+            "a new generation began before the ttl of the latch was over" if known and server.now_ms < until else None
+        )
 
     def news_due(self, server: Server, queued: Mapping[bytes, Attempt]) -> dict[Hashable, str]:
-        """Who waits for one that is open, revoked, or gone."""
+        """Return all waiters if the latch is open, revoked, or gone."""
         self._follow_generation(server)
         if self._generation and self._left and not self._reason:
             return {}
@@ -72,7 +74,7 @@ class LatchModel(ResourceModel):
     def check_reply(
         self, server: Server, args: Sequence[bytes], reply: Any, _before: Mapping[bytes, Share]
     ) -> str | None:
-        """Each count counts once, and nobody passes before there was nothing left."""
+        """Check that the server counts each count once, and lets no waiter pass before the count is zero."""
         verb, token, *rest = args
         if wrong := self._follow_generation(server):
             return wrong
@@ -91,12 +93,12 @@ class LatchModel(ResourceModel):
             if reply[0] == QUEUED and (reply[1] != self._left or not self._left or self._reason):
                 return f"{self._left} are left {self._reason!r}"
             if reply[0] == BROKEN and not self._reason and rest[7] == self._generation:
-                return "it is whole"
+                return "the latch is not broken"
         return None
 
 
 class Waiting(NamedTuple):
-    """Wait until it is open."""
+    """Wait until the latch is open."""
 
     resource: LatchModel
     timeout: float
@@ -120,11 +122,13 @@ class Waiting(NamedTuple):
         if await worker.call(wait, self.timeout, what="wait"):
             worker.count("went on")
             if resource.requested < resource.count and worker.run.profile.trusted:
-                worker.violated(12, f"it went on, and of {resource.count} only {resource.requested} were ever counted")
+                worker.violated(
+                    12, f"wait() returned, and of {resource.count} only {resource.requested} were ever counted"
+                )
 
 
 class Counting(NamedTuple):
-    """Count it down."""
+    """Count the latch down."""
 
     resource: LatchModel
     by: int

@@ -1,4 +1,4 @@
-"""The lock: one at a time."""
+"""The lock: one holder at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class LockModel(ResourceModel):
-    """Keys as lock.lua has them: a plain string, and a record with its fence."""
+    """Reads keys as lock.lua stores them: the holder as a string, and a record with the fence."""
 
     def __init__(self, primitive: Resource) -> None:
         super().__init__(primitive)
@@ -46,16 +46,16 @@ class LockModel(ResourceModel):
         return self._owners.get(token, token)
 
     def may_skip_queue(self, token: bytes, before: Iterable[bytes]) -> bool:
-        """Whether it takes over from the same owner elsewhere."""
+        """See ResourceModel. An attempt takes over the lease of the same owner elsewhere."""
         return any(other != token and self.owner_of(other) == self.owner_of(token) for other in before)
 
     def exclusion_error(self, shares: Mapping[bytes, Share]) -> str | None:
-        """One owner at a time."""
+        """See ResourceModel. One owner may hold the lock at a time."""
         return super().exclusion_error(shares) if len({self.owner_of(token) for token in shares}) > 1 else None
 
 
 class Locking(NamedTuple):
-    """Take it, hold it, let it go."""
+    """Acquire the lock, hold it, release it."""
 
     usage: Usage
 

@@ -1,4 +1,4 @@
-"""Several locks at once, all or none; and those who want just one of them."""
+"""The multi: some workers acquire several locks, all or none; others acquire just one of these locks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_LOCKS = 4  # locks
 
 
 class LockingSeveral(NamedTuple):
-    """Take all of these, in this order, hold them, let them go."""
+    """Acquire all these locks at once, hold them, release them."""
 
     usage: Usage
     resources: list[ResourceModel]
@@ -48,11 +48,11 @@ class LockingSeveral(NamedTuple):
             return
         await worker.hold(lease, usage)
         if len(losses) > 1:
-            worker.violated(8, f"{lease!r} was told to be lost {len(losses)} times")
+            worker.violated(8, f"on_lost was called {len(losses)} times for {lease!r}")
 
     @staticmethod
     async def _enter(worker: Worker, lease: Any) -> bool:
-        """As `async with` does: from now on a loss of any cancels the body."""
+        """Enter as `async with` does: from now on the loss of any lock cancels the body."""
         try:
             await lease.__aenter__()
         except LeaseLost:
@@ -62,12 +62,12 @@ class LockingSeveral(NamedTuple):
 
     @staticmethod
     def _check_none_held(worker: Worker) -> None:
-        """Rule 12: who has not all believes in none."""
+        """Check rule 12: after a failed acquire, `ensure()` passes for none of the locks."""
         known = worker.run.monitor.attempts.known
         for grant in worker.session.renewal.held():
             attempt = known[grant.token.encode()]
             if attempt.task is worker.task and attempt.ended and grant.reason_ended(worker.now()) is None:
-                worker.violated(12, f"{grant.token} is believed in, and not all of it was had")
+                worker.violated(12, f"ensure() passes for {grant.token}, though the multi was not acquired")
 
 
 class MultiSubject(Subject):

@@ -1,4 +1,4 @@
-"""Work that runs once: at a time, in a while, or for each key."""
+"""The once: work that runs once at a time, once in a while, or once for each key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 LONGER_THAN_A_RUN: Final = 100.0  # seconds: longer than workers are at work
-SKIP_TIME: Final = 0.05  # seconds that who skips it takes, if nothing at all goes wrong
+SKIP_TIME: Final = 0.05  # seconds that a skipped run() may take, if there is no fault
 
 
 class FailedError(Exception):
@@ -29,26 +29,26 @@ class FailedError(Exception):
 
 
 class OnceModel(LockModel):
-    """A lock, and from when on the next run may begin: told from the releases that were run, not from the note."""
+    """A lock, and when the next run may begin: by the releases that the server ran, not by the server's note."""
 
     release_writes = True
 
     def __init__(self, of: str, key: str | None, at_least: float, keep: float) -> None:
         super().__init__(once_resource(of, "lock:", key))
         self.of, self.key_of, self.at_least, self.keep = of, key, at_least, keep
-        self.succeeded = False  # and its caller knows, in weather in which the server does, too
-        self.lossy = False  # its server has lost something, or another clock
+        self.succeeded = False  # a run has succeeded, and the server certainly knows
+        self.lossy = False  # the server lost data, or another clock counts now
         self._next_run_at = 0.0  # ms on the server's clock
         self._newest_run: tuple[bytes, int] = b"", 0  # the newest run, and when it began, in µs
 
     def note_data_loss(self, _server: Server) -> None:
-        """See ResourceModel. A note may be lost with what else was: only leases are waited for."""
+        """See ResourceModel. The note of a run may be lost, too: a quarantine protects leases only."""
         self.lossy = True
 
     def check_reply(
         self, server: Server, args: Sequence[bytes], reply: Any, before: Mapping[bytes, Share]
     ) -> str | None:
-        """Nobody begins before the time that the last run has set."""
+        """Check that no run begins before the time that the last run has set."""
         if self.lossy:
             return None
         verb, token, *rest = args
@@ -58,10 +58,10 @@ class OnceModel(LockModel):
             if now < self._next_run_at - 1:
                 return f"the next run may begin {self._next_run_at - now:.0f} ms later"
         elif verb == b"acquire" and reply[0] == BUSY and reply[5] != b"0" and now > self._next_run_at + 2:
-            return "it is skipped for a run after which the next one might begin"
+            return "the server skips it, though the next run might begin"
         elif verb == b"release" and token == last and token in before:
             at_least, keep = map(float, rest[1:])
-            revoked = before[token].revoked  # it has run, too, though to no good end
+            revoked = before[token].revoked  # a revoked run counts as a run, but not as a success
             if not (reply[0] or revoked):
                 return None
             self._next_run_at = max(self._next_run_at, began / 1000 + at_least, 0 if revoked else now + keep)
@@ -69,7 +69,7 @@ class OnceModel(LockModel):
 
 
 class Running(NamedTuple):
-    """Run it, unless another one does or did: for a while, and then it fails or has been done."""
+    """Run the work, unless another worker runs it or did: for some seconds, and then succeed or fail."""
 
     resource: OnceModel
     at_most: float
@@ -102,7 +102,7 @@ class Running(NamedTuple):
             return
         finally:
             for lease in leases:
-                if lease.state is LeaseState.LOST:  # that its work has ended is how it is told
+                if lease.state is LeaseState.LOST:  # run() reports the loss by ending the work
                     worker.run.monitor.leases.note_loss(lease)
         if isinstance(result, Ran):
             self._check_ran(worker, result, begun=bool(leases))
@@ -113,7 +113,7 @@ class Running(NamedTuple):
         worker.count("begun")
         worker.run.monitor.leases.note_lease(worker.client.process, lease._grant)
         if self.resource.succeeded:
-            worker.violated(12, f"{lease!r} is of a run for a key whose run has succeeded")
+            worker.violated(12, f"{lease!r} belongs to a run for a key whose run has succeeded")
         await worker.work_under(lease, self.seconds)
         if self.fails:
             raise FailedError
@@ -124,7 +124,7 @@ class Running(NamedTuple):
         worker.count("ran")
         if not begun or not result.value.endswith(result.by[-32:]):
             worker.violated(12, f"{result} was not run here")
-        # Without a fault on its way the release was run before, so for `keep` nobody may begin.
+        # Without faults the server ran the release before this line, so no run may begin for `keep` seconds.
         resource.succeeded |= (
             resource.key_of is not None and worker.run.monitor.server_state.quiet and resource.keep > LONGER_THAN_A_RUN
         )

@@ -1,4 +1,4 @@
-"""What is in the server for a semaphore or a read-write lock: keys as permits.lua has them."""
+"""The model of a semaphore or a read-write lock: it reads keys as permits.lua stores them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class PermitsModel(ResourceModel):
-    """Holders by the ends of their leases, what each has, and a record with the limit."""
+    """Reads the holders with the ends of their leases, the share of each holder, and a record with the limit."""
 
     def __init__(self, primitive: Resource) -> None:
         super().__init__(primitive)
-        self.limit = int(primitive.acquire_args[2])  # what everybody believes at first
+        self.limit = int(primitive.acquire_args[2])  # the limit that all clients give at first
         self._permits_wanted: dict[bytes, int] = {}
 
     def read(self, server: Server) -> Reading:

@@ -1,4 +1,4 @@
-"""The reentrant lock: its task, or its owner by name, has it again."""
+"""The reentrant lock: the task that holds it, or its owner by name, may acquire it again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Reentering(NamedTuple):
-    """Take it, enter it again while it is held, and leave as often."""
+    """Acquire the lock, acquire it again while it is held, and release it as often."""
 
     usage: Usage
     owner: str | None
@@ -39,7 +39,7 @@ class Reentering(NamedTuple):
         lease = await worker.take(rlock.acquire, self.usage)
         if certain and self.owner is None:
             if lease is not outer or worker.now() != started:
-                worker.violated(12, f"{outer!r} was held, and was not had again at once: {lease!r}")
+                worker.violated(12, f"{outer!r} was held, and its holder did not get it again at once: {lease!r}")
             worker.count("entered again")
         if lease is None:
             return
@@ -47,7 +47,7 @@ class Reentering(NamedTuple):
         async def deeper() -> None:
             await self._enter(worker, rlock, depth - 1, lease)
             if lease._grant.end_reason == Grant.RELEASED and not worker.session.core.closed:
-                worker.violated(12, f"{lease!r} was given back by an inner release")
+                worker.violated(12, f"an inner release gave {lease!r} back")
 
         await worker.hold(lease, self.usage, deeper if depth > 1 else None)
 

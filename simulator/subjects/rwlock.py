@@ -1,4 +1,4 @@
-"""The read-write lock: many readers or one writer, who may read as well and then give up writing."""
+"""The read-write lock: many readers or one writer. The writer may read as well, and then give up writing."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class RWLockModel(PermitsModel):
-    """A reader has one permit, a writer all. Some readers read beside another lease of their own."""
+    """A reader has one permit, a writer all. A client may read beside another lease of its own."""
 
     def __init__(self, name: str) -> None:
         super().__init__(read_resource(name, "lock:"))
-        self._beside: dict[bytes, bytes] = {}  # by token: the lease beside which it reads
+        self._beside: dict[bytes, bytes] = {}  # by token of a reader: its client's earlier lease
 
     def note_attempt(self, token: bytes, acquire_args: Sequence[Argument]) -> None:
         """See ResourceModel."""
@@ -36,46 +36,46 @@ class RWLockModel(PermitsModel):
             self._beside[token] = str(acquire_args[3]).encode()
 
     def _outer_leases(self, token: bytes | None) -> Iterator[bytes]:
-        """The leases beside which it reads: one's own, and what that one reads beside."""
+        """Yield the earlier leases of the same client: the one before this, the one before that, ..."""
         while token is not None and (token := self._beside.get(token)) is not None:
             yield token
 
     def is_exclusive(self, token: bytes) -> bool:
-        """Writers are."""
+        """See ResourceModel. A writer excludes all others."""
         return self.permits_wanted(token) > 1
 
     def exclusion_error(self, shares: Mapping[bytes, Share]) -> str | None:
-        """A writer is alone, but for itself as a reader."""
+        """See ResourceModel. A writer excludes all others but itself as a reader."""
         for writer in filter(self.is_exclusive, shares):
             others = [token.decode() for token in shares if token != writer and writer not in self._outer_leases(token)]
             if others:
-                return f"written by {writer.decode()} and had by {' and by '.join(others)}"
+                return f"held for writing by {writer.decode()} and held by {' and by '.join(others)}"
         return None
 
     def may_skip_queue(self, token: bytes, before: Iterable[bytes]) -> bool:
-        """Whether it reads beside a lease of its own."""
+        """See ResourceModel. A client reads beside its own lease at once."""
         return token in self._beside and self._beside[token] in before
 
     def check_reply(
         self, server: Server, args: Sequence[bytes], reply: Any, before: Mapping[bytes, Share]
     ) -> str | None:
-        """Who would wait for itself must not wait."""
+        """Check that no attempt waits for a lease of its own client."""
         verb, token, *_ = args
         if verb != b"acquire" or reply[0] not in {QUEUED, BUSY}:
             return None
         if not self.may_skip_queue(token, live_shares(before, server, surely=True)):
             return None
-        return f"it has {self._beside[token]!r} and would wait for itself"
+        return f"its client holds {self._beside[token]!r} and would wait for itself"
 
 
 class ReadOrWrite(NamedTuple):
-    """Read or write; and write then read, or read then try to write."""
+    """Read or write; perhaps read beside that lease, or try to upgrade from reading to writing."""
 
     usage: Usage
     writes: bool
-    reads_too: bool  # beside the first lease
-    downgrades: bool  # then the first is given up
-    upgrades: bool  # what is refused
+    reads_too: bool  # acquire the lock for reading beside the first lease
+    downgrades: bool  # then release the first lease
+    upgrades: bool  # try to write while reading, which interlock refuses
 
     def __str__(self) -> str:
         also = ", and read too" * self.reads_too + ", then only read" * (self.reads_too and self.downgrades)
@@ -111,7 +111,7 @@ class ReadOrWrite(NamedTuple):
 
     @staticmethod
     async def _upgrade(worker: Worker, rwlock: aio.RWLock, lease: aio.Lease) -> None:
-        """Rule 12: it is refused at once, and nothing is sent."""
+        """Check rule 12: the client refuses an upgrade at once, without a message."""
         if lease.remaining() == 0:
             return
         started = worker.now()
@@ -120,7 +120,7 @@ class ReadOrWrite(NamedTuple):
         except ConfigError:
             worker.count("upgrade refused")
         except LockError as error:
-            worker.violated(12, f"who reads was let try to write: {error}")
+            worker.violated(12, f"a reader could try to write: {error}")
         if worker.now() != started:
             worker.violated(12, "an upgrade was refused, but not at once")
 

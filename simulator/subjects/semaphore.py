@@ -1,4 +1,4 @@
-"""The semaphore: one or more of its permits, up to a limit that somebody changes now and then."""
+"""The semaphore: workers acquire one or more permits, and change the limit now and then."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ MAX_LIMIT = 4  # permits
 
 
 class SemaphoreModel(PermitsModel):
-    """What was granted when the limit was 3 may last when it is 2: the limit that counts is that of the newest."""
+    """Permits granted under a limit of 3 may last under a limit of 2: the limit of the newest grant counts."""
 
     def __init__(self, name: str, limit: int) -> None:
         super().__init__(semaphore_resource(name, "lock:", limit))
-        self._limits: dict[bytes, int] = {}  # by token: when it was granted
-        self._limit_set_last: int | None = limit  # None: perhaps another one
-        self._operations: dict[bytes, int] = {}  # by operation: what set_limit set, once
+        self._limits: dict[bytes, int] = {}  # by token: the limit at its grant
+        self._limit_set_last: int | None = limit  # None: unknown since the server lost data
+        self._operations: dict[bytes, int] = {}  # by operation: the limit that set_limit() set
 
     def note_grant(self, token: bytes, reading: Reading) -> None:
         """See ResourceModel."""
         self._limits[token] = reading.limit
 
     def note_data_loss(self, _server: Server) -> None:
-        """See ResourceModel. A set_limit that was lost and comes again may set it, or have been the last."""
+        """See ResourceModel. A late copy of a lost set_limit() may set the limit again."""
         self._limit_set_last = None
 
     def exclusion_error(self, shares: Mapping[bytes, Share]) -> str | None:
@@ -51,7 +51,7 @@ class SemaphoreModel(PermitsModel):
     def check_reply(
         self, server: Server, args: Sequence[bytes], reply: Any, before: Mapping[bytes, Share]
     ) -> str | None:
-        """A set_limit that comes again does not undo what was set since."""
+        """Check that a late copy of a set_limit() does not undo a later set_limit()."""
         del reply, before
         if args[0] != b"limit":
             return None
@@ -72,7 +72,7 @@ class SemaphoreModel(PermitsModel):
 
 
 class TakingPermits(NamedTuple):
-    """Take some permits, hold them, let them go."""
+    """Acquire some permits, hold them, release them."""
 
     usage: Usage
     permits: int
@@ -96,7 +96,7 @@ class TakingPermits(NamedTuple):
             await worker.hold(lease, self.usage)
 
     async def _learn_limit(self, worker: Worker, semaphore: aio.Semaphore) -> None:
-        """Somebody has changed the limit."""
+        """Ask the server for the limit, which another worker has changed."""
         worker.count("limit refused")
         state = await worker.call(semaphore.inspect, 0, what="inspect")
         if state is not None and state.limit:
@@ -104,7 +104,7 @@ class TakingPermits(NamedTuple):
 
 
 class SettingLimit(NamedTuple):
-    """Change the limit for everybody."""
+    """Change the limit for all clients."""
 
     resource: SemaphoreModel
     limit: int

@@ -1,4 +1,4 @@
-"""What a subject is made of: resources in the server that are watched, and turns that workers take with them."""
+"""The parts of a subject: models of its resources in the server, and turns, which are actions of workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Share(NamedTuple):
-    """What one has of a resource."""
+    """One lease in the server: its permits, its fence, its end."""
 
     permits: int
     fence: int
@@ -28,28 +28,28 @@ class Share(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What the server's keys say of a resource, at one moment."""
+    """The state of a resource by the keys in the server, at one moment."""
 
-    holders: dict[bytes, Share]  # by token; those whose leases have run out are not among them
-    limit: int  # permits that there are
-    room: int  # those of them that are free
+    holders: dict[bytes, Share]  # the leases that have not run out, by token
+    limit: int  # permits in all
+    room: int  # free permits
 
 
 def reading_of(holders: dict[bytes, Share], limit: int) -> Reading:
-    """What it is when these have some of so many permits."""
+    """Return the state of a resource with these holders and so many permits in all."""
     return Reading(holders, limit, limit - sum(share.permits for share in holders.values()))
 
 
 def live_shares(shares: Mapping[bytes, Share], server: Server, *, surely: bool) -> dict[bytes, Share]:
-    """Those whose time is surely, or perhaps, not over: scripts round to ms."""
+    """Return the leases that have certainly (`surely`), or perhaps, not ended. Scripts round ends to milliseconds."""
     now = server.micros / 1000 + (1 if surely else -1)
     return {token: share for token, share in shares.items() if share.ends > now}
 
 
 class ResourceModel:
-    """One name in the server: how its keys are read, and what must hold for those who have it.
+    """One resource in the server: reads its keys, and says which leases and replies are right.
 
-    As it stands here it is of a kind that one has at a time. KEYS[3] and KEYS[4] are the queue of any kind.
+    The defaults fit a resource with one holder at a time. KEYS[3] and KEYS[4] are the queue of every kind of resource.
     """
 
     max_ttl = 5.0  # seconds: the longest ttl that workers ask for
@@ -63,100 +63,100 @@ class ResourceModel:
         self.queue, self.waiters = self.keys[2], self.keys[3]
 
     def read(self, server: Server) -> Reading:
-        """What the server says of it now; the clock was looked at."""
+        """Return the state of the resource now. The caller has read the server's clock."""
         raise NotImplementedError
 
     def token_stores(self, server: Server) -> Iterator[tuple[str, Collection[bytes]]]:
-        """Where a token can be left behind."""
+        """Yield every part of the resource that stores tokens: its name for people, and its tokens."""
         yield "the lock", self.read(server).holders
         yield "the queue", server.find(self.queue, ZSet) or ()
         yield "the waiters", server.find(self.waiters, Hash) or ()
 
     def note_attempt(self, token: bytes, acquire_args: Sequence[Argument]) -> None:
-        """An attempt begins; `usage` are those of its primitive."""
+        """Note an attempt that begins, with the arguments that only this primitive's `acquire` has."""
 
     def note_data_loss(self, _server: Server) -> None:
-        """The server has lost something: what it knows now is what counts."""
+        """Note that the server lost data: from now on only the data that it still has counts."""
 
     def permits_wanted(self, _token: bytes) -> int:
-        """How many permits it asks for."""
+        """Return the number of permits that this attempt asks for."""
         return 1
 
     def note_grant(self, token: bytes, reading: Reading) -> None:
-        """The server gave it what it wants."""
+        """Note that the server granted this attempt the resource."""
 
     def may_skip_queue(self, _token: bytes, _before: Iterable[bytes]) -> bool:
-        """Whether it need not queue, since one of those who had it before is its own."""
+        """Whether this attempt need not queue, because a lease of its own owner was alive `before`."""
         return False
 
     def exclusion_error(self, shares: Mapping[bytes, Share]) -> str | None:
-        """Rule 1: why all of these can't be held at once."""
+        """Rule 1: say why these leases must not be alive at once; None if they may be."""
         return f"held by {' and by '.join(token.decode() for token in shares)}" if len(shares) > 1 else None
 
     def owner_of(self, token: bytes) -> bytes:
-        """Whose token it is: an owner may have several, and does not harm himself."""
+        """Return the owner of the token. An owner may have several tokens, whose leases do not exclude each other."""
         return token
 
     def is_exclusive(self, _token: bytes) -> bool:
-        """Whether who has this is alone with what he writes, so that fences tell who is too late."""
+        """Whether this lease excludes all other leases, so that fences order the writes of the holders."""
         return True
 
     def news_due(self, _server: Server, _queued: Mapping[bytes, Attempt]) -> dict[Hashable, str]:
-        """Rule 4, for who gets nothing but news: who of those awake should be told now, and what about it."""
+        """Rule 4, where waiters acquire nothing: return each waiter that should have its news by now, and why."""
         return {}
 
     def check_reply(
         self, _server: Server, _args: Sequence[bytes], _reply: Any, _before: Mapping[bytes, Share]
     ) -> str | None:
-        """Rule 12: what is wrong with this answer of the server, when the last one left it to these."""
+        """Rule 12: say what is wrong with this reply, if these leases were alive before the message; else None."""
         return None
 
 
 class Revocable(Protocol):
-    """What people may take away."""
+    """An object whose lease a person can revoke."""
 
     async def revoke(self, reason: str, force: bool = False) -> bool:
-        """Whether there was something to take away."""
+        """Revoke the lease. Returns whether there was one."""
         ...
 
 
 class Turn(Protocol):
-    """What a worker is about to do, all of it drawn at once; its text says so."""
+    """One action of a worker, with all its random choices. `str(turn)` describes it for people."""
 
     async def play(self, worker: Worker) -> None:
-        """Do it."""
+        """Perform the action."""
         ...
 
 
 class Subject:
-    """A kind of primitive: its resources in a run, and the turns that workers take with them."""
+    """One kind of primitive in one run: its resources, and the turns of its workers."""
 
     kind: ClassVar[str]
-    seed_share: ClassVar[int] = 1  # of the seeds that are not the lock's, in relation to others
+    seed_share: ClassVar[int] = 1  # of the seeds that are not the lock's, relative to other subjects
 
     def __init__(self, random: Random) -> None:
         self.resources = [self.new_resource(f"n{i}", random) for i in range(random.choice((1, 1, 2)))]
 
     def new_resource(self, name: str, random: Random, /) -> Any:
-        """One of its names."""
+        """Return the model of a resource with this name."""
         raise NotImplementedError
 
     def lockable(self, locks: aio.Interlock, resource: Any) -> Revocable:
-        """It, for people who revoke it."""
+        """Return the synchronizer whose lease a person revokes."""
         raise NotImplementedError
 
     async def revoke(self, locks: aio.Interlock, resource: Any, *, force: bool) -> bool:
-        """A person revokes it: whether there was something to revoke."""
+        """Revoke the lease as a person does. Returns whether there was one."""
         return await self.lockable(locks, resource).revoke("by a person", force=force)
 
     def turn(self, random: Random) -> Turn:
-        """What a worker does next."""
+        """Draw the next action of a worker."""
         raise NotImplementedError
 
     def leases(self, lease: Any) -> list[aio.Lease]:
-        """What a lease is made of."""
+        """Return the single leases of a lease: several for a multi, else the lease itself."""
         return [lease]
 
     def grants(self, lease: Any) -> list[Grant]:
-        """What a lease rests on."""
+        """Return the client's record of each single lease."""
         return [each._grant for each in self.leases(lease)]
