@@ -112,7 +112,7 @@ def run_share(first: int, seeds: int, kind: Kind) -> Tally:
             break
         try:
             tally.add(simulate(seed, profile, subject=subject, world=world))
-        except Exception:  # noqa: BLE001 (the simulator itself failed: that is told like any failure)
+        except Exception:  # noqa: BLE001 (an error of the simulator itself is reported like any failure)
             tally.runs += 1
             about = profile or profile_of(seed, world).name, subject or subject_of(seed, world)
             tally.failed(Failure(seed, *about, [traceback.format_exc().strip()]))

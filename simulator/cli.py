@@ -1,4 +1,4 @@
-"""The simulator from the command line: many seeds and a summary; or one, its trace and its smallest story."""
+"""The simulator from the command line: many seeds with a summary; or one seed, its trace, its smallest failing part."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from . import batch
-from .profiles import ALL, BY_NAME, RELAXED, SIDE_BY_SIDE, SNAPSHOTS, WORLDS, profile_of
+from .profiles import ALL, BY_NAME, RELAXED, SIDE_BY_SIDE, SNAPSHOTS, WORLDS, Profile, profile_of
 from .shrinking import shrink
 from .simulation import simulate
 from .subjects import SUBJECTS, subject_of
@@ -21,24 +21,36 @@ if TYPE_CHECKING:
 
 PROGRESS_INTERVAL: Final = 10.0  # seconds between two lines of progress, if this is no terminal
 EPILOG: Final = """\
+words:
+  seed      a number that determines one run: every delay, every fault, every action of a worker
+  subject   the synchronizer that the workers of a run use
+  profile   a mixture of faults: which ones strike, and how often
+  world     a set of profiles for one kind of servers. one: one server that stays; servers: one address, behind which
+            servers restart and fail over; quorum: 3 or 5 independent servers
+  Without --subject and --profile each seed chooses both, so that the seeds of a world take turns with all of them.
+
 subjects:
   {subjects}
-profiles:
+
+profiles of each world:
 {profiles}
-  Without --subject and --profile they take turns by seed; only by name: revoked, ended by hand; flush and clock,
-  outside the promise.
+
+profiles that no seed chooses, for --profile:
+{by_name}
 
 examples:
-  scripts/simulate                                        300 seeds
-  scripts/simulate --seeds 100000                         a night's work, on all cores; Ctrl-C sums up
-  scripts/simulate --seeds 2000 --profile chaos --jobs 1  one kind of weather, in one process
-  scripts/simulate --seeds 500 --subject semaphore        one kind of primitive
+  scripts/simulate                                        300 seeds of the world "one"
   scripts/simulate --seeds 2000 --world servers           servers that restart and fail over
-  scripts/simulate --seed 143 --trace                     all that happened in one run
-  scripts/simulate --seed 143 --trace --match c1/w0       ... what has this text in it, and all faults
-  scripts/simulate --seed 143 --shrink                    the smallest part of it that still breaks the rule
+  scripts/simulate --seeds 500 --subject semaphore        one synchronizer
+  scripts/simulate --seeds 2000 --profile chaos --jobs 1  one profile, in one process
+  scripts/simulate --seeds 100000                         a night's work, on all cores; Ctrl-C prints the summary
+If a run breaks a rule, its seed is printed, and you go on with that seed:
+  scripts/simulate --seed 143 --trace                     every event of the run
+  scripts/simulate --seed 143 --trace --match c1/w0       only events of worker 0 of client 1, and all faults
+  scripts/simulate --seed 143 --shrink                    the smallest part of the run that still breaks the rule
 
-Exit status: 0 no rule was broken, 1 one was, 2 wrong arguments, 130 interrupted. docs/simulator.md tells more.
+exit status: 0 no run broke a rule, 1 a run did, 2 wrong arguments, 130 interrupted
+docs/simulator.md explains worlds, profiles and traces. simulator/invariants/__init__.py lists the rules.
 """
 
 
@@ -48,9 +60,8 @@ def print_lines(*lines: str) -> None:
     sys.stdout.flush()
 
 
-def _profiles() -> str:
-    """Those of each world."""
-    groups = WORLDS | {"relaxed": RELAXED, "side by side": SIDE_BY_SIDE, "snapshots": SNAPSHOTS, "by name": BY_NAME}
+def _names(groups: dict[str, dict[str, Profile]]) -> str:
+    """List the names of the profiles of each group, one group a line."""
     return "\n".join(f"  {group}: {', '.join(profiles)}" for group, profiles in groups.items())
 
 
@@ -75,25 +86,41 @@ def _number(least: int) -> Callable[[str], int]:
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = _Parser(
         prog="scripts/simulate",
-        description="Run the real core and the real Lua against every kind of fault, on a virtual clock.\n"
-        "A seed is one run, always the same. Rules that must hold are watched at every instant.",
-        epilog=EPILOG.format(subjects=", ".join(SUBJECTS), profiles=_profiles()),
+        description="Simulate clients of interlock on a virtual clock, under many kinds of faults. After every step the\n"
+        "simulator checks the rules that a lock must keep. The algorithm and the Lua scripts are the real ones.\n"
+        "A seed is one run, the same each time.",
+        epilog=EPILOG.format(
+            subjects=", ".join(SUBJECTS),
+            profiles=_names(WORLDS),
+            by_name=_names(
+                {
+                    "the server breaks its promises": RELAXED,
+                    "beside a later version": SIDE_BY_SIDE,
+                    "restored snapshots": SNAPSHOTS,
+                    "one question each": BY_NAME,
+                }
+            ),
+        ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     many = parser.add_argument_group("many seeds")
-    many.add_argument("--seeds", type=_number(1), metavar="N", help="how many runs (300)")
-    many.add_argument("--first", type=_number(0), metavar="SEED", help="the first seed of them (0)")
-    many.add_argument("--jobs", type=_number(1), metavar="N", help="how many processes (one per core)")
-    many.add_argument("--json", type=Path, metavar="FILE", help="write the summary there, too")
+    many.add_argument("--seeds", type=_number(1), metavar="N", help="the number of runs (default: 300)")
+    many.add_argument("--first", type=_number(0), metavar="SEED", help="the first seed (default: 0)")
+    many.add_argument("--jobs", type=_number(1), metavar="N", help="the number of processes (default: one per core)")
+    many.add_argument("--json", type=Path, metavar="FILE", help="also write the summary to this file")
     one = parser.add_argument_group("one seed")
-    one.add_argument("--seed", type=_number(0), metavar="SEED", help="only this one")
-    one.add_argument("--trace", action="store_true", help="print all that happened in it")
-    one.add_argument("--match", metavar="TEXT", help="only lines of the trace with this in it, faults and violations")
-    one.add_argument("--shrink", action="store_true", help="find the smallest part of it that breaks the same rule")
-    parser.add_argument("--world", metavar="NAME", default="one", help="of which kind the profiles are (see below)")
-    parser.add_argument("--subject", metavar="NAME", help="which primitive (see below)")
-    parser.add_argument("--profile", metavar="NAME", help="which faults (see below)")
+    one.add_argument("--seed", type=_number(0), metavar="SEED", help="run only this seed")
+    one.add_argument("--trace", action="store_true", help="print every event of the run")
+    one.add_argument("--match", metavar="TEXT", help="print only events with this text, faults, and violations")
+    one.add_argument(
+        "--shrink", action="store_true", help="find the smallest part of the run that breaks the same rule"
+    )
+    parser.add_argument(
+        "--world", metavar="NAME", default="one", help="the kind of servers: one, servers, quorum (default: one)"
+    )
+    parser.add_argument("--subject", metavar="NAME", help="the synchronizer to use (default: by seed)")
+    parser.add_argument("--profile", metavar="NAME", help="the mixture of faults (default: by seed)")
     chosen = parser.parse_args(argv)
     if chosen.profile is not None and chosen.profile not in ALL:
         known = ", ".join(repr(name) if " " in name else name for name in ALL)
@@ -111,7 +138,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Do what the arguments say; 1 if a rule was broken."""
+    """Run the seeds that the arguments name. Returns the exit status: 1 if a run broke a rule."""
     chosen = _arguments(argv)
     try:
         return _run_one(chosen) if chosen.seed is not None else _run_many(chosen)
@@ -119,11 +146,13 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.write(f"simulate: {missing}\n")
         return 2
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # who read it has seen enough
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # the reader of the output has closed it, as `head` does
         return 1
 
 
-# One
+# One seed
 
 
 def _run_one(chosen: argparse.Namespace) -> int:
@@ -137,7 +166,7 @@ def _run_one(chosen: argparse.Namespace) -> int:
             )
             return 0
         shrunk = shrink(chosen.seed, report.profile, subject=report.subject)
-        print_lines(*shrunk.story, "", "all that happens in it:", *_matching(shrunk.report.lines, chosen.match))
+        print_lines(*shrunk.story, "", "every event of this run:", *_matching(shrunk.report.lines, chosen.match))
         return 1
     if chosen.trace or chosen.match is not None:
         print_lines(*_matching(report.lines, chosen.match))
@@ -150,15 +179,15 @@ def _matching(trace: list[str], text: str | None) -> list[str]:
     return [line for line in trace if not text or text in line or "FAULT" in line or "VIOLATION" in line]
 
 
-# Many
+# Many seeds
 
 
 def _run_many(chosen: argparse.Namespace) -> int:
-    from .progress import Progress  # noqa: PLC0415 (rich, where it is)
+    from .progress import Progress  # noqa: PLC0415 (it imports rich, if rich is installed)
 
     seeds, first = chosen.seeds or 300, chosen.first or 0
     jobs = min(chosen.jobs or os.cpu_count() or 1, -(-seeds // batch.SHARE))
-    simulate(first, "no faults")  # whatever is not installed is missed here, and not in every process
+    simulate(first, "no faults")  # fail here if a package is missing, and not in every process
     started = time.perf_counter()
     with Progress(seeds, PROGRESS_INTERVAL) as progress:
 
@@ -174,33 +203,33 @@ def _run_many(chosen: argparse.Namespace) -> int:
     took = time.perf_counter() - started
     _print_summary(tally, took)
     if cut_short:
-        print_lines(f"{cut_short}: {seeds - tally.runs} of {seeds} runs were not made, or not counted")
+        print_lines(f"{cut_short}: {seeds - tally.runs} of {seeds} runs are missing")
     if chosen.json:
         chosen.json.write_text(json.dumps(_as_json(tally, took, cut_short), indent=1) + "\n", encoding="utf-8")
     return 1 if tally.broken else 0 if not cut_short else 130 if cut_short == "interrupted" else 1
 
 
 def _print_failures(tally: batch.Tally) -> None:
-    """What was broken, and how to see it again."""
+    """Print the broken rules, and the commands that repeat each run."""
     for failure in tally.failures:
         seed, profile, subject, _ = failure
         again = f"scripts/simulate --seed {seed}"
         again += "" if subject == subject_of(seed) else f" --subject {subject}"
         again += "" if profile == profile_of(seed).name else f' --profile "{profile}"'
         print_lines(f"seed {seed} ({subject}, {profile}):", *(f"  {text}" for text in failure.texts))
-        print_lines(f"  all of it: {again} --trace", f"  the core of it: {again} --shrink")
+        print_lines(f"  every event: {again} --trace", f"  only what the failure needs: {again} --shrink")
 
 
 def _print_summary(tally: batch.Tally, took: float | None) -> None:
-    """What was seen."""
+    """Print the sums over all runs."""
     speed = f", {took:.1f} s ({tally.runs / took:.1f} runs/s)" if took else ""
     print_lines(
         f"{tally.runs} runs, {len(tally.interleavings)} distinct interleavings, {tally.virtual / 3600:.1f} virtual h, "
         f"{tally.events} events, {tally.scripts} scripts, {tally.grants} grants{speed}",
         "subjects: " + ", ".join(f"{name} {tally.subjects[name]}" for name in SUBJECTS if tally.subjects[name]),
         "what happened: " + ", ".join(f"{name} {count}" for name, count in sorted(tally.counts.items())),
-        f"slowest grant of what was free to a live waiter in the quiet phase: {tally.slowest:.3f} s",
-        f"{tally.broken} runs broke a rule" if tally.broken else "no rule was broken",
+        f"longest wait of a live waiter for a free resource in the quiet phase: {tally.slowest:.3f} s",
+        f"{tally.broken} of {tally.runs} runs broke a rule" if tally.broken else "no rule was broken",
     )
 
 

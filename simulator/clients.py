@@ -121,7 +121,7 @@ class Client:
             try:
                 await turn.play(worker)
             except Cancelled:
-                run.record.counts["cancellation came through"] += 1
+                run.record.counts["turn cancelled"] += 1
             task.cancels = 0
             task.leave()
 

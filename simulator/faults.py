@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .subjects import ResourceModel
 
 MAX_CLIENTS: Final = 6  # with so many clients, the simulator restores no further client twice
-TRAP_POINTS: Final = ("before_send", "park", "park", "wake", "wake", "handed", "handed")
+TRAP_POINTS: Final = ("before_send", "park", "park", "wake", "wake", "handover", "handover")
 
 
 class Strike(NamedTuple):
@@ -113,7 +113,7 @@ class Faults:
         worker = client.workers[int(strike.victim * len(client.workers))]
         kind = strike.kind.removeprefix("scheduled ")
         # A background task of a session is never cancelled, and no server grants it anything.
-        victim = worker if kind == "cancel" or strike.point == "handed" else self._choose_task(client, strike)
+        victim = worker if kind == "cancel" or strike.point == "handover" else self._choose_task(client, strike)
         if not run.record.happens(
             run.world.now, strike.kind, strike.name, self._describe(strike, client, worker, victim)
         ):
@@ -140,12 +140,12 @@ class Faults:
 
     def _schedule(self, victim: Task, strike: Strike, action: Callable[[], None]) -> None:
         def springs() -> None:
-            self.run.record.counts[f"sprung at the {strike.point}: {strike.kind}"] += 1
-            self.run.trace.note("%s springs at the %s: %s", strike.name, strike.point, victim.name)
+            self.run.record.counts[f"{strike.kind} struck at {strike.point}"] += 1
+            self.run.trace.note("%s strikes at %s: %s", strike.name, strike.point, victim.name)
             action()
 
-        handed = strike.point == "handed"
-        victim.traps[strike.point] = Trap(0 if handed else strike.skips, strike.coin and not handed, springs)
+        at_handover = strike.point == "handover"
+        victim.traps[strike.point] = Trap(0 if at_handover else strike.skips, strike.coin and not at_handover, springs)
 
     def _describe(self, strike: Strike, client: Client, worker: Task, victim: Task) -> str:
         """Describe the victim of a strike for people."""
@@ -155,7 +155,7 @@ class Faults:
             "pause": client.name + lasts,
             "crash": client.name,
             "close": client.name,
-            "deafen": client.name,
+            "break subscription": client.name,
             "revoke": f"{self._resource(strike).name} by {client.name}",
             "force": f"{self._resource(strike).name} by {client.name}",
             "cut off": lasts.strip(),
@@ -163,7 +163,7 @@ class Faults:
             "one way": f"{client.name} {'sends' if strike.coin else 'hears'} nothing" + lasts,
         }
         if strike.kind.startswith("scheduled"):
-            return f"{victim.name} at its {strike.point}" + lasts * (strike.kind == "scheduled pause")
+            return f"{victim.name} at {strike.point}" + lasts * (strike.kind == "scheduled pause")
         return whom.get(strike.kind, "")
 
     def _resource(self, strike: Strike) -> ResourceModel:
@@ -196,7 +196,7 @@ class Faults:
         client = idle[int(strike.spare * len(idle))]
         self.run.record.counts["restored twice"] += 1
         client.process.alive = False
-        self.run.trace.note("%s is frozen, and restored twice", client.name)
+        self.run.trace.note("%s is frozen, and two processes are restored from its snapshot", client.name)
         if strike.victim < 0.7:  # else the server keeps its connections open for a while, without a reader
             for server in client.servers:
                 self.run.world.at(self.run.world.now + 0.001 * strike.victim, server.buried)
@@ -225,7 +225,7 @@ class Faults:
             case "one way":
                 way = client.process.base, strike.coin
                 network.one_way[way] = max(network.one_way.get(way, 0.0), world.now + min(strike.seconds, 2 * MAX_LAG))
-            case "deafen":
+            case "break subscription":
                 client.servers[number].deafen(0.001 if strike.spare < 0.5 else (strike.spare - 0.5) * 2 * IO_TIMEOUT)
             case "revoke" | "force":
                 client.process.spawn(self._revoke(strike, client), f"person{strike.number}")

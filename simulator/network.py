@@ -187,7 +187,7 @@ class Network:
             self.ended(link, self.trip(journey, _NEWS))
             return
         if future.done:
-            self.record.counts["executed after its caller had given up"] += 1
+            self.record.counts["script ran after its caller gave up"] += 1
         count, weather = len(raw), self.weather
         if count > 1 and self.strikes(journey, "batch cut short", 5 * weather.unanswered, copy):  # there are few
             count = int(self.world.chance.number(*journey.key, _CUT, copy) * count)
@@ -264,9 +264,9 @@ class Network:
         subscribers = host.subscribed.get(channel)
         if not subscribers:
             self._carrier.pushes += 1
-            self.record.counts["push to nobody"] += 1
+            self.record.counts["push without a subscriber"] += 1
             return 0
-        self.record.counts["push to several"] += len(subscribers) > 1
+        self.record.counts["push to two subscribers"] += len(subscribers) > 1
         return sum(self._push(subscriber, payload) for subscriber in list(subscribers))
 
     def _push(self, subscriber: Subscriber, payload: bytes) -> int:

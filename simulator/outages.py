@@ -28,7 +28,8 @@ MAX_SKEW: Final = 0.8  # seconds by which two machines' clocks differ, at most
 OUTAGE_TIME: Final = 2 * MAX_LAG + MAX_DOWNTIME  # seconds after which a fault has had its effect
 MAX_PAUSE: Final = 7.0  # seconds for which a machine stands still, at most: longer than a failover and its quarantine
 KINDS: Final = (
-    "restart", "restart late", "restart empty", "failover", "handover", "isolated", "paused", "first replica",
+    "restart", "restart with old keys", "restart without keys", "failover", "planned failover", "primary isolated",
+    "primary paused", "first replica",
 )  # fmt: skip
 
 
@@ -51,19 +52,19 @@ class Outages:
         match strike.kind:
             case "restart":
                 self._end_soon(strike, lambda: self._restart(strike, None))
-            case "restart late":
+            case "restart with old keys":
                 image = group.primary.server.image()
                 self._end_soon(strike, lambda: self._restart(strike, image))
-            case "restart empty":
+            case "restart without keys":
                 self._end_soon(strike, lambda: self._restart(strike, EMPTY))
             case "failover":
                 image = group.primary.server.image()
                 self._end_soon(strike, lambda: self._failover(strike, image))
-            case "handover":
-                self._handover(strike)
-            case "isolated":
+            case "planned failover":
+                self._planned_failover(strike)
+            case "primary isolated":
                 self._isolated(strike)
-            case "paused":
+            case "primary paused":
                 self._paused(strike)
             case _:  # the first replica
                 if not group.primary.facts().promoted:
@@ -107,7 +108,9 @@ class Outages:
         other = host.server.skew != self.group.primary.server.skew
         self.group.primary, self.group.reachable, host.lost_data = host, True, lossy
         run = self.run
-        run.trace.note("server %d serves now, %s%s", host.number, host.facts().identity, ": something is lost" * lossy)
+        run.trace.note(
+            "server %d is the primary now, %s%s", host.number, host.facts().identity, ": data is lost" * lossy
+        )
         run.monitor.note_new_primary(
             lossy=lossy, quarantine_time=run.profile.max_ttl + isolation_grace, other_clock=other
         )
@@ -148,7 +151,7 @@ class Outages:
         host.load(image)
         return host
 
-    def _handover(self, strike: Strike) -> None:
+    def _planned_failover(self, strike: Strike) -> None:
         """FAILOVER: writes stop until the replica has them all. But where its clock is ahead leases end too soon."""
         self._busy = True
         old = self.group.primary

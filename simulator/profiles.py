@@ -35,12 +35,12 @@ class Profile:
     @property
     def promotes(self) -> bool:
         """Whether replicas take over."""
-        return not self.rates.keys().isdisjoint({"failover", "isolated", "paused", "handover"})
+        return not self.rates.keys().isdisjoint({"failover", "primary isolated", "primary paused", "planned failover"})
 
     @property
     def isolation_grace(self) -> float:
         """Seconds for which an isolated primary may still grant leases, as clients assume."""
-        return ISOLATION_GRACE if not self.rates.keys().isdisjoint({"isolated", "paused"}) else 0.0
+        return ISOLATION_GRACE if not self.rates.keys().isdisjoint({"primary isolated", "primary paused"}) else 0.0
 
     @property
     def clean(self) -> bool:
@@ -56,9 +56,9 @@ class Profile:
     @property
     def aftermath(self) -> float:
         """Seconds after the fault phase in which its faults may still have effects."""
-        silent = not self.clean or "deafen" in self.rates
+        silent = not self.clean or "break subscription" in self.rates
         late, changes = LATEST if self.weather.late else 0.0, OUTAGE_TIME if self.changes_primary else 0.0
-        changes += MAX_PAUSE + ISOLATION_GRACE if "paused" in self.rates else 0.0
+        changes += MAX_PAUSE + ISOLATION_GRACE if "primary paused" in self.rates else 0.0
         return late + changes + (IO_TIMEOUT if silent else 0.0)
 
 
@@ -69,7 +69,7 @@ _ROUGH: Final = Weather(
 _CANCEL: Final = {"cancel": 2.0, "scheduled cancel": 3.0}
 _PAUSE: Final = {"pause": 0.4, "scheduled pause": 0.6}
 _CRASH: Final = {"crash": 0.15, "scheduled crash": 0.3, "close": 0.05, "scheduled close": 0.2}
-_SERVER: Final = {"script flush": 0.3, "deafen": 0.3, "revoke": 0.2, "force": 0.1}
+_SERVER: Final = {"script flush": 0.3, "break subscription": 0.3, "revoke": 0.2, "force": 0.1}
 _MEMORY: Final = {"out of memory": 0.3}
 
 PROFILES: Final = {
@@ -103,14 +103,15 @@ SERVERS: Final = {
     profile.name: profile
     for profile in (
         _servers("durable", _CANCEL | _CRASH | {"restart": 0.5, "first replica": 0.2}),
-        _servers("snapshot", _CANCEL | _CRASH | {"restart late": 0.5}),
-        _servers("empty", _CANCEL | _CRASH | {"restart empty": 0.5, "crash": 0.4}),
-        _servers("failover", _CRASH | {"failover": 0.5, "handover": 0.3, "first replica": 0.1}),
-        _servers("isolated", _CANCEL | {"isolated": 0.5}),
-        _servers("one way", _CANCEL | {"one way": 1.0, "failover": 0.3, "restart late": 0.2}),
+        _servers("snapshot", _CANCEL | _CRASH | {"restart with old keys": 0.5}),
+        _servers("empty", _CANCEL | _CRASH | {"restart without keys": 0.5, "crash": 0.4}),
+        _servers("failover", _CRASH | {"failover": 0.5, "planned failover": 0.3, "first replica": 0.1}),
+        _servers("isolated", _CANCEL | {"primary isolated": 0.5}),
+        _servers("one way", _CANCEL | {"one way": 1.0, "failover": 0.3, "restart with old keys": 0.2}),
         _servers(
             "ruin", _CANCEL | _PAUSE | _CRASH | _SERVER
-            | {"restart": 0.3, "failover": 0.3, "handover": 0.3, "isolated": 0.3, "first replica": 0.1, "one way": 0.2},
+            | {"restart": 0.3, "failover": 0.3, "planned failover": 0.3, "primary isolated": 0.3, "first replica": 0.1}
+            | {"one way": 0.2},
             weather=_ROUGH,
         ),
     )
@@ -134,12 +135,12 @@ QUORUMS: Final = {
         _quorum("q cancel", _CANCEL | _SERVER),
         _quorum("q crash", _CRASH | _PAUSE | {"restart": 0.8}),
         _quorum("q loss", _NETS, weather=_ROUGH),
-        _quorum("q empty", _CANCEL | _CRASH | {"restart empty": 0.7}, keeps_records=False),
-        _quorum("q late", _NETS | _CANCEL | {"restart late": 0.7}, keeps_records=False),
+        _quorum("q empty", _CANCEL | _CRASH | {"restart without keys": 0.7}, keeps_records=False),
+        _quorum("q late", _NETS | _CANCEL | {"restart with old keys": 0.7}, keeps_records=False),
         _quorum("q ruin", _CANCEL | _PAUSE | _CRASH | _SERVER | _NETS | {"restart": 0.7}, weather=_ROUGH),
         _quorum(
-            "q forgetting", _CANCEL | _PAUSE | _CRASH | _NETS | {"restart empty": 0.4, "restart late": 0.4},
-            weather=_ROUGH, keeps_records=False,
+            "q forgetting", _CANCEL | _PAUSE | _CRASH | _NETS
+            | {"restart without keys": 0.4, "restart with old keys": 0.4}, weather=_ROUGH, keeps_records=False,
         ),
     )
 }  # fmt: skip
@@ -160,7 +161,7 @@ SIDE_BY_SIDE: Final = {
     profile.name: profile
     for profile in (
         Profile("later", weather=_ROUGH, rates=_CANCEL | _PAUSE | _CRASH | _SERVER | {"later version": 20.0}),
-        _servers("later failover", _CRASH | {"failover": 0.5, "restart late": 0.2, "later version": 20.0}),
+        _servers("later failover", _CRASH | {"failover": 0.5, "restart with old keys": 0.2, "later version": 20.0}),
     )
 }
 
@@ -172,7 +173,9 @@ SNAPSHOTS: Final = {
         Profile(
             "restored in chaos", weather=_ROUGH, rates=_CANCEL | _PAUSE | _CRASH | {"snapshot": 2.0}, clients=(1, 2)
         ),
-        _servers("restored elsewhere", _CRASH | {"snapshot": 2.0, "failover": 0.3, "handover": 0.2, "restart": 0.3}),
+        _servers(
+            "restored elsewhere", _CRASH | {"snapshot": 2.0, "failover": 0.3, "planned failover": 0.2, "restart": 0.3}
+        ),
         _quorum("q restored", _CANCEL | _NETS | {"snapshot": 2.0, "restart": 0.4}),
     )
 }
@@ -184,12 +187,15 @@ BY_NAME: Final = {
     for profile in (
         # Young processes that seldom wait, and so are not subscribed; people who revoke their leases.
         Profile(
-            "revoked", rates={"revoke": 3.0, "force": 1.0, "crash": 0.6, "deafen": 0.3}, clients=(2,), workers=(1, 1, 2)
+            "revoked",
+            rates={"revoke": 3.0, "force": 1.0, "crash": 0.6, "break subscription": 0.3},
+            clients=(2,),
+            workers=(1, 1, 2),
         ),
         # A machine stands still for long. A client must be idle even longer to be struck by that.
-        replace(_servers("paused", {"paused": 0.5}), idle=5.0),
+        replace(_servers("paused", {"primary paused": 0.5}), idle=5.0),
         # Servers that fail over again and again, and people who end the quarantines.
-        _servers("ended by hand", {"force": 6.0, "failover": 1.5, "restart late": 0.5}, weather=_ROUGH),
+        _servers("ended by hand", {"force": 6.0, "failover": 1.5, "restart with old keys": 0.5}, weather=_ROUGH),
     )
 }
 

@@ -53,7 +53,7 @@ class Run:
         self.groups = list(self._groups())
         self.networks = [Network(world, group, self.record, lua) for group in self.groups]
         self.monitor = Monitor(self.trace, world, self.groups, self.record.counts, profile)
-        self.monitor.server_state.on_handover = lambda task: task.pass_point("handed")
+        self.monitor.server_state.on_handover = lambda task: task.pass_point("handover")
         for network in self.networks:
             network.weather = profile.weather
             network.executed = self.monitor.server_state.executed

@@ -85,7 +85,7 @@ def simulate(
         stack.enter_context(_log_watched(run.trace))
         stack.callback(_tear_down, run)
         run.go()
-        run.record.counts["began anew for one who remembers nothing"] += run.monitor.server_state.excused
+        run.record.counts["lost leases that nobody knew of"] += run.monitor.server_state.excused
         record, state = run.record, run.monitor.server_state
         scripts = sum(group.scripts for group in run.groups)
         return Report(

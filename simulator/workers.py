@@ -211,7 +211,7 @@ class Worker:
             elif not await lease.release():
                 self.count("release came too late")
         except LeaseLost:
-            self.count("leave raised LeaseLost")
+            self.count("with raised LeaseLost")
         except Unavailable:
             self.count("release unavailable")
         except ConfigError:

@@ -150,10 +150,10 @@ class Attempts:
         if self.operations[operation] > 1:
             self.trace.violated(11, f"execute of {operation} ran {self.operations[operation]} times")
         if self.outcomes.get(operation) is False:
-            self.trace.violated(11, f"execute of {operation} ran though its caller was told that it had not")
+            self.trace.violated(11, f"execute of {operation} ran, though its call reported that it had not")
 
     def note_outcome(self, operation: str, *, ran: bool) -> None:
         """Note that the caller of an `execute` knows whether it ran."""
         self.outcomes[operation] = ran
         if ran != bool(self.operations.get(operation)):
-            self.trace.violated(11, f"execute of {operation}: its caller was told {ran} and it is not so")
+            self.trace.violated(11, f"execute of {operation}: its call reported ran={ran}, which is wrong")

@@ -71,12 +71,14 @@ class Leases:
 
     def note_loss(self, lease: Any) -> None:
         """Note that a client reported a lost lease to its holder."""
-        self.trace.note("the holder is told: %s: %s", lease._grant.token, lease._grant.end_reason)
+        self.trace.note("the client reports the loss of %s: %s", lease._grant.token, lease._grant.end_reason)
         for held in self.held[lease._grant.resource.keys[0].encode()]:
             if held.grant is lease._grant:
                 held.reports += 1
                 if held.reports > 1 or held.grant.end_reason == Grant.RELEASED:
-                    self.trace.violated(8, f"{held.grant.token} is told {held.reports} times: {held.grant.end_reason}")
+                    self.trace.violated(
+                        8, f"{held.reports} reports of the loss of {held.grant.token}: {held.grant.end_reason}"
+                    )
 
     def after_step(self) -> None:
         """Check rules 1 and 9 at every instant at which code can break them."""
@@ -90,7 +92,7 @@ class Leases:
                 certain = [held for held in holds if held.attempt.certain() and not held.attempt.exempt]
                 if why := self._exclusion_error(certain):
                     self.trace.violated(1, f"{certain[0].attempt.resource.key!r} is {why}")
-                    certain[0].grant.lose("the simulation has seen enough of it")
+                    certain[0].grant.lose("the simulator has reported the violation")
             self._drop_ended(holds)
             self._close_look |= (
                 any(held.seen_ended_at is not None for held in holds) or self._exclusion_error(holds) is not None
@@ -132,7 +134,7 @@ class Leases:
         since = max(held.seen_ended_at or 0.0, held.process.paused_until)
         if self.trace.world.now - since > REPORT_TIME:
             why = grant.reason_ended(held.process.clock())
-            self.trace.violated(8, f"nobody is told that {grant.token} is lost: {why}")
+            self.trace.violated(8, f"the client does not report the loss of {grant.token}: {why}")
             return True
         return False
 
@@ -143,7 +145,7 @@ class Leases:
         resource = attempt.resource
         newest, writer = self._written[resource.key]
         if not resource.is_exclusive(token):
-            self.counts["write beside others"] += 1
+            self.counts["write without exclusion"] += 1
         elif grant.fence >= newest:
             self._written[resource.key] = grant.fence, resource.owner_of(token)
             self.counts["write accepted"] += 1

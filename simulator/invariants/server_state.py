@@ -116,7 +116,7 @@ class ServerState:
     def _start_over(self, seen: Seen) -> None:
         """Excuse a grant despite lost leases: no client that knew of these took part, and no record shows them."""
         self.excused += 1
-        self.trace.note("%s begins anew for a client that remembers nothing", seen.resource.name)
+        self.trace.note("%s: no record and no client knows of lost leases", seen.resource.name)
         seen.quarantine_until, seen.fence, seen.restarted_on = 0.0, 0, self.group.primary
         for attempt in self.attempts.known.values():
             attempt.exempt |= attempt.resource is seen.resource
@@ -257,7 +257,9 @@ class ServerState:
             if attempt is None or attempt.exempt or resource.owner_of(token) in owners:
                 continue
             if attempt.certain():
-                self.trace.violated(1, f"{token!r} is certain of {resource.key!r}, and the server gave it up")
+                self.trace.violated(
+                    1, f"ensure() passes for {token!r}, and the server has ended that lease of {resource.key!r}"
+                )
 
     # An isolated primary
 
@@ -310,7 +312,7 @@ class ServerState:
                 self._start_over(seen)
         if new and seen.quarantine_until:
             left = seen.quarantine_until - self.trace.world.now
-            self.trace.violated(13, f"{new} granted {left:.3f} s before the leases that were lost are over")
+            self.trace.violated(13, f"{new} granted {left:.3f} s before the lost leases end")
 
     # The order of arrival
 
@@ -388,7 +390,9 @@ class ServerState:
     def _check_woken(self, resource: ResourceModel, token: bytes, waiter: Attempt) -> None:
         self.server.read_clock()
         if not waiter.ended and not waiter.confirmed and token in resource.read(self.server).holders:
-            self.trace.violated(4, f"{token!r} was handed {resource.name} {WAKE_TIME} s ago and does not know")
+            self.trace.violated(
+                4, f"a handover gave {token!r} {resource.name} {WAKE_TIME} s ago, and its client does not know"
+            )
 
     # Rule 4: the next waiter gets a free resource
 
@@ -465,7 +469,7 @@ class ServerState:
         self.server.read_clock()
         for who, what in self._news_due(seen).items():
             if seen.news_due[who] == since:
-                self.trace.violated(4, f"{what}, and it was not told within {WAKE_TIME} s")
+                self.trace.violated(4, f"{what}: no news within {WAKE_TIME} s")
 
     def sweep(self) -> None:
         """Report overdue events."""
@@ -485,7 +489,7 @@ class ServerState:
             for who, what in self._news_due(seen).items():
                 since = max(seen.news_due[who], self.quiet_since)
                 if now - since > MAX_FREE_TIME:
-                    self.trace.violated(4, f"{what}, and it has not been told since {since:.3f}")
+                    self.trace.violated(4, f"{what}: no news since {since:.3f}")
                     seen.news_due[who] = now
 
 

@@ -129,5 +129,5 @@ class Votes(ServerState):
             since = max(asked, self._idle.get(key, 0.0))
             self.slowest = max(self.slowest, now - since)
             if now - since > MAX_IDLE_TIME:
-                self.trace.violated(4, f"{key!r} is waited for, and nobody has had it since {since:.3f}")
+                self.trace.violated(4, f"{key!r} has waiters, and no holder since {since:.3f}")
                 self._idle[key] = now

@@ -161,7 +161,7 @@ class Meeting(NamedTuple):
 
         # wait() may need two undo graces: it leaves the barrier, then asks whether it went on before that.
         if await worker.call(wait, self.timeout, what="wait", undo_graces=2) is not None:
-            worker.count("went on")
+            worker.count("waiter went on")
         elif broken and self.resets:
             await Resetting(resource).play(worker)
 
@@ -183,7 +183,7 @@ class Resetting(NamedTuple):
             return True
 
         if await worker.call(reset, 0, what="reset"):
-            worker.count("reset")
+            worker.count("barrier reset")
 
 
 class BarrierSubject(Subject):

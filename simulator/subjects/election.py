@@ -72,11 +72,11 @@ class Campaigning(NamedTuple):
         lease = await worker.take(election.campaign, self.usage)
         if lease is None:
             return
-        worker.count("led")
+        worker.count("leader elected")
 
         async def resign() -> None:
             if await worker.call(election.resign, None, what="resign"):
-                worker.count("resigned")
+                worker.count("leader resigned")
 
         await worker.hold(lease, self.usage, resign if self.resigns else None)
 
@@ -113,13 +113,13 @@ class Observing(NamedTuple):
         resource = self.resource
         try:
             async for leader in election.observe():
-                worker.count("a change was told")
+                worker.count("change of leader observed")
                 seen = (leader.token, leader.term) if leader else None
-                worker.run.trace.note("%s is told that %s leads", worker.task.name, seen)
+                worker.run.trace.note("%s observes the leader %s", worker.task.name, seen)
                 if seen == observer.leader:
-                    worker.violated(12, f"it was told twice that {seen} leads")
+                    worker.violated(12, f"an observer got the leader {seen} twice")
                 if leader and leader.term < observer.term and self._terms_must_grow(worker):
-                    worker.violated(2, f"it was told the term {leader.term} after {observer.term}")
+                    worker.violated(2, f"an observer got the term {leader.term} after {observer.term}")
                 observer.leader, observer.term = seen, leader.term if leader else observer.term
         except LockError as error:
             worker.count(f"observe failed: {type(error).__name__}")

@@ -115,12 +115,12 @@ class Waiting(NamedTuple):
             try:
                 await latch.wait(self.timeout)
             except BrokenBarrier:
-                worker.count("told that it is broken")
+                worker.count("wait raised BrokenBarrier")
                 return False
             return True
 
         if await worker.call(wait, self.timeout, what="wait"):
-            worker.count("went on")
+            worker.count("waiter went on")
             if resource.requested < resource.count and worker.run.profile.trusted:
                 worker.violated(
                     12, f"wait() returned, and of {resource.count} only {resource.requested} were ever counted"
@@ -144,7 +144,7 @@ class Counting(NamedTuple):
         left = await worker.call(lambda: latch.count_down(self.by), 0, what="count_down")
         if left is None:
             return
-        worker.count("opened" if left == 0 else "counted")
+        worker.count("latch opened" if left == 0 else "latch counted down")
         if not 0 <= left < resource.count:
             worker.violated(12, f"{left} of {resource.count} are left")
 

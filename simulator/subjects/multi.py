@@ -41,7 +41,7 @@ class LockingSeveral(NamedTuple):
         if lease is None:
             self._check_none_held(worker)
             return
-        worker.count("several had at once")
+        worker.count("several locks acquired at once")
         if list(lease.fence) != sorted(resource.name for resource in self.resources):
             worker.violated(12, f"{lease!r} is not of {self.resources}")
         if usage.exits and not usage.drops and not await self._enter(worker, lease):
@@ -56,7 +56,7 @@ class LockingSeveral(NamedTuple):
         try:
             await lease.__aenter__()
         except LeaseLost:
-            worker.count("lost before it was entered")
+            worker.count("multi lost before its body")
             return False
         return True
 

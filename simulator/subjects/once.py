@@ -98,7 +98,7 @@ class Running(NamedTuple):
         try:
             result = await worker.call(lambda: once.run(work), None, what="run")
         except FailedError:
-            worker.count("the work failed")
+            worker.count("run failed")
             return
         finally:
             for lease in leases:
@@ -110,7 +110,7 @@ class Running(NamedTuple):
             self._check_skipped(worker, result, begun=bool(leases), took=worker.now() - started)
 
     async def _work(self, worker: Worker, lease: aio.Lease) -> str:
-        worker.count("begun")
+        worker.count("run begun")
         worker.run.monitor.leases.note_lease(worker.client.process, lease._grant)
         if self.resource.succeeded:
             worker.violated(12, f"{lease!r} belongs to a run for a key whose run has succeeded")
@@ -121,7 +121,7 @@ class Running(NamedTuple):
 
     def _check_ran(self, worker: Worker, result: Ran[str], *, begun: bool) -> None:
         resource = self.resource
-        worker.count("ran")
+        worker.count("run succeeded")
         if not begun or not result.value.endswith(result.by[-32:]):
             worker.violated(12, f"{result} was not run here")
         # Without faults the server ran the release before this line, so no run may begin for `keep` seconds.
@@ -131,7 +131,7 @@ class Running(NamedTuple):
 
     @staticmethod
     def _check_skipped(worker: Worker, result: Skipped, *, begun: bool, took: float) -> None:
-        worker.count("skipped")
+        worker.count("run skipped")
         if begun or result:
             worker.violated(12, f"{result} was begun")
         started, ended = result.started, result.ended

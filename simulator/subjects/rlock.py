@@ -40,7 +40,7 @@ class Reentering(NamedTuple):
         if certain and self.owner is None:
             if lease is not outer or worker.now() != started:
                 worker.violated(12, f"{outer!r} was held, and its holder did not get it again at once: {lease!r}")
-            worker.count("entered again")
+            worker.count("acquired again by its holder")
         if lease is None:
             return
 

@@ -101,7 +101,7 @@ class ReadOrWrite(NamedTuple):
         second = await worker.take(rwlock.read().acquire, self.usage)
         if second is None:
             return
-        worker.count("read beside its own")
+        worker.count("read beside its own lease")
 
         async def release_first() -> None:
             await worker.let_go(first, exits=self.usage.exits)

@@ -161,11 +161,11 @@ def test_the_faults_really_happen():
         "request lost", "reply lost", "request doubled", "message slow", "message late", "connection refused",
         "connection reset", "replica met", "push lost", "push doubled", "batch cut short", "subscription broken",
         "script unknown", "acquire timed out", "acquire unavailable", "extended", "lease dropped",
-        "executed", "execute refused", "execute unavailable", "executed after its caller had given up",
-        "write refused by its fence", "ensure raised", "force: done", "revoke: done", "cancellation came through",
+        "executed", "execute refused", "execute unavailable", "script ran after its caller gave up",
+        "write refused by its fence", "ensure raised", "force: done", "revoke: done", "turn cancelled",
     } | {
-        f"sprung at the {place}: scheduled {what}"
-        for place in ("before_send", "park", "wake", "handed") for what in ("cancel", "pause", "crash", "close")
+        f"scheduled {what} struck at {point}"
+        for point in ("before_send", "park", "wake", "handover") for what in ("cancel", "pause", "crash", "close")
     }  # fmt: skip
     assert {fault for fault in wanted if not counts[fault]} == set()
 
@@ -173,14 +173,17 @@ def test_the_faults_really_happen():
 @pytest.mark.parametrize(
     ("subject", "wanted"),
     [
-        ("rlock", {"entered again", "acquire revoked"}),
+        ("rlock", {"acquired again by its holder", "acquire revoked"}),
         ("semaphore", {"limit set", "limit refused", "set_limit unavailable"}),
-        ("rwlock", {"read beside its own", "downgraded", "upgrade refused", "write beside others"}),
-        ("multi", {"several had at once"}),
-        ("election", {"led", "resigned", "a change was told", "observe failed: Unavailable"}),
-        ("latch", {"opened", "counted", "went on", "told that it is broken", "wait timed out"}),
-        ("barrier", {"went on", "reset", "wait failed: BrokenBarrier"}),
-        ("once", {"ran", "skipped", "the work failed", "run revoked"}),
+        ("rwlock", {"read beside its own lease", "downgraded", "upgrade refused", "write without exclusion"}),
+        ("multi", {"several locks acquired at once"}),
+        ("election", {"leader elected", "leader resigned", "change of leader observed", "observe failed: Unavailable"}),
+        (
+            "latch",
+            {"latch opened", "latch counted down", "waiter went on", "wait raised BrokenBarrier", "wait timed out"},
+        ),
+        ("barrier", {"waiter went on", "barrier reset", "wait failed: BrokenBarrier"}),
+        ("once", {"run succeeded", "run skipped", "run failed", "run revoked"}),
     ],
 )
 def test_each_subject_really_does_what_it_is_for(subject, wanted):
@@ -717,7 +720,7 @@ def test_a_failing_seed_is_told_with_the_ways_to_look_at_it(capsys, monkeypatch)
     assert cli.main(["--seeds", "1", "--first", str(seed), "--jobs", "1"]) == 1
     out = capsys.readouterr().out
     assert f"scripts/simulate --seed {seed} --shrink" in out
-    assert "1 runs broke a rule" in out
+    assert "1 of 1 runs broke a rule" in out
     assert cli.main(["--seed", str(seed), "--shrink"]) == 1
     assert "VIOLATION of rule 5" in capsys.readouterr().out
 

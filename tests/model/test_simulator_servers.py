@@ -40,8 +40,8 @@ def test_the_faults_really_happen():
     for seed in range(140):
         counts += simulate(seed, world="servers").counts
     wanted = {fault for profile in SERVERS.values() for fault in profile.rates}
-    assert {*outages.KINDS, "one way"} - {"paused"} <= wanted
-    wanted |= {"proven lossless", "began anew for one who remembers nothing", "push to nobody", "script unknown"}
+    assert {*outages.KINDS, "one way"} - {"primary paused"} <= wanted
+    wanted |= {"proven lossless", "lost leases that nobody knew of", "push without a subscriber", "script unknown"}
     assert {fault for fault in wanted if not counts[fault]} == set()
 
 
@@ -54,7 +54,7 @@ def test_a_primary_that_stood_still_and_goes_on_breaks_no_rule(subject):
         again = f"scripts/simulate --profile paused --subject {subject} --seed {seed} --shrink"
         assert not report.violations, f"{again}: {report.violations[:3]}"
         counts += report.counts
-    assert counts["paused"]
+    assert counts["primary paused"]
     assert counts["another one is the primary"]
 
 

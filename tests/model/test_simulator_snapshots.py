@@ -25,7 +25,7 @@ def test_two_with_one_memory_exclude_each_other(profile):
             assert not report.violations, f"{again}: {report.violations[:3]}"
             counts += report.counts
     assert counts["restored twice"] > 5
-    assert counts["push to several"] > 5, "both listen to the channel that was in the snapshot"
+    assert counts["push to two subscribers"] > 5, "both listen to the channel that was in the snapshot"
 
 
 def test_a_token_that_is_made_of_what_is_in_the_snapshot_is_found(monkeypatch):
