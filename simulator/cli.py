@@ -86,8 +86,8 @@ def _number(least: int) -> Callable[[str], int]:
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = _Parser(
         prog="scripts/simulate",
-        description="Simulate clients of interlock on a virtual clock, under many kinds of faults. After every step the\n"
-        "simulator checks the rules that a lock must keep. The algorithm and the Lua scripts are the real ones.\n"
+        description="Simulate clients of interlock on a virtual clock, under many kinds of faults. After every step\n"
+        "the simulator checks the rules that a lock must keep. The algorithm and the Lua scripts are the real ones.\n"
         "A seed is one run, the same each time.",
         epilog=EPILOG.format(
             subjects=", ".join(SUBJECTS),

@@ -1,37 +1,39 @@
-"""An exhaustive search of the quorum: every order of events there can be, within bounds, and not one from a seed.
+"""An exhaustive search of the quorum's protocol: every order of events within bounds, where a seed is only one order.
 
-Theory. Two clients take one lock of three servers. The servers run the real lock.lua. The clients are small state
-machines of what PROTOCOL says a client of a quorum does: a vote from each server; the highest fence of a majority; a
-second round if not a majority answered just that; validity counted from before the first send. From each state all
-that can happen next is tried: a message arrives at a server, once, or with a late copy; a client decides with any
-majority of the answers that are there, gives up, renews, releases; a tick passes; a server restarts without memory, or
-without its last writes. Breadth first, so the first broken promise is also the shortest story of it.
+Theory. Two clients acquire one lock of three servers. The servers run the real lock.lua. The clients are small state
+machines of what PROTOCOL says that a client of a quorum does: it asks each server for a vote; it takes the highest
+fence of a majority; it sends that fence in a second round unless a majority answered just that fence; it counts the
+validity of its lease from before the first send. From each state the search tries every next event: a message arrives
+at a server, once or with a late copy; a client decides by any majority of the replies that are there, gives up, renews,
+releases; a tick passes; a server restarts without its data, or without its last writes. The search is breadth first, so
+the first broken promise is also the one with the shortest story.
 
-    node      the real Lua, as a function of what a server remembers and a message
-    column    a server and what is on its way between it and the clients
-    clients   what clients do, and time
-    search    breadth first over all of it, and the story of what was found
+    node      the real Lua as a function, from a stored lock and a message to the lock after it and the reply
+    column    one server, and its messages on their way from and to the clients
+    clients   the actions of clients, and time
+    search    the breadth-first search, and the story of a broken promise
+    stories   the searches that the suite makes, with their bounds
 
-Rules. What must hold in every state:
- 1. At most one client believes.
+Rules. In every state:
+ 1. At most one client holds the lock.
  2. The fences of successive grants grow.
- 3. From here on, any majority would grant a newcomer a higher fence, once all was quiet for longer than a ttl: nothing
-    is stuck for ever, and nothing is lost.
+ 3. If nothing happened for longer than a ttl, any majority would grant a new client a higher fence: nothing is stuck
+    for ever, and no fence is lost.
 
-How the number of states is kept small, without leaving out a story:
-- A lost message is one that stays on its way for ever, so there is no event for it. A lost reply is one that the
+How the number of states stays small, without leaving out a story:
+- A lost message is a message that stays on its way for ever, so a loss needs no event. A lost reply is a reply that the
   client does not count when it decides.
-- A message that changes nothing and is answered with nothing that counts might as well still be on its way.
-- What a client sends is only of use once it arrives: so the first of it arrives at once, and the client has waited with
-  the sending until then. (What it counts its lease from is never earlier by that.)
-- An attempt that is over and has nothing at a server any more is forgotten there. So are attempts at the end, once
-  nobody can be granted anything in the story.
-- Servers are alike but for their clocks, clients are alike: states that differ by their names only are one.
-- What one server does with a message is computed once (`Lua`), and so is each step of a column.
+- A message that changes nothing, and whose reply does not count, may as well still be on its way.
+- A client's messages matter from their first arrival on. So the first message of a round arrives at once: the client
+  seems to have waited with its sending. It never counts its lease from an earlier time by that.
+- An attempt that has ended, and has nothing at a server any more, is forgotten there. So are all attempts once no
+  client can get a grant any more.
+- Servers are alike but for their clocks, and clients are alike: states that differ only by their names are one state.
+- The effect of a message on a server is computed once (`Lua`), and so is each step of a column.
 
-Not modelled: waiting in the servers' queues, revocation, drift of clocks (they are set differently, by constants), more
-restarts than the bounds say, and messages between a client and a server that are older than the server's process, since
-a connection ends with it: who sent them sends them again.
+Not modelled: waiters in the servers' queues; revocations; drift of clocks (clocks differ by constants); more restarts
+than the bounds allow; messages that are older than the server's process: its connections end with it, and clients send
+such messages again.
 """
 
 from __future__ import annotations

@@ -9,15 +9,27 @@ from . import FULL, SUITE, Found, search
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Search, and tell; 1 if a promise was broken."""
+    """Run the searches, and print the results. Returns the exit status: 1 if a promise is broken."""
     parser = argparse.ArgumentParser(
         prog="python -m simulator.exhaustive",
-        description="Every order of events of a quorum's protocol, within bounds.",
+        description="Search every order of events of the quorum's protocol, within bounds: two clients,\n"
+        "three servers, late messages, copies, restarts. The servers run the real Lua script.",
+        epilog="Each search prints one line, and the shortest story of a broken promise if there is one.\n"
+        "exit status: 0 no promise is broken, 1 one is",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--full", action="store_true", help="wider bounds: many minutes, and gigabytes of memory")
-    parser.add_argument("--only", metavar="TEXT", default="", help="only searches with this in their name")
-    parser.add_argument("--most", metavar="N", type=int, default=10_000_000, help="states of one search (10,000,000)")
+    parser.add_argument(
+        "--full", action="store_true", help="search within wider bounds: many minutes, and gigabytes of memory"
+    )
+    parser.add_argument("--only", metavar="TEXT", default="", help="run only searches with this text in their name")
+    parser.add_argument(
+        "--most",
+        metavar="N",
+        type=int,
+        default=10_000_000,
+        help="end a search after so many states (default: 10,000,000)",
+    )
     chosen = parser.parse_args(argv)
     status = 0
     for name, bounds in (FULL if chosen.full else SUITE).items():
@@ -30,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def describe(found: Found) -> str:
-    """What was found, for people."""
+    """Return the result of a search as text."""
     result = "no promise is broken" if found.complete else "no promise is broken so far"
     if found.broken:
         result = "\n".join(["", *found.story])

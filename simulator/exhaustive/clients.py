@@ -1,4 +1,4 @@
-"""What the clients of a quorum do, as small state machines, and all that can happen next in a state."""
+"""The clients of a quorum as small state machines, and the next events of a state."""
 
 from __future__ import annotations
 
@@ -18,60 +18,60 @@ NAMES, SERVERS, TICKS = "AB", "XYZ", Event("a tick")
 
 @dataclass(frozen=True)
 class Bounds:
-    """How far the search goes. Times are in ticks; a lease lasts three."""
+    """The bounds of a search. Times are in ticks; a ttl is three ticks."""
 
     ticks: int = 4
     starts: int = 2
-    """Attempts, of both clients together."""
+    """Attempts of both clients together."""
     asks: int = 0
     """How often attempts ask for votes again, under the same token."""
     renewals: int = 0
     faults: int = 0
-    """Copies, and messages that come after their attempt is over."""
+    """Copies of messages, and messages that arrive after the end of their attempt."""
     restarts: int = 0
     tail: int = 0
-    """How many of its last writes a restart may lose; 0: it loses all it has."""
+    """How many of its last writes a restarted server may lose; 0: it loses all data."""
     skews: tuple[int, int, int] = (0, 0, 0)
-    """By how much the servers' clocks are ahead."""
+    """Ticks by which each server's clock is ahead."""
 
 
 @dataclass(frozen=True)
 class Design:
-    """What is searched: the clients' rules, and what to make of the Lua. The defaults are what interlock does."""
+    """The rules of the clients, and a change of the Lua. The defaults are the rules of interlock."""
 
     lua: Callable[[str], str] = str
     majority: int = 2
     renewing: int = 2
-    """How many servers must renew."""
+    """How many servers must renew a lease."""
     agreed: bool = True
-    """Whether a fence that not a majority proposed is agreed on in a second round."""
+    """Whether clients send the highest fence in a second round, unless a majority answered just that fence."""
     counted: str = "send"
-    """From when a lease is counted: the first "send", the first round's "vote", the "majority" at the end."""
+    """From when a client counts its lease: the first "send", the first round's "vote", the "majority" at the end."""
     forgets: bool = True
-    """Whether answers to what was asked before do not count once it is asked again."""
+    """Whether earlier replies stop counting when a client asks again."""
     gives_back: bool = False
-    """Whether who asks again gives back first what it has got, under the same token."""
+    """Whether a client that asks again first releases its votes, under the same token."""
     previous: str = "*"
-    """Whom clients knew before a restart: "*" for who it was, "?" for somebody perhaps, "-" for nobody."""
+    """The clients' knowledge of a restarted server's earlier identity: "*" known, "?" there may be one, "-" none."""
 
 
 class Client(NamedTuple):
-    """What a client is at."""
+    """The state of one client."""
 
     attempt: int = 0
     phase: int = OVER
     left: int = 0
-    """Ticks for which its lease would be, or is, valid."""
+    """Ticks for which its lease is valid, or would be."""
     fence: int = 0
-    """The one to be agreed on, from now."""
+    """The fence of its second round, relative to now."""
     renewed: int = 0
-    """Ticks for which it will be valid once the renewal is through."""
+    """Ticks for which its lease will be valid once the renewal has a majority."""
     bound: bool = False
-    """Whether the next resource that happens is that something it has just sent arrives."""
+    """Whether the next event must be the arrival of one of its new messages."""
 
 
 class Left(NamedTuple):
-    """What is left of the bounds."""
+    """The rest of the bounds."""
 
     ticks: int
     starts: int
@@ -82,9 +82,9 @@ class Left(NamedTuple):
 
 
 class State(NamedTuple):
-    """All there is, seen from now; the numbers of columns stand for the servers.
+    """One state of the search, with times relative to now. The numbers of columns stand for the servers.
 
-    A search makes millions of states. So the code below names all five fields: `_replace` takes three times as long.
+    A search makes millions of states, so the code below passes all five fields: `_replace` takes three times as long.
     """
 
     a: Client
@@ -95,22 +95,22 @@ class State(NamedTuple):
     left: Left
 
     def client(self, who: int) -> Client:
-        """A or B."""
+        """Return client A (0) or B (1)."""
         return self.b if who else self.a
 
     @property
     def ended(self) -> bool:
-        """Whether nobody can be granted anything any more."""
+        """Whether no client can get a grant any more."""
         left = self.left
         return not left.starts and self.a.phase >= HOLDING and self.b.phase >= HOLDING and not left.renewals
 
 
 Next = tuple[str, Event, State, str]
-"""Whom something happened to, what it was, where it leads, and the promise that it broke, or ""."""
+"""A step of the search: a client or server, an event, the state after it, and the promise that it breaks, or ""."""
 
 
 class World:
-    """What can happen next."""
+    """The states of one search, and the steps between them."""
 
     def __init__(self, bounds: Bounds, design: Design) -> None:
         self.bounds = bounds
@@ -118,14 +118,14 @@ class World:
         self.columns = Columns(design.lua, design.previous, bounds.tail)
 
     def first_state(self) -> State:
-        """Nobody has asked for anything."""
+        """Return the state in which no client has sent anything."""
         bounds, before = self.bounds, (NOTHING,) if self.bounds.tail else ()
         nodes = tuple([self.columns.number(Column(skew, before=before)) for skew in bounds.skews])
         left = Left(bounds.ticks, bounds.starts, bounds.asks, bounds.renewals, bounds.faults, bounds.restarts)
         return State(Client(), Client(), nodes, NEVER, left)
 
     def canonical(self, state: State) -> State:
-        """The same for all states that differ only by the names of clients and servers."""
+        """Return one state for all states that differ only by the names of clients and servers."""
         a, b, nodes, last, left = state
         if a < b:
             return State(a, b, tuple(sorted(nodes)), last, left)
@@ -133,7 +133,7 @@ class World:
         return State(b, a, tuple(mirrored if b < a else min(sorted(nodes), mirrored)), last, left)
 
     def next_states(self, state: State) -> Iterator[Next]:
-        """Everything that can happen now."""
+        """Yield every step from this state."""
         if state.ended:
             return
         bound = 0 if state.a.bound else 1 if state.b.bound else None
@@ -173,7 +173,7 @@ class World:
                 nodes = tuple(map(self.columns.without_late_messages, nodes))
         return State(a, b, nodes, last, left)
 
-    # What clients do
+    # The actions of clients
 
     def _client_steps(self, state: State, who: int) -> Iterator[Next]:
         client = state.client(who)
@@ -199,7 +199,7 @@ class World:
         return NAMES[who], event, _spent(after, starts=state.left.starts - 1), ""
 
     def _ask_again(self, state: State, who: int) -> Next:
-        """Again, under the same token."""
+        """Ask for the votes again, under the same token."""
         client, back = state.client(who), self.design.gives_back
         counts = client.phase == VOTING and not self.design.forgets
         nodes = [
@@ -209,17 +209,17 @@ class World:
             for number in state.nodes
         ]
         after = self._set(state, who, client._replace(phase=VOTING, left=TTL, fence=0, bound=True), nodes)
-        event = Event("gives back, and asks again" if back else "asks again")
+        event = Event("releases its votes, and asks again" if back else "asks again")
         return NAMES[who], event, _spent(after, asks=state.left.asks - 1), ""
 
     def _decide(self, state: State, who: int) -> Iterator[Next]:
-        """The votes: any majority of those that are there may be what it sees."""
+        """Decide by the votes: the client may have received any majority of the replies that are there."""
         client = state.client(who)
         for fence, agreed in self._decisions(state, who):
             if not agreed and self.design.agreed:
                 nodes = [self.columns.move_to_phase(number, who, AGREEING, fence) for number in state.nodes]
                 after = self._set(state, who, client._replace(phase=AGREEING, fence=fence, bound=True), nodes)
-                yield NAMES[who], Event("has a majority, and tells all its fence"), after, ""
+                yield NAMES[who], Event("has a majority, and sends its fence to all"), after, ""
             elif client.left:
                 yield self._holds(state, who, fence)
 
@@ -227,7 +227,7 @@ class World:
         return sum(self.columns.answer(number, who) is not None for number in state.nodes)
 
     def _decisions(self, state: State, who: int) -> set[tuple[int, bool]]:
-        """The highest fence of each majority of the votes, and whether a majority answered just that."""
+        """Return the highest fence of each majority of votes, and whether a majority answered just that fence."""
         majority = self.design.majority
         fences = [fence for number in state.nodes if (fence := self.columns.answer(number, who)) is not None]
         return {
@@ -241,12 +241,12 @@ class World:
         left = TTL if self.design.counted == "majority" else client.left
         broken = ""
         if other.phase == HOLDING:
-            broken = f"both believe, {NAMES[1 - who]} and {NAMES[who]}"
+            broken = f"{NAMES[1 - who]} and {NAMES[who]} both hold the lock"
         elif fence <= state.last:
             broken = "this fence is no higher than the last one"
         nodes = [self.columns.move_to_phase(number, who, HOLDING) for number in state.nodes]
         a, b, after, _, bounds = self._set(state, who, Client(client.attempt, HOLDING, left), nodes)
-        return NAMES[who], Event("believes", fence), State(a, b, after, fence, bounds), broken
+        return NAMES[who], Event("holds", fence), State(a, b, after, fence, bounds), broken
 
     def _renew(self, state: State, who: int) -> Iterator[Next]:
         client, move_to_phase, renewals = state.client(who), self.columns.move_to_phase, state.left.renewals
@@ -289,12 +289,12 @@ class World:
 
 
 def _with(state: State, who: int, client: Client) -> State:
-    """The same but for one client."""
+    """Return the state with another state of one client."""
     a, b, nodes, last, left = state
     return State(client, b, nodes, last, left) if who == 0 else State(a, client, nodes, last, left)
 
 
 def _spent(state: State, **less: int) -> State:
-    """The same with less left of these bounds."""
+    """Return the state with another rest of these bounds."""
     a, b, nodes, last, left = state
     return State(a, b, nodes, last, left._replace(**less))

@@ -1,7 +1,7 @@
-"""A server and what is on its way between it and the clients: all of a state that concerns one server.
+"""A column: the part of a state that concerns one server, which is the server and its messages on their way.
 
-Theory. Servers know nothing of each other, so what can happen to one is the same whatever the others do. A column is
-looked up by its number, and each of its steps is computed once.
+Theory. Servers do not know each other, so the next events of one server do not depend on the others. Each column has a
+number, and each step from one column to another is computed once.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _STEPS: Final = (
     "steps", "restart_steps", "after_tick", "start_attempt", "move_to_phase", "ask_again", "answer",
     "with_clients_swapped", "without_late_messages", "fence_after_quiet",
 )  # fmt: skip
-VOTING, AGREEING, HOLDING, OVER = range(4)  # what a client, or one attempt of it, is at
+VOTING, AGREEING, HOLDING, OVER = range(4)  # the phases of a client and of each of its attempts
 NEVER: Final = -(10**15)  # a fence below all others
 
 
 class Exchange(NamedTuple):
-    """Between an attempt and this server: what has not arrived yet, and the answer that its client may count."""
+    """The messages of one attempt that have not arrived at this server yet, and the reply that its client may count."""
 
     attempt: int
     phase: int = VOTING
@@ -34,48 +34,48 @@ class Exchange(NamedTuple):
     fence: int | None = None
     renewal: bool = False
     back: bool = False
-    """A release on its way, after which the same attempt goes on."""
+    """Whether a release is on its way after which the same attempt goes on."""
     answer: int | None = None
-    """To what is asked now: the fence it votes for, or 1 for yes."""
+    """The reply to the current request: the fence of the vote, or 1 for yes."""
 
 
 class Column(NamedTuple):
-    """A server, seen from now."""
+    """One server. All times are relative to now."""
 
     skew: int
-    """Ticks that its clock is ahead."""
+    """Ticks by which its clock is ahead."""
     restarts: int = 0
     since: int = -TTL
     """Ticks since its last restart, negative; TTL at most."""
     stored: StoredLock = NOTHING
     before: tuple[StoredLock, ...] = ()
-    """What it remembered before its last writes, which a restart may lose."""
+    """The stored lock before each of the last writes, which a restart may lose."""
     exchanges: tuple[tuple[Exchange, ...], ...] = ((), ())
-    """Of A and B; the attempt that is not over comes last."""
+    """The exchanges of A and of B; that of the current attempt is the last."""
 
 
 class Event(NamedTuple):
-    """What happened, for people."""
+    """One event, for people."""
 
     what: str
     reply: Any = None
 
 
 class Step(NamedTuple):
-    """What can happen to a column."""
+    """One possible next event of a column."""
 
     event: Event
     after: int
     cost: int
-    """How many faults it takes."""
+    """The number of faults that it needs."""
     client: int = -1
-    """Whose message it is, of which attempt, and what that sends it for: votes, an agreed fence, a renewal, the end."""
+    """The sender of the message, the attempt, and the phase that the message belongs to."""
     attempt: int = 0
     phase: int = -1
 
 
 class Columns:
-    """All columns met so far, by number. `previous`: whom clients knew before a restart; `tail`: see Bounds."""
+    """All columns so far, by number. `previous`: see `Design`; `tail`: see `Bounds`."""
 
     def __init__(self, planted: Callable[[str], str], previous: str, tail: int) -> None:
         self.lua = Lua(planted)
@@ -87,7 +87,7 @@ class Columns:
             setattr(self, step, cache(getattr(self, step)))
 
     def number(self, column: Column) -> int:
-        """Of this one."""
+        """Return the number of this column."""
         number = self._numbers.get(column)
         if number is None:
             number = self._numbers[column] = len(self.all)
@@ -107,7 +107,7 @@ class Columns:
         return self._ask(at, b"fence", name, b"%d" % (CLOCK_START + fence))
 
     def steps(self, number: int) -> list[Step]:
-        """Every message that can arrive here now, and changes something."""
+        """Return each arrival of a message at this server that changes something."""
         at, found = self.all[number], list[Step]()
         for client, exchanges in enumerate(at.exchanges):
             for index, exchange in enumerate(exchanges):
@@ -128,9 +128,9 @@ class Columns:
             answer = exchange.answer
             if exchange.phase == VOTING and answer is None and reply[0] == GRANTED:
                 answer = reply[1] - CLOCK_START
-            cost = late + exchange.back  # it may have overtaken the release
+            cost = late + exchange.back  # the vote may have overtaken the release
             arrives("vote", VOTING, stored, reply, exchange._replace(vote=False, answer=answer), cost)
-            arrives("vote, with a copy to come", VOTING, stored, reply, exchange._replace(answer=answer), cost + 1)
+            arrives("vote, with a copy on its way", VOTING, stored, reply, exchange._replace(answer=answer), cost + 1)
         if exchange.fence is not None:
             stored, reply = self._fence(at, name, exchange.fence)
             answer = 1 if exchange.phase == AGREEING and reply == [GRANTED] else exchange.answer
@@ -150,7 +150,7 @@ class Columns:
         return self._without_ended(_with_exchanges(at, client, (*exchanges[:index], exchange, *exchanges[index + 1 :])))
 
     def _without_ended(self, at: Column) -> Column:
-        """Forget attempts that are over and have nothing here, nor on its way."""
+        """Forget attempts that have ended and have nothing here, and no message on its way."""
 
         def matters(client: int, exchange: Exchange) -> bool:
             name = token(client, exchange.attempt)
@@ -166,7 +166,7 @@ class Columns:
         )
 
     def restart_steps(self, number: int) -> list[Step]:
-        """It dies and is back at once, in the ways that the bounds allow."""
+        """Return each restart of this server that the bounds allow."""
         at = self.all[number]
         ways = [("without its last writes", each) for each in at.before] if self._tail else [("empty", NOTHING)]
         fresh = at._replace(restarts=at.restarts + 1, since=0, before=())
@@ -176,7 +176,7 @@ class Columns:
         ]
 
     def after_tick(self, number: int) -> int:
-        """A tick later."""
+        """Return the column a tick later."""
         at = self.all[number]
 
         def aged(exchange: Exchange) -> Exchange:
@@ -197,17 +197,17 @@ class Columns:
             )
         )
 
-    # What clients do, as far as it concerns a server
+    # The actions of clients, as far as they concern one server
 
     def start_attempt(self, number: int, client: int, attempt: int) -> int:
-        """An attempt asks for its vote."""
+        """A new attempt asks for the vote of this server."""
         at = self.all[number]
         return self.number(_with_exchanges(at, client, (*at.exchanges[client], Exchange(attempt))))
 
     def move_to_phase(
         self, number: int, client: int, phase: int, fence: int | None = None, renewal: bool = False
     ) -> int:
-        """The attempt goes on to this phase, and says so here."""
+        """The current attempt enters this phase, and sends the message of that phase."""
         changes: dict[str, Any] = {"phase": phase, "answer": None, "renewal": renewal}
         if phase == AGREEING:
             changes["fence"] = fence
@@ -216,7 +216,7 @@ class Columns:
         return self._change(number, client, **changes)
 
     def ask_again(self, number: int, client: int, back: bool) -> int:
-        """The attempt asks for its vote again; `back`: and releases it first, if it has got it."""
+        """The current attempt asks for the vote again. `back`: it first releases the vote that it has."""
         back = back and self.answer(number, client) is not None
         return self._change(number, client, phase=VOTING, vote=True, answer=None, back=back)
 
@@ -228,20 +228,20 @@ class Columns:
         return self.number(self._without_ended(_with_exchanges(at, client, tuple(exchanges))))
 
     def answer(self, number: int, client: int) -> int | None:
-        """What it has said to what the client's attempt asks now."""
+        """Return the reply of this server to the client's current request; None if there is none."""
         exchanges = self.all[number].exchanges[client]
         return exchanges[-1].answer if exchanges and exchanges[-1].phase != OVER else None
 
     # Looking at columns
 
     def with_clients_swapped(self, number: int) -> int:
-        """The same with A and B changed."""
+        """Return the column with A and B swapped."""
         at = self.all[number]
         before = tuple([stored.swapped() for stored in at.before])
         return self.number(at._replace(stored=at.stored.swapped(), before=before, exchanges=at.exchanges[::-1]))
 
     def without_late_messages(self, number: int) -> int:
-        """The same if nothing comes late any more."""
+        """Return the column without messages of attempts that have ended."""
         at = self.all[number]
         exchanges = [
             tuple(
@@ -255,7 +255,7 @@ class Columns:
         return self.number(self._without_ended(at._replace(exchanges=tuple(exchanges))))
 
     def fence_after_quiet(self, number: int) -> int:
-        """The fence that a newcomer is granted if nothing arrives for longer than a ttl; NEVER if it is refused."""
+        """Return the fence that a new client gets after longer than a ttl without messages; NEVER if it gets none."""
         for _ in range(TTL + 1):
             number = self.after_tick(number)
         _, reply = self._vote(self.all[number], b"C")

@@ -1,9 +1,9 @@
-"""A node of the quorum: the real lock.lua as a function, from what a server remembers and a message to both again.
+"""One server of the quorum: the real lock.lua as a function, from a stored lock and a message to both after the script.
 
-Theory. A search meets the same server in the same state over and over, so each pair of stored and message is run
-once, and looked up from then on. That asks for few memories: times are relative to now, and what no answer
-hangs on is left out (the holder of a lock that nobody holds, the last token released, how long the record is kept:
-minutes, where a search lasts seconds).
+Theory. The search visits the same server in the same state over and over, so the Lua runs once for each pair of stored
+lock and message. For that there must be few different stored locks: times are relative to now, and data that changes no
+reply is left out (the last holder of a free lock, the last released token, the end of the record: the server keeps it
+for minutes, and a search lasts seconds).
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ if TYPE_CHECKING:
 
 TICK: Final = 1000  # ms
 TTL: Final = 3  # ticks
-TTL_MS: Final = TTL * TICK - 1  # a key is gone when its time is past: so exactly TTL ticks after the message
+TTL_MS: Final = TTL * TICK - 1  # a key ends when its time is past: with this, exactly TTL ticks after the message
 KEYS: Final = (b"lock", b"record", b"queue", b"waiters", b"gone")
 LOCK, RECORD = KEYS[:2]
-KEPT: Final = 1_000_000_000  # ms that a record is kept: for ever
+KEPT: Final = 1_000_000_000  # ms: a record never ends
 GRANTED: Final = 1
 
 
-NO_FENCE: Final = -CLOCK_START  # that of a record which says only who granted last: 0 in its text
+NO_FENCE: Final = -CLOCK_START  # the fence of a record that only names the last identity: 0 in its text
 
 
 class StoredLock(NamedTuple):
-    """What a server has of one lock."""
+    """The keys of one lock in one server."""
 
     holder: bytes = b""
     pttl: int = 0  # ms
     fence: int | None = None
-    """Of the record, µs from now on everybody's clock; None: there is no record."""
+    """The fence in the record, in µs from now; None: there is no record."""
     granted_by: bytes = b"-"
-    """The identity and the ttl of the last grant."""
+    """The identity of the last grant, as the record has it. `last_ttl` is the ttl of that grant."""
     last_ttl: bytes = b"0"
     holder_noted: bool = False
-    """Whether the record names the holder, too."""
+    """Whether the record names the holder."""
 
     def after_tick(self) -> StoredLock:
-        """The same a tick later."""
+        """Return the same lock a tick later."""
         fence = self.fence if self.fence is None or self.fence == NO_FENCE else self.fence - TICK * 1000
         if self.pttl < TICK:
             return self._replace(holder=b"", pttl=0, fence=fence, holder_noted=False)
         return self._replace(pttl=self.pttl - TICK, fence=fence)
 
     def swapped(self) -> StoredLock:
-        """The same with the clients' names changed."""
+        """Return the same lock with the names of the clients swapped."""
         return self._replace(holder=swap(self.holder))
 
 
@@ -59,19 +59,20 @@ _SWAP: Final = bytes.maketrans(b"AB", b"BA")
 
 
 def token(client: int, attempt: int) -> bytes:
-    """Of an attempt of client A or B."""
+    """Return the token of an attempt of client A or B."""
     return b"%c%d" % (65 + client, attempt)
 
 
 def swap(text: bytes) -> bytes:
-    """A for B, and B for A. Nothing else that a server keeps has a capital A or B."""
+    """Swap A and B. No other word that a server stores has a capital A or B."""
     return text.translate(_SWAP)
 
 
 def identity_stamp(skew: int, restarts: int, since: int, previous: bytes) -> bytes:
-    """What ends each message (see queue.lua): who this node is, and since when.
+    """Return the identity stamp at the end of each message (see queue.lua): which server answers, and since when.
 
-    `previous` is what clients know of those before: "*" for all of them, "?" for that there may have been one, "-".
+    `previous` is the clients' knowledge of earlier identities of this server: "*" if they know them all, "?" if there
+    may have been one, "-" if they know of none.
     """
     started = CLOCK_START // 1000 + (skew + since) * TICK
     if previous == b"*":
@@ -84,7 +85,7 @@ def _identity(restarts: int) -> bytes:
 
 
 class Lua:
-    """lock.lua, run once for each stored and message. `planted`: what to make of its text."""
+    """Runs lock.lua once for each stored lock and message. `planted` may change the text of the script."""
 
     def __init__(self, planted: Callable[[str], str] = str) -> None:
         self._server = Server(lambda: 0.0)
@@ -93,11 +94,11 @@ class Lua:
 
     @property
     def runs(self) -> int:
-        """How often it really ran."""
+        """The number of times that the Lua really ran."""
         return self._server.scripts
 
     def _run(self, stored: StoredLock, skew: int, message: tuple[bytes, ...]) -> tuple[StoredLock, Any]:
-        """What the server remembers then, and its reply. `skew`: ticks that its clock is ahead of everybody's."""
+        """Return the stored lock after the message, and the reply. `skew`: ticks by which its clock is ahead."""
         server = self._server
         server.skew = skew * TICK / 1000
         now = server.read_clock()

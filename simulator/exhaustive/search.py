@@ -1,4 +1,4 @@
-"""Breadth first over all states, and the shortest story of what was found."""
+"""The search itself: breadth first over all states, and the shortest story of a broken promise."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
     from .clients import Next
     from .column import Event
 
-STUCK = "a newcomer would never be granted it"
-STALE = "a majority would grant a newcomer a fence that is no higher"
+STUCK = "a new client would never get the lock"
+STALE = "a majority would grant a new client a fence that is no higher"
 
 
 class Found(NamedTuple):
-    """What a search has found."""
+    """The result of a search."""
 
     broken: str
     """The first promise that was broken; "" if none was."""
     story: list[str]
-    """The shortest way there."""
+    """The shortest sequence of events that breaks it."""
     states: int
     transitions: int
     runs: int
     """How often the Lua ran."""
     seconds: float
     complete: bool
-    """Whether there was nothing left to look at."""
+    """Whether the search has visited all states."""
 
 
 def search(bounds: Bounds, design: Design | None = None, *, most: int = 10**9) -> Found:
-    """Look at every state within these bounds, or up to so many of them."""
+    """Visit every state within these bounds, or up to `most` states."""
     started = time.process_time()
     with _without_garbage_collection():
         return _Search(World(bounds, design or Design())).run(most, started)
@@ -48,7 +48,7 @@ def search(bounds: Bounds, design: Design | None = None, *, most: int = 10**9) -
 
 @contextmanager
 def _without_garbage_collection() -> Generator[None, None, None]:
-    """Millions of small tuples, none of them in a circle: looking for garbage among them takes longer than the rest."""
+    """Stop the garbage collector: it would take longer than the search, and millions of tuples have no cycles."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -88,7 +88,7 @@ class _Search:
         return Found(broken, story, len(self.states), transitions, runs, took, at == len(self.states))
 
     def _broken_after_quiet(self, state: State) -> str:
-        """What will be wrong once all is quiet."""
+        """Return the promise that will be broken if nothing happens for longer than a ttl; "" if none."""
         key = state.nodes, state.last
         if key in self.checked:
             return ""
@@ -99,7 +99,7 @@ class _Search:
     # For people
 
     def _story(self, at: int, last: Next | None, broken: str) -> list[str]:
-        """Live through it once more, with names that stay."""
+        """Repeat the events that led to this state, now with the same names of clients and servers throughout."""
         path = list[State]()
         while at > 0:
             path.append(self.states[at])
@@ -117,13 +117,13 @@ class _Search:
 
 
 def _line(who: str, event: Event, ticks: int) -> str:
-    """As `tick 3: X gets A1's vote, replies [1, 3000001]`: fences in µs from the first_state."""
+    """Return one event as text, such as `X gets A1's vote: [1, 3000001]`, with fences in µs since the first state."""
     what, reply = event
     shift = ticks * TICK_US
     if not who:
         return f"tick {ticks}"
-    if what == "believes":
-        return f"  {who} believes, fence {reply + shift}"
+    if what == "holds":
+        return f"  {who} holds the lock, fence {reply + shift}"
     if reply is None:
         return f"  {who} {what}"
     words = ", ".join(

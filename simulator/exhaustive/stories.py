@@ -1,4 +1,4 @@
-"""The searches that are made: faults that go together, and bounds that fit into seconds, or into an hour."""
+"""The searches: combinations of faults, with bounds that fit into seconds (`SUITE`) or into an hour (`FULL`)."""
 
 from __future__ import annotations
 

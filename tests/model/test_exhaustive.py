@@ -10,7 +10,7 @@ from simulator.exhaustive.__main__ import main
 from simulator.exhaustive.clients import World
 from simulator.exhaustive.node import NOTHING, Lua, StoredLock, identity_stamp
 
-BOTH, LAST, NEXT = "both believe", "this fence is no higher", "a newcomer a fence that is no higher"
+BOTH, LAST, NEXT = "both hold the lock", "this fence is no higher", "a new client a fence that is no higher"
 
 
 def planted(old, new):
@@ -72,7 +72,7 @@ BUGS = {
         Design(lua=planted("if not holder or holder == token or holder == '!' .. token then", "if true then")),
     ),
     "a marker for ever": (
-        "a newcomer would never be granted it",
+        "a new client would never get the lock",
         Bounds(restarts=1),
         Design(lua=planted("math.max(0, math.ceil(since + ", "math.max(1000, math.ceil(since + ")),
     ),
@@ -116,9 +116,9 @@ def test_the_shortest_story():
         "  X gets A1's vote: [1, 0]",
         "  B asks for votes as B1",
         "  Y gets B1's vote: [1, 0]",
-        "  A believes, fence 0",
-        "  B believes, fence 0",
-        "broken: both believe, B and A",
+        "  A holds the lock, fence 0",
+        "  B holds the lock, fence 0",
+        "broken: B and A both hold the lock",
     ]
 
 
@@ -137,10 +137,10 @@ def test_names_do_not_matter():
     """States that differ by the names of clients and servers only are one, and what can follow is the same."""
     world = World(Bounds(), Design())
     one = world.first_state()
-    for what in ("A asks", "Y A1", "Z A1", "A believes"):
+    for what in ("A asks", "Y A1", "Z A1", "A holds"):
         one = next(after for who, event, after, _ in world.next_states(one) if f"{who} {event.what}".startswith(what))
     other = world.first_state()
-    for what in ("B asks", "Z B1", "X B1", "B believes"):
+    for what in ("B asks", "Z B1", "X B1", "B holds"):
         other = next(
             after for who, event, after, _ in world.next_states(other) if f"{who} {event.what}".startswith(what)
         )
