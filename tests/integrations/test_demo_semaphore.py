@@ -186,22 +186,22 @@ def test_the_log_shows_how_many_calls_were_open_and_which_were_too_many() -> Non
 def test_rows_have_the_promised_shape(faulty: Rows) -> None:
     assert list(faulty) == NAMES
     for row in faulty.values():
-        assert list(row) == ["name", "calls", "most", "over", "leaked", "seconds", "why"]
-        assert (row["most"] > 5) == (row["over"] > 0)
+        assert list(row) == ["name", "calls", "most", "too_many", "leaked", "seconds", "why"]
+        assert (row["most"] > 5) == (row["too_many"] > 0)
         assert row["seconds"] > 0
         assert row["why"]
 
 
 @pytest.mark.parametrize("name", ["no-limit", "process-limit", "one-set", "two-sets", "lua", "lua-time"])
 def test_recipes_that_count_wrong_let_too_many_in(faulty: Rows, name: str) -> None:
-    assert faulty[name]["over"] > 0
+    assert faulty[name]["too_many"] > 0
     assert faulty[name]["calls"] == 120
 
 
 @pytest.mark.parametrize("name", ["incr-decr", "token-list"])
 def test_recipes_without_a_ttl_leak_permits(faulty: Rows, name: str) -> None:
     assert 0 < faulty[name]["leaked"] <= 3  # a process of three callers crashes
-    assert faulty[name]["over"] == 0
+    assert faulty[name]["too_many"] == 0
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "interlock"])
@@ -211,7 +211,7 @@ def test_each_recipe_but_interlock_shows_its_own_flaw(faulty: Rows, name: str) -
 
 def test_interlock_meets_the_same_faults_and_lets_five_in(faulty: Rows) -> None:
     row = faulty["interlock"]
-    assert (row["calls"], row["over"], row["leaked"]) == (120, 0, 0)
+    assert (row["calls"], row["too_many"], row["leaked"]) == (120, 0, 0)
     assert row["most"] <= 5
     assert "late request refused" in row["why"]
     assert "a crash waited out" in row["why"]
@@ -223,7 +223,7 @@ def test_interlock_is_exact_for_every_seed_limit_and_with_one_process() -> None:
     demos.append(start(*only, "--processes", "1"))  # which crashes
     for demo in demos:
         row = rows(demo)["interlock"]
-        assert (row["calls"], row["over"], row["leaked"]) == (30, 0, 0)
+        assert (row["calls"], row["too_many"], row["leaked"]) == (30, 0, 0)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -231,9 +231,9 @@ def test_without_faults_the_first_two_let_too_many_in_and_nothing_leaks(calm: Ro
     assert calm[name]["calls"] == 20
     assert calm[name]["leaked"] == 0
     if name in NAMES[:2]:
-        assert calm[name]["over"] > 0
+        assert calm[name]["too_many"] > 0
     elif name not in {"one-set", "two-sets"}:  # which have a race without any fault
-        assert calm[name]["over"] == 0
+        assert calm[name]["too_many"] == 0
 
 
 @pytest.mark.parametrize("name", ["incr-decr", "token-list"])
@@ -301,7 +301,7 @@ def test_the_users_server_stays_clean_and_a_bad_result_is_reported(
     try:
         assert run(args, monkeypatch) == 0
         assert "never too many, in order" in capsys.readouterr().out
-        monkeypatch.setattr(ApiLimit, "_free_permits", lambda _: 4)
+        monkeypatch.setattr(ApiLimit, "_count_free_permits", lambda _: 4)
         assert run(args, monkeypatch) == 1
         out = capsys.readouterr().out
     finally:

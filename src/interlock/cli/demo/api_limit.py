@@ -85,7 +85,7 @@ class ApiLimit(Scenario):
     columns = (
         Column("calls", "calls"),
         Column("most", "at once"),
-        Column("over", "too many", "bold red"),
+        Column("too_many", "too many", "bold red"),
         Column("leaked", "leaked", "yellow"),
     )
     done_label = "made"
@@ -124,11 +124,11 @@ class ApiLimit(Scenario):
             # One transaction: a call that a crash leaves in the list was not made.
             connection.transaction(("LPOP", self.doing), ("HINCRBY", self.events_key, "made", 1))
 
-    def progress(self, execute: Execute) -> int:
+    def count_done(self, execute: Execute) -> int:
         """How many calls were made so far."""
         return int(execute("HGET", self.events_key, "made") or 0)
 
-    def crashed(self, execute: Execute) -> None:
+    def restore_after_crash(self, execute: Execute) -> None:
         """Put the calls that this process was making back into the list."""
         while execute("LMOVE", self.doing, self.todo, "RIGHT", "LEFT"):
             pass
@@ -136,13 +136,13 @@ class ApiLimit(Scenario):
     def result(self, execute: Execute, seconds: float) -> ApiLimitResult:
         """Read the API's log and the events, and count the permits that are still free."""
         lines = [(call, how) for _, (call, how) in execute("XRANGE", self.api, "-", "+")]
-        most, over = count_open_calls(lines, self.limit)
-        events = self.read_events(execute) + over
-        events["over"] = over.total()
-        events["leaked"] = self.limit - self._free_permits()
+        most, too_many = count_open_calls(lines, self.limit)
+        events = self.read_events(execute) + too_many
+        events["too_many"] = too_many.total()
+        events["leaked"] = self.limit - self._count_free_permits()
         return ApiLimitResult(calls=self.goal, made=events["made"], most=most, seconds=seconds, events=events)
 
-    def _free_permits(self) -> int:
+    def _count_free_permits(self) -> int:
         """How many permits new callers get, up to the limit."""
         context: Context[ApiLimit] = Context(self, lambda _fault, _seconds: None)
         with contextlib.closing(context.locks), contextlib.closing(BareConnection(self.url)) as connection:
@@ -215,20 +215,20 @@ def count_open_calls(log: Iterable[tuple[bytes, bytes]], limit: int) -> tuple[in
     lines = list(log)
     last = {call: number for number, (call, _) in enumerate(lines)}
     open_calls = set[bytes]()
-    most, over = 0, Counter[str]()
+    most, too_many = 0, Counter[str]()
     for number, (call, how) in enumerate(lines):
         if call not in open_calls:
-            over[how.decode()] += len(open_calls) >= limit
+            too_many[how.decode()] += len(open_calls) >= limit
             open_calls.add(call)
             most = max(most, len(open_calls))
         if last[call] == number:
             open_calls.remove(call)
-    return most, over
+    return most, too_many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiLimitResult(Result):
-    """The API's log, counted. Events: `over`, calls too many; `by_rank`, those of them with a low rank; `leaked`."""
+    """The API's log, counted. Events: `too_many` calls; `by_rank`, those of them with a low rank; `leaked` permits."""
 
     strengths: ClassVar = {
         "slow": "renewed for slow calls",
@@ -242,17 +242,21 @@ class ApiLimitResult(Result):
     most: int
 
     @property
-    def correct(self) -> bool:
+    def is_correct(self) -> bool:
         """Whether all calls were made, never too many at once, and no permit has leaked."""
-        return self.made == self.calls and not self.events["over"] and not self.events["leaked"]
+        return self.made == self.calls and not self.events["too_many"] and not self.events["leaked"]
 
     @property
     def failure(self) -> str:
         """How many calls were too many, how many permits leaked, and how many callers gave up."""
-        return (
-            f"calls too many: {self.events['over']}, leaked: {self.events['leaked']}, gave up: {self.events['gave_up']}"
-        )
+        events = self.events
+        return f"calls too many: {events['too_many']}, leaked: {events['leaked']}, gave up: {events['gave_up']}"
 
     def numbers(self) -> dict[str, int]:
         """Calls made; the most that were open at once; those that were too many; permits that leaked."""
-        return {"calls": self.made, "most": self.most, "over": self.events["over"], "leaked": self.events["leaked"]}
+        return {
+            "calls": self.made,
+            "most": self.most,
+            "too_many": self.events["too_many"],
+            "leaked": self.events["leaked"],
+        }

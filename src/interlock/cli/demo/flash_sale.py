@@ -88,7 +88,7 @@ class FlashSale(Scenario):
                 more = buy(buyer)
             buyer.record_if_still_locked()
 
-    def progress(self, execute: Execute) -> int:
+    def count_done(self, execute: Execute) -> int:
         """How many tickets were sold so far."""
         lines: int = execute("HLEN", self.shop)
         return lines - 1
@@ -112,9 +112,9 @@ class Buyer(Client[FlashSale]):
 
     def wait(self, take: Callable[[], T | None]) -> T:
         """Call `take()` until it returns the lock, and enter; raises ScenarioClosed if the scenario is closed first."""
-        got = super().wait(take)
+        taken = super().wait(take)
         self.enter()
-        return got
+        return taken
 
     def enter(self) -> None:
         """Take the next number, as the buyer that has just passed the lock."""
@@ -122,13 +122,13 @@ class Buyer(Client[FlashSale]):
         self.take_number()
         self.inject_at("taken")
 
-    def stock(self) -> int:
+    def read_stock(self) -> int:
         """How many tickets are left."""
         return int(self.execute("HGET", self.scenario.shop, "stock"))
 
     def sell(self, write: Execute | None = None) -> bool:
         """Read the stock, pause, write: buy a ticket if one is left. Returns False if the tickets are sold out."""
-        stock = self.stock()
+        stock = self.read_stock()
         if stock <= 0:
             return False
         time.sleep(random.uniform(*_THINK_SECONDS))
@@ -165,7 +165,7 @@ class SaleResult(Result):
     sold: int
 
     @property
-    def correct(self) -> bool:
+    def is_correct(self) -> bool:
         """Whether the buyers bought exactly the tickets in stock."""
         return self.sold == self.tickets
 

@@ -157,7 +157,7 @@ def _no_finally(buyer: Buyer) -> bool:
 )
 def _early_return(buyer: Buyer) -> bool:
     _take(buyer)
-    if buyer.stock() <= 0:
+    if buyer.read_stock() <= 0:
         return False
     try:
         return buyer.sell()

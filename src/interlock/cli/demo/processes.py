@@ -155,9 +155,9 @@ class _Run:
         for connection in multiprocessing.connection.wait(list(workers), _CHECK_INTERVAL):
             self._handle_message(workers[cast("Connection[Any, Any]", connection)])
         now = time.monotonic()
-        for due, worker in [*self._paused]:
-            if due <= now:
-                self._paused.remove((due, worker))
+        for resume_at, worker in [*self._paused]:
+            if resume_at <= now:
+                self._paused.remove((resume_at, worker))
                 worker.process.send_signal(signal.SIGCONT)
                 worker.send(RESUME)
 
@@ -185,7 +185,7 @@ class _Run:
         if status != -signal.SIGKILL or not self._crashes_left:
             raise Unavailable(f"a process of the demo ended by itself, with status {status}")
         self._crashes_left -= 1
-        scenario.crashed(self._execute)
+        scenario.restore_after_crash(self._execute)
         self._assign(self._replace(worker), scenario)
         if self._closed:
             self._send_all(CLOSE)
@@ -197,7 +197,7 @@ class _Run:
     def check_progress(self) -> int:
         """Return the work done so far, and close the scenario if it is stuck. The watchdog's rules are above."""
         scenario = self._scenario
-        done = scenario.progress(self._execute)
+        done = scenario.count_done(self._execute)
         now = time.monotonic()
         # If the parent itself was delayed, the machine was busy: that time says nothing about the scenario.
         passed, self._checked_at = min(now - self._checked_at, 2 * _CHECK_INTERVAL), now

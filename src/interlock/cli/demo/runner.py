@@ -54,19 +54,19 @@ def run_scenarios(scenarios: Sequence[Scenario], title: str, *, processes: int, 
     status = 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM runs the clean-up that Ctrl-C runs
     with (
-        _server(url) as (where, execute, prefix),
+        _server(url) as (server_url, execute, prefix),
         Processes(processes) as workers,
         _progress_display(scenarios[0], rows) as progress,
     ):
         for number, scenario in enumerate(scenarios, 1):
             recipe = scenario.recipe
             task = progress.add_task(f"{number}/{len(scenarios)} {recipe.name:<12}", total=scenario.goal)
-            placed = replace(scenario, url=where, prefix=f"{prefix}{recipe.name}:")
-            seconds = workers.run(placed, execute, functools.partial(_advance, progress, task))
-            result = placed.result(execute, seconds)
+            located = replace(scenario, url=server_url, prefix=f"{prefix}{recipe.name}:")
+            seconds = workers.run(located, execute, functools.partial(_advance, progress, task))
+            result = located.result(execute, seconds)
             progress.remove_task(task)
             rows.append(Row(recipe, result.numbers(), round(seconds, 2), result.explain(recipe)))
-            status |= recipe.name == "interlock" and not result.correct
+            status |= recipe.name == "interlock" and not result.is_correct
     if as_json:
         print(json.dumps([row.as_json() for row in rows], indent=2, ensure_ascii=False))
     else:
@@ -100,7 +100,7 @@ def _server(url: str | None) -> Generator[tuple[str, Execute, str]]:
 
 @contextlib.contextmanager
 def _progress_display(scenario: Scenario, rows: Sequence[Row]) -> Generator[Progress]:
-    """A progress bar of the scenario that runs, above the rows so far; without a terminal nothing is shown."""
+    """A progress bar of the scenario that runs, above the rows so far; without a terminal it shows nothing."""
     console = Console(stderr=True)
     progress = Progress(
         TextColumn("{task.description}"),

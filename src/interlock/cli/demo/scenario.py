@@ -1,6 +1,7 @@
 """A scenario: processes with clients that contend for one lock or semaphore, the faults, and the result.
 
-What the clients do under the lock, and how the result is counted, differs: see `flash_sale` and `api_limit`.
+Scenarios differ in what the clients do under the lock, and in what counts as the result: see `flash_sale` and
+`api_limit`.
 
 A plan decides the faults. The server numbers the actions of the clients, so "number 12" is the same moment of the
 scenario under every recipe, whichever process takes that number. The plan, made from a seed, says which number meets
@@ -46,7 +47,7 @@ K = TypeVar("K", bound="Scenario")
 Point = Literal["taking", "taken", "holding", "releasing"]
 LocalLock: TypeAlias = "threading.Lock | threading.Semaphore"
 
-CLOSED_CHECK_INTERVAL = 1.0  # seconds between two looks of a waiting client whether the scenario is closed
+CLOSED_CHECK_INTERVAL = 1.0  # seconds after which a waiting client checks again whether the scenario is closed
 
 
 class CardDeclined(Exception):  # noqa: N818  # an event of the scenario, not an error of the demo
@@ -153,10 +154,10 @@ class Scenario(ABC):
         """Run one client until no work is left. Raises ScenarioClosed."""
 
     @abstractmethod
-    def progress(self, execute: Execute) -> int:
-        """How many units of the goal are done."""
+    def count_done(self, execute: Execute) -> int:
+        """How many units of the goal are done: tickets sold, or calls made."""
 
-    def crashed(self, execute: Execute) -> None:  # noqa: B027  # optional: only one scenario needs it
+    def restore_after_crash(self, execute: Execute) -> None:  # noqa: B027  # optional: only one scenario needs it
         """Restore the data that the crash of this process left behind, other than the recipe's own."""
 
     @abstractmethod
@@ -170,7 +171,7 @@ class Scenario(ABC):
 
 
 class Context(Generic[K]):
-    """What the clients of one process share during one scenario."""
+    """What the clients of one process share while one scenario runs."""
 
     def __init__(self, scenario: K, inject: Callable[[Fault, float], None]) -> None:
         self.scenario = scenario
@@ -211,10 +212,10 @@ class Client(Generic[K]):
 
     def wait(self, take: Callable[[], T | None]) -> T:
         """Call `take()` until it returns the lock; raises ScenarioClosed if the scenario is closed first."""
-        while not (got := take()):
+        while not (taken := take()):
             if self.context.closed.wait(random.uniform(*self.poll_interval)):
                 raise ScenarioClosed
-        return got
+        return taken
 
     def inject_at(self, point: Point) -> None:
         """Inject the fault that the plan has for this number at this point, if any: once."""
@@ -240,7 +241,7 @@ class Result(ABC):
 
     @property
     @abstractmethod
-    def correct(self) -> bool:
+    def is_correct(self) -> bool:
         """Whether the result is the one that a correct lock gives."""
 
     @property
@@ -261,9 +262,9 @@ class Result(ABC):
         events = self.events
         if recipe.event and events[recipe.event]:
             return recipe.flaw.format_map(events) + self.addition(recipe.event)
-        if not self.correct:
+        if not self.is_correct:
             return self.failure
         if not recipe.event:
-            shown = [f"{text} ({events[event]}x)" for event, text in self.strengths.items() if events[event]]
-            return ", ".join(shown) or self.uneventful
+            strengths = [f"{text} ({events[event]}x)" for event, text in self.strengths.items() if events[event]]
+            return ", ".join(strengths) or self.uneventful
         return "nothing went wrong in this run"

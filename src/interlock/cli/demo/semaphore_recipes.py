@@ -29,8 +29,8 @@ SEMAPHORE_RECIPES: Recipes[Callable[[Caller], Permit | None]] = Recipes()
 @SEMAPHORE_RECIPES.recipe(
     "no-limit",
     "just call",
-    event="over",
-    flaw="no caller waits: called a full API ({over}x)",
+    event="too_many",
+    flaw="no caller waits: called a full API ({too_many}x)",
 )
 def _no_limit(_: Caller) -> Permit:
     return Permit(lambda: None)
@@ -39,8 +39,8 @@ def _no_limit(_: Caller) -> Permit:
 @SEMAPHORE_RECIPES.recipe(
     "process-limit",
     "threading.Semaphore",
-    event="over",
-    flaw="each process counts only itself: called a full API ({over}x)",
+    event="too_many",
+    flaw="each process counts only itself: called a full API ({too_many}x)",
 )
 def _process_limit(caller: Caller) -> Permit | None:
     local = caller.context.local_lock
