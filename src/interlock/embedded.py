@@ -245,7 +245,7 @@ def _still_held(leases: Sequence[SharedLease]) -> LeasesHeld:
 
 def _crashed_lately(home: Path, deadline: float) -> bool:
     """Whether leases that an earlier server has lost may still be alive."""
-    if not shared_has_forgotten():
+    if not shared_has_crashed():
         return False
     answer = _ask(home, b"INFO server", deadline)
     info = dict(line.split(":", 1) for line in (answer or b"").decode().splitlines() if ":" in line)
@@ -518,7 +518,7 @@ def _boot() -> str:
         return "-"
 
 
-def shared_has_forgotten() -> bool:
+def shared_has_crashed() -> bool:
     """Whether the server was started after another one had crashed, whose leases may still be alive."""
     try:
         return (_runtime_dir() / "started").read_text().split()[1:] == ["crashed"]

@@ -49,7 +49,7 @@ class InterlockForAsyncio(InterlockCore[LeaseT, MultiLeaseT, MemberT]):  # a ses
         if session is None or session.core.closed:
             self._check_not_closed()
             left = self._prune()
-            server = open_server(self._address, AsyncioPort, AsyncioRuntime(), self._memories)
+            server = open_server(self._address, AsyncioPort, AsyncioRuntime(), self._histories)
             session = server.push_handler = Session(
                 server, self.label, _task, self.max_ttl, self._farewell, self.try_for
             )
@@ -62,7 +62,7 @@ class InterlockForAsyncio(InterlockCore[LeaseT, MultiLeaseT, MemberT]):  # a ses
 
     def _farewell(self) -> Server:
         """A server that needs no loop, for the exit of the process."""
-        server: Server = open_server(self._address, ThreadPort, ThreadRuntime(), self._memories)
+        server: Server = open_server(self._address, ThreadPort, ThreadRuntime(), self._histories)
         return server
 
     def _prune(self) -> list[Attempt]:

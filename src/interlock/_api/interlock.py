@@ -83,7 +83,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
             raise ConfigError(
                 f"quarantine must be True or False, not {quarantine!r}; its length is max_ttl, in seconds"
             )
-        self._memories = Histories(self.max_ttl if quarantine else None)
+        self._histories = Histories(self.max_ttl if quarantine else None)
         self._closed = False
         self._held_by_caller = HeldByCaller()
         self._start()

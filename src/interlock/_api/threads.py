@@ -34,7 +34,7 @@ class InterlockForThreads(InterlockCore[LeaseT, MultiLeaseT, MemberT]):  # one s
     _for_asyncio = False
 
     def _start(self) -> None:
-        server = open_server(self._address, ThreadPort, ThreadRuntime(), self._memories)
+        server = open_server(self._address, ThreadPort, ThreadRuntime(), self._histories)
         self._session = server.push_handler = Session(
             server, self.label, _thread, self.max_ttl, lambda: server, self.try_for
         )

@@ -101,7 +101,7 @@ class Address:
         if self.kind == "embedded":
             from interlock import embedded  # noqa: PLC0415 (an extra)
 
-            return "crashed" if embedded.shared_has_forgotten() else "-"
+            return "crashed" if embedded.shared_has_crashed() else "-"
         return "-"
 
     @property

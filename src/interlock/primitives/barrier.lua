@@ -106,8 +106,8 @@ local function mark_alive(party)
   call('ZADD', PRESENT, string.format('%.0f', get_time_us() / 1000 + LIVENESS_MS), party)
 end
 
--- Forgets some arrivals that passed long ago.
-local function forget_passed()
+-- Drops some arrivals that passed long ago.
+local function drop_passed()
   local now_ms = get_time_us() / 1000
   for _, party in ipairs(list_arrivals(0, passed)) do
     local alive_until = string.match(call('HGET', WAITERS, party) or '0', '^%d+')
@@ -151,7 +151,7 @@ if verb == 'acquire' then
   if arrived_in ~= '' then return {BROKEN, 'the server has lost the arrival of this party'} end
   if parties ~= wanted_parties and arrivals > passed then return {LIMIT_MISMATCH, parties} end
   parties = wanted_parties  -- nobody waits, so nobody relies on another number
-  forget_passed()
+  drop_passed()
   arrivals = arrivals + 1
   local index = arrivals - passed - 1
   write_barrier()  -- without memory this write fails, and nothing has changed

@@ -10,7 +10,7 @@ from interlock.primitives.codes import GRANTED, QUARANTINE
 from interlock.primitives.messages import NO_KEY, Raw, Refused, Words
 from interlock.primitives.votes import Votes, holder_of
 
-from .lock import resource_over_lock
+from .lock import lock_based_resource
 
 if TYPE_CHECKING:
     from interlock._protocol.types import Resource
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def election_resource(name: object, prefix: str) -> Resource:
     """Make the resource of the election of this name. Raises ConfigError."""
-    return resource_over_lock("election", name, prefix, "watchers")
+    return lock_based_resource("election", name, prefix, "watchers")
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def lock_resource(name: object, prefix: str, owner: str = "") -> Resource:
     return Resource("lock", checked, load("lock"), keys, keys[:2], (owner, "lock"), owner)
 
 
-def resource_over_lock(kind: str, name: object, prefix: str, companion: str) -> Resource:
+def lock_based_resource(kind: str, name: object, prefix: str, companion: str) -> Resource:
     """Make a resource whose script runs lock.lua over the keys of a lock, and has one key more. Raises ConfigError."""
     checked, keys = keys_of(name, prefix, (*LOCK_COMPANIONS, companion))
     return Resource(kind, checked, load(kind), keys, keys[:2], ("", kind))

@@ -12,7 +12,7 @@ from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives.codes import QUARANTINE
 from interlock.primitives.messages import AcquireReply, Busy, Queued, Raw, Words
 
-from .lock import LockInspect, resource_over_lock, state_of
+from .lock import LockInspect, lock_based_resource, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ def once_resource(name: object, prefix: str, key: object) -> Resource:
         if not isinstance(key, str) or not key:
             raise ConfigError(f"once({name!r}): key must be a word that names this run, such as a date, not {key!r}")
         name = f"{name}:key={quote(key, safe='')}" if isinstance(name, str) and name else name
-    return resource_over_lock("once", name, prefix, "done")._replace(release_args=NO_NOTE)
+    return lock_based_resource("once", name, prefix, "done")._replace(release_args=NO_NOTE)
 
 
 @dataclass(frozen=True)
