@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from ._api.asyncio import InterlockForAsyncio, Lockable
 from ._api.barrier import BarrierCore
-from ._api.blocking import awaitable, making
 from ._api.election import ElectionCore, LeadershipCore
+from ._api.face import awaitable, making
 from ._api.interlock import InterlockCore
 from ._api.latch import LatchCore
 from ._api.lease import LeaseCore, LeaseState

@@ -11,8 +11,8 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar, Unpack, overload
 
 from ._api.barrier import BarrierCore
-from ._api.blocking import awaitable, blocking, iterating, making
 from ._api.election import ElectionCore, LeadershipCore
+from ._api.face import awaitable, making
 from ._api.interlock import InterlockCore
 from ._api.latch import LatchCore
 from ._api.lease import LeaseCore, LeaseState
@@ -22,7 +22,7 @@ from ._api.multilease import MultiLeaseCore
 from ._api.once import OnceCore
 from ._api.options import OptionsOf
 from ._api.permits import RWLockCore, RWSideCore, SemaphoreCore
-from ._api.threads import InterlockForThreads, LeaseForThreads, Lockable
+from ._api.threads import InterlockForThreads, LeaseForThreads, Lockable, blocking, iterating
 from ._protocol.acks import Assurance
 from .primitives.barrier import BarrierState
 from .primitives.election import Leader

@@ -14,7 +14,7 @@ import pytest
 import interlock._api
 import interlock.aio
 import interlock.threads
-from interlock._api.blocking import Face
+from interlock._api.face import Face
 
 MODES = [interlock.threads, interlock.aio]
 CLASSES = [

@@ -13,7 +13,7 @@ from interlock._servers.open import open_server
 from interlock._transports.asyncio import AsyncioPort, AsyncioRuntime
 from interlock._transports.blocking import ThreadPort, ThreadRuntime
 
-from .blocking import awaitable
+from .face import awaitable
 from .interlock import InterlockCore, MemberT, MultiLeaseT
 from .lock import LockableCore
 from .named import StateT

@@ -17,7 +17,7 @@ from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives import barrier, election, latch, lock, once, permits
 from interlock.primitives.once import Skipped
 
-from .blocking import Face
+from .face import Face
 from .multi import checked_members
 from .options import DEFAULT_TTL, LeaseT, OptionsOf, timeout_of
 from .section import Section

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
 from interlock._client.grant import Grant
 from interlock._protocol.acks import Assurance
 
-from .blocking import Face
+from .face import Face
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from interlock.errors import ConfigError
 
-from .blocking import Face
+from .face import Face
 
 if TYPE_CHECKING:
     from collections.abc import Callable

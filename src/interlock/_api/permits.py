@@ -9,7 +9,7 @@ from interlock.errors import AcquireTimeout
 from interlock.primitives import permits as script
 from interlock.primitives.permits import SemaphoreState
 
-from .blocking import Face
+from .face import Face
 from .lock import LockableCore
 from .options import UNSET, LeaseT, Unset, timeout_of
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from interlock._protocol.run import run
 from interlock.errors import ConfigError
 
-from .blocking import raise_stop_iteration
+from .face import raise_stop_iteration
 from .options import UNSET, Unset
 
 if TYPE_CHECKING:

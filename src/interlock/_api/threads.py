@@ -1,4 +1,7 @@
-"""What only threads have: an Interlock with one session, `with`, and a thread as the caller."""
+"""What only threads have: methods that block, an Interlock with one session, `with`, and a thread as the caller.
+
+The server for threads suspends no coroutine, so a method runs its coroutine to the end without an event loop.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import inspect
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from interlock._client.session import Session
 from interlock._protocol.names import token_part
@@ -14,7 +17,7 @@ from interlock._protocol.run import run
 from interlock._servers.open import open_server
 from interlock._transports.blocking import ThreadPort, ThreadRuntime
 
-from .blocking import blocking
+from .face import present, raise_stop_iteration
 from .interlock import InterlockCore, MemberT, MultiLeaseT
 from .lease import WatchedCore
 from .lock import LockableCore
@@ -23,11 +26,49 @@ from .options import LeaseT
 from .section import Exit, Section, loaded, pooled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
     from types import TracebackType
 
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S")
+
+
+def blocking(method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[S, P], R]:
+    """The method for threads: the calling thread runs the coroutine to its end."""
+
+    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        coroutine = method(self, *args, **kwargs)
+        try:  # as run() does, which would be one call more for each call of a user
+            coroutine.send(None)
+        except StopIteration as finished:
+            return finished.value  # type: ignore[no-any-return]
+        except RuntimeError as error:
+            raise_stop_iteration(error)
+            raise
+        coroutine.close()
+        raise RuntimeError("a coroutine over the threads' port was suspended")
+
+    # A function that a user gives returns its value itself; for asyncio, it is awaited.
+    return present(method, call, "Awaitable[R]", "R")
+
+
+def iterating(method: Callable[Concatenate[S, P], AsyncIterator[R]]) -> Callable[Concatenate[S, P], Iterator[R]]:
+    """The generator for threads: the calling thread runs each step of the asynchronous one to its end."""
+
+    def iterate(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
+        steps: Any = method(self, *args, **kwargs)
+        try:
+            while True:
+                try:
+                    step: R = run(steps.__anext__())
+                except StopAsyncIteration:
+                    return
+                yield step
+        finally:
+            run(steps.aclose())
+
+    return present(method, iterate, "AsyncIterator", "Iterator")
 
 
 class InterlockForThreads(InterlockCore[LeaseT, MultiLeaseT, MemberT]):  # one session, for all threads

@@ -1,9 +1,9 @@
 """One public method, two faces: what each face makes of the method that stands once in a core class.
 
 Theory. A core class holds signature, docstring and body of a public method as `async def _method`. A face assigns it:
-`method = blocking(Core._method)` for threads, `method = awaitable(Core._method)` for asyncio. The port for threads
-suspends no coroutine, so `blocking` needs no event loop. What a call only makes, and does not wait for, a core
-describes by the arguments of a constructor, and a face by `making(Class, Core._method)`.
+`method = blocking(Core._method)` for threads (`blocking` stands in threads.py), `method = awaitable(Core._method)` for
+asyncio. What a call only makes, and does not wait for, a core describes by the arguments of a constructor, and a face
+by `making(Class, Core._method)`.
 
 `Face` gives each method the name, the qualified name, the module and the types under which a user knows it, in place
 of those of the core: in help(), in the documentation of an editor, in a traceback.
@@ -17,36 +17,14 @@ import re
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast, get_args, get_origin
 
-from interlock._protocol.run import run
-
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
 P = ParamSpec("P")
-R = TypeVar("R")
 S = TypeVar("S")
 T = TypeVar("T")
 F = TypeVar("F", bound="Callable[..., Any]")
 _TYPE = re.compile(r"\b[A-Z]\w*T\b")  # a type variable of the cores, in an annotation
-
-
-def blocking(method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[S, P], R]:
-    """The method for threads: the calling thread runs the coroutine to its end."""
-
-    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        coroutine = method(self, *args, **kwargs)
-        try:  # as run() does, which would be one call more for each call of a user
-            coroutine.send(None)
-        except StopIteration as finished:
-            return finished.value  # type: ignore[no-any-return]
-        except RuntimeError as error:
-            raise_stop_iteration(error)
-            raise
-        coroutine.close()
-        raise RuntimeError("a coroutine over the threads' port was suspended")
-
-    # A function that a user gives returns its value itself; for asyncio, it is awaited.
-    return _as(method, call, "Awaitable[R]", "R")
 
 
 def raise_stop_iteration(error: RuntimeError) -> None:
@@ -55,30 +33,12 @@ def raise_stop_iteration(error: RuntimeError) -> None:
         raise error.__cause__ from None
 
 
-def iterating(method: Callable[Concatenate[S, P], AsyncIterator[R]]) -> Callable[Concatenate[S, P], Iterator[R]]:
-    """The generator for threads: the calling thread runs each step of the asynchronous one to its end."""
-
-    def iterate(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
-        steps: Any = method(self, *args, **kwargs)
-        try:
-            while True:
-                try:
-                    step: R = run(steps.__anext__())
-                except StopAsyncIteration:
-                    return
-                yield step
-        finally:
-            run(steps.aclose())
-
-    return _as(method, iterate, "AsyncIterator", "Iterator")
-
-
 def awaitable(method: F) -> F:
     """The method for asyncio: a copy, which can have names of its own and adds no call."""
     core = cast("FunctionType", method)
     copy = FunctionType(core.__code__, core.__globals__, core.__name__, core.__defaults__, core.__closure__)
     copy.__kwdefaults__ = core.__kwdefaults__
-    return cast("F", _as(method, copy))
+    return cast("F", present(method, copy))
 
 
 def making(
@@ -89,10 +49,10 @@ def making(
     def make(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return kind(*method(self, *args, **kwargs))
 
-    return _as(method, make, "tuple[Any, ...]", cast("type", kind).__name__)
+    return present(method, make, "tuple[Any, ...]", cast("type", kind).__name__)
 
 
-def _as(method: Callable[..., Any], made: F, type_there: str = "", type_here: str = "") -> F:
+def present(method: Callable[..., Any], made: F, type_there: str = "", type_here: str = "") -> F:
     """`made` of this method, until `Face` knows its name: here a type of its annotations is another one."""
     functools.update_wrapper(made, method)
     made.__annotations__ = {
