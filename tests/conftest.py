@@ -54,7 +54,7 @@ BUSY = {
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Tests that compute come first, on as many workers as there are cores; the others wait for most of their time."""
+    """Let tests that compute come first, on as many workers as there are cores; the others mostly wait."""
     busy = [item for item in items if item.path.stem in BUSY]
     for i, item in enumerate(busy):
         item.add_marker(pytest.mark.xdist_group(f"busy {i % (os.cpu_count() or 1)}"))
@@ -65,13 +65,13 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """After each test garbage is collected, to see what it left: that need not look through what was there before."""
+    """Freeze the objects of now: the search for leaks after each test need not look through them."""
     gc.collect()
     gc.freeze()
 
 
 def said_by(node) -> RunsOn:
-    """What the module of a test says of where it runs, and what the test says itself."""
+    """Where a test runs: the marks of its module and its own, together."""
     return RunsOn.said_by(reversed([*node.iter_markers("runs_on")]))
 
 
@@ -123,7 +123,7 @@ def pytest_pyfunc_call(pyfuncitem):
 
 
 def loop_of(cell):
-    """What makes the event loop of a test; None for that of asyncio."""
+    """The function that makes the event loop of a test, or None for asyncio's own."""
     if cell is None or cell.way != "uvloop":
         return None
     return pytest.importorskip("uvloop").new_event_loop
@@ -162,7 +162,7 @@ def pytest_runtest_setup():
 
 @pytest.fixture(autouse=True)
 def a_test_runs_where_its_module_says(request):
-    """Holds what `runs_on` says against the servers and modes that each test uses in this process."""
+    """Fail a test that uses a server or a mode which its `runs_on` does not name."""
     yield
     if not request.node.get_closest_marker("runs_on"):
         return
@@ -178,7 +178,7 @@ HEADERS: dict[str, Header] = {}
 
 @pytest.fixture(autouse=True)
 def every_message_is_as_the_lua_header_says(monkeypatch):
-    """Holds the header of each script against what Python really sends, in every test."""
+    """Fail a test that sends a message which the header of its script does not describe."""
     real, wrong = resp.evalsha, []
 
     def checked(mode_name, script, keys, args, epoch):
@@ -199,7 +199,7 @@ def every_message_is_as_the_lua_header_says(monkeypatch):
 
 @pytest.fixture(scope="session")
 def server_pool(tmp_path_factory):
-    """The servers of this session."""
+    """The servers of this run of pytest."""
     made = ServerPool(tmp_path_factory.mktemp("server_pool"))
     yield made
     made.stop()

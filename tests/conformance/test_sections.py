@@ -205,9 +205,8 @@ async def test_without_a_with_a_lease_is_renewed_as_long_as_some_code_can_leave_
     with interlock.Interlock(server.url) as locks:
         lock = locks.lock("a", ttl=1.2)
         deadline = lock.__enter__()._grant.deadline
-        await until(
-            lambda: locks._session.renewal.held()[0].deadline > deadline + 1
-        )  # nothing but the lock has the lease
+        # Nothing but the lock has the lease.
+        await until(lambda: locks._session.renewal.held()[0].deadline > deadline + 1)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             del lock

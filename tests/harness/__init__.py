@@ -1,1 +1,1 @@
-"""What the tests stand on: real servers of every version, alone and in groups, that may be harmed."""
+"""What the tests use: real servers of every version, alone and in groups, processes, proxies, the matrix."""

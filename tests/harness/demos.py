@@ -40,7 +40,7 @@ def rows(demo: subprocess.Popen[str]) -> Rows:
 
 
 def run(args: list[str], monkeypatch: pytest.MonkeyPatch) -> object:
-    """Run the command line in this process, for what starts no others."""
+    """Run the command line in this process, for commands that start no processes."""
     monkeypatch.setattr(sys, "argv", ["interlock", *args])
     with pytest.raises(SystemExit) as ended:
         main()

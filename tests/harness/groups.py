@@ -1,4 +1,4 @@
-"""What tests of topologies share."""
+"""Steps that the tests of several topologies share."""
 
 from __future__ import annotations
 

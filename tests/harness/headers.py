@@ -1,4 +1,4 @@
-"""Reads the header of a .lua file, and holds messages against it."""
+"""Reads the header of a .lua file, and checks messages against it."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ MODES = ("threads", "asyncio")
 
 
 def required(reason: str) -> None:
-    """What a developer may lack, continuous integration has to have."""
+    """Skip the test for this reason; under CI=true fail it."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"missing, and CI=true: {reason}")
     pytest.skip(reason)
@@ -48,21 +48,21 @@ def required(reason: str) -> None:
 
 
 def least_rights() -> str:
-    """What docs/acl.md says after ACL SETUSER."""
+    """The rules that docs/acl.md has after ACL SETUSER."""
     text = (ROOT / "docs/acl.md").read_text()
     (rules,) = re.findall(r"ACL SETUSER (.*?)\n\n", text, re.DOTALL)
     return rules
 
 
 def cluster_rights(kind: str) -> str:
-    """What a user needs besides on a cluster of this kind."""
+    """The rules that a user needs besides on a cluster of this kind, by docs/acl.md."""
     text = (ROOT / "docs/acl.md").read_text()
     first, sharded = re.findall(r"On a cluster.*?\n\n    (.*?)\n    (.*?)\n\n", text, re.DOTALL)[0]
     return first if kind == "redis-6.2" else f"{first} {sharded}"
 
 
 def acl_user(node: Node) -> str:
-    """Make the user of docs/acl.md; its URL. For execute() it gets what the tests' commands need."""
+    """Make the user of docs/acl.md, with rights for the commands of execute() besides; its URL."""
     _, *rules = least_rights().split()
     with redis.Redis.from_url(node.url) as client:
         client.execute_command(
@@ -117,7 +117,7 @@ class Cell:
 
     @property
     def possible(self) -> bool:
-        """Whether this machine could have it: not every server speaks TLS, and threads have no loop."""
+        """Whether there can be such a cell: not every server speaks TLS, and threads have no event loop."""
         return (self.way != "tls" or self.kind in TLS) and (self.way != "uvloop" or self.mode == "asyncio")
 
 
@@ -127,7 +127,7 @@ QUORUM_CELLS = [Cell(BASE, "quorum", mode) for mode in MODES]
 
 # What a test module may say in runs_on(...) of the servers that the suite starts for it, and the cells of that.
 CELLS = {
-    "its own servers": BASE_CELLS,  # those that it starts itself, in both modes; the base is there, too, for `mode`
+    "its own servers": BASE_CELLS,  # in both modes; the base server runs, too, since `mode` wants one
     BASE: BASE_CELLS,
     # every kind, each but the base in one mode only
     "each server": [
@@ -200,7 +200,7 @@ class RunsOn:
         return cls(**said)
 
     def cells(self, *, full: bool) -> list[Cell]:
-        """On these a test runs, a quorum apart."""
+        """The cells on which a test runs, without those of a quorum."""
         return CELLS[self.full or self.servers if full else self.servers]
 
     def allows(self, topology: str, kind: str, cell: Cell | None) -> bool:
@@ -212,7 +212,7 @@ class RunsOn:
 
 
 class ServerPool:
-    """The servers of a session, each started when it is first asked for."""
+    """The servers of a run of pytest; each starts when a test first asks for it."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -227,12 +227,11 @@ class ServerPool:
         return place(cell.kind)
 
     def primary(self, kind: str) -> Node:
-        """One that has a replica, and is watched by a sentinel."""
+        """The running primary of this kind that a sentinel watches, with a replica, for all tests."""
         if kind not in self.watched:
             try:
-                group = Sentinels(
-                    kind, replicas=1, sentinels=1, down_after=60
-                )  # no test of the matrix wants a failover
+                # No test of the matrix wants a failover.
+                group = Sentinels(kind, replicas=1, sentinels=1, down_after=60)
             except Missing as missing:
                 required(f"no {kind} here: {missing}")
                 raise
@@ -259,7 +258,7 @@ class ServerPool:
             raise
 
     def quorum(self, kind: str) -> Node:
-        """The first of three that run for all tests; it knows the others."""
+        """The first of three running servers, for all tests; `together` has all three."""
         if kind not in self.quorums:
             try:
                 three = Independents(kind, number=3)
@@ -282,7 +281,7 @@ class ServerPool:
 
     @staticmethod
     def spare(kind: str, **options) -> Node:
-        """One of this kind that is not started yet, for a test that will harm it."""
+        """A server of this kind that is not started yet, for a test that will harm it."""
         try:
             return Node(kind, **options)
         except Missing as missing:

@@ -39,7 +39,7 @@ SLACK = 4.0  # seconds that a busy machine may add to a call whose time is bound
 
 
 async def until(condition, within: float = 30.0) -> None:
-    """Wait for a condition (plain or async), not for a time. A shorter `within` is the claim of a test."""
+    """Wait for a condition (plain or async), not for a time. A shorter `within` is a promise that the test checks."""
     end, pause = time.monotonic() + within, 0.002
     while True:
         result = condition()
@@ -49,7 +49,7 @@ async def until(condition, within: float = 30.0) -> None:
             return
         assert time.monotonic() < end, f"not so within {within} s: {condition}"
         await asyncio.sleep(pause)
-        pause = min(0.05, pause * 1.1)  # what takes long need not be seen so soon
+        pause = min(0.05, pause * 1.1)  # a condition that takes long need not be seen at once
 
 
 class AsyncView:
@@ -126,7 +126,7 @@ class Mode:
             target = self.way(self.server, self.name)
             if not isinstance(target, str | list):
                 self.clients.append(target)
-        options.setdefault("try_for", 5.0)  # of a busy machine: a test of tries says its own
+        options.setdefault("try_for", 5.0)  # seconds, for a busy machine; a test of try_for gives its own
         made = interlock.Interlock if self.name == "threads" else interlock.aio.Interlock
         made = (made.quorum if isinstance(target, list) else made)(target, **options)
         if self.name == "threads":

@@ -99,7 +99,7 @@ def _somebody() -> pwd.struct_passwd:
 
 @contextlib.contextmanager
 def running():
-    """The server, or a skip that says why. In CI it must be there."""
+    """A running server; skips the test, with the reason, if this machine lacks PostgreSQL, and fails it in CI."""
     tools = binaries()
     if tools is None:
         reason = "PostgreSQL is not installed (Debian: apt-get install postgresql)"

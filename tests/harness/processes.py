@@ -1,6 +1,6 @@
 """Processes that use interlock, from the outside: start them, send them commands, stop them, kill them.
 
-Inside runs programs/lock_client.py.
+Each process runs programs/lock_client.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A proxy between a client and the server that can lose, hold and cut: a bad network, on one machine."""
+"""A proxy between clients and a server, which plays a bad network: it loses, holds and cuts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import threading
 class Proxy:
     """A unix socket that forwards to the server's. `with Proxy(path) as proxy: proxy.url`
 
-    `drop_replies`: what the server answers is lost, though it has run the request.
+    `drop_replies`: the replies of the server are lost, though it has run the requests.
     `hold`: nothing goes through, in either direction, until it is False again.
     `cut_request`, `cut_reply`: of the next one with `marked` in it only so many bytes go through; then the line is cut.
     """
@@ -65,7 +65,7 @@ class Proxy:
                 self._close(one)
 
     def freeze(self) -> None:
-        """Every open connection is dead from now on, and nobody tells: as when a firewall forgot them."""
+        """Let every open connection be dead from now on, without a sign: as when a firewall forgot them."""
         with self.lock:
             self.frozen |= set(self.pairs)
 

@@ -33,7 +33,7 @@ DEBIAN: Final = Path(sys.prefix, "debian")  # Debian's packages, unpacked by scr
 
 
 class Missing(LookupError):
-    """This machine does not have that server. The text says what would bring it."""
+    """This machine does not have that server. The text says how to install it."""
 
 
 def _wheel(package: str, path: str) -> Path:
@@ -75,7 +75,7 @@ def find(kind: str) -> Path:
 
 
 def libraries(binary: Path) -> dict[str, str]:
-    """What a binary of an unpacked package needs in its environment."""
+    """The environment that a binary of an unpacked package needs."""
     if DEBIAN not in binary.parents:
         return {}
     return {"LD_LIBRARY_PATH": ":".join(str(path) for path in DEBIAN.glob("usr/lib/*-linux-gnu"))}
@@ -127,7 +127,7 @@ class Node(BreakableServer):
 
     @property
     def public(self) -> int:
-        """The port that other servers are told: that of TLS, if it has one."""
+        """The port that the server announces to other servers: that of TLS, if it has one."""
         return self.tls_port if self._tls is not None else self.port
 
     def start(self, *, timeout: float = START_TIMEOUT) -> None:
@@ -161,7 +161,7 @@ class Node(BreakableServer):
         return _free_ports()
 
     def shift(self, seconds: float) -> None:
-        """Set its clock: so far from the true time."""
+        """Set its clock so many seconds ahead of the true time."""
         assert self._clock
         path = self._started() / "clock"
         fresh = path.with_suffix(".new")

@@ -2,12 +2,12 @@
 
     python clones.py threads|asyncio URL DIRECTORY idle|holds|waits|predictable
 
-It connects, and prints "ready"; with `holds` it has a lease on "held" by then, with `waits` it stands in the queue for
-it, and with `predictable` tokens are made of numbers that are in the snapshot, too. A line on stdin takes the snapshot:
-two children are made by fork(2) without Python's hooks, so nothing in them can know of it, and the process itself does
-nothing more than wait for their ends. In each child every connection is dead, as after a restore. Then each child goes
-for locks for a while and writes lines of model/histories, as process c0 or c1. A task of asyncio is the same in both
-children; of threads only the one that forks lives on, so `holds` and `waits` are for asyncio.
+The program connects, and prints "ready". With `holds` it has a lease on "held" by then; with `waits` it stands in the
+queue of "held"; with `predictable` the numbers in its tokens are part of the snapshot. A line on stdin takes the
+snapshot: fork(2) makes two children without Python's hooks, so nothing in the children can know of it, and the process
+itself only waits for their ends. In each child every connection is dead, as after a restore. Then each child acquires
+locks for a while and writes lines of model/histories, as process c0 or c1. A task of asyncio is the same in both
+children; of the threads only the one that forks lives on, so `holds` and `waits` are for asyncio.
 """
 
 from __future__ import annotations
@@ -38,15 +38,14 @@ PREDICTABLE = "predictable"
 
 
 def snapshot() -> int:
-    """Take it, and go on in each of two clones: which of them this is."""
+    """Take the snapshot, and go on in each of two clones; returns the number of the clone."""
     loop, pids = asyncio._get_running_loop(), []
     for each in range(2):
         pid = ctypes.PyDLL(None).fork()  # not os.fork(), which tells all who asked to be told; and the GIL stays ours
         if not pid:
             if loop is not None:
-                asyncio._set_running_loop(
-                    loop
-                )  # it is kept with the id of the process, which a restore does not change
+                # It is kept with the id of the process, which a restore does not change.
+                asyncio._set_running_loop(loop)
             cut(loop)
             return each
         pids.append(pid)
@@ -56,7 +55,7 @@ def snapshot() -> int:
 
 
 def cut(loop) -> None:
-    """Every socket is dead in this clone; the server has not heard of it."""
+    """Cut every socket of this clone, without a sign to the server."""
     for fd in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(OSError):
             if fd > 2 and stat.S_ISSOCK(os.fstat(fd).st_mode):
@@ -88,7 +87,7 @@ class Clone:
         await asyncio.sleep(seconds) if self.mode == "asyncio" else time.sleep(seconds)
 
     async def sections(self, locks) -> None:
-        """On a lock and on a semaphore, until the other clone has had some of its own, too."""
+        """Enter sections of a lock and of a semaphore, until the other clone has had some sections, too."""
         self.pen.write("memory", channel=locks._session.channel, me=locks._session.core.process_id)
         end = time.monotonic() + 20
         while self.number < SECTIONS or (self.others() < SECTIONS and time.monotonic() < end):
@@ -121,7 +120,7 @@ class Clone:
         self.pen.write("let", h=hold, ours=await self.do(lease.release), error="")
 
     async def held(self, lease) -> None:
-        """What the lease of the snapshot is worth: one clone gives it back, the other one looks when it is told."""
+        """Use the lease of the snapshot: one clone releases it; then the other clone writes what its lease says."""
         before = lease.remaining()
         while lease.remaining() <= before:  # it is renewed
             before = lease.remaining()

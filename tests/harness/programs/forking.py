@@ -2,9 +2,9 @@
 
     python forking.py threads|asyncio URL [URL ...]      (several URLs: a quorum)
 
-It does what it is told, line by line, and says when that is done:
+It runs the commands of stdin, one a line, and prints a line after each:
 
-    use NAME     acquire and release it, if it can be had within 2 s
+    use NAME     acquire and release it, if the lock can be acquired within 2 s
     hold         12 leases of 1.5 s; wait for "wanted", woken by nothing but a push; work on others all the time
     look NAME    fork a child that says whether it gets this lock at once
     fork         a child that uses all of it in both ways, and ends in the ordinary way
@@ -39,7 +39,7 @@ def made(module):
 
 
 def blocking(locks) -> None:
-    """All of it, with threads: free locks, one that is waited for, and those of the parent."""
+    """Use each kind of lock with threads: free locks, a lock with a waiter, and the locks of the parent."""
     for name in NAMES:
         assert locks.lock(name).try_acquire() is None
         with locks.lock(f"child-{name}"):
@@ -56,7 +56,7 @@ def blocking(locks) -> None:
 
 
 async def cooperative(locks) -> None:
-    """The same with asyncio."""
+    """Use each kind of lock with asyncio, as `blocking` does."""
     for name in NAMES:
         assert await locks.lock(name).try_acquire() is None
         async with locks.lock(f"child-{name}"):
@@ -76,7 +76,7 @@ async def closing(locks, work) -> None:
 
 @contextlib.contextmanager
 def inside(mutex):
-    """Another thread is inside: a child of ours does not have it."""
+    """Hold the mutex of the runtime in another thread, which a child does not have."""
     entered, leave = threading.Event(), threading.Event()
 
     def thread() -> None:
@@ -93,7 +93,7 @@ def inside(mutex):
 
 
 def child(work) -> int:
-    """What a child of ours came to."""
+    """Run this in a child of fork(); its result."""
     pid = os.fork()
     if pid:
         return pid
@@ -212,7 +212,7 @@ class Async(Blocking):
 
 
 async def renewed(leases) -> None:
-    """Once each was renewed twice since now."""
+    """Wait until each lease was renewed twice."""
     now = leases[0]._session.runtime.now()
     while min(lease._grant.deadline for lease in leases) < now + TTL * 1.5:
         for lease in leases:

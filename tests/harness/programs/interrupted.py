@@ -1,4 +1,4 @@
-"""A program that works under locks while signals interrupt it at random moments: then it looks what is left.
+"""A program that works under locks while signals interrupt it at random moments, and then looks for leftovers.
 
     python interrupted.py URL --mode threads --interrupts 1000 --seed 7
 
@@ -40,7 +40,7 @@ ASYNCIO = str(Path(asyncio.__file__).parent)
 
 
 class Stop(BaseException):
-    """What the handler raises."""
+    """The exception of the signal handler."""
 
 
 def stop(*_) -> None:
@@ -70,7 +70,7 @@ class Interrupts:
 
 
 def works(locks, name: str):
-    """Each kind of work, as a name and what it does with the lockable that it uses."""
+    """Each kind of work: its name, and a function of the lockable that it uses."""
     yield "with lock", locks.lock(name, ttl=LONG), None
     yield "with semaphore", locks.semaphore(f"{name}:s", 2, ttl=LONG), None
     yield "with rlock", locks.rlock(name, ttl=LONG), "nested"
@@ -83,7 +83,7 @@ def works(locks, name: str):
 
 
 def work(lockable, way: str | None) -> None:
-    """In threads."""
+    """The work of one round, in threads."""
     if way == "decorate":
         lockable(lambda: None)()
     elif way == "run":
@@ -97,7 +97,7 @@ def work(lockable, way: str | None) -> None:
 
 
 async def awork(lockable, way: str | None) -> None:
-    """In asyncio."""
+    """The work of one round, in asyncio."""
     if way == "decorate":
         await lockable(_nothing)()
     elif way == "run":
@@ -114,7 +114,7 @@ async def _nothing(*_) -> None: ...
 
 
 class Contender(threading.Thread):
-    """Another client, which holds what it is told for a moment, so that it is handed over."""
+    """Another client, which holds a lockable for a moment, so that the round gets a handover."""
 
     def __init__(self, url: str) -> None:
         super().__init__(daemon=True)
@@ -145,13 +145,13 @@ class Contender(threading.Thread):
 
 
 def left(client) -> list[str]:
-    """What is held."""
+    """The names that are held."""
     keys = [key for key in client.scan_iter("lock:*", count=1000) if not key.endswith(b"}")]
     return sorted(key.decode()[5:] for key in keys if client.type(key) in {b"string", b"zset"})
 
 
 def wrong(client, session, made: list, within: float) -> list[str]:
-    """What is left when the time is over in which all must be given back, or run out."""
+    """The leftovers after the time in which all leases must be released, or run out."""
     end = time.monotonic() + within
     while True:
         gc.collect()
@@ -166,7 +166,7 @@ def wrong(client, session, made: list, within: float) -> list[str]:
 
 
 def refused(lockable) -> bool:
-    """Whether this thread or task may not enter any more."""
+    """Whether interlock refuses this thread or task as if it were inside a section."""
     if not hasattr(lockable, "_inside"):
         return False
     return any((lease := ref()) is not None and not lease._ended for ref in list(lockable._inside.values()))

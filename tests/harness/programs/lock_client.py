@@ -1,4 +1,4 @@
-"""A process of its own that does what it is told: one JSON command a line in, one JSON answer a line out.
+"""A process that runs commands on locks: one JSON command a line on stdin, one JSON answer a line on stdout.
 
     python lock_client.py URL threads|asyncio
 
@@ -58,7 +58,7 @@ class Blocking:
         return {"token": lease.token, "term": lease.term}
 
     async def runs(self, name, options):
-        """Begin to run it, and never end."""
+        """Begin a run of `once` that never ends."""
         return bool(
             self.locks.once(name, **options).run(lambda lease: say({"result": lease.token}) or time.sleep(1000))
         )
@@ -67,7 +67,7 @@ class Blocking:
         return self.leases[name].release()
 
     async def fork(self, name):
-        """What a child of a holder sees: told through a pipe."""
+        """Fork; what the child sees of the holder's lease, sent through a pipe."""
         read, write = os.pipe()
         if not os.fork():
             answer = {}

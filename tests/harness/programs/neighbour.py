@@ -1,9 +1,9 @@
-"""One side of two versions at work on the same names: what a process does with the interlock that it imports.
+"""One side of two versions that use the same names: the methods that a process runs with its own interlock.
 
     PYTHONPATH=... python neighbour.py URL
 
-One JSON command a line in, [method, argument...] of `Neighbour`; one JSON answer a line out. It uses only what every
-version has, so that a version of long ago can be told the same.
+One JSON command a line on stdin, [method, argument...] of `Neighbour`; one JSON answer a line on stdout. It uses only
+names that every version has, so that an old version can run the same commands.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WRITER = 1000  # what a writer weighs; everybody else weighs one
 
 
 class Neighbour:
-    """What a process can be told."""
+    """The commands."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -49,7 +49,7 @@ class Neighbour:
     # Leases
 
     def take(self, kind, name, ttl=TTL):
-        """A semaphore as a whole, so that it can be waited for."""
+        """Acquire; of a semaphore all permits, so that the next acquire has to wait."""
         made = self.made(kind, name, ttl)
         lease = made.acquire(permits=LIMIT, timeout=30) if kind == "semaphore" else made.acquire(timeout=30)
         self.leases[name] = lease
@@ -66,7 +66,7 @@ class Neighbour:
         return self.made(kind, name).revoke("for maintenance", force=force)
 
     def seen(self, kind, name):
-        """What inspect() says, of all kinds alike."""
+        """The result of inspect(), in one form for all kinds."""
         state = self.made("lock" if kind == "multi" else kind, name).inspect()
         if hasattr(state, "holders"):
             tokens = [holder.token for holder in state.holders]
@@ -79,7 +79,7 @@ class Neighbour:
     # Sections
 
     def work(self, kind, name, sections=12, workers=2):
-        """Threads that want it again and again, as the other side does: how often they had it, and what was wrong."""
+        """Let threads acquire the name again and again, as the other side does; how often they did, and errors."""
         counts = {"sections": 0, "together": 0, "older": 0, "errors": []}
         mutex = threading.Lock()
 
@@ -125,7 +125,7 @@ class Neighbour:
     # Those without leases
 
     def limit(self, name, limit=None):
-        """Set it, if one is given; what it is."""
+        """Set the limit, if one is given; the limit now."""
         made = self.made("semaphore", name)
         if limit is not None:
             made.set_limit(limit)
@@ -148,7 +148,7 @@ class Neighbour:
         return self.locks.barrier(name, 2).inspect().arrived
 
     def runs(self, name):
-        """Who ran it, and whether that was we."""
+        """Run the job; who ran it, and whether this process did."""
         ran = self.locks.once(name, at_most=10, at_least=10).run(lambda _lease: None)
         return {"ran": bool(ran), "by": ran.by, "last": self.locks.once(name, at_most=10).inspect().last.by}
 

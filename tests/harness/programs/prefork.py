@@ -1,4 +1,4 @@
-"""A parent that works, then forks workers that all go on with the same Interlock: as gunicorn --preload does.
+"""A parent that works, then forks workers that all use the same Interlock, as gunicorn --preload does.
 
     python prefork.py URL threads|asyncio WORKERS ROUNDS
 

@@ -2,8 +2,8 @@
 
     python stale_writer.py KIND PLACE URL
 
-It acquires, reads, makes sure that the lease is its own, and stops itself (SIGSTOP). Continued, it writes, first with
-the guard, then without. It says what came of each: one JSON a line. The stores below are the test's, too.
+It acquires, reads, calls ensure(), and stops itself (SIGSTOP). Continued, it writes, first with the guard, then without
+it, and prints the result of each write: one JSON a line. test_fence.py uses the stores below, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from interlock.fence import dbapi, files, redis
 
 
 class Store:
-    """One text that a lock protects: `guarded(lease, text)` as one should, `plain(text)` as one should not."""
+    """One text that a lock protects: `guarded(lease, text)` writes it under the fence, `plain(text)` without."""
 
     def __init__(self, place: str) -> None:
         self.place = place
@@ -70,7 +70,7 @@ class Dbapi(Store):
 
 
 class Alchemy(Store):
-    """The same over SQLAlchemy."""
+    """A row, over SQLAlchemy."""
 
     def __init__(self, whole: bool, place: str) -> None:
         import sqlalchemy as sa

@@ -1,8 +1,8 @@
-"""The wires between servers, so that they can be cut, or fall silent.
+"""The links between servers, so that a test can cut them, or let them fall silent.
 
 An ACL closes connections, and does not concern what the nodes of a cluster say to each other of who is alive. So each
 server announces a port of ours to the others, which leads there; and it connects from an address of its own, so that we
-see who it is.
+see which server it is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SOURCES: Final = "127.0.1"
 
 
 class Bus:
-    """Leads the servers to each other, in a thread, from `start()` until `stop()`."""
+    """Forwards between the servers, in a thread, from `start()` until `stop()`."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -26,11 +26,11 @@ class Bus:
         self._silent: set[frozenset[int]] = set()
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End it, and all that it leads."""
+        """End the thread, and all connections that it forwards."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -55,15 +55,15 @@ class Bus:
         return int(listener.getsockname()[1])
 
     def cut(self, one: int, other: int) -> None:
-        """These two do not hear each other any more."""
+        """Cut the links between these two."""
         self._cut.add(frozenset({one, other}))
 
     def mute(self, one: int, other: int) -> None:
-        """Nothing that these two say arrives any more, not even that a connection ends: as if packets were dropped."""
+        """Let nothing arrive between these two, not even the end of a connection: as if packets were dropped."""
         self._silent.add(frozenset({one, other}))
 
     def mend(self) -> None:
-        """All hear each other again, over new connections."""
+        """Let all reach each other again, over new connections."""
         self._cut.clear()
         self._silent.clear()
 

@@ -29,7 +29,7 @@ class _Member(Node):
     number = 0
 
     def _ports(self) -> tuple[int, int]:
-        """Both below those that the system gives to anybody who asks."""
+        """Two ports, for clients and for other nodes, below those that the system gives out by itself."""
         while True:
             port = random.randrange(11_000, 22_000)
             with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as other:
@@ -136,7 +136,7 @@ class Cluster(Group):
         self.wait_ok()
 
     def _strangers(self) -> str:
-        """Who does not know all others yet."""
+        """The text that names a node which does not know all others yet, or an empty one."""
         for node in self.nodes:
             known = {view.id for view in self._views(node) if "handshake" not in view.flags}
             if lack := len(self.nodes) - len(known):
@@ -148,7 +148,7 @@ class Cluster(Group):
 
     @property
     def url(self) -> str:
-        """Where to connect: the primaries of the start, as any of them tells of the rest."""
+        """Where to connect: the primaries of the start, any of which names the other nodes."""
         hosts = ",".join(f"127.0.0.1:{node.public}" for node in self.nodes[: self.shards])
         return f"redi{'ss' if self._tls else 's'}+cluster://{hosts}{tls_query(self._tls)}"
 
@@ -172,7 +172,7 @@ class Cluster(Group):
         raise LookupError(f"no replica of the node at port {node.port} runs")
 
     def _selves(self) -> dict[Node, _View]:
-        """What each node that runs says of itself."""
+        """The line that each running node has of itself."""
         return {
             node: view
             for node in self.nodes if node.running
@@ -180,7 +180,7 @@ class Cluster(Group):
         }  # fmt: skip
 
     def wait_ok(self, *, timeout: float = PATIENCE) -> None:
-        """Until those that run agree who serves what, serve all slots, and their replicas have all."""
+        """Wait until the running nodes agree on the map, serve all slots, and their replicas have all writes."""
         wait(self._wrong, timeout)
 
     def _wrong(self) -> str:
@@ -221,7 +221,7 @@ class Cluster(Group):
                 (self._bus.mute if silent else self._bus.cut)(one.number, other.number)
 
     def wait_for_primary(self, what: str | bytes | int, other_than: Node, *, timeout: float = PATIENCE) -> Node:
-        """Who serves a key or a slot by the newest that any node says, once it is another one."""
+        """Wait until another node serves a key or a slot, by the newest map of any node; that node."""
         wait(lambda: "" if self.primary_of(what) is not other_than else "nobody else serves it yet", timeout)
         return self.primary_of(what)
 

@@ -1,4 +1,4 @@
-"""Servers that belong together: started side by side, told apart by name, and cut off from each other.
+"""Servers that belong together: they start side by side, have names, and can be cut off from each other.
 
 There are no network namespaces here, so a cut is made by ACL. Every server introduces itself to the others as a user
 of its own. To cut two off is to turn their users away and to kill the connections they have; ordinary clients, who
@@ -36,7 +36,7 @@ GONE: Final = (redis.ConnectionError, redis.TimeoutError)
 
 
 def tls_query(tls: TLS | None) -> str:
-    """What a URL needs to trust these servers."""
+    """The part of a URL that trusts these servers."""
     return f"?ssl_ca_certs={tls[2]}" if tls else ""
 
 
@@ -75,12 +75,12 @@ def info(node: Node, section: str = "replication") -> dict[str, str]:
 
 
 def fields(text: str) -> dict[str, str]:
-    """What `name:value` lines say."""
+    """The fields of `name:value` lines."""
     return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
 
 
 def wait(missing: Callable[[], str], timeout: float = PATIENCE) -> None:
-    """Until nothing is missing any more; what is, is in the TimeoutError."""
+    """Wait until nothing is missing; the TimeoutError says what is."""
     deadline = time.monotonic() + timeout
     while said := _said(missing):
         if time.monotonic() > deadline:
@@ -109,7 +109,7 @@ class Group:
         return [*self.nodes, *self.sentinels]
 
     def start(self) -> None:
-        """Start all servers at once and wait until they are of one mind."""
+        """Start all servers at once and wait until they agree."""
         if self._bus is not None:
             self._bus.start()
         try:
@@ -143,7 +143,7 @@ class Group:
     # Cutting off
 
     def _introduce(self) -> None:
-        """Let every server know the users of all, and be one itself; a restart keeps that."""
+        """Give each server a user of its own at all servers, and let it log in as that; a restart keeps both."""
         users = [("ACL", "SETUSER", name, "on", "nopass", "~*", "&*", "+@all") for name in self._names.values()]
         for node, name in self._names.items():
             own: list[tuple[str, ...]] = [
@@ -193,7 +193,7 @@ class Group:
                     self._cut(each, theirs)
 
     def heal(self) -> None:
-        """Nobody is cut off any more, replicas that lag neither; `wait_ok()` waits until all follow. (A restart heals
+        """Cut nobody off any more, and let no replica lag; `wait_ok()` waits until all follow. (A restart heals
         what was cut off at that server.)
         """
         if self._bus is not None:
@@ -206,7 +206,7 @@ class Group:
         return [each for each in self.nodes if each is not node and each.running]
 
     def _behind(self, *replicas: Node) -> str:
-        """What the first of these replicas that is not up to date lacks."""
+        """What is missing at the first of these replicas that is not up to date."""
         return next((lack for replica in replicas if (lack := self._lack(replica))), "")
 
     def _lack(self, replica: Node) -> str:

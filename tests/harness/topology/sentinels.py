@@ -145,7 +145,7 @@ class Sentinels(Group):
         self.wait_ok()
 
     def wait_ok(self, *, timeout: float = PATIENCE) -> None:
-        """Until the sentinels that run agree, and all others that run follow the primary and have all its writes."""
+        """Wait until the running sentinels agree, and all running replicas have all writes of the primary."""
         wait(self._wrong, timeout)
 
     def _wrong(self) -> str:
@@ -263,7 +263,7 @@ class Sentinels(Group):
         return self.wait_for_primary(old, timeout=timeout)
 
     def promote(self, replica: Node) -> None:
-        """Make a primary of it by hand, as it is, and let the other replicas follow it. For `sentinels=0`."""
+        """Make this replica the primary, as it is, and let the other replicas follow it. For `sentinels=0`."""
         ask(replica, "REPLICAOF", "NO", "ONE")
         self._promoted = replica
         for other in self.replicas:
@@ -271,5 +271,5 @@ class Sentinels(Group):
 
 
 def _told(answer: list[list[str]]) -> list[dict[str, str]]:
-    """What a sentinel says of several servers."""
+    """The fields that a sentinel has of several servers."""
     return [dict(zip(each[::2], each[1::2], strict=True)) for each in answer]
