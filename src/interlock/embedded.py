@@ -175,8 +175,8 @@ def _leases(home: Path, deadline: float) -> list[SharedLease] | None:
     from redis.backoff import NoBackoff  # noqa: PLC0415
     from redis.retry import Retry  # noqa: PLC0415
 
-    within = max(0.05, min(_ANSWER_TIMEOUT, deadline - time.monotonic()))
-    options: Any = {"unix_socket_path": str(_socket(home)), "socket_timeout": within, "retry": Retry(NoBackoff(), 0)}
+    timeout = max(0.05, min(_ANSWER_TIMEOUT, deadline - time.monotonic()))
+    options: Any = {"unix_socket_path": str(_socket(home)), "socket_timeout": timeout, "retry": Retry(NoBackoff(), 0)}
     leases: dict[tuple[int, bytes, bytes], SharedLease] = {}
     try:
         client: Any = redis.Redis(**options)

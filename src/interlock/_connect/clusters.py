@@ -44,13 +44,13 @@ def _cluster_of_url(url: str) -> Cluster:
         )
     if path not in ("", "0"):
         raise ConfigError(f"{display_url!r} is no cluster's URL: a cluster has only the database 0. {_EXAMPLE}")
-    credentials, at, hosts = place.rpartition("@")
+    credentials, at_sign, hosts = place.rpartition("@")
     check_credentials(credentials, display_url)
     if not all(hosts.split(",")):
         raise ConfigError(f"{display_url!r} is no cluster's URL: a host is missing. {_EXAMPLE}")
     try:
         seeds = [
-            address_of_url(f"{_SCHEMES[scheme]}://{credentials}{at}{host}/0{question}{query}")
+            address_of_url(f"{_SCHEMES[scheme]}://{credentials}{at_sign}{host}/0{question}{query}")
             for host in hosts.split(",")
         ]
     except ConfigError:

@@ -16,11 +16,11 @@ OLDEST_VERSION: Final = (6, 2)
 _NOT_SINGLE: Final = {b"sentinel": "a sentinel", b"cluster": "a node of a cluster"}
 
 
-def check_server(hello: Any, memory: Any, address: Address) -> None:
+def check_server(hello: Any, memory_info: Any, address: Address) -> None:
     """Raise for a server that cannot keep locks safely: one before 6.2, a sentinel, a replica, or another topology.
 
-    Log a warning if the server may evict locks. `hello` is the reply to HELLO. `memory` is the reply to INFO memory, or
-    an error, and then the eviction policy is unknown.
+    Log a warning if the server may evict locks. `hello` is the reply to HELLO. `memory_info` is the reply to INFO
+    memory; if that is an error, the eviction policy is unknown.
     """
     display_url = address.display_url
     # The reply to HELLO is a map in RESP3, a flat list in RESP2.
@@ -54,8 +54,8 @@ def check_server(hello: Any, memory: Any, address: Address) -> None:
         if address.clustered:  # another node serves its slots now
             raise Disconnected(f"{display_url} has become a replica", sent=False)
         raise Unavailable(f"{display_url} is a read-only replica. Connect to its primary")
-    if isinstance(memory, bytes):
-        _warn_of_eviction(memory.decode(errors="replace"), display_url)
+    if isinstance(memory_info, bytes):
+        _warn_of_eviction(memory_info.decode(errors="replace"), display_url)
 
 
 @lru_cache(maxsize=256)  # one warning for each server and policy
@@ -67,8 +67,8 @@ def _warn_of_policy(display_url: str, policy: str) -> None:
     )
 
 
-def _warn_of_eviction(memory: str, display_url: str) -> None:
-    facts = dict(line.split(":", 1) for line in memory.splitlines() if ":" in line)
+def _warn_of_eviction(memory_info: str, display_url: str) -> None:
+    facts = dict(line.split(":", 1) for line in memory_info.splitlines() if ":" in line)
     policy = facts.get("maxmemory_policy", "noeviction")
     if policy != "noeviction" and facts.get("maxmemory", "0") != "0":
         _warn_of_policy(display_url, policy)

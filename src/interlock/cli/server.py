@@ -34,12 +34,12 @@ def start() -> None:
 @app.command()
 def status() -> int:
     """Print the server's URL, process id, version and uptime. Exit status 0 if it runs, 3 if not."""
-    found = embedded.shared_status()
-    if found is None:
+    running = embedded.shared_status()
+    if running is None:
         print("not running; `interlock server start` starts it")
         return NOT_RUNNING
-    uptime = dt.timedelta(seconds=round(found.uptime))
-    print(f"{found.url}  pid {found.pid}  Valkey {found.version}  up {uptime}")
+    uptime = dt.timedelta(seconds=round(running.uptime))
+    print(f"{running.url}  pid {running.pid}  Valkey {running.version}  up {uptime}")
     return 0
 
 

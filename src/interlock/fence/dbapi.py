@@ -231,7 +231,9 @@ def _paramstyle(connection: object, style: str | None) -> str:
     if style is None:
         modules = [cls.__module__.split(".") for cls in type(connection).__mro__]
         names = [".".join(parts[:end]) for parts in modules for end in range(len(parts), 0, -1)]
-        style = next((found for name in names if (found := getattr(sys.modules.get(name), "paramstyle", None))), None)
+        style = next(
+            (declared for name in names if (declared := getattr(sys.modules.get(name), "paramstyle", None))), None
+        )
     if style not in _MARKS:
         raise ConfigError(
             f"{type(connection).__module__}.{type(connection).__qualname__}: paramstyle {style!r} is none "

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from interlock.primitives.messages import Raw, Words
 
-MAX_PARTIES: Final = 100_000  # parties
+MAX_PARTIES: Final = 100_000  # the highest number of parties of a barrier
 
 
 def barrier_resource(name: object, prefix: str, parties: object) -> Resource:

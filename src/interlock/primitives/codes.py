@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-# Reply codes, the same in every .lua file.
 GRANTED, QUEUED, BUSY, RETRY, NOT_FOUND, REVOKED, NO_EXPIRY, WRONG_KIND, LIMIT_MISMATCH, BROKEN = range(1, 11)
 QUARANTINE: Final = b"!quarantine:"  # begins the value of a lock in quarantine; the evidence follows
 

@@ -140,7 +140,7 @@ class ApiLimit(Scenario):
         events = self.read_events(execute) + too_many
         events["too_many"] = too_many.total()
         events["leaked"] = self.limit - self._count_free_permits()
-        return ApiLimitResult(calls=self.goal, made=events["made"], most=most, seconds=seconds, events=events)
+        return ApiLimitResult(calls=self.goal, calls_made=events["made"], most=most, seconds=seconds, events=events)
 
     def _count_free_permits(self) -> int:
         """How many permits new callers get, up to the limit."""
@@ -238,13 +238,13 @@ class ApiLimitResult(Result):
     uneventful = "never too many, in order"
 
     calls: int
-    made: int
+    calls_made: int
     most: int
 
     @property
     def is_correct(self) -> bool:
         """Whether all calls were made, never too many at once, and no permit has leaked."""
-        return self.made == self.calls and not self.events["too_many"] and not self.events["leaked"]
+        return self.calls_made == self.calls and not self.events["too_many"] and not self.events["leaked"]
 
     @property
     def failure(self) -> str:
@@ -255,7 +255,7 @@ class ApiLimitResult(Result):
     def numbers(self) -> dict[str, int]:
         """Calls made; the most that were open at once; those that were too many; permits that leaked."""
         return {
-            "calls": self.made,
+            "calls": self.calls_made,
             "most": self.most,
             "too_many": self.events["too_many"],
             "leaked": self.events["leaked"],

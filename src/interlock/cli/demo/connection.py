@@ -27,12 +27,12 @@ class BareConnection:
 
     def __init__(self, url: str) -> None:
         """Connect. Raises ConfigError for a bad URL, Unavailable if no server answers."""
-        found = address_of(url, for_asyncio=False)
-        if not isinstance(found, Address):
+        server_address = address_of(url, for_asyncio=False)
+        if not isinstance(server_address, Address):
             raise ConfigError(
-                f"{found.display_url} is a cluster, but the demo needs a single server: give the URL of one"
+                f"{server_address.display_url} is a cluster, but the demo needs a single server: give the URL of one"
             )
-        self._address = found
+        self._address = server_address
         with self._translate_errors():
             self._connection = self._address.connection(_TIMEOUT)  # redis-py does not type its methods
             self._connection.connect()

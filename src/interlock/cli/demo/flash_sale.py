@@ -81,11 +81,11 @@ class FlashSale(Scenario):
     def run_client(self, context: Context[Any], connection: BareConnection) -> None:
         """Buy ticket after ticket until they are sold out."""
         buy = self.recipe.run
-        more = True
-        while more:
+        has_tickets = True
+        while has_tickets:
             buyer = Buyer(context, connection)
             with contextlib.suppress(CardDeclined):
-                more = buy(buyer)
+                has_tickets = buy(buyer)
             buyer.record_if_still_locked()
 
     def count_done(self, execute: Execute) -> int:

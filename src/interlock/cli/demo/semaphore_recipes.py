@@ -72,8 +72,8 @@ def _token_list(caller: Caller) -> Permit | None:
     if caller.execute("SET", caller.lock, "made", "NX"):
         caller.execute("RPUSH", tokens, *range(caller.limit))
     if caller.timeout:
-        got = caller.execute("BLPOP", tokens, caller.timeout)
-        token = got and got[1]
+        popped = caller.execute("BLPOP", tokens, caller.timeout)
+        token = popped and popped[1]
     else:
         token = caller.execute("LPOP", tokens)
     return token and Permit(functools.partial(caller.execute, "RPUSH", tokens, token))
