@@ -146,9 +146,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.write(f"simulate: {missing}\n")
         return 2
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # the reader of the output has closed it, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader closed the pipe, as `head` does
         return 1
 
 

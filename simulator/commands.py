@@ -221,7 +221,6 @@ COMMANDS: Final[dict[bytes, Callable[..., Any]]] = {
     b"HSET": _hset, b"HDEL": _hdel, b"HINCRBY": _hincrby, b"PUBLISH": _publish, b"PUBSUB": _pubsub,
     b"COMMAND": _command,
 }  # fmt: skip
-TAKE_MEMORY: Final = frozenset(
-    (b"SET", b"ZADD", b"HSET", b"HINCRBY")
-)  # refused without memory, unless the script has written
+TAKE_MEMORY: Final = frozenset((b"SET", b"ZADD", b"HSET", b"HINCRBY"))
+"""What a full server refuses, unless the script has written before."""
 WRITES: Final = TAKE_MEMORY | {b"DEL", b"PEXPIRE", b"ZREM", b"HDEL", b"ZREMRANGEBYSCORE"}

@@ -1,4 +1,4 @@
-"""Faults that strike from outside: cancellations, pauses, crashes, closings, and the faults of the server.
+"""Faults that strike from outside: cancellations, pauses, crashes, closings, and the faults of servers.
 
 Theory. The run draws all strikes before it begins: for each one the time, the kind, and numbers that choose the victim
 at that time. So no strike depends on another one, and a plan can leave out each of them.

@@ -110,7 +110,7 @@ class Network:
         self.executed: Executed = _ignore
         self.cut_off = False  # nothing gets through in either direction
         self.one_way: dict[tuple[str, bool], float] = {}  # until when: requests of a client (True), or replies
-        self._carrier = Journey(world.outside)  # the message whose script runs now
+        self._running = Journey(world.outside)  # the message whose script runs now
         self._lua = lua
         self._sent: dict[str, Script] = {}  # the script that is sent in place of another, by the SHA of the latter
         for host in group.hosts:
@@ -184,14 +184,14 @@ class Network:
         if future.done and isinstance(future.value, list):
             return  # a second copy, and the reply was read: TCP would not deliver this any more
         if not host.reached_by(process):
-            self.ended(link, self.trip(journey, _NEWS))
+            self.reset_connection(link, self.trip(journey, _NEWS))
             return
         if future.done:
             self.record.counts["script ran after its caller gave up"] += 1
         count, weather = len(raw), self.weather
         if count > 1 and self.strikes(journey, "batch cut short", 5 * weather.unanswered, copy):  # there are few
             count = int(self.world.chance.number(*journey.key, _CUT, copy) * count)
-        self._carrier = journey
+        self._running = journey
         replies: list[Any] = []
         for script, keys, args in raw[:count]:
             replies.append(host.run(by_text, script, keys, args))
@@ -209,31 +209,31 @@ class Network:
 
     # Connections
 
-    def greet(self, process: Process, journey: Journey, met: Callable[[Host | None, Facts | None], None]) -> None:
-        """Open a connection: calls `met` with the host that answers and its facts; (None, None) if it refused."""
+    def greet(self, process: Process, journey: Journey, then: Callable[[Host | None, Facts | None], None]) -> None:
+        """Open a connection: call `then` with the host that answers and its facts; (None, None) if it refused."""
 
         def arrived() -> None:
             host = self.group.route(process)
             if host is not None and self.blocked(process, there=False):
                 return
-            found = host.facts() if host is not None and not host.follows else None
-            self.world.at(self.world.now + self.trip(journey, _REPLY), lambda: met(host, found), process)
+            found = host.facts() if host is not None and not host.replicates else None
+            self.world.at(self.world.now + self.trip(journey, _REPLY), lambda: then(host, found), process)
 
         if not self.blocked(process, there=True):
             self.world.at(self.world.now + self.trip(journey), arrived)
 
-    def primary_named(self, process: Process, journey: Journey, told: Callable[[Host], None]) -> None:
-        """Ask other servers, such as sentinels, for the primary."""
+    def primary_named(self, process: Process, journey: Journey, then: Callable[[Host], None]) -> None:
+        """Ask other servers, such as sentinels, for the primary: call `then` with it."""
 
         def asked() -> None:
             if not self.blocked(process, there=False):
                 named = self.group.primary
-                self.world.at(self.world.now + self.trip(journey, 1), lambda: told(named), process)
+                self.world.at(self.world.now + self.trip(journey, 1), lambda: then(named), process)
 
         if not self.blocked(process, there=True):
             self.world.at(self.world.now + self.trip(journey), asked)
 
-    def ended(self, link: Link, after: float) -> None:
+    def reset_connection(self, link: Link, after: float) -> None:
         """Reset the connection of a host that has ended, if the host's machine is up and so can send a reset."""
         if self.group.resets and not self.blocked(link.process, there=False):
             self.world.at(
@@ -248,7 +248,7 @@ class Network:
             if link.host.paused:
                 link.host.delayed.append(at_the_host)
             elif not link.host.reached_by(process):
-                self.ended(link, self.trip(journey, _NEWS))
+                self.reset_connection(link, self.trip(journey, _NEWS))
             elif process.alive:
                 arrived()
                 if not self.blocked(process, there=False):
@@ -263,14 +263,14 @@ class Network:
         """Send a push; a server calls this in the middle of a script."""
         subscribers = host.subscribed.get(channel)
         if not subscribers:
-            self._carrier.pushes += 1
+            self._running.pushes += 1
             self.record.counts["push without a subscriber"] += 1
             return 0
         self.record.counts["push to two subscribers"] += len(subscribers) > 1
         return sum(self._push(subscriber, payload) for subscriber in list(subscribers))
 
     def _push(self, subscriber: Subscriber, payload: bytes) -> int:
-        journey = self._carrier
+        journey = self._running
         journey.pushes += 1
         leg = _PUSHES + 2 * journey.pushes
         if self.blocked(subscriber.process, there=False) or self.strikes(

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from .scenario import Run
     from .server_group import Image, ServerGroup
 
-MAX_LAG: Final = 1.0  # seconds by which a replica, a disk, or the last look for replicas may lag
-ISOLATION_GRACE: Final = MAX_LAG + 1.0  # seconds that an isolated primary is believed to go on for
+MAX_LAG: Final = 1.0  # seconds by which a replica or a disk may lag
+ISOLATION_GRACE: Final = MAX_LAG + 1.0  # seconds for which an isolated primary may still grant leases
 MAX_DOWNTIME: Final = 1.0  # seconds without a server, at most
 MAX_SKEW: Final = 0.8  # seconds by which two machines' clocks differ, at most
-OUTAGE_TIME: Final = 2 * MAX_LAG + MAX_DOWNTIME  # seconds after which a fault has had its effect
+OUTAGE_TIME: Final = 2 * MAX_LAG + MAX_DOWNTIME  # seconds: the longest time from a strike to its effect
 MAX_PAUSE: Final = 7.0  # seconds for which a machine stands still, at most: longer than a failover and its quarantine
 KINDS: Final = (
     "restart", "restart with old keys", "restart without keys", "failover", "planned failover", "primary isolated",
@@ -45,7 +45,7 @@ class Outages:
         self._grants = 0
 
     def strike(self, strike: Strike) -> None:
-        """One of `KINDS`."""
+        """Begin an outage of one of the `KINDS`."""
         group = self.group
         if self._busy:
             return
@@ -97,7 +97,7 @@ class Outages:
         host.subscribed.clear()
         self.group.resets = resets
         for link in sorted(host.links, key=lambda link: link.process.name):
-            self.network.ended(link, 0.001)
+            self.network.reset_connection(link, 0.001)
 
     def _after_downtime(self, strike: Strike, action: Callable[[], None]) -> None:
         world = self.run.world
@@ -121,7 +121,7 @@ class Outages:
         self._end(old, resets=strike.victim < 0.7)
         group.reachable = False
 
-        def up() -> None:
+        def start() -> None:
             group.resets = True
             host = group.new_host(skew=old.server.skew)
             if image is not None and image is not EMPTY and strike.resource < 0.5:
@@ -129,93 +129,97 @@ class Outages:
             host.load(old.server.image() if image is None else image)
             self._make_primary(host, lossy=image is not None)
 
-        self._after_downtime(strike, up)
+        self._after_downtime(strike, start)
 
     def _failover(self, strike: Strike, image: Image) -> None:
         group, old = self.group, self.group.primary
         self._end(old, resets=strike.victim < 0.5)
         group.reachable = False
 
-        def promoted() -> None:
-            host = self._promoted(strike, old, image, old.server.skew + (strike.resource - 0.5) * 2 * MAX_SKEW)
+        def promote() -> None:
+            host = self._promote(strike, old, image)
             self._make_primary(host, lossy=True)
-            if strike.victim < 0.3:  # its machine comes back, and it gets a copy of all
+            if strike.victim < 0.3:  # the machine of the old primary is up again, and replicates the new primary
                 follower = group.new_host()
-                follower.replid, follower.follows, follower.refuses = host.replid, host, READONLY
+                follower.replid, follower.replicates, follower.refusal = host.replid, host, READONLY
 
-        self._after_downtime(strike, promoted)
+        self._after_downtime(strike, promote)
 
-    def _promoted(self, strike: Strike, old: Host, image: Image, skew: float) -> Host:
+    def _promote(self, strike: Strike, old: Host, image: Image) -> Host:
+        skew = old.server.skew + (strike.resource - 0.5) * 2 * MAX_SKEW
         host = self.group.new_host(up=1e5 * strike.spare, skew=max(-MAX_SKEW, min(MAX_SKEW, skew)))
         host.replid2, host.promoted = old.replid, True
         host.load(image)
         return host
 
     def _planned_failover(self, strike: Strike) -> None:
-        """FAILOVER: writes stop until the replica has them all. But where its clock is ahead leases end too soon."""
+        """FAILOVER: the old primary stops writing until the replica has all writes, so no lease is lost.
+
+        But if the clock of the replica is ahead, leases end too early there.
+        """
         self._busy = True
         old = self.group.primary
-        host = self._promoted(strike, old, old.server.image(), old.server.skew + (strike.resource - 0.5) * 2 * MAX_SKEW)
-        old.refuses = READONLY
+        host = self._promote(strike, old, old.server.image())
+        old.refusal = READONLY
 
-        def follows() -> None:
-            old.follows, old.replid, old.replid2 = host, host.replid, host.replid2
+        def replicate() -> None:
+            old.replicates, old.replid, old.replid2 = host, host.replid, host.replid2
 
-        self.run.world.at(self.run.world.now + strike.victim * strike.spare, follows)
+        self.run.world.at(self.run.world.now + strike.victim * strike.spare, replicate)
         self._make_primary(host, lossy=host.server.skew > old.server.skew)
 
     def _isolated(self, strike: Strike) -> None:
-        """The primary loses its replicas, one of which is promoted; some clients still reach the old one only."""
+        """Isolate the primary from its replicas, and promote one of them. Some clients still reach only the old one."""
         run, old = self.run, self.group.primary
         self._busy = True
         bases = [client.process.base for client in run.clients]
         first = int(strike.client * len(bases))
         image, lag = old.server.image(), min(strike.seconds, MAX_LAG)
 
-        def promoted() -> None:
-            old.answers = {bases[first], bases[int(strike.victim * len(bases))]}
+        def promote() -> None:
+            old.reachable_by = {bases[first], bases[int(strike.victim * len(bases))]}
             for link in sorted(old.links, key=lambda link: link.process.name):
                 if not old.reached_by(link.process):
-                    self.network.ended(link, 0.001)
-            host = self._promoted(strike, old, image, old.server.skew + (strike.resource - 0.5) * 2 * MAX_SKEW)
+                    self.network.reset_connection(link, 0.001)
+            host = self._promote(strike, old, image)
             self._make_primary(host, lossy=True, isolation_grace=MAX_LAG)
             self._busy = True
             world = run.world
             world.at(world.now + MAX_LAG * (0.5 + strike.spare / 2), lambda: refuse(NOREPLICAS))
-            world.at(world.now + MAX_LAG * (1 + strike.spare), healed)
+            world.at(world.now + MAX_LAG * (1 + strike.spare), heal)
 
         def refuse(text: str) -> None:
-            old.refuses = text
+            old.refusal = text
 
-        def healed() -> None:
+        def heal() -> None:
             refuse(READONLY)
-            old.follows, old.answers, old.replid = self.group.primary, None, self.group.primary.replid
+            old.replicates, old.reachable_by, old.replid = self.group.primary, None, self.group.primary.replid
             self._busy = False
 
-        run.world.at(run.world.now + lag, promoted)
+        run.world.at(run.world.now + lag, promote)
 
     def _paused(self, strike: Strike) -> None:
-        """The primary's machine stands still, a replica is promoted, and the machine goes on as if nothing had been."""
+        """Stop the primary's machine and promote a replica. Later the machine goes on and notices nothing at first."""
         world, old = self.run.world, self.group.primary
         self._busy, old.paused, self.group.reachable = True, True, False
         image = old.server.image()
         self.run.trace.note("server %d stands still", old.number)
 
-        def promoted() -> None:
-            host = self._promoted(strike, old, image, old.server.skew + (strike.resource - 0.5) * 2 * MAX_SKEW)
+        def promote() -> None:
+            host = self._promote(strike, old, image)
             self._make_primary(host, lossy=True, isolation_grace=MAX_LAG)
             self._busy = True
-            world.at(world.now + (MAX_PAUSE - MAX_DOWNTIME) * (0.5 + strike.victim / 2), goes_on)
+            world.at(world.now + (MAX_PAUSE - MAX_DOWNTIME) * (0.5 + strike.victim / 2), resume)
 
-        def goes_on() -> None:
+        def resume() -> None:
             self.run.trace.note("server %d goes on", old.number)
-            old.paused, held, old.delayed = False, old.delayed, []
-            for each in held:
+            old.paused, delayed, old.delayed = False, old.delayed, []
+            for each in delayed:
                 each()
-            world.at(world.now + ISOLATION_GRACE * strike.client, refuses)
+            world.at(world.now + ISOLATION_GRACE * strike.client, step_down)
 
-        def refuses() -> None:
-            old.refuses, old.follows, old.replid = READONLY, self.group.primary, self.group.primary.replid
+        def step_down() -> None:
+            old.refusal, old.replicates, old.replid = READONLY, self.group.primary, self.group.primary.replid
             self._busy = False
 
-        self._after_downtime(strike, promoted)
+        self._after_downtime(strike, promote)

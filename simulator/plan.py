@@ -1,4 +1,4 @@
-"""The decisions of a run, and those that shall happen again.
+"""The decisions of a run, and the decisions that a repetition keeps.
 
 Theory. A run consists of its *sections* (a worker acquires a lock, at a time of its process's clock) and its *faults*.
 Both have names that stay the same in a repetition: `c1/w0#5` is the fifth section of a worker,

@@ -57,11 +57,11 @@ class Host:
         self.server = Server(group.clock)
         self.server.skew = skew
         self.alive = True
-        self.refuses = ""  # if not empty, its reply to every script: an error
+        self.refusal = ""  # if not empty, its reply to every script: an error
         self.paused = False  # its machine stands still
         self.delayed: list[Callable[[], None]] = []  # messages that arrived meanwhile
-        self.follows: Host | None = None  # its primary, if it is a replica
-        self.answers: Collection[str] | None = None  # the only clients that reach this host; None: all do
+        self.replicates: Host | None = None  # its primary, if it is a replica
+        self.reachable_by: Collection[str] | None = None  # the only clients that reach this host; None: all do
         self.links: set[Link] = set()
         self.subscribed: dict[
             bytes, list[Subscriber]
@@ -85,7 +85,7 @@ class Host:
 
     def reached_by(self, process: Process) -> bool:
         """Whether messages of this client arrive at this host."""
-        return self.alive and (self.answers is None or process.base in self.answers)
+        return self.alive and (self.reachable_by is None or process.base in self.reachable_by)
 
     def load(self, image: Image) -> None:
         """Start with these keys."""
@@ -94,8 +94,8 @@ class Host:
 
     def run(self, by_text: bool, script: str, keys: list[bytes], args: list[bytes]) -> Any:
         """Run a script."""
-        if self.refuses:
-            return ServerError(self.refuses)
+        if self.refusal:
+            return ServerError(self.refusal)
         return (self.server.eval if by_text else self.server.evalsha)(script, keys, args)
 
     # Facts about the host
@@ -123,9 +123,9 @@ class Host:
                 raise AssertionError(command)
 
     def _replication(self) -> list[str]:
-        followers = [host for host in self.group.hosts if host.follows is self and host.alive]
+        followers = [host for host in self.group.hosts if host.replicates is self and host.alive]
         return [
-            f"role:{'slave' if self.follows else 'master'}",
+            f"role:{'slave' if self.replicates else 'master'}",
             f"connected_slaves:{len(followers)}",
             *(f"slave{i}:ip=sim,port={host.number},state=online" for i, host in enumerate(followers)),
             f"master_replid:{self.replid}",
@@ -178,14 +178,14 @@ class ServerGroup:
     def route(self, process: Process) -> Host | None:
         """Return the host that accepts a new connection of this client; None if no host does."""
         for host in reversed(self.hosts[-3:-1]):
-            if host.answers is not None and not host.follows and host.reached_by(process):
+            if host.reachable_by is not None and not host.replicates and host.reached_by(process):
                 return host
         return self.primary if self.reachable else None
 
     @property
     def isolated(self) -> bool:
         """Whether an old primary serves beside the new one."""
-        return any(host.answers is not None and not host.refuses for host in self.hosts[-3:])
+        return any(host.reachable_by is not None and not host.refusal for host in self.hosts[-3:])
 
     @property
     def scripts(self) -> int:

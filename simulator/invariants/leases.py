@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .attempts import Attempt, Attempts
     from .trace import Trace
 
-REPORT_TIME: Final = 0.5  # seconds within which a client must report a loss, even while a request is in flight
+REPORT_TIME: Final = 0.5  # seconds within which a client must report a loss, even during a request
 
 
 @dataclass
@@ -42,9 +42,8 @@ class Leases:
         self.counts = counts
         self.trusted = trusted  # the server loses no data and its clock is never set
         self.held: dict[bytes, list[Held]] = {}
-        self.on_lease: Callable[[ResourceModel, Grant], None] = lambda _resource, _grant: (
-            None
-        )  # called for each new lease
+        # called for each new lease
+        self.on_lease: Callable[[ResourceModel, Grant], None] = lambda _resource, _grant: None
         self._close_look = False  # whether to check after every step
         self._written: dict[bytes, tuple[int, bytes]] = {}  # the newest fence that the protected resource accepted
 

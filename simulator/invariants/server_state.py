@@ -44,9 +44,8 @@ class Seen:
     head: bytes | None = None  # the next waiter, in the quiet phase
     head_since: float = 0.0  # since when it is the head
     room_since: float | None = None  # since when there has been room for the head
-    news_due: dict[Hashable, float] = field(
-        default_factory=dict["Hashable", float]
-    )  # since when each waiter should know its news
+    # since when each waiter should know its news
+    news_due: dict[Hashable, float] = field(default_factory=dict["Hashable", float])
     quarantine_until: float = 0.0  # lost leases may last until then
     lost_by: int = 0  # the host that first served after the loss
     restarted_on: Host | None = None  # the host that granted to a client which remembered nothing
@@ -240,9 +239,8 @@ class ServerState:
             attempt = self.attempts.known.get(token)
             if attempt is not None and attempt.cleared and self.trusted:
                 self.trace.violated(5, f"{token!r} holds {resource.key!r} after its release was run")
-        if (
-            self.trusted and seen.quarantine_until <= self.trace.world.now
-        ):  # by another machine's clock a lease may end earlier
+        # In a quarantine another machine's clock may count, by which a lease may end earlier.
+        if self.trusted and seen.quarantine_until <= self.trace.world.now:
             self._check_none_given_up(seen, holders)
         self._watch_head(seen, reading, present)
         seen.holders = holders
@@ -320,9 +318,8 @@ class ServerState:
         for token in [token for token in seen.arrivals if token not in present and token not in holders]:
             del seen.arrivals[token]
         for token in sorted(present, key=present.__getitem__) if len(present) > 1 else present:
-            if (
-                token not in seen.arrivals or seen.arrivals[token][1] != present[token]
-            ):  # perhaps not for the first time
+            # With another score the same token has arrived again.
+            if token not in seen.arrivals or seen.arrivals[token][1] != present[token]:
                 self._arrived += 1
                 seen.arrivals[token] = self._arrived, present[token]
 
@@ -503,7 +500,7 @@ def _code(reply: Any) -> object:
 
 def _may_fail(host: Host, error: str) -> bool:
     """Whether scripts may fail with this error there."""
-    return bool(host.refuses) or error.startswith("NOSCRIPT") or (host.server.full and error.startswith("OOM"))
+    return bool(host.refusal) or error.startswith("NOSCRIPT") or (host.server.full and error.startswith("OOM"))
 
 
 def _new(seen: Seen, holders: dict[bytes, Share]) -> list[bytes]:

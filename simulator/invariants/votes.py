@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from .leases import Leases
     from .trace import Trace
 
-# Seconds after which what nobody has must have been given to who waits: the ttl of a dead holder, and of a dead waiter.
+# Seconds within which a waiter must get a resource without a holder: the ttl of a dead holder or of a dead waiter.
 MAX_IDLE_TIME: Final = 5.0
 
 
 class Votes(ServerState):
-    """All of them."""
+    """The states of all resources on all servers."""
 
     def __init__(
         self, trace: Trace, groups: Sequence[ServerGroup], attempts: Attempts, leases: Leases, profile: Profile
@@ -40,10 +40,10 @@ class Votes(ServerState):
         self.groups = groups
         self.leases = leases
         self._max_ttl = profile.max_ttl
-        self._idle: dict[bytes, float] = {}  # since when nobody has it
-        self._owners: dict[bytes, bytes] = {}  # of the newest fence
+        self._held_at: dict[bytes, float] = {}  # when each resource last had a holder
+        self._owners: dict[bytes, bytes] = {}  # the owner of the newest fence of each resource
         leases.on_lease = self._check_fence_of
-        # A renewal goes to one server after the other, so what is released meanwhile is renewed at some, in vain.
+        # A renewal goes to one server after the other, so some servers may still renew a lease that is being released.
         attempts.check_rule_7 = False
 
     def executed(self, host: Host, sender: str, keys: Sequence[bytes], args: Sequence[bytes], reply: Any) -> None:
@@ -105,9 +105,8 @@ class Votes(ServerState):
         seen, token = self.seen[resource.key], grant.token.encode()
         if self.attempts.known[token].exempt:
             return
-        owner = resource.owner_of(
-            token
-        )  # who may take over from itself before the first of the two has heard of its grant
+        # An owner may take over from itself before the client of the earlier lease has the reply with its fence.
+        owner = resource.owner_of(token)
         if grant.fence <= seen.fence and owner != self._owners.get(resource.key):
             self.trace.violated(2, f"{token!r} has the fence {grant.fence} after {seen.fence}")
         if grant.fence > seen.fence:
@@ -125,9 +124,9 @@ class Votes(ServerState):
                 waiting[key] = min(waiting.get(key, now), max(attempt.began, self.quiet_since))
         for key, asked in waiting.items():
             if any(held.attempt.certain() for held in self.leases.held[key]):
-                self._idle[key] = now
-            since = max(asked, self._idle.get(key, 0.0))
+                self._held_at[key] = now
+            since = max(asked, self._held_at.get(key, 0.0))
             self.slowest = max(self.slowest, now - since)
             if now - since > MAX_IDLE_TIME:
                 self.trace.violated(4, f"{key!r} has waiters, and no holder since {since:.3f}")
-                self._idle[key] = now
+                self._held_at[key] = now
