@@ -41,15 +41,15 @@ class Design:
 
     lua: Callable[[str], str] = str
     majority: int = 2
-    renewing: int = 2
+    renewals_needed: int = 2
     """How many servers must renew a lease."""
     agreed: bool = True
     """Whether clients send the highest fence in a second round, unless a majority answered just that fence."""
-    counted: str = "send"
+    counted_from: str = "send"
     """From when a client counts its lease: the first "send", the first round's "vote", the "majority" at the end."""
-    forgets: bool = True
+    forgets_replies: bool = True
     """Whether earlier replies stop counting when a client asks again."""
-    gives_back: bool = False
+    releases_votes: bool = False
     """Whether a client that asks again first releases its votes, under the same token."""
     previous: str = "*"
     """The clients' knowledge of a restarted server's earlier identity: "*" known, "?" there may be one, "-" none."""
@@ -66,7 +66,7 @@ class Client(NamedTuple):
     """The fence of its second round, relative to now."""
     renewed: int = 0
     """Ticks for which its lease will be valid once the renewal has a majority."""
-    bound: bool = False
+    must_arrive: bool = False
     """Whether the next event must be the arrival of one of its new messages."""
 
 
@@ -136,11 +136,11 @@ class World:
         """Yield every step from this state."""
         if state.ended:
             return
-        bound = 0 if state.a.bound else 1 if state.b.bound else None
-        yield from self._arrivals(state, bound)
-        if bound is not None:
-            if state.client(bound).phase == OVER:
-                yield from self._client_steps(state, bound)
+        sender = 0 if state.a.must_arrive else 1 if state.b.must_arrive else None
+        yield from self._arrivals(state, sender)
+        if sender is not None:
+            if state.client(sender).phase == OVER:
+                yield from self._client_steps(state, sender)
             return
         left = state.left
         if left.restarts:
@@ -153,12 +153,12 @@ class World:
         if left.ticks:
             yield "", TICKS, self._after_tick(state), ""
 
-    def _arrivals(self, state: State, bound: int | None) -> Iterator[Next]:
+    def _arrivals(self, state: State, sender: int | None) -> Iterator[Next]:
         faults, after, wanted = state.left.faults, state, None
-        if bound is not None:
-            client = state.client(bound)
-            wanted = bound, client.attempt, client.phase
-            after = _with(state, bound, client._replace(bound=False))
+        if sender is not None:
+            client = state.client(sender)
+            wanted = sender, client.attempt, client.phase
+            after = _with(state, sender, client._replace(must_arrive=False))
         for index, number in enumerate(state.nodes):
             for step in self.columns.steps(number):
                 if step.cost <= faults and (wanted is None or (step.client, step.attempt, step.phase) == wanted):
@@ -194,21 +194,21 @@ class World:
 
     def _start(self, state: State, who: int, attempt: int) -> Next:
         nodes = [self.columns.start_attempt(number, who, attempt) for number in state.nodes]
-        after = self._set(state, who, Client(attempt, VOTING, TTL, bound=True), nodes)
+        after = self._set(state, who, Client(attempt, VOTING, TTL, must_arrive=True), nodes)
         event = Event(f"asks for votes as {NAMES[who]}{attempt}")
         return NAMES[who], event, _spent(after, starts=state.left.starts - 1), ""
 
     def _ask_again(self, state: State, who: int) -> Next:
         """Ask for the votes again, under the same token."""
-        client, back = state.client(who), self.design.gives_back
-        counts = client.phase == VOTING and not self.design.forgets
+        client, back = state.client(who), self.design.releases_votes
+        counts = client.phase == VOTING and not self.design.forgets_replies
         nodes = [
             number
             if counts and self.columns.answer(number, who) is not None
             else self.columns.ask_again(number, who, back)
             for number in state.nodes
         ]
-        after = self._set(state, who, client._replace(phase=VOTING, left=TTL, fence=0, bound=True), nodes)
+        after = self._set(state, who, client._replace(phase=VOTING, left=TTL, fence=0, must_arrive=True), nodes)
         event = Event("releases its votes, and asks again" if back else "asks again")
         return NAMES[who], event, _spent(after, asks=state.left.asks - 1), ""
 
@@ -218,7 +218,7 @@ class World:
         for fence, agreed in self._decisions(state, who):
             if not agreed and self.design.agreed:
                 nodes = [self.columns.move_to_phase(number, who, AGREEING, fence) for number in state.nodes]
-                after = self._set(state, who, client._replace(phase=AGREEING, fence=fence, bound=True), nodes)
+                after = self._set(state, who, client._replace(phase=AGREEING, fence=fence, must_arrive=True), nodes)
                 yield NAMES[who], Event("has a majority, and sends its fence to all"), after, ""
             elif client.left:
                 yield self._holds(state, who, fence)
@@ -238,7 +238,7 @@ class World:
 
     def _holds(self, state: State, who: int, fence: int) -> Next:
         client, other = state.client(who), state.client(1 - who)
-        left = TTL if self.design.counted == "majority" else client.left
+        left = TTL if self.design.counted_from == "majority" else client.left
         broken = ""
         if other.phase == HOLDING:
             broken = f"{NAMES[1 - who]} and {NAMES[who]} both hold the lock"
@@ -252,16 +252,16 @@ class World:
         client, move_to_phase, renewals = state.client(who), self.columns.move_to_phase, state.left.renewals
         if not client.renewed and renewals:
             nodes = [move_to_phase(number, who, HOLDING, None, True) for number in state.nodes]
-            after = self._set(state, who, client._replace(renewed=TTL, bound=True), nodes)
+            after = self._set(state, who, client._replace(renewed=TTL, must_arrive=True), nodes)
             yield NAMES[who], Event("renews"), _spent(after, renewals=renewals - 1), ""
-        elif client.renewed and self._answers(state, who) >= self.design.renewing:
+        elif client.renewed and self._answers(state, who) >= self.design.renewals_needed:
             nodes = [move_to_phase(number, who, HOLDING) for number in state.nodes]
             renewed = client._replace(left=max(client.left, client.renewed), renewed=0)
             yield NAMES[who], Event("has renewed"), self._set(state, who, renewed, nodes), ""
 
-    def _end(self, state: State, who: int, bound: bool = False) -> State:
+    def _end(self, state: State, who: int, must_arrive: bool = False) -> State:
         nodes = [self.columns.move_to_phase(number, who, OVER) for number in state.nodes]
-        return self._set(state, who, Client(state.client(who).attempt, bound=bound), nodes)
+        return self._set(state, who, Client(state.client(who).attempt, must_arrive=must_arrive), nodes)
 
     def _set(self, state: State, who: int, client: Client, nodes: list[int]) -> State:
         a, b, _, last, left = state
@@ -278,9 +278,11 @@ class World:
             client = state.client(who)
             if client.phase == OVER:
                 continue
-            stands = client.phase == AGREEING and self.design.counted == "vote"
+            stands = client.phase == AGREEING and self.design.counted_from == "vote"
             left = max(0, client.left - (not stands))
-            if not left and (client.phase == HOLDING or (not state.left.asks and self.design.counted != "majority")):
+            if not left and (
+                client.phase == HOLDING or (not state.left.asks and self.design.counted_from != "majority")
+            ):
                 state = self._end(state, who)
                 continue
             fence = client.fence - TICK_US if client.phase == AGREEING else 0

@@ -77,8 +77,8 @@ class Step(NamedTuple):
 class Columns:
     """All columns so far, by number. `previous`: see `Design`; `tail`: see `Bounds`."""
 
-    def __init__(self, planted: Callable[[str], str], previous: str, tail: int) -> None:
-        self.lua = Lua(planted)
+    def __init__(self, change: Callable[[str], str], previous: str, tail: int) -> None:
+        self.lua = Lua(change)
         self._previous = previous.encode()
         self._tail = tail
         self.all: list[Column] = []

@@ -85,11 +85,11 @@ def _identity(restarts: int) -> bytes:
 
 
 class Lua:
-    """Runs lock.lua once for each stored lock and message. `planted` may change the text of the script."""
+    """Runs lock.lua once for each stored lock and message. `change` may change the text of the script."""
 
-    def __init__(self, planted: Callable[[str], str] = str) -> None:
+    def __init__(self, change: Callable[[str], str] = str) -> None:
         self._server = Server(lambda: 0.0)
-        self._source = planted(_scripts.load("lock").source)
+        self._source = change(_scripts.load("lock").source)
         self.run = cache(self._run)
 
     @property

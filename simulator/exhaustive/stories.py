@@ -12,7 +12,7 @@ SUITE: Final = {
     "three attempts": Bounds(ticks=3, starts=3),
     "renewals": Bounds(ticks=4, renewals=1),
     "asks again": Bounds(ticks=3, asks=1),
-    "restart without memory": Bounds(ticks=3, restarts=1, skews=(0, 0, 2)),
+    "restart without data": Bounds(ticks=3, restarts=1, skews=(0, 0, 2)),
     "restart without the last write": Bounds(ticks=3, restarts=1, tail=1),
 }
 FULL: Final = {
@@ -23,9 +23,9 @@ FULL: Final = {
     "renewals": Bounds(ticks=6, renewals=2, faults=1),
     "asks again": Bounds(ticks=4, asks=2),
     "asks again, late messages": Bounds(ticks=3, asks=1, faults=1),
-    "restart without memory": Bounds(ticks=5, restarts=1, faults=1, skews=(0, 0, 2)),
-    "restart without memory, three attempts": Bounds(ticks=4, starts=3, restarts=1),
-    "two restarts without memory": Bounds(ticks=5, restarts=2),
+    "restart without data": Bounds(ticks=5, restarts=1, faults=1, skews=(0, 0, 2)),
+    "restart without data, three attempts": Bounds(ticks=4, starts=3, restarts=1),
+    "two restarts without data": Bounds(ticks=5, restarts=2),
     "restart without the last writes": Bounds(ticks=5, restarts=1, tail=2, skews=(0, 0, 2)),
     "restart, renewals": Bounds(ticks=5, restarts=1, renewals=1),
 }

@@ -40,10 +40,10 @@ def test_a_restarted_server_that_nobody_knew_waits_if_it_is_suspected():
 BUGS = {
     "a majority of one": (BOTH, Bounds(), Design(majority=1)),
     "one round only": (NEXT, Bounds(skews=(0, 0, 2)), Design(agreed=False)),
-    "validity from the majority on": (BOTH, Bounds(), Design(counted="majority")),
-    "validity checked before the second round": (BOTH, Bounds(skews=(0, 0, 2)), Design(counted="vote")),
-    "renewed by one": (BOTH, Bounds(renewals=1), Design(renewing=1)),
-    "answers to what was asked before": (BOTH, Bounds(asks=1), Design(forgets=False)),
+    "validity from the majority on": (BOTH, Bounds(), Design(counted_from="majority")),
+    "validity checked before the second round": (BOTH, Bounds(skews=(0, 0, 2)), Design(counted_from="vote")),
+    "renewed by one": (BOTH, Bounds(renewals=1), Design(renewals_needed=1)),
+    "answers to what was asked before": (BOTH, Bounds(asks=1), Design(forgets_replies=False)),
     "a restarted server votes at once": (BOTH, Bounds(restarts=1), Design(lua=at_once())),
     "one without its last writes votes at once": (BOTH, Bounds(restarts=1, tail=1), Design(lua=at_once())),
     "one that forgot goes on counting": (
@@ -93,7 +93,7 @@ OUTSIDE = {
     "who gives back goes on under the same token, and the release comes late": (
         BOTH,
         Bounds(ticks=0, asks=1, faults=1),
-        Design(gives_back=True),
+        Design(releases_votes=True),
     ),
 }
 
@@ -106,7 +106,7 @@ def test_what_the_protocol_does_not_promise_is_really_not_kept(case):
 
 
 def test_a_release_that_comes_in_its_order_may_be_followed_by_the_same_token():
-    assert not search(Bounds(ticks=1, asks=1), Design(gives_back=True)).broken
+    assert not search(Bounds(ticks=1, asks=1), Design(releases_votes=True)).broken
 
 
 def test_the_shortest_story():
