@@ -2,9 +2,10 @@
 
 Theory. A lock must keep its promises in every order in which messages, timers, pauses, crashes and cancellations can
 happen. Tests over real sockets see a few of these orders. Here only the code under test is real: the API for asyncio,
-everything in `interlock/_client/`, and the scripts, which run in a real Lua over a small Redis in memory. Clock,
-network and background work are events of a scheduler. A virtual second costs milliseconds of real time. A seed
-determines its run to the byte, so that a failing run can be repeated and shrunk.
+everything in `interlock/_client/`, one server and a quorum of `interlock/_servers/`, and the scripts, which run in a
+real Lua over a small Redis in memory. Clock, connections and background work are events of a scheduler. A virtual
+second costs milliseconds of real time. A seed determines its run to the byte, so that a failing run can be repeated and
+shrunk.
 
 A run in short: a few *clients* (processes) with a few *workers* (tasks) each use one or two *resources* of one
 *subject* (lock, semaphore, ...), while the faults of one *profile* strike. After every step the *invariants* check the
@@ -23,7 +24,7 @@ rules. `docs/simulator.md` tells how to use the simulator. The map of the source
       server         a small Redis that runs the real scripts;  commands: its commands;  messages: requests in a call
       server_group   the processes behind one address, of which one is the primary
       network        messages on their way: delayed, lost, doubled, late
-      sim_*          the server as the algorithm sees it (the protocols `Server` and `Runtime` of interlock)
+      sim_server     a server of `interlock/_servers/`;  sim_pool: its connections;  sim_runtime: clock and events
     clients
       clients        processes with a session, and their workers
       workers        how a worker acquires, holds and releases;  usage: the random choices of one use

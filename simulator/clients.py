@@ -15,10 +15,13 @@ from .chance import CLIENT, GAP, SECTION
 from .coroutines import Cancelled, Process, Task
 from .plan import Section
 from .server_group import ServerGroup
-from .sim_server import SimRuntime, SimServer, current
+from .sim_runtime import SimRuntime, current
+from .sim_server import SimServer
 from .workers import Worker
 
 if TYPE_CHECKING:
+    from interlock._protocol.types import Server
+
     from .scenario import Run
 
 CLOSER: Final = "closer"  # the coroutine that closes a session
@@ -55,9 +58,9 @@ class Client:
             SimServer(process, each, ServerHistory(max_ttl, mark=mark), runtime, run.profile.isolation_grace)
             for each in run.networks
         ]
-        quorum: Any = QuorumServer(self.servers, runtime, ServerGroup.display_url)
-        self.server: Any = quorum if len(self.servers) > 1 else self.servers[0]
-        run.monitor.server_state.servers[name] = self.servers[0]
+        quorum = QuorumServer(self.servers, runtime, ServerGroup.display_url)
+        self.server: Server = quorum if len(self.servers) > 1 else self.servers[0]
+        run.monitor.server_state.pools[name] = self.servers[0].pool
         run.world.acting = process
         self.session = self.server.push_handler = Session(
             self.server, None, self._task_label, max_ttl, lambda: self.server
@@ -71,7 +74,7 @@ class Client:
         attempts = run.monitor.attempts
         for server in self.servers:
             server.asked = attempts.check_renewals
-            server.sending = lambda keys, args: attempts.note_request(process, keys, args)
+            server.pool.sending = lambda keys, args: attempts.note_request(process, keys, args)
         self.workers = [process.spawn(self._work(), f"w{i}") for i in range(random.choice(run.profile.workers))]
         self.closing: Task | None = None
 
@@ -81,8 +84,8 @@ class Client:
         self.known_limits = copy.copy(original.known_limits)
         for server, other in zip(self.servers, original.servers, strict=True):
             vars(server.history).update(vars(copy.deepcopy(other.history)))
-            if other.listens:
-                server.restored()
+            if other.pool.listens:
+                server.pool.restored()
 
     @property
     def idle(self) -> bool:

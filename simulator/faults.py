@@ -20,7 +20,7 @@ from .clients import CLOSER
 from .coroutines import Task, Trap
 from .invariants.attempts import WORKERS
 from .outages import KINDS, MAX_LAG, Outages
-from .sim_server import IO_TIMEOUT
+from .sim_pool import IO_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -185,7 +185,7 @@ class Faults:
         self.run.trace.note("%s is dead", client.name)
         if strike.spare < 0.7:  # else its host is gone, so the server does not notice the crash
             for server in client.servers:
-                self.run.world.at(self.run.world.now + 0.001 * strike.spare, server.buried)
+                self.run.world.at(self.run.world.now + 0.001 * strike.spare, server.pool.buried)
         self.run.replace(client, strike.number)
 
     def _snapshot(self, strike: Strike) -> None:
@@ -199,7 +199,7 @@ class Faults:
         self.run.trace.note("%s is frozen, and two processes are restored from its snapshot", client.name)
         if strike.victim < 0.7:  # else the server keeps its connections open for a while, without a reader
             for server in client.servers:
-                self.run.world.at(self.run.world.now + 0.001 * strike.victim, server.buried)
+                self.run.world.at(self.run.world.now + 0.001 * strike.victim, server.pool.buried)
         self.run.restore_twice(client, strike.number)
 
     def _pause(self, client: Client, strike: Strike) -> None:
@@ -226,7 +226,8 @@ class Faults:
                 way = client.process.base, strike.coin
                 network.one_way[way] = max(network.one_way.get(way, 0.0), world.now + min(strike.seconds, 2 * MAX_LAG))
             case "break subscription":
-                client.servers[number].deafen(0.001 if strike.spare < 0.5 else (strike.spare - 0.5) * 2 * IO_TIMEOUT)
+                noticed_after = 0.001 if strike.spare < 0.5 else (strike.spare - 0.5) * 2 * IO_TIMEOUT
+                client.servers[number].pool.break_subscription(noticed_after)
             case "revoke" | "force":
                 client.process.spawn(self._revoke(strike, client), f"person{strike.number}")
             case "cut off":

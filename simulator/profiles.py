@@ -7,7 +7,7 @@ from typing import Final
 
 from .network import LATEST, NO_FAULTS, Weather
 from .outages import ISOLATION_GRACE, KINDS, MAX_PAUSE, OUTAGE_TIME
-from .sim_server import IO_TIMEOUT
+from .sim_pool import IO_TIMEOUT
 
 
 @dataclass(frozen=True)

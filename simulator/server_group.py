@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .coroutines import Process
     from .network import Subscriber
     from .scheduler import World
-    from .sim_server import Link
+    from .sim_pool import SimConnection
 
 Image = tuple[dict[bytes, Any], dict[bytes, int]]
 EMPTY: Final[Image] = ({}, {})
@@ -62,7 +62,7 @@ class Host:
         self.delayed: list[Callable[[], None]] = []  # messages that arrived meanwhile
         self.replicates: Host | None = None  # its primary, if it is a replica
         self.reachable_by: Collection[str] | None = None  # the only clients that reach this host; None: all do
-        self.links: set[Link] = set()
+        self.links: set[SimConnection] = set()
         self.subscribed: dict[
             bytes, list[Subscriber]
         ] = {}  # by channel: two, if two clients were restored from one snapshot

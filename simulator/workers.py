@@ -11,7 +11,7 @@ from interlock.errors import AcquireTimeout, ConfigError, LeaseLost, LockError, 
 
 from .chance import MESSAGE
 from .network import Journey
-from .sim_server import IO_TIMEOUT
+from .sim_pool import IO_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -121,7 +121,7 @@ class Worker:
         """Check rule 4: a call raises AcquireTimeout only if a server has answered lately."""
         # The longest silence begins with a heartbeat, which times out without a reply; then the undo takes its time.
         longest = HEARTBEAT_INTERVAL + max(ANSWER_COUNTS_FOR, HEARTBEAT_TIMEOUT) + undo_graces * UNDO_GRACE + SLACK
-        now, answered_at = self.client.process.world.now, max(server.answered_at for server in self.client.servers)
+        now, answered_at = self.client.process.world.now, max(server.pool.answered_at for server in self.client.servers)
         if now - answered_at > longest:
             self.violated(4, f"{what} timed out, and no server has answered for {now - answered_at:.3f} s")
 

@@ -20,8 +20,9 @@ from harness.proxy import Proxy
 from harness.servers import Node
 from harness.topology import Cluster, Independents, Sentinels
 from harness.topology.group import ask
-from interlock._transports import asyncio as transport_of_asyncio
-from interlock._transports import blocking, resp
+from interlock._servers import single
+from interlock._transports.asyncio.pool import AsyncioPool
+from interlock._transports.blocking.pool import BlockingPool
 
 # A test that asks for one of these looks at one server: it does not run over a quorum.
 LOOKS_AT_ONE_SERVER = {"clean", "redis_client", "server", "proxy", "node", "client"}
@@ -173,26 +174,36 @@ def a_test_runs_where_its_module_says(request):
     assert {*said.modes.split(", ")} >= USED_MODES, f"the test uses {USED_MODES}, and runs_on() does not say so"
 
 
+def noting(mode_name, take):
+    """`take` of a pool, which also notes that the running test uses this mode."""
+
+    def noted_take(pool):
+        USED_MODES.add(mode_name)
+        return take(pool)
+
+    return noted_take
+
+
 HEADERS: dict[str, Header] = {}
 
 
 @pytest.fixture(autouse=True)
 def every_message_is_as_the_lua_header_says(monkeypatch):
     """Fail a test that sends a message which the header of its script does not describe."""
-    real, wrong = resp.evalsha, []
+    real, wrong = single.evalsha, []
 
-    def checked(mode_name, script, keys, args, epoch):
-        USED_MODES.add(mode_name)
+    def checked(script, keys, args, stamp):
         header = HEADERS.setdefault(script.name, Header(script.source))
         try:
             header.check(keys, args)
         except AssertionError as error:
             wrong.append(error)  # a background task would take it for one more failure of the network
             raise
-        return real(script, keys, args, epoch)
+        return real(script, keys, args, stamp)
 
-    for mode_name, transport in zip(MODES, (blocking, transport_of_asyncio), strict=True):
-        monkeypatch.setattr(transport, "evalsha", functools.partial(checked, mode_name))
+    monkeypatch.setattr(single, "evalsha", checked)
+    for mode_name, pool in zip(MODES, (BlockingPool, AsyncioPool), strict=True):
+        monkeypatch.setattr(pool, "take", noting(mode_name, pool.take))
     yield
     assert not wrong
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from simulator.coroutines import Task
     from simulator.server import Server
     from simulator.server_group import Host, ServerGroup
-    from simulator.sim_server import SimServer
+    from simulator.sim_pool import SimPool
     from simulator.subjects import Reading, ResourceModel, Share
 
     from .attempts import Attempt, Attempts
@@ -68,7 +68,7 @@ class ServerState:
         self.slowest = 0.0  # seconds from when there was room for a live waiter to its grant, in the quiet phase
         self.excused = 0  # grants to clients that remembered nothing, by servers that had lost all
         self.on_grant: Callable[[], None] = lambda: None  # called in the moment of a grant
-        self.servers: dict[str, SimServer] = {}  # by process
+        self.pools: dict[str, SimPool] = {}  # by process
         self._arrived = 0
 
     @property
@@ -183,7 +183,7 @@ class ServerState:
         attempt = self.attempts.known.get(token)
         if attempt is None or not attempt.process.alive or attempt.process.paused_until > since:
             return
-        deaf_until = self.servers[attempt.process.name].deaf_until
+        deaf_until = self.pools[attempt.process.name].deaf_until
         if deaf_until > since:  # the client missed the push, and asks when subscribed again
             self.trace.world.at(deaf_until + REVOCATION_TIME, lambda: self._check_holder_knows(token, deaf_until))
         elif attempt.certain():
@@ -228,7 +228,7 @@ class ServerState:
             self._note_arrivals(seen, holders, present)
         new = _new(seen, holders)
         if seen.quarantine_until > self.trace.world.now:
-            first = min(host.number for host in self.servers[sender].met)
+            first = min(host.number for host in self.pools[sender].met)
             self._check_quarantine(seen, new, fresh=first >= seen.lost_by)
         if new:
             new.sort(key=lambda token: holders[token].fence)
@@ -406,11 +406,11 @@ class ServerState:
         resource, room = seen.resource, reading.room
         wanted = resource.permits_wanted(head)
         marker = next((token for token in reading.holders if token.startswith(b"quarantine:")), None)
-        link = self.servers[self.attempts.known[head].process.name].link
+        link = self.pools[self.attempts.known[head].process.name].connection
         if (
             link is None
             or link.host is not self.group.primary
-            or in_quarantine(link.epoch.text, self.server, resource, marker)
+            or in_quarantine(link.stamp.text, self.server, resource, marker)
         ):
             room = 0
         elif marker:

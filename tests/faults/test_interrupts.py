@@ -318,7 +318,7 @@ async def test_after_an_interrupt_in_a_connection_no_command_gets_the_reply_to_a
 
 def half_way(frame, event) -> bool:
     """Whether a profiling event stands inside a step of the connection that has to be done as a whole."""
-    return event == "c_return" and frame.f_code.co_name in {"send_for", "_flush", "data_received"}
+    return event == "c_return" and frame.f_code.co_name in {"_send", "_flush", "data_received"}
 
 
 @rule(8)
@@ -383,7 +383,7 @@ async def test_an_interrupt_while_a_background_thread_starts_leaves_exactly_one(
             port.ensure_subscribed("lock:a") if name == "interlock-listener" else locks.lock("a").acquire()
         if name == "interlock-listener":
             port.ensure_subscribed("lock:a")
-            await until(lambda: port.subscribed)
+            await until(lambda: port.pool.subscribed)
         with locks.lock("b", ttl=SHORT) as lease:
             await until(lambda: len(running()) == 1)
             before = lease._grant.deadline
@@ -425,10 +425,11 @@ print("OK")
 @pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
 @rule(8)
 def test_the_packer_of_hiredis_gets_nothing_but_text(kit_less_interlock, monkeypatch):
-    from interlock._transports import resp
+    from interlock._transports.blocking import connection, subscription
 
-    real, seen = resp.pack, []
-    monkeypatch.setattr(resp, "pack", lambda words: seen.extend(words) or real(words))
+    real, seen = connection.pack, []
+    for sender in (connection, subscription):
+        monkeypatch.setattr(sender, "pack", lambda words: seen.extend(words) or real(words))
     with kit_less_interlock as locks:
         lease = locks.lock("a").acquire()
         lease.extend(10)

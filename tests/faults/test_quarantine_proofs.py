@@ -8,7 +8,6 @@ import threading
 import pytest
 import redis
 
-from harness.matrix import MODES
 from harness.modes import outcome, until
 from harness.topology import Sentinels
 from interlock import AcquireTimeout
@@ -21,7 +20,7 @@ rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1", starts="primaries with replicas")
 
 
-TRANSPORTS = {"threads": "interlock._transports.blocking", "asyncio": "interlock._transports.asyncio"}
+PROOF = "interlock._servers.single.least_lossless_ttl"
 
 
 KINDS = {"lock": lambda locks: locks.lock("a"), "semaphore": lambda locks: locks.semaphore("a", 1)}
@@ -40,7 +39,7 @@ async def test_a_proof_that_changes_nothing_is_looked_for_once(mode, node, monke
     await (await locks.lock("a").acquire()).release()
     crash(node)
     assert isinstance(await outcome(locks.lock("a").acquire(timeout=0)), AcquireTimeout)  # its marker stays
-    monkeypatch.setattr(TRANSPORTS[mode.name] + ".least_lossless_ttl", lambda *_: 0.0)
+    monkeypatch.setattr(PROOF, lambda *_: 0.0)
     error = await outcome(other.lock("a").acquire(timeout=timeout))
     assert isinstance(error, AcquireTimeout)
     assert "quarantine" in str(error)
@@ -69,8 +68,7 @@ async def test_one_caller_looks_for_a_proof_for_all_and_delays_no_renewal(mode, 
         over.wait(30)
 
     monkeypatch.setattr(IdentityStamp, "old_primary", lambda *_: former[0])
-    for each in MODES:
-        monkeypatch.setattr(TRANSPORTS[each] + ".least_lossless_ttl", look)
+    monkeypatch.setattr(PROOF, look)
     locks = mode.interlock(node.url)
     leases = [await mode.keep(locks.lock(f"held-{number}", ttl=1, renew=bool(number)).acquire()) for number in range(2)]
     former[0] = "who:knows"

@@ -1,4 +1,4 @@
-"""Renewal: errors in place of an answer, and what must go on while a renewal waits."""
+"""Renewal: what it meets besides an answer, and what must go on meanwhile."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
 
 
-def patched(port, **changes):
+def patched(thing, **changes):
     """Replace some methods of an object for the duration of a `with`."""
 
     @contextlib.contextmanager
     def whole():
         for name, value in changes.items():
-            setattr(port, name, value)
+            setattr(thing, name, value)
         try:
             yield
         finally:
             for name in changes:
-                delattr(port, name)
+                delattr(thing, name)
 
     return whole()
 
@@ -61,10 +61,10 @@ async def test_an_error_of_any_kind_is_no_answer_to_a_renewal(mode):
         failed.append(1)
         raise ZeroDivisionError("not ours")
 
-    port = mode.session(locks).server
-    with patched(port, _checkout=failing):
+    pool = mode.session(locks).server.pool
+    with patched(pool, take=lambda: None, checkout=failing):
         if mode.name == "asyncio":
-            port._connection.fail(Disconnected("cut", sent=False))
+            pool._connection.fail(Disconnected("cut", sent=False))
         await until(lambda: lease.state is LeaseState.JEOPARDY)
     await until(lambda: lease.state is LeaseState.HELD)
     assert failed

@@ -11,7 +11,7 @@ from interlock._servers import quorum_votes as _votes
 from interlock.primitives.codes import QUEUED
 from interlock.primitives.messages import NO_KEY, RENEWED, Granted, HeartbeatReply
 from model.mutations import catch, replaced, shares
-from simulator import WORLDS, profile_of, shrink, sim_server, simulate, subject_of
+from simulator import WORLDS, profile_of, shrink, sim_pool, simulate, subject_of
 
 SEEDS = 1000  # and all of them with --full:
 ALL_SEEDS = 2000
@@ -81,7 +81,7 @@ def a_heartbeat_finds_nothing(monkeypatch):
         return HeartbeatReply(NO_KEY, b"", [QUEUED for _ in votes.call.waiters])
 
     monkeypatch.setitem(_votes.VERBS, "heartbeat", _votes.VERBS["heartbeat"]._replace(merge=nothing))
-    monkeypatch.setattr(sim_server.SimServer, "hear", lambda *_: None)
+    monkeypatch.setattr(sim_pool.SimPool, "hear", lambda *_: None)
 
 
 def clocks_run_alike(monkeypatch):

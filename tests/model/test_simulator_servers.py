@@ -10,7 +10,18 @@ pytest.importorskip("lupa")
 from interlock._quarantine import identity, lossless
 from interlock._quarantine.history import ServerHistory
 from model.mutations import catch, replaced, shares
-from simulator import SERVERS, outages, profile_of, profiles, server_group, shrink, sim_server, simulate, subject_of
+from simulator import (
+    SERVERS,
+    outages,
+    profile_of,
+    profiles,
+    server_group,
+    shrink,
+    sim_pool,
+    sim_server,
+    simulate,
+    subject_of,
+)
 from simulator.coroutines import Process
 from simulator.scheduler import World
 
@@ -141,12 +152,12 @@ def who_connects_again_remembers_nothing(monkeypatch):
 
 
 def a_connection_is_trusted_for_ever(monkeypatch):
-    monkeypatch.setattr(sim_server, "TRUSTED_FOR", math.inf)
+    monkeypatch.setattr(sim_pool, "TRUSTED_FOR", math.inf)
 
 
 def an_answer_counts_when_it_comes(monkeypatch):
     monkeypatch.setattr(
-        sim_server.Link, "answered", lambda self, _sent: setattr(self, "used", self.server.runtime.now())
+        sim_pool.SimConnection, "answered", lambda self, _sent: setattr(self, "answered_since", self.pool.runtime.now())
     )
 
 
@@ -200,7 +211,7 @@ def test_a_proof_is_of_the_server_that_was_asked_for():
     """One that came meanwhile may have lost something, for all that is known of the one before."""
     place = server_group.ServerGroup(World(0))
     process, before = Process(place.world, "c0"), place.primary
-    epoch = ServerHistory(60.0).identify(before.facts(), sim_server._ADDRESS)
+    epoch = ServerHistory(60.0).identify(before.facts(), sim_pool.ADDRESS)
     assert lossless.least_lossless_ttl(place.seen_by(process), "another:one", epoch) == math.inf
     place.primary = place.new_host()
     assert lossless.least_lossless_ttl(place.seen_by(process), "another:one", epoch) is None
@@ -209,6 +220,6 @@ def test_a_proof_is_of_the_server_that_was_asked_for():
 def test_what_is_waited_for_is_not_forgotten_with_the_next_change():
     """A failover that lost something, then a handover that lost nothing: leases of before the first may still last."""
     place, memory = server_group.ServerGroup(World(0)), ServerHistory(60.0)
-    first = memory.identify(place.primary.facts(), sim_server._ADDRESS)
-    evidence = [memory.identify(place.new_host().facts(), sim_server._ADDRESS).previous for _ in range(2)]
+    first = memory.identify(place.primary.facts(), sim_pool.ADDRESS)
+    evidence = [memory.identify(place.new_host().facts(), sim_pool.ADDRESS).previous for _ in range(2)]
     assert evidence == [first.identity, first.identity]

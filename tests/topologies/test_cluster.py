@@ -21,9 +21,8 @@ from interlock._protocol.timing import RETRY_FOR
 from interlock._quarantine.history import ServerHistory
 from interlock._quarantine.identity import Facts
 from interlock._quarantine.slot_history import SlotHistory
+from interlock._servers import single
 from interlock._servers.slots import SLOTS, slot_of, tag_of
-from interlock._transports import asyncio as transport_of_asyncio
-from interlock._transports import blocking, resp
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("its own servers", starts="clusters of valkey-9.1, redis-7.0 and redis-6.2")
@@ -131,13 +130,13 @@ async def test_waiters_on_all_nodes_are_woken_by_push(mode, clean, cluster, monk
         await until(lambda name=name: subscription(mode, others, name)[0] == "1")
         await until(lambda name=name: queued(locks, 1, name))
         asked = []
-        real, transport = resp.evalsha, blocking if mode.name == "threads" else transport_of_asyncio
-        monkeypatch.setattr(transport, "evalsha", lambda *message: (asked.append(message[2][0]), real(*message))[1])
+        real = single.evalsha
+        monkeypatch.setattr(single, "evalsha", lambda *message: (asked.append(message[2][0]), real(*message))[1])
         await lease.release()
         await (await asyncio.wait_for(waiter, 10)).release()
         assert asked.count("acquire") <= 2, asked  # that of the subscription, if it was late, and the confirmation
         assert "heartbeat" not in asked
-        monkeypatch.setattr(transport, "evalsha", real)
+        monkeypatch.setattr(single, "evalsha", real)
 
 
 @rule(3)

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 from interlock._client.session import Session
 from interlock._protocol.names import token_part
 from interlock._servers.open import open_server
-from interlock._transports.asyncio import AsyncioPort, AsyncioRuntime
-from interlock._transports.blocking import ThreadPort, ThreadRuntime
+from interlock._transports.asyncio.pool import AsyncioPool
+from interlock._transports.asyncio.runtime import AsyncioRuntime
+from interlock._transports.blocking.pool import BlockingPool
+from interlock._transports.blocking.runtime import ThreadRuntime
 
 from .face import awaitable
 from .interlock import InterlockCore, MemberT, MultiLeaseT
@@ -49,7 +51,7 @@ class InterlockForAsyncio(InterlockCore[LeaseT, MultiLeaseT, MemberT]):  # a ses
         if session is None or session.core.closed:
             self._check_not_closed()
             left = self._prune()
-            server = open_server(self._address, AsyncioPort, AsyncioRuntime(), self._histories)
+            server = open_server(self._address, AsyncioPool, AsyncioRuntime(), self._histories)
             session = server.push_handler = Session(
                 server, self.label, _task, self.max_ttl, self._farewell, self.try_for
             )
@@ -62,8 +64,7 @@ class InterlockForAsyncio(InterlockCore[LeaseT, MultiLeaseT, MemberT]):  # a ses
 
     def _farewell(self) -> Server:
         """A server that needs no loop, for the exit of the process."""
-        server: Server = open_server(self._address, ThreadPort, ThreadRuntime(), self._histories)
-        return server
+        return open_server(self._address, BlockingPool, ThreadRuntime(), self._histories)
 
     def _prune(self) -> list[Attempt]:
         """Forget the loops that are closed. Returns what they left to be taken back; what they hold ends at exit."""

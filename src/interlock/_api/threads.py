@@ -15,7 +15,8 @@ from interlock._client.session import Session
 from interlock._protocol.names import token_part
 from interlock._protocol.run import run
 from interlock._servers.open import open_server
-from interlock._transports.blocking import ThreadPort, ThreadRuntime
+from interlock._transports.blocking.pool import BlockingPool
+from interlock._transports.blocking.runtime import ThreadRuntime
 
 from .face import present, raise_stop_iteration
 from .interlock import InterlockCore, MemberT, MultiLeaseT
@@ -75,7 +76,7 @@ class InterlockForThreads(InterlockCore[LeaseT, MultiLeaseT, MemberT]):  # one s
     _for_asyncio = False
 
     def _start(self) -> None:
-        server = open_server(self._address, ThreadPort, ThreadRuntime(), self._histories)
+        server = open_server(self._address, BlockingPool, ThreadRuntime(), self._histories)
         self._session = server.push_handler = Session(
             server, self.label, _thread, self.max_ttl, lambda: server, self.try_for
         )

@@ -359,7 +359,7 @@ class Core:
         assert acks is not None
         patience = min(acks.timeout(attempt.ttl), 0.9 * (until - self.runtime.now()))  # so that the reply is in time
         reply, known, got = await self.server.call_with_acks(
-            resource.script, resource.keys, args, until, acks, patience
+            (resource.script, resource.keys, args), until, acks, patience
         )
         if lengthens_lease(args, reply):
             attempt.in_doubt = True  # the grant may not count: an error below must leave a tombstone

@@ -77,11 +77,11 @@ class Undo:
         )
         for (token, job), reply in zip(jobs, replies, strict=True):
             _, until, waiting = job
-            answered = not isinstance(reply, Exception)
-            if answered and ReleaseReply.parse(reply).ask_again and now <= until:
+            answered = None if isinstance(reply, Exception) else ReleaseReply.parse(reply)
+            if answered is not None and answered.ask_again and now <= until:
                 # One call did not drop all dead waiters, and a live waiter may stand behind the rest: try again now.
                 self.next_try = now
-            elif answered or now > until:
+            elif answered is not None or now > until:
                 with self.runtime.mutex:
                     if self.jobs.get(token) is not job:
                         continue  # added again meanwhile: this reply answers the earlier undo only

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -29,6 +29,7 @@ class Script(NamedTuple):
 
 T = TypeVar("T")
 Argument = str | bytes
+Reply: TypeAlias = "Sequence[object]"  # of a script: each script replies with a list
 Message = tuple[Script, "Sequence[str | bytes]", "Sequence[Argument]"]  # a script, its KEYS, its ARGV
 
 
@@ -51,6 +52,16 @@ class ServerError(Exception):
 
 class Stopped(Exception):  # noqa: N818 (a decision of the caller, not an error)
     """The caller stopped an attempt before the server granted the attempt."""
+
+
+class AckedReply(NamedTuple):
+    """The reply to a script call, and which replicas or disks acknowledged what the call wrote."""
+
+    reply: Reply
+    replicas: int
+    """How many replicas the server is known to have."""
+    acknowledged: int | list[int]
+    """The reply to WAIT or WAITAOF."""
 
 
 class Route(NamedTuple):
@@ -119,44 +130,58 @@ class Runtime(Protocol):
 class Server(Protocol):
     """All that the client needs of a server, be it one, a cluster or a quorum.
 
-    To add a port: implement these members, and run the conformance suite. Every `until` is a time of `Runtime.now()`.
+    To add a kind of server: implement these members, and run the conformance suite. Every `until` is a time of
+    `Runtime.now()`.
     """
+
+    @property
+    def push_handler(self) -> PushHandler:
+        """The object to call for each push: set it before the first call."""
+        ...
+
+    @push_handler.setter
+    def push_handler(self, handler: PushHandler) -> None: ...
 
     @property
     def runtime(self) -> Runtime: ...
 
-    display_url: str
-    retry_for: float
-    """Seconds that the server may be away before a call raises Unavailable."""
-    is_quorum: bool
-    """Whether several servers vote: then one of them may keep a grant although the quorum refused."""
-    majority: int
-    """How many servers must grant a lease."""
+    @property
+    def display_url(self) -> str:
+        """The address without secrets, for messages."""
+        ...
 
-    drift: float
-    """The part of a ttl by which the deadline is earlier than the end in the server: see margin()."""
+    @property
+    def retry_for(self) -> float:
+        """Seconds that the server may be away before a call raises Unavailable."""
+        ...
 
-    async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
+    @property
+    def is_quorum(self) -> bool:
+        """Whether several servers vote: then one of them may keep a grant although the quorum refused."""
+        ...
+
+    @property
+    def majority(self) -> int:
+        """How many servers must grant a lease."""
+        ...
+
+    @property
+    def drift(self) -> float:
+        """The part of a ttl by which the deadline is earlier than the end in the server: see margin()."""
+        ...
+
+    async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Reply:
         """Send one script call, once, and return its reply. Raises Disconnected or ServerError."""
         ...
 
-    async def call_with_acks(
-        self,
-        script: Script,
-        keys: Sequence[str | bytes],
-        args: Sequence[Argument],
-        until: float,
-        acks: Acks,
-        patience: float,
-    ) -> tuple[Any, int, Any]:
+    async def call_with_acks(self, message: Message, until: float, acks: Acks, patience: float) -> AckedReply:
         """Send one script call as `call` does; after a grant, also wait `patience` seconds for acknowledgements.
 
-        Returns the script's reply, how many replicas the server is known to have, and the reply to WAIT or WAITAOF.
         Raises Disconnected or ServerError.
         """
         ...
 
-    async def call_many(self, messages: Sequence[Message], until: float) -> list[Any]:
+    async def call_many(self, messages: Sequence[Message], until: float) -> list[Reply | Exception]:
         """Send many messages at once. Returns each reply, or the exception of the message that failed, in order."""
         ...
 
@@ -171,7 +196,7 @@ class Server(Protocol):
         """The identity of an old primary that may still grant this key beside the current server; "" if there is none.
 
         While there is one, no grant or renewal of the current server counts: a lease that the current server
-        renews may expire at the old primary, which then grants the key to another client. The port searches in the
+        renews may expire at the old primary, which then grants the key to another client. The client searches in the
         background for a proof that no lease was lost; no caller waits for the search.
         """
         ...
@@ -180,7 +205,7 @@ class Server(Protocol):
         """Where this key is. Messages about keys of one route may travel as one message."""
         ...
 
-    def subscription_of(self, key: str) -> tuple[str, str]:
+    def subscription_of(self, key: str | bytes) -> tuple[str, str]:
         """Whether the client is subscribed to pushes about this key, "0" or "1"; and the channel of these pushes."""
         ...
 
@@ -220,7 +245,7 @@ class Resource(NamedTuple):
 
 
 class PushHandler(Protocol):
-    """The object that a port calls for each push and each change of a subscription."""
+    """The object that a server calls for each push and each change of a subscription."""
 
     channel: str
 

@@ -31,10 +31,13 @@ from redis.exceptions import ResponseError
 from interlock._connect.refusals import connection_error
 from interlock._protocol.timing import DRIFT, RETRY_FOR
 from interlock._protocol.types import (
+    AckedReply,
     Argument,
+    AutoResetEvent,
     Disconnected,
     Message,
     PushHandler,
+    Reply,
     Route,
     Runtime,
     Script,
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
     from interlock._protocol.acks import Acks
     from interlock._quarantine.histories import Histories
     from interlock._quarantine.history import ServerHistory
+    from interlock._servers.single import SentBatch, SingleServer
 
 MAX_REDIRECTIONS: Final = 5  # redirections of one message
 MAP_INTERVAL: Final = 0.25  # seconds between two maps
@@ -73,7 +77,7 @@ class Node:
 
     __slots__ = ("address", "failed_at", "has_answered", "history", "named_at", "server")
 
-    def __init__(self, address: Address, history: ServerHistory, server: Any) -> None:
+    def __init__(self, address: Address, history: ServerHistory, server: SingleServer) -> None:
         self.address = address
         self.history = history
         self.server = server
@@ -92,7 +96,7 @@ class ClusterServer:
     def __init__(
         self,
         cluster: Cluster,
-        make: Callable[[Address, ServerHistory], Any],
+        make: Callable[[Address, ServerHistory], SingleServer],
         runtime: Runtime,
         histories: Histories,
     ) -> None:
@@ -113,7 +117,7 @@ class ClusterServer:
 
     def _start(self) -> None:
         self._next = 0.0  # the earliest time at which the client reads a map again
-        self._loading: list[Any] | None = None  # the events of the callers that wait for the map
+        self._loading: list[AutoResetEvent] | None = None  # the events of the callers that wait for the map
         self._learning = False
         self._channels: dict[int, str] = {}
         self._importing: dict[int, Node] = {}  # the slots that are migrating, each with its target node
@@ -130,12 +134,12 @@ class ClusterServer:
         return self._push_handler
 
     @push_handler.setter
-    def push_handler(self, sink: PushHandler) -> None:
-        self._push_handler = sink
+    def push_handler(self, handler: PushHandler) -> None:
+        self._push_handler = handler
 
     # Calls
 
-    async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
+    async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Reply:
         """See Server."""
         slot = slot_of(keys[0])
         node = self._map[slot]
@@ -151,23 +155,13 @@ class ClusterServer:
         except ServerError as error:
             return await self._follow(str(error), (script, keys, args), slot, node, until)
 
-    async def call_with_acks(
-        self,
-        script: Script,
-        keys: Sequence[str | bytes],
-        args: Sequence[Argument],
-        until: float,
-        acks: Acks,
-        patience: float,
-    ) -> tuple[Any, int, Any]:
+    async def call_with_acks(self, message: Message, until: float, acks: Acks, patience: float) -> AckedReply:
         """See Server. While the slot is migrating, the call fails with TRYAGAIN."""
-        slot, text = slot_of(keys[0]), ""
+        slot, text = slot_of(message[1][0]), ""
         for _ in range(MAX_REDIRECTIONS):
             node = await self._node_of(slot, until)
             try:
-                reply: tuple[Any, int, Any] = await node.server.call_with_acks(
-                    script, keys, args, until, acks, patience, slot
-                )
+                reply = await node.server.call_with_acks(message, until, acks, patience, slot)
             except Disconnected as error:
                 self._note_loss(node, error)
                 raise
@@ -185,9 +179,9 @@ class ClusterServer:
             await self._on_moved(text, slot, node, until)
         raise ServerError(f"TRYAGAIN [{text}]")
 
-    async def call_many(self, messages: Sequence[Message], until: float) -> list[Any]:
+    async def call_many(self, messages: Sequence[Message], until: float) -> list[Reply | Exception]:
         """See Server."""
-        replies: list[Any] = [None] * len(messages)
+        replies: list[Reply | Exception] = [()] * len(messages)
         slots = [slot_of(keys[0]) for _, keys, _ in messages]
         groups, single = self._grouped(range(len(messages)), slots)
         lost = [i for node in [*groups] if node.failed_at for i in groups.pop(node)]
@@ -221,11 +215,11 @@ class ClusterServer:
         groups: dict[Node, list[int]],
         messages: Sequence[Message],
         slots: Sequence[int],
-        replies: list[Any],
+        replies: list[Reply | Exception],
         until: float,
     ) -> list[int]:
         """Send to each node its own messages, and store the replies. Returns the messages that were redirected."""
-        sent: list[tuple[Node, list[int], Any]] = []
+        sent: list[tuple[Node, list[int], SentBatch]] = []
         elsewhere: list[int] = []
         order = sorted(groups, key=lambda node: (not node.server.ready, node.failed_at))
         for left, node in zip(range(len(order), 0, -1), order, strict=True):
@@ -251,7 +245,7 @@ class ClusterServer:
         """See Server."""
         with contextlib.suppress(Disconnected, ServerError, LockError):  # then there is no proof
             node = await self._node_of(slot_of(keys[0]), until)
-            return bool(await node.server.prove_lossless(keys, evidence, until))
+            return await node.server.prove_lossless(keys, evidence, until)
         return False
 
     def old_primary_may_still_grant(self, key: str) -> str:
@@ -266,7 +260,7 @@ class ClusterServer:
         node = self._map[slot]
         return Route(node and node.address.display_url, slot)
 
-    async def _follow(self, text: str, message: Message, slot: int, node: Node, until: float) -> Any:
+    async def _follow(self, text: str, message: Message, slot: int, node: Node, until: float) -> Reply:
         """Follow a redirection and return the reply of its node. Raises ServerError if `text` is no redirection."""
         for _ in range(MAX_REDIRECTIONS):
             asking = text.startswith("ASK ")
@@ -457,7 +451,7 @@ class ClusterServer:
             for node in list(self._nodes.values()):
                 node.history.identity_at_map = met.get(node, "")
                 if node not in primaries:
-                    node.server.unsubscribe_all()
+                    node.server.pool.unsubscribe_all()
                     node.has_answered = False  # a node that serves slots again has another identity
         wanted = (
             self._push_handler is not None
@@ -593,18 +587,18 @@ class ClusterServer:
             channel = self._channels[slot] = f"{self.push_handler.channel}{{{tag_of(slot)}}}"
         return channel
 
-    def subscription_of(self, key: str) -> tuple[str, str]:
+    def subscription_of(self, key: str | bytes) -> tuple[str, str]:
         """See Server."""
         slot = slot_of(key)
         channel, node = self._channel(slot), self._map[slot]
-        return "1" if node is not None and channel in node.server.subscribed else "0", channel
+        return "1" if node is not None and channel in node.server.pool.subscribed else "0", channel
 
     def ensure_subscribed(self, key: str) -> None:
         """See Server."""
         slot = slot_of(key)
         node = self._map[slot]
         if node is not None and not self._closed:
-            node.server.subscribe(self._channel(slot))
+            node.server.pool.subscribe(self._channel(slot))
 
     # Closing
 

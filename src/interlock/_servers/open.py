@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from interlock._connect.address import Quorum
 from interlock._connect.clusters import Cluster
 from interlock._servers.cluster import ClusterServer
 from interlock._servers.quorum import QuorumServer
+from interlock._servers.single import SingleServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from interlock._connect.address import Address
-    from interlock._protocol.types import Runtime
+    from interlock._protocol.types import Runtime, Server
     from interlock._quarantine.histories import Histories
     from interlock._quarantine.history import ServerHistory
+    from interlock._quarantine.primacy import Primacy
+    from interlock._transports.connections import ConnectionPool
 
 R = TypeVar("R", bound="Runtime")
 
 
 def open_server(
     target: Address | Cluster | Quorum,
-    make: Callable[[Address, ServerHistory, R], Any],
+    make_pool: Callable[[Address, ServerHistory, Primacy, R], ConnectionPool],
     runtime: R,
     histories: Histories,
-) -> Any:
-    """The server for this target. `make` makes a single server, for threads or for asyncio."""
+) -> Server:
+    """The server for this target. `make_pool` makes the connections to one server, for threads or for asyncio."""
 
-    def single(address: Address, history: ServerHistory) -> Any:
-        return make(address, history, runtime)
+    def single(address: Address, history: ServerHistory) -> SingleServer:
+        return SingleServer(
+            address, history, runtime, lambda address, history, primacy: make_pool(address, history, primacy, runtime)
+        )
 
     if isinstance(target, Cluster):
         return ClusterServer(target, single, runtime, histories)

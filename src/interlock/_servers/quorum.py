@@ -34,6 +34,7 @@ from interlock._protocol.timing import FOREVER, RETRY_FOR
 from interlock._protocol.types import ONLY_ROUTE, Argument, Disconnected, Message, Route, Script, ServerError
 from interlock._servers.quorum_nodes import Node, forget_oldest
 from interlock._servers.quorum_votes import Request, Split, Unagreed
+from interlock._servers.single import SentBatch
 from interlock.errors import ConfigError, LockError
 from interlock.primitives.lock import FenceCall, FenceReply
 from interlock.primitives.messages import (
@@ -51,7 +52,9 @@ from interlock.primitives.quorum_rules import rules_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from interlock._protocol.types import Runtime
+    from interlock._protocol.acks import Acks
+    from interlock._protocol.types import AckedReply, PushHandler, Reply, Runtime
+    from interlock._servers.single import SingleServer
 
 VOTE_TIMEOUT: Final = 0.25  # seconds without an answer after which a server is absent; less for a short ttl:
 VOTE_TTL_SHARE: Final = 0.1  # the part of the ttl that a vote may take
@@ -68,7 +71,7 @@ STARTED_TOGETHER_WITHIN: Final = 5.0  # seconds within which the servers of a ne
 QUORUM_DRIFT: Final = 0.01  # the part of a ttl that the authors of Redlock allow for drift
 
 # A server, the handle of an unanswered batch that was sent there, and the requests in the batch.
-Straggler = tuple[Node, Any, "Sequence[Request]"]
+Straggler = tuple[Node, SentBatch, "Sequence[Request]"]
 
 
 def is_stale(error: object) -> bool:
@@ -83,7 +86,7 @@ class QuorumServer:
     is_quorum = True
     drift = QUORUM_DRIFT
 
-    def __init__(self, servers: Sequence[Any], runtime: Runtime, shown: str) -> None:
+    def __init__(self, servers: Sequence[SingleServer], runtime: Runtime, shown: str) -> None:
         self.runtime = runtime
         self.display_url = shown
         self.nodes = [Node(server) for server in servers]
@@ -102,18 +105,18 @@ class QuorumServer:
         self._wakeup = self.runtime.event()
 
     @property
-    def push_handler(self) -> Any:
+    def push_handler(self) -> PushHandler:
         """The handler to which all servers' ports pass each push."""
         return self.nodes[0].server.push_handler
 
     @push_handler.setter
-    def push_handler(self, sink: Any) -> None:
+    def push_handler(self, handler: PushHandler) -> None:
         for node in self.nodes:
-            node.server.push_handler = sink
+            node.server.push_handler = handler
 
     # The calls of the core
 
-    async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Any:
+    async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Reply:
         """See Server."""
         request = Request.parse((script, keys, args))
         if isinstance(request.call, AcquireCall):
@@ -122,15 +125,19 @@ class QuorumServer:
             reply = await self._call_with_own_marker(request, until)
         else:
             reply = await self._call_one(request, until)
-        return reply.encode()
+        return reply.encode()  # type: ignore[no-any-return]
 
-    async def call_many(self, messages: Sequence[Message], until: float) -> list[Any]:
+    async def call_many(self, messages: Sequence[Message], until: float) -> list[Reply | Exception]:
         """See Server."""
         try:
             poll = await self._poll([Request.parse(message) for message in messages], until)
         except LockError as error:
             return [error] * len(messages)
         return [reply if isinstance(reply, Exception) else reply.encode() for reply in poll.outcomes]
+
+    async def call_with_acks(self, message: Message, until: float, acks: Acks, patience: float) -> AckedReply:  # noqa: ARG002
+        """See Server. No client calls this: `Interlock.lock` refuses acks= with a quorum."""
+        raise ConfigError("a quorum takes no acks=: a majority of its servers has each grant")
 
     async def _call_one(self, request: Request, until: float, within: float = VOTE_TIMEOUT) -> Any:
         (reply,) = (await self._poll([request], until, within)).outcomes
@@ -229,7 +236,7 @@ class QuorumServer:
         """See Server."""
         return ONLY_ROUTE
 
-    def subscription_of(self, key: str) -> tuple[str, str]:
+    def subscription_of(self, key: str | bytes) -> tuple[str, str]:
         """See Server. Each server gets its own subscription in `Node.personalize`."""
         return "0", self.nodes[0].server.subscription_of(key)[1]
 
@@ -264,14 +271,14 @@ class QuorumServer:
         return self.nodes
 
     async def read(
-        self, node: Node, sent: Any, requests: Sequence[Request], *, late: bool = False, owes: bool = True
+        self, node: Node, sent: SentBatch, requests: Sequence[Request], *, late: bool = False, owes: bool = True
     ) -> list[Any]:
         """Read and parse the replies of one server.
 
         If the server did not answer, mark the server as absent, and (with `owes`) remember the releases among the
         requests as pending. With `late` the requests are stragglers.
         """
-        raw: list[Any] = await node.server.read_batch(sent, late=late)
+        raw = await node.server.read_batch(sent, late=late)
         replies = [request.parse_reply(reply) for request, reply in zip(requests, raw, strict=False)]
         node.note_replies(requests, replies)
         error = next(iter(replies))
@@ -452,7 +459,7 @@ class Round:
         self.within = within
         self.started = quorum.now()
         self.end = min(until, self.started + within)
-        self.asked: list[tuple[Node, list[Request], Any]] = []  # the servers that have not answered yet
+        self.asked: list[tuple[Node, list[Request], SentBatch]] = []  # the servers that have not answered yet
         self.said: dict[Node, list[Any]] = {}  # the parsed replies; an error where there is no reply
         self.outcomes: list[Any] = []  # of each request: the merged reply or the error; None while it is undecided
         self._ended = False  # whether the time is up: the poll waits no longer for the servers in `asked`

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
     from interlock._servers.quorum_votes import Request
+    from interlock._servers.single import SingleServer
 
 MAX_REMEMBERED: Final = 100_000  # tokens that a client remembers for each server
 TOMBSTONE_MS: Final = str(int(TOMBSTONE_TTL * 1000))
@@ -36,8 +37,8 @@ class Node:
         "unconfirmed_releases",
     )
 
-    def __init__(self, server: Any) -> None:
-        self.server = server  # of threads or of asyncio
+    def __init__(self, server: SingleServer) -> None:
+        self.server = server
         self.is_up = False
         self.longest_ttl = TOMBSTONE_TTL  # seconds: a lease that this client requested there lasts no longer
         self.has_answered = False  # whether the server has ever answered

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from interlock._protocol.log import log
 from interlock._protocol.types import Disconnected, PushHandler, is_transient
-from interlock._transports.resp import ReplyError, pack
+from interlock._transports.resp import ReplyError
+
+if TYPE_CHECKING:
+    from interlock._transports.connections import Command
 
 
 def is_sharded(channel: str) -> bool:
@@ -14,10 +17,10 @@ def is_sharded(channel: str) -> bool:
     return "{" in channel
 
 
-def subscribe_commands(channel: str) -> tuple[bytes, bytes]:
+def subscribe_commands(channel: str) -> tuple[Command, Command]:
     """Return SUBSCRIBE, and a PUBLISH of an empty message: its reply shows early whether this user may publish."""
     s = "S" if is_sharded(channel) else ""
-    return pack((f"{s}SUBSCRIBE", channel)), pack((f"{s}PUBLISH", channel, ""))
+    return (f"{s}SUBSCRIBE", channel), (f"{s}PUBLISH", channel, "")
 
 
 def check_subscribe_reply(reply: Any, channel: str, wanted: dict[str, None]) -> None:

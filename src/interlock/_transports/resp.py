@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import hiredis
 
-from interlock._protocol.types import Argument, Script, ServerError
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from interlock._protocol.types import Argument, Script
+    from interlock._transports.connections import Command
 
 _hiredis: Any = hiredis
 # Pass only str and bytes to `pack`. To convert a number into text, hiredis calls Python code, in which a signal handler
@@ -18,9 +19,9 @@ pack: Callable[[tuple[str | bytes, ...]], bytes] = _hiredis.pack_command
 ReplyError: Final = hiredis.ReplyError
 Push: Final = hiredis.PushNotification
 WAITING: Final = object()  # what a reader returns while the reply is incomplete
-PING: Final = pack(("PING",))
-REPLICATION: Final = pack(("INFO", "replication"))
-ASKING: Final = pack(("ASKING",))
+PING: Final = ("PING",)
+REPLICATION: Final = ("INFO", "replication")
+ASKING: Final = ("ASKING",)
 
 
 def reader() -> Any:
@@ -28,31 +29,24 @@ def reader() -> Any:
     return hiredis.Reader(notEnoughData=WAITING)
 
 
-def evalsha(script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], stamp: str) -> bytes:
-    """Pack a script call for a server that knows the script."""
-    return pack(("EVALSHA", script.sha, str(len(keys)), *keys, *args, stamp))
+def evalsha(script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], stamp: str) -> Command:
+    """The command of a script call, for a server that knows the script."""
+    return ("EVALSHA", script.sha, str(len(keys)), *keys, *args, stamp)
 
 
-def eval_text(script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], stamp: str) -> bytes:
-    """Pack a script call with the text of the script, for a server that lost the script.
+def eval_text(script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], stamp: str) -> Command:
+    """The command of a script call with the text of the script, for a server that lost the script.
 
     That is after a restart, a failover or an eviction. The server then stores the script.
     """
-    return pack(("EVAL", script.source, str(len(keys)), *keys, *args, stamp))
+    return ("EVAL", script.source, str(len(keys)), *keys, *args, stamp)
 
 
-def is_noscript(reply: Any) -> bool:
+def is_noscript(reply: object) -> bool:
     """Whether the server did not know the script, and so ran nothing."""
     return type(reply) is ReplyError and str(reply).startswith("NOSCRIPT")
 
 
-def raise_if_error(reply: Any) -> Any:
-    """Return the reply; raise ServerError if it is an error."""
-    if type(reply) is ReplyError:
-        raise ServerError(str(reply))
-    return reply
-
-
-def is_readonly(reply: Any) -> bool:
+def is_readonly(reply: object) -> bool:
     """Whether the server is a replica by now, or has lost its replicas. A new connection may lead to the primary."""
     return type(reply) is ReplyError and ("READONLY" in str(reply) or "NOREPLICAS" in str(reply))

@@ -1,0 +1,230 @@
+"""One connection of an asyncio loop: a buffer of commands to send, and a row of the futures that expect replies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from interlock._protocol.timing import FOREVER, now
+from interlock._protocol.types import Disconnected
+from interlock._quarantine.primacy import TRUSTED_FOR, HostPort
+from interlock._transports.connections import PendingReplies
+from interlock._transports.pushes import check_subscribe_reply, dispatch_push, subscribe_commands
+from interlock._transports.resp import PING, WAITING, Push, pack, reader
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from interlock._connect.address import Address
+    from interlock._protocol.types import PushHandler
+    from interlock._quarantine.stamp import IdentityStamp
+    from interlock._transports.connections import Command
+
+# commands in the buffer that are written before the turn ends, so that the server begins meanwhile
+WRITE_BATCH: Final = 16
+# seconds without a byte from the server, after which a call that times out ends the connection
+SILENCE_LIMIT: Final = 0.9
+PING_AFTER: Final = 5.0  # seconds without a message after which the connection sends PING
+
+
+class Owner(Protocol):
+    """What a connection needs of its pool."""
+
+    address: Address
+    loop: asyncio.AbstractEventLoop
+    push_handler: PushHandler
+
+    def checkin(self, connection: AsyncioConnection) -> None: ...
+    async def wait_any(self, pending: Sequence[PendingReplies], number: int, until: float) -> list[int]: ...
+
+
+class AsyncioConnection(asyncio.Protocol):
+    """See Connection. Any number of tasks use it at once, unless it is `exclusive`."""
+
+    def __init__(self, pool: Owner) -> None:
+        self.pool = pool
+        self.loop = pool.loop
+        self.timeout = pool.address.timeout
+        self.exclusive = False  # whether each checkout is for one caller alone
+        self.stamp: IdentityStamp
+        self.host_port: HostPort = ("", 0)
+        self.answered_since = 0.0  # when the last request known to have a reply was sent (see `is_trusted`)
+        self.wanted: dict[str, None] = {}  # the pool's channels
+        self.subscribed: set[str] = set()  # the channels in effect
+        self.asking: asyncio.Task[None] | None = None  # asks other servers whether this one is still the primary
+        self.broken: Disconnected | None = None
+        self.ended: asyncio.Future[None] = self.loop.create_future()
+        self.transport: asyncio.Transport
+        self.redis_writer: object  # of redis-py; kept, because its collection would close the transport
+        self._sent_count = 0  # requests sent so far
+        self._mark = 0  # `_sent_count` at the time `_marked`: each request after these was sent later
+        self._marked = 0.0
+        self._reader = reader()
+        self._expecting: deque[asyncio.Future[Any] | PendingReplies] = deque()
+        self._outgoing: list[bytes] = []
+        self._last_heard = self.loop.time()
+        self._timer = self.loop.call_later(self.timeout, self._watch)
+
+    # Commands and replies
+
+    async def exchange(self, command: Command, until: float = FOREVER) -> object:
+        """See Connection."""
+        reply = self.loop.create_future()
+        self._send(pack(command), reply)
+        if until == FOREVER or (left := until - now()) >= self.timeout:  # `_watch` ends the connection before that
+            return await reply
+        timer = self.loop.call_later(max(0.0, left), self.give_up, reply)
+        try:
+            return await reply
+        finally:
+            timer.cancel()
+
+    def send(self, commands: Sequence[Command], until: float = FOREVER) -> PendingReplies:  # noqa: ARG002 (see Connection)
+        """See Connection."""
+        pending = PendingReplies(len(commands))
+        self._send(b"".join(map(pack, commands)), pending, len(commands))
+        return pending
+
+    async def receive(self, pending: PendingReplies, until: float) -> list[object]:
+        """See Connection."""
+        if not pending.is_complete and not await self.pool.wait_any([pending], 1, until):
+            self.give_up(pending)
+        if pending.error is not None:
+            raise pending.error
+        return pending.replies
+
+    def _send(self, packed: bytes, reply: asyncio.Future[Any] | PendingReplies, number: int = 1) -> None:
+        """Send packed commands, to which the server sends `number` replies. Raises Disconnected."""
+        if self.broken is not None:
+            raise Disconnected(str(self.broken), sent=False)
+        if not self._expecting:
+            self._last_heard = self.loop.time()  # the wait for a reply begins now
+        try:
+            self._expecting.extend([reply] * number)
+            self._sent_count += number
+            if not self._outgoing:
+                self.loop.call_soon(self._flush)
+            self._outgoing.append(packed)
+            if len(self._outgoing) == WRITE_BATCH:
+                self._flush()
+        except BaseException as error:
+            self._fail_interrupted(error)
+            raise
+
+    def _flush(self) -> None:
+        try:
+            if self._outgoing and self.broken is None:
+                self.transport.write(b"".join(self._outgoing))
+            self._outgoing.clear()
+        except BaseException as error:
+            self._fail_interrupted(error)
+            raise
+
+    def data_received(self, data: bytes) -> None:
+        """Give each reply to the first future of the row, and each push to the push handler."""
+        try:
+            self._last_heard = self.loop.time()
+            reader, row = self._reader, self._expecting
+            reader.feed(data)
+            while (reply := reader.gets()) is not WAITING:
+                if type(reply) is Push:
+                    if dispatch_push(reply, self.pool.push_handler, self.wanted, self.subscribed):
+                        row[0].set_result(None)  # the server answers SUBSCRIBE by a push
+                        row.popleft()
+                else:
+                    if not row[0].done():
+                        row[0].set_result(reply)
+                    row.popleft()  # only now: `fail` reaches only the futures in the row
+        except BaseException as error:
+            self._fail_interrupted(error)
+            raise
+
+    def subscribe(self, channel: str) -> None:
+        """Subscribe to a channel."""
+
+        def answered(reply: asyncio.Future[Any]) -> None:
+            if not reply.exception():
+                try:
+                    check_subscribe_reply(reply.result(), channel, self.wanted)
+                except Disconnected as again:
+                    self.fail(again)
+
+        for command in subscribe_commands(channel):
+            reply = self.loop.create_future()
+            reply.add_done_callback(answered)
+            self._send(pack(command), reply)
+
+    # Trust: see `_quarantine.primacy`
+
+    def is_trusted(self, since: float) -> bool:
+        """Whether the server has answered a request that was sent at `since` or later. Call this before sending one."""
+        answered = self._sent_count - len(self._expecting)
+        if self._sent_count == self._mark:
+            self._marked = now()
+        elif answered > self._mark:
+            if self._marked - self.answered_since <= TRUSTED_FOR:  # else there may have been a pause between the two
+                self.answered_since = self._marked
+            self._mark, self._marked = self._sent_count, now()
+        return self.answered_since >= since
+
+    def trust(self, asked: float) -> None:
+        """Note that other servers, which the client asked at this time, named this server as the primary."""
+        self.answered_since, self._mark, self._marked = asked, self._sent_count, asked
+
+    # The end
+
+    def checkin(self) -> None:
+        """See Connection."""
+        if self.exclusive:
+            self.pool.checkin(self)
+
+    def discard(self, error: BaseException) -> None:  # noqa: ARG002 (see Connection)
+        """See Connection. On a connection of many tasks, the reply stays in the row, and is dropped when it arrives."""
+        if self.exclusive:  # what the server still does for this command would delay the next one
+            self.fail(Disconnected("given up", sent=True))
+
+    def leave_replica(self) -> None:
+        """See Connection."""
+        self.fail(Disconnected("it is a replica by now", sent=True))
+
+    def give_up(self, reply: asyncio.Future[Any] | PendingReplies) -> None:
+        """Fail this future, whose time is over; end the connection, too, after a silence of `SILENCE_LIMIT`."""
+        if not reply.done():
+            why = Disconnected("no answer in time", sent=True, timed_out=True)
+            reply.set_exception(why)
+            if self.loop.time() - self._last_heard >= SILENCE_LIMIT:
+                self.fail(why)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail each future that expects a reply."""
+        self.fail(Disconnected(str(exc or "it closed the connection"), sent=True))
+
+    def _fail_interrupted(self, error: BaseException) -> None:
+        """End the connection after a signal handler raised in here: a later reply might reach the wrong future."""
+        self.fail(Disconnected(f"it was interrupted: {error!r}", sent=True))
+
+    def fail(self, why: Disconnected) -> None:
+        """End the connection: close its socket, and fail each future in the row with this error."""
+        if self.broken is None:
+            self.broken = why
+            self._timer.cancel()
+            self.subscribed.clear()
+            self.transport.abort()
+            for reply in self._expecting:
+                if not reply.done():
+                    reply.set_exception(why)
+                    reply.exception()  # marks the error as read, for no task may await this future any more
+            self._expecting.clear()
+            if not self.ended.done():
+                self.ended.set_result(None)
+
+    def _watch(self) -> None:
+        """Send PING after `PING_AFTER` of silence; end the connection if a reply is missing for `timeout`."""
+        silent = self.loop.time() - self._last_heard
+        if self._expecting and silent >= self.timeout:
+            self.fail(Disconnected(f"no answer within {self.timeout:.3g} s", sent=True, timed_out=True))
+            return
+        if not self._expecting and silent >= PING_AFTER:
+            self._send(pack(PING), self.loop.create_future())
+        self._timer = self.loop.call_later(self.timeout / 4, self._watch)

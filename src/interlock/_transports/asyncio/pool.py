@@ -1,0 +1,290 @@
+"""The connections of one loop to one server: the common one, and spare ones for commands that block it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from interlock._connect.refusals import connection_error
+from interlock._protocol.log import log
+from interlock._protocol.timing import FOREVER, now
+from interlock._protocol.types import Disconnected
+from interlock._quarantine.primacy import NOT_NAMED, TRUSTED_FOR
+from interlock._transports.asyncio.connection import AsyncioConnection
+from interlock._transports.asyncio.runtime import cancel, expire
+from interlock._transports.handshake import complete_handshake, handshake_commands, is_same_primary
+from interlock._transports.resp import REPLICATION
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Sequence
+
+    from interlock._connect.address import Address
+    from interlock._protocol.types import PushHandler
+    from interlock._quarantine.history import ServerHistory
+    from interlock._quarantine.primacy import Primacy
+    from interlock._transports.asyncio.runtime import AsyncioRuntime
+    from interlock._transports.connections import PendingReplies
+
+T = TypeVar("T")
+STEADY_AFTER: Final = 1.0  # seconds that a connection must last for the next one to open without a pause
+
+
+class AsyncioPool:
+    """See ConnectionPool."""
+
+    def __init__(self, address: Address, history: ServerHistory, primacy: Primacy, runtime: AsyncioRuntime) -> None:
+        self.address = address
+        self.history = history
+        self.primacy = primacy
+        self.runtime = runtime
+        self.loop = runtime.loop
+        self._can_fail_over = address.can_fail_over
+        self.push_handler: PushHandler
+        self._connection: AsyncioConnection | None = None
+        self._connecting: asyncio.Task[AsyncioConnection] | None = None
+        self._spares: list[AsyncioConnection] = []  # exclusive connections that no caller uses
+        self._wanted: dict[str, None] = {}  # channels
+        self._listener: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Future[Any]] = set()
+        self._closed = False
+
+    @property
+    def ready(self) -> bool:
+        """See ConnectionPool."""
+        return self._connection is not None and self._connection.broken is None
+
+    def take(self) -> AsyncioConnection | None:
+        """See ConnectionPool."""
+        connection = self._connection
+        if connection is None or connection.broken is not None or self._can_fail_over:
+            return None
+        return connection
+
+    async def checkout(self, until: float) -> AsyncioConnection:
+        """See ConnectionPool. All callers get the same connection."""
+        asked = now()
+        while True:
+            connection = self._connection
+            if connection is None or connection.broken is not None:
+                if self._connecting is None or self._connecting.done():
+                    self._connecting = self._task(self._connect(), "interlock-connect")
+                connection = await self._in_time(self._connecting, until)
+            if await self._is_trusted(connection, asked, until):
+                return connection
+
+    async def checkout_exclusive(self, until: float) -> AsyncioConnection:
+        """See ConnectionPool. A connection that opens too late serves a later caller."""
+        asked = now()
+        while True:
+            if not self._spares:
+                await self._in_time(self._task(self._open_spare(), "interlock-connect"), until)
+            with contextlib.suppress(IndexError):  # another task took the connection
+                connection = self._spares.pop()
+                try:
+                    if await self._is_trusted(connection, asked, until):
+                        return connection
+                except BaseException:
+                    self._spares.append(connection)
+                    raise
+
+    def checkin(self, connection: AsyncioConnection) -> None:
+        """Take back an exclusive connection."""
+        if self._closed:
+            connection.fail(Disconnected("closed", sent=False))
+        else:
+            self._spares.append(connection)
+
+    async def _is_trusted(self, connection: AsyncioConnection, asked: float, until: float) -> bool:
+        """Whether the connection still leads to the same primary with the same data.
+
+        Recent replies prove that; without recent replies, the client asks other servers, once for all callers.
+        `asked`: when the caller made its request.
+        """
+        while connection.broken is None and self._can_fail_over and not connection.is_trusted(asked - TRUSTED_FOR):
+            if connection.asking is None or connection.asking.done():
+                connection.asking = self._task(self._ask_others(connection), "interlock-look")
+            await self._in_time(connection.asking, until)
+        return connection.broken is None
+
+    async def _ask_others(self, connection: AsyncioConnection) -> None:
+        asked = now()
+        same = await self.runtime.run_blocking(partial(self.primacy.is_confirmed, connection.host_port, FOREVER))
+        if same and connection.broken is None:
+            same = is_same_primary(await connection.exchange(REPLICATION), connection.stamp)
+        if same:
+            connection.trust(asked)
+        else:
+            connection.fail(Disconnected("it was not the primary all the time", sent=False))
+
+    @staticmethod
+    async def _in_time(making: asyncio.Task[T], until: float) -> T:
+        left = max(0.001, until - now()) if until != FOREVER else None
+        done, _ = await asyncio.wait([making], timeout=left)
+        if not done:
+            raise Disconnected("no connection in time", sent=False, timed_out=True)
+        if making.cancelled():
+            raise Disconnected("it was closed while connecting", sent=False)
+        return making.result()
+
+    async def wait_any(self, pending: Sequence[PendingReplies], number: int, until: float) -> list[int]:
+        """See ConnectionPool."""
+        waiting = [each for each in pending if not each.is_complete]
+        missing, left = number - len(pending) + len(waiting), until - now()
+        if missing > 0 and waiting and left > 0:
+            enough = self.loop.create_future()
+
+            def completed() -> None:
+                nonlocal missing
+                missing -= 1
+                if missing == 0:
+                    expire(enough)
+
+            timer = self.loop.call_later(left, expire, enough)
+            for each in waiting:
+                each.on_complete = completed
+            try:
+                await enough
+            finally:
+                timer.cancel()
+                for each in waiting:
+                    each.on_complete = None
+        return [i for i, each in enumerate(pending) if each.is_complete]
+
+    # Opening
+
+    async def _connect(self) -> AsyncioConnection:
+        connection = self._connection = await self._open()
+        connection.wanted = self._wanted
+        for channel in list(self._wanted):
+            connection.subscribe(channel)
+        return connection
+
+    async def _open_spare(self) -> None:
+        connection = await self._open()
+        connection.exclusive = True
+        self._spares.append(connection)
+
+    async def _open(self) -> AsyncioConnection:
+        if self._closed:  # `close` has run, so nothing would close a new connection
+            raise Disconnected("it is closed", sent=False)
+        asked = now()
+        if self.address.clustered and not await self.runtime.run_blocking(
+            partial(self.primacy.is_confirmed, ("", 0), FOREVER)
+        ):
+            raise Disconnected(NOT_NAMED, sent=False)
+        connection = await self._dial()
+        try:
+            commands = handshake_commands(self.address)
+            replies = await connection.receive(connection.send(commands), FOREVER)
+            connection.stamp = complete_handshake(replies, self.address, self.history)
+            connection.trust(asked)
+        except BaseException:
+            connection.fail(Disconnected("refused", sent=False))
+            raise
+        return connection
+
+    async def _dial(self) -> AsyncioConnection:
+        """A connection before its handshake, opened by redis-py."""
+        make: Any = self.address.async_connection
+        redis_connection: Any = None
+        try:
+            if self.address.kind == "embedded" or self.address.sentinels:  # finding the server may block
+                redis_connection = await asyncio.to_thread(make, FOREVER)
+            else:
+                redis_connection = make(FOREVER)
+            if self.address.kind == "tls":
+                redis_connection.redis_connect_func = _greeted
+            await redis_connection.connect()
+        except BaseException as error:  # also that of a user's credential provider, a cancellation, an interrupt
+            if redis_connection is not None:
+                await redis_connection.disconnect(nowait=True)
+            if isinstance(error, Exception):
+                raise connection_error(error, self.address) from None
+            raise
+        connection = AsyncioConnection(self)
+        connection.host_port = getattr(redis_connection, "host", ""), getattr(redis_connection, "port", 0)
+        writer: Any = redis_connection._writer
+        redis_connection._writer = redis_connection._reader = None  # from here on redis-py does nothing more
+        connection.redis_writer, connection.transport = writer, writer.transport
+        writer.transport.set_protocol(connection)
+        return connection
+
+    # The subscription
+
+    @property
+    def subscribed(self) -> set[str]:
+        """See ConnectionPool."""
+        return self._connection.subscribed if self._connection is not None else set()
+
+    def subscribe(self, channel: str) -> None:
+        """See ConnectionPool. The first call starts the listener task."""
+        if channel not in self._wanted:
+            self._wanted[channel] = None
+            if self._connection is not None and self._connection.broken is None:
+                self._connection.subscribe(channel)
+        if self._listener is None or self._listener.done():  # the user may have cancelled all tasks
+            self._listener = self._task(self._stay_subscribed(), "interlock-listener")
+
+    async def _stay_subscribed(self) -> None:
+        """Open a lost connection again at once, so that the client misses pushes for a short time only."""
+        pause = 0.0
+        while self._wanted and not self._closed:
+            started = now()
+            try:
+                connection = await self.checkout(FOREVER)
+                await asyncio.shield(connection.ended)
+                pause = 0.0 if now() - started > STEADY_AFTER else min(1.0, pause * 2 or 0.02)
+            except Disconnected:
+                pause = min(1.0, pause * 2 or 0.02)
+            except Exception as error:  # noqa: BLE001 (the next call tells the user)
+                pause = 1.0
+                log.warning("interlock: waiters are not woken by push, since %s", error)
+            await asyncio.sleep(pause)
+
+    def unsubscribe_all(self) -> None:
+        """See ConnectionPool."""
+        self._wanted.clear()
+        if self._connection is not None:
+            self._connection.fail(Disconnected("it is no primary any more", sent=True))
+
+    # The end
+
+    def _task(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Start a background task, which `close` cancels."""
+        task = self.runtime.task(work, name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        """See ConnectionPool. Cancels the background tasks, too."""
+        self._closed = True
+        await cancel(self._tasks)
+        open_ = [*self._spares, *([self._connection] if self._connection is not None else [])]
+        for connection in open_:
+            connection.fail(Disconnected("closed", sent=False))
+        if open_:
+            await asyncio.sleep(0)  # the transport closes its socket in the next turn
+
+    def reset_after_fork(self) -> None:
+        """See ConnectionPool. Keeps the parent's connections and tasks without closing any.
+
+        The parent still polls its sockets. A child that closed a socket in the ordinary way would remove the socket
+        from the parent's poll.
+        """
+        _parents.append((self._connection, self._spares, self._tasks, self.loop))
+
+
+_parents: list[object] = []
+
+
+async def _greeted(redis_connection: Any) -> None:
+    """Run redis-py's setup after the TLS handshake; abort if it fails: a TLS goodbye would wait for a silent peer."""
+    transport = redis_connection._writer.transport
+    try:
+        await redis_connection.on_connect()
+    except BaseException:
+        transport.abort()
+        raise

@@ -1,0 +1,136 @@
+"""How tasks wait, and how they run work in the background: see `Runtime`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from interlock._protocol.log import log
+from interlock._protocol.timing import FOREVER, now
+from interlock._protocol.types import Disconnected
+from interlock.errors import LockError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+T = TypeVar("T")
+
+
+class NullMutex:
+    """A mutex that does nothing: one thread runs all tasks of a loop, so there is no other thread to exclude."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+class AutoResetEvent:
+    """A flag that one task waits for. Waiting clears the flag."""
+
+    __slots__ = ("_up", "_waiter")
+
+    def __init__(self) -> None:
+        self._up = False
+        self._waiter: asyncio.Future[bool] | None = None
+
+    def set(self) -> None:
+        """See AutoResetEvent in _protocol."""
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            self._up = True
+        else:
+            waiter.set_result(True)
+
+    async def wait(self, until: float) -> bool:
+        """See AutoResetEvent in _protocol."""
+        if self._up:
+            self._up = False
+            return True
+        loop = asyncio.get_running_loop()
+        waiter = self._waiter = loop.create_future()
+        timer = None
+        if until != FOREVER:
+            timer = loop.call_later(max(0.0, until - now()), expire, waiter)
+        try:
+            raised: bool = await waiter
+            return raised  # noqa: TRY300
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self._up = True  # set and cancelled in the same turn: keep the flag for the next wait
+            raise
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+
+
+def expire(waiter: asyncio.Future[bool]) -> None:
+    """Wake a waiter whose time is over."""
+    if not waiter.done():
+        waiter.set_result(False)
+
+
+class AsyncioRuntime:
+    """See Runtime: tasks wait on the running loop, and background work runs in tasks."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.now = now
+        self.event = AutoResetEvent
+        self.mutex = NullMutex()
+        self._tasks: set[asyncio.Future[Any]] = set()
+
+    async def sleep_until(self, until: float) -> None:
+        """See Runtime."""
+        await AutoResetEvent().wait(until)
+
+    def spawn(self, work: Callable[[], Coroutine[object, None, None]], name: str, over: Callable[[], None]) -> None:
+        """See Runtime."""
+        self.task(work(), name).add_done_callback(lambda _: over())
+
+    def run_callback(self, callback: Callable[[T], object], subject: T) -> None:
+        """See Runtime."""
+
+        async def run_and_log() -> None:
+            try:
+                result = callback(subject)
+                if asyncio.iscoroutine(result):
+                    await result
+            except Exception:  # noqa: BLE001 (logged)
+                log.exception("interlock: the callback %r failed", callback)
+
+        self.task(run_and_log(), "interlock-tell")
+
+    def task(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Start a background task, and keep a reference to the task until its end."""
+        task = self.loop.create_task(work, name=name)
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # a loop may end without close()
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Future[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None and not isinstance(error, Disconnected | LockError):  # the callers of a pool get those
+            log.error("interlock: a task of ours has failed", exc_info=error)
+
+    async def run_blocking(self, work: Callable[[], T]) -> T:
+        """See Runtime."""
+        return await asyncio.to_thread(work)
+
+    def reset_after_fork(self) -> None:
+        """See Runtime. Does nothing: the loop and all its tasks belong to the parent."""
+
+    async def close(self) -> None:
+        """See Runtime."""
+        await cancel(self._tasks)
+
+
+async def cancel(running: set[asyncio.Future[Any]]) -> None:
+    """Cancel these tasks, but for the one that calls, and wait for their ends."""
+    tasks = [task for task in running if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,195 @@
+"""One blocking connection: a socket, a parser, and the replies that nobody has read yet.
+
+The socket blocks, and the kernel enforces its timeout, which saves a poll before every send and receive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from interlock._connect.refusals import connection_error
+from interlock._protocol.timing import FOREVER, now
+from interlock._protocol.types import Disconnected
+from interlock._transports.connections import PendingReplies
+from interlock._transports.handshake import complete_handshake, handshake_commands
+from interlock._transports.resp import WAITING, pack, reader
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from interlock._connect.address import Address
+    from interlock._quarantine.history import ServerHistory
+    from interlock._transports.connections import Command
+
+# The kernel enforces the timeout of a plain socket only. A TLS socket enforces its own timeout, and so does a socket of
+# gevent, which never blocks.
+_SOCKET: Final = socket.socket if socket.socket.__module__ == "socket" else None
+
+
+class Owner(Protocol):
+    """What a connection needs of its pool."""
+
+    address: Address
+    history: ServerHistory
+    idle: deque[BlockingConnection]
+    closed: bool
+
+    def close_idle(self) -> None: ...
+    def drop_all(self) -> None: ...
+
+
+class BlockingConnection:
+    """See Connection. Between `checkout` and `checkin` one thread uses it."""
+
+    __slots__ = (
+        "_idle",
+        "_limit",
+        "_reader",
+        "_redis_connection",
+        "_sock",
+        "_unread",
+        "answered_since",
+        "fresh",
+        "host_port",
+        "pool",
+        "stamp",
+        "timeout",
+    )
+
+    def __init__(self, pool: Owner, until: float) -> None:
+        address = pool.address
+        within = max(0.001, until - now())
+        self.pool = pool
+        self._idle = pool.idle  # of this process: after a fork, the child has another deque
+        self._redis_connection: Any = None  # kept, because the garbage collector would close the socket with it
+        try:
+            self._redis_connection = address.connection(within)
+            self._redis_connection.connect()
+        except BaseException as error:  # also that of a user's credential provider, and an interrupt
+            if self._redis_connection is not None:
+                self._redis_connection.disconnect()
+            if isinstance(error, Exception):
+                raise connection_error(error, address) from None
+            raise
+        sock: Any = self._redis_connection._sock
+        self._sock: socket.socket = sock  # from here on redis-py does nothing more
+        self._reader = reader()
+        self._unread: deque[PendingReplies] = deque()  # in the order in which their commands were sent
+        self._limit = 0.0
+        self.timeout = address.timeout
+        self.fresh = True
+        self.answered_since = 0.0  # when the last request with a reply was sent (see `BlockingPool.checkout`)
+        self.host_port = getattr(self._redis_connection, "host", ""), getattr(self._redis_connection, "port", 0)
+        try:
+            greeting = handshake_commands(address)
+            self.write(b"".join(map(pack, greeting)), until)
+            self.stamp = complete_handshake([self.read(until) for _ in greeting], address, pool.history)
+        except BaseException:
+            self.close()
+            raise
+
+    # Commands and replies
+
+    async def exchange(self, command: Command, until: float) -> object:
+        """See Connection."""
+        self.write(pack(command), until)
+        while self._unread:
+            self._read_next(until)
+        return self.read(until)
+
+    def send(self, commands: Sequence[Command], until: float) -> PendingReplies:
+        """See Connection."""
+        pending = PendingReplies(len(commands), self._sock.fileno())
+        self.write(b"".join(map(pack, commands)), until)
+        if commands:
+            self._unread.append(pending)
+        return pending
+
+    async def receive(self, pending: PendingReplies, until: float) -> list[object]:
+        """See Connection. Replies to earlier commands, which nobody has read yet, are read before."""
+        while not pending.is_complete:
+            self._read_next(until)
+        return pending.replies
+
+    def _read_next(self, until: float) -> None:
+        first = self._unread[0]
+        first.set_result(self.read(until))
+        if first.is_complete:
+            self._unread.popleft()
+
+    def write(self, packed: bytes, until: float = FOREVER) -> None:
+        """Send packed commands. Raises Disconnected."""
+        if until != FOREVER or self._limit != self.timeout:
+            self._set_timeout(until)
+        try:
+            self._sock.sendall(packed)
+        except OSError as error:
+            raise self._disconnected(error) from None
+
+    def read(self, until: float = FOREVER) -> object:
+        """Wait for the next reply or push. Raises Disconnected; after that the caller must close the connection."""
+        reader = self._reader
+        while (reply := reader.gets()) is WAITING:
+            try:
+                data = self._sock.recv(65536)
+            except OSError as error:
+                raise self._disconnected(error) from None
+            if not data:
+                raise Disconnected("it closed the connection", sent=True, stale=not self.fresh)
+            reader.feed(data)
+            if len(data) == 65536 and until != FOREVER:
+                self._set_timeout(until)  # a long reply: each part gets only the time that is left
+        return reply
+
+    def _set_timeout(self, until: float) -> None:
+        """Limit each send and receive from now on: to the time until then, and at most to `timeout`."""
+        seconds = self.timeout
+        if until != FOREVER:
+            seconds = max(0.001, min(seconds, until - now()))
+        if not seconds <= self._limit <= seconds * 1.01:  # setsockopt costs a tenth of a round trip
+            self._limit = seconds
+            if type(self._sock) is not _SOCKET:
+                self._sock.settimeout(seconds)
+                return
+            if self._sock.gettimeout() is not None:
+                self._sock.settimeout(None)
+            value = struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+
+    def _disconnected(self, error: OSError) -> Disconnected:
+        if isinstance(error, BlockingIOError | TimeoutError):
+            return Disconnected(f"no answer within {self._limit:.3g} s", sent=True, timed_out=True)
+        return Disconnected(str(error), sent=True, stale=not self.fresh)
+
+    # The end
+
+    def checkin(self) -> None:
+        """See Connection."""
+        self._idle.append(self)
+        if self.pool.closed:
+            self.pool.close_idle()
+
+    def discard(self, error: BaseException) -> None:
+        """See Connection. Closes the connection, which may have unread replies."""
+        self.close()
+        if isinstance(error, Disconnected) and (error.stale or error.timed_out):
+            self.pool.close_idle()  # connections that were idle for longer may be dead, too, without an error so far
+
+    def leave_replica(self) -> None:
+        """See Connection."""
+        self.pool.drop_all()
+
+    def shut_down(self) -> None:
+        """Shut the socket down, so that a thread that waits for its data wakes up with an error."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket in this process only: the parent of a fork may still use the same connection."""
+        with contextlib.suppress(OSError):
+            self._sock.close()

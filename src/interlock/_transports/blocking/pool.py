@@ -1,0 +1,175 @@
+"""The connections to one server, for any number of threads: each call uses one alone."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import select
+from collections import deque
+from typing import TYPE_CHECKING
+
+from interlock._protocol.timing import FOREVER, now
+from interlock._protocol.types import Disconnected
+from interlock._quarantine.primacy import NOT_NAMED, TRUSTED_FOR
+from interlock._transports.blocking.connection import BlockingConnection
+from interlock._transports.blocking.subscription import Subscription
+from interlock._transports.handshake import is_same_primary
+from interlock._transports.resp import REPLICATION
+from interlock.errors import LockError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from interlock._connect.address import Address
+    from interlock._protocol.types import PushHandler
+    from interlock._quarantine.history import ServerHistory
+    from interlock._quarantine.primacy import Primacy
+    from interlock._transports.blocking.runtime import ThreadRuntime
+    from interlock._transports.connections import PendingReplies
+
+
+class BlockingPool:
+    """See ConnectionPool."""
+
+    def __init__(self, address: Address, history: ServerHistory, primacy: Primacy, runtime: ThreadRuntime) -> None:
+        self.address = address
+        self.history = history
+        self.primacy = primacy
+        self.runtime = runtime
+        self.push_handler: PushHandler
+        self.closed = False
+        self._can_fail_over = address.can_fail_over
+        self._start()
+
+    def _start(self) -> None:
+        self.idle: deque[BlockingConnection] = deque()  # the newest at the end
+        self._identity = ""  # of the server at the newest connection
+        self._subscription = Subscription(self)
+        self.subscribed = self._subscription.subscribed
+
+    @property
+    def ready(self) -> bool:
+        """See ConnectionPool."""
+        return bool(self.idle)
+
+    def take(self) -> BlockingConnection | None:
+        """See ConnectionPool."""
+        if self._can_fail_over:
+            return None
+        try:
+            connection = self.idle.pop()
+        except IndexError:
+            return None
+        connection.fresh = False
+        return connection
+
+    async def checkout(self, until: float) -> BlockingConnection:
+        """See ConnectionPool."""
+        try:
+            connection = self.idle.pop()
+        except IndexError:
+            return self.open(until)
+        connection.fresh = False
+        if self._can_fail_over:
+            asked = now()
+            if asked - connection.answered_since > TRUSTED_FOR and not await self._is_still_primary(connection, until):
+                self.drop_all()
+                return self.open(until)
+            connection.answered_since = asked
+        return connection
+
+    checkout_exclusive = checkout
+
+    async def _is_still_primary(self, connection: BlockingConnection, until: float) -> bool:
+        """Whether the connection still leads to the same primary with the same data.
+
+        Other servers confirm the address of the primary; the server itself confirms its role and replication id. If the
+        server is another one or does not answer, this method closes the connection.
+        """
+        try:
+            same = self.primacy.is_confirmed(connection.host_port, until)
+        except (Disconnected, LockError):  # no other server could say: the connection is as good as before
+            connection.checkin()
+            raise
+        except BaseException:
+            connection.close()
+            raise
+        try:
+            same = same and is_same_primary(await connection.exchange(REPLICATION, until), connection.stamp)
+        except Disconnected:
+            same = False
+        except BaseException:
+            connection.close()
+            raise
+        if not same:
+            connection.close()
+        return same
+
+    def open(self, until: float) -> BlockingConnection:
+        """A new connection. Raises Disconnected or LockError."""
+        asked = now()
+        if self.address.clustered and not self.primacy.is_confirmed(("", 0), until):
+            raise Disconnected(NOT_NAMED, sent=False)
+        connection = BlockingConnection(self, until)
+        connection.answered_since = asked
+        if connection.stamp.identity != self._identity:
+            if self._identity:
+                self.drop_all()  # the older connections lead to another server, or to none
+            self._identity = connection.stamp.identity
+        return connection
+
+    def close_idle(self) -> None:
+        """Close the connections that no thread uses."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self.idle.pop().close()
+
+    def drop_all(self) -> None:
+        """Drop all connections: new ones may lead to another server."""
+        self.close_idle()
+        self._subscription.shut_down()
+
+    async def wait_any(self, pending: Sequence[PendingReplies], number: int, until: float) -> list[int]:
+        """See ConnectionPool. A batch counts as complete as soon as the first byte for it is there."""
+        ready = [i for i, each in enumerate(pending) if each.is_complete]
+        waiting: dict[int, list[int]] = {}
+        for i, each in enumerate(pending):
+            if not each.is_complete:
+                waiting.setdefault(each.fileno, []).append(i)
+        poll = select.poll()
+        for fileno in waiting:
+            poll.register(fileno, select.POLLIN)
+        while waiting and len(ready) < number:
+            found = poll.poll(None if until == FOREVER else math.ceil(max(0.0, until - now()) * 1000))
+            if not found:
+                break
+            for fileno, _ in found:
+                poll.unregister(fileno)
+                ready += waiting.pop(fileno)
+        return ready
+
+    # The subscription
+
+    def subscribe(self, channel: str) -> None:
+        """See ConnectionPool. The first call starts the listener thread."""
+        self._subscription.subscribe(channel)
+
+    def unsubscribe_all(self) -> None:
+        """See ConnectionPool."""
+        self._subscription.wanted.clear()
+        self.drop_all()
+
+    # The end
+
+    async def close(self) -> None:
+        """See ConnectionPool. The listener thread then ends."""
+        self.closed = True
+        self._subscription.end()
+        self.close_idle()
+
+    def reset_after_fork(self) -> None:
+        """See ConnectionPool. Closes this process's copies of the sockets; the connections belong to the parent."""
+        for connection in self.idle:
+            connection.close()
+        self._subscription.close_copy()
+        self._start()

@@ -1,0 +1,99 @@
+"""How threads wait, and how they run work in the background: see `Runtime`."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from interlock._protocol.log import log
+from interlock._protocol.run import run
+from interlock._protocol.timing import now
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+T = TypeVar("T")
+MAX_WAIT: Final = 3600.0  # seconds of one wait: `Lock.acquire` accepts no infinite timeout
+
+
+class AutoResetEvent:
+    """A flag that one thread waits for: a raw lock, which is the cheapest means to wake a thread."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        """See AutoResetEvent in _protocol."""
+        with contextlib.suppress(RuntimeError):  # the flag is set already
+            self._lock.release()
+
+    async def wait(self, until: float) -> bool:
+        """See AutoResetEvent in _protocol."""
+        longest = MAX_WAIT
+        while True:
+            left = until - now()
+            if self._lock.acquire(timeout=max(0.0, min(left, longest))):
+                return True
+            if left <= longest:
+                return False
+
+
+class ThreadRuntime:
+    """See Runtime: threads wait for raw locks, and background work runs in daemon threads."""
+
+    def __init__(self) -> None:
+        self.now = now
+        self.event = AutoResetEvent
+        self.reset_after_fork()
+
+    def reset_after_fork(self) -> None:
+        """See Runtime. The threads of the parent do not exist here."""
+        self.mutex = threading.RLock()  # reentrant: a signal handler may run in the thread that holds the mutex
+        self._threads: list[threading.Thread] = []
+
+    async def sleep_until(self, until: float) -> None:
+        """See Runtime."""
+        await AutoResetEvent().wait(until)
+
+    def spawn(self, work: Callable[[], Coroutine[object, None, None]], name: str, over: Callable[[], None]) -> None:
+        """See Runtime."""
+
+        def whole() -> None:
+            try:
+                run(work())
+            finally:
+                over()
+
+        self.start_thread(whole, name)
+
+    def run_callback(self, callback: Callable[[T], object], subject: T) -> None:
+        """See Runtime."""
+
+        def run_and_log() -> None:
+            try:
+                callback(subject)
+            except Exception:  # noqa: BLE001 (logged)
+                log.exception("interlock: the callback %r failed", callback)
+
+        threading.Thread(target=run_and_log, name="interlock-tell", daemon=True).start()
+
+    def start_thread(self, work: Callable[[], None], name: str) -> None:
+        """Start a daemon thread, and remember it: `close` waits for its end."""
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        thread.start()
+        with self.mutex:
+            self._threads = [*(each for each in self._threads if each.is_alive()), thread]
+
+    async def run_blocking(self, work: Callable[[], T]) -> T:
+        """See Runtime."""
+        return work()
+
+    async def close(self) -> None:
+        """See Runtime."""
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(1.0)

@@ -1,0 +1,147 @@
+"""The subscription of a thread's client: one connection that receives pushes, and the thread that reads it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Final, Protocol
+
+from interlock._protocol.log import log
+from interlock._protocol.run import run
+from interlock._protocol.timing import FOREVER, now
+from interlock._protocol.types import Disconnected
+from interlock._transports.blocking.runtime import AutoResetEvent, ThreadRuntime
+from interlock._transports.pushes import check_subscribe_reply, dispatch_push, subscribe_commands
+from interlock._transports.resp import PING, Push, pack
+
+if TYPE_CHECKING:
+    from interlock._protocol.types import PushHandler
+    from interlock._transports.blocking.connection import BlockingConnection
+
+PING_AFTER: Final = 5.0  # seconds without a message after which the listener sends PING
+STEADY_AFTER: Final = 1.0  # seconds that a subscription must last for the next one to start without a pause
+
+
+class Owner(Protocol):
+    """What a subscription needs of its pool."""
+
+    runtime: ThreadRuntime
+    push_handler: PushHandler
+    closed: bool
+
+    def open(self, until: float) -> BlockingConnection: ...
+
+
+class Listening:
+    """One connection that receives pushes."""
+
+    def __init__(self, connection: BlockingConnection) -> None:
+        self.connection = connection
+        self.unanswered: deque[str] = deque()  # of each command without a reply so far: its channel, or ""
+
+
+class Subscription:
+    """The channels of one pool, and the listener thread, which connects again whenever its connection breaks."""
+
+    def __init__(self, pool: Owner) -> None:
+        self.pool = pool
+        self.wanted: dict[str, None] = {}  # channels
+        self.subscribed: set[str] = set()  # the channels in effect
+        self._listening: Listening | None = None
+        self._started = False  # the listener thread was started: start no second one
+        self._running = False
+        self._reconnect_delay = AutoResetEvent()
+        self._lock = threading.Lock()  # several threads may subscribe at once
+
+    def subscribe(self, channel: str) -> None:
+        """Subscribe to one more channel. The first call starts the listener thread."""
+        if channel in self.wanted:
+            return
+        runtime = self.pool.runtime
+        with runtime.mutex:
+            self.wanted[channel] = None
+            if not self._started:
+                self._started = True
+                try:
+                    runtime.start_thread(self._listen, "interlock-listener")
+                except BaseException:  # such as KeyboardInterrupt: the thread may have started or not
+                    self._started = False
+                    del self.wanted[channel]
+                    raise
+                return
+        if (listening := self._listening) is not None:
+            with contextlib.suppress(Disconnected):  # the listener connects again, and subscribes to all channels
+                self._subscribe(listening, channel)
+
+    def _subscribe(self, listening: Listening, channel: str) -> None:
+        with self._lock:
+            listening.unanswered += (channel, channel)  # SUBSCRIBE and PUBLISH
+            listening.connection.write(b"".join(map(pack, subscribe_commands(channel))))
+
+    def _listen(self) -> None:
+        with self.pool.runtime.mutex:
+            if self._running:
+                return  # another listener thread runs already
+            self._running = True
+        pause = 0.0
+        while not self.pool.closed:
+            with self.pool.runtime.mutex:
+                if not self.wanted:
+                    self._started = self._running = False
+                    return
+            started = now()
+            try:
+                listening = self._listening = Listening(self.pool.open(FOREVER))
+                try:
+                    self._serve(listening)
+                finally:
+                    self.subscribed.clear()  # the server must not take a client without a subscription for dead
+                    listening.connection.close()
+            except Disconnected:  # connect again at once, unless the connection lasted too short a time
+                pause = 0.0 if now() - started > STEADY_AFTER else min(1.0, pause * 2 or 0.02)
+            except Exception as error:  # noqa: BLE001 (polling goes on without it; the next call tells the user)
+                pause = 1.0
+                log.warning("interlock: waiters are woken by polling only, since %s", error)
+            run(self._reconnect_delay.wait(now() + pause))
+
+    def _serve(self, listening: Listening) -> None:
+        connection, unanswered = listening.connection, listening.unanswered
+        connection.timeout = PING_AFTER
+        for channel in list(self.wanted):
+            self._subscribe(listening, channel)
+        pinged = False
+        while not self.pool.closed:
+            try:
+                reply = connection.read()
+            except Disconnected as silence:
+                if pinged or not silence.timed_out:
+                    raise
+                pinged = True
+                with self._lock:
+                    unanswered.append("")
+                    connection.write(pack(PING))
+                continue
+            pinged = False
+            if type(reply) is not Push:
+                if channel := unanswered.popleft():  # "" is a PING
+                    check_subscribe_reply(reply, channel, self.wanted)
+            elif dispatch_push(reply, self.pool.push_handler, self.wanted, self.subscribed):
+                unanswered.popleft()
+
+    # The end
+
+    def shut_down(self) -> None:
+        """Make the listener thread connect again, or end if the pool is closed."""
+        if self._listening is not None:
+            self._listening.connection.shut_down()
+
+    def end(self) -> None:
+        """End the listener thread of a closed pool."""
+        self._reconnect_delay.set()
+        self.shut_down()
+
+    def close_copy(self) -> None:
+        """In a child after a fork: close the copy of the socket."""
+        if self._listening is not None:
+            self._listening.connection.close()

@@ -1,0 +1,143 @@
+"""What a transport implements: `ConnectionPool`, and its `Connection`s, to one server.
+
+Theory. A server needs little of a connection: send a command and wait for its reply; or send several commands, and read
+their replies later. In between, the connection holds the replies that nobody has read yet (`PendingReplies`), and it
+gives each reply to the command to which the reply belongs.
+
+Rules.
+ 1. Each `take` or `checkout` ends with `checkin`, or with `discard` after an error: then a late reply reaches no other
+    command.
+ 2. A reply that nobody reads does no harm. The connection reads and drops it before the next reply, or when it arrives.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from interlock._protocol.types import PushHandler
+    from interlock._quarantine.stamp import IdentityStamp
+
+Command = tuple[str | bytes, ...]
+
+
+class PendingReplies:
+    """The replies to commands that were sent together: those that have arrived, or the error in their place.
+
+    On a connection of asyncio it stands in the row of expected replies once for each reply, in place of a future.
+    """
+
+    __slots__ = ("error", "fileno", "number", "on_complete", "replies")
+
+    def __init__(self, number: int, fileno: int = -1) -> None:
+        self.number = number
+        self.fileno = fileno  # of the socket on which they arrive, where threads wait for it
+        self.replies: list[object] = []
+        self.error: Exception | None = None
+        self.on_complete: Callable[[], None] | None = None  # called once all replies or an error are there
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all replies are there, or an error in their place."""
+        return self.error is not None or len(self.replies) == self.number
+
+    def done(self) -> bool:
+        """Like `Future.done`: whether no more replies are taken, because of an error."""
+        return self.error is not None
+
+    def set_result(self, reply: object) -> None:
+        """Like `Future.set_result`: add the next reply."""
+        self.replies.append(reply)
+        if self.on_complete is not None and len(self.replies) == self.number:
+            self.on_complete()
+
+    def set_exception(self, error: Exception) -> None:
+        """Like `Future.set_exception`: note the error, after which no more replies arrive."""
+        self.error = error
+        if self.on_complete is not None:
+            self.on_complete()
+
+    def exception(self) -> Exception | None:
+        """Like `Future.exception`: the error, or None."""
+        return self.error
+
+
+class Connection(Protocol):
+    """An open connection, after its handshake. Every `until` is a time of `Runtime.now()`."""
+
+    stamp: IdentityStamp
+    """The identity of the server to which the connection leads."""
+
+    async def exchange(self, command: Command, until: float) -> object:
+        """Send a command, and wait for its reply; an error reply is a value. Raises Disconnected."""
+        ...
+
+    def send(self, commands: Sequence[Command], until: float) -> PendingReplies:
+        """Send commands, and wait for nothing. Raises Disconnected."""
+        ...
+
+    async def receive(self, pending: PendingReplies, until: float) -> list[object]:
+        """Wait for all of these replies. Raises Disconnected."""
+        ...
+
+    def checkin(self) -> None:
+        """Give the connection back to its pool."""
+        ...
+
+    def discard(self, error: BaseException) -> None:
+        """Give the connection back after this error: nobody waits for its replies any more."""
+        ...
+
+    def leave_replica(self) -> None:
+        """Close what leads to this server, which is a replica by now: a new connection may lead to the primary."""
+        ...
+
+
+class ConnectionPool(Protocol):
+    """The connections of one client to one server, one of which receives the pushes."""
+
+    push_handler: PushHandler
+
+    @property
+    def ready(self) -> bool:
+        """Whether a connection is open, so that a call need not connect first."""
+        ...
+
+    def take(self) -> Connection | None:
+        """An open connection that surely leads to the primary, if there is one: `checkout` without waiting."""
+        ...
+
+    async def checkout(self, until: float) -> Connection:
+        """A connection that leads to the primary; opened if necessary. Raises Disconnected or LockError."""
+        ...
+
+    async def checkout_exclusive(self, until: float) -> Connection:
+        """The same, for this caller alone until it gives the connection back."""
+        ...
+
+    async def wait_any(self, pending: Sequence[PendingReplies], number: int, until: float) -> list[int]:
+        """Wait until so many of these are complete, at most to `until`. Returns the indexes of the complete ones."""
+        ...
+
+    @property
+    def subscribed(self) -> set[str]:
+        """The channels whose subscription is in effect. A server takes a client with no subscription for dead."""
+        ...
+
+    def subscribe(self, channel: str) -> None:
+        """Subscribe to one more channel in the background, and again after every reconnection."""
+        ...
+
+    def unsubscribe_all(self) -> None:
+        """Drop all channels and connections: the server, which was a primary, is none any more."""
+        ...
+
+    def reset_after_fork(self) -> None:
+        """In a child after a fork: drop everything that belongs to the parent, and send nothing."""
+        ...
+
+    async def close(self) -> None:
+        """Close all connections."""
+        ...
