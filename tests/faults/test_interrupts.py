@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from pathlib import Path
 
@@ -295,6 +296,26 @@ async def test_a_lease_that_becomes_unreachable_during_a_renewal_is_released(ser
 
 
 @rule(8)
+def test_ctrl_c_ends_a_wait_even_if_another_thread_gets_the_signal(server):
+    """The kernel may choose any thread; an untimed wait for a lock in the main thread then never woke."""
+
+    def signal_this_thread():
+        while not holder.lock("a").inspect().waiting or not is_asleep(threading.main_thread()):
+            time.sleep(0.01)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    with interlock.Interlock(server.url) as holder, interlock.Interlock(server.url) as locks:
+        lease = holder.lock("a").acquire()
+        late = threading.Timer(15, lease.release)  # a wait that nothing else ends, ends here
+        late.start()
+        threading.Thread(target=signal_this_thread, daemon=True).start()
+        with pytest.raises(KeyboardInterrupt):
+            locks.lock("a").acquire()
+        late.cancel()
+        assert lease.release()
+
+
+@rule(8)
 async def test_after_an_interrupt_in_a_connection_no_command_gets_the_reply_to_another(server, clean):
     """Replies are matched to commands by their order, so a signal handler that raises there ends the connection."""
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
@@ -314,6 +335,16 @@ async def test_after_an_interrupt_in_a_connection_no_command_gets_the_reply_to_a
             running = None
         assert at > 10
         await until(lambda: nothing_renewed(locks) and not held(clean))
+
+
+def is_asleep(thread) -> bool:
+    """Whether the thread waits for an event, and does so still a moment later."""
+    frames = []
+    for _ in range(2):
+        frame = sys._current_frames()[thread.ident]
+        frames.append((frame.f_code.co_name, frame.f_lasti))
+        time.sleep(0.2)
+    return frames[0] == frames[1] and frames[0][0] == "wait"
 
 
 def half_way(frame, event) -> bool:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MAX_WAIT: Final = 3600.0  # seconds of one wait: `Lock.acquire` accepts no infinite timeout
+# The same in the main thread, which alone runs signal handlers. The kernel may deliver Ctrl-C to another thread, for
+# example to one that starts a thread at that moment; then nothing wakes the main thread.
+MAX_WAIT_OF_MAIN_THREAD: Final = 1.0
 
 
 class AutoResetEvent:
@@ -33,7 +36,7 @@ class AutoResetEvent:
 
     async def wait(self, until: float) -> bool:
         """See AutoResetEvent in _protocol."""
-        longest = MAX_WAIT
+        longest = MAX_WAIT if threading.current_thread() is not threading.main_thread() else MAX_WAIT_OF_MAIN_THREAD
         while True:
             left = until - now()
             if self._lock.acquire(timeout=max(0.0, min(left, longest))):
