@@ -45,9 +45,9 @@ class Sentinels:
         order = sorted(self.addresses, key=lambda sentinel: self._failed.get(sentinel.display_url, 0.0))
         for sentinel in order:
             # Each sentinel has a share, so that silent or slow sentinels together do not exceed the caller's time.
-            share = min(SENTINEL_TIMEOUT, timeout / len(order), max(0.001, end - now()))
+            sentinel_timeout = min(SENTINEL_TIMEOUT, timeout / len(order), max(0.001, end - now()))
             try:
-                reply = self._ask(sentinel, share, "GET-MASTER-ADDR-BY-NAME", self.service)
+                reply = self._ask(sentinel, sentinel_timeout, "GET-MASTER-ADDR-BY-NAME", self.service)
                 self._failed.pop(sentinel.display_url, None)
             except (RedisError, OSError) as error:
                 self._failed[sentinel.display_url] = now()

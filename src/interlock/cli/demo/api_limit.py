@@ -197,7 +197,7 @@ class Caller(Client[ApiLimit]):
                 time.sleep(random.uniform(*_PAGE_SECONDS))
                 self.request(permit)
         except LeaseLost:
-            self.record("refused")
+            self.count_event("refused")
             return False
         finally:
             permit.release()

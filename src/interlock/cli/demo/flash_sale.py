@@ -86,7 +86,7 @@ class FlashSale(Scenario):
             buyer = Buyer(context, connection)
             with contextlib.suppress(CardDeclined):
                 has_tickets = buy(buyer)
-            buyer.record_if_still_locked()
+            buyer.count_if_still_locked()
 
     def count_done(self, execute: Execute) -> int:
         """How many tickets were sold so far."""
@@ -134,7 +134,7 @@ class Buyer(Client[FlashSale]):
         time.sleep(random.uniform(*_THINK_SECONDS))
         self.inject_at("holding")
         if time.monotonic() - self._entered_at > self.scenario.ttl:
-            self.record("past_ttl")
+            self.count_event("past_ttl")
         (write or self.execute)("HSET", self.scenario.shop, "stock", stock - 1, f"sale:{self.number}", stock)
         return True
 
@@ -142,12 +142,12 @@ class Buyer(Client[FlashSale]):
         """Delete the lock: with GETDEL instead of DEL, which also returns whose lock it was, for the result."""
         freed = self.execute("GETDEL", self.lock)
         if freed not in {None, self.token}:
-            self.record("freed_other")
+            self.count_event("freed_other")
 
-    def record_if_still_locked(self) -> None:
-        """Record it if this buyer has not released the lock."""
+    def count_if_still_locked(self) -> None:
+        """Count the event if this buyer has not released the lock."""
         if self.execute("GET", self.lock) == self.token:
-            self.record("not_released")
+            self.count_event("not_released")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -197,7 +197,7 @@ def _interlock(buyer: Buyer) -> bool:
             buyer.inject_at("releasing")
     except LeaseLost:
         if sold is None:
-            buyer.record("refused")
+            buyer.count_event("refused")
     return sold is not False
 
 

@@ -1,7 +1,7 @@
 """Recipes: the ways in which people solve one task, from no lock at all to interlock, and the flaw of each.
 
 A recipe has a sentence about its flaw. The demo prints the sentence only if the run has shown the flaw: if the event
-that the recipe names was recorded (see `Result.explain`). The last recipe, interlock, has no flaw.
+that the recipe names was counted (see `Result.explain`). The last recipe, interlock, has no flaw.
 """
 
 from __future__ import annotations

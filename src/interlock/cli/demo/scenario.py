@@ -201,7 +201,7 @@ class Client(Generic[K]):
         """Seconds since the epoch, by the clock of this process."""
         return time.time() + self.scenario.clock_offset
 
-    def record(self, event: str) -> None:
+    def count_event(self, event: str) -> None:
         """Count an event."""
         self.execute("HINCRBY", self.scenario.events_key, event, 1)
 
@@ -223,7 +223,7 @@ class Client(Generic[K]):
         if fault is None or fault.point != point:
             return
         self._fault = None
-        self.record(fault.kind)
+        self.count_event(fault.kind)
         if fault.kind == "error":
             raise CardDeclined
         self.context.inject(fault, fault.ttls * self.scenario.ttl)
@@ -234,10 +234,10 @@ class Result(ABC):
     """The result of a scenario."""
 
     strengths: ClassVar[Mapping[str, str]]  # what interlock did well, by event
-    uneventful: ClassVar[str]  # what interlock did well if no such event was recorded
+    uneventful: ClassVar[str]  # what interlock did well if no such event was counted
 
     seconds: float
-    events: Counter[str]  # events recorded during the run, or found in the data afterwards
+    events: Counter[str]  # events counted during the run, or found in the data afterwards
 
     @property
     @abstractmethod

@@ -171,6 +171,6 @@ def _take_by_script(caller: Caller, since: float, now: float, server_time: str) 
 
 
 def _remove(caller: Caller, since: float, *sets: str) -> None:
-    """Remove the permit with ZREM; if it was no longer in the set, record why."""
+    """Remove the permit with ZREM; if it was no longer in the set, count why."""
     if not caller.connection.transaction(*[("ZREM", each, caller.token) for each in sets])[0]:
-        caller.record("past_ttl" if time.monotonic() - since > caller.scenario.ttl else "stolen")
+        caller.count_event("past_ttl" if time.monotonic() - since > caller.scenario.ttl else "stolen")
