@@ -225,7 +225,7 @@ def _print_summary(tally: batch.Tally, took: float | None) -> None:
         f"{tally.runs} runs, {len(tally.interleavings)} distinct interleavings, {tally.virtual / 3600:.1f} virtual h, "
         f"{tally.events} events, {tally.scripts} scripts, {tally.grants} grants{speed}",
         "subjects: " + ", ".join(f"{name} {tally.subjects[name]}" for name in SUBJECTS if tally.subjects[name]),
-        "what happened: " + ", ".join(f"{name} {count}" for name, count in sorted(tally.counts.items())),
+        "what happened: " + ", ".join(f"{name} {count}" for name, count in sorted(tally.counts.items()) if count),
         f"longest wait of a live waiter for a free resource in the quiet phase: {tally.slowest:.3f} s",
         f"{tally.broken} of {tally.runs} runs broke a rule" if tally.broken else "no rule was broken",
     )

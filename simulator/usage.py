@@ -28,7 +28,7 @@ class Usage(NamedTuple):
         timeout = "None" if self.timeout is None else f"{self.timeout:.3g}"
         renew = "" if self.renews else ", renew=False"
         hold = f", max_hold={self.max_hold:.3g}" if self.max_hold is not None else ""
-        end = "drop it" if self.drops else "leave" if self.exits else "release"
+        end = "drop the lease" if self.drops else "exit" if self.exits else "release"
         arguments = ", ".join((repr(self.resource.name), *more, f"ttl={self.ttl:g}", f"timeout={timeout}{renew}{hold}"))
         return f"{call}({arguments}) for {self.hold_time:.3g} s, then {end}"
 

@@ -31,13 +31,13 @@ class Attempt:
     task: Task
     resource: ResourceModel
     ttl_ms: int
-    handover_ttl_ms: int  # the handover ttl, in ms
+    handover_ttl_ms: int
     began: float
     queued_at: float | None = None
     confirmed: bool = False  # the client got the grant: it waits no longer
     ended: bool = False
     cleared: bool = False  # the server ran its release
-    exempt: bool = False  # revoked by force, or forgotten by all: its holder learns so later
+    exempt: bool = False  # from rule 1: revoked by force, or forgotten by all servers; its holder learns of that later
     grant: Grant | None = None
 
     def certain(self) -> bool:

@@ -238,7 +238,7 @@ class ServerState:
                 seen.arrivals.pop(token, None)  # granted: if this token queues again, it is a new arrival
             attempt = self.attempts.known.get(token)
             if attempt is not None and attempt.cleared and self.trusted:
-                self.trace.violated(5, f"{token!r} holds {resource.key!r} after its release was run")
+                self.trace.violated(5, f"{token!r} holds {resource.key!r} after the server ran its release")
         # In a quarantine another machine's clock may count, by which a lease may end earlier.
         if self.trusted and seen.quarantine_until <= self.trace.world.now:
             self._check_none_given_up(seen, holders)
