@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import contextlib
 import gc
 import itertools
 import signal
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,8 @@ import interlock.aio
 from harness.modes import until
 from harness.processes import PROGRAMS
 from interlock._api.section import Section
+from interlock._protocol.timing import FOREVER
+from interlock._transports.asyncio.runtime import AutoResetEvent
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1")
@@ -40,11 +44,24 @@ def litter():
 
 
 SOURCE = str(Path(interlock.__file__).parent)
+ASYNCIO = str(Path(asyncio.__file__).parent)
 SHORT = 1.2  # seconds: the ttl of what may have to run out
 
 
 class Stop(BaseException):
     """Like KeyboardInterrupt: not an Exception, and raised anywhere."""
+
+
+def in_source(frame) -> bool:
+    """Whether this is code of interlock."""
+    return frame.f_code.co_filename.startswith(SOURCE)
+
+
+def in_asyncio_for_source(frame) -> bool:
+    """Whether this is code of interlock, or code of asyncio that interlock calls, and not only a loop that runs it."""
+    while frame is not None and frame.f_code.co_filename.startswith(ASYNCIO):
+        frame = frame.f_back
+    return frame is not None and in_source(frame)
 
 
 class Interruption:
@@ -54,8 +71,8 @@ class Interruption:
     iterator of C, so that the next place where Python looks is the one where the hook was called.
     """
 
-    def __init__(self, at: int, *, mine=lambda *_: True) -> None:
-        self.at, self.mine, self.count = at, mine, 0
+    def __init__(self, at: int, *, mine=lambda *_: True, within=in_source) -> None:
+        self.at, self.mine, self.within, self.count = at, mine, within, 0
         self.flag = itertools.starmap(_thread.interrupt_main, [(signal.SIGUSR1,)])
 
     def __enter__(self):
@@ -73,7 +90,7 @@ class Interruption:
         raise Stop
 
     def _hook(self, frame, event, _) -> None:
-        if event in {"call", "c_return"} and frame.f_code.co_filename.startswith(SOURCE) and self.mine(frame, event):
+        if event in {"call", "c_return"} and self.within(frame) and self.mine(frame, event):
             self.count += 1
             if self.count == self.at:
                 for _ in self.flag:
@@ -248,6 +265,62 @@ async def test_an_interrupt_at_any_step_of_an_async_section_leaves_nothing_held(
 
 
 async def _nothing(*_) -> None: ...
+
+
+async def test_asyncio_forgets_a_task_if_an_interrupt_comes_between_a_result_and_the_wake_up():
+    """Why interlock sets no result for another task in a task of the user (ADR 17). Nothing of interlock is here."""
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+    waiting = asyncio.create_task(wait_for(future))
+    await asyncio.sleep(0)
+    call_soon = loop.call_soon
+
+    def interrupted(*_, **__) -> None:
+        loop.call_soon = call_soon
+        raise Stop
+
+    loop.call_soon = interrupted
+    with contextlib.suppress(Stop):
+        future.set_result(None)
+    waiting.cancel()
+    ended = bool((await asyncio.wait([waiting], timeout=0.2))[0])
+    waiting = None  # what nothing can end would keep the loop from ending
+    assert not ended, "asyncio has mended this: ADR 17 may go"
+
+
+async def wait_for(future) -> None:
+    await future
+
+
+@rule(8, 11)
+async def test_an_interrupt_of_a_task_that_sets_an_event_leaves_the_waiting_task_to_be_woken():
+    """A handler that raises while a task of the user wakes a worker must not end that worker."""
+    at, done, lost = 0, False, []
+    while not done:
+        at += 1
+        event = AutoResetEvent()
+        waiting = asyncio.create_task(event.wait(FOREVER))
+        await asyncio.sleep(0)
+        running = asyncio.create_task(call(event.set))
+        mine = partial(is_current, running)
+        with Interruption(at, mine=mine, within=in_asyncio_for_source) as interruption:
+            await asyncio.wait([running])
+        done = interruption.done
+        assert isinstance(running.exception(), Stop | None), at
+        event.set()  # the interrupt may have come before its first step
+        if not (await asyncio.wait([waiting], timeout=0.5))[0]:
+            lost.append(at)
+        event = waiting = running = mine = interruption = None  # what nothing can end would keep the loop from ending
+    assert at > 5
+    assert not lost, f"at these steps asyncio has lost the wake-up: {lost}"
+
+
+def is_current(task, *_) -> bool:
+    return asyncio.current_task() is task
+
+
+async def call(function) -> None:
+    function()
 
 
 @rule(8)

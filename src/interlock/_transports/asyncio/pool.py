@@ -13,7 +13,7 @@ from interlock._protocol.timing import FOREVER, now
 from interlock._protocol.types import Disconnected
 from interlock._quarantine.primacy import NOT_NAMED, TRUSTED_FOR
 from interlock._transports.asyncio.connection import AsyncioConnection
-from interlock._transports.asyncio.runtime import cancel, expire
+from interlock._transports.asyncio.runtime import cancel, end_wait
 from interlock._transports.handshake import complete_handshake, handshake_commands, is_same_primary
 from interlock._transports.resp import REPLICATION
 
@@ -139,9 +139,9 @@ class AsyncioPool:
                 nonlocal missing
                 missing -= 1
                 if missing == 0:
-                    expire(enough)
+                    end_wait(enough)
 
-            timer = self.loop.call_later(left, expire, enough)
+            timer = self.loop.call_later(left, end_wait, enough)
             for each in waiting:
                 each.on_complete = completed
             try:

@@ -24,49 +24,55 @@ class NullMutex:
 
 
 class AutoResetEvent:
-    """A flag that one task waits for. Waiting clears the flag."""
+    """A flag that one task waits for. Waiting clears the flag.
 
-    __slots__ = ("_up", "_waiter")
+    The loop ends the wait in a callback of its own. `Future.set_result` has two steps: it stores the result, then it
+    schedules the waiting task. A signal handler that raises between the two steps makes asyncio forget that task for
+    ever: not even `cancel` ends it. So the task that calls `set` schedules only a callback, which may run twice.
+    """
+
+    __slots__ = ("_is_set", "_waiter")
 
     def __init__(self) -> None:
-        self._up = False
-        self._waiter: asyncio.Future[bool] | None = None
+        self._is_set = False
+        self._waiter: asyncio.Future[None] | None = None
 
     def set(self) -> None:
         """See AutoResetEvent in _protocol."""
+        self._is_set = True
+        try:
+            self._wake()
+        except BaseException:  # a signal handler raised: the callback is scheduled, or not
+            self._wake()
+            raise
+
+    def _wake(self) -> None:
         waiter = self._waiter
-        if waiter is None or waiter.done():
-            self._up = True
-        else:
-            waiter.set_result(True)
+        if waiter is not None and not waiter.done():
+            waiter.get_loop().call_soon(end_wait, waiter)
 
     async def wait(self, until: float) -> bool:
         """See AutoResetEvent in _protocol."""
-        if self._up:
-            self._up = False
-            return True
-        loop = asyncio.get_running_loop()
-        waiter = self._waiter = loop.create_future()
-        timer = None
-        if until != FOREVER:
-            timer = loop.call_later(max(0.0, until - now()), expire, waiter)
-        try:
-            raised: bool = await waiter
-            return raised  # noqa: TRY300
-        except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled():
-                self._up = True  # set and cancelled in the same turn: keep the flag for the next wait
-            raise
-        finally:
-            self._waiter = None
-            if timer is not None:
-                timer.cancel()
+        if not self._is_set:
+            loop = asyncio.get_running_loop()
+            waiter = self._waiter = loop.create_future()
+            timer = None
+            if until != FOREVER:
+                timer = loop.call_later(max(0.0, until - now()), end_wait, waiter)
+            try:
+                await waiter
+            finally:
+                self._waiter = None
+                if timer is not None:
+                    timer.cancel()
+        was_set, self._is_set = self._is_set, False
+        return was_set
 
 
-def expire(waiter: asyncio.Future[bool]) -> None:
-    """Wake a waiter whose time is over."""
+def end_wait(waiter: asyncio.Future[None]) -> None:
+    """Wake the task that waits for this future, unless it is awake."""
     if not waiter.done():
-        waiter.set_result(False)
+        waiter.set_result(None)
 
 
 class AsyncioRuntime:
