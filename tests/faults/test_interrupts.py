@@ -28,6 +28,7 @@ from harness.modes import until
 from harness.processes import PROGRAMS
 from interlock._api.section import Section
 from interlock._protocol.timing import FOREVER
+from interlock._protocol.types import Disconnected
 from interlock._transports.asyncio.runtime import AutoResetEvent
 
 rule = pytest.mark.rule
@@ -313,6 +314,30 @@ async def test_an_interrupt_of_a_task_that_sets_an_event_leaves_the_waiting_task
         event = waiting = running = mine = interruption = None  # what nothing can end would keep the loop from ending
     assert at > 5
     assert not lost, f"at these steps asyncio has lost the wake-up: {lost}"
+
+
+@rule(8, 11)
+async def test_an_interrupt_of_a_task_that_ends_the_connection_leaves_no_other_task_to_wait(server, clean):
+    """`Connection.fail` fails the calls of all tasks: a handler that raises in its midst keeps none of them waiting."""
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    at, done, lost = 0, False, []
+    async with interlock.aio.Interlock(server.url) as locks:
+        while not done and len(lost) < 3:
+            at += 1
+            await locks.lock("a").inspect()  # connects
+            connection = locks._session.server.pool._connection
+            waiting = [asyncio.create_task(locks.lock("a").inspect()) for _ in range(3)]
+            running = asyncio.create_task(call(partial(connection.fail, Disconnected("ended by a test", sent=True))))
+            mine = partial(is_current, running)
+            with Interruption(at, mine=mine, within=in_asyncio_for_source) as interruption:
+                await asyncio.wait([running])
+            done = interruption.done
+            assert isinstance(running.exception(), Stop | None), at
+            if (await asyncio.wait(waiting, timeout=2))[1]:
+                lost.append(at)
+            waiting = running = mine = interruption = None
+    assert not lost, f"after an interrupt at these steps a call has no end: {lost}"
+    assert at > 5
 
 
 def is_current(task, *_) -> bool:

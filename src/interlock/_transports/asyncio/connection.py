@@ -123,6 +123,8 @@ class AsyncioConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Give each reply to the first future of the row, and each push to the push handler."""
+        if self.broken is not None:  # the row may not fit the replies any more
+            return
         try:
             self._last_heard = self.loop.time()
             reader, row = self._reader, self._expecting
@@ -205,22 +207,35 @@ class AsyncioConnection(asyncio.Protocol):
         self.fail(Disconnected(f"it was interrupted: {error!r}", sent=True))
 
     def fail(self, why: Disconnected) -> None:
-        """End the connection: close its socket, and fail each future in the row with this error."""
+        """End the connection: in the next turn of the loop, close its socket, and fail each future in the row.
+
+        A callback of the loop does that, and not the caller, for the reason that `AutoResetEvent` names.
+        """
         if self.broken is None:
             self.broken = why
-            self._timer.cancel()
-            self.subscribed.clear()
-            self.transport.abort()
-            for reply in self._expecting:
-                if not reply.done():
-                    reply.set_exception(why)
-                    reply.exception()  # marks the error as read, for no task may await this future any more
-            self._expecting.clear()
-            if not self.ended.done():
-                self.ended.set_result(None)
+            try:
+                self.subscribed.clear()
+                self.loop.call_soon(self._end, why)
+            except BaseException:  # a signal handler raised: the callback is scheduled, or not
+                self.loop.call_soon(self._end, why)
+                raise
+
+    def _end(self, why: Disconnected) -> None:
+        self._timer.cancel()
+        self.subscribed.clear()
+        self.transport.abort()
+        for reply in self._expecting:
+            if not reply.done():
+                reply.set_exception(why)
+                reply.exception()  # marks the error as read, for no task may await this future any more
+        self._expecting.clear()
+        if not self.ended.done():
+            self.ended.set_result(None)
 
     def _watch(self) -> None:
         """Send PING after `PING_AFTER` of silence; end the connection if a reply is missing for `timeout`."""
+        if self.broken is not None:
+            return
         silent = self.loop.time() - self._last_heard
         if self._expecting and silent >= self.timeout:
             self.fail(Disconnected(f"no answer within {self.timeout:.3g} s", sent=True, timed_out=True))

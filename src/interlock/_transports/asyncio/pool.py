@@ -266,7 +266,8 @@ class AsyncioPool:
         for connection in open_:
             connection.fail(Disconnected("closed", sent=False))
         if open_:
-            await asyncio.sleep(0)  # the transport closes its socket in the next turn
+            await asyncio.sleep(0)  # the connection ends in the next turn
+            await asyncio.sleep(0)  # its transport closes the socket in the turn after that
 
     def reset_after_fork(self) -> None:
         """See ConnectionPool. Keeps the parent's connections and tasks without closing any.
