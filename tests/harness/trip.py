@@ -6,8 +6,8 @@ Each mode acquires a lock that nobody else wants, from an Interlock that is conn
 script. The table shows each function of `src/interlock` that the call enters, in order, indented by its depth. The
 sums count functions and files twice: with the transports, and without them (nor the servers and the quarantine above
 them), since a reader of the algorithm may take these as given. The event loop calls `data_received` itself, so that
-call stands at the left edge. No step are the fields of a data class, which Python makes an `__init__` of, the clock, and
-the margin of a ttl, which is computed once for each ttl.
+call stands at the left edge. Three things are no step: the `__init__` that Python makes of the fields of a data class,
+the clock, and the margin of a ttl, which is computed once for each ttl.
 """
 
 from __future__ import annotations

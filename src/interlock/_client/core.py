@@ -138,19 +138,19 @@ class Core:
                 try_for = self.try_for if options.acks is None else self.patient_timeout
             until = self.runtime.now() + (timeout or try_for)
         return Attempt(
-            resource,
-            f"{resource.owner_prefix}{self.process_id}/{self.caller_name()}/{os.urandom(16).hex()}",
-            options,
-            ttl,
-            timeout,
-            until,
-            self.runtime.event() if timeout is None or timeout > 0 else None,
-            make_lease,
-            busy,
-            should_stop,
-            str(int(ttl * 1000)),
-            str(int(min(HANDOVER_TTL, ttl) * 1000)),
-            resource.release_args,
+            resource=resource,
+            token=f"{resource.owner_prefix}{self.process_id}/{self.caller_name()}/{os.urandom(16).hex()}",
+            options=options,
+            ttl=ttl,
+            timeout=timeout,
+            until=until,
+            event=self.runtime.event() if timeout is None or timeout > 0 else None,
+            make_lease=make_lease,
+            busy=busy,
+            should_stop=should_stop,
+            ttl_ms=str(int(ttl * 1000)),
+            handover_ttl_ms=str(int(min(HANDOVER_TTL, ttl) * 1000)),
+            release_args=resource.release_args,
             drift=drift,
         )
 
@@ -209,7 +209,7 @@ class Core:
             attempt.proven = evidence if found else None
         elif isinstance(reply, Queued):
             attempt.refused, attempt.generation = reply, reply.generation
-            if not await self._wait(attempt, reply, attempt.until):
+            if not await self._wait(attempt, reply):
                 raise self._timeout_error(attempt, attempt.busy(attempt.resource, attempt.timeout or 0, reply))
         elif isinstance(reply, Busy):
             raise attempt.busy(attempt.resource, 0, reply)
@@ -235,16 +235,16 @@ class Core:
             return refusal
         return unavailable_error(attempt, self.server.display_url, now, Disconnected(HEARTBEATS_UNANSWERED, sent=True))
 
-    async def _wait(self, attempt: Attempt, reply: Queued, until: float) -> bool:
+    async def _wait(self, attempt: Attempt, reply: Queued) -> bool:
         """Wait until there is a reason to ask again. Returns False if the time is over. Raises Stopped."""
-        stopped = attempt.should_stop
-        if stopped is None:
+        until, should_stop = attempt.until, attempt.should_stop
+        if should_stop is None:
             return await self.waiters.wait(attempt, reply.pttl_ms, reply.is_head, until)
         woken = await self.waiters.wait(
             attempt, reply.pttl_ms, reply.is_head, min(until, self.runtime.now() + STOP_POLL_INTERVAL)
         )
         while not woken and self.runtime.now() < until:
-            if stopped():
+            if should_stop():
                 raise Stopped
             assert attempt.event is not None  # the attempt waits
             woken = await attempt.event.wait(min(until, self.runtime.now() + STOP_POLL_INTERVAL))
@@ -266,7 +266,9 @@ class Core:
                 shown = self.server.display_url
                 raise Unavailable(f"{attempt.resource}: {shown} answers too late for a lease of {ttl:g} s")
             return None
-        grant = Grant(attempt, fence, sent, deadline, ends, grants.fork_count)
+        grant = Grant(
+            attempt, fence, answered_since=sent, deadline=deadline, max_hold_until=ends, fork_count=grants.fork_count
+        )
         try:
             lease = attempt.make_lease(self, grant)
             self.renewal.add(grant)
