@@ -160,8 +160,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
 
         Options as for `lock()`; each reader has a lease of its own. Raises ConfigError.
         """
-        self._require_supported("rwlock")
-        return self, checked_name(name), self._checked(**options)
+        return self, permits.read_resource(name, self.prefix), self._checked(**options)
 
     def _semaphore(self, name: str, limit: int, **options: Unpack[OptionsOf[LeaseT]]) -> tuple[Any, ...]:
         """Allow up to `limit` permits at a time, over all processes; in order of arrival. Options as for `lock()`.

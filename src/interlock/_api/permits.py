@@ -9,8 +9,8 @@ from interlock.errors import AcquireTimeout
 from interlock.primitives import permits as script
 from interlock.primitives.permits import SemaphoreState
 
-from .face import Face
 from .lock import LockableCore
+from .named import NamedCore
 from .options import UNSET, LeaseT, Unset, timeout_of
 
 if TYPE_CHECKING:
@@ -95,37 +95,24 @@ class RWSideCore(PermitsCore[LeaseT]):
         return lease
 
 
-class RWLockCore(Face):
+class RWLockCore(NamedCore[SemaphoreState]):
     """Many readers or one writer; see Interlock.rwlock."""
 
-    __slots__ = ("_interlock", "_name", "_options")
+    __slots__ = ("_options",)
+    _state_of = staticmethod(script.parse_state)
 
-    def __init__(self, interlock: Any, name: str, options: AcquireOptions) -> None:
-        self._interlock, self._name, self._options = interlock, name, options
-
-    @property
-    def name(self) -> str:
-        """The name, without the prefix."""
-        return self._name
+    def __init__(self, interlock: Any, resource: Resource, options: AcquireOptions) -> None:
+        super().__init__(interlock, resource)
+        self._options = options
 
     def _read(self) -> tuple[Any, ...]:
         """Return what a reader holds, together with other readers. A writer may read as well, and go on reading."""
-        return self._interlock, script.read_resource(self._name, self._interlock.prefix), self._options
+        return self._interlock, self._primitive, self._options
 
     def _write(self) -> tuple[Any, ...]:
         """Return what a writer holds, alone. A reader is refused: it would wait for itself."""
-        return self._interlock, script.write_resource(self._name, self._interlock.prefix), self._options
-
-    async def _inspect(self) -> SemaphoreState:
-        """Ask the server who reads or writes and who waits. For people: the answer is old when you read it.
-
-        Raises Unavailable or ConfigError.
-        """
-        return await self._side()._inspect()
+        return self._interlock, script.write_resource(self.name, self._interlock.prefix), self._options
 
     async def _revoke(self, reason: str, force: bool = False) -> bool:
         """Take this away from all that read or write, who learn the `reason`; see Lock.revoke."""
-        return await self._side()._revoke(reason, force)
-
-    def _side(self) -> RWSideCore[Any]:
-        return RWSideCore(*self._read())
+        return await RWSideCore[Any](*self._read())._revoke(reason, force)
