@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from .trace import Trace
 
 UNDO_TIME: Final = 1.0  # seconds after which an attempt may leave nothing, in clean weather
-WORKERS: Final = "interlock-keeper"  # the beginning of the names of a session's background tasks
-RENEWAL_WORKER: Final = "interlock-keeper-renewal"  # the background task for renewals
+WORKERS: Final = "interlock-worker"  # the beginning of the names of a session's background tasks
+RENEWAL_WORKER: Final = "interlock-worker-renewal"  # the background task for renewals
 
 
 @dataclass

@@ -50,8 +50,8 @@ class OnAServer:
         with Interlock(server.url) as self.locks:
             with self.locks.lock("a"):  # the client's threads run before the test counts threads: its listener,
                 self.locks._session.server.ensure_subscribed("a")
-            for keeper in self.locks._session.workers:  # and its keepers
-                keeper.wake_at(0)
+            for worker in self.locks._session.workers:
+                worker.wake_at(0)
             yield
         held = [key for key in clean.keys("lock:*") if clean.type(key) != b"hash"]  # a barrier's numbers stay a while
         assert not held

@@ -136,8 +136,8 @@ def test_on_lost_is_called_in_a_thread_of_its_own_and_may_fail(locks, clean, cap
     end = time.monotonic() + 5
     while "failed" not in caplog.text and time.monotonic() < end:
         time.sleep(0.005)
-    assert where == [("interlock-tell", "a")]
-    with locks.lock("b", ttl=0.6):  # the keeper lives on
+    assert where == [("interlock-callback", "a")]
+    with locks.lock("b", ttl=0.6):  # the workers live on
         pass
 
 

@@ -92,6 +92,6 @@ def test_close_closes_everything_even_if_the_release_of_leases_fails(server, cle
     monkeypatch.setattr(locks._session, "release_all", broken)
     with pytest.raises(ZeroDivisionError):
         locks.close()
-    assert not [each for each in threading.enumerate() if each.name.startswith("interlock-keeper")]
+    assert not [each for each in threading.enumerate() if each.name.startswith("interlock-worker")]
     lease._grant.end_reason = "test"
     clean.delete("lock:a")

@@ -387,7 +387,7 @@ async def test_a_lease_that_becomes_unreachable_during_a_renewal_is_released(ser
         lease = await locks.lock("a").acquire()
         lease._in_with = True  # as that of an `async with` which nobody can leave any more
         await asyncio.wait_for(asked.wait(), 10)
-        await asyncio.sleep(0.1)  # the keeper of ends has gone to sleep
+        await asyncio.sleep(0.1)  # the worker of ends has gone to sleep
         lease = None
         answer.set()
         await until(lambda: not held(clean))
@@ -488,7 +488,7 @@ def test_signals_at_random_moments_leave_nothing_held(server, clean, mode_name):
 
 @rule(8, 11)
 @pytest.mark.parametrize("started", [False, True], ids=["before it begins", "after it began"])
-@pytest.mark.parametrize("name", ["interlock-keeper", "interlock-listener"])
+@pytest.mark.parametrize("name", ["interlock-worker-ends", "interlock-listener"])
 async def test_an_interrupt_while_a_background_thread_starts_leaves_exactly_one(
     server, clean, monkeypatch, name, started
 ):

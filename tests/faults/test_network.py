@@ -291,7 +291,7 @@ class Tripwire:
 
     def _wrapped(self, real):
         async def wrapped(*args):
-            if threading.current_thread().name.startswith("interlock-") or "keeper" in _task_name():
+            if threading.current_thread().name.startswith("interlock-") or "worker" in _task_name():
                 return await real(*args)
             self.count += 1
             trip = self.count == self.at

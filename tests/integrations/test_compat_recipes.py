@@ -580,7 +580,7 @@ def test_threads_caches_and_clients_share_one_interlock(server, clean, caches):
         assert all(pool.map(work, range(40)))
     used = [made for made in _interlocks if made._session.workers[0].started]
     assert len(used) == 1
-    assert sum(thread.name == "interlock-keeper" for thread in threading.enumerate()) == 1
+    assert sum(thread.name == "interlock-worker-ends" for thread in threading.enumerate()) == 1
 
 
 def test_close_ends_threads_and_nothing_else(client):

@@ -214,7 +214,7 @@ def test_who_never_ends_is_seen_unless_it_was_killed():
 def test_errors_that_nobody_expects_are_seen():
     assert broken(section("s", outcome="KeyError")) == ["error"]
     assert broken(section("s", outcome="AcquireTimeout")) == []
-    assert broken({"t": 1.0, "p": "p0a", "e": "logged", "text": "the keeper failed"}) == ["error"]
+    assert broken({"t": 1.0, "p": "p0a", "e": "logged", "text": "the worker failed"}) == ["error"]
     assert broken({"t": 1.0, "p": "p0a", "e": "unhandled", "text": "Task exception was never retrieved"}) == ["error"]
     assert broken(controller("died", who="p0t", text="exit status 1")) == ["error"]
 

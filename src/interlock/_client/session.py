@@ -62,10 +62,9 @@ class Session:
         host = token_part(socket.gethostname())
         process_id = f"{token_part(self.label)}@{host}/{os.getpid()}" if self.label else f"{host}/{os.getpid()}"
         self.channel = f"interlock:{secrets.token_hex(8)}"
-        names = ("", "-renewal", "-waiters", "-undo")
         ends, renewal, waiters, undo = self.workers = [
-            Worker(self.runtime, f"interlock-keeper{name}", lambda: self.core.closed, self.start_workers)
-            for name in names
+            Worker(self.runtime, f"interlock-worker-{task}", lambda: self.core.closed, self.start_workers)
+            for task in ("ends", "renewal", "waiters", "undo")
         ]
         self.waiters = waiters.task = Waiters(server, waiters.wake_at)
         self.undo = undo.task = Undo(server, undo.wake_at)

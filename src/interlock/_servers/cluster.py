@@ -461,7 +461,7 @@ class ClusterServer:
         if wanted and self._unidentified():
             self._learning = True
             try:
-                self.runtime.spawn(self._learn_identities, "interlock-witness", self._identities_learned)
+                self.runtime.spawn(self._learn_identities, "interlock-identities", self._identities_learned)
             except BaseException:
                 self._learning = False
                 raise

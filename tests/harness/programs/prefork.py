@@ -49,7 +49,7 @@ def work() -> None:
 
 
 if mode == "threads":
-    held = locks.lock("parent").acquire()  # so there are connections, a keeper, and a lease to inherit
+    held = locks.lock("parent").acquire()  # so there are connections, a worker, and a lease to inherit
 else:
     asyncio.run(cooperative(redis.Redis.from_url(url)))
 children = []

@@ -104,7 +104,7 @@ class AsyncioPool:
         """
         while connection.broken is None and self._can_fail_over and not connection.is_trusted(asked - TRUSTED_FOR):
             if connection.asking is None or connection.asking.done():
-                connection.asking = self._task(self._ask_others(connection), "interlock-look")
+                connection.asking = self._task(self._ask_others(connection), "interlock-primacy")
             await self._in_time(connection.asking, until)
         return connection.broken is None
 

@@ -104,7 +104,7 @@ class AsyncioRuntime:
             except Exception:  # noqa: BLE001 (logged)
                 log.exception("interlock: the callback %r failed", callback)
 
-        self.task(run_and_log(), "interlock-tell")
+        self.task(run_and_log(), "interlock-callback")
 
     def task(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """Start a background task, and keep a reference to the task until its end."""

@@ -82,7 +82,7 @@ class ThreadRuntime:
             except Exception:  # noqa: BLE001 (logged)
                 log.exception("interlock: the callback %r failed", callback)
 
-        threading.Thread(target=run_and_log, name="interlock-tell", daemon=True).start()
+        threading.Thread(target=run_and_log, name="interlock-callback", daemon=True).start()
 
     def start_thread(self, work: Callable[[], None], name: str) -> None:
         """Start a daemon thread, and remember it: `close` waits for its end."""
