@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
 import redis.asyncio
 
+import interlock
 from harness.modes import is_subscribed, outcome, queued, until
 from harness.proxy import Proxy
 from interlock import ConfigError, LeaseState, LockError, Unavailable
 from interlock._protocol.run import run
 from interlock._protocol.timing import FOREVER
+from interlock._protocol.types import Disconnected
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
+
+SHORT = 1.2  # seconds: a ttl after which a lease that nobody renews is over
 
 
 @rule(6)
@@ -210,3 +216,68 @@ async def test_a_connection_with_an_unread_reply_serves_the_next_call(mode):
     lease = await locks.lock("a").acquire()
     assert (await locks.lock("a").inspect()).fence == lease.fence
     assert await lease.release()
+
+
+@pytest.mark.runs_on("valkey-9.1", full="valkey-9.1", modes="threads")
+@rule(6)
+def test_threads_open_no_more_connections_than_max_connections(server, clean):
+    with interlock.Interlock(server.url, max_connections=3) as locks:
+        start = threading.Barrier(20)
+
+        def use(name: str) -> None:
+            start.wait()
+            for _ in range(10):
+                with locks.lock(name):
+                    pass
+
+        with ThreadPoolExecutor(20) as threads:
+            list(threads.map(use, [f"a{number}" for number in range(20)]))
+        pool = locks._session.server.pool
+        assert pool._open_number <= 3 + len(locks._session.workers)
+        assert len(pool.idle) <= pool._open_number
+
+
+@pytest.mark.runs_on("valkey-9.1", full="valkey-9.1", modes="threads")
+@rule(6)
+def test_a_lease_is_renewed_although_threads_have_all_connections(server, clean):
+    with interlock.Interlock(server.url, max_connections=2, try_for=0.2) as locks:
+        lease = locks.lock("held", ttl=SHORT).acquire()
+        pool = locks._session.server.pool
+        taken = [run(pool.checkout(FOREVER)) for _ in range(2)]
+        with pytest.raises(Unavailable, match="all 2 connections are in use"):
+            locks.lock("a").try_acquire()
+        before = lease._grant.deadline
+        wait_until(lambda: lease._grant.deadline > before)
+        for connection in taken:
+            connection.checkin()
+        assert lease.release()
+
+
+@pytest.mark.runs_on("valkey-9.1", full="valkey-9.1", modes="threads")
+@rule(6)
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_thread_without_a_connection_waits_until_one_is_idle_or_closed(server, clean, broken):
+    with interlock.Interlock(server.url, max_connections=2) as locks, ThreadPoolExecutor(1) as threads:
+        pool = locks._session.server.pool
+        taken = [run(pool.checkout(FOREVER)) for _ in range(2)]
+        waiting = threads.submit(locks.lock("a").acquire, timeout=20)
+        wait_until(lambda: pool.waiting)
+        taken[0].discard(Disconnected("broken", sent=True)) if broken else taken[0].checkin()
+        assert waiting.result().release()
+        assert pool._open_number == 2
+        taken[1].checkin()
+
+
+@pytest.mark.runs_on("valkey-9.1")
+@pytest.mark.parametrize("number", [0, -1, 1.5, True, "many"])
+def test_a_number_of_connections_that_is_none_is_refused(number):
+    with pytest.raises(ConfigError, match="max_connections must be a whole number"):
+        interlock.Interlock("redis://127.0.0.1", max_connections=number)
+
+
+def wait_until(condition) -> None:
+    """Wait at most 20 s for the condition, in this thread."""
+    give_up = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)

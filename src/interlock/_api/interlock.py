@@ -10,7 +10,7 @@ from interlock._client.reentrancy import HeldByCaller
 from interlock._connect.address import Quorum
 from interlock._connect.target import address_of, quorum_of
 from interlock._protocol.acks import checked_acks
-from interlock._protocol.names import MIN_TTL, checked_name, duration, tagged
+from interlock._protocol.names import MIN_TTL, checked_name, duration, positive_int, tagged
 from interlock._protocol.timing import TRY_FOR
 from interlock._quarantine.histories import Histories
 from interlock.errors import AcquireTimeout, ConfigError
@@ -34,6 +34,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 MIN_TRY_FOR: Final = 0.01  # seconds: less than a round trip is no try
 MAX_TRY_FOR: Final = 3600.0  # seconds
+MAX_CONNECTIONS: Final = 64  # to one server, by default
+MAX_MAX_CONNECTIONS: Final = 65_535
 MONTH: Final = 30 * 86_400.0  # seconds
 ON_A_QUORUM: Final = ("lock", "rlock", "multi", "election", "once")  # what servers that share nothing can agree on
 
@@ -48,7 +50,8 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
     `prefix` stands before every name. `max_ttl` (seconds) is the longest ttl that a lock may have, and so how long
     nothing is granted after a restart or failover that may have lost leases; `quarantine=False` turns that off.
     `try_for` (seconds) bounds a call that does not wait, `try_acquire()` or `timeout=0`: a server that does not answer
-    within it is Unavailable. `label` tells people who we are. Raises ConfigError.
+    within it is Unavailable. `label` tells people who we are. `max_connections` bounds the connections that threads
+    open to one server; a thread that finds none idle waits within its timeout. Raises ConfigError.
 
     An Interlock connects at its first use. Close it, or use it in a `with` (asyncio: `async with`): that gives back all
     that is held. It is safe to share between threads; a child made by fork holds nothing and connects anew. In asyncio
@@ -68,6 +71,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         quarantine: bool = True,
         try_for: float = TRY_FOR,
         label: str | None = None,
+        max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         if prefix:
             checked_name(prefix)
@@ -78,6 +82,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         if label is not None and not re.search(r"\w", label):
             raise ConfigError(f"label must be some words for people, not {label!r}")
         self.label = label
+        self.max_connections = positive_int(max_connections, "max_connections", "Interlock", MAX_MAX_CONNECTIONS)
         self._address = target if isinstance(target, Quorum) else address_of(target, for_asyncio=self._for_asyncio)
         if not isinstance(quarantine, bool):  # pyright: ignore[reportUnnecessaryIsInstance]  # not all users have one
             raise ConfigError(
@@ -98,6 +103,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         quarantine: bool = True,
         try_for: float = TRY_FOR,
         label: str | None = None,
+        max_connections: int = MAX_CONNECTIONS,
     ) -> Self:
         """Make an Interlock on several servers that share nothing: held is what a majority grants (Redlock).
 
@@ -106,7 +112,15 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         server is there twice.
         """
         members = quorum_of(servers, for_asyncio=cls._for_asyncio)
-        return cls(members, prefix=prefix, max_ttl=max_ttl, quarantine=quarantine, try_for=try_for, label=label)
+        return cls(
+            members,
+            prefix=prefix,
+            max_ttl=max_ttl,
+            quarantine=quarantine,
+            try_for=try_for,
+            label=label,
+            max_connections=max_connections,
+        )
 
     def _lock(
         self,

@@ -9,6 +9,7 @@ import inspect
 import sys
 import threading
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from interlock._client.session import Session
@@ -76,7 +77,12 @@ class InterlockForThreads(InterlockCore[LeaseT, MultiLeaseT, MemberT]):  # one s
     _for_asyncio = False
 
     def _start(self) -> None:
-        server = open_server(self._address, BlockingPool, ThreadRuntime(), self._histories)
+        server = open_server(
+            self._address,
+            partial(BlockingPool, max_connections=self.max_connections),
+            ThreadRuntime(),
+            self._histories,
+        )
         self._session = server.push_handler = Session(
             server, self.label, _thread, self.max_ttl, lambda: server, self.try_for
         )

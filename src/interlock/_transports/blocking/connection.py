@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from interlock._connect.address import Address
     from interlock._quarantine.history import ServerHistory
+    from interlock._transports.blocking.runtime import AutoResetEvent
     from interlock._transports.connections import Command
 
 # The kernel enforces the timeout of a plain socket only. A TLS socket enforces its own timeout, and so does a socket of
@@ -37,7 +38,10 @@ class Owner(Protocol):
     history: ServerHistory
     idle: deque[BlockingConnection]
     closed: bool
+    waiting: deque[AutoResetEvent]
 
+    def wake_one(self) -> None: ...
+    def note_closed(self) -> None: ...
     def close_idle(self) -> None: ...
     def drop_all(self) -> None: ...
 
@@ -55,6 +59,7 @@ class BlockingConnection:
         "answered_since",
         "fresh",
         "host_port",
+        "is_counted",
         "pool",
         "stamp",
         "timeout",
@@ -82,6 +87,7 @@ class BlockingConnection:
         self._limit = 0.0
         self.timeout = address.timeout
         self.fresh = True
+        self.is_counted = False  # whether it counts for `max_connections`
         self.answered_since = 0.0  # when the last request with a reply was sent (see `BlockingPool.checkout`)
         self.host_port = getattr(self._redis_connection, "host", ""), getattr(self._redis_connection, "port", 0)
         try:
@@ -170,7 +176,10 @@ class BlockingConnection:
 
     def checkin(self) -> None:
         """See Connection."""
+        self.fresh = False
         self._idle.append(self)
+        if self.pool.waiting:
+            self.pool.wake_one()
         if self.pool.closed:
             self.pool.close_idle()
 
@@ -193,3 +202,7 @@ class BlockingConnection:
         """Close the socket in this process only: the parent of a fork may still use the same connection."""
         with contextlib.suppress(OSError):
             self._sock.close()
+        if self.is_counted:
+            self.is_counted = False
+            if self.pool.idle is self._idle:  # else the process has forked since
+                self.pool.note_closed()

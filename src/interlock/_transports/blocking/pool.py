@@ -1,4 +1,9 @@
-"""The connections to one server, for any number of threads: each call uses one alone."""
+"""The connections to one server, for any number of threads: each call uses one alone.
+
+At most `max_connections` of them are open. A thread that finds none idle, and may open no more, waits until another
+thread gives one back. The background threads of interlock open connections beyond that bound: a lease must be renewed
+although a thousand threads want connections. So does the subscription.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,7 @@ from interlock._protocol.timing import FOREVER, now
 from interlock._protocol.types import Disconnected
 from interlock._quarantine.primacy import NOT_NAMED, TRUSTED_FOR
 from interlock._transports.blocking.connection import BlockingConnection
+from interlock._transports.blocking.runtime import AutoResetEvent
 from interlock._transports.blocking.subscription import Subscription
 from interlock._transports.handshake import is_same_primary
 from interlock._transports.resp import REPLICATION
@@ -31,11 +37,19 @@ if TYPE_CHECKING:
 class BlockingPool:
     """See ConnectionPool."""
 
-    def __init__(self, address: Address, history: ServerHistory, primacy: Primacy, runtime: ThreadRuntime) -> None:
+    def __init__(
+        self,
+        address: Address,
+        history: ServerHistory,
+        primacy: Primacy,
+        runtime: ThreadRuntime,
+        max_connections: float = math.inf,
+    ) -> None:
         self.address = address
         self.history = history
         self.primacy = primacy
         self.runtime = runtime
+        self.max_connections = max_connections
         self.push_handler: PushHandler
         self.closed = False
         self._can_fail_over = address.can_fail_over
@@ -43,6 +57,8 @@ class BlockingPool:
 
     def _start(self) -> None:
         self.idle: deque[BlockingConnection] = deque()  # the newest at the end
+        self.waiting: deque[AutoResetEvent] = deque()  # of the threads that wait for an idle connection
+        self._open_number = 0  # how many connections are open, in use or idle, without that of the subscription
         self._identity = ""  # of the server at the newest connection
         self._subscription = Subscription(self)
         self.subscribed = self._subscription.subscribed
@@ -60,7 +76,6 @@ class BlockingPool:
             connection = self.idle.pop()
         except IndexError:
             return None
-        connection.fresh = False
         return connection
 
     async def checkout(self, until: float) -> BlockingConnection:
@@ -68,13 +83,12 @@ class BlockingPool:
         try:
             connection = self.idle.pop()
         except IndexError:
-            return self.open(until)
-        connection.fresh = False
+            connection = await self._open_or_wait(until)
         if self._can_fail_over:
             asked = now()
             if asked - connection.answered_since > TRUSTED_FOR and not await self._is_still_primary(connection, until):
                 self.drop_all()
-                return self.open(until)
+                return await self._open_or_wait(until)
             connection.answered_since = asked
         return connection
 
@@ -105,8 +119,60 @@ class BlockingPool:
             connection.close()
         return same
 
+    async def _open_or_wait(self, until: float) -> BlockingConnection:
+        """A new connection, or an idle one as soon as there is one. Raises Disconnected or LockError."""
+        give_up = min(until, now() + self.address.timeout)
+        while not self._may_open():
+            await self._wait_for_idle(give_up)
+            with contextlib.suppress(IndexError):  # else another thread was faster, or a connection was closed
+                return self.idle.pop()
+        try:
+            connection = self.open(until)
+        except BaseException:
+            self.note_closed()
+            raise
+        connection.is_counted = True
+        return connection
+
+    async def _wait_for_idle(self, until: float) -> None:
+        """Wait until a connection is idle, or may be opened. Raises Disconnected."""
+        woken = AutoResetEvent()
+        self.waiting.append(woken)
+        try:
+            has_room = self.idle or self._open_number < self.max_connections  # since this thread looked
+            if not has_room and not await woken.wait(until):
+                raise Disconnected(
+                    f"all {self.max_connections} connections are in use (max_connections)", sent=False, timed_out=True
+                )
+        except BaseException:
+            self.wake_one()  # in place of this thread, which may have been woken just now
+            raise
+        finally:
+            with contextlib.suppress(ValueError):
+                self.waiting.remove(woken)
+
+    def _may_open(self) -> bool:
+        """Whether this thread may open a connection now; if so, that connection counts as open already."""
+        with self.runtime.mutex:
+            if self._open_number >= self.max_connections and not self.runtime.is_background():
+                return False
+            self._open_number += 1
+            return True
+
+    def note_closed(self) -> None:
+        """Note that a connection which counts is closed, so that another may be opened."""
+        with self.runtime.mutex:
+            self._open_number -= 1
+        self.wake_one()
+
+    def wake_one(self) -> None:
+        """Wake a thread that waits for a connection, if an idle one is there or a new one may be opened."""
+        if self.waiting and (self.idle or self._open_number < self.max_connections):
+            with contextlib.suppress(IndexError):
+                self.waiting.popleft().set()
+
     def open(self, until: float) -> BlockingConnection:
-        """A new connection. Raises Disconnected or LockError."""
+        """A new connection, whatever their number. Raises Disconnected or LockError."""
         asked = now()
         if self.address.clustered and not self.primacy.is_confirmed(("", 0), until):
             raise Disconnected(NOT_NAMED, sent=False)

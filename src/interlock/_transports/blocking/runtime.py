@@ -91,6 +91,10 @@ class ThreadRuntime:
         with self.mutex:
             self._threads = [*(each for each in self._threads if each.is_alive()), thread]
 
+    def is_background(self) -> bool:
+        """Whether the current thread is one that this runtime started."""
+        return threading.current_thread() in self._threads
+
     async def run_blocking(self, work: Callable[[], T]) -> T:
         """See Runtime."""
         return work()
