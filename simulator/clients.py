@@ -73,8 +73,8 @@ class Client:
             self._restore(original)
         attempts = run.monitor.attempts
         for server in self.servers:
-            server.asked = attempts.check_renewals
-            server.pool.sending = lambda keys, args: attempts.note_request(process, keys, args)
+            server.on_call = attempts.check_renewals
+            server.pool.on_send = lambda keys, args: attempts.note_request(process, keys, args)
         self.workers = [process.spawn(self._work(), f"w{i}") for i in range(random.choice(run.profile.workers))]
         self.closing: Task | None = None
 

@@ -225,13 +225,13 @@ class Network:
     def primary_named(self, process: Process, journey: Journey, then: Callable[[Host], None]) -> None:
         """Ask other servers, such as sentinels, for the primary: call `then` with it."""
 
-        def asked() -> None:
+        def at_the_others() -> None:
             if not self.blocked(process, there=False):
                 named = self.group.primary
                 self.world.at(self.world.now + self.trip(journey, 1), lambda: then(named), process)
 
         if not self.blocked(process, there=True):
-            self.world.at(self.world.now + self.trip(journey), asked)
+            self.world.at(self.world.now + self.trip(journey), at_the_others)
 
     def reset_connection(self, link: SimConnection, after: float) -> None:
         """Reset the connection of a host that has ended, if the host's machine is up and so can send a reset."""

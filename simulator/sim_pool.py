@@ -57,7 +57,7 @@ class SimPending(PendingReplies):
 class SimConnection:
     """See Connection. It leads to one process of a server, and never to that which follows."""
 
-    def __init__(self, pool: SimPool, host: Host, stamp: IdentityStamp, asked: float) -> None:
+    def __init__(self, pool: SimPool, host: Host, stamp: IdentityStamp, asked_at: float) -> None:
         self.pool = pool
         self.process = pool.process
         self.host = host
@@ -65,7 +65,7 @@ class SimConnection:
         self.broken = False  # and the client knows
         self.unanswered: set[Future] = set()
         self.last_heard = pool.process.world.now  # when the last reply arrived, or the wait for one began
-        self.answered_since = asked  # when the last request with a reply was sent, see `_quarantine.primacy`
+        self.answered_since = asked_at  # when the last request with a reply was sent, see `_quarantine.primacy`
 
     async def exchange(self, command: Command, until: float) -> object:
         """See Connection."""
@@ -88,7 +88,7 @@ class SimConnection:
         calls = [_script_call(command) for command in commands]
         for script, keys, args in calls:
             if script != "EVAL" or args[0] != "execute":  # a repetition after NOSCRIPT
-                self.pool.sending([*map(str, keys)], args[:-1])
+                self.pool.on_send([*map(str, keys)], args[:-1])
         by_text = commands[0][0] == "EVAL"
         network.send(
             self,
@@ -153,7 +153,7 @@ class SimPool:
         self.isolation_grace = isolation_grace  # seconds for which an isolated primary may go on granting
         self.trusted_for = TRUSTED_FOR if network.group.promotes else FOREVER
         self.push_handler: PushHandler
-        self.sending: Callable[[Sequence[str], Sequence[Argument]], None] = lambda _keys, _args: None
+        self.on_send: Callable[[Sequence[str], Sequence[Argument]], None] = lambda _keys, _args: None
         self.connection: SimConnection | None = None
         self.subscribed: set[str] = set()
         self.met: set[Host] = set()  # the hosts to which it was ever connected
@@ -188,8 +188,8 @@ class SimPool:
                     if fault == "connection refused":
                         raise Disconnected("connection refused", sent=False)
                     raise Unavailable(f"{ServerGroup.display_url} is a read-only replica. Connect to its primary")
-        limit, asked = _limit(until, self.runtime.now()), self.runtime.now()
-        while (connection := await self._any_connection(limit)).answered_since < asked - self.trusted_for:
+        limit, asked_at = _limit(until, self.runtime.now()), self.runtime.now()
+        while (connection := await self._any_connection(limit)).answered_since < asked_at - self.trusted_for:
             await self._confirm(connection, limit)
         return connection
 
@@ -221,13 +221,13 @@ class SimPool:
 
     async def _confirm(self, connection: SimConnection, limit: float) -> None:
         """Ask other servers whether the connection still leads to the primary; drop the connection if it does not."""
-        asked, future = self.runtime.now(), Future()
+        asked_at, future = self.runtime.now(), Future()
         journey = Journey(current(self.process.world), TRAFFIC)
         self.network.primary_named(self.process, journey, future.resolve)
         late = Disconnected("nobody says who the primary is", sent=False, timed_out=True)
         self.process.world.at(self.process.when(limit), Timer(future, late), self.process)
         if await future is connection.host:
-            connection.answered_since = max(connection.answered_since, asked)
+            connection.answered_since = max(connection.answered_since, asked_at)
         else:
             self.network.record.counts["another one is the primary"] += 1
             self.lost(connection, "it is not the primary any more")

@@ -41,7 +41,8 @@ class SimServer(SingleServer):
         self.process = process
         self.network = network
         self.retry_for = RETRY_FOR
-        self.asked: Callable[[Sequence[Message]], None] = lambda _messages: None  # called before a fault can strike
+        # Called with the messages of each call, before a fault can strike.
+        self.on_call: Callable[[Sequence[Message]], None] = lambda _messages: None
 
     async def call(
         self,
@@ -52,12 +53,12 @@ class SimServer(SingleServer):
         slot: int | None = None,
     ) -> Reply:
         """See Server. Sends the script with a planted bug, if there is one."""
-        self.asked([(script, keys, args)])
+        self.on_call([(script, keys, args)])
         return await super().call(self.network.script(script), keys, args, until, slot)
 
     async def send_batch(self, messages: Sequence[Message], until: float, slots: Sequence[int] = ()) -> SentBatch:
         """See Server. Sends the scripts with a planted bug, if there is one."""
-        self.asked(messages)
+        self.on_call(messages)
         planted = [(self.network.script(script), keys, args) for script, keys, args in messages]
         return await super().send_batch(planted, until, slots)
 
@@ -72,13 +73,13 @@ class SimServer(SingleServer):
         network, found = self.network, Future()
         process, journey = self.process, Journey(current(self.process.world), TRAFFIC)
 
-        def asked() -> None:
+        def arrived() -> None:
             if not network.blocked(process, there=False):
                 least = least_lossless_ttl(as_address(network.group.seen_by(process)), evidence, stamp)
                 process.world.at(process.world.now + network.trip(journey, 1), lambda: found.resolve(least), process)
 
         if not network.blocked(process, there=True):
-            process.world.at(process.world.now + network.trip(journey), asked)
+            process.world.at(process.world.now + network.trip(journey), arrived)
         patience = min(PROOF_STEP_TIMEOUT, max(MIN_PROOF_TIME, left) / PROOF_STEPS)
         process.world.at(process.world.now + patience, Timer(found, None), process)
         least: float | None = await found

@@ -46,26 +46,26 @@ async def together(core: Core, requests: Sequence[Request], until: float, leases
     """
     whole = multi_resource([request.resource for request in requests])
     attempts = [core.attempt(resource, options, 0, make_lease) for resource, options, make_lease in requests]
-    asked = Attempt(whole, "-")
+    whole_attempt = Attempt(whole, "-")
     granted = False
     try:
         for attempt in attempts:
             core.waiters.register(attempt)  # so that close() releases what the server may grant
         call = TogetherCall([_part(core, attempt) for attempt in attempts])
-        reply, sent = await _ask(core, asked, call, until)
+        reply, sent = await _ask(core, whole_attempt, call, until)
         for _ in range(MAX_TRIES):
             if isinstance(reply, FirstRefused) and isinstance(reply.reply, Retry):
-                reply, sent = await _ask(core, asked, call, until)
+                reply, sent = await _ask(core, whole_attempt, call, until)
         if isinstance(reply, FirstRefused):
             first = requests[reply.refused_index]
             if isinstance(reply.reply, Refused):
                 raise reply_error(first.resource, reply.reply)
             # Undone even after a refusal: the server may have granted an earlier copy of the call, without a reply.
-            _unregister(core, attempts, undo=asked.in_doubt)
+            _unregister(core, attempts, undo=whole_attempt.in_doubt)
             return first.resource
         granted = True
         for request, attempt, part in zip(requests, attempts, reply.parts, strict=True):
-            attempt.in_doubt = asked.in_doubt
+            attempt.in_doubt = whole_attempt.in_doubt
             lease = core.lease_from_grant(attempt, part.number, sent)
             if lease is None:
                 raise Unavailable(
@@ -74,13 +74,15 @@ async def together(core: Core, requests: Sequence[Request], until: float, leases
             leases[request.resource.name] = lease
         return None  # noqa: TRY300 (the code below runs only if no lease is held)
     except BaseException as error:
-        _unregister(core, attempts, undo=granted or asked.in_doubt or not isinstance(error, LockError))
+        _unregister(core, attempts, undo=granted or whole_attempt.in_doubt or not isinstance(error, LockError))
         raise
 
 
-async def _ask(core: Core, asked: Attempt, call: TogetherCall, until: float) -> tuple[AllGranted | FirstRefused, float]:
+async def _ask(
+    core: Core, whole_attempt: Attempt, call: TogetherCall, until: float
+) -> tuple[AllGranted | FirstRefused, float]:
     """The reply, and when the answered request was sent."""
-    reply, sent = await core.request(asked, call.encode(), until)
+    reply, sent = await core.request(whole_attempt, call.encode(), until)
     return parse_together(reply), sent
 
 

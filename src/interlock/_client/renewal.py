@@ -265,17 +265,17 @@ class Renewal:
                 self.server.ensure_subscribed(grant.resource.keys[0])
         batches = _plan(alive, self.server.route)
         skipped = [batch for batch in batches if batch.node in silent]
-        asked = [batch for batch in batches if batch.node not in silent]
+        sent_batches = [batch for batch in batches if batch.node not in silent]
         replies: list[Any] = []
-        if asked:
-            shortest = min(grant.attempt.ttl for batch in asked for grant in batch.grants)
+        if sent_batches:
+            shortest = min(grant.attempt.ttl for batch in sent_batches for grant in batch.grants)
             patience = min(RENEWAL_TIMEOUT, max(0.05, shortest / 3))
             replies = await self.server.call_many(
-                [_renew_message(batch.grants, sent) for batch in asked], sent + patience
+                [_renew_message(batch.grants, sent) for batch in sent_batches], sent + patience
             )
         together: list[Grant] = []
         apart: list[list[Grant]] = []
-        for batch, reply in zip(asked, replies, strict=True):
+        for batch, reply in zip(sent_batches, replies, strict=True):
             match _classify(reply, len(batch.grants)):
                 case Resend.TOGETHER:
                     together += batch.grants

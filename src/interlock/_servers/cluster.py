@@ -368,8 +368,8 @@ class ClusterServer:
             return
         try:
             met = {node: node.history.latest.identity for node in list(self._nodes.values())}
-            seed, slots, asked = await self._read_map(until, named_by)
-            self._apply_map(seed, slots, met, asked)
+            seed, slots, asked_at = await self._read_map(until, named_by)
+            self._apply_map(seed, slots, met, asked_at)
         except Disconnected:
             if not self._loaded:
                 raise
@@ -392,8 +392,8 @@ class ClusterServer:
         second: tuple[Address, list[Any], float] | None = None
         errors: list[Exception] = []
         for address in addresses.values():
-            asked = self.runtime.now()
-            within = min(NODE_TIMEOUT, until - asked)
+            asked_at = self.runtime.now()
+            within = min(NODE_TIMEOUT, until - asked_at)
             if within <= 0:
                 break
             try:
@@ -412,7 +412,7 @@ class ClusterServer:
                 continue
             self._sharded = _version(hello) >= SHARDED_SINCE
             if _is_well(info):
-                return address, slots, asked
+                return address, slots, asked_at
             second = second or (address, slots, 0.0)  # the map of such a node confirms no primary
         if second is not None:
             return second
@@ -420,10 +420,10 @@ class ClusterServer:
         silent = Disconnected("no time", sent=False, timed_out=True)
         raise (*told_plainly, *errors, silent)[0]
 
-    def _apply_map(self, seed: Address, slots: list[Any], met: Mapping[Node, str], asked: float) -> None:
+    def _apply_map(self, seed: Address, slots: list[Any], met: Mapping[Node, str], asked_at: float) -> None:
         """Use this map from now on.
 
-        `met` has the identities of the nodes before the client asked for the map at the time `asked`: see `SlotMove`.
+        `met` has the identities of the nodes before `asked_at`, when the client asked for the map: see `SlotMove`.
         """
         fresh: list[Node | None] = [None] * SLOTS
         replicas: list[Address] = []
@@ -432,7 +432,7 @@ class ClusterServer:
             fresh[first : last + 1] = [here] * (last - first + 1)
             replicas += [_address_in_map(seed, each) for each in others]
             if here.address.display_url != seed.display_url:
-                here.named_at = max(here.named_at, asked)
+                here.named_at = max(here.named_at, asked_at)
         self._replicas = replicas
         moves: dict[tuple[ServerHistory, ServerHistory], SlotMove] = {}
         with self.runtime.mutex:
@@ -482,19 +482,19 @@ class ClusterServer:
         addresses = {each.display_url: each for each in (*(each.address for each in others.values()), *self._replicas)}
         addresses.pop(node.address.display_url, None)
         for left, address in zip(range(len(addresses), 0, -1), addresses.values(), strict=True):
-            asked = self.runtime.now()
-            share = min(NODE_TIMEOUT, max(0.001, began + within - asked) / left)
+            asked_at = self.runtime.now()
+            share = min(NODE_TIMEOUT, max(0.001, began + within - asked_at) / left)
             try:
                 _, slots, info = ask_server(address, share, *MAP_COMMANDS)
             except Exception:  # noqa: BLE001 (the next node may answer)
                 if address.display_url in others:
-                    others[address.display_url].failed_at = asked
+                    others[address.display_url].failed_at = asked_at
                 continue
             if not isinstance(slots, ResponseError) and _is_well(info):
                 named = {_address_in_map(address, primary).display_url for _, _, primary, *_ in slots}
                 for each in primaries - {others.get(address.display_url)}:
                     if each.address.display_url in named:
-                        each.named_at = asked
+                        each.named_at = asked_at
                 return node.address.display_url in named
         if not others:
             return True  # there is no other primary that could have voted for a replacement

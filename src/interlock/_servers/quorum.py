@@ -260,7 +260,7 @@ class QuorumServer:
             while not poll.decide():
                 await poll.collect()
         finally:
-            self._stragglers += [(node, sent, own) for node, own, sent in poll.asked]
+            self._stragglers += [(node, sent, own) for node, own, sent in poll.awaited]
         return poll
 
     def order(self) -> list[Node]:
@@ -459,11 +459,11 @@ class Round:
         self.within = within
         self.started = quorum.now()
         self.end = min(until, self.started + within)
-        self.asked: list[tuple[Node, list[Request], SentBatch]] = []  # the servers that have not answered yet
+        self.awaited: list[tuple[Node, list[Request], SentBatch]] = []  # the servers that have not answered yet
         self.said: dict[Node, list[Any]] = {}  # the parsed replies; an error where there is no reply
         self.outcomes: list[Any] = []  # of each request: the merged reply or the error; None while it is undecided
-        self._ended = False  # whether the time is up: the poll waits no longer for the servers in `asked`
-        self._asked_again: set[Node] = set()
+        self._ended = False  # whether the time is up: the poll waits no longer for the servers in `awaited`
+        self._sent_again: set[Node] = set()
 
     async def send(self) -> None:
         """Send the requests to the servers that are up; remember the releases that the absent servers do not get."""
@@ -475,31 +475,31 @@ class Round:
 
     async def _send(self, node: Node, own: list[Request]) -> None:
         sent = await node.server.send_batch([request.message for request in own], self.end)
-        self.asked.append((node, own, sent))
+        self.awaited.append((node, own, sent))
 
     async def collect(self) -> None:
         """Wait for more replies, unless all servers have answered."""
-        if not self.asked:
+        if not self.awaited:
             return
-        number = 1 if self.said or self._asked_again else self.quorum.majority
-        handles = [sent for _, _, sent in self.asked]
+        number = 1 if self.said or self._sent_again else self.quorum.majority
+        handles = [sent for _, _, sent in self.awaited]
         ready = await self.quorum.nodes[0].server.wait_any(handles, number, self.end)
         if not ready:
             if self.end == self.started + self.within:
-                for node, _, _ in self.asked:
+                for node, _, _ in self.awaited:
                     self.quorum.mark_absent(node, f"no answer within {self.within:.3g} s")
             self._ended = True
-        for node, own, sent in [self.asked.pop(i) for i in sorted(ready, reverse=True)]:
+        for node, own, sent in [self.awaited.pop(i) for i in sorted(ready, reverse=True)]:
             replies = node.discard_unsafe(own, await self.quorum.read(node, sent, own))
-            if is_stale(next(iter(replies))) and node not in self._asked_again:
-                self._asked_again.add(node)
+            if is_stale(next(iter(replies))) and node not in self._sent_again:
+                self._sent_again.add(node)
                 await self._send(node, own)
             else:
                 self.said[node] = replies
 
     def decide(self) -> bool:
         """Merge the replies so far. Returns whether each request has its outcome."""
-        pending = 0 if self._ended else len(self.asked)
+        pending = 0 if self._ended else len(self.awaited)
         self.outcomes = [self._outcome(i, request, pending) for i, request in enumerate(self.requests)]
         return None not in self.outcomes
 
@@ -521,6 +521,6 @@ class Round:
         was_sent = any(isinstance(reply, Disconnected) and reply.sent for reply in replies)
         return Disconnected(
             f"only {votes} of {len(nodes)} servers of the quorum answer" + (f" ({away})" if away else ""),
-            sent=votes > 0 or bool(self.asked) or was_sent,
+            sent=votes > 0 or bool(self.awaited) or was_sent,
             timed_out=True,
         )

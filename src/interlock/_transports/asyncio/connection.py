@@ -52,7 +52,7 @@ class AsyncioConnection(asyncio.Protocol):
         self.answered_since = 0.0  # when the last request known to have a reply was sent (see `is_trusted`)
         self.wanted: dict[str, None] = {}  # the pool's channels
         self.subscribed: set[str] = set()  # the channels in effect
-        self.asking: asyncio.Task[None] | None = None  # asks other servers whether this one is still the primary
+        self.primacy_check: asyncio.Task[None] | None = None  # asks other servers which one is the primary
         self.broken: Disconnected | None = None
         self.ended: asyncio.Future[None] = self.loop.create_future()
         self.transport: asyncio.Transport
@@ -170,9 +170,9 @@ class AsyncioConnection(asyncio.Protocol):
             self._mark, self._marked = self._sent_count, now()
         return self.answered_since >= since
 
-    def trust(self, asked: float) -> None:
+    def trust(self, asked_at: float) -> None:
         """Note that other servers, which the client asked at this time, named this server as the primary."""
-        self.answered_since, self._mark, self._marked = asked, self._sent_count, asked
+        self.answered_since, self._mark, self._marked = asked_at, self._sent_count, asked_at
 
     # The end
 

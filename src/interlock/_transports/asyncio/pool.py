@@ -64,26 +64,26 @@ class AsyncioPool:
 
     async def checkout(self, until: float) -> AsyncioConnection:
         """See ConnectionPool. All callers get the same connection."""
-        asked = now()
+        asked_at = now()
         while True:
             connection = self._connection
             if connection is None or connection.broken is not None:
                 if self._connecting is None or self._connecting.done():
                     self._connecting = self._task(self._connect(), "interlock-connect")
                 connection = await self._in_time(self._connecting, until)
-            if await self._is_trusted(connection, asked, until):
+            if await self._is_trusted(connection, asked_at, until):
                 return connection
 
     async def checkout_exclusive(self, until: float) -> AsyncioConnection:
         """See ConnectionPool. A connection that opens too late serves a later caller."""
-        asked = now()
+        asked_at = now()
         while True:
             if not self._spares:
                 await self._in_time(self._task(self._open_spare(), "interlock-connect"), until)
             with contextlib.suppress(IndexError):  # another task took the connection
                 connection = self._spares.pop()
                 try:
-                    if await self._is_trusted(connection, asked, until):
+                    if await self._is_trusted(connection, asked_at, until):
                         return connection
                 except BaseException:
                     self._spares.append(connection)
@@ -96,25 +96,25 @@ class AsyncioPool:
         else:
             self._spares.append(connection)
 
-    async def _is_trusted(self, connection: AsyncioConnection, asked: float, until: float) -> bool:
+    async def _is_trusted(self, connection: AsyncioConnection, asked_at: float, until: float) -> bool:
         """Whether the connection still leads to the same primary with the same data.
 
         Recent replies prove that; without recent replies, the client asks other servers, once for all callers.
-        `asked`: when the caller made its request.
+        `asked_at`: when the caller made its request.
         """
-        while connection.broken is None and self._can_fail_over and not connection.is_trusted(asked - TRUSTED_FOR):
-            if connection.asking is None or connection.asking.done():
-                connection.asking = self._task(self._ask_others(connection), "interlock-primacy")
-            await self._in_time(connection.asking, until)
+        while connection.broken is None and self._can_fail_over and not connection.is_trusted(asked_at - TRUSTED_FOR):
+            if connection.primacy_check is None or connection.primacy_check.done():
+                connection.primacy_check = self._task(self._ask_others(connection), "interlock-primacy")
+            await self._in_time(connection.primacy_check, until)
         return connection.broken is None
 
     async def _ask_others(self, connection: AsyncioConnection) -> None:
-        asked = now()
+        asked_at = now()
         same = await self.runtime.run_blocking(partial(self.primacy.is_confirmed, connection.host_port, FOREVER))
         if same and connection.broken is None:
             same = is_same_primary(await connection.exchange(REPLICATION), connection.stamp)
         if same:
-            connection.trust(asked)
+            connection.trust(asked_at)
         else:
             connection.fail(Disconnected("it was not the primary all the time", sent=False))
 
@@ -169,7 +169,7 @@ class AsyncioPool:
     async def _open(self) -> AsyncioConnection:
         if self._closed:  # `close` has run, so nothing would close a new connection
             raise Disconnected("it is closed", sent=False)
-        asked = now()
+        asked_at = now()
         if self.address.clustered and not await self.runtime.run_blocking(
             partial(self.primacy.is_confirmed, ("", 0), FOREVER)
         ):
@@ -179,7 +179,7 @@ class AsyncioPool:
             commands = handshake_commands(self.address)
             replies = await connection.receive(connection.send(commands), FOREVER)
             connection.stamp = complete_handshake(replies, self.address, self.history)
-            connection.trust(asked)
+            connection.trust(asked_at)
         except BaseException:
             connection.fail(Disconnected("refused", sent=False))
             raise

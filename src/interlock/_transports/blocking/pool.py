@@ -85,11 +85,13 @@ class BlockingPool:
         except IndexError:
             connection = await self._open_or_wait(until)
         if self._can_fail_over:
-            asked = now()
-            if asked - connection.answered_since > TRUSTED_FOR and not await self._is_still_primary(connection, until):
+            asked_at = now()
+            if asked_at - connection.answered_since > TRUSTED_FOR and not await self._is_still_primary(
+                connection, until
+            ):
                 self.drop_all()
                 return await self._open_or_wait(until)
-            connection.answered_since = asked
+            connection.answered_since = asked_at
         return connection
 
     checkout_exclusive = checkout
@@ -173,11 +175,11 @@ class BlockingPool:
 
     def open(self, until: float) -> BlockingConnection:
         """A new connection, whatever their number. Raises Disconnected or LockError."""
-        asked = now()
+        asked_at = now()
         if self.address.clustered and not self.primacy.is_confirmed(("", 0), until):
             raise Disconnected(NOT_NAMED, sent=False)
         connection = BlockingConnection(self, until)
-        connection.answered_since = asked
+        connection.answered_since = asked_at
         if connection.stamp.identity != self._identity:
             if self._identity:
                 self.drop_all()  # the older connections lead to another server, or to none
