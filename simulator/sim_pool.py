@@ -64,7 +64,7 @@ class SimConnection:
         self.stamp = stamp
         self.broken = False  # and the client knows
         self.unanswered: set[Future] = set()
-        self.last_heard = pool.process.world.now  # when the last reply arrived, or the wait for one began
+        self.silent_since = pool.process.world.now  # when the last reply arrived, or the wait for one began
         self.answered_since = asked_at  # when the last request with a reply was sent, see `_quarantine.primacy`
 
     async def exchange(self, command: Command, until: float) -> object:
@@ -79,7 +79,7 @@ class SimConnection:
         process, network = self.process, self.pool.network
         pending = SimPending(len(commands), self.pool.runtime.now())
         if not self.unanswered:
-            self.last_heard = process.world.now
+            self.silent_since = process.world.now
         self.unanswered.add(pending.future)
         if commands[0][0] == "PING":
             journey = Journey(current(process.world), MESSAGE)
@@ -112,12 +112,12 @@ class SimConnection:
         try:
             replies: list[Any] = await future
         except Disconnected as error:
-            if error is silence and process.world.now - self.last_heard >= SILENCE_LIMIT:
+            if error is silence and process.world.now - self.silent_since >= SILENCE_LIMIT:
                 self.pool.lost(self, "no answer in time")
             raise
         finally:
             self.unanswered.discard(future)
-        self.pool.answered_at = self.last_heard = process.world.now
+        self.pool.answered_at = self.silent_since = process.world.now
         self.answered(pending.sent_at)
         self.pool.network.record.counts["script unknown"] += sum(
             isinstance(reply, ServerError) and str(reply).startswith("NOSCRIPT") for reply in replies

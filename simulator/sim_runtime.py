@@ -69,16 +69,16 @@ class SimRuntime:
         """See Runtime."""
         await SimEvent(self.process).wait(until)
 
-    def spawn(self, work: Callable[[], Coroutine[object, None, None]], name: str, over: Callable[[], None]) -> None:
+    def spawn(self, work: Callable[[], Coroutine[object, None, None]], name: str, on_end: Callable[[], None]) -> None:
         """See Runtime."""
 
-        async def whole() -> None:
+        async def work_then_end() -> None:
             try:
                 await work()
             finally:
-                over()
+                on_end()
 
-        self.process.spawn(whole(), name)
+        self.process.spawn(work_then_end(), name)
 
     def run_callback(self, callback: Callable[[T], object], subject: T) -> None:
         """See Runtime."""

@@ -26,13 +26,13 @@ async def wait(core: Core, resource: Resource, timeout: float | None) -> int:
     try:
         return await core.acquire(attempt)  # type: ignore[no-any-return]
     except AcquireTimeout as error:
-        passed = await _passed_unheard(core, attempt)
+        passed = await _passed_unnoticed(core, attempt)
         if passed is None:
             raise BrokenBarrier(str(error)) from error.__cause__
         return passed
 
 
-async def _passed_unheard(core: Core, attempt: Attempt) -> int | None:
+async def _passed_unnoticed(core: Core, attempt: Attempt) -> int | None:
     """The index of a timed-out attempt that the barrier had let pass, by a push that the client missed; else None."""
     resource, generation = attempt.resource, attempt.generation or "-"  # "-": never counted as an arrival
     _, channel = core.server.subscription_of(resource.keys[0])

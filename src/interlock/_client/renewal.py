@@ -115,9 +115,9 @@ class Renewal:
 
         If that is before the last answered request was sent, then no revocation can be missed.
         """
-        heard, channel = self.server.subscription_of(grant.attempt.resource.keys[0])
+        subscribed, channel = self.server.subscription_of(grant.attempt.resource.keys[0])
         since = max(self.subscribed_since.get(None, -1), self.subscribed_since.get(channel, -1))
-        return since if heard == "1" and since > -1 else FOREVER
+        return since if subscribed == "1" and since > -1 else FOREVER
 
     def subscribed(self, channel: str | None) -> None:
         """The subscription of this channel (None: of all) began or ended: the client may have missed a revocation."""
@@ -177,8 +177,8 @@ class Renewal:
         """Mark the lease as lost, and report the loss once."""
         self.remove(grant)
         with self.runtime.mutex:  # a reply may arrive at the moment of the deadline
-            told, lease = grant.end_reason is not None, grant.lose(why)
-        if not told:
+            had_ended, lease = grant.end_reason is not None, grant.lose(why)
+        if not had_ended:
             log.warning("%s", grant.error(why))
             self._remember_for_close(grant)
         if lease:

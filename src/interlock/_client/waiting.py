@@ -154,8 +154,8 @@ class Waiters:
     def _heartbeats(self, batches: list[tuple[LocalQueue, list[Attempt]]]) -> Iterator[Message]:
         for queue, batch in batches:
             self.server.ensure_subscribed(queue.resource.keys[0])  # the key may be at another node by now
-            heard, channel = self.server.subscription_of(queue.resource.keys[0])
-            call = HeartbeatCall(channel, heard, [(each.token, each.handover_ttl_ms) for each in batch])
+            subscribed, channel = self.server.subscription_of(queue.resource.keys[0])
+            call = HeartbeatCall(channel, subscribed, [(each.token, each.handover_ttl_ms) for each in batch])
             yield queue.resource.script, queue.resource.keys, call.encode()
 
     def _on_heartbeat_reply(self, queue: LocalQueue, batch: list[Attempt], reply: HeartbeatReply) -> None:

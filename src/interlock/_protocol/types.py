@@ -106,8 +106,8 @@ class Runtime(Protocol):
         """Wait until this time."""
         ...
 
-    def spawn(self, work: Callable[[], Coroutine[object, None, None]], name: str, over: Callable[[], None]) -> None:
-        """Run `work` in the background, and call `over` when the work ends for any reason."""
+    def spawn(self, work: Callable[[], Coroutine[object, None, None]], name: str, on_end: Callable[[], None]) -> None:
+        """Run `work` in the background, and call `on_end` when the work ends for any reason."""
         ...
 
     def run_callback(self, callback: Callable[[T], object], subject: T) -> None:

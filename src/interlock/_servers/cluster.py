@@ -416,9 +416,9 @@ class ClusterServer:
             second = second or (address, slots, 0.0)  # the map of such a node confirms no primary
         if second is not None:
             return second
-        told_plainly = [error for error in errors if isinstance(error, LockError)]
+        user_errors = [error for error in errors if isinstance(error, LockError)]
         silent = Disconnected("no time", sent=False, timed_out=True)
-        raise (*told_plainly, *errors, silent)[0]
+        raise (*user_errors, *errors, silent)[0]
 
     def _apply_map(self, seed: Address, slots: list[Any], met: Mapping[Node, str], asked_at: float) -> None:
         """Use this map from now on.

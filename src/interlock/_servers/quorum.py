@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final
 from interlock._protocol.log import log
 from interlock._protocol.timing import FOREVER, RETRY_FOR
 from interlock._protocol.types import ONLY_ROUTE, Argument, Disconnected, Message, Route, Script, ServerError
-from interlock._servers.quorum_nodes import Node, forget_oldest
+from interlock._servers.quorum_nodes import Node, drop_oldest
 from interlock._servers.quorum_votes import Request, Split, Unagreed
 from interlock._servers.single import SentBatch
 from interlock.errors import ConfigError, LockError
@@ -196,9 +196,9 @@ class QuorumServer:
             (done,) = await self.read(node, each, [release], owes=False)
             if isinstance(done, Exception):
                 node.unconfirmed_releases[token] = True
-                forget_oldest(node.unconfirmed_releases)
+                drop_oldest(node.unconfirmed_releases)
         times = self._yielded[token] = self._yielded.get(token, 0) + 1
-        forget_oldest(self._yielded)
+        drop_oldest(self._yielded)
         least, most = YIELD_DELAYS
         await self._sleep(random.uniform(0.2, 1.0) * min(most, least * 2 ** min(times, 10)), until)
         return Retry() if self.now() < until else reply

@@ -56,7 +56,7 @@ class Node:
         call = request.call
         if isinstance(call, AcquireCall):
             self.tokens[call.token] = True
-            forget_oldest(self.tokens)
+            drop_oldest(self.tokens)
             self.longest_ttl = max(self.longest_ttl, int(call.ttl_ms) / 1000)
         elif isinstance(call, RenewCall):  # or extend
             self.longest_ttl = max(self.longest_ttl, *(int(ms) / 1000 for _, ms in call.leases))
@@ -96,15 +96,15 @@ class Node:
             if isinstance(request.call, ReleaseCall) and (among is None or request.call.token in among):
                 until = now + self.longest_ttl
                 self.pending_releases[request.call.token] = (_with_tombstone(request).message, until)
-                forget_oldest(self.pending_releases)
+                drop_oldest(self.pending_releases)
 
 
 def _with_tombstone(request: Request) -> Request:
     return request._replace(call=request.call._replace(tombstone_ms=TOMBSTONE_MS))
 
 
-def forget_oldest(remembered: dict[str, Any]) -> None:
-    """Forget the oldest entry, if there are more than `MAX_REMEMBERED`."""
+def drop_oldest(remembered: dict[str, Any]) -> None:
+    """Drop the oldest entry, if there are more than `MAX_REMEMBERED`."""
     with contextlib.suppress(StopIteration, KeyError, RuntimeError):  # another thread changes the same dict
         if len(remembered) > MAX_REMEMBERED:
             del remembered[next(iter(remembered))]

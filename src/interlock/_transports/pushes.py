@@ -34,25 +34,25 @@ def check_subscribe_reply(reply: Any, channel: str, wanted: dict[str, None]) -> 
         log.warning("interlock: waiters are woken by polling only, since %s. See docs/acl.md", reply)
 
 
-def dispatch_push(push: Any, sink: PushHandler, wanted: dict[str, None], heard: set[str]) -> bool:
-    """Give a message to the push handler, or note the start or end of a subscription in `heard`.
+def dispatch_push(push: Any, handler: PushHandler, wanted: dict[str, None], subscribed_channels: set[str]) -> bool:
+    """Give a message to the push handler, or note the start or end of a subscription in `subscribed_channels`.
 
     Returns whether the push is the reply to a command.
     """
     kind = push[0]
     if kind in (b"message", b"smessage"):
-        sink.pushed(push[2])
+        handler.pushed(push[2])
     elif kind == b"subscribe":
-        heard.add(push[1].decode())
-        sink.subscribed()
+        subscribed_channels.add(push[1].decode())
+        handler.subscribed()
         return True
     elif kind in (b"ssubscribe", b"sunsubscribe"):
         channel = push[1].decode()
         if kind == b"ssubscribe":
-            heard.add(channel)
+            subscribed_channels.add(channel)
         else:  # the cluster moved the slot to another node
-            heard.discard(channel)
+            subscribed_channels.discard(channel)
             wanted.pop(channel, None)
-        sink.subscribed(channel)
+        handler.subscribed(channel)
         return bool(kind == b"ssubscribe")
     return False

@@ -63,7 +63,7 @@ class AsyncioConnection(asyncio.Protocol):
         self._reader = reader()
         self._expecting: deque[asyncio.Future[Any] | PendingReplies] = deque()
         self._outgoing: list[bytes] = []
-        self._last_heard = self.loop.time()
+        self._silent_since = self.loop.time()
         self._timer = self.loop.call_later(self.timeout, self._watch)
 
     # Commands and replies
@@ -99,7 +99,7 @@ class AsyncioConnection(asyncio.Protocol):
         if self.broken is not None:
             raise Disconnected(str(self.broken), sent=False)
         if not self._expecting:
-            self._last_heard = self.loop.time()  # the wait for a reply begins now
+            self._silent_since = self.loop.time()  # the wait for a reply begins now
         try:
             self._expecting.extend([reply] * number)
             self._sent_count += number
@@ -126,7 +126,7 @@ class AsyncioConnection(asyncio.Protocol):
         if self.broken is not None:  # the row may not fit the replies any more
             return
         try:
-            self._last_heard = self.loop.time()
+            self._silent_since = self.loop.time()
             reader, row = self._reader, self._expecting
             reader.feed(data)
             while (reply := reader.gets()) is not WAITING:
@@ -195,7 +195,7 @@ class AsyncioConnection(asyncio.Protocol):
         if not reply.done():
             why = Disconnected("no answer in time", sent=True, timed_out=True)
             reply.set_exception(why)
-            if self.loop.time() - self._last_heard >= SILENCE_LIMIT:
+            if self.loop.time() - self._silent_since >= SILENCE_LIMIT:
                 self.fail(why)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -236,10 +236,10 @@ class AsyncioConnection(asyncio.Protocol):
         """Send PING after `PING_AFTER` of silence; end the connection if a reply is missing for `timeout`."""
         if self.broken is not None:
             return
-        silent = self.loop.time() - self._last_heard
-        if self._expecting and silent >= self.timeout:
+        silence = self.loop.time() - self._silent_since
+        if self._expecting and silence >= self.timeout:
             self.fail(Disconnected(f"no answer within {self.timeout:.3g} s", sent=True, timed_out=True))
             return
-        if not self._expecting and silent >= PING_AFTER:
+        if not self._expecting and silence >= PING_AFTER:
             self._send(pack(PING), self.loop.create_future())
         self._timer = self.loop.call_later(self.timeout / 4, self._watch)

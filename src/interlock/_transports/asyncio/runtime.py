@@ -89,9 +89,9 @@ class AsyncioRuntime:
         """See Runtime."""
         await AutoResetEvent().wait(until)
 
-    def spawn(self, work: Callable[[], Coroutine[object, None, None]], name: str, over: Callable[[], None]) -> None:
+    def spawn(self, work: Callable[[], Coroutine[object, None, None]], name: str, on_end: Callable[[], None]) -> None:
         """See Runtime."""
-        self.task(work(), name).add_done_callback(lambda _: over())
+        self.task(work(), name).add_done_callback(lambda _: on_end())
 
     def run_callback(self, callback: Callable[[T], object], subject: T) -> None:
         """See Runtime."""

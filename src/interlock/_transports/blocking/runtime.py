@@ -62,16 +62,16 @@ class ThreadRuntime:
         """See Runtime."""
         await AutoResetEvent().wait(until)
 
-    def spawn(self, work: Callable[[], Coroutine[object, None, None]], name: str, over: Callable[[], None]) -> None:
+    def spawn(self, work: Callable[[], Coroutine[object, None, None]], name: str, on_end: Callable[[], None]) -> None:
         """See Runtime."""
 
-        def whole() -> None:
+        def work_then_end() -> None:
             try:
                 run(work())
             finally:
-                over()
+                on_end()
 
-        self.start_thread(whole, name)
+        self.start_thread(work_then_end, name)
 
     def run_callback(self, callback: Callable[[T], object], subject: T) -> None:
         """See Runtime."""
