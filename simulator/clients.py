@@ -85,7 +85,7 @@ class Client:
         for server, other in zip(self.servers, original.servers, strict=True):
             vars(server.history).update(vars(copy.deepcopy(other.history)))
             if other.pool.listens:
-                server.pool.restored()
+                server.pool.resubscribe()
 
     @property
     def idle(self) -> bool:

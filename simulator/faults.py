@@ -185,7 +185,7 @@ class Faults:
         self.run.trace.note("%s is dead", client.name)
         if strike.spare < 0.7:  # else its host is gone, so the server does not notice the crash
             for server in client.servers:
-                self.run.world.at(self.run.world.now + 0.001 * strike.spare, server.pool.buried)
+                self.run.world.at(self.run.world.now + 0.001 * strike.spare, server.pool.end_subscription)
         self.run.replace(client, strike.number)
 
     def _snapshot(self, strike: Strike) -> None:
@@ -199,7 +199,7 @@ class Faults:
         self.run.trace.note("%s is frozen, and two processes are restored from its snapshot", client.name)
         if strike.victim < 0.7:  # else the server keeps its connections open for a while, without a reader
             for server in client.servers:
-                self.run.world.at(self.run.world.now + 0.001 * strike.victim, server.pool.buried)
+                self.run.world.at(self.run.world.now + 0.001 * strike.victim, server.pool.end_subscription)
         self.run.restore_twice(client, strike.number)
 
     def _pause(self, client: Client, strike: Strike) -> None:

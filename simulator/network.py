@@ -39,8 +39,8 @@ LATEST: Final = 10.0  # seconds of travel at most: longer than any timeout and a
 _KINDS: Final = {
     kind: number
     for number, kind in enumerate((
-        "connection refused", "replica met", "request lost", "request doubled", "batch cut short", "reply lost",
-        "connection reset", "message late", "message slow", "push lost", "push doubled",
+        "connection refused", "connected to a replica", "request lost", "request doubled", "batch cut short",
+        "reply lost", "connection reset", "message late", "message slow", "push lost", "push doubled",
     ))
 }  # fmt: skip
 _TRIP, _LATE, _SLOW, _STALE, _CUT = range(100, 105)  # further purposes of a message's numbers
@@ -80,7 +80,7 @@ class Subscriber(Protocol):
 
     process: Process
 
-    def hear(self, payload: bytes) -> None:
+    def receive_push(self, payload: bytes) -> None:
         """Take a push that has arrived."""
 
 
@@ -209,7 +209,7 @@ class Network:
 
     # Connections
 
-    def greet(self, process: Process, journey: Journey, then: Callable[[Host | None, Facts | None], None]) -> None:
+    def connect(self, process: Process, journey: Journey, then: Callable[[Host | None, Facts | None], None]) -> None:
         """Open a connection: call `then` with the host that answers and its facts; (None, None) if it refused."""
 
         def arrived() -> None:
@@ -222,7 +222,7 @@ class Network:
         if not self.blocked(process, there=True):
             self.world.at(self.world.now + self.trip(journey), arrived)
 
-    def primary_named(self, process: Process, journey: Journey, then: Callable[[Host], None]) -> None:
+    def ask_for_primary(self, process: Process, journey: Journey, then: Callable[[Host], None]) -> None:
         """Ask other servers, such as sentinels, for the primary: call `then` with it."""
 
         def at_the_others() -> None:
@@ -237,7 +237,7 @@ class Network:
         """Reset the connection of a host that has ended, if the host's machine is up and so can send a reset."""
         if self.group.resets and not self.blocked(link.process, there=False):
             self.world.at(
-                self.world.now + after, lambda: link.pool.lost(link, "it closed the connection"), link.process
+                self.world.now + after, lambda: link.pool.drop(link, "it closed the connection"), link.process
             )
 
     def deliver(
@@ -281,7 +281,9 @@ class Network:
             return 1
         for copy in range(1 + self.strikes(journey, "push doubled", self.weather.push_doubled, leg)):
             self.world.at(
-                self.world.now + self.trip(journey, leg + copy), lambda: subscriber.hear(payload), subscriber.process
+                self.world.now + self.trip(journey, leg + copy),
+                lambda: subscriber.receive_push(payload),
+                subscriber.process,
             )
         return 1
 

@@ -113,7 +113,7 @@ class SimConnection:
             replies: list[Any] = await future
         except Disconnected as error:
             if error is silence and process.world.now - self.silent_since >= SILENCE_LIMIT:
-                self.pool.lost(self, "no answer in time")
+                self.pool.drop(self, "no answer in time")
             raise
         finally:
             self.unanswered.discard(future)
@@ -137,7 +137,7 @@ class SimConnection:
 
     def leave_replica(self) -> None:
         """See Connection."""
-        self.pool.lost(self, "it is a replica by now")
+        self.pool.drop(self, "it is a replica by now")
 
 
 class SimPool:
@@ -156,9 +156,9 @@ class SimPool:
         self.on_send: Callable[[Sequence[str], Sequence[Argument]], None] = lambda _keys, _args: None
         self.connection: SimConnection | None = None
         self.subscribed: set[str] = set()
-        self.met: set[Host] = set()  # the hosts to which it was ever connected
+        self.known_hosts: set[Host] = set()  # the hosts to which the process was ever connected
         self.answered_at = -FOREVER  # when the last reply arrived
-        self.deaf_until = 0.0  # pushes may be lost until then
+        self.pushes_lost_until = 0.0  # pushes may be lost until then
         self._waiting: list[Callable[[SimConnection | Disconnected], None]] = []  # for the connection that is opening
         self._opening = 0  # the number of the connection that is opening; 0: none
         self._opened = 0  # how many connections there were
@@ -182,7 +182,10 @@ class SimPool:
         weather = network.weather
         if weather.refused or weather.replica:
             journey = Journey(task, TRAFFIC)
-            for fault, likelihood in (("connection refused", weather.refused), ("replica met", weather.replica)):
+            for fault, likelihood in (
+                ("connection refused", weather.refused),
+                ("connected to a replica", weather.replica),
+            ):
                 if network.strikes(journey, fault, likelihood):
                     await self.runtime.sleep_until(min(until, self.runtime.now() + network.trip(journey)))
                     if fault == "connection refused":
@@ -223,14 +226,14 @@ class SimPool:
         """Ask other servers whether the connection still leads to the primary; drop the connection if it does not."""
         asked_at, future = self.runtime.now(), Future()
         journey = Journey(current(self.process.world), TRAFFIC)
-        self.network.primary_named(self.process, journey, future.resolve)
+        self.network.ask_for_primary(self.process, journey, future.resolve)
         late = Disconnected("nobody says who the primary is", sent=False, timed_out=True)
         self.process.world.at(self.process.when(limit), Timer(future, late), self.process)
         if await future is connection.host:
             connection.answered_since = max(connection.answered_since, asked_at)
         else:
-            self.network.record.counts["another one is the primary"] += 1
-            self.lost(connection, "it is not the primary any more")
+            self.network.record.counts["connection to an old primary dropped"] += 1
+            self.drop(connection, "it is not the primary any more")
 
     # Opening
 
@@ -251,35 +254,35 @@ class SimPool:
             return
         self._opened += 1
         number = self._opening = self._opened
-        began = self.runtime.now()
+        asked_at = self.runtime.now()
         world, journey = self.process.world, Journey(self.process, TRAFFIC)
 
-        def ended(result: SimConnection | Disconnected) -> None:
+        def opened(result: SimConnection | Disconnected) -> None:
             if self._opening == number:
                 self._opening = 0
                 waiting, self._waiting = self._waiting, []
                 for each in waiting:
                     each(result)
 
-        def greeted(host: Host | None, facts: Facts | None) -> None:
+        def connected(host: Host | None, facts: Facts | None) -> None:
             if self._opening != number:
                 return
             if host is None or facts is None:
-                ended(Disconnected("connection refused", sent=False))
+                opened(Disconnected("connection refused", sent=False))
                 return
             stamp = self.history.identify(facts, ADDRESS, self.isolation_grace)
-            connection = self.connection = SimConnection(self, host, stamp, began)
+            connection = self.connection = SimConnection(self, host, stamp, asked_at)
             host.links.add(connection)
-            self.met.add(host)
+            self.known_hosts.add(host)
             if self._channel is not None:
                 self._subscribe(connection, self._channel)
-            ended(connection)
+            opened(connection)
 
-        self.network.greet(self.process, journey, greeted)
+        self.network.connect(self.process, journey, connected)
         silent = Disconnected("no answer in time", sent=False, timed_out=True)
-        world.at(world.now + IO_TIMEOUT, lambda: ended(silent), self.process)
+        world.at(world.now + IO_TIMEOUT, lambda: opened(silent), self.process)
 
-    def lost(self, connection: SimConnection, why: str) -> None:
+    def drop(self, connection: SimConnection, why: str) -> None:
         """Drop a connection, and fail all that wait for a reply on it: the client learns now that it is broken."""
         if connection.broken:
             return
@@ -323,12 +326,12 @@ class SimPool:
         """Whether the client has subscribed to its channel, or tries to."""
         return self._channel is not None
 
-    def restored(self) -> None:
+    def resubscribe(self) -> None:
         """Connect again: the process was a part of a snapshot, where it was subscribed, and its connection is dead."""
         self._channel = self.push_handler.channel
         self._stay_subscribed()
 
-    def hear(self, payload: bytes) -> None:
+    def receive_push(self, payload: bytes) -> None:
         """Handle a push that has arrived."""
         self.push_handler.pushed(payload)
 
@@ -341,14 +344,14 @@ class SimPool:
             and connection.host.unsubscribe(self._channel.encode(), self)
         ):
             self.network.record.counts["subscription broken"] += 1
-            self.deaf_until = self.process.world.now + noticed_after
+            self.pushes_lost_until = self.process.world.now + noticed_after
             self.process.world.at(
                 self.process.world.now + noticed_after,
-                lambda: self.lost(connection, "it closed the connection"),
+                lambda: self.drop(connection, "it closed the connection"),
                 self.process,
             )
 
-    def buried(self) -> None:
+    def end_subscription(self) -> None:
         """End the subscription: the process has crashed, and the server has noticed."""
         if self.connection is not None and self._channel is not None:
             self.connection.host.unsubscribe(self._channel.encode(), self)
@@ -369,7 +372,7 @@ class SimPool:
 
         def time_is_over() -> None:
             if not acknowledged:
-                self.lost(connection, "no answer in time")
+                self.drop(connection, "no answer in time")
 
         self.network.deliver(connection, journey, arrived, answered)
         world.at(world.now + IO_TIMEOUT, time_is_over, self.process)

@@ -65,23 +65,23 @@ class SimServer(SingleServer):
     def old_primary_may_still_grant(self, key: str, slot: int = -1) -> str:
         """See Server."""
         old_primary = super().old_primary_may_still_grant(key, slot)
-        self.network.record.counts["not believed yet"] += bool(old_primary)
+        self.network.record.counts["old primary may still grant"] += bool(old_primary)
         return old_primary
 
     async def _lossless(self, evidence: str, stamp: IdentityStamp, left: float) -> float | None:
         """The result of `least_lossless_ttl`, which asks over connections of its own: a request, and a reply."""
-        network, found = self.network, Future()
+        network, result = self.network, Future()
         process, journey = self.process, Journey(current(self.process.world), TRAFFIC)
 
         def arrived() -> None:
             if not network.blocked(process, there=False):
                 least = least_lossless_ttl(as_address(network.group.seen_by(process)), evidence, stamp)
-                process.world.at(process.world.now + network.trip(journey, 1), lambda: found.resolve(least), process)
+                process.world.at(process.world.now + network.trip(journey, 1), lambda: result.resolve(least), process)
 
         if not network.blocked(process, there=True):
             process.world.at(process.world.now + network.trip(journey), arrived)
-        patience = min(PROOF_STEP_TIMEOUT, max(MIN_PROOF_TIME, left) / PROOF_STEPS)
-        process.world.at(process.world.now + patience, Timer(found, None), process)
-        least: float | None = await found
+        timeout = min(PROOF_STEP_TIMEOUT, max(MIN_PROOF_TIME, left) / PROOF_STEPS)
+        process.world.at(process.world.now + timeout, Timer(result, None), process)
+        least: float | None = await result
         network.record.counts["proven lossless"] += least is not None and least < math.inf
         return least

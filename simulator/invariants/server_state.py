@@ -183,9 +183,11 @@ class ServerState:
         attempt = self.attempts.known.get(token)
         if attempt is None or not attempt.process.alive or attempt.process.paused_until > since:
             return
-        deaf_until = self.pools[attempt.process.name].deaf_until
-        if deaf_until > since:  # the client missed the push, and asks when subscribed again
-            self.trace.world.at(deaf_until + REVOCATION_TIME, lambda: self._check_holder_knows(token, deaf_until))
+        pushes_lost_until = self.pools[attempt.process.name].pushes_lost_until
+        if pushes_lost_until > since:  # the client missed the push, and asks when subscribed again
+            self.trace.world.at(
+                pushes_lost_until + REVOCATION_TIME, lambda: self._check_holder_knows(token, pushes_lost_until)
+            )
         elif attempt.certain():
             self.trace.violated(8, f"{token!r} was revoked {self.trace.world.now - since:.3f} s ago, and is held")
 
@@ -228,7 +230,7 @@ class ServerState:
             self._note_arrivals(seen, holders, present)
         new = _new(seen, holders)
         if seen.quarantine_until > self.trace.world.now:
-            first = min(host.number for host in self.pools[sender].met)
+            first = min(host.number for host in self.pools[sender].known_hosts)
             self._check_quarantine(seen, new, fresh=first >= seen.lost_by)
         if new:
             new.sort(key=lambda token: holders[token].fence)

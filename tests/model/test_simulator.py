@@ -159,9 +159,9 @@ def test_the_faults_really_happen():
         counts += simulate(seed, "chaos", subject="lock").counts
     wanted = {fault for profile in PROFILES.values() for fault in profile.rates} | {
         "request lost", "reply lost", "request doubled", "message slow", "message late", "connection refused",
-        "connection reset", "replica met", "push lost", "push doubled", "batch cut short", "subscription broken",
-        "script unknown", "acquire timed out", "acquire unavailable", "extended", "lease dropped",
-        "executed", "execute refused", "execute unavailable", "script ran after its caller gave up",
+        "connection reset", "connected to a replica", "push lost", "push doubled", "batch cut short",
+        "subscription broken", "script unknown", "acquire timed out", "acquire unavailable", "extended",
+        "lease dropped", "executed", "execute refused", "execute unavailable", "script ran after its caller gave up",
         "write refused by its fence", "ensure raised", "force: done", "revoke: done", "turn cancelled",
     } | {
         f"scheduled {what} struck at {point}"
