@@ -184,13 +184,13 @@ class ClusterServer:
         replies: list[Reply | Exception] = [()] * len(messages)
         slots = [slot_of(keys[0]) for _, keys, _ in messages]
         groups, single = self._grouped(range(len(messages)), slots)
-        lost = [i for node in [*groups] if node.failed_at for i in groups.pop(node)]
+        of_failed_nodes = [i for node in [*groups] if node.failed_at for i in groups.pop(node)]
         single += await self._sent(groups, messages, slots, replies, until)
-        if lost:  # last of all: another node may serve these slots by now
+        if of_failed_nodes:  # last of all: another node may serve these slots by now
             with contextlib.suppress(Disconnected, LockError):
                 await self._load_map(until)
-            groups, more = self._grouped(lost, slots)
-            single += more + await self._sent(groups, messages, slots, replies, until)
+            groups, also_single = self._grouped(of_failed_nodes, slots)
+            single += also_single + await self._sent(groups, messages, slots, replies, until)
         for i in single:
             try:
                 replies[i] = await self.call(*messages[i], until)
@@ -220,26 +220,26 @@ class ClusterServer:
     ) -> list[int]:
         """Send to each node its own messages, and store the replies. Returns the messages that were redirected."""
         sent: list[tuple[Node, list[int], SentBatch]] = []
-        elsewhere: list[int] = []
+        redirected: list[int] = []
         order = sorted(groups, key=lambda node: (not node.server.ready, node.failed_at))
         for left, node in zip(range(len(order), 0, -1), order, strict=True):
             limit = until if node.server.ready else self.runtime.now() + (until - self.runtime.now()) / left
-            mine = groups[node]
-            begun = await node.server.send_batch([messages[i] for i in mine], limit, [slots[i] for i in mine])
-            sent.append((node, mine, begun))
-        for node, mine, begun in sent:
-            for i, reply in zip(mine, await node.server.read_batch(begun), strict=True):
+            indexes = groups[node]
+            batch = await node.server.send_batch([messages[i] for i in indexes], limit, [slots[i] for i in indexes])
+            sent.append((node, indexes, batch))
+        for node, indexes, batch in sent:
+            for i, reply in zip(indexes, await node.server.read_batch(batch), strict=True):
                 replies[i] = reply
                 if isinstance(reply, Disconnected):
                     self._note_loss(node, reply)
                 elif isinstance(reply, ServerError):
                     if str(reply).startswith(("MOVED", "ASK")):
-                        elsewhere.append(i)
+                        redirected.append(i)
                     elif is_transient(str(reply)):
                         self._note_failure(node, str(reply))
                 else:
                     node.failed_at = 0.0
-        return elsewhere
+        return redirected
 
     async def prove_lossless(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:
         """See Server."""
@@ -284,27 +284,27 @@ class ClusterServer:
 
     async def _on_moved(self, text: str, slot: int, node: Node, until: float) -> Node:
         """The node that serves this slot now, by a MOVED redirection."""
-        here = self._redirected_to(text, node)
+        target = self._redirected_to(text, node)
         if self.runtime.now() >= self._next:
-            await self._load_map(until, here)
+            await self._load_map(until, target)
         with self.runtime.mutex:
             old = self.histories.served[slot]
-            if old is not None and old is not here.history:
-                self._moved(slot, SlotMove(old, here.history, self.runtime.now()))
-            self.histories.served[slot], self._map[slot] = here.history, here
+            if old is not None and old is not target.history:
+                self._moved(slot, SlotMove(old, target.history, self.runtime.now()))
+            self.histories.served[slot], self._map[slot] = target.history, target
         if slot in self._moves:
             await self._process_moves(slot, until)
-        return here
+        return target
 
     async def _on_ask(self, text: str, slot: int, node: Node, until: float) -> Node:
         """The node to which this slot is migrating, by an ASK redirection."""
-        here = self._redirected_to(text, node)
-        if self._importing.get(slot) is not here:
+        target = self._redirected_to(text, node)
+        if self._importing.get(slot) is not target:
             await self._learn_slot_history(
-                slot, here, [SlotMove(node.history, here.history, self.runtime.now())], until
+                slot, target, [SlotMove(node.history, target.history, self.runtime.now())], until
             )
-            self._importing[slot] = here
-        return here
+            self._importing[slot] = target
+        return target
 
     def _redirected_to(self, text: str, by: Node) -> Node:
         """The node that a redirection names: MOVED 3999 127.0.0.1:6381."""
@@ -367,9 +367,9 @@ class ClusterServer:
                 raise Disconnected("no map of the cluster yet", sent=False)
             return
         try:
-            met = {node: node.history.latest.identity for node in list(self._nodes.values())}
+            identities = {node: node.history.latest.identity for node in list(self._nodes.values())}
             seed, slots, asked_at = await self._read_map(until, named_by)
-            self._apply_map(seed, slots, met, asked_at)
+            self._apply_map(seed, slots, identities, asked_at)
         except Disconnected:
             if not self._loaded:
                 raise
@@ -377,8 +377,8 @@ class ClusterServer:
             with self.runtime.mutex:
                 self._next = self.runtime.now() + MAP_INTERVAL
                 waiting, self._loading = self._loading or (), None
-            for signal in waiting:
-                signal.set()
+            for event in waiting:
+                event.set()
 
     async def _read_map(self, until: float, named_by: Node | None) -> tuple[Address, list[Any], float]:
         """The node that was asked, its map, and the time of asking.
@@ -407,8 +407,8 @@ class ClusterServer:
                 if node := self._nodes.get(address.display_url):  # the next reader of the map asks other nodes first
                     node.failed_at = self.runtime.now()
                 continue
-            if refusals := [str(reply) for reply in (slots, info) if isinstance(reply, ResponseError)]:
-                errors.append(_map_error(refusals[0], address))
+            if error_replies := [str(reply) for reply in (slots, info) if isinstance(reply, ResponseError)]:
+                errors.append(_map_error(error_replies[0], address))
                 continue
             self._sharded = _version(hello) >= SHARDED_SINCE
             if _is_well(info):
@@ -417,48 +417,48 @@ class ClusterServer:
         if second is not None:
             return second
         user_errors = [error for error in errors if isinstance(error, LockError)]
-        silent = Disconnected("no time", sent=False, timed_out=True)
-        raise (*user_errors, *errors, silent)[0]
+        no_answer = Disconnected("no time", sent=False, timed_out=True)
+        raise (*user_errors, *errors, no_answer)[0]
 
-    def _apply_map(self, seed: Address, slots: list[Any], met: Mapping[Node, str], asked_at: float) -> None:
+    def _apply_map(self, seed: Address, slots: list[Any], identities: Mapping[Node, str], asked_at: float) -> None:
         """Use this map from now on.
 
-        `met` has the identities of the nodes before `asked_at`, when the client asked for the map: see `SlotMove`.
+        `identities`: those of the nodes that the client knew before it asked for the map, at `asked_at`: see `SlotMove`.
         """
-        fresh: list[Node | None] = [None] * SLOTS
+        new_map: list[Node | None] = [None] * SLOTS
         replicas: list[Address] = []
         for first, last, primary, *others in slots:
-            here = self._node(_address_in_map(seed, primary))
-            fresh[first : last + 1] = [here] * (last - first + 1)
+            primary_node = self._node(_address_in_map(seed, primary))
+            new_map[first : last + 1] = [primary_node] * (last - first + 1)
             replicas += [_address_in_map(seed, each) for each in others]
-            if here.address.display_url != seed.display_url:
-                here.named_at = max(here.named_at, asked_at)
+            if primary_node.address.display_url != seed.display_url:
+                primary_node.named_at = max(primary_node.named_at, asked_at)
         self._replicas = replicas
         moves: dict[tuple[ServerHistory, ServerHistory], SlotMove] = {}
         with self.runtime.mutex:
             served = self.histories.served or [None] * SLOTS
             for slot, old in enumerate(served):
-                node = fresh[slot]
+                node = new_map[slot]
                 if node is None:
-                    fresh[slot] = self._map[slot]  # the old node will redirect each message, or refuse it
+                    new_map[slot] = self._map[slot]  # the old node will redirect each message, or refuse it
                     continue
                 new = served[slot] = node.history
                 if old is not None and old is not new:
                     move = moves.get((old, new)) or moves.setdefault((old, new), SlotMove(old, new, self.runtime.now()))
                     self._moved(slot, move)
-            self.histories.served, self._map, self._loaded = served, fresh, True
-            primaries = {*fresh}
+            self.histories.served, self._map, self._loaded = served, new_map, True
+            primaries = {*new_map}
             for node in list(self._nodes.values()):
-                node.history.identity_at_map = met.get(node, "")
+                node.history.identity_at_map = identities.get(node, "")
                 if node not in primaries:
                     node.server.pool.unsubscribe_all()
                     node.has_answered = False  # a node that serves slots again has another identity
-        wanted = (
+        must_learn = (
             self._push_handler is not None
             and self.histories.quarantine_seconds is not None
             and not (self._learning or self._closed)
         )
-        if wanted and self._unidentified():
+        if must_learn and self._unidentified():
             self._learning = True
             try:
                 self.runtime.spawn(self._learn_identities, "interlock-identities", self._identities_learned)
@@ -522,10 +522,10 @@ class ClusterServer:
             await self.runtime.sleep_until(
                 max(self.runtime.now(), self._next) + min(NODE_TIMEOUT, MEETING_PAUSE * (1 + number))
             )
-            unmet = self._unidentified()
-            if self._closed or not unmet:
+            unidentified = self._unidentified()
+            if self._closed or not unidentified:
                 return
-            if any(node.has_answered for node in unmet):
+            if any(node.has_answered for node in unidentified):
                 with contextlib.suppress(Disconnected, LockError):
                     await self._load_map(self.runtime.now() + NODE_TIMEOUT)
 
@@ -546,11 +546,11 @@ class ClusterServer:
                 if len(moves) == number:
                     self._moves.pop(slot, None)
 
-    async def _learn_slot_history(self, slot: int, here: Node, moves: list[SlotMove], until: float) -> None:
+    async def _learn_slot_history(self, slot: int, node: Node, moves: list[SlotMove], until: float) -> None:
         try:
-            stamp = await here.server.current_identity(until)
+            stamp = await node.server.current_identity(until)
         except Disconnected as error:
-            self._note_loss(here, error)
+            self._note_loss(node, error)
             raise
         slot_history: SlotHistory | None = None
         for move in moves:
@@ -561,21 +561,23 @@ class ClusterServer:
     async def _history_after(
         self, move: SlotMove, slot: int, slot_history: SlotHistory | None, until: float
     ) -> SlotHistory | None:
-        under, here = move.source_stamp.identity, move.target.latest
-        if not under:
+        old_identity, target = move.source_stamp.identity, move.target.latest
+        if not old_identity:
             return None
         if (least := move.least_ttl) is None:
             within = min(NODE_TIMEOUT, max(0.05, until - self.runtime.now()))
-            least = move.least_ttl = await self.runtime.run_blocking(partial(_least_kept_ttl, move, within, under))
+            least = move.least_ttl = await self.runtime.run_blocking(
+                partial(_least_kept_ttl, move, within, old_identity)
+            )
         before = slot_history or move.source_stamp.slot_history(slot)
-        if least < math.inf and move.target_identity and move.target_identity == here.identity:
-            fine = (lossless_entry(under, least), *lossless_through(before.lossless_from, least))
-            return SlotHistory(before.previous, before.since, fine, before.earlier)
+        if least < math.inf and move.target_identity and move.target_identity == target.identity:
+            lossless_from = (lossless_entry(old_identity, least), *lossless_through(before.lossless_from, least))
+            return SlotHistory(before.previous, before.since, lossless_from, before.earlier)
         before = before._replace(earlier=None)
         # A node that never was a replica: the slot has been there no longer than the process has been running.
-        if least == 0 and here.facts is not None and not here.facts.promoted:
-            return SlotHistory(under, here.latest_start, (), before)
-        return SlotHistory(under, move.noticed_at, (), before)
+        if least == 0 and target.facts is not None and not target.facts.promoted:
+            return SlotHistory(old_identity, target.latest_start, (), before)
+        return SlotHistory(old_identity, move.noticed_at, (), before)
 
     # Pushes
 
@@ -619,8 +621,8 @@ class ClusterServer:
 
 def _version(hello: Any) -> int:
     """The major version of a server, by its reply to HELLO. Valkey began with 7.2."""
-    said: dict[bytes, bytes] = dict(zip(hello[::2], hello[1::2], strict=False))
-    return int(said.get(b"version", b"0").split(b".")[0])
+    fields: dict[bytes, bytes] = dict(zip(hello[::2], hello[1::2], strict=False))
+    return int(fields.get(b"version", b"0").split(b".")[0])
 
 
 def _map_error(text: str, address: Address) -> Exception:
@@ -660,7 +662,7 @@ def _least_kept_ttl(move: SlotMove, within: float, identity: str) -> float:
 
     A key that moved keeps the time at which its lease ends, by the clock of the old node. So the clocks must agree.
     """
-    left, here = read_server(move.source.address, within), read_server(move.target.address, within)
-    if left is None or here is None or left.info.get("role") != "master" or identity_of(left.info) != identity:
+    source, target = read_server(move.source.address, within), read_server(move.target.address, within)
+    if source is None or target is None or source.info.get("role") != "master" or identity_of(source.info) != identity:
         return math.inf
-    return least_ttl(here, left, move.target.address.display_url, move.source_stamp.quarantine_seconds)
+    return least_ttl(target, source, move.target.address.display_url, move.source_stamp.quarantine_seconds)
