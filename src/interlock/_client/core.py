@@ -359,9 +359,9 @@ class Core:
         """The reply to an acquire, once enough replicas have the grant. Raises Unavailable if too few have it."""
         resource, acks = attempt.resource, attempt.options.acks
         assert acks is not None
-        patience = min(acks.timeout(attempt.ttl), 0.9 * (until - self.runtime.now()))  # so that the reply is in time
+        ack_timeout = min(acks.timeout(attempt.ttl), 0.9 * (until - self.runtime.now()))  # so that the reply is in time
         reply, known, got = await self.server.call_with_acks(
-            (resource.script, resource.keys, args), until, acks, patience
+            (resource.script, resource.keys, args), until, acks, ack_timeout
         )
         if lengthens_lease(args, reply):
             attempt.in_doubt = True  # the grant may not count: an error below must leave a tombstone

@@ -269,9 +269,9 @@ class Renewal:
         replies: list[Any] = []
         if sent_batches:
             shortest = min(grant.attempt.ttl for batch in sent_batches for grant in batch.grants)
-            patience = min(RENEWAL_TIMEOUT, max(0.05, shortest / 3))
+            timeout = min(RENEWAL_TIMEOUT, max(0.05, shortest / 3))
             replies = await self.server.call_many(
-                [_renew_message(batch.grants, sent) for batch in sent_batches], sent + patience
+                [_renew_message(batch.grants, sent) for batch in sent_batches], sent + timeout
             )
         together: list[Grant] = []
         apart: list[list[Grant]] = []

@@ -174,8 +174,8 @@ class Server(Protocol):
         """Send one script call, once, and return its reply. Raises Disconnected or ServerError."""
         ...
 
-    async def call_with_acks(self, message: Message, until: float, acks: Acks, patience: float) -> AckedReply:
-        """Send one script call as `call` does; after a grant, also wait `patience` seconds for acknowledgements.
+    async def call_with_acks(self, message: Message, until: float, acks: Acks, ack_timeout: float) -> AckedReply:
+        """Send one script call as `call` does; after a grant, also wait `ack_timeout` seconds for acknowledgements.
 
         Raises Disconnected or ServerError.
         """

@@ -155,13 +155,13 @@ class ClusterServer:
         except ServerError as error:
             return await self._follow(str(error), (script, keys, args), slot, node, until)
 
-    async def call_with_acks(self, message: Message, until: float, acks: Acks, patience: float) -> AckedReply:
+    async def call_with_acks(self, message: Message, until: float, acks: Acks, ack_timeout: float) -> AckedReply:
         """See Server. While the slot is migrating, the call fails with TRYAGAIN."""
         slot, text = slot_of(message[1][0]), ""
         for _ in range(MAX_REDIRECTIONS):
             node = await self._node_of(slot, until)
             try:
-                reply = await node.server.call_with_acks(message, until, acks, patience, slot)
+                reply = await node.server.call_with_acks(message, until, acks, ack_timeout, slot)
             except Disconnected as error:
                 self._note_loss(node, error)
                 raise
@@ -423,7 +423,7 @@ class ClusterServer:
     def _apply_map(self, seed: Address, slots: list[Any], identities: Mapping[Node, str], asked_at: float) -> None:
         """Use this map from now on.
 
-        `identities`: those of the nodes that the client knew before it asked for the map, at `asked_at`: see `SlotMove`.
+        `identities`: those that the nodes had before `asked_at`, when the client asked for the map: see `SlotMove`.
         """
         new_map: list[Node | None] = [None] * SLOTS
         replicas: list[Address] = []

@@ -86,9 +86,9 @@ class QuorumServer:
     is_quorum = True
     drift = QUORUM_DRIFT
 
-    def __init__(self, servers: Sequence[SingleServer], runtime: Runtime, shown: str) -> None:
+    def __init__(self, servers: Sequence[SingleServer], runtime: Runtime, display_url: str) -> None:
         self.runtime = runtime
-        self.display_url = shown
+        self.display_url = display_url
         self.nodes = [Node(server) for server in servers]
         self.majority = len(servers) // 2 + 1
         self.now = runtime.now
@@ -135,7 +135,7 @@ class QuorumServer:
             return [error] * len(messages)
         return [reply if isinstance(reply, Exception) else reply.encode() for reply in poll.outcomes]
 
-    async def call_with_acks(self, message: Message, until: float, acks: Acks, patience: float) -> AckedReply:  # noqa: ARG002
+    async def call_with_acks(self, message: Message, until: float, acks: Acks, ack_timeout: float) -> AckedReply:  # noqa: ARG002
         """See Server. No client calls this: `Interlock.lock` refuses acks= with a quorum."""
         raise ConfigError("a quorum takes no acks=: a majority of its servers has each grant")
 
@@ -164,7 +164,7 @@ class QuorumServer:
             if call.may_wait == "1":
                 if goes_first:
                     return Queued(reply.holder, RECHECK_MS, is_head=True)
-                return await self._yield_split_vote(request, reply, poll.said, until)
+                return await self._yield_split_vote(request, reply, poll.replies, until)
             insisted += 1
             if not goes_first or self.now() >= until or insisted == MAX_INSISTENCE:
                 return reply  # then the core releases the token at all servers
@@ -179,7 +179,7 @@ class QuorumServer:
         return Granted(fence) if agreed.stored else Retry()
 
     async def _yield_split_vote(
-        self, request: Request, reply: AcquireReply, said: dict[Node, list[Any]], until: float
+        self, request: Request, reply: AcquireReply, replies: dict[Node, list[Any]], until: float
     ) -> AcquireReply:
         """Another attempt goes first: release the votes of this one, wait, and ask again.
 
@@ -189,11 +189,11 @@ class QuorumServer:
         release = Request.parse(
             (request.script, request.keys, ReleaseCall(token, "0", rules_of(request.script).release_args).encode())
         )
-        having = [node for node, (vote,) in said.items() if isinstance(vote, Granted)]
+        granting = [node for node, (vote,) in replies.items() if isinstance(vote, Granted)]
         end = min(until, self.now() + VOTE_TIMEOUT)  # an attempt without time is undone in the background
-        sent = [(node, await node.server.send_batch([release.message], end)) for node in having]
+        sent = [(node, await node.server.send_batch([release.message], end)) for node in granting]
         for node, each in sent:
-            (done,) = await self.read(node, each, [release], owes=False)
+            (done,) = await self.read(node, each, [release], remember=False)
             if isinstance(done, Exception):
                 node.unconfirmed_releases[token] = True
                 drop_oldest(node.unconfirmed_releases)
@@ -206,9 +206,9 @@ class QuorumServer:
     async def _call_with_own_marker(self, request: Request, until: float) -> DoneReply:
         """Send the call to each server with a marker or a note by that server's own clock."""
         look = Request.parse((request.script, request.keys, InspectCall("1").encode()))
-        said = (await self._poll([look], until)).said
+        replies = (await self._poll([look], until)).replies
         done = 0
-        for node, (seen,) in said.items():
+        for node, (seen,) in replies.items():
             own = None if isinstance(seen, Exception) else request.call.for_server(seen)
             if own is not None:
                 (reply,) = await node.server.call_many([request._replace(call=own).message], self.now() + VOTE_TIMEOUT)
@@ -271,11 +271,11 @@ class QuorumServer:
         return self.nodes
 
     async def read(
-        self, node: Node, sent: SentBatch, requests: Sequence[Request], *, late: bool = False, owes: bool = True
+        self, node: Node, sent: SentBatch, requests: Sequence[Request], *, late: bool = False, remember: bool = True
     ) -> list[Any]:
         """Read and parse the replies of one server.
 
-        If the server did not answer, mark the server as absent, and (with `owes`) remember the releases among the
+        If the server did not answer, mark the server as absent, and (with `remember`) remember the releases among the
         requests as pending. With `late` the requests are stragglers.
         """
         raw = await node.server.read_batch(sent, late=late)
@@ -283,13 +283,13 @@ class QuorumServer:
         node.note_replies(requests, replies)
         error = next(iter(replies))
         if isinstance(error, Exception) and not isinstance(error, ServerError):
-            if owes:
+            if remember:
                 node.record_undelivered(requests, self.now())
             if not is_stale(error):
                 self.mark_absent(node, str(error))
         return replies
 
-    async def _collect_stragglers(self, patience: float = 0.0) -> None:
+    async def _collect_stragglers(self, timeout: float = 0.0) -> None:
         """Read the stragglers that have arrived. That frees their connections, and settles the tokens in doubt."""
         late: list[Straggler] = []
         while self._stragglers:
@@ -298,9 +298,9 @@ class QuorumServer:
             except IndexError:  # another thread took the last one
                 break
         now = self.now()
-        came = await self.nodes[0].server.wait_any([sent for _, sent, _ in late], len(late), now + patience)
+        complete = await self.nodes[0].server.wait_any([sent for _, sent, _ in late], len(late), now + timeout)
         for i, (node, sent, requests) in enumerate(late):
-            if i in came or sent.until < now:
+            if i in complete or sent.until < now:
                 await self.read(node, sent, requests, late=True)
             else:
                 self._stragglers.append((node, sent, requests))
@@ -356,10 +356,10 @@ class QuorumServer:
 
     async def _send_pending_releases(self, node: Node) -> None:
         """Send the releases that this server did not get."""
-        debts, now = list(node.pending_releases.items()), self.now()
-        if debts:
-            replies = await node.server.call_many([message for _, (message, _) in debts], now + CONNECT_TIMEOUT)
-            for (token, (_, until)), reply in zip(debts, replies, strict=True):
+        undelivered, now = list(node.pending_releases.items()), self.now()
+        if undelivered:
+            replies = await node.server.call_many([message for _, (message, _) in undelivered], now + CONNECT_TIMEOUT)
+            for (token, (_, until)), reply in zip(undelivered, replies, strict=True):
                 if not isinstance(reply, Disconnected) or until < now:
                     node.pending_releases.pop(token, None)
 
@@ -377,17 +377,17 @@ class QuorumServer:
 
     def _suspect_restarted(self) -> None:
         """Mark servers that may have forgotten leases as untrusted, unless they all started together just now."""
-        epochs = [node.server.history.latest for node in self.nodes]
-        ages = [each.facts.uptime for each in epochs if each.facts is not None]
-        together = len(ages) == len(epochs) and max(ages) - min(ages) <= STARTED_TOGETHER_WITHIN
-        if epochs[0].quarantine_seconds is not None and not (together and max(ages) < epochs[0].quarantine_seconds):
-            for each in epochs:
+        stamps = [node.server.history.latest for node in self.nodes]
+        ages = [each.facts.uptime for each in stamps if each.facts is not None]
+        together = len(ages) == len(stamps) and max(ages) - min(ages) <= STARTED_TOGETHER_WITHIN
+        if stamps[0].quarantine_seconds is not None and not (together and max(ages) < stamps[0].quarantine_seconds):
+            for each in stamps:
                 each.mark_untrusted()
 
     def mark_absent(self, node: Node, cause: str) -> None:
         """Send nothing more to this server until it has answered a PING in the background."""
         if node.is_up:
-            node.gone_at = self.now()
+            node.absent_since = self.now()
         node.is_up, node.cause, self._all_up = False, cause, False
         self._watch_absent()
 
@@ -408,19 +408,23 @@ class QuorumServer:
             for node in self.nodes:
                 if not node.is_up and not self._closed:
                     await self._connect(node)
-                    if not node.is_up and not node.absence_logged and self.now() - node.gone_at > LOG_ABSENCE_AFTER:
+                    if (
+                        not node.is_up
+                        and not node.absence_logged
+                        and self.now() - node.absent_since > LOG_ABSENCE_AFTER
+                    ):
                         node.absence_logged = True
                         log.warning(
                             "interlock: %s does not vote: %s. %s",
                             node.server.display_url,
                             node.cause,
-                            self._who_is_there(),
+                            self._votes_there(),
                         )
             if await self._wakeup.wait(self.now() + pause):  # a caller has no majority: check more often
                 pause = ABSENT_CHECK_DELAYS[0]
             pause = min(longest, pause * 2)
 
-    def _who_is_there(self) -> str:
+    def _votes_there(self) -> str:
         there = sum(node.is_up for node in self.nodes)
         return f"{there} of the quorum's {len(self.nodes)} servers are there; {self.majority} are needed"
 
@@ -460,7 +464,7 @@ class Round:
         self.started = quorum.now()
         self.end = min(until, self.started + within)
         self.awaited: list[tuple[Node, list[Request], SentBatch]] = []  # the servers that have not answered yet
-        self.said: dict[Node, list[Any]] = {}  # the parsed replies; an error where there is no reply
+        self.replies: dict[Node, list[Any]] = {}  # the parsed replies; an error where there is no reply
         self.outcomes: list[Any] = []  # of each request: the merged reply or the error; None while it is undecided
         self._ended = False  # whether the time is up: the poll waits no longer for the servers in `awaited`
         self._sent_again: set[Node] = set()
@@ -481,9 +485,9 @@ class Round:
         """Wait for more replies, unless all servers have answered."""
         if not self.awaited:
             return
-        number = 1 if self.said or self._sent_again else self.quorum.majority
-        handles = [sent for _, _, sent in self.awaited]
-        ready = await self.quorum.nodes[0].server.wait_any(handles, number, self.end)
+        number = 1 if self.replies or self._sent_again else self.quorum.majority
+        batches = [sent for _, _, sent in self.awaited]
+        ready = await self.quorum.nodes[0].server.wait_any(batches, number, self.end)
         if not ready:
             if self.end == self.started + self.within:
                 for node, _, _ in self.awaited:
@@ -495,7 +499,7 @@ class Round:
                 self._sent_again.add(node)
                 await self._send(node, own)
             else:
-                self.said[node] = replies
+                self.replies[node] = replies
 
     def decide(self) -> bool:
         """Merge the replies so far. Returns whether each request has its outcome."""
@@ -504,7 +508,7 @@ class Round:
         return None not in self.outcomes
 
     def _outcome(self, i: int, request: Request, pending: int) -> Any:
-        quorum, replies = self.quorum, [replies[i] for replies in self.said.values()]
+        quorum, replies = self.quorum, [each[i] for each in self.replies.values()]
         votes = [reply for reply in replies if not isinstance(reply, Exception)]
         if len(votes) + pending < quorum.majority:
             return self._no_majority(replies, len(votes))

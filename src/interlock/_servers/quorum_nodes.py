@@ -25,8 +25,8 @@ class Node:
 
     __slots__ = (
         "absence_logged",
+        "absent_since",
         "cause",
-        "gone_at",
         "has_answered",
         "is_up",
         "longest_ttl",
@@ -43,7 +43,7 @@ class Node:
         self.longest_ttl = TOMBSTONE_TTL  # seconds: a lease that this client requested there lasts no longer
         self.has_answered = False  # whether the server has ever answered
         self.cause = "not asked yet"  # why the server is absent
-        self.gone_at = server.runtime.now()  # since when the server is absent
+        self.absent_since = server.runtime.now()  # since when the server is absent
         self.absence_logged = False  # whether the log says that the server is absent
         self.quarantine_evidence = ""  # the evidence for the server's last quarantine
         self.tokens: dict[str, bool] = {}  # tokens that requested a lease, and whether the reply is still outstanding

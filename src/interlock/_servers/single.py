@@ -116,7 +116,7 @@ class SingleServer:
         return reply  # type: ignore[return-value]  # each script replies with a list
 
     async def call_with_acks(
-        self, message: Message, until: float, acks: Acks, patience: float, slot: int | None = None
+        self, message: Message, until: float, acks: Acks, ack_timeout: float, slot: int | None = None
     ) -> AckedReply:
         """See Server. On a connection of several callers, the wait for replicas would delay the other callers."""
         connection = await self.pool.checkout_exclusive(until)
@@ -128,12 +128,12 @@ class SingleServer:
             acknowledged: Any = 0
             if type(reply) is not ReplyError and lengthens_lease(message[2], reply):
                 known = self.history.count_replicas(await connection.exchange(REPLICATION, until))
-                acknowledged = await connection.exchange(acks.command(known, patience), until)
+                acknowledged = await connection.exchange(acks.command(known, ack_timeout), until)
         except BaseException as error:
             connection.discard(error)
             raise
         connection.checkin()
-        return AckedReply(_checked(connection, reply), known, _checked(connection, acknowledged))
+        return AckedReply(_raise_if_error(connection, reply), known, _raise_if_error(connection, acknowledged))
 
     async def call_asking(self, message: Message, until: float, slot: int) -> Reply:
         """Repeat a call here after an ASK redirection: the cluster is moving the slot to this node."""
@@ -151,7 +151,7 @@ class SingleServer:
             connection.discard(error)
             raise
         connection.checkin()
-        return _checked(connection, reply)  # type: ignore[no-any-return]  # each script replies with a list
+        return _raise_if_error(connection, reply)  # type: ignore[no-any-return]  # each script replies with a list
 
     async def call_many(self, messages: Sequence[Message], until: float) -> list[Reply | Exception]:
         """See Server."""
@@ -284,7 +284,7 @@ def _failed(messages: Sequence[Message], until: float, error: Exception) -> Sent
     return SentBatch(messages, (), until, None, pending)
 
 
-def _checked(connection: Connection, reply: Any) -> Any:
+def _raise_if_error(connection: Connection, reply: Any) -> Any:
     """The reply. Raises ServerError if the server replied with an error."""
     if type(reply) is ReplyError:
         raise _error_of(connection, reply)
