@@ -258,16 +258,21 @@ class Core:
         assert attempt.make_lease is not None
         attempt.was_granted = True
         ttl, max_hold = attempt.ttl, attempt.options.max_hold
-        ends = FOREVER if max_hold is None else sent + max_hold
-        deadline = min(ends, sent + ttl - margin(ttl, attempt.drift))
+        max_hold_until = FOREVER if max_hold is None else sent + max_hold
+        deadline = min(max_hold_until, sent + ttl - margin(ttl, attempt.drift))
         if self.runtime.now() >= deadline:
             attempt.expired_grants += 1
             if attempt.expired_grants == MAX_EXPIRED_GRANTS:
-                shown = self.server.display_url
-                raise Unavailable(f"{attempt.resource}: {shown} answers too late for a lease of {ttl:g} s")
+                url = self.server.display_url
+                raise Unavailable(f"{attempt.resource}: {url} answers too late for a lease of {ttl:g} s")
             return None
         grant = Grant(
-            attempt, fence, answered_since=sent, deadline=deadline, max_hold_until=ends, fork_count=grants.fork_count
+            attempt,
+            fence,
+            answered_since=sent,
+            deadline=deadline,
+            max_hold_until=max_hold_until,
+            fork_count=grants.fork_count,
         )
         try:
             lease = attempt.make_lease(self, grant)
@@ -306,7 +311,7 @@ class Core:
         Stopped, ConfigError if the client is closed, or the error that the server replied with.
         """
         server, resource = self.server, attempt.resource
-        give_up, pause = until, 0.0
+        give_up_at, pause = until, 0.0
         cause: Exception | None = None
         while True:
             if self.closed:
@@ -316,9 +321,9 @@ class Core:
             sent = self.runtime.now()
             try:
                 if attempt.options.acks is None or not is_acquire(args):
-                    reply = await server.call(resource.script, resource.keys, args, give_up)
+                    reply = await server.call(resource.script, resource.keys, args, give_up_at)
                 else:
-                    reply = await self._request_with_acks(attempt, args, give_up)
+                    reply = await self._request_with_acks(attempt, args, give_up_at)
                 if not lengthens_lease(args, reply) or not server.old_primary_may_still_grant(resource.keys[0]):
                     attempt.unanswered_since = FOREVER
                     return reply, sent
@@ -327,7 +332,7 @@ class Core:
                 attempt.in_doubt |= error.sent
                 stale = error.stale
                 # A timeout in the last MAX_RETRY_DELAY seconds says less than the earlier error, so that error stays.
-                counts = cause is None or not error.timed_out or give_up - sent > MAX_RETRY_DELAY
+                counts = cause is None or not error.timed_out or give_up_at - sent > MAX_RETRY_DELAY
                 cause = error if counts else cause
             except ServerError as error:
                 attempt.in_doubt |= (
@@ -340,20 +345,20 @@ class Core:
                 attempt.in_doubt = True  # cancelled or interrupted while the request was on its way
                 raise
             attempt.unanswered_since = min(attempt.unanswered_since, sent)
-            give_up = min(give_up, sent + server.retry_for)
-            pause = pause if stale else _longer(pause)
-            await self._pause_before_retry(attempt, cause, pause, give_up)
+            give_up_at = min(give_up_at, sent + server.retry_for)
+            pause = pause if stale else _next_pause(pause)
+            await self._pause_before_retry(attempt, cause, pause, give_up_at)
 
     async def _pause_before_retry(
-        self, attempt: Attempt, cause: Exception | None, pause: float, give_up: float
+        self, attempt: Attempt, cause: Exception | None, pause: float, give_up_at: float
     ) -> None:
         """Wait before the next try of a request. Raises Unavailable if no time is left for another try."""
         now = self.runtime.now()
-        if now + 2 * MIN_RETRY_DELAY >= give_up:
+        if now + 2 * MIN_RETRY_DELAY >= give_up_at:
             assert cause is not None
             raise unavailable_error(attempt, self.server.display_url, now, cause) from cause
         # At most half of the time that is left, so that the last try is sent close to the end of the caller's time.
-        await self.runtime.sleep_until(now + min(pause, max(MIN_RETRY_DELAY, (give_up - now) / 2)))
+        await self.runtime.sleep_until(now + min(pause, max(MIN_RETRY_DELAY, (give_up_at - now) / 2)))
 
     async def _request_with_acks(self, attempt: Attempt, args: Sequence[Argument], until: float) -> Any:
         """The reply to an acquire, once enough replicas have the grant. Raises Unavailable if too few have it."""
@@ -520,7 +525,7 @@ class Core:
         return reply
 
 
-def _longer(pause: float) -> float:
+def _next_pause(pause: float) -> float:
     return min(MAX_RETRY_DELAY, (pause * 2 or MIN_RETRY_DELAY) * random.uniform(0.75, 1.25))
 
 

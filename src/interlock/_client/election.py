@@ -60,14 +60,14 @@ class Watch:
 
 async def leader(core: Core, resource: Resource) -> Leader | None:
     """See Election.leader."""
-    seen = LockInspect.parse(await core.query(resource, *InspectCall("1").encode()))
-    if seen.record and not seen.record.startswith(
+    state = LockInspect.parse(await core.query(resource, *InspectCall("1").encode()))
+    if state.record and not state.record.startswith(
         (f"{RECORD_VERSION} election ".encode(), f"{RECORD_VERSION} unknown ".encode())
     ):
-        raise reply_error(resource, Refused(WRONG_KIND, seen.record))
-    if seen.record and seen.fence <= 0:  # in a quorum the servers are just agreeing on the term
+        raise reply_error(resource, Refused(WRONG_KIND, state.record))
+    if state.record and state.fence <= 0:  # in a quorum the servers are just agreeing on the term
         return None
-    return _leader_of(seen.value, seen.pttl_ms, max(0, seen.fence))
+    return _leader_of(state.value, state.pttl_ms, max(0, state.fence))
 
 
 def _leader_of(value: bytes, pttl_ms: int, term: int) -> Leader | None:

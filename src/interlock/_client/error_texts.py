@@ -19,14 +19,14 @@ OLD_PRIMARY_MAY_GRANT: Final = "it has just become the primary, and the one befo
 BusyError = Callable[[Resource, float, "Queued | Busy"], LockError]
 
 
-def unavailable_error(attempt: Attempt, shown: str, now: float, cause: Exception) -> Unavailable:
-    """The error for a server that has been away, or not ready, for too long. `shown` is its URL for display."""
+def unavailable_error(attempt: Attempt, url: str, now: float, cause: Exception) -> Unavailable:
+    """The error for a server that has been away, or not ready, for too long. `url` is its display_url."""
     resource, waited = attempt.resource, f"{max(0.0, now - attempt.unanswered_since):.3g} s"
     if isinstance(cause, ServerError):
-        return Unavailable(f"{resource}: {shown} can't serve it for {waited} ({cause}). Try again, or wait longer")
-    tls = ", and does that port speak TLS" if "rediss" in shown else ""
+        return Unavailable(f"{resource}: {url} can't serve it for {waited} ({cause}). Try again, or wait longer")
+    tls = ", and does that port speak TLS" if "rediss" in url else ""
     return Unavailable(
-        f"{resource}: no answer from {shown} for {waited} ({cause}). Is the server up and reachable from here{tls}?"
+        f"{resource}: no answer from {url} for {waited} ({cause}). Is the server up and reachable from here{tls}?"
     )
 
 
@@ -82,8 +82,8 @@ def reply_error(resource: Resource, refused: Refused) -> LockError:
 _ACL_ADVICE: Final = "the server's ACL forbids it. Give this user the rights listed in docs/acl.md"
 
 
-def server_error(subject: object, shown: str, text: str) -> LockError:
-    """The error for an error reply of the server, with the way out. `shown` is the URL for display."""
+def server_error(subject: object, url: str, text: str) -> LockError:
+    """The error for an error reply of the server, with the way out. `url` is its display_url."""
     for word, error, advice in (
         ("WRONGTYPE", ConfigError, "one of its keys holds something else. Use another name or prefix"),
         ("READONLY", Unavailable, "that is a read-only replica. Connect to its primary"),
@@ -98,8 +98,8 @@ def server_error(subject: object, shown: str, text: str) -> LockError:
         ("MOVED", ConfigError, "that is one node of a cluster. Use a URL redis+cluster://"),
         ("WAITAOF", ConfigError, "fsync=True needs appendonly yes there, and Redis 7.2 or Valkey"),
         ("CROSSSLOT", ConfigError, "the keys are in different slots. Give them the same hash tag"),
-        *((passing, Unavailable, "the server is not ready. Try again") for passing in TRANSIENT),
+        *((beginning, Unavailable, "the server is not ready. Try again") for beginning in TRANSIENT),
     ):
         if word in text:
-            return error(f"{subject} at {shown}: {advice} [{text}]")
-    return LockError(f"{subject} at {shown}: the server refused [{text}]")
+            return error(f"{subject} at {url}: {advice} [{text}]")
+    return LockError(f"{subject} at {url}: the server refused [{text}]")

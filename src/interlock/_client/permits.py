@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 async def available(core: Core, resource: Resource) -> int:
     """See Semaphore.available."""
-    now = parse_state(resource.name, await core.query(resource, *InspectCall("1").encode()))
-    return max(0, (now.limit or int(permit_args(resource).limit)) - now.used)
+    state = parse_state(resource.name, await core.query(resource, *InspectCall("1").encode()))
+    return max(0, (state.limit or int(permit_args(resource).limit)) - state.used)
 
 
 async def set_limit(core: Core, resource: Resource, limit: object) -> Resource:

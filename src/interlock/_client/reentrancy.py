@@ -29,7 +29,7 @@ class HeldByCaller:
         held = shelf.setdefault(key, [])
         name = owner if isinstance(owner, str) else None
 
-        def gone(reference: weakref.ref[Any]) -> None:
+        def on_collected(reference: weakref.ref[Any]) -> None:
             with contextlib.suppress(ValueError):
                 held.remove(reference)
             if not held and shelf.get(key) is held:
@@ -37,7 +37,7 @@ class HeldByCaller:
                 if name is not None and not shelf:
                     self._by_name.pop(name, None)
 
-        held.append(weakref.ref(lease, gone))
+        held.append(weakref.ref(lease, on_collected))
 
     def of(self, owner: object, key: str) -> list[Any]:
         """The leases of this owner on this key that were not released, oldest first. Lost leases count, too."""

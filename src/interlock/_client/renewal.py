@@ -99,8 +99,8 @@ class Renewal:
         return [grant for grant in self._all() if grant.end_reason is None]
 
     def _all(self) -> Iterator[Grant]:
-        for slot in list(self.buckets.values()):
-            yield from list(slot.values())
+        for bucket in list(self.buckets.values()):
+            yield from list(bucket.values())
         yield from list(self.in_flight.values())
 
     def add(self, grant: Grant) -> None:
@@ -129,13 +129,13 @@ class Renewal:
 
     def _schedule(self, grant: Grant, due: float) -> None:
         with self.runtime.mutex:
-            slot = self.buckets.get(due)
-            if slot is None:
-                slot = self.buckets[due] = Bucket()
+            bucket = self.buckets.get(due)
+            if bucket is None:
+                bucket = self.buckets[due] = Bucket()
             sleep = min(MAX_SLEEP, grant.attempt.ttl / 10)  # timers stand still in a machine's sleep
-            slot.max_sleep = min(slot.max_sleep, sleep)
-            slot[grant.attempt.token] = grant
-            grant.bucket = slot
+            bucket.max_sleep = min(bucket.max_sleep, sleep)
+            bucket[grant.attempt.token] = grant
+            grant.bucket = bucket
             self.in_flight.pop(grant.attempt.token, None)
         wake = min(due, grant.answered_since + sleep)
         if wake < self.ends_worker.asleep_until:
@@ -143,9 +143,9 @@ class Renewal:
 
     def remove(self, grant: Grant) -> None:
         """Renew this lease no more. Does no I/O and takes no lock, since a finalizer of the lease may call this."""
-        slot = grant.bucket
-        if slot is not None:
-            slot.pop(grant.attempt.token, None)
+        bucket = grant.bucket
+        if bucket is not None:
+            bucket.pop(grant.attempt.token, None)
         self.in_flight.pop(grant.attempt.token, None)
 
     def drop(self, grant: Grant) -> None:
@@ -185,7 +185,7 @@ class Renewal:
             try:
                 lease._on_lost()
             except Exception:  # noqa: BLE001 (one failed report must not stop the reports of other losses)
-                log.exception("interlock: the loss of %s could not be told", grant.resource)
+                log.exception("interlock: the loss of %s could not be reported", grant.resource)
 
     def revoked(self, token: str, why: str) -> None:
         """Handle the push that this lease was revoked, with the reason that the revoker gave."""
@@ -221,12 +221,12 @@ class Renewal:
             return
         with self.runtime.mutex:
             channels, self.resubscribed = self.resubscribed, set()
-        for slot in list(self.buckets.values()):
-            for token, grant in list(slot.items()):
-                whose = None if None in channels else self.server.subscription_of(grant.resource.keys[0])[1]
-                if whose in channels and self._subscribed_at(grant) >= grant.answered_since:
+        for bucket in list(self.buckets.values()):
+            for token, grant in list(bucket.items()):
+                channel = None if None in channels else self.server.subscription_of(grant.resource.keys[0])[1]
+                if channel in channels and self._subscribed_at(grant) >= grant.answered_since:
                     self.in_flight[token] = grant  # first in here, then out of the bucket
-                    slot.pop(token, None)
+                    bucket.pop(token, None)
 
     def report_ends(self) -> float:
         """Report each lease that has ended among those set aside. Returns the next deadline among the rest."""
@@ -331,17 +331,17 @@ class LeaseEnds:
         """The latest time at which the worker must run this task."""
         renewal = self.renewal
         now = renewal.runtime.now()
-        slots = list(renewal.buckets.items())  # in one step: other threads add buckets
-        if slots and renewal.resubscribed:
+        buckets = list(renewal.buckets.items())  # in one step: other threads add buckets
+        if buckets and renewal.resubscribed:
             return now
         # A finalizer may also leave a lease that is in flight, so leases in flight limit the sleep, too.
-        naps: list[float] = [
-            *(slot.max_sleep for _, slot in slots),
+        sleeps: list[float] = [
+            *(bucket.max_sleep for _, bucket in buckets),
             *((MAX_SLEEP,) if renewal.in_flight else ()),
         ]
         if self.undo.from_finalizers:  # read last: a finalizer adds here first, then takes its lease out of the buckets
             return now
-        return min([self.next_end, *(now + nap for nap in naps), *(due for due, _ in slots)])
+        return min([self.next_end, *(now + sleep for sleep in sleeps), *(due for due, _ in buckets)])
 
     async def tick(self) -> None:
         """Report the leases that have ended, and set aside those that are due."""

@@ -112,7 +112,7 @@ class Waiters:
 
     def due(self) -> float:
         """The latest time at which the worker must run this task."""
-        return min((room.due for room in list(self.queues.values())), default=FOREVER)
+        return min((queue.due for queue in list(self.queues.values())), default=FOREVER)
 
     async def tick(self) -> None:
         """Send the heartbeats that are due."""

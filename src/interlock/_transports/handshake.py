@@ -35,7 +35,7 @@ def complete_handshake(replies: list[Any], address: Address, history: ServerHist
 
     Raises LockError if interlock can't use the server, and Disconnected if a later try may succeed.
     """
-    replies, more = (
+    replies, isolation_replies = (
         replies[: len(replies) - len(address.isolation_commands)],
         replies[len(replies) - len(address.isolation_commands) :],
     )
@@ -48,7 +48,9 @@ def complete_handshake(replies: list[Any], address: Address, history: ServerHist
     for reply in (server, replication, time, *past):
         if type(reply) is ReplyError and is_transient(str(reply)):  # else there would be no quarantine
             raise Disconnected(str(reply), sent=False)
-    return history.identify(parse_facts(server, replication, time, *past), address, address.isolation_grace(more))
+    return history.identify(
+        parse_facts(server, replication, time, *past), address, address.isolation_grace(isolation_replies)
+    )
 
 
 def is_same_primary(reply: Any, stamp: IdentityStamp) -> bool:

@@ -74,7 +74,7 @@ class AsyncioConnection(asyncio.Protocol):
         self._send(pack(command), reply)
         if until == FOREVER or (left := until - now()) >= self.timeout:  # `_watch` ends the connection before that
             return await reply
-        timer = self.loop.call_later(max(0.0, left), self.give_up, reply)
+        timer = self.loop.call_later(max(0.0, left), self.time_out, reply)
         try:
             return await reply
         finally:
@@ -89,7 +89,7 @@ class AsyncioConnection(asyncio.Protocol):
     async def receive(self, pending: PendingReplies, until: float) -> list[object]:
         """See Connection."""
         if not pending.is_complete and not await self.pool.wait_any([pending], 1, until):
-            self.give_up(pending)
+            self.time_out(pending)
         if pending.error is not None:
             raise pending.error
         return pending.replies
@@ -190,7 +190,7 @@ class AsyncioConnection(asyncio.Protocol):
         """See Connection."""
         self.fail(Disconnected("it is a replica by now", sent=True))
 
-    def give_up(self, reply: asyncio.Future[Any] | PendingReplies) -> None:
+    def time_out(self, reply: asyncio.Future[Any] | PendingReplies) -> None:
         """Fail this future, whose time is over; end the connection, too, after a silence of `SILENCE_LIMIT`."""
         if not reply.done():
             why = Disconnected("no answer in time", sent=True, timed_out=True)

@@ -119,14 +119,14 @@ class AsyncioPool:
             connection.fail(Disconnected("it was not the primary all the time", sent=False))
 
     @staticmethod
-    async def _in_time(making: asyncio.Task[T], until: float) -> T:
+    async def _in_time(task: asyncio.Task[T], until: float) -> T:
         left = max(0.001, until - now()) if until != FOREVER else None
-        done, _ = await asyncio.wait([making], timeout=left)
+        done, _ = await asyncio.wait([task], timeout=left)
         if not done:
             raise Disconnected("no connection in time", sent=False, timed_out=True)
-        if making.cancelled():
+        if task.cancelled():
             raise Disconnected("it was closed while connecting", sent=False)
-        return making.result()
+        return task.result()
 
     async def wait_any(self, pending: Sequence[PendingReplies], number: int, until: float) -> list[int]:
         """See ConnectionPool."""
@@ -195,7 +195,7 @@ class AsyncioPool:
             else:
                 redis_connection = make(FOREVER)
             if self.address.kind == "tls":
-                redis_connection.redis_connect_func = _greeted
+                redis_connection.redis_connect_func = _set_up_or_abort
             await redis_connection.connect()
         except BaseException as error:  # also that of a user's credential provider, a cancellation, an interrupt
             if redis_connection is not None:
@@ -281,7 +281,7 @@ class AsyncioPool:
 _parents: list[object] = []
 
 
-async def _greeted(redis_connection: Any) -> None:
+async def _set_up_or_abort(redis_connection: Any) -> None:
     """Run redis-py's setup after the TLS handshake; abort if it fails: a TLS goodbye would wait for a silent peer."""
     transport = redis_connection._writer.transport
     try:

@@ -91,9 +91,9 @@ class BlockingConnection:
         self.answered_since = 0.0  # when the last request with a reply was sent (see `BlockingPool.checkout`)
         self.host_port = getattr(self._redis_connection, "host", ""), getattr(self._redis_connection, "port", 0)
         try:
-            greeting = handshake_commands(address)
-            self.write(b"".join(map(pack, greeting)), until)
-            self.stamp = complete_handshake([self.read(until) for _ in greeting], address, pool.history)
+            commands = handshake_commands(address)
+            self.write(b"".join(map(pack, commands)), until)
+            self.stamp = complete_handshake([self.read(until) for _ in commands], address, pool.history)
         except BaseException:
             self.close()
             raise
