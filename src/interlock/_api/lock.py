@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic
 from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives.lock import LockState, parse_state
 
+from .functions import checked_function, checked_result
 from .named import NamedCore, StateT
 from .options import UNSET, LeaseT, Unset, timeout_of
 from .section import Section
-from .synchronized import checked_kind, decorated
+from .synchronized import decorated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +89,7 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Decorate a function (asyncio: an `async def`): each call of it runs while this is held."""
-        checked_kind(function, for_asyncio=self._interlock._for_asyncio)
+        checked_function(self._primitive, function, for_asyncio=self._interlock._for_asyncio)
 
         async def locked(*args: Any, **kwargs: Any) -> Any:
             async with Section(self) as section:
@@ -137,7 +138,10 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
     async def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What the user's function returns; for asyncio, what awaiting that gives."""
         result = function(*args, **kwargs)
-        return await result if self._interlock._for_asyncio else result
+        for_asyncio = self._interlock._for_asyncio
+        result = await result if for_asyncio else result
+        checked_result(self._primitive, function, result, for_asyncio=for_asyncio)
+        return result
 
 
 class LockCore(LockableCore[LockState, LeaseT]):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from interlock.primitives import once as script
 from interlock.primitives.once import OnceState, Ran, Skipped
 
+from .functions import checked_function
 from .lock import LockableCore
 from .options import LeaseT
 from .section import Section
-from .synchronized import checked_kind, decorated
+from .synchronized import decorated
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -65,10 +67,14 @@ class OnceCore(LockableCore[OnceState, LeaseT]):
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Decorate a function (asyncio: an `async def`): each call of it runs it once, or is skipped; see `run()`."""
-        checked_kind(function, for_asyncio=self._interlock._for_asyncio)
+        checked_function(self._primitive, function, for_asyncio=self._interlock._for_asyncio)
 
         async def once(*args: Any, **kwargs: Any) -> Any:
-            return await self._run(lambda _: function(*args, **kwargs))
+            @functools.wraps(function)
+            def work(_: LeaseT) -> Any:
+                return function(*args, **kwargs)
+
+            return await self._run(work)
 
         return decorated(function, once, for_asyncio=self._interlock._for_asyncio)
 

@@ -11,6 +11,7 @@ from interlock._protocol.run import run
 from interlock.errors import ConfigError
 
 from .face import raise_stop_iteration
+from .functions import checked_function, name_of
 from .options import UNSET, Unset
 
 if TYPE_CHECKING:
@@ -18,13 +19,6 @@ if TYPE_CHECKING:
 
 BUSY: Final = ("wait", "raise", "skip")
 _FORMATTER: Final = string.Formatter()
-
-
-def checked_kind(function: Any, *, for_asyncio: bool) -> None:
-    """Whether this is an `async def` for asyncio, and none for threads. Raises ConfigError."""
-    if inspect.iscoroutinefunction(function) != for_asyncio:
-        is_, use = ("not", "interlock (for threads)") if for_asyncio else ("an", "interlock.aio")
-        raise ConfigError(f"{getattr(function, '__qualname__', function)} is {is_} `async def`: use {use} for it")
 
 
 def decorated(
@@ -59,14 +53,10 @@ class Template:
             raise ConfigError(f"synchronized(): the name must be a str, not {type(template).__name__}")
         self.template = template
         self.shown = f"synchronized({template!r})"
-        if not callable(function) or not inspect.isroutine(function):
-            raise ConfigError(f"{self.shown} is for functions and methods, not {function!r}; put it under @classmethod")
-        self.called = f"{function.__qualname__}()"
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise ConfigError(f"{self.shown}: {self.called} is a generator: its body would run after the release")
-        if inspect.iscoroutinefunction(function) != for_asyncio:
-            is_, use = ("", "interlock") if for_asyncio else ("`async def`", "interlock.aio")
-            raise ConfigError(f"{self.shown}: {self.called} is {is_ or 'not `async def`'}: use {use} for it")
+        checked_function(self.shown, function, for_asyncio=for_asyncio)
+        if not inspect.isroutine(function):
+            raise ConfigError(f"{self.shown} is for functions and methods, not {function!r}")
+        self.called = name_of(function)
         try:
             fields = [field for _, field, _, _ in _FORMATTER.parse(template) if field is not None]
         except ValueError as error:

@@ -1,0 +1,96 @@
+"""Which functions a lock can hold: those whose work is done when they return (asyncio: when the `async def` ends)."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from interlock._protocol.log import log
+from interlock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+
+
+@contextlib.contextmanager
+def _context() -> Generator[None]:
+    yield
+
+
+@contextlib.asynccontextmanager
+async def _async_context() -> AsyncGenerator[None]:
+    yield
+
+
+# All functions that contextlib makes of generators share one code object and one type of result.
+_MAKES_CONTEXT: Final = frozenset((_context.__code__, _async_context.__code__))
+# What runs only when somebody uses it, which is after the release.
+_RUNS_LATER: Final = frozenset(
+    (GeneratorType, AsyncGeneratorType, CoroutineType, type(_context()), type(_async_context()))
+)
+
+
+def checked_function(subject: object, function: Any, *, for_asyncio: bool) -> None:
+    """Refuse to decorate what `subject`, a lock, cannot hold until its work is done. Raises ConfigError."""
+    called = name_of(function)
+    if inspect.isclass(function):
+        raise ConfigError(f"{subject} decorates functions, and {called} is a class. Decorate its methods")
+    if isinstance(function, classmethod):
+        raise ConfigError(f"{subject} decorates functions. Put it under @classmethod, not over it")
+    if not callable(function):
+        raise ConfigError(f"{subject} decorates functions, not {function!r}")
+    if later := _what_runs_later(function):
+        raise ConfigError(f"{subject}: {called} is {later}, whose body would run after the release. {_INSIDE}")
+    if inspect.iscoroutinefunction(function) != for_asyncio:
+        if for_asyncio:
+            raise ConfigError(
+                f"{subject}: {called} is not an `async def`: use interlock (for threads) for it, or wrap what it "
+                "returns into an `async def` that awaits it"
+            )
+        raise ConfigError(f"{subject}: {called} is an `async def`: use interlock.aio for it")
+
+
+def checked_result(subject: object, function: Any, result: Any, *, for_asyncio: bool) -> None:
+    """Refuse a result that is work to be done later, after the release; warn if it may be meant. Raises ConfigError."""
+    if type(result) not in _RUNS_LATER:
+        return
+    called, what = name_of(function), type(result).__name__.strip("_")
+    if isinstance(result, CoroutineType) and not for_asyncio:
+        result.close()
+        raise ConfigError(
+            f"{subject}: {called} returned a coroutine, which would run after the release, and did not run. Use "
+            "interlock.aio, or run it inside the function"
+        )
+    if _what_runs_later(inspect.unwrap(function)):
+        raise ConfigError(f"{subject}: {called} returned a {what}, whose body would run after the release. {_INSIDE}")
+    _warn_once(f"{subject}: {called} returned a {what}: what it does runs after the release. {_INSIDE}")
+
+
+_INSIDE: Final = "Hold the lock inside it, in a `with`"
+
+
+def name_of(function: Any) -> str:
+    """How messages name a function."""
+    function = inspect.unwrap(function) if callable(function) else function
+    return f"{function.__qualname__}()" if hasattr(function, "__qualname__") else repr(function)
+
+
+def _what_runs_later(function: Any) -> str | None:
+    """What this function is, if a call of it only makes what runs later."""
+    while isinstance(function, functools.partial):
+        function = cast("Any", function).func
+    if not inspect.isroutine(function):
+        function = type(function).__call__
+    if getattr(function, "__code__", None) in _MAKES_CONTEXT:
+        return "a context manager"
+    if inspect.isgeneratorfunction(function):
+        return "a generator"
+    return "an async generator" if inspect.isasyncgenfunction(function) else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _warn_once(text: str) -> None:
+    log.warning("%s", text)
