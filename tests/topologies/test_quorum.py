@@ -14,10 +14,11 @@ from harness.topology import Independents
 from harness.topology.group import ask
 from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Ran, Skipped, Unavailable
 from interlock._client import waiting as _waiters
-from interlock._client.grant import AcquireOptions
 from interlock._protocol.run import run
 from interlock._protocol.timing import RETRY_FOR
+from interlock._protocol.types import Disconnected, TokenSpent
 from interlock._servers.quorum_votes import Request
+from interlock.primitives.messages import AcquireCall, Granted, Queued
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("its own servers", starts="quorums of one to five servers of valkey-9.1")
@@ -504,20 +505,48 @@ async def test_a_bad_list_of_servers_is_refused(mode, caplog):
 
 @rule(1)
 @rule(8)
-async def test_a_token_with_an_unconfirmed_release_has_no_vote_any_more(mode, servers):
-    """The release may run after the next vote and free the lock: the exhaustive search has the story."""
+async def test_an_attempt_whose_release_is_unconfirmed_goes_on_under_another_token(mode, servers):
+    """The release may run after the next vote for the same token; the exhaustive search has the story."""
+    locks = quorum(mode, servers, 3)
+    await (await locks.lock("warm").acquire()).release()
+    server, tokens = mode.session(locks).server, []
+    ask = server._acquire
+
+    async def split_at_first(request, until):
+        tokens.append(request.call.token)
+        reply = await ask(request, until)  # the servers keep these votes
+        if len(tokens) == 1:
+            raise TokenSpent
+        return reply
+
+    server._acquire = split_at_first
+    lease = await locks.lock("a", ttl=1.2).acquire()
+    assert lease.token == tokens[-1] != tokens[0]
+    before = lease._grant.deadline
+    await until(lambda: lease._grant.deadline > before)
+    assert await lease.release()
+    await until(lambda: nothing_left(servers, 3))
+
+
+@rule(1)
+@rule(4)
+async def test_a_split_vote_whose_release_gets_no_reply_ends_the_token(mode, servers):
+    """Otherwise two waiters could keep each other from a majority for ever: one vote of each would never count."""
     locks = quorum(mode, servers, 3)
     await (await locks.lock("warm").acquire()).release()
     server = mode.session(locks).server
     lock = locks.lock("a")
-    attempt = mode.session(locks).core.attempt(lock._primitive, AcquireOptions(30), 0)
-    for node in server.nodes[:2]:
-        node.unconfirmed_releases[attempt.token] = True
-    core = mode.session(locks).core
-    asking = core.acquire(attempt)
-    error = await outcome(asking if mode.name == "asyncio" else mode.in_thread(run, asking))
-    assert isinstance(error, Unavailable)
-    await until(lambda: nothing_left(servers, 3))
+    call = AcquireCall("who/knows", "2000", "2000", "0", "", "1", ())
+    request = Request.parse((lock._primitive.script, lock._primitive.keys, call.encode()))
+    said = {node: [Granted(1)] for node in server.nodes}
+
+    async def silence(_sent, *, late=False):
+        return [Disconnected("no answer in time", sent=True)]
+
+    server.nodes[0].server.read_batch = silence
+    yielding = server._yield_split_vote(request, Queued(b"another", 50, is_head=False), said, server.now() + 5)
+    with pytest.raises(TokenSpent):
+        await (yielding if mode.name == "asyncio" else mode.in_thread(run, yielding))
 
 
 async def test_a_pending_release_is_kept_for_as_long_as_the_lease_may_last(mode, servers):

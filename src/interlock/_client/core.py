@@ -16,6 +16,7 @@ Rules.
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,7 @@ from interlock._protocol.types import (
     Server,
     ServerError,
     Stopped,
+    TokenSpent,
     is_transient,
 )
 from interlock.errors import AcquireTimeout, ConfigError, LeaseLost, LockError, Unavailable
@@ -139,7 +141,7 @@ class Core:
             until = self.runtime.now() + (timeout or try_for)
         return Attempt(
             resource=resource,
-            token=f"{resource.owner_prefix}{self.process_id}/{self.caller_name()}/{os.urandom(16).hex()}",
+            token=self._new_token(resource),
             options=options,
             ttl=ttl,
             timeout=timeout,
@@ -153,6 +155,19 @@ class Core:
             release_args=resource.release_args,
             drift=drift,
         )
+
+    def _new_token(self, resource: Resource) -> str:
+        return f"{resource.owner_prefix}{self.process_id}/{self.caller_name()}/{os.urandom(16).hex()}"
+
+    def _take_new_token(self, attempt: Attempt) -> None:
+        """Go on under another token, at the end of the queue. The undo of the former token runs in the background."""
+        former = copy.copy(attempt)
+        former.abandoned = former.in_doubt = True
+        self.undo.add(former)
+        self.waiters.unregister(attempt)  # second: close() in another thread finds the attempt here, or its undo
+        attempt.token = self._new_token(attempt.resource)
+        attempt.is_queued = attempt.in_doubt = attempt.was_granted = False
+        self.waiters.registered[attempt.token] = attempt
 
     async def acquire(self, attempt: Attempt) -> Any:
         """Ask until the server grants the attempt, and return its lease; or the number of the grant, without a lease.
@@ -173,7 +188,11 @@ class Core:
                 args = encode_acquire(
                     attempt.token, attempt.ttl_ms, attempt.handover_ttl_ms, subscribed, channel, may_wait, own
                 )
-                raw, sent = await self.request(attempt, args, attempt.until)
+                try:
+                    raw, sent = await self.request(attempt, args, attempt.until)
+                except TokenSpent:
+                    self._take_new_token(attempt)
+                    continue
                 reply = parse_acquire(raw)
                 if not isinstance(reply, Granted):
                     await self._wait_for_turn(attempt, reply)

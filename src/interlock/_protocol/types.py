@@ -50,6 +50,10 @@ class ServerError(Exception):
     """The server replied with an error: the script made no change that a retry could not repeat safely."""
 
 
+class TokenSpent(Exception):  # noqa: N818 (a state of the attempt, not an error)
+    """A server may still run a release of this token: a grant under the same token could end at any time."""
+
+
 class Stopped(Exception):  # noqa: N818 (a decision of the caller, not an error)
     """The caller stopped an attempt before the server granted the attempt."""
 

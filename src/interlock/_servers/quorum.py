@@ -12,8 +12,8 @@ Rules.
     answered a PING in the background.
  3. A server that did not answer an acquire may still run it, so the release leaves a tombstone at that server. A
     release that could not be sent is pending: the client sends the release before any other message to that server.
- 4. If a server did not answer a release, the votes of that server for the same token don't count any more: the server
-    may run the release after the vote.
+ 4. If a server did not answer a release, the attempt goes on under another token (`TokenSpent`): the server may run the
+    release after a later vote for the same token.
  5. In a split vote, the attempt with the most servers keeps its votes. All other attempts release theirs at once, wait
     for a random time, and ask again. So no attempt has to wait until a lease expires.
  6. A server that may have forgotten leases does not vote: the records of the locks and the server history of this
@@ -31,7 +31,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from interlock._protocol.log import log
 from interlock._protocol.timing import FOREVER, RETRY_FOR
-from interlock._protocol.types import ONLY_ROUTE, Argument, Disconnected, Message, Route, Script, ServerError
+from interlock._protocol.types import (
+    ONLY_ROUTE,
+    Argument,
+    Disconnected,
+    Message,
+    Route,
+    Script,
+    ServerError,
+    TokenSpent,
+)
 from interlock._servers.quorum_nodes import Node, drop_oldest
 from interlock._servers.quorum_votes import Request, Split, Unagreed
 from interlock._servers.single import SentBatch
@@ -189,18 +198,20 @@ class QuorumServer:
         release = Request.parse(
             (request.script, request.keys, ReleaseCall(token, "0", rules_of(request.script).release_args).encode())
         )
+        is_spent = False
         granting = [node for node, (vote,) in replies.items() if isinstance(vote, Granted)]
         end = min(until, self.now() + VOTE_TIMEOUT)  # an attempt without time is undone in the background
         sent = [(node, await node.server.send_batch([release.message], end)) for node in granting]
         for node, each in sent:
             (done,) = await self.read(node, each, [release], remember=False)
-            if isinstance(done, Exception):
-                node.unconfirmed_releases[token] = True
-                drop_oldest(node.unconfirmed_releases)
+            is_spent |= isinstance(done, Exception)
         times = self._yielded[token] = self._yielded.get(token, 0) + 1
         drop_oldest(self._yielded)
         least, most = YIELD_DELAYS
         await self._sleep(random.uniform(0.2, 1.0) * min(most, least * 2 ** min(times, 10)), until)
+        if is_spent:
+            self._yielded.pop(token, None)
+            raise TokenSpent
         return Retry() if self.now() < until else reply
 
     async def _call_with_own_marker(self, request: Request, until: float) -> DoneReply:
@@ -494,7 +505,7 @@ class Round:
                     self.quorum.mark_absent(node, f"no answer within {self.within:.3g} s")
             self._ended = True
         for node, own, sent in [self.awaited.pop(i) for i in sorted(ready, reverse=True)]:
-            replies = node.discard_unsafe(own, await self.quorum.read(node, sent, own))
+            replies = await self.quorum.read(node, sent, own)
             if is_stale(next(iter(replies))) and node not in self._sent_again:
                 self._sent_again.add(node)
                 await self._send(node, own)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from interlock._protocol.timing import TOMBSTONE_TTL
 from interlock._protocol.types import Disconnected, Message
-from interlock.primitives.lock import FenceCall
 from interlock.primitives.messages import AcquireCall, HeartbeatCall, ReleaseCall, RenewCall, quarantine_evidence
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ class Node:
         "quarantine_evidence",
         "server",
         "tokens",
-        "unconfirmed_releases",
     )
 
     def __init__(self, server: SingleServer) -> None:
@@ -47,7 +45,6 @@ class Node:
         self.absence_logged = False  # whether the log says that the server is absent
         self.quarantine_evidence = ""  # the evidence for the server's last quarantine
         self.tokens: dict[str, bool] = {}  # tokens that requested a lease, and whether the reply is still outstanding
-        self.unconfirmed_releases: dict[str, bool] = {}  # tokens whose release the server did not answer
         # By token: a release that the server has not got, and until when (seconds) the client tries to deliver it.
         self.pending_releases: dict[str, tuple[Message, float]] = {}
 
@@ -76,19 +73,6 @@ class Node:
                     self.tokens[call.token] = False
                 if not isinstance(reply, Exception) and (evidence := quarantine_evidence(reply)):
                     self.quarantine_evidence = evidence
-
-    def discard_unsafe(self, requests: Sequence[Request], replies: Sequence[Any]) -> list[Any]:
-        """Replace each vote that does not count by Disconnected.
-
-        A vote does not count while the server may still run an earlier release of the same token: that release would
-        end the new grant.
-        """
-        return [
-            Disconnected("what was given back there may still be on its way", sent=True)
-            if isinstance(request.call, AcquireCall | FenceCall) and request.call.token in self.unconfirmed_releases
-            else reply
-            for request, reply in zip(requests, replies, strict=False)
-        ]
 
     def record_undelivered(self, requests: Sequence[Request], now: float, among: Container[str] | None = None) -> None:
         """Remember the releases (of tokens `among` these) that this server did not get, or did not answer."""
