@@ -662,7 +662,7 @@ def test_a_planted_bug_in_the_api_is_caught_and_shrinks(bug, monkeypatch):
 FIRST = {
     "renewal that re-creates": 641, "the expired are not dropped": 172, "watchers that are told of their own term": 243,
     "the dead are waited for": 447, "who went on is not known": 141, "one that can't wait stays": 1037,
-    "a silence that is told as a refusal": 122,
+    "a silence that is told as a refusal": 149, "a confirmation that does not lengthen": 515,
 }  # fmt: skip
 
 

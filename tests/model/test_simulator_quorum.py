@@ -81,7 +81,7 @@ def a_heartbeat_finds_nothing(monkeypatch):
         return HeartbeatReply(NO_KEY, b"", [QUEUED for _ in votes.call.waiters])
 
     monkeypatch.setitem(_votes.VERBS, "heartbeat", _votes.VERBS["heartbeat"]._replace(merge=nothing))
-    monkeypatch.setattr(sim_pool.SimPool, "hear", lambda *_: None)
+    monkeypatch.setattr(sim_pool.SimPool, "receive_push", lambda *_: None)
 
 
 def clocks_run_alike(monkeypatch):
