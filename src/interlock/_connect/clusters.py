@@ -7,11 +7,12 @@ from typing import Any, Final
 
 from interlock._connect.address import Address, make_address
 from interlock._connect.clients import check_mode
-from interlock._connect.urls import address_of_url, check_credentials
+from interlock._connect.url_options import check_options
+from interlock._connect.urls import address_of_url, check_credentials, without_password
 from interlock.errors import ConfigError
 
 _SCHEMES: Final = {f"{scheme}+cluster": scheme for scheme in ("redis", "rediss", "valkey", "valkeys")}
-_EXAMPLE: Final = "It is redis+cluster://user:password@host1:7000,host2:7001"
+_EXAMPLE: Final = "Write redis+cluster://user:password@host1:7000,host2:7001"
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def cluster_of(target: object, *, for_asyncio: bool) -> Cluster | None:
 
 def _cluster_of_url(url: str) -> Cluster:
     scheme, _, rest = url.partition("://")
-    display_url = f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
+    display_url = without_password(url)
     place, question, query = rest.partition("?")
     place, _, path = place.partition("/")
     if "@" in path:
@@ -44,13 +45,16 @@ def _cluster_of_url(url: str) -> Cluster:
         )
     if path not in ("", "0"):
         raise ConfigError(f"{display_url!r} is no cluster's URL: a cluster has only the database 0. {_EXAMPLE}")
+    check_options(url, _SCHEMES[scheme], display_url, "cluster")
     credentials, at_sign, hosts = place.rpartition("@")
     check_credentials(credentials, display_url)
     if not all(hosts.split(",")):
         raise ConfigError(f"{display_url!r} is no cluster's URL: a host is missing. {_EXAMPLE}")
     try:
         seeds = [
-            address_of_url(f"{_SCHEMES[scheme]}://{credentials}{at_sign}{host}/0{question}{query}")
+            address_of_url(
+                f"{_SCHEMES[scheme]}://{credentials}{at_sign}{host}/0{question}{query}", check_the_options=False
+            )
             for host in hosts.split(",")
         ]
     except ConfigError:

