@@ -23,6 +23,12 @@ RULES = {
     10: "Quarantine after a failover or a restart.",
     11: "Fork, threads, tasks: a child holds nothing; ownership is the lease.",
 }
+INTRODUCTION = (
+    "These rules keep the locks safe; the numbers are those of the [design](internals/DESIGN.md). Below each rule",
+    "stand the tests that hold it: the file in `tests/`, and the name of the test as a sentence. `scripts/rules` makes",
+    "this page from the marks of the tests (`@rule(8)`), and `scripts/check` fails if a rule has no test. The",
+    "[simulator](simulator.md) checks the same rules under random faults.",
+)
 NOT_BUILT = {2: "see [DESIGN](internals/DESIGN.md#6-designed-and-not-built)"}
 
 
@@ -45,7 +51,7 @@ def page() -> str:
     lines = [
         "# The rules, and the tests that hold them",
         "",
-        "Made by `scripts/rules` from `tests/`.",
+        *INTRODUCTION,
         "",
     ]
     for number, tests in marked().items():
