@@ -264,11 +264,50 @@ async def test_the_error_for_a_key_of_another_type_names_it_and_the_key_stays(mo
 async def test_the_error_for_a_name_of_another_kind_names_the_kind(mode, clean):
     clean.set("{lock:a}{record}", "1 semaphore 5 - 0 - 3", px=60_000)
     clean.set("{lock:b}{record}", "2 lock 5 - 0 - - -", px=60_000)
-    for name in "ab":
+    for name, says in (("a", r"'a' is in use as a semaphore.*another name"), ("b", r"another version.*\('2 lock'\)")):
         error = await outcome(mode.interlock().lock(name).acquire())
         assert isinstance(error, ConfigError)
-        assert re.search(r"in use as something else.*\('(1 semaphore|2 lock)'\)", str(error))
+        assert re.search(says, str(error))
     assert len(clean.keys()) == 2
+
+
+async def test_a_name_of_a_semaphore_that_is_held_is_no_name_of_a_lock_and_the_other_way_round(mode, clean):
+    locks = mode.interlock()
+    await mode.keep(locks.semaphore("q", 3).acquire())
+    await mode.keep(locks.lock("l").acquire())
+    await mode.keep(locks.rwlock("w").read().acquire())
+    await locks.latch("c", 2).count_down()
+    for acquiring, says in (
+        (locks.lock("q").acquire(1), "'q' is in use as a semaphore"),
+        (locks.rwlock("q").write().acquire(1), "'q' is in use as a semaphore"),
+        (locks.election("q").campaign(1), "'q' is in use as a semaphore"),
+        (locks.semaphore("l", 3).acquire(1), "'l' is in use as a lock"),
+        (locks.latch("l", 3).wait(1), "'l' is in use as a lock"),
+        (locks.lock("w").acquire(1), "'w' is in use as a read-write lock"),
+        (locks.lock("c").acquire(1), "'c' is in use as a latch"),
+        (locks.barrier("c", 2).wait(1), "'c' is in use as a latch"),
+    ):
+        error = await outcome(acquiring)
+        assert isinstance(error, ConfigError)
+        assert says in str(error)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"), [(3, "a prefix must be a str, not int"), (None, "a prefix"), ("a\n", "a prefix")]
+)
+def test_an_error_about_a_prefix_says_prefix(make, wrong, says):
+    with pytest.raises(ConfigError, match=says):
+        make(NOWHERE, prefix=wrong)
+
+
+async def test_the_error_for_a_server_that_is_down_reads_as_sentences(mode):
+    error = await outcome(mode.interlock("redis://127.0.0.1:1/0", try_for=0.3).lock("a").try_acquire())
+    assert isinstance(error, Unavailable)
+    says = (
+        r"lock 'a': no answer from redis://127\.0\.0\.1:1/0 for 0\.\d{1,2} s "
+        r"\([^()]*(\([^()]*\))?[^().]*\)\. Is the server up"
+    )
+    assert re.match(says, str(error))
 
 
 async def test_a_wrong_password_raises_config_error(mode, server, clean):

@@ -73,8 +73,8 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         label: str | None = None,
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
-        if prefix:
-            checked_name(prefix)
+        if prefix != "":
+            checked_name(prefix, "prefix")
             tagged(re.sub(r"\{[^{}]*$", "", prefix))  # a tag may end in the name, but not be broken already
         self.prefix = prefix
         self.max_ttl = duration(max_ttl, "max_ttl", least=MIN_TTL)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from interlock._protocol.types import TRANSIENT, Resource, ServerError
 from interlock.errors import AcquireTimeout, BrokenBarrier, ConfigError, LeaseLost, LockError, Unavailable
 from interlock.primitives.codes import BROKEN, LIMIT_MISMATCH, NO_EXPIRY, REVOKED, WRONG_KIND
+from interlock.primitives.lock import RECORD_VERSION
 from interlock.primitives.messages import Busy, Queued, Refused, quarantine_evidence
 
 if TYPE_CHECKING:
@@ -21,12 +22,13 @@ BusyError = Callable[[Resource, float, "Queued | Busy"], LockError]
 
 def unavailable_error(attempt: Attempt, url: str, now: float, cause: Exception) -> Unavailable:
     """The error for a server that has been away, or not ready, for too long. `url` is its display_url."""
-    resource, waited = attempt.resource, f"{max(0.0, now - attempt.unanswered_since):.3g} s"
+    resource, waited = attempt.resource, f"{max(0.0, now - attempt.unanswered_since):.2g} s"
+    reason = str(cause).rstrip(". ")
     if isinstance(cause, ServerError):
-        return Unavailable(f"{resource}: {url} can't serve it for {waited} ({cause}). Try again, or wait longer")
+        return Unavailable(f"{resource}: {url} can't serve it for {waited} ({reason}). Try again, or wait longer")
     tls = ", and does that port speak TLS" if "rediss" in url else ""
     return Unavailable(
-        f"{resource}: no answer from {url} for {waited} ({cause}). Is the server up and reachable from here{tls}?"
+        f"{resource}: no answer from {url} for {waited} ({reason}). Is the server up and reachable from here{tls}?"
     )
 
 
@@ -62,11 +64,7 @@ def reply_error(resource: Resource, refused: Refused) -> LockError:
             f"{resource.keys[0]!r}. If nobody is at work there, DEL that key; nothing was changed"
         )
     if code == WRONG_KIND:
-        version_and_kind = " ".join(text.split()[:2])
-        return ConfigError(
-            f"{resource}: the name is in use as something else, or by another version ({version_and_kind!r}). "
-            "Use another name"
-        )
+        return _wrong_kind_error(resource, text)
     if code == LIMIT_MISMATCH:
         what, way = (
             ("parties", "") if resource.kind == "barrier" else ("limit", ", or change it for all with set_limit()")
@@ -77,6 +75,26 @@ def reply_error(resource: Resource, refused: Refused) -> LockError:
     if code == REVOKED:
         return LeaseLost(f"{resource} was revoked ({text}) in the moment it was handed over. Acquire it again")
     return AcquireTimeout(f"{resource}: this attempt was given up and can't be granted any more. Acquire it again")
+
+
+# The kinds in the second word of a record, for people.
+_KINDS: Final = {
+    "lock": "a lock", "semaphore": "a semaphore", "rwlock": "a read-write lock", "election": "an election",
+    "once": "a once()", "latch": "a latch", "barrier": "a barrier",
+}  # fmt: skip
+
+
+def _wrong_kind_error(resource: Resource, record: str) -> ConfigError:
+    """The error for a name whose record belongs to another kind of primitive, or to another version."""
+    version, kind = [*record.split(), "", ""][:2]
+    if version == RECORD_VERSION and kind in _KINDS and kind != resource.kind:
+        return ConfigError(
+            f"{resource}: {resource.name!r} is in use as {_KINDS[kind]}, and one name can't be both. Use another name"
+        )
+    stored = f"{version} {kind}"
+    return ConfigError(
+        f"{resource}: the name is in use by another version ({stored!r}) of interlock. Use another name, or one version"
+    )
 
 
 _ACL_ADVICE: Final = "the server's ACL forbids it. Give this user the rights listed in docs/acl.md"

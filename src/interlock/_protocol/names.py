@@ -17,18 +17,18 @@ MAX_NAME_BYTES: Final = 512  # bytes of a name
 MIN_TTL: Final = 0.01  # seconds
 
 
-def checked_name(name: object) -> str:
-    """The name, if it is valid. Raises ConfigError, whose text says what is valid."""
+def checked_name(name: object, what: str = "name") -> str:
+    """The name, if it is valid. Raises ConfigError, whose text says what is valid. `what`: name, or prefix."""
     if not isinstance(name, str):
-        raise ConfigError(f"a name must be a str, not {type(name).__name__}")
+        raise ConfigError(f"a {what} must be a str, not {type(name).__name__}")
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
-        raise ConfigError(f"the name {name!r} is not valid UTF-8") from None
+        raise ConfigError(f"the {what} {name!r} is not valid UTF-8") from None
     if not 1 <= size <= MAX_NAME_BYTES:
-        raise ConfigError(f"a name has 1 to {MAX_NAME_BYTES} bytes in UTF-8; this one has {size}: {name[:40]!r}")
+        raise ConfigError(f"a {what} has 1 to {MAX_NAME_BYTES} bytes in UTF-8; this one has {size}: {name[:40]!r}")
     if any(unicodedata.category(character) == "Cc" for character in name):
-        raise ConfigError(f"a name has no control characters: {name!r}")
+        raise ConfigError(f"a {what} has no control characters: {name!r}")
     return name
 
 

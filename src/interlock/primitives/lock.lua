@@ -168,8 +168,9 @@ end
 if verb == 'acquire' then
   local ttl, handover_ttl, subscribed, channel, may_wait = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
   local owner, wanted_kind = ARGV[8], ARGV[9]
-  local holder = call('GET', LOCK)
+  -- The record first: the key of another kind has another type.
   if not read_record() or kind and kind ~= wanted_kind then return {WRONG_KIND, record} end
+  local holder = call('GET', LOCK)
   kind = wanted_kind
   local evidence = parse_marker(holder)
   if evidence and IDENTITY ~= '-' then  -- this client may know that the quarantine is over
