@@ -55,14 +55,14 @@ class SimPending(PendingReplies):
 
 
 class SimConnection:
-    """See Connection. It leads to one process of a server, and never to that which follows."""
+    """See Connection. It leads to one process of a server, and never to the process that replaces it."""
 
     def __init__(self, pool: SimPool, host: Host, stamp: IdentityStamp, asked_at: float) -> None:
         self.pool = pool
         self.process = pool.process
         self.host = host
         self.stamp = stamp
-        self.broken = False  # and the client knows
+        self.broken = False  # whether the connection is broken, and the client knows that
         self.unanswered: set[Future] = set()
         self.silent_since = pool.process.world.now  # when the last reply arrived, or the wait for one began
         self.answered_since = asked_at  # when the last request with a reply was sent, see `_quarantine.primacy`
@@ -158,8 +158,8 @@ class SimPool:
         self.subscribed: set[str] = set()
         self.known_hosts: set[Host] = set()  # the hosts to which the process was ever connected
         self.answered_at = -FOREVER  # when the last reply arrived
-        self.pushes_lost_until = 0.0  # pushes may be lost until then
-        self._waiting: list[Callable[[SimConnection | Disconnected], None]] = []  # for the connection that is opening
+        self.pushes_lost_until = 0.0  # until when pushes may be lost, since the subscription is broken
+        self._waiting: list[Callable[[SimConnection | Disconnected], None]] = []  # to call when a connection is open
         self._opening = 0  # the number of the connection that is opening; 0: none
         self._opened = 0  # how many connections there were
         self._channel: str | None = None
@@ -283,7 +283,7 @@ class SimPool:
         world.at(world.now + IO_TIMEOUT, lambda: opened(silent), self.process)
 
     def drop(self, connection: SimConnection, why: str) -> None:
-        """Drop a connection, and fail all that wait for a reply on it: the client learns now that it is broken."""
+        """Drop a connection, and fail each wait for a reply on it: now the client learns that it is broken."""
         if connection.broken:
             return
         connection.broken = True
@@ -327,7 +327,7 @@ class SimPool:
         return self._channel is not None
 
     def resubscribe(self) -> None:
-        """Connect again: the process was a part of a snapshot, where it was subscribed, and its connection is dead."""
+        """Connect and subscribe again, in a process restored from a snapshot: its connection is dead."""
         self._channel = self.push_handler.channel
         self._stay_subscribed()
 
@@ -416,7 +416,7 @@ class _Address:
 
 
 def as_address(address: Any) -> Address:
-    """This object in place of an Address."""
+    """This object, typed as an Address."""
     found: Address = address
     return found
 

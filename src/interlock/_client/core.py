@@ -410,7 +410,7 @@ class Core:
             raise
         if grant.end_reason is not None:
             if grant.end_reason not in {Grant.RELEASED, Grant.FORKED}:
-                self.undo.add(attempt)  # removes the mark of a revocation, so that the next waiter can have the lock
+                self.undo.add(attempt)  # removes the mark of a revocation, so that the next waiter can get the lock
             return False
         doubt = attempt.in_doubt
         try:

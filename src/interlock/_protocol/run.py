@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end. No coroutine over the threads' port ever suspends."""
+    """Run a coroutine to its end. No coroutine that uses the transport for threads ever suspends."""
     try:
         coroutine.send(None)
     except StopIteration as finished:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from interlock._protocol.acks import Acks
 
-# Error replies that pass by themselves: the server starts, is busy, or fails over.
+# The beginnings of error replies that end by themselves: the server starts, is busy, or fails over.
 TRANSIENT = ("LOADING", "BUSY ", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "NOREPLICAS", "UNKILLABLE")
 
 
@@ -36,7 +36,7 @@ Message = tuple[Script, "Sequence[str | bytes]", "Sequence[Argument]"]  # a scri
 class Disconnected(Exception):  # noqa: N818 (a state of the connection, not an error of interlock)
     """No reply arrived. `sent`: the server may have run the request. `stale`: the connection had been idle.
 
-    `timed_out`: the time for the reply was over.
+    `timed_out`: the reply was not there in time.
     """
 
     def __init__(self, cause: str, *, sent: bool, stale: bool = False, timed_out: bool = False) -> None:
@@ -86,7 +86,7 @@ class AutoResetEvent(Protocol):
         ...
 
     async def wait(self, until: float) -> bool:
-        """Wait at most until then, and reset the flag. Returns False if the time was over first."""
+        """Wait for the flag until this time at the latest, and reset it. Returns False if it was not set in time."""
         ...
 
 
@@ -107,7 +107,7 @@ class Runtime(Protocol):
         ...
 
     async def sleep_until(self, until: float) -> None:
-        """Wait until this time."""
+        """Wait until the clock of `now` shows this time."""
         ...
 
     def spawn(self, work: Callable[[], Coroutine[object, None, None]], name: str, on_end: Callable[[], None]) -> None:
@@ -132,7 +132,7 @@ class Runtime(Protocol):
 
 
 class Server(Protocol):
-    """All that the client needs of a server, be it one, a cluster or a quorum.
+    """All that the client needs of a server: of one server, of a cluster, or of a quorum.
 
     To add a kind of server: implement these members, and run the conformance suite. Every `until` is a time of
     `Runtime.now()`.
@@ -161,7 +161,7 @@ class Server(Protocol):
 
     @property
     def is_quorum(self) -> bool:
-        """Whether several servers vote: then one of them may keep a grant although the quorum refused."""
+        """Whether several servers vote: one of them may then keep a grant although the quorum refused the attempt."""
         ...
 
     @property

@@ -1,1 +1,1 @@
-"""The ports for several servers: a cluster or a quorum answers messages like one server."""
+"""What answers the client's messages: one server, or a cluster or a quorum that answers like one server."""

@@ -2,8 +2,8 @@
 
 Theory. All keys of a lock are in one slot, so each message belongs to one node at a time. The map is a hint. A node
 that does not serve the slot of a message names the node that does (MOVED, or ASK while the slot is migrating). If a
-node does not answer, the client asks another node for the whole map. This module serves
-threads and asyncio: the runtime supplies clock, events and background work.
+node does not answer, the client asks another node for the whole map. This module serves threads and asyncio: the
+runtime supplies clock, events and background work.
 
 Rules.
  1. A message never waits for a node that does not serve its slot: `call_many` sends the messages of all nodes before it
@@ -15,7 +15,7 @@ Rules.
     the primary that it was, and the client knew the new node before the move. Then the new node trusts records that the
     old node wrote. In any other case, the leases that the old node granted may be lost.
  4. The client trusts a node by the rules of `_quarantine.primacy`: another node must name the node as a primary. A map
-    is the word of the node that sent the map.
+    counts as the statement of the node that sent the map, and of no other node.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ MAX_REDIRECTIONS: Final = 5  # redirections of one message
 MAP_INTERVAL: Final = 0.25  # seconds between two maps
 # Seconds from reading the identities to reading the map. The time until the client may read a map again is extra.
 MEETING_PAUSE: Final = 0.1
-MEETING_ROUNDS: Final = 40  # so often the client reads the identities, while a primary does not answer
+MEETING_ROUNDS: Final = 40  # so often at most the client reads the identities, while a primary does not answer
 NODE_TIMEOUT: Final = 1.0  # seconds that one node may take to send the map, or its identity
 MAP_COMMANDS: Final = (("HELLO",), ("CLUSTER", "SLOTS"), ("CLUSTER", "INFO"))
 SHARDED_SINCE: Final = 7  # the first version with sharded channels
@@ -199,7 +199,7 @@ class ClusterServer:
         return replies
 
     def _grouped(self, which: Iterable[int], slots: Sequence[int]) -> tuple[dict[Node, list[int]], list[int]]:
-        """The messages by the node that serves them, and the messages whose node or slot history is not known yet."""
+        """The indexes of the messages by node, and of those messages whose node or slot history is not known yet."""
         groups: dict[Node, list[int]] = {}
         single: list[int] = []
         for i in which:
@@ -218,7 +218,7 @@ class ClusterServer:
         replies: list[Reply | Exception],
         until: float,
     ) -> list[int]:
-        """Send to each node its own messages, and store the replies. Returns the messages that were redirected."""
+        """Send to each node its own messages, and store the replies. Returns the indexes of redirected messages."""
         sent: list[tuple[Node, list[int], SentBatch]] = []
         redirected: list[int] = []
         order = sorted(groups, key=lambda node: (not node.server.ready, node.failed_at))
@@ -381,9 +381,9 @@ class ClusterServer:
                 event.set()
 
     async def _read_map(self, until: float, named_by: Node | None) -> tuple[Address, list[Any], float]:
-        """The node that was asked, its map, and the time of asking.
+        """The address of the node that sent the map, the map, and when the client asked for the map.
 
-        The first node whose cluster state is ok decides. If there is none, any node decides, with the time 0.
+        The map of the first node whose cluster state is ok counts. If there is none, any map counts, with the time 0.
         """
         nodes = sorted((node for node in {*self._map} if node), key=lambda node: node.failed_at)
         nodes = [named_by, *nodes] if named_by else nodes

@@ -1,4 +1,4 @@
-"""A quorum: several independent servers, asked at the same time (Redlock).
+"""A quorum: several independent servers, to which the client sends each message at the same time (Redlock).
 
 Theory. The client sends each message to all servers, and the votes of a majority decide: `quorum_votes` has a rule for
 each verb. Every server runs the same scripts and has its own queue. A waiter stands in the queues of all servers. A
@@ -75,7 +75,7 @@ LOG_ABSENCE_AFTER: Final = 1.0  # seconds for which a server is absent before th
 # Seconds that an attempt waits after a split vote before it asks again: the first, the longest.
 YIELD_DELAYS: Final = (0.005, 0.5)
 RECHECK_MS: Final = 50  # ms after which the attempt that goes first asks whether the others have released their votes
-MAX_INSISTENCE: Final = 20  # so often an attempt that does not wait, and goes first, asks again
+MAX_INSISTENCE: Final = 20  # so often at most an attempt that does not wait, and goes first, asks again
 STARTED_TOGETHER_WITHIN: Final = 5.0  # seconds within which the servers of a new quorum start
 QUORUM_DRIFT: Final = 0.01  # the part of a ttl that the authors of Redlock allow for drift
 
@@ -115,7 +115,7 @@ class QuorumServer:
 
     @property
     def push_handler(self) -> PushHandler:
-        """The handler to which all servers' ports pass each push."""
+        """The handler that all servers call for each push."""
         return self.nodes[0].server.push_handler
 
     @push_handler.setter
@@ -123,7 +123,7 @@ class QuorumServer:
         for node in self.nodes:
             node.server.push_handler = handler
 
-    # The calls of the core
+    # Calls
 
     async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Reply:
         """See Server."""
@@ -200,7 +200,9 @@ class QuorumServer:
         )
         is_spent = False
         granting = [node for node, (vote,) in replies.items() if isinstance(vote, Granted)]
-        end = min(until, self.now() + VOTE_TIMEOUT)  # an attempt without time is undone in the background
+        end = min(
+            until, self.now() + VOTE_TIMEOUT
+        )  # if no time is left, the client undoes the attempt in the background
         sent = [(node, await node.server.send_batch([release.message], end)) for node in granting]
         for node, each in sent:
             (done,) = await self.read(node, each, [release], remember=False)
@@ -215,7 +217,7 @@ class QuorumServer:
         return Retry() if self.now() < until else reply
 
     async def _call_with_own_marker(self, request: Request, until: float) -> DoneReply:
-        """Send the call to each server with a marker or a note by that server's own clock."""
+        """Send the call to each server with that server's own marker or note: each server has its own clock."""
         look = Request.parse((request.script, request.keys, InspectCall("1").encode()))
         replies = (await self._poll([look], until)).replies
         done = 0
@@ -301,7 +303,7 @@ class QuorumServer:
         return replies
 
     async def _collect_stragglers(self, timeout: float = 0.0) -> None:
-        """Read the stragglers that have arrived. That frees their connections, and settles the tokens in doubt."""
+        """Read the stragglers that have arrived. That frees their connections, and may end the doubt about tokens."""
         late: list[Straggler] = []
         while self._stragglers:
             try:

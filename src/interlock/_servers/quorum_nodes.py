@@ -1,4 +1,4 @@
-"""A server of a quorum, as one client knows it: whether it is up, which tokens asked it, and its pending releases."""
+"""A server of a quorum, as one client knows it: whether it is up, its tokens, and its pending releases."""
 
 from __future__ import annotations
 

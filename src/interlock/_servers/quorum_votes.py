@@ -186,7 +186,7 @@ def _fence(votes: Votes[FenceCall, FenceReply], _rules: QuorumRules) -> FenceRep
 
 
 def _release(votes: Votes[ReleaseCall, ReleaseReply], _rules: QuorumRules) -> ReleaseReply | None:
-    """The lease was ours unless a majority says no.
+    """The lease was this client's unless a majority says no.
 
     A minority may say no although the lease was alive: a server lost the lease, or received the release twice.
     """

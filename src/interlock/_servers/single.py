@@ -5,8 +5,8 @@ eviction) replies NOSCRIPT and has run nothing: then the client sends the text. 
 identity stamp of the connection, by which the script compares the server with the one that wrote a record.
 
 Rules.
- 1. A message is sent once. Only NOSCRIPT is followed by a second try, on the same connection.
- 2. A batch can be sent now and read later, so that a cluster or a quorum sends to all its servers before it waits.
+ 1. The client sends a message once. Only after NOSCRIPT it sends the message again, on the same connection.
+ 2. `send_batch` and `read_batch` are two halves: a cluster or a quorum sends to all its servers before it waits.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class SingleServer:
     async def read_batch(self, sent: SentBatch, *, late: bool = False) -> list[Reply | Exception]:
         """Read the replies: the second half of `call_many`.
 
-        `late`: the caller needs no result any more. Then a script that the server did not know is not sent again.
+        `late`: the caller needs no result any more, so a message that got NOSCRIPT is not sent again.
         """
         connection, until, messages = sent.connection, sent.until, sent.messages
         if connection is None:

@@ -1,7 +1,7 @@
 """What a transport implements: `ConnectionPool`, and its `Connection`s, to one server.
 
-Theory. A server needs little of a connection: send a command and wait for its reply; or send several commands, and read
-their replies later. In between, the connection holds the replies that nobody has read yet (`PendingReplies`), and it
+Theory. `SingleServer` needs little of a connection: to send a command and wait for its reply; or to send several
+commands, and read their replies later. In between, the connection holds the unread replies (`PendingReplies`), and it
 gives each reply to the command to which the reply belongs.
 
 Rules.
@@ -26,7 +26,7 @@ Command = tuple[str | bytes, ...]
 class PendingReplies:
     """The replies to commands that were sent together: those that have arrived, or the error in their place.
 
-    On a connection of asyncio it stands in the row of expected replies once for each reply, in place of a future.
+    On an asyncio connection, this object stands in the row of expected replies once for each reply, like a future.
     """
 
     __slots__ = ("error", "fileno", "number", "on_complete", "replies")
@@ -87,11 +87,11 @@ class Connection(Protocol):
         ...
 
     def discard(self, error: BaseException) -> None:
-        """Give the connection back after this error: nobody waits for its replies any more."""
+        """Give the connection back after this error: no caller waits for its replies any more."""
         ...
 
     def leave_replica(self) -> None:
-        """Close what leads to this server, which is a replica by now: a new connection may lead to the primary."""
+        """Close the connections to this server, which has become a replica: a new one may lead to the primary."""
         ...
 
 
@@ -114,7 +114,7 @@ class ConnectionPool(Protocol):
         ...
 
     async def checkout_exclusive(self, until: float) -> Connection:
-        """The same, for this caller alone until it gives the connection back."""
+        """Like `checkout`, but no other caller uses the connection until this caller gives it back."""
         ...
 
     async def wait_any(self, pending: Sequence[PendingReplies], number: int, until: float) -> list[int]:
@@ -123,7 +123,7 @@ class ConnectionPool(Protocol):
 
     @property
     def subscribed(self) -> set[str]:
-        """The channels whose subscription is in effect. A server takes a client with no subscription for dead."""
+        """The channels whose subscription is in effect. The server passes over a waiter that claims another one."""
         ...
 
     def subscribe(self, channel: str) -> None:
@@ -131,7 +131,7 @@ class ConnectionPool(Protocol):
         ...
 
     def unsubscribe_all(self) -> None:
-        """Drop all channels and connections: the server, which was a primary, is none any more."""
+        """Drop all channels and connections, since the server is no longer a primary."""
         ...
 
     def reset_after_fork(self) -> None:

@@ -1,4 +1,4 @@
-"""The handshake: the first commands on a connection, and the identity of the server by its replies."""
+"""The handshake: the first commands on a connection, and what their replies say about the server."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def complete_handshake(replies: list[Any], address: Address, history: ServerHist
             raise connection_error(ResponseError(str(reply)), address)
     check_server(hello, limits, address)
     for reply in (server, replication, time, *past):
-        if type(reply) is ReplyError and is_transient(str(reply)):  # else there would be no quarantine
+        if type(reply) is ReplyError and is_transient(str(reply)):  # without these replies there would be no quarantine
             raise Disconnected(str(reply), sent=False)
     return history.identify(
         parse_facts(server, replication, time, *past), address, address.isolation_grace(isolation_replies)

@@ -37,7 +37,7 @@ def evalsha(script: Script, keys: Sequence[str | bytes], args: Sequence[Argument
 def eval_text(script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], stamp: str) -> Command:
     """The command of a script call with the text of the script, for a server that lost the script.
 
-    That is after a restart, a failover or an eviction. The server then stores the script.
+    A server loses its scripts by a restart, a failover or an eviction. After this command the server has the script.
     """
     return ("EVAL", script.source, str(len(keys)), *keys, *args, stamp)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from interlock._quarantine.stamp import IdentityStamp
     from interlock._transports.connections import Command
 
-# commands in the buffer that are written before the turn ends, so that the server begins meanwhile
+# commands in the buffer: with so many, the connection writes before the turn ends, and the server starts early
 WRITE_BATCH: Final = 16
 # seconds without a byte from the server, after which a call that times out ends the connection
 SILENCE_LIMIT: Final = 0.9
@@ -123,7 +123,7 @@ class AsyncioConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Give each reply to the first future of the row, and each push to the push handler."""
-        if self.broken is not None:  # the row may not fit the replies any more
+        if self.broken is not None:  # after an interrupt the futures of the row may not match the replies
             return
         try:
             self._silent_since = self.loop.time()
@@ -160,7 +160,7 @@ class AsyncioConnection(asyncio.Protocol):
     # Trust: see `_quarantine.primacy`
 
     def is_trusted(self, since: float) -> bool:
-        """Whether the server has answered a request that was sent at `since` or later. Call this before sending one."""
+        """Whether the server has answered a request sent at `since` or later. To call before the next request."""
         answered = self._sent_count - len(self._expecting)
         if self._sent_count == self._mark:
             self._marked = now()
@@ -183,7 +183,7 @@ class AsyncioConnection(asyncio.Protocol):
 
     def discard(self, error: BaseException) -> None:  # noqa: ARG002 (see Connection)
         """See Connection. On a connection of many tasks, the reply stays in the row, and is dropped when it arrives."""
-        if self.exclusive:  # what the server still does for this command would delay the next one
+        if self.exclusive:  # the server may still be busy with this command, and would delay the next one
             self.fail(Disconnected("given up", sent=True))
 
     def leave_replica(self) -> None:
@@ -209,7 +209,7 @@ class AsyncioConnection(asyncio.Protocol):
     def fail(self, why: Disconnected) -> None:
         """End the connection: in the next turn of the loop, close its socket, and fail each future in the row.
 
-        A callback of the loop does that, and not the caller, for the reason that `AutoResetEvent` names.
+        A callback of the loop does that, and not the caller, for the reason given in `AutoResetEvent`.
         """
         if self.broken is None:
             self.broken = why

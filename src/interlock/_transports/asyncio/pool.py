@@ -75,7 +75,7 @@ class AsyncioPool:
                 return connection
 
     async def checkout_exclusive(self, until: float) -> AsyncioConnection:
-        """See ConnectionPool. A connection that opens too late serves a later caller."""
+        """See ConnectionPool. A connection that opens too late for its caller serves a later caller."""
         asked_at = now()
         while True:
             if not self._spares:
@@ -197,7 +197,7 @@ class AsyncioPool:
             if self.address.kind == "tls":
                 redis_connection.redis_connect_func = _set_up_or_abort
             await redis_connection.connect()
-        except BaseException as error:  # also that of a user's credential provider, a cancellation, an interrupt
+        except BaseException as error:  # of any kind: a credential provider's, a cancellation, an interrupt
             if redis_connection is not None:
                 await redis_connection.disconnect(nowait=True)
             if isinstance(error, Exception):
@@ -238,7 +238,7 @@ class AsyncioPool:
                 pause = 0.0 if now() - started > STEADY_AFTER else min(1.0, pause * 2 or 0.02)
             except Disconnected:
                 pause = min(1.0, pause * 2 or 0.02)
-            except Exception as error:  # noqa: BLE001 (the next call tells the user)
+            except Exception as error:  # noqa: BLE001 (the next call raises the error)
                 pause = 1.0
                 log.warning("interlock: waiters are not woken by push, since %s", error)
             await asyncio.sleep(pause)

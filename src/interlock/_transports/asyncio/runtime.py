@@ -24,7 +24,7 @@ class NullMutex:
 
 
 class AutoResetEvent:
-    """A flag that one task waits for. Waiting clears the flag.
+    """A flag that one task waits for. The end of the wait resets the flag.
 
     The loop ends the wait in a callback of its own. `Future.set_result` has two steps: it stores the result, then it
     schedules the waiting task. A signal handler that raises between the two steps makes asyncio forget that task for
@@ -38,7 +38,7 @@ class AutoResetEvent:
         self._waiter: asyncio.Future[None] | None = None
 
     def set(self) -> None:
-        """See AutoResetEvent in _protocol."""
+        """Set the flag, and wake the task that waits for it."""
         self._is_set = True
         try:
             self._wake()
@@ -52,7 +52,7 @@ class AutoResetEvent:
             waiter.get_loop().call_soon(end_wait, waiter)
 
     async def wait(self, until: float) -> bool:
-        """See AutoResetEvent in _protocol."""
+        """Wait for the flag until this time at the latest, and reset it. Returns False if it was not set in time."""
         if not self._is_set:
             loop = asyncio.get_running_loop()
             waiter = self._waiter = loop.create_future()
@@ -119,7 +119,7 @@ class AsyncioRuntime:
         if task.cancelled():
             return
         error = task.exception()
-        if error is not None and not isinstance(error, Disconnected | LockError):  # the callers of a pool get those
+        if error is not None and not isinstance(error, Disconnected | LockError):  # a pool raises these in its callers
             log.error("interlock: a task of ours has failed", exc_info=error)
 
     async def run_blocking(self, work: Callable[[], T]) -> T:
@@ -135,7 +135,7 @@ class AsyncioRuntime:
 
 
 async def cancel(running: set[asyncio.Future[Any]]) -> None:
-    """Cancel these tasks, but for the one that calls, and wait for their ends."""
+    """Cancel these tasks, except the one that calls, and wait until they have ended."""
     tasks = [task for task in running if task is not asyncio.current_task()]
     for task in tasks:
         task.cancel()

@@ -74,7 +74,7 @@ class BlockingConnection:
         try:
             self._redis_connection = address.connection(within)
             self._redis_connection.connect()
-        except BaseException as error:  # also that of a user's credential provider, and an interrupt
+        except BaseException as error:  # of any kind: a user's credential provider may raise it, or an interrupt
             if self._redis_connection is not None:
                 self._redis_connection.disconnect()
             if isinstance(error, Exception):
@@ -116,7 +116,7 @@ class BlockingConnection:
         return pending
 
     async def receive(self, pending: PendingReplies, until: float) -> list[object]:
-        """See Connection. Replies to earlier commands, which nobody has read yet, are read before."""
+        """See Connection. Reads the unread replies to earlier commands first."""
         while not pending.is_complete:
             self._read_next(until)
         return pending.replies

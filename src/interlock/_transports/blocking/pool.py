@@ -104,7 +104,7 @@ class BlockingPool:
         """
         try:
             same = self.primacy.is_confirmed(connection.host_port, until)
-        except (Disconnected, LockError):  # no other server could say: the connection is as good as before
+        except (Disconnected, LockError):  # no other server answered: the connection is as good as before
             connection.checkin()
             raise
         except BaseException:

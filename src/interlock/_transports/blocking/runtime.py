@@ -21,7 +21,7 @@ MAX_WAIT_OF_MAIN_THREAD: Final = 1.0
 
 
 class AutoResetEvent:
-    """A flag that one thread waits for: a raw lock, which is the cheapest means to wake a thread."""
+    """A flag that one thread waits for. It is a raw lock, which is the cheapest means to wake a thread."""
 
     __slots__ = ("_lock",)
 
@@ -30,12 +30,12 @@ class AutoResetEvent:
         self._lock.acquire()
 
     def set(self) -> None:
-        """See AutoResetEvent in _protocol."""
+        """Set the flag, and wake the thread that waits for it."""
         with contextlib.suppress(RuntimeError):  # the flag is set already
             self._lock.release()
 
     async def wait(self, until: float) -> bool:
-        """See AutoResetEvent in _protocol."""
+        """Wait for the flag until this time at the latest, and reset it. Returns False if it was not set in time."""
         longest = MAX_WAIT if threading.current_thread() is not threading.main_thread() else MAX_WAIT_OF_MAIN_THREAD
         while True:
             left = until - now()

@@ -38,7 +38,7 @@ class Listening:
 
     def __init__(self, connection: BlockingConnection) -> None:
         self.connection = connection
-        self.unanswered: deque[str] = deque()  # of each command without a reply so far: its channel, or ""
+        self.unanswered: deque[str] = deque()  # the channel of each command without a reply; "" for a PING
 
 
 class Subscription:
@@ -96,11 +96,11 @@ class Subscription:
                 try:
                     self._serve(listening)
                 finally:
-                    self.subscribed.clear()  # the server must not take a client without a subscription for dead
+                    self.subscribed.clear()  # else the server would skip the waiters of this client
                     listening.connection.close()
             except Disconnected:  # connect again at once, unless the connection lasted too short a time
                 pause = 0.0 if now() - started > STEADY_AFTER else min(1.0, pause * 2 or 0.02)
-            except Exception as error:  # noqa: BLE001 (polling goes on without it; the next call tells the user)
+            except Exception as error:  # noqa: BLE001 (waiters still poll; the next call raises the error)
                 pause = 1.0
                 log.warning("interlock: waiters are woken by polling only, since %s", error)
             run(self._reconnect_delay.wait(now() + pause))
