@@ -78,7 +78,7 @@ async def test_acks_all_fails_while_a_replica_is_paused_and_a_majority_does_not(
     await (await locks.lock("a", acks="all").acquire()).release()
     healthy.replicas[0].pause()
     error = await outcome(locks.lock("a", acks="all", ttl=1).acquire())
-    assert re.search(r"1 of 2 replicas.*Are they all there", str(error))
+    assert re.search(r"1 of 2 replicas.*Are all of them connected", str(error))
     await (await locks.lock("a", acks="majority").acquire(timeout=10)).release()
 
 

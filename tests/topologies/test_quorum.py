@@ -481,7 +481,7 @@ async def test_the_log_names_a_server_that_does_not_vote_and_its_return(mode, se
     node.kill()
     await (await locks.lock("a").acquire()).release()
     await until(lambda: "does not vote" in caplog.text)
-    assert "2 of the quorum's 3 servers are there; 2 are needed" in caplog.text
+    assert "2 of the quorum's 3 servers answer; 2 are needed" in caplog.text
     node.restart()
     await until(lambda: "votes again" in caplog.text)
 

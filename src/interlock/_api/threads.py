@@ -49,7 +49,7 @@ def blocking(method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]]) -> Cal
             raise_stop_iteration(error)
             raise
         coroutine.close()
-        raise RuntimeError("a coroutine over the threads' port was suspended")
+        raise RuntimeError("a coroutine was suspended, although threads run it")
 
     # A function that a user gives returns its value itself; for asyncio, it is awaited.
     return present(method, call, "Awaitable[R]", "R")

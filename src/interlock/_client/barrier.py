@@ -51,8 +51,8 @@ async def _passed_unnoticed(core: Core, attempt: Attempt) -> int | None:
 def _timeout_error(resource: Resource, timeout: float, reply: Queued | Busy) -> AcquireTimeout:
     parties = str(resource.acquire_args[0])
     return AcquireTimeout(
-        f"{resource}: the others did not come within {timeout:g} s, and so it is broken for all until reset(). "
-        f"Of {parties} parties {reply.tally} had come when last asked"
+        f"{resource}: not all parties arrived within {timeout:g} s, so it is broken for all of them until reset(). "
+        f"{reply.tally} of {parties} parties had arrived when last asked"
     )
 
 

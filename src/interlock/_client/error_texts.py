@@ -38,7 +38,7 @@ def busy_error(resource: Resource, timeout: float, reply: Queued | Busy) -> Acqu
     holder, left = reply.holder.decode(errors="replace"), f"{max(0, reply.pttl_ms) / 1000:.3g} s"
     tried = f"was not acquired within {round(timeout, 3):g} s" if timeout else "is not free"
     if not holder:
-        return AcquireTimeout(f"{resource} {tried}: others are before us in the queue")
+        return AcquireTimeout(f"{resource} {tried}: other waiters are before this one in the queue")
     if quarantine_evidence(reply):
         return AcquireTimeout(
             f"{resource} {tried}: it is in quarantine for {left} more, since its server was "
@@ -72,9 +72,9 @@ def reply_error(resource: Resource, refused: Refused) -> LockError:
         )
         return ConfigError(f"{resource} has the {what} {detail!r}, which others use now. Give that one{way}")
     if code == BROKEN:
-        return BrokenBarrier(f"{resource}: who waits here waits in vain, since {text}")
+        return BrokenBarrier(f"{resource} is broken: {text}. Call reset() before using it again")
     if code == REVOKED:
-        return LeaseLost(f"{resource} was revoked ({text}) in the moment it was handed over. Acquire it again")
+        return LeaseLost(f"{resource} was revoked ({text}) at the moment of its handover. Acquire it again")
     return AcquireTimeout(f"{resource}: this attempt was given up and can't be granted any more. Acquire it again")
 
 

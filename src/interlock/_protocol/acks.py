@@ -64,9 +64,9 @@ class Acks(NamedTuple):
                 f"{subject}: only {replicas} of {needed} replicas (acks={self.number!r}) had the grant {where} within "
                 f"{timeout:.2g} s; it was undone. "
                 + (
-                    f"Its server was seen with no more than {known}: attach more, or ask for fewer"
+                    f"Its server has reported no more than {known}: attach more, or ask for fewer"
                     if known < needed
-                    else "Are they all there, and near?"
+                    else "Are all of them connected, and fast enough?"
                 )
             )
         return Assurance(1, replicas, disks)

@@ -17,4 +17,4 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     except StopIteration as finished:
         return finished.value  # type: ignore[no-any-return]
     coroutine.close()
-    raise RuntimeError("a coroutine over the threads' port was suspended")
+    raise RuntimeError("a coroutine was suspended, although threads run it")

@@ -279,7 +279,7 @@ class ClusterServer:
             except ServerError as error:
                 text = str(error)
         else:
-            text = f"TRYAGAIN one node sends us to the next [{text}]"
+            text = f"TRYAGAIN each node redirects to another one [{text}]"
         raise ServerError(text)
 
     async def _on_moved(self, text: str, slot: int, node: Node, until: float) -> Node:
@@ -498,7 +498,7 @@ class ClusterServer:
                 return node.address.display_url in named
         if not others:
             return True  # there is no other primary that could have voted for a replacement
-        raise Disconnected("no other node that is well says who the primary is", sent=False)
+        raise Disconnected("no other node whose cluster state is ok names the primary", sent=False)
 
     # Quarantine
 
@@ -629,8 +629,8 @@ def _map_error(text: str, address: Address) -> Exception:
     """The error for a node that refused to send the map."""
     if "unknown command" in text:
         return ConfigError(
-            f"{address.display_url} is no node of a cluster: it has no command CLUSTER. Is it a sentinel? They stand "
-            "in redis+sentinel://h1:26379,h2:26379/0?service=mymaster"
+            f"{address.display_url} is no node of a cluster: it has no command CLUSTER. Is it a sentinel? Name "
+            "sentinels in a URL redis+sentinel://h1:26379,h2:26379/0?service=mymaster"
         )
     if "cluster support disabled" in text:
         return ConfigError(
@@ -638,7 +638,9 @@ def _map_error(text: str, address: Address) -> Exception:
         )
     if is_transient(text):
         return Disconnected(text, sent=False)
-    return ConfigError(f"{address.display_url} tells no slots [{text}]. Give this user the rights in docs/acl.md")
+    return ConfigError(
+        f"{address.display_url} does not report its slots [{text}]. Give this user the rights in docs/acl.md"
+    )
 
 
 def _address(by: Address, host: str, port: int) -> Address:

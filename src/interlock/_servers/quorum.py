@@ -431,15 +431,15 @@ class QuorumServer:
                             "interlock: %s does not vote: %s. %s",
                             node.server.display_url,
                             node.cause,
-                            self._votes_there(),
+                            self._majority_text(),
                         )
             if await self._wakeup.wait(self.now() + pause):  # a caller has no majority: check more often
                 pause = ABSENT_CHECK_DELAYS[0]
             pause = min(longest, pause * 2)
 
-    def _votes_there(self) -> str:
+    def _majority_text(self) -> str:
         there = sum(node.is_up for node in self.nodes)
-        return f"{there} of the quorum's {len(self.nodes)} servers are there; {self.majority} are needed"
+        return f"{there} of the quorum's {len(self.nodes)} servers answer; {self.majority} are needed"
 
     # Closing
 

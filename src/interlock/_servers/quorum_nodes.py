@@ -40,7 +40,7 @@ class Node:
         self.is_up = False
         self.longest_ttl = TOMBSTONE_TTL  # seconds: a lease that this client requested there lasts no longer
         self.has_answered = False  # whether the server has ever answered
-        self.cause = "not asked yet"  # why the server is absent
+        self.cause = "not connected yet"  # why the server is absent
         self.absent_since = server.runtime.now()  # since when the server is absent
         self.absence_logged = False  # whether the log says that the server is absent
         self.quarantine_evidence = ""  # the evidence for the server's last quarantine

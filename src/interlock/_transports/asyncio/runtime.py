@@ -120,7 +120,7 @@ class AsyncioRuntime:
             return
         error = task.exception()
         if error is not None and not isinstance(error, Disconnected | LockError):  # a pool raises these in its callers
-            log.error("interlock: a task of ours has failed", exc_info=error)
+            log.error("interlock: a background task failed", exc_info=error)
 
     async def run_blocking(self, work: Callable[[], T]) -> T:
         """See Runtime."""
