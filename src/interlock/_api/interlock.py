@@ -77,8 +77,8 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
             checked_name(prefix, "prefix")
             tagged(re.sub(r"\{[^{}]*$", "", prefix))  # a tag may end in the name, but not be broken already
         self.prefix = prefix
-        self.max_ttl = duration(max_ttl, "max_ttl", least=MIN_TTL)
-        self.try_for = duration(try_for, "try_for", least=MIN_TRY_FOR, most=MAX_TRY_FOR)
+        self.max_ttl = duration(max_ttl, "max_ttl", minimum=MIN_TTL)
+        self.try_for = duration(try_for, "try_for", minimum=MIN_TRY_FOR, maximum=MAX_TRY_FOR)
         if label is not None and not re.search(r"\w", label):
             raise ConfigError(f"label must be some words for people, not {label!r}")
         self.label = label
@@ -319,7 +319,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         self._check_not_closed()
         if ttl is DEFAULT_TTL:  # not given: no more than there may be
             ttl = min(ttl, self.max_ttl)
-        elif not duration(ttl, "ttl", least=MIN_TTL) <= self.max_ttl:
+        elif not duration(ttl, "ttl", minimum=MIN_TTL) <= self.max_ttl:
             raise ConfigError(
                 f"ttl must be at most max_ttl ({self.max_ttl:g} s), not {ttl:g}: long work needs no long ttl, since "
                 "the lease is renewed. Or raise Interlock(max_ttl=...)"
@@ -333,7 +333,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         checked = AcquireOptions(float(ttl), wanted, **options)
         timeout_of(checked.timeout)
         if checked.max_hold is not None:
-            duration(checked.max_hold, "max_hold", least=MIN_TTL)
+            duration(checked.max_hold, "max_hold", minimum=MIN_TTL)
         if checked.on_lost is not None and not callable(checked.on_lost):
             raise ConfigError(f"on_lost must be callable with the lease, not {checked.on_lost!r}")
         return checked

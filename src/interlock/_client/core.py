@@ -474,7 +474,7 @@ class Core:
 
     async def extend(self, grant: Grant, ttl: float) -> None:
         """Lengthen the lease to `ttl` seconds from now. Raises LeaseLost, or Unavailable if that is not certain."""
-        ttl = duration(ttl, "ttl", least=MIN_TTL, most=self.max_ttl)
+        ttl = duration(ttl, "ttl", minimum=MIN_TTL, maximum=self.max_ttl)
         if why := grant.reason_ended(self.runtime.now()):
             raise grant.error(why)
         # Not beyond max_hold: the server must not keep others out after the client has stopped relying on the lease.

@@ -33,9 +33,9 @@ def checked_name(name: object, what: str = "name") -> str:
 
 
 @lru_cache(maxsize=4096)
-def token_part(text: str, most: int = 48) -> str:
-    """Any text as one part of a token, without characters that separate parts, and at most `most` characters long."""
-    return re.sub(r"[^A-Za-z0-9._@-]+", "-", text)[:most] or "-"
+def token_part(text: str, maximum: int = 48) -> str:
+    """Any text as one part of a token: without characters that separate parts, and of `maximum` characters at most."""
+    return re.sub(r"[^A-Za-z0-9._@-]+", "-", text)[:maximum] or "-"
 
 
 def keys_of(name: object, prefix: str, companions: Iterable[str]) -> tuple[str, tuple[str, ...]]:
@@ -63,18 +63,18 @@ def tagged(key: str) -> tuple[str, str]:
     )
 
 
-def duration(value: object, what: str, *, least: float = 0.0, most: float = math.inf) -> float:
-    """A duration in seconds, from `least` to `most`. Raises ConfigError, whose text says what is valid."""
+def duration(value: object, what: str, *, minimum: float = 0.0, maximum: float = math.inf) -> float:
+    """A duration in seconds, from `minimum` to `maximum`. Raises ConfigError, whose text says what is valid."""
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
         raise ConfigError(f"{what} must be a number of seconds, not {value!r}")
-    if not least <= value <= most or (what != "timeout" and value == math.inf):
-        bounds = f"at least {least:g}" + (f" and at most {most:g}" if most != math.inf else "")
+    if not minimum <= value <= maximum or (what != "timeout" and value == math.inf):
+        bounds = f"at least {minimum:g}" + (f" and at most {maximum:g}" if maximum != math.inf else "")
         raise ConfigError(f"{what} must be {bounds} seconds, not {value:g}")
     return float(value)
 
 
-def positive_int(value: object, what: str, subject: object, most: int) -> int:
-    """A whole number from 1 to `most`. Raises ConfigError, whose text says what is valid."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise ConfigError(f"{subject}: {what} must be a whole number from 1 to {most}, not {value!r}")
+def positive_int(value: object, what: str, subject: object, maximum: int) -> int:
+    """A whole number from 1 to `maximum`. Raises ConfigError, whose text says what is valid."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
+        raise ConfigError(f"{subject}: {what} must be a whole number from 1 to {maximum}, not {value!r}")
     return value

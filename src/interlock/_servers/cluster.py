@@ -116,7 +116,7 @@ class ClusterServer:
         self._start()
 
     def _start(self) -> None:
-        self._next = 0.0  # the earliest time at which the client reads a map again
+        self._next_map_at = 0.0  # the earliest time at which the client reads a map again
         self._loading: list[AutoResetEvent] | None = None  # the events of the callers that wait for the map
         self._learning = False
         self._channels: dict[int, str] = {}
@@ -150,7 +150,7 @@ class ClusterServer:
             node.failed_at = 0.0
             return reply  # noqa: TRY300 (the shortest way is for the usual case)
         except Disconnected as error:
-            self._note_loss(node, error)
+            self._note_disconnect(node, error)
             raise
         except ServerError as error:
             return await self._follow(str(error), (script, keys, args), slot, node, until)
@@ -163,7 +163,7 @@ class ClusterServer:
             try:
                 reply = await node.server.call_with_acks(message, until, acks, ack_timeout, slot)
             except Disconnected as error:
-                self._note_loss(node, error)
+                self._note_disconnect(node, error)
                 raise
             except ServerError as error:
                 text = str(error)
@@ -231,7 +231,7 @@ class ClusterServer:
             for i, reply in zip(indexes, await node.server.read_batch(batch), strict=True):
                 replies[i] = reply
                 if isinstance(reply, Disconnected):
-                    self._note_loss(node, reply)
+                    self._note_disconnect(node, reply)
                 elif isinstance(reply, ServerError):
                     if str(reply).startswith(("MOVED", "ASK")):
                         redirected.append(i)
@@ -274,7 +274,7 @@ class ClusterServer:
                     return await node.server.call_asking(message, until, slot)
                 return await node.server.call(*message, until, slot)
             except Disconnected as error:
-                self._note_loss(node, error)
+                self._note_disconnect(node, error)
                 raise
             except ServerError as error:
                 text = str(error)
@@ -285,7 +285,7 @@ class ClusterServer:
     async def _on_moved(self, text: str, slot: int, node: Node, until: float) -> Node:
         """The node that serves this slot now, by a MOVED redirection."""
         target = self._redirected_to(text, node)
-        if self.runtime.now() >= self._next:
+        if self.runtime.now() >= self._next_map_at:
             await self._load_map(until, target)
         with self.runtime.mutex:
             old = self.histories.served[slot]
@@ -326,7 +326,7 @@ class ClusterServer:
                     node.server.push_handler = self._push_handler
         return node
 
-    def _note_loss(self, node: Node, error: Disconnected) -> None:
+    def _note_disconnect(self, node: Node, error: Disconnected) -> None:
         if not error.stale:
             node.failed_at, node.has_answered = self.runtime.now(), False
 
@@ -348,45 +348,45 @@ class ClusterServer:
             await self._process_moves(slot, until)
         return node
 
-    async def _load_map(self, until: float, named_by: Node | None = None) -> None:
+    async def _load_map(self, until: float, ask_first: Node | None = None) -> None:
         """Load a new map, unless the current map is newer than `MAP_INTERVAL`.
 
         One caller reads the map, and the callers that arrive meanwhile wait for the result.
         """
         with self.runtime.mutex:
-            if self._loaded and self._loading is None and self.runtime.now() < self._next:
+            if self._loaded and self._loading is None and self.runtime.now() < self._next_map_at:
                 return
-            mine = None
+            loaded = None
             if self._loading is None:
                 self._loading = []
             else:
-                self._loading.append(mine := self.runtime.event())
-        if mine is not None:
-            await mine.wait(until)
+                self._loading.append(loaded := self.runtime.event())
+        if loaded is not None:
+            await loaded.wait(until)
             if not self._loaded:
                 raise Disconnected("no map of the cluster yet", sent=False)
             return
         try:
             identities = {node: node.history.latest.identity for node in list(self._nodes.values())}
-            seed, slots, asked_at = await self._read_map(until, named_by)
+            seed, slots, asked_at = await self._read_map(until, ask_first)
             self._apply_map(seed, slots, identities, asked_at)
         except Disconnected:
             if not self._loaded:
                 raise
         finally:
             with self.runtime.mutex:
-                self._next = self.runtime.now() + MAP_INTERVAL
+                self._next_map_at = self.runtime.now() + MAP_INTERVAL
                 waiting, self._loading = self._loading or (), None
             for event in waiting:
                 event.set()
 
-    async def _read_map(self, until: float, named_by: Node | None) -> tuple[Address, list[Any], float]:
+    async def _read_map(self, until: float, ask_first: Node | None) -> tuple[Address, list[Any], float]:
         """The address of the node that sent the map, the map, and when the client asked for the map.
 
         The map of the first node whose cluster state is ok counts. If there is none, any map counts, with the time 0.
         """
         nodes = sorted((node for node in {*self._map} if node), key=lambda node: node.failed_at)
-        nodes = [named_by, *nodes] if named_by else nodes
+        nodes = [ask_first, *nodes] if ask_first else nodes
         addresses = {each.display_url: each for each in (*(node.address for node in nodes), *self.cluster.seeds)}
         addresses |= {history.address.display_url: history.address for history in {*self.histories.served} if history}
         second: tuple[Address, list[Any], float] | None = None
@@ -411,7 +411,7 @@ class ClusterServer:
                 errors.append(_map_error(error_replies[0], address))
                 continue
             self._sharded = _version(hello) >= SHARDED_SINCE
-            if _is_well(info):
+            if _is_state_ok(info):
                 return address, slots, asked_at
             second = second or (address, slots, 0.0)  # the map of such a node confirms no primary
         if second is not None:
@@ -490,7 +490,7 @@ class ClusterServer:
                 if address.display_url in others:
                     others[address.display_url].failed_at = asked_at
                 continue
-            if not isinstance(slots, ResponseError) and _is_well(info):
+            if not isinstance(slots, ResponseError) and _is_state_ok(info):
                 named = {_address_in_map(address, primary).display_url for _, _, primary, *_ in slots}
                 for each in primaries - {others.get(address.display_url)}:
                     if each.address.display_url in named:
@@ -520,7 +520,7 @@ class ClusterServer:
                         await node.server.current_identity(self.runtime.now() + NODE_TIMEOUT)
                         node.has_answered = True
             await self.runtime.sleep_until(
-                max(self.runtime.now(), self._next) + min(NODE_TIMEOUT, MEETING_PAUSE * (1 + number))
+                max(self.runtime.now(), self._next_map_at) + min(NODE_TIMEOUT, MEETING_PAUSE * (1 + number))
             )
             unidentified = self._unidentified()
             if self._closed or not unidentified:
@@ -550,7 +550,7 @@ class ClusterServer:
         try:
             stamp = await node.server.current_identity(until)
         except Disconnected as error:
-            self._note_loss(node, error)
+            self._note_disconnect(node, error)
             raise
         slot_history: SlotHistory | None = None
         for move in moves:
@@ -648,13 +648,13 @@ def _address(by: Address, host: str, port: int) -> Address:
     return replace(by.at(host if host not in ("", "?") else by.parameters["host"], port), clustered=True)
 
 
-def _address_in_map(by: Address, named_by: Sequence[Any]) -> Address:
+def _address_in_map(by: Address, entry: Sequence[Any]) -> Address:
     """The address of a node, by its entry in a map."""
-    host, port, *_ = named_by
+    host, port, *_ = entry
     return _address(by, (host or b"").decode(), port)
 
 
-def _is_well(info: Any) -> bool:
+def _is_state_ok(info: Any) -> bool:
     """Whether a node reports the cluster state ok, by its CLUSTER INFO."""
     return "ok" in parse_info(info).get("cluster_state", "ok")
 

@@ -209,8 +209,8 @@ class QuorumServer:
             is_spent |= isinstance(done, Exception)
         times = self._yielded[token] = self._yielded.get(token, 0) + 1
         drop_oldest(self._yielded)
-        least, most = YIELD_DELAYS
-        await self._sleep(random.uniform(0.2, 1.0) * min(most, least * 2 ** min(times, 10)), until)
+        first, longest = YIELD_DELAYS
+        await self._sleep(random.uniform(0.2, 1.0) * min(longest, first * 2 ** min(times, 10)), until)
         if is_spent:
             self._yielded.pop(token, None)
             raise TokenSpent
@@ -221,8 +221,8 @@ class QuorumServer:
         look = Request.parse((request.script, request.keys, InspectCall("1").encode()))
         replies = (await self._poll([look], until)).replies
         done = 0
-        for node, (seen,) in replies.items():
-            own = None if isinstance(seen, Exception) else request.call.for_server(seen)
+        for node, (state,) in replies.items():
+            own = None if isinstance(state, Exception) else request.call.for_server(state)
             if own is not None:
                 (reply,) = await node.server.call_many([request._replace(call=own).message], self.now() + VOTE_TIMEOUT)
                 if not isinstance(reply, Exception):

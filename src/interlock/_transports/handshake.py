@@ -35,10 +35,8 @@ def complete_handshake(replies: list[Any], address: Address, history: ServerHist
 
     Raises LockError if interlock can't use the server, and Disconnected if a later try may succeed.
     """
-    replies, isolation_replies = (
-        replies[: len(replies) - len(address.isolation_commands)],
-        replies[len(replies) - len(address.isolation_commands) :],
-    )
+    number = len(replies) - len(address.isolation_commands)
+    replies, isolation_replies = replies[:number], replies[number:]
     *settings, hello, limits, server, replication, time = replies[: -len(PAST_COMMANDS)]
     past = replies[-len(PAST_COMMANDS) :]
     for reply in (*settings, hello):

@@ -106,7 +106,7 @@ class RedisLock:
         other calls under the same key. Raises ConfigError.
 
         """
-        ttl = min(duration(timeout, "timeout", least=MIN_TTL), self._max_ttl)
+        ttl = min(duration(timeout, "timeout", minimum=MIN_TTL), self._max_ttl)
         wait = _checked_wait(wait)
         if not callable(key):  # raises ConfigError for a wrong key now, not at the first call
             locks, name = self._resolve(key)
@@ -284,7 +284,7 @@ def _token_of(resource: Resource, value: object) -> bytes:
 
 def _checked_ttl(value: object, name: str, locks: Interlock) -> float:
     """Check a duration of a lease, in seconds. Raises ConfigError."""
-    ttl = duration(value, name, least=MIN_TTL)
+    ttl = duration(value, name, minimum=MIN_TTL)
     if ttl > locks.max_ttl:
         raise ConfigError(
             f"{name} must be at most max_ttl ({locks.max_ttl:g} s), not {ttl:g}: after a crash, all others would "

@@ -134,7 +134,7 @@ def _words(
     lease: Fenced, commands: Sequence[Sequence[Word]], keys: Sequence[str | bytes], fence_key: str | bytes, keep: float
 ) -> list[Word]:
     """The arguments after the script: numkeys, KEYS, ARGV."""
-    keep = duration(keep, "keep", least=1.0)
+    keep = duration(keep, "keep", minimum=1.0)
     if isinstance(keys, str | bytes):
         raise ConfigError(f"lock {lease.name!r}: keys is a list of keys, not {keys!r}")
     if fence_key in keys:

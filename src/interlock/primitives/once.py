@@ -29,11 +29,11 @@ class RunLimits:
     """The checked options of work, in seconds: how long a run may take, and for how long no other run may begin."""
 
     def __init__(self, at_most: object, at_least: object, keep: object, *, keyed: bool, max_ttl: float) -> None:
-        self.at_most = duration(at_most, "at_most", least=MIN_TTL, most=MAX_AT_MOST)
-        self.at_least = duration(at_least, "at_least", most=MAX_AT_MOST)
+        self.at_most = duration(at_most, "at_most", minimum=MIN_TTL, maximum=MAX_AT_MOST)
+        self.at_least = duration(at_least, "at_least", maximum=MAX_AT_MOST)
         if self.at_least > self.at_most:
             raise ConfigError(f"at_least ({self.at_least:g} s) must not be more than at_most ({self.at_most:g} s)")
-        self.keep = duration(keep, "keep", least=1, most=MAX_AT_MOST) if keyed else 0.0
+        self.keep = duration(keep, "keep", minimum=1, maximum=MAX_AT_MOST) if keyed else 0.0
         self.ttl = min(self.at_most, RUN_TTL, max_ttl)
 
     def release_args(self, *, succeeded: bool) -> tuple[str, str]:

@@ -123,9 +123,9 @@ class BlockingPool:
 
     async def _open_or_wait(self, until: float) -> BlockingConnection:
         """A new connection, or an idle one as soon as there is one. Raises Disconnected or LockError."""
-        give_up = min(until, now() + self.address.timeout)
+        give_up_at = min(until, now() + self.address.timeout)
         while not self._may_open():
-            await self._wait_for_idle(give_up)
+            await self._wait_for_idle(give_up_at)
             with contextlib.suppress(IndexError):  # else another thread was faster, or a connection was closed
                 return self.idle.pop()
         try:
