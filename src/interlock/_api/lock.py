@@ -10,7 +10,8 @@ import weakref
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from interlock.errors import AcquireTimeout, ConfigError
-from interlock.primitives.lock import LockState, parse_state
+from interlock.primitives.lock import LockInspect, LockState, parse_state
+from interlock.primitives.messages import DoneReply, InspectCall, RevokeCall
 
 from .functions import checked_function, checked_result
 from .named import NamedCore, StateT
@@ -75,7 +76,7 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
         return await self._revoke_holders(self._reason(reason), force=force)
 
     async def _revoke_holders(self, why: str, *, force: bool) -> bool:
-        value, pttl, *_ = await self._query("inspect", "1")
+        value, pttl, *_ = LockInspect.parse(await self._query(InspectCall("1")))
         holder = value.removeprefix(b"!")
         if not holder or (value != holder and not force):
             return False
@@ -84,8 +85,7 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
                 f"{self._primitive} is held without an expiry by {holder.decode(errors='replace')!r}: a revocation "
                 "that waits for its holder would wait for ever. If nobody is at work there, use force=True"
             )
-        done, _ = await self._query("revoke", value, "1" if force else "0", why)
-        return bool(done)
+        return DoneReply.parse(await self._query(RevokeCall(value, "1" if force else "0", why))).was_done
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Decorate a function (asyncio: an `async def`): each call of it runs while this is held."""

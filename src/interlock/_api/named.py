@@ -7,6 +7,7 @@ import secrets
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from interlock.errors import ConfigError
+from interlock.primitives.messages import BreakCall, DoneReply, InspectCall
 
 from .face import Face
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from interlock._client.session import Session
     from interlock._protocol.types import Resource
+    from interlock.primitives.messages import Call
 
 StateT = TypeVar("StateT")
 
@@ -44,15 +46,15 @@ class NamedCore(Face, Generic[StateT]):
         return await self._state()
 
     async def _state(self) -> StateT:
-        return self._state_of(self.name, await self._query("inspect", "100"))
+        return self._state_of(self.name, await self._query(InspectCall("100")))
 
     @property
     def _session(self) -> Session:
         session: Session = self._interlock._session
         return session
 
-    async def _query(self, *args: str | bytes) -> Any:
-        return await self._session.core.query(self._primitive, *args)
+    async def _query(self, call: Call) -> Any:
+        return await self._session.core.query(self._primitive, *call.encode())
 
     def _reason(self, reason: str) -> str:
         """What a revocation says to the holder or the waiters. Raises ConfigError if that is nothing."""
@@ -78,5 +80,4 @@ class BreakableCore(NamedCore[StateT]):
         is open, and nothing that is broken already. Raises Unavailable or ConfigError.
         """
         why = f"it was revoked: {self._reason(reason)}"
-        (done,) = await self._query("revoke", f"revoke/{secrets.token_hex(16)}", why)
-        return bool(done)
+        return DoneReply.parse(await self._query(BreakCall(f"revoke/{secrets.token_hex(16)}", why))).was_done

@@ -6,7 +6,8 @@ import functools
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from interlock.primitives import once as script
-from interlock.primitives.once import OnceState, Ran, Skipped
+from interlock.primitives.messages import DoneReply, InspectCall, RevokeCall
+from interlock.primitives.once import ForgetCall, OnceInspect, OnceState, Ran, Skipped
 
 from .functions import checked_function
 from .lock import LockableCore
@@ -83,14 +84,13 @@ class OnceCore(LockableCore[OnceState, LeaseT]):
 
         Raises Unavailable or ConfigError.
         """
-        _, note, _ = await self._query("inspect", "1")
-        if note:
-            await self._query("forget", note)
-        return bool(note)
+        inspected = OnceInspect.parse(await self._query(InspectCall("1")))
+        if inspected.note:
+            await self._query(ForgetCall(inspected.note))
+        return bool(inspected.note)
 
     async def _revoke_holders(self, why: str, *, force: bool) -> bool:
         state = await self._state()
         if state.running is None:
             return False
-        done, _ = await self._query("revoke", state.running, "1" if force else "0", why)
-        return bool(done)
+        return DoneReply.parse(await self._query(RevokeCall(state.running, "1" if force else "0", why))).was_done

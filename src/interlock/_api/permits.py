@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from interlock._client import permits as client
 from interlock.errors import AcquireTimeout
 from interlock.primitives import permits as script
-from interlock.primitives.permits import SemaphoreState
+from interlock.primitives.messages import DoneReply, InspectCall, RevokeCall
+from interlock.primitives.permits import PermitInspect, SemaphoreState
 
 from .lock import LockableCore
 from .named import NamedCore
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from interlock._client.grant import AcquireOptions, Grant
     from interlock._protocol.types import Resource
 
+EVERY_HOLDER: Final = "1000000"  # more than a limit may be
+
 
 class PermitsCore(LockableCore[SemaphoreState, LeaseT]):
     """Something that several hold: a semaphore, or one side of a read-write lock."""
@@ -32,10 +35,10 @@ class PermitsCore(LockableCore[SemaphoreState, LeaseT]):
         """One caller may hold several permits."""
 
     async def _revoke_holders(self, why: str, *, force: bool) -> bool:
-        *_, holders, _, _, marker = await self._query("inspect", "1000000")
-        names = [marker, *holders[::3]] if marker and force else holders[::3]
-        done = [await self._query("revoke", name, "1" if force else "0", why) for name in names]
-        return any(each[0] for each in done)
+        inspected = PermitInspect.parse(await self._query(InspectCall(EVERY_HOLDER)))
+        tokens = [inspected.marker, *inspected.tokens] if inspected.marker and force else inspected.tokens
+        calls = [RevokeCall(token, "1" if force else "0", why) for token in tokens]
+        return any([DoneReply.parse(await self._query(call)).was_done for call in calls])
 
 
 class SemaphoreCore(PermitsCore[LeaseT]):

@@ -23,7 +23,7 @@ BusyError = Callable[[Resource, float, "Queued | Busy"], LockError]
 def unavailable_error(attempt: Attempt, url: str, now: float, cause: Exception) -> Unavailable:
     """The error for a server that has been away, or not ready, for too long. `url` is its display_url."""
     waited_for = max(0.0, now - attempt.unanswered_since)
-    resource, waited = attempt.resource, f"{waited_for:.2g} s" if waited_for < 10 else f"{waited_for:.0f} s"  # noqa: PLR2004
+    resource, waited = attempt.resource, f"{waited_for:.2g} s" if waited_for < 10 else f"{waited_for:.0f} s"
     reason = str(cause).rstrip(". ")
     if isinstance(cause, ServerError):
         return Unavailable(f"{resource}: {url} can't serve it for {waited} ({reason}). Try again, or wait longer")

@@ -423,11 +423,28 @@ class RevokeCall(NamedTuple):
         return self._replace(token=seen.value) if seen.value.startswith(QUARANTINE) else None
 
 
+class BreakCall(NamedTuple):
+    """Breaks a latch or a barrier for all that wait."""
+
+    marker: str
+    """Names this call, so that a copy of the call breaks nothing else."""
+    why: str
+
+    def encode(self) -> Words:
+        """The arguments of the script."""
+        return ("revoke", self.marker, self.why)
+
+
 class DoneReply(NamedTuple):
     """Whether the server executed the call, and the pttl of the key that the call changed."""
 
     done: int
     pttl_ms: int = NO_KEY
+
+    @property
+    def was_done(self) -> bool:
+        """Whether the call has changed something."""
+        return bool(self.done)
 
     def encode(self) -> Raw:
         """See Reply."""

@@ -126,6 +126,11 @@ class PermitInspect(NamedTuple):
     marker: bytes
     """The marker of the quarantine; b"" if there is no quarantine."""
 
+    @property
+    def tokens(self) -> list[bytes]:
+        """The tokens of the holders."""
+        return list(self.holders[::3])
+
     @classmethod
     def parse(cls, reply: Raw) -> PermitInspect:
         """Parse the reply that the script returned."""
