@@ -141,7 +141,7 @@ class Core:
             until = self.runtime.now() + (timeout or try_for)
         return Attempt(
             resource=resource,
-            token=self._new_token(resource),
+            token=f"{resource.owner_prefix}{self.process_id}/{self.caller_name()}/{os.urandom(16).hex()}",
             options=options,
             ttl=ttl,
             timeout=timeout,
@@ -156,16 +156,14 @@ class Core:
             drift=drift,
         )
 
-    def _new_token(self, resource: Resource) -> str:
-        return f"{resource.owner_prefix}{self.process_id}/{self.caller_name()}/{os.urandom(16).hex()}"
-
     def _take_new_token(self, attempt: Attempt) -> None:
         """Go on under another token, at the end of the queue. The undo of the former token runs in the background."""
         former = copy.copy(attempt)
         former.abandoned = former.in_doubt = True
         self.undo.add(former)
         self.waiters.unregister(attempt)  # second: close() in another thread finds the attempt here, or its undo
-        attempt.token = self._new_token(attempt.resource)
+        holder, _, _ = former.token.rpartition("/")
+        attempt.token = f"{holder}/{os.urandom(16).hex()}"
         attempt.is_queued = attempt.in_doubt = attempt.was_granted = False
         self.waiters.registered[attempt.token] = attempt
 
