@@ -193,13 +193,15 @@ class Interlock(InterlockForAsyncio[Lease, MultiLease, _Member]):
 
         @overload
         def synchronized(
-            self, name: str, *, busy: Literal["wait", "raise"] = "wait", **options: Unpack[Options]
+            self, name: str | Callable[..., str], *, busy: Literal["wait", "raise"] = "wait", **options: Unpack[Options]
         ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Coroutine[object, object, R]]]: ...
         @overload
         def synchronized(
-            self, name: str, *, busy: Literal["skip"], **options: Unpack[Options]
+            self, name: str | Callable[..., str], *, busy: Literal["skip"], **options: Unpack[Options]
         ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Coroutine[object, object, R | Skipped]]]: ...
-        def synchronized(self, name: str, *, busy: str = "wait", **options: Unpack[Options]) -> object: ...
+        def synchronized(
+            self, name: str | Callable[..., str], *, busy: str = "wait", **options: Unpack[Options]
+        ) -> object: ...
 
     else:
         synchronized = awaitable(_Core._synchronized)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from harness.modes import outcome, until
+from harness.modes import outcome, real, until
 from harness.processes import processes
 from interlock import ConfigError, LeaseLost, LeaseState, Ran, Skipped
 
@@ -299,6 +299,82 @@ async def test_a_decorated_function_runs_once(mode):
         with pytest.raises(ConfigError, match="async def"):
             locks.once("b", at_most=60)(print)
     assert (first.value, bool(second)) == (2, False)
+
+
+def runs(mode, decorate):
+    """A function of two arguments, decorated, which returns them."""
+    if mode.name == "threads":
+        return lambda *args, **kwargs: mode.in_thread(
+            decorate(lambda region="eu", day=1: (region, day)), *args, **kwargs
+        )
+
+    async def work(region="eu", day=1):
+        return region, day
+
+    return decorate(work)
+
+
+async def test_each_call_makes_its_own_name_and_key(mode, clean):
+    locks = mode.interlock()
+    once = real(locks).once
+    nightly = runs(mode, once("nightly:{region}", at_most=60, key="{day}"))
+    for args in (("eu", 1), ("eu", 2), ("us", 1)):
+        assert (await nightly(*args)).value == args
+        skipped = await nightly(*args)
+        assert isinstance(skipped, Skipped)
+        assert skipped.name == f"nightly:{args[0]}:key={args[1]}"
+        assert await locks.once(f"nightly:{args[0]}", at_most=60, key=str(args[1])).forget()
+    assert isinstance(await nightly(day=2), Ran)
+    typed = runs(mode, once("typed:{region}", at_most=60, key="{day}"))
+    for day in ("", "\ud800", "a{b\n", "x" * 1000, "x" * 1001):
+        for region in ("", "}{", "y" * 1000):
+            assert isinstance(await typed(region, day), Ran)
+            assert isinstance(await typed(region, day), Skipped)
+    assert isinstance(await outcome(nightly(day=object())), ConfigError)
+    tag = runs(mode, once("tag:{{region}}:{day}", at_most=60))
+    assert (await tag()).name == "tag:{region}:1"
+    assert (await runs(mode, once("tag:{42}", at_most=60))()).name == "tag:{42}"
+
+
+async def test_a_key_is_made_when_the_work_runs_and_not_at_import(mode):
+    days = ["2026-11-21"]
+    once = mode.interlock().once("a", at_most=60, key=lambda: days[-1])
+    nightly = runs(mode, real(once))
+    assert isinstance(await nightly(), Ran)
+    assert isinstance(await nightly(), Skipped)
+    days.append("2026-11-22")
+    assert (await once.inspect()).last is None
+    assert isinstance(await once.run(job(mode)), Ran)
+    assert isinstance(await nightly(), Skipped)
+    assert (await once.inspect()).last.ended
+    assert not await once.revoke("nobody runs it")
+    assert await once.forget()
+    assert isinstance(await nightly(), Ran)
+    name = mode.interlock().once(lambda: f"b:{days[-1]}", at_most=60, key=datetime.now)
+    assert (await name.run(job(mode))).name.startswith("b:2026-11-22:key=20")
+
+
+async def test_a_format_needs_the_arguments_of_a_call(mode):
+    locks = real(mode.interlock())
+    once = mode.interlock().once("report:{region}:{day}", at_most=60)
+    for call in (once.run(job(mode)), once.inspect(), once.forget(), once.revoke("x")):
+        result = await outcome(call)
+        assert isinstance(result, ConfigError)
+        assert "Decorate a function" in str(result)
+    for wrong in ("a{", "{}:{}", "{0}:{1}", "a}{b}{c", "{a}{", "\n{a}{b}"):
+        with pytest.raises(ConfigError):
+            locks.once(wrong, at_most=60)
+    for name, key in (
+        ("{month}", None),
+        ("a:{month}:{day}", None),
+        ("a", "{month}"),
+        ("a", "{"),
+        ("a", lambda month: month),
+    ):
+        with pytest.raises(ConfigError):
+            await runs(mode, locks.once(name, at_most=60, key=key))()
+    assert isinstance(await mode.interlock().once("{month}", at_most=60).run(job(mode)), Ran)  # a hash tag
+    assert isinstance(await mode.interlock().once("a", at_most=60, key="{month}").run(job(mode)), Ran)  # a text
 
 
 async def test_inspect_shows_the_run_and_revoke_ends_it(mode):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from harness.modes import outcome
+from harness.modes import outcome, real
 from interlock import AcquireTimeout, ConfigError, Skipped
+from interlock._api.synchronized import CallName
+from interlock.primitives.lock import lock_resource
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1")
@@ -98,10 +100,98 @@ async def test_a_missing_argument_is_an_error_at_the_call_that_names_it(mode):
         assert "user_id" in str(error)  # what it has
     assert await call(account=4) == []
     assert isinstance(await outcome(Both(mode, "shop:{shop.number}").looking()()), ConfigError)
-    for nonsense in ("", "a\nb", "}{", "x{y"):
-        assert isinstance(await outcome(Both(mode, "{user_id}").looking()(nonsense)), ConfigError), nonsense
     with pytest.raises(TypeError):
         await Both(mode, "{user_id}").looking()(1, user_id=2)
+
+
+async def test_what_a_user_types_is_encoded_and_never_an_error(mode):
+    """So that a request with a strange name does not end in a 500."""
+    names = {
+        "a\nb": "u:a%0Ab",
+        "}{": "u:%7D%7B", "{7}": "u:%7B7%7D", "x{y": "u:x%7By", "\x85": "u:%C2%85", "\ud800": "u:%ED%A0%80",
+        "é:50% /": "u:é:50% /", "": "u:", 7: "u:7", None: "u:None",
+    }  # fmt: skip
+    for typed, name in names.items():
+        assert await Both(mode, "u:{user_id}").looking(name)(typed) == [name], typed
+    assert await Both(mode, "{user_id}").looking("%")("") == ["%"]
+
+    def function(x, y):
+        return x, y
+
+    made = set()
+    for typed in ("ü" * 300 + "a", "ü" * 300 + "b", "{" * 600, "\udfff" * 600):
+        call = CallName("stock:{{{x}}}:{y}", function, for_asyncio=False, prefix="lock:")
+        made.add(call.of((typed, "short"), {}))
+    assert len(made) == 4
+    for name in made:
+        assert lock_resource(name, "lock:").name == name
+        assert name.startswith("stock:{")
+        assert name.endswith("}:short")
+    assert await Both(mode, "u:{user_id}").looking()("x" * 10_000) == []
+
+
+async def test_a_function_makes_the_name_of_arguments_that_it_names(mode):
+    call = Both(mode, lambda user_id, *, n=1, shop=None: f"report:{user_id}:{shop}"[::n]).looking("report:7:x")
+    assert await call(shop="x") == ["report:7:x"]
+    assert await Both(mode, lambda **them: "-".join(map(str, them))).looking("user_id-rest-shop-a")(a=1)
+    assert await Both(mode, lambda: "constant").looking("constant")() == ["constant"]
+    for wrong in (None, "", object()):
+        assert isinstance(await outcome(Both(mode, lambda _w=wrong: _w).looking()()), ConfigError)
+    assert isinstance(await outcome(Both(mode, lambda account: account).looking()()), ConfigError)
+
+    async def coroutine():
+        return "a"
+
+    def plain(user_id): ...
+
+    async def aplain(user_id): ...
+
+    decorate = real(mode.interlock()).synchronized
+    function = plain if mode.name == "threads" else aplain
+    for wrong in (
+        coroutine,
+        lambda *args: args[0],
+        lambda account: account,
+        "a:{account}",
+        "a\nb",
+        "{{{user_id}",
+        "x" * 500 + "{user_id}",
+    ):
+        with pytest.raises(ConfigError):
+            decorate(wrong)(function)
+
+
+async def test_the_address_of_an_object_is_refused_in_a_name(mode):
+    """Another one in each process: the lock would exclude nobody."""
+    for value in (object(), [object()], Shop, Shop(1), lambda: None):
+        for template in ("a:{user_id}", "a:{user_id!r}", "a:{user_id!s:>100}"):
+            error = await outcome(Both(mode, template).looking()(value))
+            if value is Shop:
+                assert error == []  # it has a name
+            else:
+                assert isinstance(error, ConfigError), template
+                assert "address" in str(error)
+    assert await Both(mode, "{user_id}").looking("< at 0xabcdef>")("< at 0xabcdef>")  # typed by a user
+
+
+def test_a_hash_tag_that_names_an_argument_is_refused(mode):
+    """All calls would share the lock "report:{user_id}"."""
+    locks = real(mode.interlock())
+
+    def plain(user_id): ...
+
+    async def aplain(user_id): ...
+
+    function = plain if mode.name == "threads" else aplain
+    for lock in (
+        locks.lock("report:{user_id}"), locks.semaphore("s:{user_id}", 2),
+        locks.multi(locks.lock("a"), locks.lock("{user_id.number}")),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match="synchronized"):
+            lock(function)
+    locks.lock("report:{user}")(function)
+    with pytest.raises(ConfigError, match="synchronized"):
+        locks.lock("report:{user_id}:{month}")
 
 
 @rule(1)

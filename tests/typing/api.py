@@ -52,6 +52,25 @@ def nightly(x: int) -> str:
     return str(x)
 
 
+def name_of(x: int) -> str:
+    """The name of a call."""
+    return f"report:{x}"
+
+
+@locks.once(name_of, at_most=60, key=lambda: "today")
+def naming(x: int) -> str:
+    """Each call makes its name and its key."""
+    return str(x)
+
+
+@locks.synchronized(name_of)
+def named(x: int) -> str:
+    """Under the lock that a function names."""
+    return str(x)
+
+
+assert_type(naming(1), Ran[str] | Skipped)
+assert_type(named(1), str)
 assert_type(plain(1), str)
 assert_type(waiting(1), str)
 assert_type(skipping(1), str | Skipped)

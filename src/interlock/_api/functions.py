@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import re
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -51,6 +52,21 @@ def checked_function(subject: object, function: Any, *, for_asyncio: bool) -> No
                 "returns into an `async def` that awaits it"
             )
         raise ConfigError(f"{subject}: {called} is an `async def`: use interlock.aio for it")
+
+
+def checked_tag(subject: object, name: str, function: Any) -> None:
+    """Refuse a hash tag that names an argument: each call is meant to have its own lock. Raises ConfigError."""
+    try:
+        arguments = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return
+    for tag in re.findall(r"\{([^{}.\[!:]*)", name):
+        if tag in arguments:
+            raise ConfigError(
+                f"{subject}: {name_of(function)} has an argument {tag!r}, but {{{tag}}} is a hash tag here, and all "
+                "calls would share one lock. Decorate with synchronized(), whose name is a format; or call the tag "
+                "something else"
+            )
 
 
 def checked_result(subject: object, function: Any, result: Any, *, for_asyncio: bool) -> None:

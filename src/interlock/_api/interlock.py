@@ -20,8 +20,9 @@ from interlock.primitives.once import Skipped
 from .face import Face
 from .multi import checked_members
 from .options import DEFAULT_TTL, LeaseT, OptionsOf, timeout_of
+from .run_names import run_source
 from .section import Section
-from .synchronized import Template, busy_skips, decorated
+from .synchronized import CallName, busy_skips, decorated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -220,7 +221,13 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         return self, election.election_resource(name, self.prefix), self._checked(**options)
 
     def _once(
-        self, name: str, *, at_most: float, at_least: float = 0.0, key: str | None = None, keep: float = MONTH
+        self,
+        name: str | Callable[..., str],
+        *,
+        at_most: float,
+        at_least: float = 0.0,
+        key: str | Callable[..., str] | None = None,
+        keep: float = MONTH,
     ) -> tuple[Any, ...]:
         """Run work on one machine only: the others skip it.
 
@@ -231,23 +238,27 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
             key: the work runs once for each key, as a date or a version; a run that failed is repeated.
             keep: seconds for which the server remembers that the run for a key has succeeded.
 
+        In a decorator `name` and `key` may be formats of the call's arguments, as in "report:{region}". Each may be a
+        function, which takes arguments of the call by their names: `key=lambda: str(date.today())`.
         The run of a process that died is free again after 30 s (or `at_most`, if that is less). Raises ConfigError.
 
         """
         limits = once.RunLimits(at_most, at_least, keep, keyed=key is not None, max_ttl=self.max_ttl)
-        return (
-            self,
-            once.once_resource(name, self.prefix, key),
-            self._checked(ttl=limits.ttl, max_hold=limits.at_most),
-            limits,
-        )
+        options = self._checked(ttl=limits.ttl, max_hold=limits.at_most)
+        resource, source = run_source(name, self.prefix, key)
+        return self, resource, options, limits, source
 
     def _synchronized(
-        self, name: str, *, busy: Literal["wait", "raise", "skip"] = "wait", **options: Unpack[OptionsOf[LeaseT]]
+        self,
+        name: str | Callable[..., str],
+        *,
+        busy: Literal["wait", "raise", "skip"] = "wait",
+        **options: Unpack[OptionsOf[LeaseT]],
     ) -> Callable[[Callable[P, R]], Callable[P, R | Skipped]]:
         """Decorate a function or method: each call runs under the rlock whose name is made of the call's arguments.
 
-        `name` is a format, as in "report:{user_id}" or "shop:{self.id}"; options as for `lock()`. When it is busy:
+        `name` is a format, as in "report:{user_id}" or "shop:{self.id}", or a function that takes arguments of the call
+        by their names and returns the name; options as for `lock()`. When it is busy:
         "wait" (up to `timeout`), "raise" AcquireTimeout at once, or "skip": the call returns Skipped, which is false.
         In asyncio for an `async def`. Raises ConfigError, and so does a call without an argument that the name needs.
         """
@@ -255,10 +266,10 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         checked, for_asyncio = self._checked(**options), self._for_asyncio
 
         def decorate(function: Callable[P, R]) -> Callable[P, R | Skipped]:
-            template = Template(name, function, for_asyncio=for_asyncio)
+            names = CallName(name, function, for_asyncio=for_asyncio, prefix=self.prefix)
 
             async def synchronized(*args: Any, **kwargs: Any) -> Any:
-                rlock = self._rlock_type(self, lock.lock_resource(template.name(args, kwargs), self.prefix), checked)
+                rlock = self._rlock_type(self, lock.lock_resource(names.of(args, kwargs), self.prefix), checked)
                 async with Section(rlock) as section:
                     try:
                         lease = section.lease = await rlock._acquire(timeout)

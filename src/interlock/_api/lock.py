@@ -13,7 +13,7 @@ from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives.lock import LockInspect, LockState, parse_state
 from interlock.primitives.messages import DoneReply, InspectCall, RevokeCall
 
-from .functions import checked_function, checked_result
+from .functions import checked_function, checked_result, checked_tag
 from .named import NamedCore, StateT
 from .options import UNSET, LeaseT, Unset, timeout_of
 from .section import Section
@@ -90,6 +90,7 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Decorate a function (asyncio: an `async def`): each call of it runs while this is held."""
         checked_function(self._primitive, function, for_asyncio=self._interlock._for_asyncio)
+        checked_tag(self._primitive, self.name, function)
 
         async def locked(*args: Any, **kwargs: Any) -> Any:
             async with Section(self) as section:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from interlock.primitives import once as script
 from interlock.primitives.messages import DoneReply, InspectCall, RevokeCall
@@ -12,6 +12,7 @@ from interlock.primitives.once import ForgetCall, OnceInspect, OnceState, Ran, S
 from .functions import checked_function
 from .lock import LockableCore
 from .options import LeaseT
+from .run_names import NAMED, RunNames, RunSource
 from .section import Section
 from .synchronized import decorated
 
@@ -28,12 +29,30 @@ R = TypeVar("R")
 class OnceCore(LockableCore[OnceState, LeaseT]):
     """Work that runs on one machine only; see Interlock.once."""
 
-    __slots__ = ("_limits",)
+    __slots__ = ("_limits", "_source")
     _state_of = staticmethod(script.parse_state)
 
-    def __init__(self, interlock: Any, resource: Resource, options: AcquireOptions, limits: script.RunLimits) -> None:
+    def __init__(
+        self,
+        interlock: Any,
+        resource: Resource,
+        options: AcquireOptions,
+        limits: script.RunLimits,
+        source: RunSource = NAMED,
+    ) -> None:
         super().__init__(interlock, resource, options)
         self._limits = limits
+        self._source = source
+
+    def _named(self, resource: Resource) -> Self:
+        """The same work under a name and a key that a call has made."""
+        return type(self)(self._interlock, resource, self._options, self._limits)
+
+    def _now(self) -> Self:
+        """This work, with the name and the key that their functions return now. Raises ConfigError."""
+        if not self._source.made_at_call:
+            return self
+        return self._named(RunNames(self._primitive, self._source, self._interlock.prefix).of((), {}))
 
     async def _run(self, work: Callable[[LeaseT], Awaitable[R]]) -> Ran[R] | Skipped:
         """Call `work(lease)` (asyncio: await it), unless another process does that work or has done it.
@@ -42,6 +61,9 @@ class OnceCore(LockableCore[OnceState, LeaseT]):
         took longer than at_most, or if its lease ended before it did: it was lost, or the Interlock was closed;
         Unavailable.
         """
+        return await self._now()._run_named(work)
+
+    async def _run_named(self, work: Callable[[LeaseT], Awaitable[R]]) -> Ran[R] | Skipped:
         async with Section(self) as section:
             lease = await self._begin(section)
             if isinstance(lease, Skipped):
@@ -69,13 +91,15 @@ class OnceCore(LockableCore[OnceState, LeaseT]):
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Decorate a function (asyncio: an `async def`): each call of it runs it once, or is skipped; see `run()`."""
         checked_function(self._primitive, function, for_asyncio=self._interlock._for_asyncio)
+        names = RunNames(self._primitive, self._source, self._interlock.prefix, function)
 
         async def once(*args: Any, **kwargs: Any) -> Any:
             @functools.wraps(function)
             def work(_: LeaseT) -> Any:
                 return function(*args, **kwargs)
 
-            return await self._run(work)
+            named = self._named(names.of(args, kwargs)) if names.differ else self
+            return await named._run_named(work)
 
         return decorated(function, once, for_asyncio=self._interlock._for_asyncio)
 
@@ -84,13 +108,19 @@ class OnceCore(LockableCore[OnceState, LeaseT]):
 
         Raises Unavailable or ConfigError.
         """
-        inspected = OnceInspect.parse(await self._query(InspectCall("1")))
+        named = self._now()
+        inspected = OnceInspect.parse(await named._query(InspectCall("1")))
         if inspected.note:
-            await self._query(ForgetCall(inspected.note))
+            await named._query(ForgetCall(inspected.note))
         return bool(inspected.note)
 
+    async def _state(self) -> OnceState:
+        named = self._now()
+        return self._state_of(named.name, await named._query(InspectCall("100")))
+
     async def _revoke_holders(self, why: str, *, force: bool) -> bool:
-        state = await self._state()
+        named = self._now()
+        state = await named._state()
         if state.running is None:
             return False
-        return DoneReply.parse(await self._query(RevokeCall(state.running, "1" if force else "0", why))).was_done
+        return DoneReply.parse(await named._query(RevokeCall(state.running, "1" if force else "0", why))).was_done

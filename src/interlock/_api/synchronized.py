@@ -1,24 +1,24 @@
-"""Decorated functions, and names made of the arguments of a call, for `synchronized`."""
+"""Decorated functions, and what `synchronized` makes of its arguments."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import string
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._protocol.run import run
 from interlock.errors import ConfigError
+from interlock.primitives.lock import lock_resource
 
 from .face import raise_stop_iteration
-from .functions import checked_function, name_of
+from .functions import checked_function
+from .naming import Arguments, Naming, example_of
 from .options import UNSET, Unset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
 BUSY: Final = ("wait", "raise", "skip")
-_FORMATTER: Final = string.Formatter()
 
 
 def decorated(
@@ -45,42 +45,19 @@ def busy_skips(busy: object, name: object, timeout: float | None) -> tuple[bool,
     return busy == "skip", UNSET if busy == "wait" else 0.0
 
 
-class Template:
-    """A format for the names of a function's calls: checked as far as that goes before any call."""
+class CallName:
+    """The name of each call of a function: checked as far as that goes before any call."""
 
-    def __init__(self, template: object, function: Callable[..., Any], *, for_asyncio: bool) -> None:
-        if not isinstance(template, str):
-            raise ConfigError(f"synchronized(): the name must be a str, not {type(template).__name__}")
-        self.template = template
-        self.shown = f"synchronized({template!r})"
-        checked_function(self.shown, function, for_asyncio=for_asyncio)
+    def __init__(self, name: object, function: Callable[..., Any], *, for_asyncio: bool, prefix: str) -> None:
+        subject = f"synchronized({name!r})" if isinstance(name, str) else "synchronized()"
+        checked_function(subject, function, for_asyncio=for_asyncio)
         if not inspect.isroutine(function):
-            raise ConfigError(f"{self.shown} is for functions and methods, not {function!r}")
-        self.called = name_of(function)
-        try:
-            fields = [field for _, field, _, _ in _FORMATTER.parse(template) if field is not None]
-        except ValueError as error:
-            raise ConfigError(f"{self.shown}: the name is no valid format: {error}") from None
-        if any(not field or field[0].isdigit() for field in fields):
-            raise ConfigError(
-                f"{self.shown}: the fields of the name are arguments: write {{user_id}}, not {{}} or {{0}}"
-            )
-        self.signature = inspect.signature(function)
+            raise ConfigError(f"{subject} is for functions and methods, not {function!r}")
+        self._arguments = Arguments(subject, function)
+        self._naming = Naming(subject, "the name", name, self._arguments)
+        if isinstance(name, str):
+            lock_resource(example_of(subject, "the name", name), prefix)  # refuses what no argument makes valid
 
-    def name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """The name for this call. Raises ConfigError, or TypeError as the call itself would."""
-        bound = self.signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        values = dict(bound.arguments)
-        for parameter in self.signature.parameters.values():
-            if parameter.kind is parameter.VAR_KEYWORD:
-                values |= values.pop(parameter.name)
-        try:
-            return _FORMATTER.vformat(self.template, (), values)
-        except KeyError as missing:
-            known = ", ".join(values) or "none"
-            raise ConfigError(
-                f"{self.shown}: the call of {self.called} lacks the argument {missing}, for the name. It has {known}"
-            ) from None
-        except (AttributeError, IndexError, TypeError, ValueError) as error:
-            raise ConfigError(f"{self.shown}: the call of {self.called} can't make the name: {error}") from error
+        return self._naming.of(self._arguments.of(args, kwargs))

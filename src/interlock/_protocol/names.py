@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 import unicodedata
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MAX_NAME_BYTES: Final = 512  # bytes of a name
+CUT_MARK: Final = "%~"  # before the hash of what was cut
+CUT_BYTES: Final = len(CUT_MARK) + 32  # the least size of a text that may have to be shortened
 MIN_TTL: Final = 0.01  # seconds
 
 
@@ -30,6 +33,14 @@ def checked_name(name: object, what: str = "name") -> str:
     if any(unicodedata.category(character) == "Cc" for character in name):
         raise ConfigError(f"a {what} has no control characters: {name!r}")
     return name
+
+
+def shortened(text: str, most: int) -> str:
+    """This text, or a text of this size in bytes at the most, with a hash in place of what is too much."""
+    whole = text.encode(errors="surrogatepass")
+    if len(whole) <= most or most < CUT_BYTES:
+        return text
+    return whole[: most - CUT_BYTES].decode(errors="ignore") + CUT_MARK + hashlib.sha256(whole).hexdigest()[:32]
 
 
 @lru_cache(maxsize=4096)
@@ -59,7 +70,7 @@ def tagged(key: str) -> tuple[str, str]:
         return f"{key}:{{", "}"
     raise ConfigError(
         f"{key!r}: braces must be one hash tag that is not empty, as in 'stock:{{42}}', so that all keys of the "
-        "lock share a slot in a cluster"
+        "lock share a slot in a cluster. Names of a call's arguments, as in 'cart:{user_id}', are for synchronized()"
     )
 
 

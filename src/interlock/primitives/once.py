@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, TypeVar
 from urllib.parse import quote
 
-from interlock._protocol.names import MIN_TTL, duration
+from interlock._protocol.names import MAX_NAME_BYTES, MIN_TTL, duration, shortened
 from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives.codes import QUARANTINE
 from interlock.primitives.messages import AcquireReply, Busy, Queued, Raw, Words
@@ -46,7 +46,11 @@ def once_resource(name: object, prefix: str, key: object) -> Resource:
     if key is not None:
         if not isinstance(key, str) or not key:
             raise ConfigError(f"once({name!r}): key must be a word that names this run, such as a date, not {key!r}")
-        name = f"{name}:key={quote(key, safe='')}" if isinstance(name, str) and name else name
+        if isinstance(name, str) and name:
+            stem = f"{name}:key="
+            name = stem + shortened(
+                quote(key, safe="", errors="surrogatepass"), MAX_NAME_BYTES - len(stem.encode(errors="replace"))
+            )
     return lock_based_resource("once", name, prefix, "done")._replace(release_args=NO_NOTE)
 
 
