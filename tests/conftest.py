@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from harness.headers import Header
-from harness.matrix import BASE, BASE_CELLS, MODES, QUORUM_CELLS, Cell, RunsOn, ServerPool
+from harness.matrix import BASE, BASE_CELLS, MODES, Cell, RunsOn, ServerPool
 from harness.modes import Mode, Residue
 from harness.proxy import Proxy
 from harness.servers import Node
@@ -23,10 +23,6 @@ from harness.topology.group import ask
 from interlock._servers import single
 from interlock._transports.asyncio.pool import AsyncioPool
 from interlock._transports.blocking.pool import BlockingPool
-
-# A test that asks for one of these looks at one server: it does not run over a quorum.
-LOOKS_AT_ONE_SERVER = {"clean", "redis_client", "server", "proxy", "node", "client"}
-
 
 # A suite that a shell started in the background inherits ignored signals, and so would every process that a test
 # interrupts: it would never end.
@@ -41,10 +37,6 @@ os.environ["PYTHONPATH"] = os.pathsep.join(map(str, (Path(__file__).parent, Path
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="run on what runs_on(full=...) says")
-
-
-# A test that asks for one of these harms one server, or its network: it does not run on a cluster.
-HARMS_ONE_SERVER = {"node", "client", "proxy"}
 
 
 BUSY = {
@@ -78,21 +70,16 @@ def said_by(node) -> RunsOn:
 
 def pytest_generate_tests(metafunc):
     """Give each test its cells of the matrix: all of them if it asks for `mode`, else each kind of server once."""
-    node, full = metafunc.definition, metafunc.config.getoption("full")
-    asks_for = {*metafunc.fixturenames}
-    if "cell" not in asks_for:
+    node, fixtures = metafunc.definition, {*metafunc.fixturenames}
+    if "cell" not in fixtures:
         return
-    said = said_by(node)
-    cells = said.cells(full=full)
-    if said.quorum and not (
-        node.get_closest_marker("not_on_a_quorum") or LOOKS_AT_ONE_SERVER & {*node._fixtureinfo.argnames}
-    ):
-        cells = [*cells, *(QUORUM_CELLS if full else QUORUM_CELLS[1:])]
-    if node.get_closest_marker("asyncio_only"):
-        cells = [cell for cell in cells if cell.mode == "asyncio"]
-    if HARMS_ONE_SERVER & asks_for or node.get_closest_marker("not_on_a_cluster"):
-        cells = [cell for cell in cells if cell.way != "cluster"]
-    if "mode" in asks_for:
+    cells = said_by(node).cells(
+        full=metafunc.config.getoption("full"),
+        marks={mark.name for mark in node.iter_markers()},
+        arguments={*node._fixtureinfo.argnames},
+        fixtures=fixtures,
+    )
+    if "mode" in fixtures:
         metafunc.parametrize("cell", cells, indirect=True, ids=str)
     elif node.get_closest_marker("runs_on"):
         kinds = list(dict.fromkeys(cell.kind for cell in cells))

@@ -6,9 +6,11 @@ Each test module of conformance, faults, topologies and integrations says that a
 
 A test that asks for `mode` runs once for each cell of these servers, so in both modes. A test that asks for `server`
 and not for `mode` runs once for each kind of server, in the modes that its body calls. Where one test differs from its
-module, the test says so by a mark of its own. A server that this machine does not have skips its tests, with the
-reason; under CI=true it fails them. The conftest holds what a module says against the servers and modes that its tests
-really use.
+module, the test says so by a mark of its own. With `quorum=True` a test also runs over a quorum: in asyncio, and with
+`--full` in threads too. `RunsOn.cells` leaves out the cells on which a test can't run, by the marks `not_on_a_quorum`,
+`not_on_a_cluster` and `asyncio_only`, and by the fixtures that the test asks for. A server that this machine does not
+have skips its tests, with the reason; under CI=true it fails them. The conftest holds what a module says against the
+servers and modes that its tests really use.
 """
 
 from __future__ import annotations
@@ -31,10 +33,12 @@ from harness.topology import Cluster, Independents, Sentinels
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from collections.abc import Set as AbstractSet
 
 ROOT = Path(__file__).parents[2]
 USER, PASSWORD = "locks", "password"  # as in docs/acl.md
 MODES = ("threads", "asyncio")
+NOTHING: frozenset[str] = frozenset()
 
 
 def required(reason: str) -> None:
@@ -166,6 +170,11 @@ TOPOLOGIES = {
     "cluster": re.compile("cluster"), "quorum": re.compile("quorum"), "sentinel": re.compile("sentinel|replica"),
 }  # fmt: skip
 
+# A test with one of these among its arguments looks at one server: it does not run over a quorum.
+LOOKS_AT_ONE_SERVER = {"clean", "redis_client", "server", "proxy", "node", "client"}
+# A test that asks for one of these, itself or by a fixture, harms one server or its network: not on a cluster.
+HARMS_ONE_SERVER = {"node", "client", "proxy"}
+
 
 @dataclass(frozen=True)
 class RunsOn:
@@ -199,9 +208,23 @@ class RunsOn:
             said |= mark.kwargs
         return cls(**said)
 
-    def cells(self, *, full: bool) -> list[Cell]:
-        """The cells on which a test runs, without those of a quorum."""
-        return CELLS[self.full or self.servers if full else self.servers]
+    def cells(
+        self,
+        *,
+        full: bool,
+        marks: AbstractSet[str] = NOTHING,
+        arguments: AbstractSet[str] = NOTHING,
+        fixtures: AbstractSet[str] = NOTHING,
+    ) -> list[Cell]:
+        """The cells on which a test runs that has these marks, these arguments, and in all asks for these fixtures."""
+        cells = CELLS[self.full or self.servers if full else self.servers]
+        if self.quorum and "not_on_a_quorum" not in marks and not LOOKS_AT_ONE_SERVER & arguments:
+            cells = [*cells, *(QUORUM_CELLS if full else QUORUM_CELLS[1:])]
+        if "asyncio_only" in marks:
+            cells = [cell for cell in cells if cell.mode == "asyncio"]
+        if "not_on_a_cluster" in marks or HARMS_ONE_SERVER & fixtures:
+            cells = [cell for cell in cells if cell.way != "cluster"]
+        return cells
 
     def allows(self, topology: str, kind: str, cell: Cell | None) -> bool:
         """Whether a test of this cell may use such a topology ("server", "cluster", ...) of such a kind."""

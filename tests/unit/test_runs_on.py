@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.matrix import BASE, CELLS, MODES, WAYS, RunsOn
+from harness.matrix import BASE, CELLS, MODES, QUORUM_CELLS, WAYS, RunsOn
 from harness.servers import KINDS
 
 TESTS = Path(__file__).parents[1]
@@ -46,8 +46,20 @@ def test_what_a_test_says_itself_prevails_over_its_module():
     module = pytest.mark.runs_on("each server", full="every combination", quorum=True, starts="clusters").mark
     said = RunsOn.said_by([module, pytest.mark.runs_on(BASE).mark])
     assert said == RunsOn(BASE, quorum=True, starts="clusters")
-    assert said.cells(full=True) == CELLS[BASE]
-    assert RunsOn.said_by([module]).cells(full=True) == CELLS["every combination"]
+    assert said.cells(full=True) == [*CELLS[BASE], *QUORUM_CELLS]
+    assert RunsOn.said_by([module]).cells(full=True) == [*CELLS["every combination"], *QUORUM_CELLS]
+
+
+def test_a_test_runs_only_on_cells_that_its_marks_and_fixtures_allow():
+    def left_out(**reasons: set[str]) -> set[tuple[str, str]]:
+        said = RunsOn("each server and way", quorum=True)
+        kept = {*said.cells(full=False, **reasons)}
+        return {(cell.way, cell.mode) for cell in said.cells(full=False) if cell not in kept}
+
+    assert left_out() == set()
+    assert left_out(marks={"not_on_a_quorum"}) == left_out(arguments={"clean"}) == {("quorum", "asyncio")}
+    assert left_out(marks={"not_on_a_cluster"}) == left_out(fixtures={"proxy"}) == {("cluster", "threads")}
+    assert {mode for _, mode in left_out(marks={"asyncio_only"})} == {"threads"}
 
 
 @pytest.mark.parametrize(
