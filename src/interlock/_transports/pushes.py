@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import random
+from typing import TYPE_CHECKING, Any, Final
 
 from interlock._protocol.log import log
 from interlock._protocol.types import Disconnected, PushHandler, is_transient
@@ -10,6 +11,20 @@ from interlock._transports.resp import ReplyError
 
 if TYPE_CHECKING:
     from interlock._transports.connections import Command
+
+STEADY_AFTER: Final = 1.0  # seconds that a subscription must last for the next one to start nearly at once
+MAX_PAUSE: Final = 1.0  # seconds before a broken subscription starts again
+RECONNECT_SPREAD: Final = 0.05  # seconds over which the clients of a server that failed connect again
+
+
+def next_pause(pause: float, lasted: float) -> float:
+    """The pause before a broken subscription starts again, by the pause before and by the seconds that it lasted."""
+    return 0.0 if lasted > STEADY_AFTER else min(MAX_PAUSE, pause * 2 or 0.02)
+
+
+def spread(pause: float) -> float:
+    """A random pause of about this length: otherwise all clients of a server that failed would connect at once."""
+    return pause * random.uniform(0.5, 1.0) + random.uniform(0.0, RECONNECT_SPREAD)
 
 
 def is_sharded(channel: str) -> bool:

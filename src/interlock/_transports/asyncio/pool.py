@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from interlock._connect.refusals import connection_error
 from interlock._protocol.log import log
@@ -15,6 +15,7 @@ from interlock._quarantine.primacy import NOT_NAMED, TRUSTED_FOR
 from interlock._transports.asyncio.connection import AsyncioConnection
 from interlock._transports.asyncio.runtime import cancel, end_wait
 from interlock._transports.handshake import complete_handshake, handshake_commands, is_same_primary
+from interlock._transports.pushes import next_pause, spread
 from interlock._transports.resp import REPLICATION
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from interlock._transports.connections import PendingReplies
 
 T = TypeVar("T")
-STEADY_AFTER: Final = 1.0  # seconds that a connection must last for the next one to open without a pause
 
 
 class AsyncioPool:
@@ -235,13 +235,13 @@ class AsyncioPool:
             try:
                 connection = await self.checkout(FOREVER)
                 await asyncio.shield(connection.ended)
-                pause = 0.0 if now() - started > STEADY_AFTER else min(1.0, pause * 2 or 0.02)
+                pause = next_pause(pause, now() - started)
             except Disconnected:
-                pause = min(1.0, pause * 2 or 0.02)
+                pause = next_pause(pause, 0.0)
             except Exception as error:  # noqa: BLE001 (the next call raises the error)
                 pause = 1.0
                 log.warning("interlock: waiters are not woken by push, since %s", error)
-            await asyncio.sleep(pause)
+            await asyncio.sleep(spread(pause))
 
     def unsubscribe_all(self) -> None:
         """See ConnectionPool."""

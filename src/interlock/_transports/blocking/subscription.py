@@ -12,7 +12,7 @@ from interlock._protocol.run import run
 from interlock._protocol.timing import FOREVER, now
 from interlock._protocol.types import Disconnected
 from interlock._transports.blocking.runtime import AutoResetEvent, ThreadRuntime
-from interlock._transports.pushes import check_subscribe_reply, dispatch_push, subscribe_commands
+from interlock._transports.pushes import check_subscribe_reply, dispatch_push, next_pause, spread, subscribe_commands
 from interlock._transports.resp import PING, Push, pack
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from interlock._transports.blocking.connection import BlockingConnection
 
 PING_AFTER: Final = 5.0  # seconds without a message after which the listener sends PING
-STEADY_AFTER: Final = 1.0  # seconds that a subscription must last for the next one to start without a pause
 
 
 class Owner(Protocol):
@@ -99,11 +98,11 @@ class Subscription:
                     self.subscribed.clear()  # else the server would skip the waiters of this client
                     listening.connection.close()
             except Disconnected:  # connect again at once, unless the connection lasted too short a time
-                pause = 0.0 if now() - started > STEADY_AFTER else min(1.0, pause * 2 or 0.02)
+                pause = next_pause(pause, now() - started)
             except Exception as error:  # noqa: BLE001 (waiters still poll; the next call raises the error)
                 pause = 1.0
                 log.warning("interlock: waiters are woken by polling only, since %s", error)
-            run(self._reconnect_delay.wait(now() + pause))
+            run(self._reconnect_delay.wait(now() + spread(pause)))
 
     def _serve(self, listening: Listening) -> None:
         connection, unanswered = listening.connection, listening.unanswered
