@@ -59,6 +59,6 @@ def _timeout_error(resource: Resource, timeout: float, reply: Queued | Busy) -> 
 async def reset(core: Core, resource: Resource) -> None:
     """See Barrier.reset."""
     call = ResetCall(f"reset/{secrets.token_hex(16)}")
-    refused, _ = OperationReply.parse(await core.query(resource, *call.encode()))
-    if refused:
-        raise reply_error(resource, refused)
+    refusal, _ = OperationReply.parse(await core.query(resource, *call.encode()))
+    if refusal:
+        raise reply_error(resource, refusal)

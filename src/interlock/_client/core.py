@@ -217,15 +217,15 @@ class Core:
         assert attempt.busy is not None
         attempt.is_queued |= isinstance(reply, Queued)
         evidence = quarantine_evidence(reply)
-        if evidence and attempt.proven not in {None, evidence}:
+        if evidence and attempt.proven_evidence not in {None, evidence}:
             # Once for each evidence: a client may be unable to use its own proof.
             now, waits = self.runtime.now(), attempt.event is not None
-            found = await self.server.prove_lossless(
+            is_proven = await self.server.prove_lossless(
                 attempt.resource.keys, evidence, min(attempt.until, now + PROOF_TIMEOUT * waits)
             )
-            attempt.proven = evidence if found else None
+            attempt.proven_evidence = evidence if is_proven else None
         elif isinstance(reply, Queued):
-            attempt.refused, attempt.generation = reply, reply.generation
+            attempt.last_refusal, attempt.generation = reply, reply.generation
             if not await self._wait(attempt, reply):
                 raise self._timeout_error(attempt, attempt.busy(attempt.resource, attempt.timeout or 0, reply))
         elif isinstance(reply, Busy):
@@ -240,10 +240,10 @@ class Core:
         self.waiters.unregister(attempt)  # second: close() in another thread finds the attempt here, or its undo
         if undone is not None and isinstance(error, AcquireTimeout):
             await undone.wait(self.runtime.now() + UNDO_GRACE)
-        if attempt.refused and was_unanswered(error) and last_answer_counts(attempt, self.runtime.now()):
+        if attempt.last_refusal and was_unanswered(error) and last_answer_counts(attempt, self.runtime.now()):
             # The caller's time is over, and the server said just before that another holder has the resource.
             assert attempt.busy is not None
-            raise attempt.busy(attempt.resource, attempt.timeout or 0, attempt.refused) from error
+            raise attempt.busy(attempt.resource, attempt.timeout or 0, attempt.last_refusal) from error
 
     def _timeout_error(self, attempt: Attempt, refusal: LockError) -> LockError:
         """The error for a waiter whose time is over: its last refusal, if that still counts, else Unavailable."""
@@ -382,12 +382,12 @@ class Core:
         resource, acks = attempt.resource, attempt.options.acks
         assert acks is not None
         ack_timeout = min(acks.timeout(attempt.ttl), 0.9 * (until - self.runtime.now()))  # so that the reply is in time
-        reply, known, got = await self.server.call_with_acks(
+        reply, known, acknowledged = await self.server.call_with_acks(
             (resource.script, resource.keys, args), until, acks, ack_timeout
         )
         if lengthens_lease(args, reply):
             attempt.in_doubt = True  # the grant may not count: an error below must leave a tombstone
-            attempt.assurance = acks.checked(resource, known, got, acks.timeout(attempt.ttl))
+            attempt.assurance = acks.assurance(resource, known, acknowledged, acks.timeout(attempt.ttl))
         return reply
 
     @staticmethod

@@ -55,9 +55,9 @@ def busy_error(resource: Resource, timeout: float, reply: Queued | Busy) -> Acqu
     return error
 
 
-def reply_error(resource: Resource, refused: Refused) -> LockError:
+def reply_error(resource: Resource, refusal: Refused) -> LockError:
     """The error for a final refusal: asking again would change nothing."""
-    code, detail = refused
+    code, detail = refusal
     text = detail.decode(errors="replace") if isinstance(detail, bytes) else ""
     if code == NO_EXPIRY:
         return ConfigError(

@@ -68,8 +68,8 @@ class Attempt:
     is_queued: bool = False  # the attempt stands in the queue
     was_granted: bool = False  # also if the grant expired on its way
     expired_grants: int = 0  # grants that expired on their way
-    refused: Queued | None = None  # the last reply that another holder has the resource
-    proven: str | None = ""  # the evidence that the client sought a proof about; None: there is no proof
+    last_refusal: Queued | None = None  # the last reply that another holder has the resource
+    proven_evidence: str | None = ""  # the evidence that a proof has settled; None: the search found no proof
     unanswered_since: float = FOREVER  # when the oldest request or heartbeat without a reply was sent
     extended_until: float = 0.0  # until when the server may keep the lease after extend()
     assurance: Assurance | None = None  # which replicas and disks had the grant, if acks asked for any

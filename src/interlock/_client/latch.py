@@ -22,9 +22,9 @@ async def count_down(core: Core, resource: Resource, by: object) -> int:
     """See Latch.count_down."""
     number = positive_int(by, "what it counts down", resource, MAX_COUNT)
     call = CountCall(f"count/{secrets.token_hex(16)}", str(number), resource.acquire_args)
-    refused, left = OperationReply.parse(await core.query(resource, *call.encode()))
-    if refused:
-        raise reply_error(resource, refused)
+    refusal, left = OperationReply.parse(await core.query(resource, *call.encode()))
+    if refusal:
+        raise reply_error(resource, refusal)
     return left
 
 

@@ -52,10 +52,10 @@ async def together(core: Core, requests: Sequence[Request], until: float, leases
         for attempt in attempts:
             core.waiters.register(attempt)  # so that close() releases what the server may grant
         call = TogetherCall([_part(core, attempt) for attempt in attempts])
-        reply, sent = await _ask(core, whole_attempt, call, until)
+        reply, sent = await _send_call(core, whole_attempt, call, until)
         for _ in range(MAX_TRIES):
             if isinstance(reply, FirstRefused) and isinstance(reply.reply, Retry):
-                reply, sent = await _ask(core, whole_attempt, call, until)
+                reply, sent = await _send_call(core, whole_attempt, call, until)
         if isinstance(reply, FirstRefused):
             first = requests[reply.refused_index]
             if isinstance(reply.reply, Refused):
@@ -78,7 +78,7 @@ async def together(core: Core, requests: Sequence[Request], until: float, leases
         raise
 
 
-async def _ask(
+async def _send_call(
     core: Core, whole_attempt: Attempt, call: TogetherCall, until: float
 ) -> tuple[AllGranted | FirstRefused, float]:
     """The reply, and when the answered request was sent."""

@@ -25,7 +25,7 @@ async def set_limit(core: Core, resource: Resource, limit: object) -> Resource:
     number = _checked_limit(resource.name, limit)
     wanted = permit_args(resource)._replace(limit=str(number))
     call = LimitCall(f"limit/{secrets.token_hex(16)}", wanted.kind, wanted.limit)
-    refused, _ = OperationReply.parse(await core.query(resource, *call.encode()))
-    if refused:
-        raise reply_error(resource, refused)
+    refusal, _ = OperationReply.parse(await core.query(resource, *call.encode()))
+    if refusal:
+        raise reply_error(resource, refusal)
     return resource._replace(acquire_args=wanted)

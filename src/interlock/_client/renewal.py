@@ -243,30 +243,30 @@ class Renewal:
 
     async def tick(self) -> None:
         """Renew the leases that are set aside, or ask whether they were revoked."""
-        due, silent = list(self.in_flight.values()), dict[object, bytes]()
+        due, silent_nodes = list(self.in_flight.values()), dict[object, bytes]()
         try:
             for i in range(0, len(due), RENEWAL_BATCH):
-                await self._renew(due[i : i + RENEWAL_BATCH], silent)
+                await self._renew(due[i : i + RENEWAL_BATCH], silent_nodes)
         finally:  # after any error: no lease may stay without a next time
             for grant in due:
                 if self.in_flight.get(grant.token) is grant:
                     self._schedule(grant, self.runtime.now() + RENEWAL_RETRY_DELAY)
 
-    async def _renew(self, grants: list[Grant], silent: dict[object, bytes]) -> None:
-        """Renew these leases at once. Nodes in `silent` did not answer: more requests would delay reports of ends."""
+    async def _renew(self, grants: list[Grant], silent_nodes: dict[object, bytes]) -> None:
+        """Renew these leases at once. The `silent_nodes` did not answer: more requests would delay other renewals."""
         work = [grants]
         while work:
-            work += await self._renew_once(work.pop(0), silent)
+            work += await self._renew_once(work.pop(0), silent_nodes)
 
-    async def _renew_once(self, grants: list[Grant], silent: dict[object, bytes]) -> list[list[Grant]]:
+    async def _renew_once(self, grants: list[Grant], silent_nodes: dict[object, bytes]) -> list[list[Grant]]:
         """Send one message to each route. Returns the leases to send again at once; each list goes out together."""
         sent, alive = self.runtime.now(), [grant for grant in grants if grant.end_reason is None]
         for grant in alive:
             if not grant.renews or grant.attempt.ttl / 3 > SUBSCRIBE_AFTER:  # else renewals ask often enough
                 self.server.ensure_subscribed(grant.resource.keys[0])
         batches = _plan(alive, self.server.route)
-        skipped = [batch for batch in batches if batch.node in silent]
-        sent_batches = [batch for batch in batches if batch.node not in silent]
+        skipped = [batch for batch in batches if batch.node in silent_nodes]
+        sent_batches = [batch for batch in batches if batch.node not in silent_nodes]
         replies: list[Any] = []
         if sent_batches:
             shortest = min(grant.attempt.ttl for batch in sent_batches for grant in batch.grants)
@@ -284,10 +284,10 @@ class Renewal:
                     apart += [[grant] for grant in batch.grants]
                 case states:
                     if isinstance(reply, Exception) and not isinstance(reply, ServerError):
-                        silent[batch.node] = _cause(reply)
+                        silent_nodes[batch.node] = _cause(reply)
                     self._on_states(batch.grants, self._states_that_count(batch, states), sent)
         for batch in skipped:
-            self._on_states(batch.grants, [Failed(silent[batch.node])] * len(batch.grants), sent)
+            self._on_states(batch.grants, [Failed(silent_nodes[batch.node])] * len(batch.grants), sent)
         return [together, *apart] if together else apart
 
     def _states_that_count(self, batch: Batch, states: Sequence[RenewState]) -> Sequence[RenewState]:

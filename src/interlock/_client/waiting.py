@@ -129,7 +129,7 @@ class Waiters:
         if not batches:
             return
         replies = await self.server.call_many(list(self._heartbeats(batches)), now + HEARTBEAT_TIMEOUT)
-        asking: set[LocalQueue] = set()
+        unanswered_queues: set[LocalQueue] = set()
         for (queue, batch), reply in zip(batches, replies, strict=True):
             if isinstance(reply, Exception):  # any error means that the heartbeat has no reply
                 log.debug("%s: no heartbeat got through: %s", queue.resource, reply)
@@ -139,11 +139,11 @@ class Waiters:
                 # Each waiter now asks for itself: its request is retried, and raises the right error.
                 if now - queue.unanswered_since >= queue.silence_limit:
                     self._wake(batch)
-                    asking.add(queue)
+                    unanswered_queues.add(queue)
             else:
                 queue.unanswered_since, queue.silence_limit = FOREVER, HEARTBEAT_SILENCE
                 self._on_heartbeat_reply(queue, batch, HeartbeatReply.parse(reply))
-        for queue in asking:  # the requests of many waiters may be what slows the server down
+        for queue in unanswered_queues:  # the requests of many waiters may be what slows the server down
             queue.silence_limit *= 2
 
     def _is_abandoned(self, attempt: Attempt) -> bool:

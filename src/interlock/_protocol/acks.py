@@ -51,7 +51,7 @@ class Acks(NamedTuple):
         needed, ms = str(self.needed(known)), str(max(1, int(timeout * 1000)))
         return ("WAITAOF", "1", needed, ms) if self.fsync else ("WAIT", needed, ms)
 
-    def checked(self, subject: object, known: int, reply: int | list[int], timeout: float) -> Assurance:
+    def assurance(self, subject: object, known: int, reply: int | list[int], timeout: float) -> Assurance:
         """The assurance by the reply to `command` after `timeout` seconds. Raises Unavailable if it is too little."""
         disks, replicas = reply if isinstance(reply, list) else (0, reply)
         needed, where = self.needed(known), "on their disks" if self.fsync else "in their memory"
@@ -76,7 +76,7 @@ def checked_acks(number: object, fsync: object) -> Acks | None:
     """The acks that the user asked for, checked; None if the user asked for none. Raises ConfigError."""
     if not isinstance(fsync, bool):
         raise ConfigError(f"fsync must be True or False, not {fsync!r}")
-    whole = isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= MAX_ACKS
-    if number is not None and not whole and number not in ("majority", "all"):
+    is_valid_number = isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= MAX_ACKS
+    if number is not None and not is_valid_number and number not in ("majority", "all"):
         raise ConfigError(f'acks must be a number of replicas, "majority" or "all", not {number!r}')
     return Acks(number or 0, fsync) if number or fsync else None  # type: ignore[arg-type]

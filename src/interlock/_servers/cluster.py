@@ -472,9 +472,9 @@ class ClusterServer:
         Raises Disconnected if no other node with cluster state ok answers. A node that is not in the map counts as
         named: the client only uses such a node because another node redirected a message there.
         """
-        began = self.runtime.now()
+        started_at = self.runtime.now()
         primaries = {each for each in self._map if each is not None}
-        if began - node.named_at <= TRUSTED_FOR or node not in primaries:
+        if started_at - node.named_at <= TRUSTED_FOR or node not in primaries:
             return True
         others = {
             each.address.display_url: each for each in sorted(primaries - {node}, key=lambda each: each.failed_at)
@@ -483,7 +483,7 @@ class ClusterServer:
         addresses.pop(node.address.display_url, None)
         for left, address in zip(range(len(addresses), 0, -1), addresses.values(), strict=True):
             asked_at = self.runtime.now()
-            share = min(NODE_TIMEOUT, max(0.001, began + within - asked_at) / left)
+            share = min(NODE_TIMEOUT, max(0.001, started_at + within - asked_at) / left)
             try:
                 _, slots, info = ask_server(address, share, *MAP_COMMANDS)
             except Exception:  # noqa: BLE001 (the next node may answer)

@@ -179,10 +179,10 @@ def merge_acquire(votes: Votes[AcquireCall, AcquireReply], rules: QuorumRules) -
 
 
 def _fence(votes: Votes[FenceCall, FenceReply], _rules: QuorumRules) -> FenceReply | None:
-    accepted = sum(vote.stored for vote in votes.replies)
-    if accepted >= votes.majority:
+    stored = sum(vote.stored for vote in votes.replies)
+    if stored >= votes.majority:
         return FenceReply(True)
-    return None if accepted + votes.pending >= votes.majority else FenceReply(False)
+    return None if stored + votes.pending >= votes.majority else FenceReply(False)
 
 
 def _release(votes: Votes[ReleaseCall, ReleaseReply], _rules: QuorumRules) -> ReleaseReply | None:

@@ -149,8 +149,8 @@ class AsyncioConnection(asyncio.Protocol):
             if not reply.exception():
                 try:
                     check_subscribe_reply(reply.result(), channel, self.wanted)
-                except Disconnected as again:
-                    self.fail(again)
+                except Disconnected as error:
+                    self.fail(error)
 
         for command in subscribe_commands(channel):
             reply = self.loop.create_future()

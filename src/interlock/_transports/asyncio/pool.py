@@ -110,10 +110,10 @@ class AsyncioPool:
 
     async def _ask_others(self, connection: AsyncioConnection) -> None:
         asked_at = now()
-        same = await self.runtime.run_blocking(partial(self.primacy.is_confirmed, connection.host_port, FOREVER))
-        if same and connection.broken is None:
-            same = is_same_primary(await connection.exchange(REPLICATION), connection.stamp)
-        if same:
+        is_same = await self.runtime.run_blocking(partial(self.primacy.is_confirmed, connection.host_port, FOREVER))
+        if is_same and connection.broken is None:
+            is_same = is_same_primary(await connection.exchange(REPLICATION), connection.stamp)
+        if is_same:
             connection.trust(asked_at)
         else:
             connection.fail(Disconnected("it was not the primary all the time", sent=False))

@@ -103,7 +103,7 @@ class BlockingPool:
         server is another one or does not answer, this method closes the connection.
         """
         try:
-            same = self.primacy.is_confirmed(connection.host_port, until)
+            is_same = self.primacy.is_confirmed(connection.host_port, until)
         except (Disconnected, LockError):  # no other server answered: the connection is as good as before
             connection.checkin()
             raise
@@ -111,15 +111,15 @@ class BlockingPool:
             connection.close()
             raise
         try:
-            same = same and is_same_primary(await connection.exchange(REPLICATION, until), connection.stamp)
+            is_same = is_same and is_same_primary(await connection.exchange(REPLICATION, until), connection.stamp)
         except Disconnected:
-            same = False
+            is_same = False
         except BaseException:
             connection.close()
             raise
-        if not same:
+        if not is_same:
             connection.close()
-        return same
+        return is_same
 
     async def _open_or_wait(self, until: float) -> BlockingConnection:
         """A new connection, or an idle one as soon as there is one. Raises Disconnected or LockError."""
@@ -208,10 +208,10 @@ class BlockingPool:
         for fileno in waiting:
             poll.register(fileno, select.POLLIN)
         while waiting and len(ready) < number:
-            found = poll.poll(None if until == FOREVER else math.ceil(max(0.0, until - now()) * 1000))
-            if not found:
+            events = poll.poll(None if until == FOREVER else math.ceil(max(0.0, until - now()) * 1000))
+            if not events:
                 break
-            for fileno, _ in found:
+            for fileno, _ in events:
                 poll.unregister(fileno)
                 ready += waiting.pop(fileno)
         return ready
