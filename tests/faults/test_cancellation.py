@@ -1,4 +1,8 @@
-"""asyncio: a loss cancels the bodies of its sections, and leaves all other cancellations alone."""
+"""asyncio: a loss cancels the bodies of its sections, and leaves all other cancellations alone.
+
+Not here: a caller whose task is cancelled in an acquire or a release (test_network.py), a loop that cancels all tasks
+(test_event_loops.py).
+"""
 
 from __future__ import annotations
 

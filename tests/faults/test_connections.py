@@ -1,4 +1,8 @@
-"""Connections, subscriptions and handshakes that die, are refused, or are slow."""
+"""The connections of a pool, the subscription and the handshake: they die, are refused, are slow, or are too many.
+
+Not here: what becomes of a lock or a waiter if a connection is cut (test_network.py), TLS (test_tls.py), a whole server
+that does not answer (test_silence.py).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Thousands of waiters whose processes were killed or stopped: living waiters do not wait for them."""
+"""Thousands of waiters whose processes were killed or stopped: living waiters do not wait for them.
+
+Not here: one waiter that is killed or stopped (test_processes.py), that has lost its connection (test_network.py,
+test_outages.py), or that its caller interrupts (test_waiters.py).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""asyncio's loops: all tasks cancelled, a loop that ended, eager tasks, and a close that fails half way."""
+"""asyncio's loops: all tasks cancelled, a loop that ended, eager tasks, and a close that fails half way.
+
+Not here: one task that is cancelled (test_cancellation.py, test_network.py), an interrupt in a loop
+(test_interrupts.py).
+"""
 
 from __future__ import annotations
 

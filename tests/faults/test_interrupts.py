@@ -2,6 +2,8 @@
 
 Python runs signal handlers when a function begins and after a call of a function in C. A profiling hook is called at
 the same places: so it interrupts each of them in turn. `scripts/fuzz_signals` does the same by chance, with signals.
+
+Not here: an exception at each message or `await` of a call (test_network.py), cancellations (test_cancellation.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,11 @@
-"""The network loses, delays and cuts; callers cancel, interrupt and time out at any step."""
+"""The network loses, delays and cuts messages; callers cancel, interrupt and time out at any step.
+
+A proxy stands between client and server, which works: what becomes of an acquire, a waiter, a lease, a release?
+
+Not here: connections in a pool and handshakes (test_connections.py), a server that is stopped or restarts
+(test_outages.py), which error a silence raises and when (test_silence.py), Ctrl-C at any step of Python
+(test_interrupts.py).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The server dies, stops, forgets, evicts, ends connections, or its clock is set: what holders and waiters see."""
+"""The server dies, stops, forgets, evicts, ends connections, or its clock is set: what holders and waiters see.
+
+Not here: faults of the network before a server that works (test_network.py), what a server that has forgotten leases
+may grant (test_quarantine.py), which error a silence raises and when (test_silence.py), failovers (`topologies/`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Several processes: killed, stopped, forked, and ended in the ordinary way."""
+"""Several processes on one server: killed, stopped, forked, and ended in the ordinary way.
+
+Not here: fork with Sentinel, a cluster or a quorum (`topologies/test_fork_with_topologies.py`), a process that is
+restored twice (test_snapshots.py), thousands of dead waiters (test_dead_waiters.py).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Quarantine: what proves that a server lost nothing, which clients are witnesses, and how revoke() ends one."""
+"""Quarantine: what proves that a server lost nothing, which clients are witnesses, and how revoke() ends one.
+
+Not here: when a quarantine begins and how long it lasts (test_quarantine.py), proofs in a real failover
+(`topologies/test_sentinel.py`, `topologies/test_cluster.py`).
+"""
 
 from __future__ import annotations
 

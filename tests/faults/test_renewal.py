@@ -1,4 +1,7 @@
-"""Renewal: what it meets besides an answer, and what must go on meanwhile."""
+"""The workers that renew and that report ends: a renewal without a good reply, a report or a start that fails.
+
+Not here: a silence of the server as a holder sees it (test_network.py, test_outages.py, test_silence.py).
+"""
 
 from __future__ import annotations
 

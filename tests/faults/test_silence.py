@@ -1,4 +1,7 @@
-"""A server does not answer, or says that somebody else has it: which error a caller gets, and when."""
+"""A server does not answer, or says that somebody else has the lock: which error a caller gets, and when.
+
+Not here: what becomes of a lease or of a place in the queue meanwhile (test_network.py, test_outages.py).
+"""
 
 from __future__ import annotations
 

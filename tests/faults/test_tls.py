@@ -1,4 +1,8 @@
-"""Connections over TLS that fail: they leave no socket, and the error says what is wrong."""
+"""Connections over TLS that fail: they leave no socket, and the error says what is wrong.
+
+Not here: locks over TLS that work (the conformance suite), a cluster and sentinels over TLS
+(`topologies/test_topologies_over_tls.py`).
+"""
 
 from __future__ import annotations
 

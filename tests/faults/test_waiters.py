@@ -1,4 +1,8 @@
-"""Waiters that are interrupted; waiters of a server that is gone, is out of memory, or loses heartbeats."""
+"""Waiters that are interrupted; waiters of a server that is gone, is out of memory, or loses heartbeats.
+
+Not here: waiters that died or were stopped (test_dead_waiters.py, test_processes.py), a waiter whose connection is cut
+(test_network.py: the server works; test_outages.py: its client can't connect again).
+"""
 
 from __future__ import annotations
 

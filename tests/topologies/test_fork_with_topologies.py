@@ -1,4 +1,7 @@
-"""Fork with Sentinel, a cluster, a quorum: a child connects anew, and remembers which servers served before."""
+"""Fork with Sentinel, a cluster, a quorum: a child connects anew, and remembers which servers served before.
+
+Not here: fork with one server, which is the plain case (`faults/test_processes.py`).
+"""
 
 from __future__ import annotations
 
