@@ -21,7 +21,7 @@ from ._api.multi import MultiLockCore
 from ._api.multilease import MultiLeaseCore
 from ._api.once import OnceCore
 from ._api.options import OptionsOf
-from ._api.permits import RWLockCore, RWSideCore, SemaphoreCore
+from ._api.permits import RW_ADVICE, RWLockCore, RWSideCore, SemaphoreCore
 from ._api.threads import InterlockForThreads, LeaseForThreads, Lockable, blocking, iterating
 from ._protocol.acks import Assurance
 from .primitives.barrier import BarrierState
@@ -106,8 +106,8 @@ class WriteLock(RWSideCore[Lease], Lockable[SemaphoreState, Lease]):
 
 class RWLock(RWLockCore):
     __slots__ = ()
-    read = making(ReadLock, RWLockCore._read)
-    write = making(WriteLock, RWLockCore._write)
+    read = making(ReadLock, RWLockCore._read, RW_ADVICE)
+    write = making(WriteLock, RWLockCore._write, RW_ADVICE)
     inspect = blocking(RWLockCore._inspect)
     revoke = blocking(RWLockCore._revoke)
 

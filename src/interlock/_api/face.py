@@ -14,8 +14,8 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from types import FunctionType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast, get_args, get_origin
+from types import CellType, FunctionType
+from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, cast, get_args, get_origin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,19 +35,46 @@ def raise_stop_iteration(error: RuntimeError) -> None:
 
 def awaitable(method: F) -> F:
     """The method for asyncio: a copy, which can have names of its own and adds no call."""
-    core = cast("FunctionType", method)
-    copy = FunctionType(core.__code__, core.__globals__, core.__name__, core.__defaults__, core.__closure__)
-    copy.__kwdefaults__ = core.__kwdefaults__
+    copy = _copied(cast("FunctionType", method))
     return cast("F", present(method, copy))
 
 
+def _copied(function: FunctionType) -> FunctionType:
+    """A copy of a function, with a cell of its own for the method of a core that it calls: see _name_core."""
+    free, cells = function.__code__.co_freevars, function.__closure__
+    if cells is not None and "method" in free:
+        at = free.index("method")
+        cells = (*cells[:at], CellType(cells[at].cell_contents), *cells[at + 1 :])
+    copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+def _name_core(member: FunctionType) -> None:
+    """Give the method of a core that `member` calls the name of `member`, which Python writes into a TypeError."""
+    free, cells = member.__code__.co_freevars, member.__closure__
+    if cells is not None and "method" in free:
+        cell = cells[free.index("method")]
+        cell.cell_contents = named = _copied(cell.cell_contents)
+        named.__name__, named.__qualname__ = member.__name__, member.__qualname__
+
+
 def making(
-    kind: Callable[..., T], method: Callable[Concatenate[S, P], tuple[Any, ...]]
+    kind: Callable[..., T], method: Callable[Concatenate[S, P], tuple[Any, ...]], advice: str = ""
 ) -> Callable[Concatenate[S, P], T]:
-    """The method that makes a `kind` of the arguments which `method` returns."""
+    """The method that makes a `kind` of the arguments which `method` returns.
+
+    `advice` is the way out for a caller that gives other arguments than `method` takes.
+    """
 
     def make(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return kind(*method(self, *args, **kwargs))
+        try:
+            described = method(self, *args, **kwargs)
+        except TypeError as error:
+            if advice and error.__traceback__ is not None and error.__traceback__.tb_next is None:
+                raise TypeError(f"{error}. {advice}") from None
+            raise
+        return kind(*described)
 
     return present(method, make, "tuple[Any, ...]", cast("type", kind).__name__)
 
@@ -66,6 +93,19 @@ class Face:
     """The base of what users see: gives each class the methods, names and types under which its users know it."""
 
     __slots__ = ()
+    _instead_of_pickling = "make it in each process"
+
+    def __reduce_ex__(self, protocol: object, /) -> NoReturn:
+        """Refuse to be pickled: this has connections, threads or a lease of this process."""
+        raise TypeError(f"{self!r} can't be pickled, since it belongs to this process: {self._instead_of_pickling}")
+
+    def __copy__(self) -> Self:
+        """Return itself: a second one would be the same."""
+        return self
+
+    def __deepcopy__(self, memo: object, /) -> Self:
+        """Return itself, as a part of something that is copied."""
+        return self
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -82,11 +122,15 @@ class Face:
                     setattr(cls, name, copy := awaitable(member))  # inherited, and generic there
                     _publish(cls, name, copy, types)
                 seen.add(name)
+        if types and isinstance(cls.__init__, FunctionType):
+            cls.__init__ = init = _copied(cls.__init__)  # type: ignore[method-assign]
+            init.__qualname__ = f"{cls.__qualname__}.__init__"
 
 
 def _publish(cls: type, name: str, member: FunctionType, types: Mapping[str, str]) -> None:
     signature = inspect.signature(vars(member).pop("core"))
     member.__name__, member.__qualname__, member.__module__ = name, f"{cls.__qualname__}.{name}", cls.__module__
+    _name_core(member)
     shown = member.__annotations__ = {
         each: _TYPE.sub(lambda found: types.get(found[0], found[0]), text)
         for each, text in member.__annotations__.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, ParamSpec, Self, TypeVar, Unpack
 
 from interlock._client.grant import AcquireOptions
@@ -60,6 +61,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
     for each, and each loop closes its own.
     """
 
+    _instead_of_pickling = "make it in each process, of the same URL"
     _for_asyncio: ClassVar[bool]
     _rlock_type: ClassVar[Callable[..., Any]]
 
@@ -341,7 +343,11 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
                 "a quorum takes no acks= and no fsync=: a majority of its servers is what its leases rest on, and "
                 "lease.assurance says of how many"
             )
-        checked = AcquireOptions(float(ttl), wanted, **options)
+        try:
+            checked = AcquireOptions(float(ttl), wanted, **options)
+        except TypeError as error:  # an option that there is not: name the method that the user called
+            unexpected, called = str(error).partition("()")[2], sys._getframe(1).f_code.co_name.lstrip("_")
+            raise TypeError(f"Interlock.{called}(){unexpected}") from None
         timeout_of(checked.timeout)
         if checked.max_hold is not None:
             duration(checked.max_hold, "max_hold", minimum=MIN_TTL)

@@ -53,6 +53,11 @@ _LOST: Final = frozenset({LeaseState.LOST})
 _ENDED: Final = frozenset({LeaseState.LOST, LeaseState.RELEASED})
 
 
+def described_state(state: LeaseState, remaining: float, but: str = " unless renewed") -> str:
+    """The state of a lease, and what its seconds are, for a repr."""
+    return state.value if state in _ENDED else f"{state.value}, ends in {remaining:.3f} s{but}"
+
+
 class WatchedCore(Face, Generic[EventT]):
     """A lease, or several as one: its events, each made when it is first asked for, and its `with`."""
 
@@ -61,6 +66,7 @@ class WatchedCore(Face, Generic[EventT]):
     _core: Core
     _lost_event: Any
     _end_event: Any
+    _instead_of_pickling = "acquire another one there, or send its fence with the data that the other process writes"
     _in_with: bool
     """A `with` of its lockable acquired it, and so gives it back."""
     _bodies: tuple[Any, ...]
@@ -276,7 +282,9 @@ class LeaseCore(WatchedCore[EventT]):
             self._core.release_in_background(self._grant)
 
     def __repr__(self) -> str:
-        return f"<Lease {self.name!r} fence={self.fence} {self.state.value} for {self.remaining():.3f} s>"
+        renewed = self._grant.attempt.options.renew
+        state = described_state(self.state, self.remaining(), " unless renewed" if renewed else "")
+        return f"<Lease {self.name!r} fence={self.fence} {state}>"
 
     def __del__(self) -> None:
         grant = getattr(self, "_grant", None)

@@ -6,7 +6,7 @@ import weakref
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from .lease import EventT, LeaseCore, LeaseState, WatchedCore
+from .lease import EventT, LeaseCore, LeaseState, WatchedCore, described_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -135,4 +135,4 @@ class MultiLeaseCore(WatchedCore[EventT], Generic[EventT, PartT]):
             self._core.runtime.run_callback(self._on_lost_call, self)
 
     def __repr__(self) -> str:
-        return f"<MultiLease {self._name!r} {self.state.value} for {self.remaining():.3f} s>"
+        return f"<MultiLease {self._name!r} {described_state(self.state, self.remaining())}>"

@@ -98,6 +98,11 @@ class RWSideCore(PermitsCore[LeaseT]):
         return lease
 
 
+RW_ADVICE: Final = (
+    "Give the options to rwlock(name, timeout=...), and the timeout of one call to .acquire(timeout) of that side"
+)
+
+
 class RWLockCore(NamedCore[SemaphoreState]):
     """Many readers or one writer; see Interlock.rwlock."""
 
@@ -107,6 +112,20 @@ class RWLockCore(NamedCore[SemaphoreState]):
     def __init__(self, interlock: Any, resource: Resource, options: AcquireOptions) -> None:
         super().__init__(interlock, resource)
         self._options = options
+
+    if not TYPE_CHECKING:  # a type checker refuses these without them
+
+        def __enter__(self) -> None:
+            """Refuse a `with` of both sides."""
+            raise TypeError(f"{self._primitive}: say which side: `with rwlock.read():` or `with rwlock.write():`")
+
+        def __exit__(self, *_: object) -> None: ...
+
+        async def __aenter__(self) -> None:
+            """Refuse an `async with` of both sides."""
+            raise TypeError(f"{self._primitive}: say which side: `async with rwlock.read():` or `rwlock.write():`")
+
+        async def __aexit__(self, *_: object) -> None: ...
 
     def _read(self) -> tuple[Any, ...]:
         """Return what a reader holds, together with other readers. A writer may read as well, and go on reading."""

@@ -33,7 +33,7 @@ from interlock._client.error_texts import (
 )
 from interlock._client.grant import AcquireOptions, Attempt, Grant, last_answer_counts, tombstone_ms
 from interlock._protocol.log import log
-from interlock._protocol.names import MIN_TTL, duration
+from interlock._protocol.names import MIN_TTL, duration, execute_word
 from interlock._protocol.timing import (
     FOREVER,
     HANDOVER_TTL,
@@ -509,7 +509,7 @@ class Core:
                 f"{grant.resource}: execute() needs one server that decides and does it in one step, and a quorum has "
                 "none. Send the fence with what you write, or lock at that one server"
             )
-        args = [word if isinstance(word, str | bytes) else repr(word) for word in words]
+        args = [execute_word(word, command) for word in words]
         if keys is None:
             keys = list[bytes](await self.query(grant.resource, "keys", command, *args))
         elif missing := [key for key in keys if key not in args]:

@@ -26,6 +26,11 @@ def address_of_client(client: Any, *, for_asyncio: bool) -> Address:
         elif hasattr(client, "master_for"):
             advice = ". Give what its master_for(service) returns"
         raise ConfigError(f"{name} is neither a URL nor a client of redis-py or valkey-py{advice}")
+    if any(each.__module__.partition(".")[0] == "fakeredis" for each in pool.connection_class.__mro__):
+        raise ConfigError(
+            f"{name} has no server, and interlock opens connections of its own to a server. "
+            'For tests use a real one: Interlock("embedded://"), or interlock.embedded.Server() for each test'
+        )
     kinds = [cls.__name__ for cls in pool.connection_class.__mro__]
     check_mode(name, asynchronous=".asyncio." in pool.connection_class.__module__, for_asyncio=for_asyncio)
     kind = "tls" if "SSLConnection" in kinds else "unix" if "UnixDomainSocketConnection" in kinds else "tcp"

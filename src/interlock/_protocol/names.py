@@ -18,6 +18,7 @@ MAX_NAME_BYTES: Final = 512  # bytes of a name
 CUT_MARK: Final = "%~"  # before the hash of what was cut
 CUT_BYTES: Final = len(CUT_MARK) + 32  # the least size of a text that may have to be shortened
 MIN_TTL: Final = 0.01  # seconds
+MAX_BITS: Final = 1000  # of an int: a longer one is no float, and Python may refuse to print it
 
 
 def checked_name(name: object, what: str = "name") -> str:
@@ -76,6 +77,8 @@ def tagged(key: str) -> tuple[str, str]:
 
 def duration(value: object, what: str, *, minimum: float = 0.0, maximum: float = math.inf) -> float:
     """A duration in seconds, from `minimum` to `maximum`. Raises ConfigError, whose text says what is valid."""
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise ConfigError(f"{what} must be a number of seconds, not an int of {value.bit_length()} bits")
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
         raise ConfigError(f"{what} must be a number of seconds, not {value!r}")
     if not minimum <= value <= maximum or (what != "timeout" and value == math.inf):
@@ -84,8 +87,28 @@ def duration(value: object, what: str, *, minimum: float = 0.0, maximum: float =
     return float(value)
 
 
+def execute_word(word: object, command: object) -> str | bytes:
+    """An argument of a command as the text that redis-py would send. Raises ConfigError for what redis-py refuses."""
+    if isinstance(word, str | bytes):
+        return word
+    if isinstance(word, bytearray):
+        return bytes(word)
+    if isinstance(word, memoryview):
+        return word.tobytes()
+    if isinstance(word, int | float) and not isinstance(word, bool):
+        return int.__repr__(word) if isinstance(word, int) else float.__repr__(word)  # not that of an enum, or of numpy
+    raise ConfigError(
+        f"execute({command!r}): an argument must be a str, bytes, int or float, not {type(word).__name__}. "
+        "Convert it first, so that the data has the form that you want"
+    )
+
+
 def positive_int(value: object, what: str, subject: object, maximum: int) -> int:
     """A whole number from 1 to `maximum`. Raises ConfigError, whose text says what is valid."""
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise ConfigError(
+            f"{subject}: {what} must be a whole number from 1 to {maximum}, not one of {value.bit_length()} bits"
+        )
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
         raise ConfigError(f"{subject}: {what} must be a whole number from 1 to {maximum}, not {value!r}")
     return value
