@@ -1,7 +1,8 @@
 """What can be held, and a lock: acquiring it, its `with`, its decorator, and taking it away from its holder.
 
-A lockable is a description: nothing is sent until it is acquired. A class of a lockable says what it asks for
-(`_to_request`), whether its caller holds it already (`_reenter`), and what it remembers of a lease (`_lease_of`).
+A lockable is a description: interlock sends nothing until a caller acquires it. A class of a lockable says which
+resource it asks for (`_to_request`), whether its caller holds it already (`_reenter`), and makes the lease of a grant
+(`_lease_of`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
 
     __slots__ = ("_by_hand", "_inside", "_options")
     _lease_of: Callable[[Core, Grant], LeaseT]
-    """Makes the lease of a grant, before anybody else sees it."""
+    """Makes the lease of a grant, and remembers the lease if callers may re-enter it, before the caller gets it."""
     _is_reentrant: ClassVar[bool] = False
 
     def __init__(self, interlock: Any, resource: Resource, options: AcquireOptions) -> None:
@@ -77,7 +78,7 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
 
     async def _revoke_holders(self, why: str, *, force: bool) -> bool:
         value, pttl, *_ = LockInspect.parse(await self._query(InspectCall("1")))
-        holder = value.removeprefix(b"!")
+        holder = value.removeprefix(b"!")  # "!<token>": revoked already
         if not holder or (value != holder and not force):
             return False
         if pttl == -1 and not force:
@@ -101,7 +102,7 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
 
         return decorated(function, locked, for_asyncio=self._interlock._for_asyncio)
 
-    # What a multi needs of each
+    # Overridden by kinds of lockables; a multi calls these, too
 
     def _reenter(self) -> LeaseT | None:
         """The lease that this thread or task holds already, entered once more; None if it has to acquire one."""
@@ -111,7 +112,7 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
         """What the server is asked for. Raises ConfigError for what could never be granted."""
         return self._primitive
 
-    # Its `with`
+    # Entering a `with`
 
     def _check_not_inside(self, who: weakref.ref[Any]) -> None:
         """Refuse a caller that would wait for itself for ever. Raises ConfigError."""
@@ -178,4 +179,5 @@ class RLockCore(LockCore[LeaseT]):
         self._interlock._held_by_caller.add(self._owner, self._primitive.keys[0], lease)
         return lease
 
-    def _check_not_inside(self, who: weakref.ref[Any]) -> None: ...
+    def _check_not_inside(self, who: weakref.ref[Any]) -> None:
+        """Refuse nobody: its holder may enter it again."""

@@ -5,7 +5,8 @@ but `execute` is a script call that the client may send twice: the token in an `
 request serves as the retry after a lost reply, as the poll of a waiter, and as the confirmation after a handover.
 
 Rules.
- 1. The client's own clock ends the reliance on a lease, counted from *before* the request was sent (`Grant.deadline`).
+ 1. The client relies on a lease until `Grant.deadline`: the ttl by the client's own clock, counted from *before* the
+    request was sent, less a margin.
  2. The client undoes every attempt that does not end in a `Grant`, after a timeout, a cancellation or Ctrl-C alike.
  3. An attempt is *in doubt* if one of its requests was sent and got no reply: a copy of the request may still reach
     the server. The release or undo of an attempt in doubt leaves a tombstone, so that the server refuses the copy.
@@ -168,7 +169,9 @@ class Core:
         self.waiters.registered[attempt.token] = attempt
 
     async def acquire(self, attempt: Attempt) -> Any:
-        """Ask until the server grants the attempt, and return its lease; or the number of the grant, without a lease.
+        """Ask until the server grants the attempt, and return its lease.
+
+        For an attempt that gets no lease (at a latch or a barrier), returns the number in the reply.
 
         Raises the error that `attempt.busy` makes of a refusal, or of the last reply when the time is over. Raises
         Unavailable if there was no reply, or if the server has been silent for so long that its last reply no longer
@@ -177,7 +180,7 @@ class Core:
         server, resource = self.server, attempt.resource
         may_wait = "0" if attempt.event is None else "1"
         try:
-            # Before the first request is sent, so that no push can be early.
+            # As Waiters.register() does (this is the hot path). Before the first request, so that no push can be early.
             self.waiters.registered[attempt.token] = attempt
             while True:
                 subscribed, channel = server.subscription_of(resource.keys[0])
@@ -236,6 +239,7 @@ class Core:
     async def _give_up(self, attempt: Attempt, error: BaseException) -> None:
         """Undo whatever an attempt that ends with this error may have left in the server. May raise a better error."""
         may_have_left = attempt.is_queued or attempt.in_doubt or attempt.was_granted or self.server.is_quorum
+        # An error from elsewhere (a cancellation, an interrupt) may have arrived before these flags were set.
         undone = self.undo.add(attempt) if may_have_left or not isinstance(error, LockError) else None
         self.waiters.unregister(attempt)  # second: close() in another thread finds the attempt here, or its undo
         if undone is not None and isinstance(error, AcquireTimeout):
@@ -302,7 +306,7 @@ class Core:
             if attempt.is_queued:
                 self.waiters.unregister(attempt)
             else:
-                self.waiters.registered.pop(attempt.token, None)
+                self.waiters.registered.pop(attempt.token, None)  # as unregister() does
         except BaseException:
             grant.end_reason = Grant.RELEASED
             self.renewal.remove(grant)
@@ -348,13 +352,12 @@ class Core:
             except Disconnected as error:
                 attempt.in_doubt |= error.sent
                 stale = error.stale
-                # A timeout in the last MAX_RETRY_DELAY seconds says less than the earlier error, so that error stays.
+                # The earlier cause stays if this request only timed out, and was sent so late that it had little time.
                 counts = cause is None or not error.timed_out or give_up_at - sent > MAX_RETRY_DELAY
                 cause = error if counts else cause
             except ServerError as error:
-                attempt.in_doubt |= (
-                    attempt.options.acks is not None
-                )  # the error may answer WAIT or WAITAOF, after the grant
+                # With acks, the error may answer WAIT or WAITAOF, after the grant.
+                attempt.in_doubt |= attempt.options.acks is not None
                 if not is_transient(str(error)):
                     raise server_error(resource, server.display_url, str(error)) from None
                 cause, stale = error, False
@@ -362,6 +365,7 @@ class Core:
                 attempt.in_doubt = True  # cancelled or interrupted while the request was on its way
                 raise
             attempt.unanswered_since = min(attempt.unanswered_since, sent)
+            # The time runs from the first request without a reply that counts: a later request does not move it.
             give_up_at = min(give_up_at, sent + server.retry_for)
             pause = pause if stale else _next_pause(pause)
             await self._pause_before_retry(attempt, cause, pause, give_up_at)
@@ -408,7 +412,8 @@ class Core:
             raise
         if grant.end_reason is not None:
             if grant.end_reason not in {Grant.RELEASED, Grant.FORKED}:
-                self.undo.add(attempt)  # removes the mark of a revocation, so that the next waiter can get the lock
+                # After a revocation the lock's key may still hold "!<token>": the undo hands the lock over at once.
+                self.undo.add(attempt)
             return False
         doubt = attempt.in_doubt
         try:
@@ -426,8 +431,9 @@ class Core:
                 ours, again = reply  # a ReleaseReply, not built as one: each release would pay for that
                 was_ours |= bool(ours)  # the first reply counts: before the next, another client may release
                 if not again:
-                    # The server stores only the last releaser. If this release was sent twice, and the server has
-                    # stored another releaser by now, the first copy was run: the lease had not ended before.
+                    # The server stores only the last releaser. If no reply says `ours`, and a copy of this release had
+                    # no reply, that copy may have released the lease, and another client its own lease since then.
+                    # Before the deadline nothing else ended the lease.
                     return was_ours or (attempt.in_doubt and now < grant.deadline)
         except BaseException as error:
             if self.closed and isinstance(error, ConfigError):  # close() releases the lease
@@ -533,11 +539,16 @@ class Core:
         return value
 
     async def request_for_grant(self, grant: Grant, keys: Sequence[str], args: Sequence[Argument]) -> tuple[Any, float]:
+        """Send one request about a lease, with these keys only, and retry until the deadline of the lease at most.
+
+        The request has an Attempt of its own. So a missing reply does not put the attempt of the lease in doubt: a late
+        copy of a renewal changes nothing once the token holds no lease.
+        """
         narrowed = Attempt(grant.resource._replace(keys=tuple(keys)), grant.token)
         return await self.request(narrowed, args, min(grant.deadline, self.runtime.now() + self.server.retry_for))
 
     async def query(self, resource: Resource, *args: Argument) -> Any:
-        """The reply to a request that belongs to no attempt: inspect, revoke."""
+        """The reply to a request that belongs to no attempt: inspect, revoke. Its Attempt only serves `request`."""
         reply, _ = await self.request(Attempt(resource, "-"), args, self.runtime.now() + RETRY_FOR)
         return reply
 

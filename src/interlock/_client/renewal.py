@@ -105,7 +105,7 @@ class Renewal:
         yield from list(self.in_flight.values())
 
     def add(self, grant: Grant) -> None:
-        """Keep this lease alive from now on."""
+        """Watch this lease until it ends, and keep it alive if it renews."""
         due = _next_due(grant, renews=grant.attempt.options.renew)
         if self._subscribed_at(grant) >= grant.answered_since:  # the server may push no revocation: the client asks
             due = min(due, (grant.answered_since + SUBSCRIBE_AFTER) // QUESTION_GRAIN * QUESTION_GRAIN)
@@ -168,7 +168,7 @@ class Renewal:
 
     def reschedule(self, grant: Grant) -> None:
         """Put the lease into the bucket of its next time, after the deadline was extended."""
-        if not grant.renews:
+        if not grant.renews:  # a lease that renews stays in its bucket: its next renewal is due as before
             before = grant.bucket
             self.add(grant)  # first into the new bucket, then out of the old one
             if before is not None and before is not grant.bucket:
@@ -209,6 +209,7 @@ class Renewal:
                 due += self.buckets[time].values()
                 self.in_flight.update(self.buckets[time])  # first in here, then out of the bucket
                 del self.buckets[time]
+        # A lease stays set aside if tick() is to lengthen the lease, or to ask whether it was revoked.
         for grant in due:
             lengthens = grant.renews and grant.deadline < grant.max_hold_until
             if not lengthens and self._subscribed_at(grant) < grant.answered_since and grant.reason_ended(now) is None:
@@ -358,6 +359,7 @@ class LeaseEnds:
 def _next_due(grant: Grant, *, renews: bool) -> float:
     """When the lease is due for its renewal, if it is renewed, or when it ends: the earlier of the two."""
     ttl = grant.attempt.ttl
+    # Both times are rounded, so that many leases share a bucket: a renewal to an earlier time, an end to a later one.
     grain = ttl / 30
     end_grain = min(0.05, grain)
     end = math.ceil(grant.deadline / end_grain) * end_grain

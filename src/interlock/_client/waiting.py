@@ -143,7 +143,8 @@ class Waiters:
             else:
                 queue.unanswered_since, queue.silence_limit = FOREVER, HEARTBEAT_SILENCE
                 self._on_heartbeat_reply(queue, batch, HeartbeatReply.parse(reply))
-        for queue in unanswered_queues:  # the requests of many waiters may be what slows the server down
+        # The next requests of their waiters begin later: many requests may themselves slow the server down.
+        for queue in unanswered_queues:
             queue.silence_limit *= 2
 
     def _is_abandoned(self, attempt: Attempt) -> bool:
@@ -169,7 +170,7 @@ class Waiters:
         now = self.runtime.now()
         if pttl_ms == MORE_DEAD_WAITERS:  # each heartbeat drops dead waiters, so this repetition ends
             queue.due = now
-        elif pttl_ms == NO_KEY:  # the server has no memory for a grant
+        elif pttl_ms == NO_KEY:  # no holder, and yet the script granted nothing: the server has no memory for a grant
             queue.due = min(queue.due, now + 0.05)
         elif pttl_ms >= 0 and head.decode() in queue.attempts:
             queue.due = min(queue.due, now + pttl_ms / 1000 + EXPIRY_SLACK)

@@ -1,4 +1,7 @@
-"""Running a coroutine that never suspends."""
+"""Running a coroutine that never suspends, as all of interlock over threads.
+
+The requests and their retries are in `_client/core.py`.
+"""
 
 from __future__ import annotations
 

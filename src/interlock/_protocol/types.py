@@ -47,7 +47,7 @@ class Disconnected(Exception):  # noqa: N818 (a state of the connection, not an 
 
 
 class ServerError(Exception):
-    """The server replied with an error: the script made no change that a retry could not repeat safely."""
+    """The server replied with an error. Sending the call again is safe. With acks, the error may follow a grant."""
 
 
 class TokenSpent(Exception):  # noqa: N818 (a state of the attempt, not an error)

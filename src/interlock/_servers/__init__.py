@@ -1,1 +1,4 @@
-"""What answers the client's messages: one server, or a cluster or a quorum that answers like one server."""
+"""The servers: one server, a cluster or a quorum, which all answer messages like one server.
+
+Each class implements `Server` of `_protocol/types.py`, and `open.py` chooses the class for an address.
+"""

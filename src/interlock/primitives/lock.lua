@@ -94,7 +94,8 @@ end
 
 -- Stores the record; no other function does. The record outlives a lease of `ttl` ms by RECORD_TTL_MS, and outlives the
 -- moment at which the clock reaches the fence, even if somebody sets the clock back: the fence is `ahead_ms` ahead of
--- the clock. Without `ttl` the record keeps its TTL, which is right while the fence stays the same.
+-- the clock. `ttl` nil: the record keeps its TTL, which is right while the fence stays the same. `ttl` 0: there is no
+-- lease to outlive.
 local function write_record(holder, channel, text, ttl, ahead_ms)
   local value = string.format(
     '1 %s %.0f %s %s %s %s %s%s', kind or 'unknown', fence, granted_by, last_ttl, last_released, holder, channel, text
@@ -105,14 +106,15 @@ local function write_record(holder, channel, text, ttl, ahead_ms)
   call('SET', RECORD, value, 'PX', string.format('%.0f', record_ttl))
 end
 
--- Stores the record with its holder, or with `holder` if the record names none.
+-- Stores the record with its holder, or with `holder` if there is no record.
 local function update_record(holder)
   local stored_holder, channel = parse_holder()
   write_record(stored_holder or holder, channel or '-', tail, 0)
 end
 
 -- Grants the lock. The lock's key is the last write: if the server has no memory for both keys, nothing is granted. The
--- fence of a `once` is also the time at which the run began, so even a quorum never counts it up.
+-- fence of a `once` is also the time at which the run began, so even a quorum must not count it up: without the
+-- identity of the last grant, next_fence() takes the clock.
 local function grant(new_holder, ttl, channel)
   local ahead_ms
   fence, ahead_ms = next_fence(fence, kind ~= 'once' and granted_by)
@@ -246,8 +248,8 @@ elseif verb == 'release' then
     else
       call('DEL', LOCK)
     end
-    -- Only the reply to a second copy of this release needs the record's last released token. So without memory this
-    -- write may fail.
+    -- Only the reply to a second copy of this release needs the record's last released token. So the release ignores
+    -- that this write fails without memory.
     if not new_holder and is_ours and record and is_readable then
       pcall(write_record, '-', '-', (split_free_text(tail)))
     end
@@ -278,7 +280,7 @@ elseif verb == 'renew' then
       states[#states + 1] = holder.err
     elseif holder == lease_token then
       if call('PTTL', lock) < ttl then call('PEXPIRE', lock, ttl) end
-      -- The margin makes this write rare, except for a lease that was extended.
+      -- A record may lack up to half of RECORD_TTL_MS. So most renewals need no write, unless the lease was extended.
       local min_record_ttl = math.max(RECORD_TTL_MS, ttl + RECORD_TTL_MS / 2)
       if call('PTTL', its_record) < min_record_ttl then call('PEXPIRE', its_record, RECORD_TTL_MS + ttl) end
       states[#states + 1] = GRANTED
@@ -318,7 +320,7 @@ elseif verb == 'revoke' then
     if force ~= '1' or holder and not parse_marker(holder) or not read_record() then return {0, pttl} end
     local left_ms, evidence = quarantine_left(granted_by == '-' and parse_marker(holder) or granted_by, last_ttl)
     -- The message ends only the quarantine that it names: it may be late, and its sender may have seen the server
-    -- before another change.
+    -- before another change. The comparison leaves out `since`, which another client may have lowered.
     if left_ms > 0 and string.match(evidence, '.*>') ~= string.match(named_evidence, '.*>') then return {0, pttl} end
     if left_ms == 0 and holder ~= token then return {0, pttl} end
     -- The sender states that no lost lease is alive, so the record names this identity from now on. The fences of lost

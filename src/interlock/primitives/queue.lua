@@ -3,7 +3,8 @@
 -- Theory. A sorted set holds the waiters in order of arrival. A hash holds an entry for each waiter: until when the
 -- waiter counts as alive, and which channel wakes the waiter. Heartbeats keep a waiter alive. next_waiter() drops a
 -- waiter whose heartbeats have stopped, and passes over a waiter whose channel has lost its subscriber. The including
--- script decides who may hold: it calls next_waiter(), grants something to that waiter, and calls announce_grant().
+-- script decides who may hold: it calls next_waiter(), grants something to that waiter, and calls announce_grant(). The
+-- client's side of the queue is _client/waiting.py.
 --
 --   KEYS[2] record   string  the including script reads and writes the record
 --   KEYS[3] queue    zset    token of a waiter -> number of the waiter's arrival
@@ -142,6 +143,7 @@ local function publish(channel, message)
   redis.pcall(string.find(channel, '{', 1, true) and 'SPUBLISH' or 'PUBLISH', channel, message)
 end
 
+local scans_left = MAX_SCANNED  -- waiters that next_waiter() may still look at in this script call
 -- Returns the waiter whose turn it is, from `position` in the queue on, as {token, handover ttl, channel, wants,
 -- position}, or nil; and 1 if the client must ask again at once, because all of the MAX_SCANNED waiters that this
 -- script call looked at were dead, and the queue holds more.
@@ -149,7 +151,6 @@ end
 -- The turn is the oldest live and reachable waiter's; if the first MAX_UNREACHABLE live waiters are unreachable, the
 -- oldest live waiter's. An unreachable waiter keeps its place, since its client may connect again. Each step reads
 -- eight times as many waiters as the step before, because where one waiter is dead, many may be.
-local scans_left = MAX_SCANNED
 local function next_waiter(position)
   local now_ms, unreachable, unreachable_count, batch_size = nil, nil, 0, 1
   repeat
@@ -182,7 +183,8 @@ local function next_waiter(position)
 end
 
 -- Wakes a waiter that has just been granted something. From now on the waiter counts as alive only as long as the grant
--- lasts, unless another heartbeat arrives.
+-- lasts, unless another heartbeat arrives. The entry says that the waiter is not subscribed (0), so is_reachable() does
+-- not ask for its channel.
 local function announce_grant(waiter, handover_ttl, channel, wants)
   local space = wants ~= '' and ' ' or ''
   call('HSET', WAITERS, waiter,
@@ -234,6 +236,7 @@ local function add_tombstone(member, ttl)
     local key_ttl = string.format('%.0f', math.max(ttl, call('PTTL', TOMBSTONES)))
     call('PEXPIRE', TOMBSTONES, key_ttl)
     call('ZREMRANGEBYSCORE', TOMBSTONES, '-inf', string.format('%.0f', now_ms))
+    -- pcall: without memory there is no tombstone, but the verb that calls this function must still do its work.
     redis.pcall('ZADD', TOMBSTONES, string.format('%.0f', now_ms + ttl), member)
     call('PEXPIRE', TOMBSTONES, key_ttl)
   end

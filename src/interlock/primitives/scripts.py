@@ -1,5 +1,7 @@
 """The .lua files: this module loads each file once, and servers know each script by its SHA1.
 
+A client sends the SHA1 only. After a server's reply NOSCRIPT, `_servers/single.py` sends the text.
+
 Code that several scripts share stands in one file. The line `--include queue` inserts the text of queue.lua. The line
 `--function lock` inserts the whole script lock.lua as a local function with its own KEYS and ARGV, so that one script
 can run another.
