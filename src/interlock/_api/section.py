@@ -1,14 +1,14 @@
 """One `with` of a lockable: what owns its lease, and what becomes of the lease if the `with` is never left.
 
-Theory. A `with lock:` statement first loads `lock.__exit__`, then calls `lock.__enter__`, and keeps what it has loaded
-for as long as it can still be left. So the descriptor `Exit` makes a Section each time that it is loaded, and the
-Section owns the lease of this one `with`. It leaves that lease, in whichever thread or task it is called; and once the
-`with` can never be left any more (an interrupt came before the first step of leaving), the Section is garbage.
+Theory (ADR 12). Python loads `lock.__exit__` before it calls `lock.__enter__`, and keeps the loaded object until the
+`with` ends. So the descriptor `Exit` makes a new Section for each load, and the Section owns the lease of this one
+`with`. Python may call the Section in any thread or task: the Section ends its own lease. If an interrupt destroys the
+frame before the frame calls `__exit__`, Python drops the Section, and the Section's finalizer releases the lease.
 
 Rules. (1) Between the grant and the body, and between the body and the end of the release, an interrupt gives the
 lease back in the background. (2) A Section that is collected does the same; its finalizer does no I/O, and waits for
 no lock. (3) A caller of `__enter__` without a `with` has no such frame: the lockable keeps its Section until the call
-of `__exit__`.
+of `__exit__`. Such a Section is *by hand*.
 """
 
 from __future__ import annotations
@@ -24,25 +24,30 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
 S = TypeVar("S", bound="Section")
-# Between a generator and the bottom of its thread's stack, if a pool of threads drives it and no code of the user.
+# Modules whose frames may lie below a generator that a pool of threads drives, with no code of the user in between.
 POOLS: Final = {"contextlib", "threading", "concurrent.futures.thread", "anyio._backends._asyncio"}
 
 
 class Section:
-    """What leaves one `with`."""
+    """The `__exit__` of one `with`, and the owner of its lease."""
 
     __slots__ = ("__weakref__", "by_hand", "lease", "lockable", "who")
 
     def __init__(self, lockable: Any = None) -> None:
-        # While it has one. To be stored in the statement that acquires it: a call between would let an interrupt in.
+        # None outside the body. Assign the result of `_acquire` directly: between two statements an interrupt could
+        # lose the lease.
         self.lease: Any = None
         self.lockable = lockable  # None until it is entered or left, if `__exit__` was loaded from the class
-        self.by_hand = False
-        # The thread or task that entered it; None if that says nothing. Weak: an error of that task may lead back here.
+        self.by_hand = False  # entered by a call of `__enter__` without a `with`
+        # The thread or task that entered; None if another one may run the body. Weak: an error of that task may refer to
+        # this Section.
         self.who: weakref.ref[Any] | None = None
 
     async def leave(self, *args: Any) -> None:
-        """Leave it: `args` are those of `__exit__`, after the lockable if `__exit__` was loaded from the class."""
+        """End the section. `args` are those of `__exit__`.
+
+        The lockable stands first if the caller loaded `__exit__` from the class, as contextlib.ExitStack does.
+        """
         lockable = args[0] if len(args) > 3 else self.lockable
         section = self if self.lease is not None else _left_by_hand(lockable)
         before = None
@@ -67,7 +72,7 @@ class Section:
             await self.leave(kind, error, trace)
 
     def give_up(self, before: Any = None) -> None:
-        """Give back in the background what was not given back; `before`: see Lease._holds."""
+        """Release in the background a lease that the section has not released. `before`: see Lease._holds."""
         if (lease := self.lease) is not None:
             self.lease = None
             lease._give_up(before)
@@ -78,7 +83,7 @@ class Section:
 
 
 class Exit(Generic[S]):
-    """The `__exit__` of a lockable: another Section each time that it is loaded."""
+    """The `__exit__` of a lockable: a new Section for each load."""
 
     def __init__(self, make: Callable[[Any], S]) -> None:
         self.make = make
@@ -99,7 +104,7 @@ _loaded: Final = _Loaded()
 
 
 def loaded(lockable: Any, kind: type[S]) -> S:
-    """The Section of the `with` that is entering this lockable now. If nobody loaded one, a new one: it is by hand."""
+    """The Section that the `with` loaded which now enters this lockable; without a `with`, a new one, by hand."""
     section = _loaded.section()
     if type(section) is kind and section.lease is None and section.lockable in (None, lockable):
         section.lockable = lockable
@@ -110,7 +115,7 @@ def loaded(lockable: Any, kind: type[S]) -> S:
 
 
 def pooled(frame: FrameType | None) -> bool:
-    """Whether a pool of threads drives this frame, and no code of the user: then its thread says nothing."""
+    """Whether a pool of threads drives this frame, and no code of the user: then any thread may run the next step."""
     while frame is not None and frame.f_globals.get("__name__") in POOLS:
         frame = frame.f_back
     return frame is None
@@ -138,8 +143,8 @@ def _found_by_hand(sections: list[Section], caller: object) -> Section | int:
     if len(found) == 1:
         sections.remove(found[0])
         return found[0]
-    # One of these sections will not be left. A caller that lives can still leave its own; the leases of the others are
-    # renewed no more, unless somebody else refers to them.
+    # The caller gets an error, and no section ends. A caller that lives can still leave its own section. The client drops
+    # the others, and so renews their leases no more, unless user code refers to these leases.
     for section in held:
         if _has_ended(section.who):
             sections.remove(section)
