@@ -20,7 +20,7 @@ from .interlock import InterlockCore, MemberT, MultiLeaseT
 from .lock import LockableCore
 from .named import StateT
 from .options import LeaseT
-from .section import Exit, Section, loaded
+from .section import Section, WithExit, section_of_this_with
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -110,15 +110,15 @@ class Lockable(LockableCore[StateT, LeaseT]):
     revoke = awaitable(LockableCore[StateT, LeaseT]._revoke)
 
     def __aenter__(self) -> Coroutine[object, object, LeaseT]:
-        return self._enter_as_task(loaded(self, SectionForAsyncio))
+        return self._enter_as_task(section_of_this_with(self, SectionForAsyncio))
 
     async def _enter_as_task(self, section: Section) -> LeaseT:
         try:
             if (task := asyncio.current_task()) is not None:
-                section.who = weakref.ref(task)
+                section.entered_by = weakref.ref(task)
             lease: LeaseT = await self._enter(section)
         except BaseException:
-            section.give_up()
+            section.release_in_background()
             raise
         return lease
 
@@ -130,4 +130,4 @@ class Lockable(LockableCore[StateT, LeaseT]):
         def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[object, object, R]]: ...
 
     else:
-        __aexit__ = Exit(SectionForAsyncio)
+        __aexit__ = WithExit(SectionForAsyncio)

@@ -261,10 +261,10 @@ class LeaseCore(WatchedCore[EventT]):
         return None if self._leaves_inner() else self._core.release_in_background(self._grant)
 
     def _holds(self) -> Any:
-        """How often it is held now: what `_give_up` compares."""
+        """How often it is held now: what `_release_in_background` compares."""
         return self._depth
 
-    def _give_up(self, before: Any, *, later: bool = False) -> None:
+    def _release_in_background(self, before: Any, *, later: bool = False) -> None:
         """Give it back in the background, unless that was done: a section of it can't be left any more.
 
         `before`: what it said of its holds before that was tried; None: it was not tried. `later`: by a finalizer.

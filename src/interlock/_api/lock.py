@@ -96,7 +96,7 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
         async def locked(*args: Any, **kwargs: Any) -> Any:
             async with Section(self) as section:
                 if (owner := self._interlock._current_owner()) is not None:
-                    section.who = weakref.ref(owner)
+                    section.entered_by = weakref.ref(owner)
                 await self._enter(section)
                 return await self._call(function, *args, **kwargs)
 
@@ -125,7 +125,7 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
 
     async def _enter(self, section: Section) -> LeaseT:
         """Acquire the lease of a `with`, which this section owns. If anything fails, the section must give up."""
-        who = section.who
+        who = section.entered_by
         if who is not None:
             self._check_not_inside(who)
         lease = section.lease = await self._acquire(UNSET)

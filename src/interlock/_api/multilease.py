@@ -122,10 +122,10 @@ class MultiLeaseCore(WatchedCore[EventT], Generic[EventT, PartT]):
     def _holds(self) -> list[int]:
         return [lease._depth for lease in self._leases.values()]
 
-    def _give_up(self, before: list[int] | None, *, later: bool = False) -> None:
+    def _release_in_background(self, before: list[int] | None, *, later: bool = False) -> None:
         """Give back in the background what was not given back of each; see LeaseCore."""
         for i, lease in enumerate(self._leases.values()):
-            lease._give_up(before[i] if before else None, later=later)
+            lease._release_in_background(before[i] if before else None, later=later)
 
     def _on_lost(self) -> None:
         """Report to the holder that one of them was lost; `on_lost` is called once."""

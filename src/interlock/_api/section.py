@@ -1,7 +1,7 @@
 """One `with` of a lockable: what owns its lease, and what becomes of the lease if the `with` is never left.
 
 Theory (ADR 12). Python loads `lock.__exit__` before it calls `lock.__enter__`, and keeps the loaded object until the
-`with` ends. So the descriptor `Exit` makes a new Section for each load, and the Section owns the lease of this one
+`with` ends. So the descriptor `WithExit` makes a new Section for each load, and the Section owns the lease of this one
 `with`. Python may call the Section in any thread or task: the Section ends its own lease. If an interrupt destroys the
 frame before the frame calls `__exit__`, Python drops the Section, and the Section's finalizer releases the lease.
 
@@ -31,7 +31,7 @@ POOLS: Final = {"contextlib", "threading", "concurrent.futures.thread", "anyio._
 class Section:
     """The `__exit__` of one `with`, and the owner of its lease."""
 
-    __slots__ = ("__weakref__", "by_hand", "lease", "lockable", "who")
+    __slots__ = ("__weakref__", "by_hand", "entered_by", "lease", "lockable")
 
     def __init__(self, lockable: Any = None) -> None:
         # None outside the body. Assign the result of `_acquire` directly: between two statements an interrupt could
@@ -39,9 +39,9 @@ class Section:
         self.lease: Any = None
         self.lockable = lockable  # None until it is entered or left, if `__exit__` was loaded from the class
         self.by_hand = False  # entered by a call of `__enter__` without a `with`
-        # The thread or task that entered; None if another one may run the body. Weak: an error of that task may refer to
-        # this Section.
-        self.who: weakref.ref[Any] | None = None
+        # The thread or task that entered; None if another one may run the body. Weak: an error of that task may refer
+        # to this Section.
+        self.entered_by: weakref.ref[Any] | None = None
 
     async def leave(self, *args: Any) -> None:
         """End the section. `args` are those of `__exit__`.
@@ -55,12 +55,12 @@ class Section:
             before = section.lease._holds()
             await section.lease._exit(*args[-3:])
         except BaseException:
-            section.give_up(before)  # what a cancellation or an interrupt has left
+            section.release_in_background(before)  # what a cancellation or an interrupt has left
             raise
         finally:
             section.lease = None
-            if section.who is not None:
-                lockable._inside.pop(section.who, None)
+            if section.entered_by is not None:
+                lockable._inside.pop(section.entered_by, None)
 
     async def __aenter__(self) -> Self:
         return self
@@ -71,18 +71,18 @@ class Section:
         if self.lease is not None:
             await self.leave(kind, error, trace)
 
-    def give_up(self, before: Any = None) -> None:
+    def release_in_background(self, before: Any = None) -> None:
         """Release in the background a lease that the section has not released. `before`: see Lease._holds."""
         if (lease := self.lease) is not None:
             self.lease = None
-            lease._give_up(before)
+            lease._release_in_background(before)
 
     def __del__(self) -> None:
         if not self.by_hand and self.lease is not None:
-            self.lease._give_up(None, later=True)
+            self.lease._release_in_background(None, later=True)
 
 
-class Exit(Generic[S]):
+class WithExit(Generic[S]):
     """The `__exit__` of a lockable: a new Section for each load."""
 
     def __init__(self, make: Callable[[Any], S]) -> None:
@@ -103,7 +103,7 @@ class _Loaded(threading.local):
 _loaded: Final = _Loaded()
 
 
-def loaded(lockable: Any, kind: type[S]) -> S:
+def section_of_this_with(lockable: Any, kind: type[S]) -> S:
     """The Section that the `with` loaded which now enters this lockable; without a `with`, a new one, by hand."""
     section = _loaded.section()
     if type(section) is kind and section.lease is None and section.lockable in (None, lockable):
@@ -114,7 +114,7 @@ def loaded(lockable: Any, kind: type[S]) -> S:
     return section
 
 
-def pooled(frame: FrameType | None) -> bool:
+def is_driven_by_pool(frame: FrameType | None) -> bool:
     """Whether a pool of threads drives this frame, and no code of the user: then any thread may run the next step."""
     while frame is not None and frame.f_globals.get("__name__") in POOLS:
         frame = frame.f_back
@@ -137,16 +137,16 @@ def _left_by_hand(lockable: Any) -> Section:
 def _found_by_hand(sections: list[Section], caller: object) -> Section | int:
     """The caller's own section, or the only one, taken out of these; else how many there are."""
     entered = [section for section in sections if section.lease is not None]
-    mine = [section for section in entered if section.who is not None and section.who() is caller]
+    mine = [section for section in entered if section.entered_by is not None and section.entered_by() is caller]
     held = [section for section in entered if not section.lease._ended] or entered
     found = mine[-1:] or held
     if len(found) == 1:
         sections.remove(found[0])
         return found[0]
-    # The caller gets an error, and no section ends. A caller that lives can still leave its own section. The client drops
-    # the others, and so renews their leases no more, unless user code refers to these leases.
+    # The caller gets an error, and no section ends. A caller that lives can still leave its own section. The client
+    # drops the others, and so renews their leases no more, unless user code refers to these leases.
     for section in held:
-        if _has_ended(section.who):
+        if _has_ended(section.entered_by):
             sections.remove(section)
     return len(held)
 

@@ -25,7 +25,7 @@ from .lease import WatchedCore
 from .lock import LockableCore
 from .named import StateT
 from .options import LeaseT
-from .section import Exit, Section, loaded, pooled
+from .section import Section, WithExit, is_driven_by_pool, section_of_this_with
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -144,14 +144,14 @@ class Lockable(LockableCore[StateT, LeaseT]):
     revoke = blocking(LockableCore[StateT, LeaseT]._revoke)
 
     def __enter__(self) -> LeaseT:
-        section = loaded(self, SectionForThreads)
+        section = section_of_this_with(self, SectionForThreads)
         frame = sys._getframe(1)
-        if not (section.by_hand or frame.f_code.co_flags & inspect.CO_GENERATOR) or not pooled(frame.f_back):
-            section.who = weakref.ref(threading.current_thread())
+        if not (section.by_hand or frame.f_code.co_flags & inspect.CO_GENERATOR) or not is_driven_by_pool(frame.f_back):
+            section.entered_by = weakref.ref(threading.current_thread())
         try:
             lease: LeaseT = run(self._enter(section))
         except BaseException:
-            section.give_up()
+            section.release_in_background()
             raise
         return lease
 
@@ -163,4 +163,4 @@ class Lockable(LockableCore[StateT, LeaseT]):
         def __call__(self, function: Callable[P, R]) -> Callable[P, R]: ...
 
     else:
-        __exit__ = Exit(SectionForThreads)
+        __exit__ = WithExit(SectionForThreads)
