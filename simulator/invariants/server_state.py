@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from interlock._protocol.types import ServerError
 from interlock.primitives.codes import GRANTED, QUARANTINE, QUEUED
-from interlock.primitives.messages import parse_acquire, quarantine_evidence
+from interlock.primitives.messages import lost_identity, parse_acquire
 from simulator.commands import Hash, ZSet
 from simulator.messages import answers, requests
 from simulator.subjects.subject import live_shares
@@ -214,7 +214,7 @@ class ServerState:
             if (
                 seen is None
                 or not self.trusted
-                or (words[0] == b"acquire" and quarantine_evidence(parse_acquire(answer)))
+                or (words[0] == b"acquire" and lost_identity(parse_acquire(answer)))
             ):
                 continue
             if wrong := seen.resource.check_reply(self.server, words, answer, seen.holders):

@@ -78,8 +78,8 @@ from interlock.primitives.messages import (
     encode_release,
     is_acquire,
     lengthens_lease,
+    lost_identity,
     parse_acquire,
-    quarantine_evidence,
     reason_lost,
 )
 
@@ -219,14 +219,15 @@ class Core:
         """Wait until there is a reason to ask again. Raises the error of a final refusal, or when the time is over."""
         assert attempt.busy is not None
         attempt.is_queued |= isinstance(reply, Queued)
-        evidence = quarantine_evidence(reply)
-        if evidence and attempt.proven_evidence not in {None, evidence}:
-            # Once for each evidence: a client may be unable to use its own proof.
+        identity = lost_identity(reply)
+        if identity and not attempt.has_no_proof and identity != attempt.proven_identity:
+            # One search for each lost identity, since a client may be unable to use its own proof. After a search
+            # without a proof the attempt searches no more: its waiter waits for the end of the quarantine.
             now, waits = self.runtime.now(), attempt.event is not None
             is_proven = await self.server.prove_lossless(
-                attempt.resource.keys, evidence, min(attempt.until, now + PROOF_TIMEOUT * waits)
+                attempt.resource.keys, identity, min(attempt.until, now + (PROOF_TIMEOUT if waits else 0))
             )
-            attempt.proven_evidence = evidence if is_proven else None
+            attempt.proven_identity, attempt.has_no_proof = identity if is_proven else "", not is_proven
         elif isinstance(reply, Queued):
             attempt.last_refusal, attempt.generation = reply, reply.generation
             if not await self._wait(attempt, reply):

@@ -9,7 +9,7 @@ from interlock._protocol.types import TRANSIENT, Resource, ServerError
 from interlock.errors import AcquireTimeout, BrokenBarrier, ConfigError, LeaseLost, LockError, Unavailable
 from interlock.primitives.codes import BROKEN, LIMIT_MISMATCH, NO_EXPIRY, REVOKED, WRONG_KIND
 from interlock.primitives.lock import RECORD_VERSION
-from interlock.primitives.messages import Busy, Queued, Refused, quarantine_evidence
+from interlock.primitives.messages import Busy, Queued, Refused, lost_identity
 
 if TYPE_CHECKING:
     from interlock._client.grant import Attempt
@@ -39,7 +39,7 @@ def busy_error(resource: Resource, timeout: float, reply: Queued | Busy) -> Acqu
     tried = f"was not acquired within {round(timeout, 3):g} s" if timeout else "is not free"
     if not holder:
         return AcquireTimeout(f"{resource} {tried}: other waiters are before this one in the queue")
-    if quarantine_evidence(reply):
+    if lost_identity(reply):
         return AcquireTimeout(
             f"{resource} {tried}: it is in quarantine for {left} more, since its server was "
             "restarted or replaced, and may have lost a lease that is alive. Wait; or, if nothing is at work there, "

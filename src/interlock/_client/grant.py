@@ -69,7 +69,8 @@ class Attempt:
     was_granted: bool = False  # also if the grant expired on its way
     expired_grants: int = 0  # grants that expired on their way
     last_refusal: Queued | None = None  # the last reply that another holder has the resource
-    proven_evidence: str | None = ""  # the evidence that a proof has settled; None: the search found no proof
+    proven_identity: str = ""  # the lost identity about which a search found that no lease was lost
+    has_no_proof: bool = False  # a search failed: the attempt searches no more, and waits for the end of the quarantine
     unanswered_since: float = FOREVER  # when the oldest request or heartbeat without a reply was sent
     extended_until: float = 0.0  # until when the server may keep the lease after extend()
     assurance: Assurance | None = None  # which replicas and disks had the grant, if acks asked for any

@@ -189,8 +189,8 @@ class Server(Protocol):
         """Send many messages at once. Returns each reply, or the exception of the message that failed, in order."""
         ...
 
-    async def prove_lossless(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:
-        """Whether no lease on these keys was lost since the server with the identity `evidence` granted it.
+    async def prove_lossless(self, keys: Sequence[str | bytes], lost_identity: str, until: float) -> bool:
+        """Whether no lease on these keys was lost since the server with this identity granted it.
 
         If there is a proof, all later messages carry that proof. If a proof may still appear, searches until `until`.
         """

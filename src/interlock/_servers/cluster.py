@@ -241,11 +241,11 @@ class ClusterServer:
                     node.failed_at = 0.0
         return redirected
 
-    async def prove_lossless(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:
+    async def prove_lossless(self, keys: Sequence[str | bytes], lost_identity: str, until: float) -> bool:
         """See Server."""
         with contextlib.suppress(Disconnected, ServerError, LockError):  # then there is no proof
             node = await self._node_of(slot_of(keys[0]), until)
-            return await node.server.prove_lossless(keys, evidence, until)
+            return await node.server.prove_lossless(keys, lost_identity, until)
         return False
 
     def old_primary_may_still_grant(self, key: str) -> str:

@@ -232,13 +232,13 @@ class QuorumServer:
     async def _sleep(self, seconds: float, until: float) -> None:
         await self.runtime.sleep_until(min(until, self.now() + seconds))
 
-    async def prove_lossless(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Server)
-        """See Server. Each server has its own evidence."""
+    async def prove_lossless(self, keys: Sequence[str | bytes], lost_identity: str, until: float) -> bool:  # noqa: ARG002 (see Server)
+        """See Server. Each server has its own lost identity."""
         proven = False
         for node in self.nodes:
-            if node.quarantine_evidence:
-                proven |= await node.server.prove_lossless(keys, node.quarantine_evidence, self.now())
-                node.quarantine_evidence = ""
+            if node.lost_identity:
+                proven |= await node.server.prove_lossless(keys, node.lost_identity, self.now())
+                node.lost_identity = ""
         return proven
 
     def old_primary_may_still_grant(self, key: str) -> str:  # noqa: ARG002 (see Server)

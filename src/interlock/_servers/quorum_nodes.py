@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from interlock._protocol.timing import TOMBSTONE_TTL
 from interlock._protocol.types import Disconnected, Message
-from interlock.primitives.messages import AcquireCall, HeartbeatCall, ReleaseCall, RenewCall, quarantine_evidence
+from interlock.primitives.messages import AcquireCall, HeartbeatCall, ReleaseCall, RenewCall, lost_identity
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
@@ -29,8 +29,8 @@ class Node:
         "has_answered",
         "is_up",
         "longest_ttl",
+        "lost_identity",
         "pending_releases",
-        "quarantine_evidence",
         "server",
         "tokens",
     )
@@ -43,7 +43,7 @@ class Node:
         self.cause = "not connected yet"  # why the server is absent
         self.absent_since = server.runtime.now()  # since when the server is absent
         self.absence_logged = False  # whether the log says that the server is absent
-        self.quarantine_evidence = ""  # the evidence for the server's last quarantine
+        self.lost_identity = ""  # which the server named in its last quarantine
         self.tokens: dict[str, bool] = {}  # tokens that requested a lease, and whether the reply is still outstanding
         # By token: a release that the server has not got, and until when (seconds) the client tries to deliver it.
         self.pending_releases: dict[str, tuple[Message, float]] = {}
@@ -65,14 +65,14 @@ class Node:
         return request
 
     def note_replies(self, requests: Sequence[Request], replies: Sequence[Any]) -> None:
-        """Remember which tokens this server has answered, and its evidence for a quarantine."""
+        """Remember which tokens this server has answered, and which lost identity it named in a quarantine."""
         for request, reply in zip(requests, replies, strict=False):
             call = request.call
             if isinstance(call, AcquireCall) and not isinstance(reply, Disconnected):
                 if call.token in self.tokens:
                     self.tokens[call.token] = False
-                if not isinstance(reply, Exception) and (evidence := quarantine_evidence(reply)):
-                    self.quarantine_evidence = evidence
+                if not isinstance(reply, Exception) and (identity := lost_identity(reply)):
+                    self.lost_identity = identity
 
     def record_undelivered(self, requests: Sequence[Request], now: float, among: Container[str] | None = None) -> None:
         """Remember the releases (of tokens `among` these) that this server did not get, or did not answer."""

@@ -234,9 +234,9 @@ class SingleServer:
         connection.checkin()
         return connection.stamp
 
-    async def prove_lossless(self, keys: Sequence[str | bytes], evidence: str, until: float) -> bool:  # noqa: ARG002 (see Server)
+    async def prove_lossless(self, keys: Sequence[str | bytes], lost_identity: str, until: float) -> bool:  # noqa: ARG002 (see Server)
         """See Server."""
-        return await self._proofs.prove_lossless(evidence, until)
+        return await self._proofs.prove_lossless(lost_identity, until)
 
     def old_primary_may_still_grant(self, key: str, slot: int = -1) -> str:  # noqa: ARG002 (see Server)
         """See Server."""

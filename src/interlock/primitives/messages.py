@@ -175,8 +175,8 @@ def is_acquire(args: Words) -> bool:
     return args[0] == "acquire"
 
 
-def quarantine_evidence(reply: AcquireReply) -> str | None:
-    """Return the evidence if a quarantine is the cause of the reply: the identity of the server that granted last."""
+def lost_identity(reply: AcquireReply) -> str | None:
+    """Return the identity of the server that granted last, if a quarantine is the cause of the reply; else None."""
     if isinstance(reply, Queued | Busy) and reply.holder.startswith(QUARANTINE):
         return reply.holder.removeprefix(QUARANTINE).partition(b">")[0].decode(errors="replace")
     return None
