@@ -22,7 +22,7 @@ import os
 import random
 from typing import TYPE_CHECKING, Any
 
-from interlock._client import grant as grants
+from interlock._client import grant as grant_module
 from interlock._client.error_texts import (
     HEARTBEATS_UNANSWERED,
     OLD_PRIMARY_MAY_GRANT,
@@ -229,7 +229,7 @@ class Core:
             )
             attempt.proven_identity, attempt.has_no_proof = identity if is_proven else "", not is_proven
         elif isinstance(reply, Queued):
-            attempt.last_refusal, attempt.generation = reply, reply.generation
+            attempt.last_queued, attempt.generation = reply, reply.generation
             if not await self._wait(attempt, reply):
                 raise self._timeout_error(attempt, attempt.busy(attempt.resource, attempt.timeout or 0, reply))
         elif isinstance(reply, Busy):
@@ -245,16 +245,16 @@ class Core:
         self.waiters.unregister(attempt)  # second: close() in another thread finds the attempt here, or its undo
         if undone is not None and isinstance(error, AcquireTimeout):
             await undone.wait(self.runtime.now() + UNDO_GRACE)
-        if attempt.last_refusal and was_unanswered(error) and last_answer_counts(attempt, self.runtime.now()):
+        if attempt.last_queued and was_unanswered(error) and last_answer_counts(attempt, self.runtime.now()):
             # The caller's time is over, and the server said just before that another holder has the resource.
             assert attempt.busy is not None
-            raise attempt.busy(attempt.resource, attempt.timeout or 0, attempt.last_refusal) from error
+            raise attempt.busy(attempt.resource, attempt.timeout or 0, attempt.last_queued) from error
 
-    def _timeout_error(self, attempt: Attempt, refusal: LockError) -> LockError:
-        """The error for a waiter whose time is over: its last refusal, if that still counts, else Unavailable."""
+    def _timeout_error(self, attempt: Attempt, busy: LockError) -> LockError:
+        """The error for a waiter whose time is over: `busy` if the last reply still counts, else Unavailable."""
         now = self.runtime.now()
         if last_answer_counts(attempt, now):
-            return refusal
+            return busy
         return unavailable_error(attempt, self.server.display_url, now, Disconnected(HEARTBEATS_UNANSWERED, sent=True))
 
     async def _wait(self, attempt: Attempt, reply: Queued) -> bool:
@@ -294,7 +294,7 @@ class Core:
             answered_since=sent,
             deadline=deadline,
             max_hold_until=max_hold_until,
-            fork_count=grants.fork_count,
+            fork_count=grant_module.fork_count,
         )
         try:
             lease = attempt.make_lease(self, grant)
@@ -333,7 +333,7 @@ class Core:
         Stopped, ConfigError if the client is closed, or the error that the server replied with.
         """
         server, resource = self.server, attempt.resource
-        give_up_at, pause = until, 0.0
+        retry_until, pause = until, 0.0
         cause: Exception | None = None
         while True:
             if self.closed:
@@ -343,9 +343,9 @@ class Core:
             sent = self.runtime.now()
             try:
                 if attempt.options.acks is None or not is_acquire(args):
-                    reply = await server.call(resource.script, resource.keys, args, give_up_at)
+                    reply = await server.call(resource.script, resource.keys, args, retry_until)
                 else:
-                    reply = await self._request_with_acks(attempt, args, give_up_at)
+                    reply = await self._request_with_acks(attempt, args, retry_until)
                 if not lengthens_lease(args, reply) or not server.old_primary_may_still_grant(resource.keys[0]):
                     attempt.unanswered_since = FOREVER
                     return reply, sent
@@ -354,7 +354,7 @@ class Core:
                 attempt.in_doubt |= error.sent
                 stale = error.stale
                 # The earlier cause stays if this request only timed out, and was sent so late that it had little time.
-                counts = cause is None or not error.timed_out or give_up_at - sent > MAX_RETRY_DELAY
+                counts = cause is None or not error.timed_out or retry_until - sent > MAX_RETRY_DELAY
                 cause = error if counts else cause
             except ServerError as error:
                 # With acks, the error may answer WAIT or WAITAOF, after the grant.
@@ -367,20 +367,20 @@ class Core:
                 raise
             attempt.unanswered_since = min(attempt.unanswered_since, sent)
             # The time runs from the first request without a reply that counts: a later request does not move it.
-            give_up_at = min(give_up_at, sent + server.retry_for)
+            retry_until = min(retry_until, sent + server.retry_for)
             pause = pause if stale else _next_pause(pause)
-            await self._pause_before_retry(attempt, cause, pause, give_up_at)
+            await self._pause_before_retry(attempt, cause, pause, retry_until)
 
     async def _pause_before_retry(
-        self, attempt: Attempt, cause: Exception | None, pause: float, give_up_at: float
+        self, attempt: Attempt, cause: Exception | None, pause: float, retry_until: float
     ) -> None:
         """Wait before the next try of a request. Raises Unavailable if no time is left for another try."""
         now = self.runtime.now()
-        if now + 2 * MIN_RETRY_DELAY >= give_up_at:
+        if now + 2 * MIN_RETRY_DELAY >= retry_until:
             assert cause is not None
             raise unavailable_error(attempt, self.server.display_url, now, cause) from cause
         # At most half of the time that is left, so that the last try is sent close to the end of the caller's time.
-        await self.runtime.sleep_until(now + min(pause, max(MIN_RETRY_DELAY, (give_up_at - now) / 2)))
+        await self.runtime.sleep_until(now + min(pause, max(MIN_RETRY_DELAY, (retry_until - now) / 2)))
 
     async def _request_with_acks(self, attempt: Attempt, args: Sequence[Argument], until: float) -> Any:
         """The reply to an acquire, once enough replicas have the grant. Raises Unavailable if too few have it."""
@@ -416,13 +416,14 @@ class Core:
                 # After a revocation the lock's key may still hold "!<token>": the undo hands the lock over at once.
                 self.undo.add(attempt)
             return False
-        doubt = attempt.in_doubt
+        was_in_doubt = attempt.in_doubt
         try:
             self.releasing[attempt.token] = attempt  # first: close() in another thread finds it here or among the held
             grant.mark_released()
             self.renewal.remove(grant)
             args = encode_release(attempt.token, tombstone_ms(attempt), attempt.release_args)
-            attempt.in_doubt = False  # from here on: whether a release may have been sent twice
+            # Borrowed until `finally`: from here on the flag says whether a copy of the release may be on its way.
+            attempt.in_doubt = False
             until = FOREVER
             if grant.deadline < now + RETRY_FOR:  # after its ttl the server frees the lock
                 until = max(grant.deadline, now + 0.5)
@@ -442,7 +443,7 @@ class Core:
             self.undo.add(attempt)
             raise
         finally:
-            attempt.in_doubt |= doubt
+            attempt.in_doubt |= was_in_doubt
             self.releasing.pop(attempt.token, None)
 
     async def exit_section(self, grant: Grant, error: BaseException | None) -> None:
