@@ -65,7 +65,7 @@ class SimConnection:
         self.broken = False  # whether the connection is broken, and the client knows that
         self.unanswered: set[Future] = set()
         self.silent_since = pool.process.world.now  # when the last reply arrived, or the wait for one began
-        self.answered_since = asked_at  # when the last request with a reply was sent, see `_quarantine.primacy`
+        self.last_answered_sent = asked_at  # when the last request with a reply was sent, see `_quarantine.primacy`
 
     async def exchange(self, command: Command, until: float) -> object:
         """See Connection."""
@@ -126,8 +126,8 @@ class SimConnection:
 
     def answered(self, sent: float) -> None:
         """Note that the reply to a request sent at this time has arrived."""
-        if sent - self.answered_since <= TRUSTED_FOR:  # else there may have been a pause in between
-            self.answered_since = max(self.answered_since, sent)
+        if sent - self.last_answered_sent <= TRUSTED_FOR:  # else there may have been a pause in between
+            self.last_answered_sent = max(self.last_answered_sent, sent)
 
     def checkin(self) -> None:
         """See Connection."""
@@ -192,7 +192,7 @@ class SimPool:
                         raise Disconnected("connection refused", sent=False)
                     raise Unavailable(f"{ServerGroup.display_url} is a read-only replica. Connect to its primary")
         limit, asked_at = _limit(until, self.runtime.now()), self.runtime.now()
-        while (connection := await self._any_connection(limit)).answered_since < asked_at - self.trusted_for:
+        while (connection := await self._any_connection(limit)).last_answered_sent < asked_at - self.trusted_for:
             await self._confirm(connection, limit)
         return connection
 
@@ -230,7 +230,7 @@ class SimPool:
         late = Disconnected("nobody says who the primary is", sent=False, timed_out=True)
         self.process.world.at(self.process.when(limit), Timer(future, late), self.process)
         if await future is connection.host:
-            connection.answered_since = max(connection.answered_since, asked_at)
+            connection.last_answered_sent = max(connection.last_answered_sent, asked_at)
         else:
             self.network.record.counts["connection to an old primary dropped"] += 1
             self.drop(connection, "it is not the primary any more")

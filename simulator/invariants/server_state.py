@@ -211,11 +211,7 @@ class ServerState:
         """Check rule 12. A quarantine refuses all attempts in the same way."""
         for (of, words), answer in zip(asked, replies, strict=False):
             seen = self.seen.get(of[0])
-            if (
-                seen is None
-                or not self.trusted
-                or (words[0] == b"acquire" and lost_identity(parse_acquire(answer)))
-            ):
+            if seen is None or not self.trusted or (words[0] == b"acquire" and lost_identity(parse_acquire(answer))):
                 continue
             if wrong := seen.resource.check_reply(self.server, words, answer, seen.holders):
                 verb, token = words[:2]

@@ -74,7 +74,7 @@ async def test_a_revocation_whose_push_was_lost_reaches_the_holder_after_the_rec
     leases = [await mode.keep(acquired(make(locks))) for make in (LOCKS["lock"], LOCKS["fixed lock"])]
     session = mode.session(locks)
     await until(
-        lambda: all(session.renewal._subscribed_at(lease._grant) < lease._grant.answered_since for lease in leases)
+        lambda: all(session.renewal._subscribed_at(lease._grant) < lease._grant.last_answered_sent for lease in leases)
     )
     lost = []
     session.pushed = lost.append
@@ -115,7 +115,7 @@ async def test_a_lease_is_asked_about_again_if_its_channel_was_subscribed_during
     await until(lambda: held_up or session.renewal.in_flight)
     # The other lease is in a bucket, so the renewal looks at new subscriptions.
     await mode.keep(locks.lock("other").acquire())
-    await until(lambda: session.renewal._subscribed_at(fixed._grant) < fixed._grant.answered_since)
+    await until(lambda: session.renewal._subscribed_at(fixed._grant) < fixed._grant.last_answered_sent)
     del session.server.call_many
 
 

@@ -157,7 +157,9 @@ def a_connection_is_trusted_for_ever(monkeypatch):
 
 def an_answer_counts_when_it_comes(monkeypatch):
     monkeypatch.setattr(
-        sim_pool.SimConnection, "answered", lambda self, _sent: setattr(self, "answered_since", self.pool.runtime.now())
+        sim_pool.SimConnection,
+        "answered",
+        lambda self, _sent: setattr(self, "last_answered_sent", self.pool.runtime.now()),
     )
 
 

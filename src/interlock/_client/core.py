@@ -291,7 +291,7 @@ class Core:
         grant = Grant(
             attempt,
             fence,
-            answered_since=sent,
+            last_answered_sent=sent,
             deadline=deadline,
             max_hold_until=max_hold_until,
             fork_count=grant_module.fork_count,

@@ -89,7 +89,7 @@ class Grant:
 
     attempt: Attempt
     fence: int
-    answered_since: float  # the lease was not revoked before this time, at which the last answered request was sent
+    last_answered_sent: float  # the lease was not revoked before this time, at which the last answered request was sent
     deadline: float  # until when the holder may rely on the lease
     max_hold_until: float = FOREVER  # when max_hold ends the lease
     fork_count: int = 0  # in which process the lease was granted
@@ -113,12 +113,12 @@ class Grant:
     @property
     def jeopardy_after(self) -> float:
         """When the lease is in jeopardy, unless a renewal succeeds before: at ttl/2. The renewal is due at ttl/3."""
-        return self.answered_since + self.attempt.ttl / 2
+        return self.last_answered_sent + self.attempt.ttl / 2
 
     def extend_deadline(self, sent: float, ttl: float) -> None:
         """Move the deadline: a request sent at `sent` was granted, or lengthened the lease. Never shortens."""
         self.renewal_failing = False
-        self.answered_since = sent
+        self.last_answered_sent = sent
         deadline = sent + ttl - margin(ttl, self.attempt.drift)
         if deadline > self.deadline:
             self.deadline = min(self.max_hold_until, deadline)

@@ -107,8 +107,8 @@ class Renewal:
     def add(self, grant: Grant) -> None:
         """Watch this lease until it ends, and keep it alive if it renews."""
         due = _next_due(grant, renews=grant.attempt.options.renew)
-        if self._subscribed_at(grant) >= grant.answered_since:  # the server may push no revocation: the client asks
-            due = min(due, (grant.answered_since + SUBSCRIBE_AFTER) // QUESTION_GRAIN * QUESTION_GRAIN)
+        if self._subscribed_at(grant) >= grant.last_answered_sent:  # the server may push no revocation: the client asks
+            due = min(due, (grant.last_answered_sent + SUBSCRIBE_AFTER) // QUESTION_GRAIN * QUESTION_GRAIN)
         self._schedule(grant, due)
 
     def _subscribed_at(self, grant: Grant) -> float:
@@ -138,7 +138,7 @@ class Renewal:
             bucket[grant.attempt.token] = grant
             grant.bucket = bucket
             self.in_flight.pop(grant.attempt.token, None)
-        wake = min(due, grant.answered_since + sleep)
+        wake = min(due, grant.last_answered_sent + sleep)
         if wake < self.ends_worker.asleep_until:
             self.ends_worker.wake_at(wake)
 
@@ -212,7 +212,11 @@ class Renewal:
         # A lease stays set aside if tick() is to lengthen the lease, or to ask whether it was revoked.
         for grant in due:
             lengthens = grant.renews and grant.deadline < grant.max_hold_until
-            if not lengthens and self._subscribed_at(grant) < grant.answered_since and grant.reason_ended(now) is None:
+            if (
+                not lengthens
+                and self._subscribed_at(grant) < grant.last_answered_sent
+                and grant.reason_ended(now) is None
+            ):
                 self._schedule(grant, _next_due(grant, renews=False))
         if self.in_flight:
             self.renewal_worker.wake_at(now)
@@ -226,7 +230,7 @@ class Renewal:
         for bucket in list(self.buckets.values()):
             for token, grant in list(bucket.items()):
                 channel = None if None in channels else self.server.subscription_of(grant.resource.keys[0])[1]
-                if channel in channels and self._subscribed_at(grant) >= grant.answered_since:
+                if channel in channels and self._subscribed_at(grant) >= grant.last_answered_sent:
                     self.in_flight[token] = grant  # first in here, then out of the bucket
                     bucket.pop(token, None)
 
@@ -311,7 +315,7 @@ class Renewal:
             else:
                 grant.extend_deadline(sent, _ttl_ms(grant, sent) / 1000)
                 # Asked again at once if the channel was subscribed during this request: the lease was in no bucket.
-                missed = grant.answered_since <= self._subscribed_at(grant) < FOREVER
+                missed = grant.last_answered_sent <= self._subscribed_at(grant) < FOREVER
                 self._schedule(grant, now if missed else _next_due(grant, renews=grant.renews))
 
     def _on_failure(self, grant: Grant, cause: bytes) -> None:
@@ -349,7 +353,7 @@ class LeaseEnds:
         """Report the leases that have ended, and set aside those that are due."""
         renewal = self.renewal
         now, oldest = renewal.runtime.now(), next(renewal._all(), None)
-        if oldest is not None and now > oldest.answered_since + SUBSCRIBE_AFTER:
+        if oldest is not None and now > oldest.last_answered_sent + SUBSCRIBE_AFTER:
             renewal.server.ensure_subscribed(oldest.resource.keys[0])
         self.undo.adopt_from_finalizers()
         renewal.take_due()
@@ -363,7 +367,7 @@ def _next_due(grant: Grant, *, renews: bool) -> float:
     grain = ttl / 30
     end_grain = min(0.05, grain)
     end = math.ceil(grant.deadline / end_grain) * end_grain
-    return min(end, (grant.answered_since + ttl / 3) // grain * grain) if renews else end
+    return min(end, (grant.last_answered_sent + ttl / 3) // grain * grain) if renews else end
 
 
 class Batch(NamedTuple):

@@ -40,7 +40,7 @@
 --                             RETURN {the lease was the sender's 0|1, ask again 0|1}
 --                             also takes a waiter out of the queue
 --   heartbeat  channel  subscribed 0|1  (token  handover ttl ms)...
---                             RETURN {pttl ms | MORE_EXPIRED, head's token | "", state...}
+--                             RETURN {pttl ms | MORE_DEAD_WAITERS, head's token | "", state...}
 --                             state: GRANTED | QUEUED | RETRY | NOT_FOUND
 --   renew    (token  ttl ms)...
 --                             RETURN {state...}
@@ -265,7 +265,7 @@ elseif verb == 'heartbeat' then
       local retry
       holder = call('GET', LOCK)
       if not holder then holder, retry = hand_over() end
-      if retry == 1 then return MORE_EXPIRED end
+      if retry == 1 then return MORE_DEAD_WAITERS end
       return call('PTTL', LOCK), parse_marker(call('GET', LOCK)) or not is_readable
     end,
     function(waiter) return waiter == holder end

@@ -32,7 +32,7 @@
 --                             RETURN {the lease was the sender's 0|1, ask again 0|1}
 --                             also takes a waiter out of the queue
 --   heartbeat  channel  subscribed 0|1  (token  handover ttl ms)...
---                             RETURN {pttl of the next end | MORE_EXPIRED, head's token | "", state...}
+--                             RETURN {pttl of the next end | MORE_DEAD_WAITERS, head's token | "", state...}
 --                             state: GRANTED | QUEUED | RETRY | NOT_FOUND
 --   renew    (token  ttl ms)...
 --                             RETURN {state...}
@@ -267,7 +267,7 @@ elseif verb == 'heartbeat' then
   read_record()
   return heartbeat(
     function()
-      if hand_out_permits() == 1 then return MORE_EXPIRED end
+      if hand_out_permits() == 1 then return MORE_DEAD_WAITERS end
       return find_next_end(), apply_quarantine() > 0 or not is_readable
     end,
     is_holder

@@ -52,7 +52,7 @@ local MAX_SCANNED, MAX_READ, MAX_UNREACHABLE = 500, 100, 64
 local RECORD, QUEUE, WAITERS, TOMBSTONES = KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 -- Stands in place of a pttl: the queue has more dead waiters than one script call drops, so the client must ask again
 -- at once.
-local MORE_EXPIRED = -3
+local MORE_DEAD_WAITERS = -3
 local call, verb, token = redis.call, ARGV[1], ARGV[2]
 
 local function get_time_us()
@@ -193,7 +193,7 @@ local function announce_grant(waiter, handover_ttl, channel, wants)
 end
 
 -- The verb `heartbeat`: marks every waiter named in the message as alive. `hand_out_free` grants what is free, and
--- returns a pttl or MORE_EXPIRED, and whether the head of the queue must send its acquire again: because of a
+-- returns a pttl or MORE_DEAD_WAITERS, and whether the head of the queue must send its acquire again: because of a
 -- quarantine, which the head's client may be able to end by a proof, or because another version owns the record, which
 -- acquire reports. `is_granted` says whether a token has been granted.
 local function heartbeat(hand_out_free, is_granted)

@@ -49,7 +49,7 @@ class AsyncioConnection(asyncio.Protocol):
         self.exclusive = False  # whether each checkout is for one caller alone
         self.stamp: IdentityStamp
         self.host_port: HostPort = ("", 0)
-        self.answered_since = 0.0  # when the last request known to have a reply was sent (see `is_trusted`)
+        self.last_answered_sent = 0.0  # when the last request known to have a reply was sent (see `is_trusted`)
         self.wanted: dict[str, None] = {}  # the pool's channels
         self.subscribed: set[str] = set()  # the channels in effect
         self.primacy_check: asyncio.Task[None] | None = None  # asks other servers which one is the primary
@@ -165,14 +165,16 @@ class AsyncioConnection(asyncio.Protocol):
         if self._sent_count == self._mark:
             self._marked = now()
         elif answered > self._mark:
-            if self._marked - self.answered_since <= TRUSTED_FOR:  # else there may have been a pause between the two
-                self.answered_since = self._marked
+            if (
+                self._marked - self.last_answered_sent <= TRUSTED_FOR
+            ):  # else there may have been a pause between the two
+                self.last_answered_sent = self._marked
             self._mark, self._marked = self._sent_count, now()
-        return self.answered_since >= since
+        return self.last_answered_sent >= since
 
     def trust(self, asked_at: float) -> None:
         """Note that other servers, which the client asked at this time, named this server as the primary."""
-        self.answered_since, self._mark, self._marked = asked_at, self._sent_count, asked_at
+        self.last_answered_sent, self._mark, self._marked = asked_at, self._sent_count, asked_at
 
     # The end
 

@@ -56,7 +56,7 @@ class BlockingConnection:
         "_redis_connection",
         "_sock",
         "_unread",
-        "answered_since",
+        "last_answered_sent",
         "fresh",
         "host_port",
         "is_counted",
@@ -88,7 +88,7 @@ class BlockingConnection:
         self.timeout = address.timeout
         self.fresh = True
         self.is_counted = False  # whether it counts for `max_connections`
-        self.answered_since = 0.0  # when the last request with a reply was sent (see `BlockingPool.checkout`)
+        self.last_answered_sent = 0.0  # when the last request with a reply was sent (see `BlockingPool.checkout`)
         self.host_port = getattr(self._redis_connection, "host", ""), getattr(self._redis_connection, "port", 0)
         try:
             commands = handshake_commands(address)

@@ -86,12 +86,12 @@ class BlockingPool:
             connection = await self._open_or_wait(until)
         if self._can_fail_over:
             asked_at = now()
-            if asked_at - connection.answered_since > TRUSTED_FOR and not await self._is_still_primary(
+            if asked_at - connection.last_answered_sent > TRUSTED_FOR and not await self._is_still_primary(
                 connection, until
             ):
                 self.drop_all()
                 return await self._open_or_wait(until)
-            connection.answered_since = asked_at
+            connection.last_answered_sent = asked_at
         return connection
 
     checkout_exclusive = checkout
@@ -179,7 +179,7 @@ class BlockingPool:
         if self.address.clustered and not self.primacy.is_confirmed(("", 0), until):
             raise Disconnected(NOT_NAMED, sent=False)
         connection = BlockingConnection(self, until)
-        connection.answered_since = asked_at
+        connection.last_answered_sent = asked_at
         if connection.stamp.identity != self._identity:
             if self._identity:
                 self.drop_all()  # the older connections lead to another server, or to none
