@@ -112,7 +112,7 @@ async def test_a_lease_is_asked_about_again_if_its_channel_was_subscribed_during
 
     session.server.call_many = answered_late
     fixed = await mode.keep(locks.lock("fixed", renew=False).acquire())
-    await until(lambda: held_up or session.renewal.in_flight)
+    await until(lambda: held_up or session.renewal.set_aside)
     # The other lease is in a bucket, so the renewal looks at new subscriptions.
     await mode.keep(locks.lock("other").acquire())
     await until(lambda: session.renewal._subscribed_at(fixed._grant) < fixed._grant.last_answered_sent)

@@ -196,7 +196,7 @@ class Core:
                     continue
                 reply = parse_acquire(raw)
                 if not isinstance(reply, Granted):
-                    await self._wait_for_turn(attempt, reply)
+                    await self._before_next_request(attempt, reply)
                 elif attempt.make_lease is None:
                     self.waiters.unregister(attempt)
                     return reply.number
@@ -215,8 +215,11 @@ class Core:
         """Seconds for a call that does not wait, but has to do more than one plain try."""
         return max(RETRY_FOR, self.try_for)
 
-    async def _wait_for_turn(self, attempt: Attempt, reply: Queued | Busy | Retry | Refused) -> None:
-        """Wait until there is a reason to ask again. Raises the error of a final refusal, or when the time is over."""
+    async def _before_next_request(self, attempt: Attempt, reply: Queued | Busy | Retry | Refused) -> None:
+        """Do what the reply calls for before the next request: wait, search a proof, or nothing.
+
+        Raises the error of a final refusal, or when the time is over.
+        """
         assert attempt.busy is not None
         attempt.is_queued |= isinstance(reply, Queued)
         identity = lost_identity(reply)
@@ -236,6 +239,7 @@ class Core:
             raise attempt.busy(attempt.resource, 0, reply)
         elif isinstance(reply, Refused):
             raise reply_error(attempt.resource, reply)
+        # After a Retry the next request is due at once.
 
     async def _give_up(self, attempt: Attempt, error: BaseException) -> None:
         """Undo whatever an attempt that ends with this error may have left in the server. May raise a better error."""
@@ -484,7 +488,7 @@ class Core:
         if why := grant.reason_ended(self.runtime.now()):
             raise grant.error(why)
         # Not beyond max_hold: the server must not keep others out after the client has stopped relying on the lease.
-        ttl = min(ttl, max(0.001, grant.max_hold_until - self.runtime.now() + 2 * margin(ttl, self.server.drift)))
+        ttl = max(0.001, capped_ttl(ttl, grant.max_hold_until - self.runtime.now(), self.server.drift))
         try:
             call = RenewCall([(grant.token, str(int(ttl * 1000)))])
             reply, sent = await self.request_for_grant(grant, grant.resource.renew_keys, call.encode())

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from interlock._client.error_texts import OLD_PRIMARY_MAY_GRANT
 from interlock._client.grant import Grant
 from interlock._protocol.log import log
-from interlock._protocol.timing import FOREVER, margin
+from interlock._protocol.timing import FOREVER, capped_ttl
 from interlock._protocol.types import Disconnected, Message, Route, Script, Server, ServerError
 from interlock.primitives.messages import (
     RENEWED,
@@ -85,7 +85,9 @@ class Renewal:
         self.renewal_worker = renewal_worker  # runs tick()
         self.ends = LeaseEnds(self, undo)
         self.buckets: dict[float, Bucket] = {}
-        self.in_flight: dict[str, Grant] = {}  # leases renewed now or next; a lease is always here or in a bucket
+        self.set_aside: dict[
+            str, Grant
+        ] = {}  # leases to renew, or to ask about, now; a lease is always here or in a bucket
         self.dropped: deque[tuple[float, Attempt]] = deque(maxlen=1000)  # see _remember_for_close()
         self.subscribed_since: dict[str | None, float] = {}  # when each channel (None: all) was last subscribed
         self.resubscribed: set[str | None] = set()  # channels whose leases the worker has not asked about since
@@ -93,7 +95,7 @@ class Renewal:
 
     def due(self) -> float:
         """When the worker must renew leases: at once if any are set aside for renewal."""
-        return self.runtime.now() if self.in_flight else FOREVER
+        return self.runtime.now() if self.set_aside else FOREVER
 
     def held(self) -> list[Grant]:
         """All leases that have not ended."""
@@ -102,12 +104,12 @@ class Renewal:
     def _all(self) -> Iterator[Grant]:
         for bucket in list(self.buckets.values()):
             yield from list(bucket.values())
-        yield from list(self.in_flight.values())
+        yield from list(self.set_aside.values())
 
     def add(self, grant: Grant) -> None:
         """Watch this lease until it ends, and keep it alive if it renews."""
         due = _next_due(grant, renews=grant.attempt.options.renew)
-        if self._subscribed_at(grant) >= grant.last_answered_sent:  # the server may push no revocation: the client asks
+        if self._may_have_missed_revocation(grant):  # the client asks
             due = min(due, (grant.last_answered_sent + SUBSCRIBE_AFTER) // QUESTION_GRAIN * QUESTION_GRAIN)
         self._schedule(grant, due)
 
@@ -120,12 +122,16 @@ class Renewal:
         since = max(self.subscribed_since.get(None, -1), self.subscribed_since.get(channel, -1))
         return since if subscribed == "1" and since > -1 else FOREVER
 
-    def subscribed(self, channel: str | None) -> None:
+    def _may_have_missed_revocation(self, grant: Grant) -> bool:
+        """Whether the server may have revoked this lease since its last answered request, and pushed nothing."""
+        return self._subscribed_at(grant) >= grant.last_answered_sent
+
+    def subscription_changed(self, channel: str | None) -> None:
         """The subscription of this channel (None: of all) began or ended: the client may have missed a revocation."""
         with self.runtime.mutex:
             now = self.subscribed_since[channel] = self.runtime.now()
             self.resubscribed.add(channel)
-        if self.buckets:  # else no lease is held, or all are in flight, and the worker looks again after the reply
+        if self.buckets:  # else no lease is held, or all are set aside, and the worker looks again after the reply
             self.ends_worker.wake_at(now)
 
     def _schedule(self, grant: Grant, due: float) -> None:
@@ -137,7 +143,7 @@ class Renewal:
             bucket.max_sleep = min(bucket.max_sleep, sleep)
             bucket[grant.attempt.token] = grant
             grant.bucket = bucket
-            self.in_flight.pop(grant.attempt.token, None)
+            self.set_aside.pop(grant.attempt.token, None)
         wake = min(due, grant.last_answered_sent + sleep)
         if wake < self.ends_worker.asleep_until:
             self.ends_worker.wake_at(wake)
@@ -147,7 +153,7 @@ class Renewal:
         bucket = grant.bucket
         if bucket is not None:
             bucket.pop(grant.attempt.token, None)
-        self.in_flight.pop(grant.attempt.token, None)
+        self.set_aside.pop(grant.attempt.token, None)
 
     def drop(self, grant: Grant) -> None:
         """End a lease that was dropped without a release. Its caller may still work, so the lease runs out by itself.
@@ -207,18 +213,14 @@ class Renewal:
         with self.runtime.mutex:
             for time in sorted(time for time in self.buckets if time <= now):
                 due += self.buckets[time].values()
-                self.in_flight.update(self.buckets[time])  # first in here, then out of the bucket
+                self.set_aside.update(self.buckets[time])  # first in here, then out of the bucket
                 del self.buckets[time]
         # A lease stays set aside if tick() is to lengthen the lease, or to ask whether it was revoked.
         for grant in due:
             lengthens = grant.renews and grant.deadline < grant.max_hold_until
-            if (
-                not lengthens
-                and self._subscribed_at(grant) < grant.last_answered_sent
-                and grant.reason_ended(now) is None
-            ):
+            if not lengthens and not self._may_have_missed_revocation(grant) and grant.reason_ended(now) is None:
                 self._schedule(grant, _next_due(grant, renews=False))
-        if self.in_flight:
+        if self.set_aside:
             self.renewal_worker.wake_at(now)
 
     def _ask_about_resubscribed(self) -> None:
@@ -229,15 +231,15 @@ class Renewal:
             channels, self.resubscribed = self.resubscribed, set()
         for bucket in list(self.buckets.values()):
             for token, grant in list(bucket.items()):
-                channel = None if None in channels else self.server.subscription_of(grant.resource.keys[0])[1]
-                if channel in channels and self._subscribed_at(grant) >= grant.last_answered_sent:
-                    self.in_flight[token] = grant  # first in here, then out of the bucket
+                is_on_channel = None in channels or self.server.subscription_of(grant.resource.keys[0])[1] in channels
+                if is_on_channel and self._may_have_missed_revocation(grant):
+                    self.set_aside[token] = grant  # first in here, then out of the bucket
                     bucket.pop(token, None)
 
     def report_ends(self) -> float:
         """Report each lease that has ended among those set aside. Returns the next deadline among the rest."""
         now, first = self.runtime.now(), FOREVER
-        for grant in list(self.in_flight.values()):
+        for grant in list(self.set_aside.values()):
             if grant.end_reason is not None:
                 self.remove(grant)
             elif why := grant.reason_ended(now):
@@ -248,13 +250,13 @@ class Renewal:
 
     async def tick(self) -> None:
         """Renew the leases that are set aside, or ask whether they were revoked."""
-        due, silent_nodes = list(self.in_flight.values()), dict[object, bytes]()
+        due, silent_nodes = list(self.set_aside.values()), dict[object, bytes]()
         try:
             for i in range(0, len(due), RENEWAL_BATCH):
                 await self._renew(due[i : i + RENEWAL_BATCH], silent_nodes)
         finally:  # after any error: no lease may stay without a next time
             for grant in due:
-                if self.in_flight.get(grant.token) is grant:
+                if self.set_aside.get(grant.token) is grant:
                     self._schedule(grant, self.runtime.now() + RENEWAL_RETRY_DELAY)
 
     async def _renew(self, grants: list[Grant], silent_nodes: dict[object, bytes]) -> None:
@@ -340,10 +342,10 @@ class LeaseEnds:
         buckets = list(renewal.buckets.items())  # in one step: other threads add buckets
         if buckets and renewal.resubscribed:
             return now
-        # A finalizer may also leave a lease that is in flight, so leases in flight limit the sleep, too.
+        # A finalizer may also leave a lease that is set aside, so these leases limit the sleep, too.
         sleeps: list[float] = [
             *(bucket.max_sleep for _, bucket in buckets),
-            *((MAX_SLEEP,) if renewal.in_flight else ()),
+            *((MAX_SLEEP,) if renewal.set_aside else ()),
         ]
         if self.undo.from_finalizers:  # read last: a finalizer adds here first, then takes its lease out of the buckets
             return now
@@ -418,4 +420,4 @@ def _cause(error: Exception) -> bytes:
 def _ttl_ms(grant: Grant, now: float) -> int:
     """The ttl to ask for, in ms: not beyond max_hold. For a lease without renewal: the time to its deadline."""
     ttl = grant.attempt.ttl if grant.renews else grant.deadline - now
-    return max(1, int(min(ttl, grant.max_hold_until - now + 2 * margin(ttl, grant.attempt.drift)) * 1000))
+    return max(1, int(capped_ttl(ttl, grant.max_hold_until - now, grant.attempt.drift) * 1000))

@@ -79,7 +79,7 @@ class Session:
     def subscribed(self, channel: str | None = None) -> None:
         """The subscription of this channel (None: of all) began or ended: the client may have missed pushes before."""
         self.waiters.wake_all(channel)
-        self.renewal.subscribed(channel)
+        self.renewal.subscription_changed(channel)
 
     def pushed(self, payload: bytes) -> None:
         """Handle a push to this client: a grant or a revocation."""

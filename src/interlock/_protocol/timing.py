@@ -29,6 +29,8 @@ FOREVER: Final = math.inf
 
 def capped_ttl(ttl: float, max_hold: float, drift: float = DRIFT) -> float:
     """The ttl, in seconds, of a lease that ends with max_hold at the latest."""
+    # Two margins: with one, the deadline, which is a margin before the end of the ttl, could be rounded to a time
+    # before the end of max_hold.
     return min(ttl, max_hold + 2 * margin(ttl, drift))
 
 
