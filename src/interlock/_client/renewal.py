@@ -85,9 +85,7 @@ class Renewal:
         self.renewal_worker = renewal_worker  # runs tick()
         self.ends = LeaseEnds(self, undo)
         self.buckets: dict[float, Bucket] = {}
-        self.set_aside: dict[
-            str, Grant
-        ] = {}  # leases to renew, or to ask about, now; a lease is always here or in a bucket
+        self.set_aside: dict[str, Grant] = {}  # leases to renew or ask about now; a lease is always here or in a bucket
         self.dropped: deque[tuple[float, Attempt]] = deque(maxlen=1000)  # see _remember_for_close()
         self.subscribed_since: dict[str | None, float] = {}  # when each channel (None: all) was last subscribed
         self.resubscribed: set[str | None] = set()  # channels whose leases the worker has not asked about since
@@ -109,7 +107,8 @@ class Renewal:
     def add(self, grant: Grant) -> None:
         """Watch this lease until it ends, and keep it alive if it renews."""
         due = _next_due(grant, renews=grant.attempt.options.renew)
-        if self._may_have_missed_revocation(grant):  # the client asks
+        # _may_have_missed_revocation(), inlined: each acquire runs this line. If so, the client asks.
+        if self._subscribed_at(grant) >= grant.last_answered_sent:
             due = min(due, (grant.last_answered_sent + SUBSCRIBE_AFTER) // QUESTION_GRAIN * QUESTION_GRAIN)
         self._schedule(grant, due)
 
