@@ -24,6 +24,7 @@ from ._api.options import OptionsOf
 from ._api.permits import RW_ADVICE, RWLockCore, RWSideCore, SemaphoreCore
 from ._api.scopes import LeaseForAsyncio, StopScope
 from ._protocol.acks import Assurance
+from .errors import AcquireTimeout, BrokenBarrier, ConfigError, LeaseLost, LockError, Unavailable
 from .primitives.barrier import BarrierState
 from .primitives.election import Leader
 from .primitives.latch import LatchState
@@ -35,13 +36,15 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
 __all__ = [
-    "Assurance", "Barrier", "BarrierState", "Election", "Holder", "Interlock", "Latch", "LatchState", "Leader",
-    "Leadership", "Lease", "LeaseState", "Lock", "LockState", "MultiLease", "MultiLock", "Once", "OnceState", "Options",
-    "RLock", "RWLock", "Ran", "ReadLock", "Semaphore", "SemaphoreState", "Skipped", "WriteLock",
+    "AcquireTimeout", "Assurance", "Barrier", "BarrierState", "BrokenBarrier", "ConfigError", "Election", "Holder",
+    "Interlock", "Latch", "LatchState", "Leader", "Leadership", "Lease", "LeaseLost", "LeaseState", "Lock", "LockError",
+    "LockState", "MultiLease", "MultiLock", "Once", "OnceState", "Options", "RLock", "RWLock", "Ran", "ReadLock",
+    "Semaphore", "SemaphoreState", "Skipped", "Unavailable", "WriteLock",
 ]  # fmt: skip
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class Options(OptionsOf["Lease"], total=False):
@@ -199,8 +202,20 @@ class Interlock(InterlockForAsyncio[Lease, MultiLease, _Member]):
         def synchronized(
             self, name: str | Callable[..., str], *, busy: Literal["skip"], **options: Unpack[Options]
         ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Coroutine[object, object, R | Skipped]]]: ...
+        @overload
         def synchronized(
-            self, name: str | Callable[..., str], *, busy: str = "wait", **options: Unpack[Options]
+            self, name: str | Callable[..., str], *, busy: Callable[[Skipped], Awaitable[T]], **options: Unpack[Options]
+        ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Coroutine[object, object, R | T]]]: ...
+        @overload
+        def synchronized(
+            self, name: str | Callable[..., str], *, busy: Callable[[Skipped], T], **options: Unpack[Options]
+        ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Coroutine[object, object, R | T]]]: ...
+        @overload
+        def synchronized(
+            self, name: str | Callable[..., str], *, busy: T, **options: Unpack[Options]
+        ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Coroutine[object, object, R | T]]]: ...
+        def synchronized(
+            self, name: str | Callable[..., str], *, busy: object = "wait", **options: Unpack[Options]
         ) -> object: ...
 
     else:

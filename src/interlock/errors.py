@@ -18,12 +18,19 @@ __all__ = ["AcquireTimeout", "BrokenBarrier", "ConfigError", "LeaseLost", "LockE
 class LockError(Exception):
     """The base class of every error of this package."""
 
+    name: str | None = None
+    """The name of the lock, as it was given, if the error is about one; of a multi the names of all its locks."""
+
 
 class AcquireTimeout(LockError, TimeoutError):  # noqa: N818 (the names are the contract)
     """The server answered, but somebody else held the lock until the timeout was over. Nothing stays queued or held."""
 
     holder: str | None = None
-    """The token of the holder, by the last answer of the server."""
+    """The token of the holder, by the last answer of the server; None if nobody is known, as in a quarantine."""
+    waited: float = 0.0
+    """Seconds that the call waited: its timeout, or 0 if it did not wait."""
+    quarantined: bool = False
+    """Whether nobody holds it, as far as the server knows, but it is in quarantine after a restart or failover."""
 
 
 class LeaseLost(LockError):  # noqa: N818

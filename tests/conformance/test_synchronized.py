@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
+import interlock
+import interlock.aio
+import interlock.errors
 from harness.modes import outcome, real
-from interlock import AcquireTimeout, ConfigError, Skipped
+from interlock import AcquireTimeout, ConfigError, LeaseLost, Skipped, Unavailable
 from interlock._api.synchronized import CallName
 from interlock.primitives.lock import lock_resource
 
@@ -209,6 +214,72 @@ async def test_a_call_of_a_busy_name_waits_raises_or_skips(mode):
     assert skipped.by == held.token
     await held.release()
     assert await Both(mode, "a", busy="skip").looking("a")() == ["a"]
+
+
+class Response:
+    """As those of Starlette and Flask, which are applications, too."""
+
+    def __call__(self, *scope_receive_send):
+        raise AssertionError(scope_receive_send)  # it is a value here
+
+
+async def test_a_call_of_a_busy_name_returns_a_value_or_what_a_function_says(mode):
+    held = await mode.interlock().lock("a").acquire()
+    response = Response()
+
+    async def asks(skipped):
+        return skipped.by
+
+    for busy, result in (
+        (response, response), (None, None), (429, 429), ((lambda skipped: skipped.by), held.token),
+        ((lambda skipped: (skipped.name, skipped.quarantined)), ("a", False)),
+        *([(asks, held.token)] if mode.name == "asyncio" else []),
+    ):  # fmt: skip
+        assert await Both(mode, "a", busy=busy).looking()() == result
+    error = await outcome(Both(mode, "a", busy="raise").looking()())
+    assert (error.name, error.holder, error.waited, error.quarantined) == ("a", held.token, 0, False)
+    error = await outcome(Both(mode, "a", timeout=0.1).looking()())
+    assert (error.name, error.holder, error.waited, error.quarantined) == ("a", held.token, 0.1, False)
+    copied = pickle.loads(pickle.dumps(error))
+    assert (copied.name, copied.holder, copied.waited, str(copied)) == ("a", held.token, 0.1, str(error))
+    await held.release()
+    assert await Both(mode, "a", busy=response).looking("a")() == ["a"]
+    for wrong in ("maybe", ValueError, ValueError("x")):
+        with pytest.raises(ConfigError, match="busy"):
+            real(mode.interlock()).synchronized("a", busy=wrong)
+
+
+async def test_a_quarantine_is_seen_in_the_error_and_in_the_skipped(mode, clean):
+    """The marker is what a server leaves in the key while it is not sure."""
+    clean.set("lock:a", "!quarantine:someone", px=30_000)
+    for options in ({"timeout": 0.1}, {"busy": "raise"}):
+        error = await outcome(Both(mode, "a", **options).looking()())
+        assert isinstance(error, AcquireTimeout)
+        assert (error.name, error.holder, error.quarantined) == ("a", None, True), error
+    skipped = await Both(mode, "a", busy="skip").looking()()
+    assert (skipped.name, skipped.by, skipped.quarantined) == ("a", None, True)
+
+
+async def test_errors_name_the_lock(mode):
+    locks = mode.interlock()
+    await mode.keep(locks.lock("a").acquire())
+    for waiting in (
+        locks.multi(locks.lock("a"), locks.lock("b")).acquire(0.1), locks.multi(locks.lock("a")).acquire(0),
+        locks.latch("a, b", 1).wait(0.1), locks.lock("a").acquire(0), locks.semaphore("a", 2).acquire(0),
+    ):  # fmt: skip
+        error = await outcome(waiting)
+        assert error.name in {"a", "a, b"}, error
+    lease = await locks.lock("c").acquire()
+    await lease.release()
+    with pytest.raises(LeaseLost) as lost:
+        lease.ensure()
+    assert (lost.value.name, lost.value.token) == ("c", lease.token)
+    away = await outcome(mode.interlock("redis://localhost:1", try_for=0.1).lock("a").acquire(0))
+    assert isinstance(away, Unavailable)
+    assert away.name == "a"
+    for name in ("AcquireTimeout", "BrokenBarrier", "ConfigError", "LeaseLost", "LockError", "Unavailable"):
+        assert getattr(interlock, name) is getattr(interlock.aio, name) is getattr(interlock.errors, name)
+        assert name in interlock.aio.__all__
 
 
 async def test_a_call_inside_a_call_goes_on(mode):

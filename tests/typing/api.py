@@ -69,6 +69,25 @@ def named(x: int) -> str:
     return str(x)
 
 
+def refused(skipped: Skipped) -> int:
+    """What a busy call returns."""
+    return len(skipped.name)
+
+
+@locks.synchronized("report:{x}", busy=refused)
+def answering(x: int) -> str:
+    """A number when busy."""
+    return str(x)
+
+
+@locks.synchronized("report:{x}", busy=None)
+def nothing(x: int) -> str:
+    """None when busy."""
+    return str(x)
+
+
+assert_type(answering(1), str | int)
+assert_type(nothing(1), str | None)
 assert_type(naming(1), Ran[str] | Skipped)
 assert_type(named(1), str)
 assert_type(plain(1), str)
@@ -146,6 +165,14 @@ async def use() -> None:
     async def once(x: int) -> str:
         return str(x)
 
+    async def arefused(skipped: Skipped) -> int:
+        return len(skipped.name)
+
+    @others.synchronized("report:{x}", busy=arefused)
+    async def answer(x: int) -> str:
+        return str(x)
+
+    assert_type(await answer(1), str | int)
     assert_type(await report(1), str)
     assert_type(await asyncio.create_task(report(1)), str)
     assert_type(await once(1), Ran[str] | Skipped)

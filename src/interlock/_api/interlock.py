@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, ParamSpec, Self, TypeVar, Unpack
@@ -23,7 +24,7 @@ from .multi import checked_members
 from .options import DEFAULT_TTL, LeaseT, OptionsOf, timeout_of
 from .run_names import run_source
 from .section import Section
-from .synchronized import CallName, busy_skips, decorated
+from .synchronized import CallName, busy_answer, decorated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -254,17 +255,18 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         self,
         name: str | Callable[..., str],
         *,
-        busy: Literal["wait", "raise", "skip"] = "wait",
+        busy: object = "wait",
         **options: Unpack[OptionsOf[LeaseT]],
     ) -> Callable[[Callable[P, R]], Callable[P, R | Skipped]]:
         """Decorate a function or method: each call runs under the rlock whose name is made of the call's arguments.
 
         `name` is a format, as in "report:{user_id}" or "shop:{self.id}", or a function that takes arguments of the call
-        by their names and returns the name; options as for `lock()`. When it is busy:
-        "wait" (up to `timeout`), "raise" AcquireTimeout at once, or "skip": the call returns Skipped, which is false.
+        by their names and returns the name; options as for `lock()`. When it is busy: "wait" (up to `timeout`), "raise"
+        AcquireTimeout at once, or "skip": the call returns Skipped, which is false. Any other `busy` is what the call
+        returns then; a function is called with the Skipped (asyncio: may be an `async def`) and returns it.
         In asyncio for an `async def`. Raises ConfigError, and so does a call without an argument that the name needs.
         """
-        skips, timeout = busy_skips(busy, name, options.get("timeout"))
+        answer, timeout = busy_answer(busy, name, options.get("timeout"))
         checked, for_asyncio = self._checked(**options), self._for_asyncio
 
         def decorate(function: Callable[P, R]) -> Callable[P, R | Skipped]:
@@ -276,9 +278,11 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
                     try:
                         lease = section.lease = await rlock._acquire(timeout)
                     except AcquireTimeout as error:
-                        if skips:
-                            return Skipped(rlock.name, error.holder, None, None)
-                        raise
+                        if answer is None:
+                            raise
+                        skipped = Skipped(rlock.name, error.holder, None, None, quarantined=error.quarantined)
+                        answered = answer(skipped)
+                        return await answered if for_asyncio and inspect.isawaitable(answered) else answered
                     lease._begin()
                     return await rlock._call(function, *args, **kwargs)
 

@@ -57,7 +57,10 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
         except BaseException as error:
             await self._roll_back(leases, error, until)
             if timeout and isinstance(error, AcquireTimeout):
-                raise AcquireTimeout(f"{self._primitive} was not acquired within {timeout:g} s: {error}") from error
+                late = AcquireTimeout(f"{self._primitive} was not acquired within {timeout:g} s: {error}")
+                late.name, late.waited = self._primitive.name, timeout
+                late.holder, late.quarantined = error.holder, error.quarantined
+                raise late from error
             raise
 
     def _reenter_members(self, leases: Leases) -> None:
@@ -80,7 +83,9 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
             return False
         busy = await client.together(core, requests, until, leases)
         if busy is not None and timeout == 0:
-            raise AcquireTimeout(f"{self._primitive} is not free, since {busy} is not")
+            refusal = AcquireTimeout(f"{self._primitive} is not free, since {busy} is not")
+            refusal.name = self._primitive.name
+            raise refusal
         return busy is None
 
     async def _take_in_order(self, missing: Sequence[Any], leases: Leases, timeout: float | None, until: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from interlock._protocol.run import run
 from interlock.errors import ConfigError
@@ -17,6 +17,8 @@ from .options import UNSET, Unset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+
+    from interlock.primitives.once import Skipped
 
 BUSY: Final = ("wait", "raise", "skip")
 
@@ -36,13 +38,30 @@ def decorated(
     return functools.wraps(function)(call if for_asyncio else blocking)
 
 
-def busy_skips(busy: object, name: object, timeout: float | None) -> tuple[bool, float | Unset]:
-    """Whether a busy name is skipped, and how long it is waited for. Raises ConfigError."""
-    if busy not in BUSY:
-        raise ConfigError(f"synchronized({name!r}): busy must be one of {', '.join(BUSY)}, not {busy!r}")
-    if busy != "wait" and timeout is not None:
-        raise ConfigError(f"synchronized({name!r}): with busy={busy!r} nothing is waited for: leave out timeout")
-    return busy == "skip", UNSET if busy == "wait" else 0.0
+def busy_answer(
+    busy: object, name: object, timeout: float | None
+) -> tuple[Callable[[Skipped], Any] | None, float | Unset]:
+    """What a call of a busy name returns, or None if it raises; and how long it waits. Raises ConfigError."""
+    subject = f"synchronized({name!r})" if isinstance(name, str) else "synchronized()"
+    if isinstance(busy, str) and busy not in BUSY:
+        raise ConfigError(
+            f"{subject}: busy must be {', '.join(map(repr, BUSY))}, a function of the Skipped, or a value that is no "
+            f"str, not {busy!r}. To return a text: busy=lambda skipped: ..."
+        )
+    if isinstance(busy, BaseException) or (inspect.isclass(busy) and issubclass(busy, BaseException)):
+        raise ConfigError(f'{subject}: busy={busy!r} would be returned, not raised. Use busy="raise", or a function')
+    waits = isinstance(busy, str) and busy == "wait"
+    if not waits and timeout is not None:
+        raise ConfigError(f"{subject}: with busy={busy!r} a call does not wait for a busy name: leave out timeout")
+    if isinstance(busy, str):
+        return (_as_it_is if busy == "skip" else None), UNSET if waits else 0.0
+    if inspect.isroutine(busy) or inspect.isclass(busy) or isinstance(busy, functools.partial):
+        return cast("Callable[[Skipped], Any]", busy), 0.0
+    return (lambda _: busy), 0.0  # a value, though it may be callable: so are the responses of some web frameworks
+
+
+def _as_it_is(skipped: Skipped) -> Skipped:
+    return skipped
 
 
 class CallName:

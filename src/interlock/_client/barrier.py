@@ -6,7 +6,7 @@ import contextlib
 import secrets
 from typing import TYPE_CHECKING
 
-from interlock._client.error_texts import reply_error
+from interlock._client.error_texts import about, reply_error
 from interlock._client.grant import NO_LEASE, Attempt
 from interlock._protocol.timing import UNDO_GRACE
 from interlock.errors import AcquireTimeout, BrokenBarrier, LockError
@@ -50,10 +50,12 @@ async def _passed_unnoticed(core: Core, attempt: Attempt) -> int | None:
 
 def _timeout_error(resource: Resource, timeout: float, reply: Queued | Busy) -> AcquireTimeout:
     parties = str(resource.acquire_args[0])
-    return AcquireTimeout(
+    error = AcquireTimeout(
         f"{resource}: not all parties arrived within {timeout:g} s, so it is broken for all of them until reset(). "
         f"{reply.tally} of {parties} parties had arrived when last asked"
     )
+    error.waited = timeout
+    return about(resource, error)
 
 
 async def reset(core: Core, resource: Resource) -> None:

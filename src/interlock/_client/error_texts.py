@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from interlock._protocol.types import TRANSIENT, Resource, ServerError
 from interlock.errors import AcquireTimeout, BrokenBarrier, ConfigError, LeaseLost, LockError, Unavailable
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 HEARTBEATS_UNANSWERED: Final = "the heartbeats of this waiter were not answered"
 OLD_PRIMARY_MAY_GRANT: Final = "it has just become the primary, and the one before may still grant beside it"
+E = TypeVar("E", bound=LockError)
 # Makes the error for a refusal, from the resource, the timeout in seconds, and the reply.
 BusyError = Callable[[Resource, float, "Queued | Busy"], LockError]
 
@@ -26,37 +27,60 @@ def unavailable_error(attempt: Attempt, url: str, now: float, cause: Exception) 
     resource, waited = attempt.resource, f"{waited_for:.2g} s" if waited_for < 10 else f"{waited_for:.0f} s"
     reason = str(cause).rstrip(". ")
     if isinstance(cause, ServerError):
-        return Unavailable(f"{resource}: {url} can't serve it for {waited} ({reason}). Try again, or wait longer")
+        return about(
+            resource,
+            Unavailable(f"{resource}: {url} can't serve it for {waited} ({reason}). Try again, or wait longer"),
+        )
     tls = ", and does that port speak TLS" if "rediss" in url else ""
-    return Unavailable(
-        f"{resource}: no answer from {url} for {waited} ({reason}). Is the server up and reachable from here{tls}?"
+    return about(
+        resource,
+        Unavailable(
+            f"{resource}: no answer from {url} for {waited} ({reason}). Is the server up and reachable from here{tls}?"
+        ),
     )
+
+
+def about(subject: object, error: E) -> E:
+    """This error, with the name of what it is about."""
+    error.name = subject.name if isinstance(subject, Resource) else None
+    return error
 
 
 def busy_error(resource: Resource, timeout: float, reply: Queued | Busy) -> AcquireTimeout:
     """The error for a caller that did not get the resource, since another holder has it."""
+    error = about(resource, AcquireTimeout(_busy_text(resource, timeout, reply)))
+    error.waited = timeout
+    error.quarantined = lost_identity(reply) is not None
+    if not error.quarantined:
+        error.holder = reply.holder.decode(errors="replace").removeprefix("!") or None
+    return error
+
+
+def _busy_text(resource: Resource, timeout: float, reply: Queued | Busy) -> str:
     holder, left = reply.holder.decode(errors="replace"), f"{max(0, reply.pttl_ms) / 1000:.3g} s"
     tried = f"was not acquired within {round(timeout, 3):g} s" if timeout else "is not free"
     if not holder:
-        return AcquireTimeout(f"{resource} {tried}: other waiters are before this one in the queue")
+        return f"{resource} {tried}: other waiters are before this one in the queue"
     if lost_identity(reply):
-        return AcquireTimeout(
+        return (
             f"{resource} {tried}: it is in quarantine for {left} more, since its server was "
             "restarted or replaced, and may have lost a lease that is alive. Wait; or, if nothing is at work there, "
             'end it: .revoke("I know", force=True)'
         )
     revoked = ", whose lease is revoked and" if holder.startswith("!") else ", which"
     holder = holder.removeprefix("!")
-    error = AcquireTimeout(
+    return (
         f"{resource} {tried}: it is held by {holder}{revoked} had {left} "
         "left when last asked. Wait longer, or see .inspect()"
     )
-    error.holder = holder
-    return error
 
 
 def reply_error(resource: Resource, refusal: Refused) -> LockError:
     """The error for a final refusal: asking again would change nothing."""
+    return about(resource, _reply_error(resource, refusal))
+
+
+def _reply_error(resource: Resource, refusal: Refused) -> LockError:
     code, detail = refusal
     text = detail.decode(errors="replace") if isinstance(detail, bytes) else ""
     if code == NO_EXPIRY:
@@ -120,5 +144,5 @@ def server_error(subject: object, url: str, text: str) -> LockError:
         *((beginning, Unavailable, "the server is not ready. Try again") for beginning in TRANSIENT),
     ):
         if word in text:
-            return error(f"{subject} at {url}: {advice} [{text}]")
-    return LockError(f"{subject} at {url}: the server refused [{text}]")
+            return about(subject, error(f"{subject} at {url}: {advice} [{text}]"))
+    return about(subject, LockError(f"{subject} at {url}: the server refused [{text}]"))

@@ -153,7 +153,7 @@ class Grant:
             else f"the lease on {self.resource} (fence {self.fence}) is lost: {why}. "
             "Stop writing: another holder may be at work"
         )
-        error.token = self.token
+        error.token, error.name = self.token, self.resource.name
         return error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
-from interlock._client.error_texts import reply_error
+from interlock._client.error_texts import about, reply_error
 from interlock._client.grant import NO_LEASE
 from interlock._protocol.names import positive_int
 from interlock.errors import AcquireTimeout
@@ -34,4 +34,7 @@ async def wait(core: Core, resource: Resource, timeout: float | None) -> None:
 
 
 def _timeout_error(resource: Resource, timeout: float, reply: Queued | Busy) -> AcquireTimeout:
-    return AcquireTimeout(f"{resource} did not open within {timeout:g} s: {reply.tally} have yet to count down")
+    text = f"{resource} did not open within {timeout:g} s: {reply.tally} have yet to count down"
+    error = about(resource, AcquireTimeout(text))
+    error.waited = timeout
+    return error

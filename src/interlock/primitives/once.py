@@ -81,6 +81,8 @@ class Skipped:
     """When the other run began, by the server's clock."""
     ended: datetime | None
     """When the other run ended; None while it goes on."""
+    quarantined: bool = False
+    """Whether no other run is known, but the name is in quarantine after a restart or failover of the server."""
 
     def __bool__(self) -> Literal[False]:
         return False
@@ -112,10 +114,15 @@ def run_times(reply: AcquireReply) -> RunTimes:
 def skipped_error(resource: Resource, _timeout: float, reply: Busy | Queued) -> RunSkipped:
     """Make the error of a refused acquire, which describes the other run."""
     error = RunSkipped(f"{resource}: another run goes on, or keeps this run from starting")
-    by = b"" if reply.holder.startswith(QUARANTINE) else reply.holder.removeprefix(b"!")
+    quarantined = reply.holder.startswith(QUARANTINE)
+    by = b"" if quarantined else reply.holder.removeprefix(b"!")
     started_us, ended_us = run_times(reply)
     error.skipped = Skipped(
-        resource.name, by.decode(errors="replace") or None, datetime_of(started_us), datetime_of(ended_us)
+        resource.name,
+        by.decode(errors="replace") or None,
+        datetime_of(started_us),
+        datetime_of(ended_us),
+        quarantined,
     )
     return error
 
