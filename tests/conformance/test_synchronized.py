@@ -28,9 +28,9 @@ class Shop:
 class Both:
     """A decorated function that returns which of some names are held, in either mode."""
 
-    def __init__(self, mode, template: str, **options) -> None:
+    def __init__(self, mode, template: str, url: str | None = None, **options) -> None:
         self.mode = mode
-        self.locks = mode.interlock()
+        self.locks = mode.interlock(*([url] if url else []))
         self.real = getattr(self.locks, "_real", self.locks)
         self.decorate = self.real.synchronized(template, **options)
 
@@ -249,14 +249,14 @@ async def test_a_call_of_a_busy_name_returns_a_value_or_what_a_function_says(mod
             real(mode.interlock()).synchronized("a", busy=wrong)
 
 
-async def test_a_quarantine_is_seen_in_the_error_and_in_the_skipped(mode, clean):
-    """The marker is what a server leaves in the key while it is not sure."""
-    clean.set("lock:a", "!quarantine:someone", px=30_000)
+async def test_a_quarantine_is_seen_in_the_error_and_in_the_skipped(mode, node, client):
+    """The marker is what a server leaves in the key while it is not sure; a server older than max_ttl is."""
+    client.set("lock:a", "!quarantine:someone", px=30_000)
     for options in ({"timeout": 0.1}, {"busy": "raise"}):
-        error = await outcome(Both(mode, "a", **options).looking()())
+        error = await outcome(Both(mode, "a", node.url, **options).looking()())
         assert isinstance(error, AcquireTimeout)
         assert (error.name, error.holder, error.quarantined) == ("a", None, True), error
-    skipped = await Both(mode, "a", busy="skip").looking()()
+    skipped = await Both(mode, "a", node.url, busy="skip").looking()()
     assert (skipped.name, skipped.by, skipped.quarantined) == ("a", None, True)
 
 

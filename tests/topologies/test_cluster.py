@@ -564,7 +564,7 @@ async def test_a_wrong_cluster_address_raises_one_clear_error(mode, clean, clust
         ("redis+cluster://127.0.0.1:7000/3", "database 0"),
         ("redis+cluster://127.0.0.1:7000?db=3", "database 0"),
         ("redis+cluster://me:se/cret@127.0.0.1:7000", "Percent-encode"),
-        ("redis+cluster://127.0.0.1:port", "It is redis\\+cluster://"),
+        ("redis+cluster://127.0.0.1:port", "Write redis\\+cluster://"),
     ):
         with pytest.raises(ConfigError, match=said) as caught:
             mode.interlock(url)

@@ -260,7 +260,7 @@ async def test_a_sentinel_client_of_redis_py_is_accepted(mode, group):
 
 
 async def test_a_wrong_sentinel_address_raises_a_clear_error(mode, group):
-    with pytest.raises(ConfigError, match=r"names no service: it is redis\+sentinel://"):
+    with pytest.raises(ConfigError, match=r"names no service. Write redis\+sentinel://"):
         mode.interlock(group.url.partition("?")[0])
     with pytest.raises(ConfigError, match=r"between two commas"):
         mode.interlock("redis+sentinel://127.0.0.1:1,,127.0.0.1:2/0?service=mymaster")

@@ -213,7 +213,7 @@ class Async(Blocking):
 
 async def renewed(leases) -> None:
     """Wait until each lease was renewed twice."""
-    now = leases[0]._session.runtime.now()
+    now = leases[0]._core.runtime.now()
     while min(lease._grant.deadline for lease in leases) < now + TTL * 1.5:
         for lease in leases:
             lease.ensure()
