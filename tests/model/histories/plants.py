@@ -33,8 +33,8 @@ def shares() -> None:
     """The script grants a lock that somebody holds."""
     _change(
         "lock",
-        "local holder = call('GET', LOCK)\n  if not read_record() or kind",
-        "local holder\n  if not read_record() or kind",
+        "local holder = call('GET', LOCK)\n  kind = wanted_kind",
+        "local holder\n  kind = wanted_kind",
     )
 
 
