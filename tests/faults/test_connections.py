@@ -272,6 +272,30 @@ def test_a_thread_without_a_connection_waits_until_one_is_idle_or_closed(server,
         taken[1].checkin()
 
 
+@pytest.mark.runs_on("valkey-9.1", full="valkey-9.1", modes="threads")
+@rule(10)
+def test_a_connection_for_which_a_thread_waited_is_confirmed_like_any_other(server, clean):
+    """After the thread's own connection turned out to lead to an old primary."""
+    with interlock.Interlock(server.url) as locks:
+        pool = locks._session.server.pool
+        old, idle = (run(pool.checkout(FOREVER)) for _ in range(2))
+        pool._can_fail_over, asked = True, []
+        for connection in (old, idle):
+            connection.last_answered_sent = -FOREVER
+
+        async def confirm(connection, _until):
+            asked.append(connection)
+            return connection is idle
+
+        async def wait_for_idle(_until):
+            return idle
+
+        pool._is_still_primary, pool._open_or_wait = confirm, wait_for_idle
+        old.checkin()
+        assert run(pool.checkout(FOREVER)) is idle
+        assert asked == [old, idle]
+
+
 @pytest.mark.runs_on("valkey-9.1")
 @pytest.mark.parametrize("number", [0, -1, 1.5, True, "many"])
 def test_a_number_of_connections_that_is_none_is_refused(number):

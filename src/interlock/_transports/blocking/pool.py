@@ -90,7 +90,7 @@ class BlockingPool:
                 connection, until
             ):
                 self.drop_all()
-                return await self._open_or_wait(until)
+                return await self.checkout(until)  # which asks again about a connection that another thread gave back
             connection.last_answered_sent = asked_at
         return connection
 
