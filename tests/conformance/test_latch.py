@@ -32,14 +32,49 @@ async def test_waiters_go_on_when_the_count_reaches_zero(mode):
 
 @rule(1)
 async def test_the_count_is_set_once_and_never_goes_below_zero(mode):
-    latch, other = mode.interlock().latch("a", 2), mode.interlock().latch("a", 7)
-    assert await other.count() == 7  # nobody came yet
+    latch, other = mode.interlock().latch("a", 2), mode.interlock().latch("a", 2)
+    assert await mode.interlock().latch("a", 7).count() == 7  # nobody came yet
     assert await latch.count_down() == 1
     assert await other.count() == 1
     assert await other.count_down(5) == 0
     assert await other.count_down() == 0
     state = await latch.inspect()
     assert (state.count, state.left, state.waiting) == (2, 0, 0)
+
+
+@rule(1)
+async def test_another_count_is_refused_until_the_latch_is_forgotten(mode, clean):
+    latch, other = mode.interlock().latch("a", 2), mode.interlock().latch("a", 7)
+    waiter = asyncio.ensure_future(latch.wait(timeout=30))
+    await until(lambda: waiting(latch, 1))
+    for count in 2, 0:  # while it counts, and when it is open
+        for call in other.count_down, other.count, other.wait:
+            refused = await outcome(call())
+            assert isinstance(refused, ConfigError)
+            assert "latch 'a' has the count 2, which others use now. Give that one; or another name" in str(refused)
+            assert refused.name == "a"
+        assert await latch.count() == count
+        assert (await other.inspect()).left == count
+        await latch.count_down(2)
+    await waiter
+    clean.pexpire("lock:a", 20_000)
+    assert isinstance(await outcome(other.wait()), ConfigError)
+    assert clean.pttl("lock:a") <= 20_000, "refused calls keep the latch alive"
+    clean.delete("lock:a", "{lock:a}{record}")  # as its ttl does
+    assert await other.count_down() == 6
+
+
+async def test_a_broken_latch_says_what_can_be_done_about_it(mode):
+    latch, other = mode.interlock().latch("a", 2), mode.interlock().latch("a", 7)
+    await latch.count_down()
+    await latch.revoke("the job is cancelled")
+    for broken in latch, other:
+        for call in broken.wait, broken.count_down:
+            error = await outcome(call())
+            assert isinstance(error, BrokenBarrier)
+            assert "the job is cancelled" in str(error)
+            assert "Use another name" in str(error)
+            assert "reset" not in str(error)
 
 
 @rule(8)
@@ -110,9 +145,10 @@ async def test_the_waiters_of_a_latch_whose_keys_vanished_learn_that_it_is_gone(
     waits = asyncio.ensure_future(outcome(latch.wait(timeout=30)))
     await until(lambda: waiting(latch, 1))
     clean.flushall()
-    await mode.interlock().latch("a", 5).count_down()  # another one of the same name
+    another = mode.interlock().latch("a", 5)
+    await another.count_down()
     assert isinstance(await asyncio.wait_for(waits, 10), BrokenBarrier)
-    assert await latch.count() == 4
+    assert await another.count() == 4
 
 
 @rule(9)

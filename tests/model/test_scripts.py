@@ -72,6 +72,7 @@ class Count:
     left: int
     keep: int
     until: float
+    count: int
     why: bytes = b""
 
 
@@ -111,11 +112,14 @@ class LatchWorld(Queued):
             generation = (self.look(RECORD) or b"").removeprefix(b"1 latch ")
             assert int(generation or 0) > self.newest, "a new one, and no newer generation"
             self.newest = int(generation)
-            self.model = Count(generation, int(count), int(keep), 0)
+            self.model = Count(generation, int(count), int(keep), 0, int(count))
 
     def touch(self):
         if self.model:
             self.model.until = self.now + self.model.keep
+
+    def has_another(self, count):
+        return self.model is not None and not self.model.why and self.model.count != int(count)
 
     def judge(self, verb, args, reply, before):
         waited, told, image = before
@@ -132,7 +136,7 @@ class LatchWorld(Queued):
         newcomer = [each for each in left if each not in waited]
         assert left == staying + newcomer, "the queue was shuffled"
         assert not newcomer or (verb == "acquire" and newcomer == [args[0]])
-        if again:
+        if again or reply[0] == LIMIT_MISMATCH:
             assert waited == left
         elif (
             self.over
@@ -159,6 +163,8 @@ class LatchWorld(Queued):
             return [NOT_FOUND]
         if phase and (self.model is None or phase != self.model.generation):
             return [BROKEN, b"it is gone from the server: its ttl has passed, or the server has lost it"]
+        if self.has_another(count):
+            return [LIMIT_MISMATCH, self.model.count]
         self.make(count, keep)
         self.touch()
         model = self.model
@@ -181,6 +187,8 @@ class LatchWorld(Queued):
 
     def expect_count(self, operation, by, count, keep):
         if self.done.get(operation, 0) < self.now:
+            if self.has_another(count):
+                return [LIMIT_MISMATCH, self.model.count]
             self.make(count, keep)
             self.touch()
             if self.model.why:
@@ -204,9 +212,8 @@ class LatchWorld(Queued):
         queue, model = self.waiting(), self.model
         if model is None:
             return [b"", 0, 0, -2, b"", len(queue), *queue[: int(most)]]
-        count = int(self.hash(KEY)[b"count"])
         return [
-            model.generation, count, model.left, round(model.until - self.now), model.why,
+            model.generation, model.count, model.left, round(model.until - self.now), model.why,
             len(queue), *queue[: int(most)],
         ]  # fmt: skip
 
@@ -252,7 +259,8 @@ class LatchWalk(walk.Walk):
 
     @property
     def count(self):
-        return self.random.choice((1, 2, 3, 40))
+        model = self.world.model
+        return self.random.choice((1, 2, 3, 40)) if model is None or self.random.random() < 0.1 else model.count
 
     def heartbeat(self, people):
         for channel in sorted({person.channel for person in people}):
@@ -308,7 +316,9 @@ class LatchWalk(walk.Walk):
         self.world.server.full = False
         if self.people:
             self.number += 1
-            self.say("count", f"op{self.number}", 1_000_000_000, 1, 20_000)
+            self.world.see()
+            count = self.world.model.count if self.world.model else 1
+            self.say("count", f"op{self.number}", 1_000_000_000, count, 20_000)
             self.heartbeat(list(self.people))
             assert not self.people, "kept"
         self.world.clock += 21
@@ -334,7 +344,7 @@ def test_an_open_latch_lets_all_through_by_pushes_alone():
     world.count("op", count=1)
     heard = 0
     while heard < len(world.pushes):
-        assert world.acquire(world.pushed()[heard]) == [GRANTED]
+        assert world.acquire(world.pushed()[heard], count=1) == [GRANTED]
         heard += 1
     assert heard == 200
 
@@ -347,7 +357,7 @@ def test_more_dead_waiters_than_one_step_wakes_keep_nobody():
     world.clock += 3
     world.count("op", count=1)
     assert world.heartbeat("w")[2] == GRANTED
-    assert world.acquire("w") == [GRANTED]
+    assert world.acquire("w", count=1) == [GRANTED]
 
 
 def test_an_open_latch_is_kept_as_long_as_anybody_comes():

@@ -25,8 +25,7 @@ class LatchCore(BreakableCore[LatchState]):
 
     async def _count(self) -> int:
         """Return how many are left now. Raises Unavailable or ConfigError."""
-        left = (await self._inspect()).left
-        return int(self._primitive.acquire_args[0]) if left is None else left
+        return await latch.count(self._session.core, self._primitive)
 
     async def _wait(self, timeout: float | None = None) -> None:
         """Wait until nothing is left; return at once if that is so already.

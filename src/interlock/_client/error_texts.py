@@ -91,16 +91,22 @@ def _reply_error(resource: Resource, refusal: Refused) -> LockError:
     if code == WRONG_KIND:
         return _wrong_kind_error(resource, text)
     if code == LIMIT_MISMATCH:
-        what, way = (
-            ("parties", "") if resource.kind == "barrier" else ("limit", ", or change it for all with set_limit()")
-        )
-        return ConfigError(f"{resource} has the {what} {detail!r}, which others use now. Give that one{way}")
+        what, way = _MISMATCH.get(resource.kind, _MISMATCH["semaphore"])
+        return ConfigError(f"{resource} has the {what} {detail!r}, which others use now. {way}")
     if code == BROKEN:
-        return BrokenBarrier(f"{resource} is broken: {text}. Call reset() before using it again")
+        way = "Use another name for another one" if resource.kind == "latch" else "Call reset() before using it again"
+        return BrokenBarrier(f"{resource} is broken: {text}. {way}")
     if code == REVOKED:
         return LeaseLost(f"{resource} was revoked ({text}) at the moment of its handover. Acquire it again")
     return AcquireTimeout(f"{resource}: this attempt was given up and can't be granted any more. Acquire it again")
 
+
+# What a client gave otherwise than the server has it, and the way out; by the kind of resource.
+_MISMATCH: Final = {
+    "semaphore": ("limit", "Give that one, or change it for all with set_limit()"),
+    "barrier": ("parties", "Give that one"),
+    "latch": ("count", "Give that one; or another name for another latch, since this one lasts until its ttl is over"),
+}
 
 # The kinds in the second word of a record, for people.
 _KINDS: Final = {

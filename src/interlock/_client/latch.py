@@ -9,8 +9,9 @@ from interlock._client.error_texts import about, reply_error
 from interlock._client.grant import NO_LEASE
 from interlock._protocol.names import positive_int
 from interlock.errors import AcquireTimeout
-from interlock.primitives.latch import MAX_COUNT, CountCall
-from interlock.primitives.messages import OperationReply
+from interlock.primitives.codes import LIMIT_MISMATCH
+from interlock.primitives.latch import MAX_COUNT, CountCall, LatchInspect
+from interlock.primitives.messages import InspectCall, OperationReply, Refused
 
 if TYPE_CHECKING:
     from interlock._client.core import Core
@@ -26,6 +27,15 @@ async def count_down(core: Core, resource: Resource, by: object) -> int:
     if refusal:
         raise reply_error(resource, refusal)
     return left
+
+
+async def count(core: Core, resource: Resource) -> int:
+    """See Latch.count."""
+    found = LatchInspect.parse(await core.query(resource, *InspectCall("1").encode()))
+    own = int(resource.acquire_args[0])
+    if found.generation and not found.why and found.counts_from != own:
+        raise reply_error(resource, Refused(LIMIT_MISMATCH, found.counts_from))
+    return found.left if found.generation else own
 
 
 async def wait(core: Core, resource: Resource, timeout: float | None) -> None:

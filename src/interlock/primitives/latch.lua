@@ -4,7 +4,8 @@
 -- is open, each script call wakes a bounded number of them; each woken waiter asks again, goes on, and thereby wakes
 -- more. A waiter whose push got lost learns that the latch is open from its next heartbeat. Each latch has a
 -- generation. A waiter names the generation in which it waits, so that it gets BROKEN once that latch is gone, and does
--- not keep another latch of the same name alive.
+-- not keep another latch of the same name alive. A caller with another count than the latch has, open or not, gets
+-- LIMIT_MISMATCH, and changes nothing: else it would pass a latch that others have not counted down as often as it says.
 --
 -- KEYS   1 latch    hash     count; left; keep: ms for which the latch outlives its last caller; why: the reason of a
 --                           revocation
@@ -15,7 +16,7 @@
 -- ARGV   1 verb, then the verb's arguments; RETURN: the reply
 --   acquire  token  ttl ms  handover ttl ms  subscribed 0|1  channel  may wait 0|1  count  keep ms  generation
 --                             RETURN {GRANTED} | {QUEUED | BUSY, left, 1000, 0, generation} | {NOT_FOUND}
---                                  | {BROKEN, why} | {WRONG_KIND, record}
+--                                  | {BROKEN, why} | {LIMIT_MISMATCH, count} | {WRONG_KIND, record}
 --                             generation: in which the caller waits already, or ""
 --                             NOT_FOUND: the token has a tombstone
 --   release  token  tombstone ttl ms
@@ -24,7 +25,7 @@
 --   heartbeat  channel  subscribed 0|1  (token  handover ttl ms)...
 --                             RETURN {1000, head's token | "", state...}
 --   count    operation  by  count  keep ms
---                             RETURN {GRANTED, left} | {BROKEN, why} | {WRONG_KIND, record}
+--                             RETURN {GRANTED, left} | {BROKEN, why} | {LIMIT_MISMATCH, count} | {WRONG_KIND, record}
 --                             runs once for each operation
 --   revoke   operation  why   RETURN {done 0|1}
 --                             runs once for each operation; not done: the latch is open, or there is none
@@ -35,7 +36,7 @@
 local LATCH = KEYS[1]
 -- BROKEN: a reply code, as in queue.lua. OPERATION_TTL_MS: how long the script remembers an operation.
 local BROKEN, OPERATION_TTL_MS = 10, 60000
-local generation, record, left, keep_ms, reason
+local generation, record, left, keep_ms, reason, counts_from
 
 -- Reads the latch into the variables above. Returns false if another version or another kind of primitive owns the
 -- record.
@@ -43,9 +44,10 @@ local function read_latch()
   record = call('GET', RECORD)
   local stored_generation = record and string.match(record .. ' ', '^1 latch (%d+) ')
   if record and not stored_generation then return false end
-  local stored = call('HMGET', LATCH, 'left', 'keep', 'why')
+  local stored = call('HMGET', LATCH, 'left', 'keep', 'why', 'count')
   if record and stored[1] then
     generation, left, keep_ms, reason = stored_generation, tonumber(stored[1]), stored[2], stored[3]
+    counts_from = tonumber(stored[4])
   end
   return true
 end
@@ -64,6 +66,11 @@ local function create_if_absent(count, requested_keep_ms)
   call('DEL', LATCH, QUEUE, WAITERS)
   call('HSET', LATCH, 'count', count, 'left', count, 'keep', keep_ms)
   refresh_ttl()
+end
+
+-- The reply to a caller with another count than the latch has; nil if the caller has the same, or there is no latch.
+local function mismatch(count)
+  if left and not reason and counts_from ~= tonumber(count) then return {LIMIT_MISMATCH, counts_from} end
 end
 
 local function is_over()
@@ -88,6 +95,8 @@ if verb == 'acquire' then
   if waiting_in ~= '' and waiting_in ~= generation then
     return {BROKEN, 'it is gone from the server: its ttl has passed, or the server has lost it'}
   end
+  local refusal = mismatch(count)
+  if refusal then return refusal end
   create_if_absent(count, requested_keep_ms)
   refresh_ttl()
   if is_over() then
@@ -121,6 +130,8 @@ elseif verb == 'count' then
   if not read_latch() then return {WRONG_KIND, record} end
   local was_counted = call('ZSCORE', TOMBSTONES, token)
   if not was_counted then
+    local refusal = mismatch(count)
+    if refusal then return refusal end
     create_if_absent(count, requested_keep_ms)
     refresh_ttl()
     if reason then return {BROKEN, reason} end
