@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
@@ -13,6 +14,7 @@ from harness.topology import Cluster, Independents
 from harness.topology.group import ask
 from interlock import AcquireTimeout, ConfigError, LockError
 from interlock._client import waiting as _waiters
+from interlock._client.error_texts import CLUSTER_RIGHTS, LEAST_RIGHTS, SHARDED_CHANNEL_RIGHTS
 from interlock._connect.address import _warn_of_defaults
 
 rule = pytest.mark.rule
@@ -35,12 +37,19 @@ async def test_a_right_that_a_script_lacks_is_named_and_leaves_no_key_without_a_
             await outcome(result.release())
     told = [error for error in refused if not isinstance(error, AcquireTimeout)]
     assert told
-    assert all(isinstance(error, ConfigError) and "docs/acl.md" in str(error) for error in told), told
+    assert all(isinstance(error, ConfigError) and LEAST_RIGHTS in str(error) for error in told), told
     assert all(clean.pttl(key) != -1 for key in clean.scan_iter())
     await locks.close()
     mode.made.remove(locks)
     clean.acl_deluser(USER)
     assert await lease.release()
+
+
+def test_the_error_names_the_least_rights_of_the_page():
+    """Installed packages do not contain the page."""
+    assert {*LEAST_RIGHTS.split()} == {*least_rights().split()} - {USER, "on", f">{PASSWORD}", "resetchannels"}
+    assert {*cluster_rights("redis-6.2").split()} == {*CLUSTER_RIGHTS.split()}
+    assert {*cluster_rights(BASE).split()} == {*CLUSTER_RIGHTS.split(), *SHARDED_CHANNEL_RIGHTS.split()}
 
 
 def grant_least(group, *more):
@@ -135,7 +144,7 @@ async def test_a_right_that_is_missing_on_a_cluster_is_named(mode, clean, rights
     grant_least(rights, *cluster_rights(BASE).split(), missing)
     locks, others = mode.interlock(as_user(rights.url)), mode.interlock(as_user(rights.url))
     if missing.startswith("-cluster"):
-        with pytest.raises(ConfigError, match=r"docs/acl\.md"):
+        with pytest.raises(ConfigError, match=re.escape(f"the rights {CLUSTER_RIGHTS}")):
             await locks.lock("a").acquire(5)
         return
     lease = await locks.lock("a").acquire()
@@ -154,7 +163,7 @@ async def test_without_the_right_to_asking_the_error_for_a_moving_slot_says_so(m
     to = next(node for node in rights.nodes if node is not old)
     for step in rights.migrating(slot, to=to):
         if step == "moved":
-            with pytest.raises(ConfigError, match=r"asking.*docs/acl\.md|docs/acl\.md.*asking"):
+            with pytest.raises(ConfigError, match=r"ACL forbids it.*\+asking.*'asking'"):
                 await lease.extend(25)
     await lease.extend(25)
     rights.migrate(slot, to=old)

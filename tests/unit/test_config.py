@@ -377,6 +377,7 @@ async def test_without_the_right_to_subscribe_waiters_poll_and_a_warning_is_logg
     await until(lambda: queued(locks, 1))
     if missing not in {"-info", "-pubsub"}:
         await until(lambda: "polling only" in caplog.text)
+        assert "Give this user the rights &interlock:* +subscribe +publish" in caplog.text
     await lease.release()
     assert await (await waiting).release()
     clean.acl_deluser(USER)

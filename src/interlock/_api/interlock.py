@@ -112,8 +112,8 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         """Make an Interlock on several servers that share nothing: held is what a majority grants (Redlock).
 
         `servers` are URLs or clients of 3 or 5 single servers; the options are those of Interlock. It has lock, rlock,
-        multi, election, once and synchronized; see docs/quorum.md. Raises ConfigError; at the first use also if a
-        server is there twice.
+        multi, election, once and synchronized, but no rwlock, semaphore, latch or barrier: servers that do not know
+        each other can't agree on a count. Raises ConfigError; at the first use also if a server is there twice.
         """
         members = quorum_of(servers, for_asyncio=cls._for_asyncio)
         return cls(
@@ -148,7 +148,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
             timeout: seconds to wait for it; None waits for ever, 0 does not wait.
             renew: False makes a lease that ends after ttl in any case.
             max_hold: seconds after which a holder loses the lock, even if it is alive.
-            fair: strict order of arrival over all processes.
+            fair: no effect in this version: every lock has strict order of arrival over all processes.
             on_lost: called with the lease when it is lost: in a thread of its own; in asyncio in the loop, and awaited
                 if it is an `async def`.
             acks: how many replicas must have the grant, so that it counts: a number, "majority" (of server and

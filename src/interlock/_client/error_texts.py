@@ -128,7 +128,18 @@ def _wrong_kind_error(resource: Resource, record: str) -> ConfigError:
     )
 
 
-_ACL_ADVICE: Final = "the server's ACL forbids it. Give this user the rights listed in docs/acl.md"
+# The rules of docs/acl.md, which installed packages do not contain.
+LEAST_RIGHTS: Final = (
+    "~lock:* ~{lock:* &interlock:* +hello +ping +select +client|setname +info +subscribe +evalsha +eval +get +set +del "
+    "+exists +pttl +pexpire +time +publish +zadd +zrem +zrange +zscore +zcard +zremrangebyscore +hset +hget +hdel "
+    "+pubsub|numsub +zrangebyscore +hincrby +hmget"
+)
+CLUSTER_RIGHTS: Final = "+cluster|slots +cluster|info +asking +config|get"
+SHARDED_CHANNEL_RIGHTS: Final = "+ssubscribe +spublish +pubsub|shardnumsub"
+_ACL_ADVICE: Final = (
+    f"the server's ACL forbids it. Give this user the rights {LEAST_RIGHTS} (with your prefix in place of lock:); on a "
+    f"cluster also {CLUSTER_RIGHTS}, and from version 7 on {SHARDED_CHANNEL_RIGHTS}"
+)
 
 
 def server_error(subject: object, url: str, text: str) -> LockError:

@@ -281,7 +281,7 @@ def _warn_of_defaults(display_url: str, refusal: str) -> None:
     log.warning(
         "interlock: %s does not say how long a primary that is cut off may accept writes [%s], so interlock assumes "
         "the server's default. If your setting is shorter, a quarantine after a failover is longer than it must be: "
-        "give this user +config|get (docs/acl.md)",
+        "give this user the right +config|get",
         display_url,
         refusal,
     )

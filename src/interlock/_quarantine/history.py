@@ -34,11 +34,12 @@ if TYPE_CHECKING:
 
 _REPLACED: Final = (
     "interlock: %s has been restarted or replaced, and may have lost leases: unless a proof shows that it lost none, "
-    "for %.3g s it grants only locks that it has granted since. docs/failover.md says how to make this time shorter"
+    "for %.3g s it grants only locks that it has granted since. A smaller max_ttl in all processes makes this time "
+    "shorter"
 )
 _STARTED: Final = (
     "interlock: %s was started with the keys of a snapshot or a log, which may lack the newest leases: for "
-    "%.3g s it grants only locks that it has granted since. docs/failover.md says how to make this time shorter"
+    "%.3g s it grants only locks that it has granted since. A smaller max_ttl in all processes makes this time shorter"
 )
 
 
@@ -73,7 +74,7 @@ class ServerHistory:
                 self._has_warned = True
                 log.warning(
                     "interlock: %s refuses INFO, or its reply has no run_id, so interlock can't notice a restart or "
-                    "failover that loses leases: there is no quarantine. Give this user +info (docs/acl.md), or pass "
+                    "failover that loses leases: there is no quarantine. Give this user the right +info, or pass "
                     "quarantine=False",
                     address.display_url,
                 )

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redis.exceptions import ResponseError
 
+from interlock._client.error_texts import CLUSTER_RIGHTS
 from interlock._connect.refusals import connection_error
 from interlock._protocol.timing import DRIFT, RETRY_FOR
 from interlock._protocol.types import (
@@ -639,7 +640,8 @@ def _map_error(text: str, address: Address) -> Exception:
     if is_transient(text):
         return Disconnected(text, sent=False)
     return ConfigError(
-        f"{address.display_url} does not report its slots [{text}]. Give this user the rights in docs/acl.md"
+        f"{address.display_url} does not report its slots [{text}]. Give this user the rights {CLUSTER_RIGHTS}, on "
+        "every node"
     )
 
 

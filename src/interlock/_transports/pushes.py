@@ -46,7 +46,14 @@ def check_subscribe_reply(reply: Any, channel: str, wanted: dict[str, None]) -> 
             return
         if is_transient(str(reply)):
             raise Disconnected(str(reply), sent=True)
-        log.warning("interlock: waiters are woken by polling only, since %s. See docs/acl.md", reply)
+        s = "s" if is_sharded(channel) else ""
+        log.warning(
+            "interlock: waiters are woken by polling only, since %s. Give this user the rights &interlock:* "
+            "+%ssubscribe +%spublish",
+            reply,
+            s,
+            s,
+        )
 
 
 def dispatch_push(push: Any, handler: PushHandler, wanted: dict[str, None], subscribed_channels: set[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Well-known lock recipes under their usual names, made safe. docs/recipes.md describes how each of them fails.
+"""Well-known lock recipes under their usual names, made safe.
 
 Theory. In a recipe the lock is a value: one process acquires it, and any other process may release it. So this module
 detaches a lease from the process as soon as the server has granted it, and keeps only its token: the process does not
