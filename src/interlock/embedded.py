@@ -362,7 +362,7 @@ class Server:
             ) from error
         _processes[self].append(server)
         self._pid = server.pid
-        while not _ask(home, b"PING", deadline):
+        while (_ask(home, b"PING", deadline) or b"-LOADING").startswith(b"-LOADING"):
             if server.poll() is not None or time.monotonic() > deadline:
                 raise _start_failure(home)
             time.sleep(_POLL_INTERVAL)

@@ -22,13 +22,15 @@ from interlock._client.core import Core
 from interlock._connect.target import address_of
 from interlock._quarantine import lossless
 from interlock._quarantine.history import ServerHistory
-from interlock._quarantine.identity import NO_REPLID, Facts, parse_facts
+from interlock._quarantine.identity import NO_REPLID, Facts, is_loading, parse_facts
 from interlock._quarantine.lossless import Reading, least_ttl
 from interlock._quarantine.stamp import IdentityStamp
+from interlock._transports import handshake
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1", starts="primaries with replicas")
 DURABLE = {"appendonly": "yes", "appendfsync": "always"}
+SLOWLY = {"key-load-delay": "50"}  # µs that the server pauses for each command of a log that it loads
 AT_ONCE = {"repl-diskless-sync-delay": "0"}  # a replica is sent all without a pause
 LONGEST = 4.0  # seconds: max_ttl in these tests, and ttl: what is refused must be asked for in this time
 SLACK = 0.1  # seconds by which the server's clock and ours may differ in rounding
@@ -123,6 +125,29 @@ async def test_a_server_that_began_with_keys_grants_no_lock_of_which_it_has_no_r
         crash(node)
         assert "quarantine" in await refused(mode.interlock(node.url, max_ttl=30).lock("a", ttl=LONGEST))
         assert lease.remaining() > 0
+
+
+@rule(10)
+async def test_a_client_that_connects_while_the_server_loads_learns_that_it_began_with_keys(
+    mode, server_pool, monkeypatch
+):
+    """Until it has loaded its log, INFO says nothing of the log, and looks like that of a server that began empty."""
+    seen = []
+    monkeypatch.setattr(handshake, "is_loading", lambda reply: seen.append(is_loading(reply)) or seen[-1])
+    with server_pool.spare("valkey-9.1", config=DURABLE | SLOWLY) as node, redis.Redis.from_url(node.url) as plain:
+        with plain.pipeline(transaction=False) as pipeline:
+            for number in range(8000):
+                pipeline.set(f"what others keep there {number}", 1)
+            pipeline.execute()
+        node.kill()
+        restart = asyncio.create_task(asyncio.to_thread(node.restart))
+        fresh = mode.interlock(node.url, max_ttl=30)
+        while not restart.done():
+            await outcome(fresh.lock("a", ttl=LONGEST).acquire(timeout=0))
+        assert seen[0]
+        await restart
+        assert plain.ping()  # restart() waits until it has loaded
+        assert "quarantine" in await refused(fresh.lock("a", ttl=LONGEST))
 
 
 @rule(10)

@@ -73,6 +73,14 @@ def parse_facts(server: Any, replication: Any, time: Any, *past: Any) -> Facts |
     )
 
 
+def is_loading(persistence: Any) -> bool:
+    """Whether a server still loads its keys, by its reply to INFO persistence.
+
+    Until it has, the server reports neither how many keys it has loaded nor the size of its log.
+    """
+    return isinstance(persistence, bytes) and b"\r\nloading:1\r\n" in persistence
+
+
 def _loaded(info: dict[str, str], clock: int) -> bool:
     """Whether a process began with keys of a snapshot or a log. A replica did not: its keys are from its primary.
 

@@ -9,7 +9,14 @@ from redis.exceptions import ResponseError
 from interlock._connect.refusals import connection_error
 from interlock._connect.server_check import check_server
 from interlock._protocol.types import Disconnected, is_transient
-from interlock._quarantine.identity import IDENTITY_COMMANDS, IDENTITY_LENGTH, PAST_COMMANDS, parse_facts, parse_info
+from interlock._quarantine.identity import (
+    IDENTITY_COMMANDS,
+    IDENTITY_LENGTH,
+    PAST_COMMANDS,
+    is_loading,
+    parse_facts,
+    parse_info,
+)
 from interlock._transports.resp import ReplyError
 
 if TYPE_CHECKING:
@@ -46,6 +53,10 @@ def complete_handshake(replies: list[Any], address: Address, history: ServerHist
     for reply in (server, replication, time, *past):
         if type(reply) is ReplyError and is_transient(str(reply)):  # without these replies there would be no quarantine
             raise Disconnected(str(reply), sent=False)
+    # INFO works while the server loads, but does not say yet that the server began with keys. The stamp of this
+    # connection would outlast the loading, and take the server for one that began empty.
+    if is_loading(past[0]):
+        raise Disconnected("the server is loading its keys from its disk", sent=False)
     return history.identify(
         parse_facts(server, replication, time, *past), address, address.isolation_grace(isolation_replies)
     )

@@ -42,7 +42,10 @@ class BreakableServer(Server):
         process.wait()
 
     def restart(self, *, timeout: float = START_TIMEOUT) -> None:
-        """Start the server again after `kill()`, at the same address, and wait for an answer (`timeout` s at most)."""
+        """Start the server again after `kill()`, at the same address, and wait until it has loaded its keys.
+
+        Raises `Unavailable` if that takes longer than `timeout` seconds.
+        """
         watcher, dead = _processes[self]
         assert dead.poll() is not None, "the server was not killed: call kill() first"
         _processes[self].remove(dead)
