@@ -54,7 +54,7 @@ def required(reason: str) -> None:
 def least_rights() -> str:
     """The rules that docs/acl.md has after ACL SETUSER."""
     text = (ROOT / "docs/acl.md").read_text()
-    (rules,) = re.findall(r"ACL SETUSER (.*?)\n\n", text, re.DOTALL)
+    (rules,) = re.findall(r"^ACL SETUSER (.*)$", text, re.MULTILINE)
     return rules
 
 
