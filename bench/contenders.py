@@ -119,7 +119,7 @@ class BareWaiter:
         token, channel = f"floor/{me}", f"floor:{me}"
         verb = 3 + int(acquire[2])  # then: token, ttl, life, heard, channel, wait, and what only this primitive says
         before, after = acquire[verb + 2 : verb + 4], acquire[verb + 7 :]
-        self.acquire = _packed([*acquire[: verb + 1], token, *before, "1", channel, "1", *after])
+        self.acquire = _packed([*acquire[: verb + 1], token, *before, "1", channel, "inf", *after])
         self.release = _packed([*release[: verb + 1], token, *release[verb + 2 :]])
         self.granted = f"granted {token}".encode()
         self.wire, self.ears = Bare(path), Bare(path)

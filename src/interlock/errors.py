@@ -29,6 +29,8 @@ class AcquireTimeout(LockError, TimeoutError):  # noqa: N818 (the names are the 
     """The token of the holder, by the last answer of the server; None if nobody is known, as in a quarantine."""
     waited: float = 0.0
     """Seconds that the call waited: its timeout, or 0 if it did not wait."""
+    waiting: int | None = None
+    """How many callers waited already, if `max_waiters` refused this one; else None."""
     quarantined: bool = False
     """Whether nobody holds it, as far as the server knows, but it is in quarantine after a restart or failover."""
 

@@ -79,7 +79,7 @@ async def test_an_acquire_sent_twice_is_the_same_grant(mode, clean):
     lease = await locks.lock("a").acquire()
     script = lease._grant.resource.script
     keys = lease._grant.resource.keys
-    args = ("acquire", lease.token, 30000, 3000, 0, "nowhere", 1, *lease._grant.resource.acquire_args, "")
+    args = ("acquire", lease.token, 30000, 3000, 0, "nowhere", "inf", *lease._grant.resource.acquire_args, "")
     assert clean.eval(script.source, len(keys), *keys, *args) == [1, lease.fence]
     assert not clean.exists(keys[2])
     await lease.release()

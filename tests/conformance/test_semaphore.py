@@ -85,7 +85,7 @@ async def test_a_release_sent_twice_gives_back_once(mode):
 async def test_an_acquire_sent_twice_is_the_same_grant(mode, clean):
     lease = await mode.interlock().semaphore("a", 2).acquire()
     primitive = lease._grant.resource
-    args = ("acquire", lease.token, 30000, 3000, 0, "nowhere", 1, *primitive.acquire_args, "")
+    args = ("acquire", lease.token, 30000, 3000, 0, "nowhere", "inf", *primitive.acquire_args, "")
     assert clean.eval(primitive.script.source, len(primitive.keys), *primitive.keys, *args) == [1, lease.fence]
     assert (await mode.interlock().semaphore("a", 2).inspect()).used == 1
     await lease.release()

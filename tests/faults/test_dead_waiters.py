@@ -41,7 +41,7 @@ def crowd(client, primitive, number, *, killed):
     sha = client.script_load(primitive.script.source)
     pipe = client.pipeline(transaction=False)
     for i in range(number):
-        words = ("acquire", f"dead/{i}", 30_000, 3000, int(killed), "nobody", 1, *primitive.acquire_args, "")
+        words = ("acquire", f"dead/{i}", 30_000, 3000, int(killed), "nobody", "inf", *primitive.acquire_args, "")
         pipe.evalsha(sha, len(primitive.keys), *primitive.keys, *words)
     first, *others = (reply[0] for reply in pipe.execute())
     assert first == GRANTED

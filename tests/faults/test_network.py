@@ -70,7 +70,7 @@ async def test_a_late_copy_of_an_acquire_acquires_nothing(mode, clean, proxy):
     await until(lambda: not clean.exists("lock:a"))
     lock = locks.lock("a")
     primitive = (lock._real if mode.name == "threads" else lock)._primitive
-    args = ("acquire", token, 30000, 3000, 0, "nowhere", 1, *primitive.acquire_args, "")
+    args = ("acquire", token, 30000, 3000, 0, "nowhere", "inf", *primitive.acquire_args, "")
     late = clean.eval(primitive.script.source, 5, *primitive.keys, *args)
     assert late == [5]  # NOT_FOUND
     assert not clean.exists("lock:a")

@@ -17,11 +17,21 @@ import pytest
 pytest.importorskip("lupa")
 
 from interlock._protocol.types import ServerError
-from interlock.primitives.codes import BUSY, GRANTED, LIMIT_MISMATCH, NOT_FOUND, QUEUED, RETRY, REVOKED, WRONG_KIND
+from interlock.primitives.codes import (
+    BUSY,
+    CROWDED,
+    GRANTED,
+    LIMIT_MISMATCH,
+    NOT_FOUND,
+    QUEUED,
+    RETRY,
+    REVOKED,
+    WRONG_KIND,
+)
 from interlock.primitives.permits import ALL_PERMITS
 from interlock.primitives.scripts import load
 from model import script_model as walk
-from model.script_model import ROUNDED
+from model.script_model import ROUNDED, SOME
 from simulator import commands
 
 rule = pytest.mark.rule
@@ -65,8 +75,8 @@ class World(walk.World):
 
     # Messages
 
-    def acquire(self, token, permits=1, *, ttl=10_000, life=3000, heard=0, channel="c", wait=1, limit=None, under="",
-                kind=None):  # fmt: skip
+    def acquire(self, token, permits=1, *, ttl=10_000, life=3000, heard=0, channel="c", wait="inf", limit=None,
+                under="", kind=None):  # fmt: skip
         limit = self.limit if limit is None else limit
         return self.say("acquire", token, ttl, life, heard, channel, wait, kind or self.kind, permits, limit, under)
 
@@ -132,6 +142,8 @@ class World(walk.World):
         self.queue_keeps_its_order(verb, token, queue, left)
         for each in after.keys() | left.keys():
             assert self.tombs.get(each, 0) <= now, f"{each} is dead, and got something"
+        if verb == "acquire" and not failed:
+            self.bound_is_kept(token, args[5], reply, queue, left)
         if not failed:
             getattr(self, "after_" + verb, lambda *_: None)(token, args, reply, before, after, now)
         heard = queue.get(token, DEAD).mute == left.get(token, DEAD).mute  # else the next message sees to it
@@ -196,9 +208,21 @@ class World(walk.World):
         assert not again & left.keys() or token in queue or list(left)[-1] == token
 
     @staticmethod
+    def bound_is_kept(token, most, reply, queue, left):
+        """Who waits already stays; a newcomer waits if fewer live ones do than it says, and else is refused."""
+        was_there = queue.get(token, DEAD).live
+        if reply[0] == QUEUED and token not in queue:
+            assert len(left) <= float(most), "one more than may wait"
+        if reply[0] == CROWDED:
+            assert reply[1] == len(left) >= float(most), f"refused, though {len(left)} wait"
+            assert not was_there, "refused, though it waits already"
+            assert token not in left
+            assert len(queue) > SOME or all(waiter.live for waiter in left.values()), "the dead keep it out"
+
+    @staticmethod
     def settled(verb, reply):
         if verb == "acquire":
-            return reply[0] in {GRANTED, QUEUED, BUSY, LIMIT_MISMATCH}
+            return reply[0] in {GRANTED, QUEUED, BUSY, LIMIT_MISMATCH, CROWDED}
         if verb == "release":
             return reply[1] == 0
         return verb == "heartbeat" and reply[0] != -3
@@ -239,7 +263,7 @@ class World(walk.World):
         elif reply[0] == RETRY:
             self.spins()
         else:
-            assert reply[0] in {BUSY, LIMIT_MISMATCH, WRONG_KIND}
+            assert reply[0] in {BUSY, LIMIT_MISMATCH, WRONG_KIND, CROWDED}
             assert not held or reply[0] == WRONG_KIND
 
     def spins(self):
@@ -346,7 +370,7 @@ class Walk(walk.Walk):
                 under = b""
                 if kind == "rwlock" and permits == 1 and world.live() and rnd.random() < 0.3:
                     under = rnd.choice(sorted(world.live()))
-                wait = int(rnd.random() < 0.85)
+                wait = rnd.choice(("0", "1", "3", "inf", "inf", "inf"))
                 if rnd.random() < 0.9 and (limit := world.known_limit()) and permits <= limit:
                     most = limit  # it has heard
                 self.say("acquire", token, ttl, life, heard, channel, wait, kind, permits, most, under)
@@ -374,7 +398,7 @@ class Walk(walk.Walk):
             case "wrong":
                 wrong = "rwlock" if kind == "semaphore" else "semaphore"
                 if world.known_limit():
-                    reply = self.say("acquire", token, ttl, life, heard, channel, 1, wrong, permits, most, "")
+                    reply = self.say("acquire", token, ttl, life, heard, channel, "inf", wrong, permits, most, "")
                     assert reply[0] == WRONG_KIND
                     assert self.say("limit", "x", wrong, 3)[0] == WRONG_KIND
 
@@ -383,10 +407,40 @@ class Walk(walk.Walk):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("kind", "limit"), [*(("semaphore", n) for n in range(1, 5)), ("rwlock", ALL_PERMITS)])
 def test_no_rule_of_permits_is_broken(kind, limit, seed):
-    assert Walk(seed, kind, limit).run(2500).granted > 300
+    assert Walk(seed, kind, limit).run(2500).granted > 250
 
 
 # What hostile minds suspected.
+
+
+def test_the_dead_take_nobodys_place_in_a_bounded_queue():
+    world = World(limit=1)
+    world.acquire("holds", ttl=60_000)
+    world.acquire("lives")
+    for number in range(100):
+        world.acquire(f"dies{number:02}")
+    world.clock += 2
+    world.heartbeat("lives")
+    world.clock += 2
+    code, waiting = world.acquire("comes", wait="1")
+    assert (code, waiting in {101 - SOME, 102 - SOME}) == (CROWDED, True)  # one step looks at some of them only
+    assert world.acquire("again", wait="100")[0] == QUEUED
+    for _ in range(10):
+        world.clock = round(world.clock + 0.0137, 6)
+        code, waiting = world.acquire("third", wait="2")
+        assert code == CROWDED
+    assert waiting == 2, "dead ones remain"
+
+
+def test_who_waits_is_not_refused_whatever_it_says_then():
+    world = World(limit=1)
+    world.acquire("holds")
+    world.acquire("a", wait="2")
+    world.acquire("b", wait="2")
+    assert world.acquire("c", wait="2") == [CROWDED, 2]
+    assert [world.acquire("b", wait=most)[0] for most in ("1", "2", "inf")] == [QUEUED] * 3
+    world.release("a")
+    assert world.acquire("c", wait="2")[0] == QUEUED
 
 
 def test_more_leases_than_one_step_takes_run_out_at_once():
@@ -650,7 +704,7 @@ def test_out_of_memory_nothing_is_half_done(clean):
             return str(error)
 
     def acquire(token, permits):
-        return say("acquire", token, 10_000, 3000, 0, "c", 1, "semaphore", permits, 2, "")
+        return say("acquire", token, 10_000, 3000, 0, "c", "inf", "semaphore", permits, 2, "")
 
     assert acquire("a", 2)[0] == GRANTED
     assert acquire("b", 1)[0] == QUEUED

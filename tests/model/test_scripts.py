@@ -19,6 +19,7 @@ from interlock._protocol.types import ServerError
 from interlock.primitives.codes import (
     BROKEN,
     BUSY,
+    CROWDED,
     GRANTED,
     LIMIT_MISMATCH,
     NOT_FOUND,
@@ -87,7 +88,7 @@ class LatchWorld(Queued):
         self.newest = 0
         self.opened = 0
 
-    def acquire(self, token, phase="", *, wait=1, heard=0, channel="c", count=2, keep=20_000):
+    def acquire(self, token, phase="", *, wait="inf", heard=0, channel="c", count=2, keep=20_000):
         return self.say("acquire", token, 3000, 3000, heard, channel, wait, count, keep, phase)
 
     def count(self, operation, by=1, count=2, keep=20_000):
@@ -170,8 +171,8 @@ class LatchWorld(Queued):
         model = self.model
         if self.over:
             return [BROKEN, model.why] if model.why else [GRANTED]
-        assert (token in self.waiting()) == (wait == b"1" or token in self.waiting())
-        return [QUEUED if wait == b"1" else BUSY, model.left, 1000, 0, model.generation]
+        assert (token in self.waiting()) == (wait == b"inf" or token in self.waiting())
+        return [QUEUED if wait == b"inf" else BUSY, model.left, 1000, 0, model.generation]
 
     def expect_release(self, token, gone):
         assert token not in self.waiting()
@@ -238,7 +239,7 @@ class LatchWalk(walk.Walk):
         self.people = []
         self.through = self.told = 0
 
-    def ask(self, person, wait=1):
+    def ask(self, person, wait="inf"):
         reply = self.say(
             "acquire", person.token, 3000, 3000, int(self.random.random() < 0.5), person.channel, wait,
             self.count, self.random.choice((10_000, 20_000)), person.phase, again=0.2 * person.in_doubt,
@@ -285,7 +286,7 @@ class LatchWalk(walk.Walk):
             case "come":
                 self.number += 1
                 self.people.append(Person(b"t%d" % self.number, b"c%d" % rnd.randint(0, 3), rnd))
-                self.ask(self.people[-1], int(rnd.random() < 0.9))
+                self.ask(self.people[-1], "inf" if rnd.random() < 0.9 else "0")
             case "ask" if person:
                 self.ask(person)
             case "heartbeat":
@@ -441,7 +442,7 @@ class BarrierWorld(Queued):
         self.final = {}  # token -> what it was told for good
         self.trips = self.breaks = 0
 
-    def acquire(self, token, generation="", *, parties=3, wait=1, channel="c"):
+    def acquire(self, token, generation="", *, parties=3, wait="inf", channel="c"):
         return self.say("acquire", token, 3000, 3000, 0, channel, wait, parties, generation)
 
     def heartbeat(self, *tokens, channel="c", heard=0):
@@ -524,7 +525,7 @@ class BarrierWorld(Queued):
                 self.refresh(token)
             self.check()
             self.keep()
-            if not model.why and wait != b"1":
+            if not model.why and wait == b"0":
                 self.break_it(b"the timeout of a party was over: " + token)
             if model.why:
                 return [BROKEN, model.why]
@@ -555,7 +556,7 @@ class BarrierWorld(Queued):
             model.passed |= model.waiting
             model.waiting, model.came = {}, 0
             return [GRANTED, index]
-        if wait != b"1":
+        if wait == b"0":
             self.break_it(b"a party arrived that may not wait: " + token)
             return [BROKEN, model.why]
         return [QUEUED, model.came, 1000, 0, model.generation]
@@ -628,7 +629,7 @@ class BarrierWalk(walk.Walk):
         self.doubted = set()
         self.passed = self.broken = 0
 
-    def ask(self, person, wait=1, parties=None):
+    def ask(self, person, wait="inf", parties=None):
         if person.in_doubt:
             self.doubted.add(person.token)
         reply = self.say(
@@ -676,9 +677,9 @@ class BarrierWalk(walk.Walk):
             case "come":
                 self.number += 1
                 self.people.append(Person(b"t%d" % self.number, b"c%d" % rnd.randint(0, 3), rnd))
-                self.ask(self.people[-1], int(rnd.random() < 0.98))
+                self.ask(self.people[-1], "inf" if rnd.random() < 0.98 else "0")
             case "ask" if person:
-                self.ask(person, int(rnd.random() < 0.98))
+                self.ask(person, "inf" if rnd.random() < 0.98 else "0")
             case "heartbeat":
                 self.heartbeat(list(self.people))
             case "leave" if person:
@@ -846,16 +847,21 @@ class ElectionWorld(Queued):
         super().__init__("election", (*FIVE, WATCHERS))
         self.term = 0
         self.leader = b""  # the last one
-        self.reigns = 0
+        self.reigns = self.crowded = 0
 
-    def acquire(self, token, *, wait=1, ttl=3000, channel="c"):
+    def acquire(self, token, *, wait="inf", ttl=3000, channel="c"):
         return self.say("acquire", token, ttl, 3000, 0, channel, wait, "", "election")
 
     def watch(self, token, channel="c"):
         return self.say("watch", token, channel)
 
     def see(self):
-        return dict(self.look(WATCHERS) or {}), len(self.pushes)
+        return dict(self.look(WATCHERS) or {}), len(self.pushes), self.waiting(), self.live()
+
+    def live(self):
+        """Who stands in the queue, and lives."""
+        entries = self.look(WAITERS) or {}
+        return {each for each in self.waiting() if float(entries.get(each, b"0").split(b" ")[0]) > self.now}
 
     def known(self):
         """What can be known now."""
@@ -863,19 +869,28 @@ class ElectionWorld(Queued):
         return term, self.look(KEY), 2 * term + (not self.look(KEY))
 
     def judge(self, verb, args, reply, before):
-        was, told = before
+        was, told, queue, live = before
+        failed = isinstance(reply, ServerError)
         term, value, known = self.known()
         leader = (value or b"").removeprefix(b"!")
         if leader and leader != self.leader:
             assert term > self.term, "another leader, and no later term"
             self.reigns += 1
+        if verb == "acquire" and not failed and reply[0] in {QUEUED, CROWDED}:
+            after, most = self.waiting(), float(args[5])
+            assert (args[0] in after) == (reply[0] == QUEUED)
+            if reply[0] == CROWDED:
+                assert args[0] not in live, "it waits already, and was refused"
+                assert len(after) >= most, "refused, and there is room"
+            else:
+                assert args[0] in queue or len(after) <= most, "one more than may wait"
+            self.crowded += reply[0] == CROWDED
         if leader:
             assert leader == self.leader or term > self.term
             self.leader = leader
         assert term >= self.term or not self.look(RECORD)
         self.term = max(self.term, term)
         watchers = dict(self.look(WATCHERS) or {})
-        failed = isinstance(reply, ServerError)
         if verb == "renew" or (verb == "watch" and failed):
             assert watchers == was
             return
@@ -926,7 +941,8 @@ class ElectionWalk(walk.Walk):
         )[0]:
             case "acquire":
                 ttl = rnd.choice((500, 3000, 10_000))
-                args = (token, ttl, min(3000, ttl), rnd.randint(0, 1), channel, int(rnd.random() < 0.8), "", "election")
+                wait = rnd.choice(("0", "1", "2", "inf", "inf"))
+                args = (token, ttl, min(3000, ttl), rnd.randint(0, 1), channel, wait, "", "election")
                 self.say("acquire", *args)
             case "release":
                 self.say("release", token, rnd.choice((0, 60_000)))
@@ -965,6 +981,7 @@ def test_no_rule_of_the_election_is_broken(seed):
     walked = ElectionWalk(seed)
     world = walked.run(2500)
     assert world.reigns > 50
+    assert world.crowded > 20
     assert walked.heard > 500
 
 
@@ -1238,7 +1255,7 @@ class MultiWorld(Queued):
             said.append(json.dumps([script, len(names), *words]))
         return self.say("acquire", *said, keys=tuple(keys))
 
-    def one(self, name, token, permits=1, ttl=3000, wait=1, channel="c"):
+    def one(self, name, token, permits=1, ttl=3000, wait="inf", channel="c"):
         script, words = self.words(name, token, permits, ttl, wait, channel)
         return self.say(*words, keys=self.names(name), script=script)
 
@@ -1425,7 +1442,7 @@ class MultiWalk(walk.Walk):
 
     def ask(self, one):
         name, token, permits, ttl, channel = one
-        self.world.one(name, token, permits, ttl, 1, channel.decode())
+        self.world.one(name, token, permits, ttl, "inf", channel.decode())
 
 
 @rule(1, 7, 8, 9)
@@ -1451,10 +1468,10 @@ def test_out_of_memory_who_waits_at_a_latch_or_a_barrier_goes_on(clean):
             return [str(error)]
 
     def arrive(token, generation=""):
-        return say("barrier", 6, "acquire", token, 3000, 3000, 0, "c", 1, 3, generation)
+        return say("barrier", 6, "acquire", token, 3000, 3000, 0, "c", "inf", 3, generation)
 
     def wait(token, generation=""):
-        return say("latch", 5, "acquire", token, 3000, 3000, 0, "c", 1, 2, 20_000, generation)
+        return say("latch", 5, "acquire", token, 3000, 3000, 0, "c", "inf", 2, 20_000, generation)
 
     generation = arrive("a")[4]
     arrive("b")

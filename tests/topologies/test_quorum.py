@@ -18,7 +18,7 @@ from interlock._protocol.run import run
 from interlock._protocol.timing import RETRY_FOR
 from interlock._protocol.types import Disconnected, TokenSpent
 from interlock._servers.quorum_votes import Request
-from interlock.primitives.messages import AcquireCall, Granted, Queued
+from interlock.primitives.messages import NO_BOUND, AcquireCall, Granted, Queued
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("its own servers", starts="quorums of one to five servers of valkey-9.1")
@@ -536,7 +536,7 @@ async def test_a_split_vote_whose_release_gets_no_reply_ends_the_token(mode, ser
     await (await locks.lock("warm").acquire()).release()
     server = mode.session(locks).server
     lock = locks.lock("a")
-    call = AcquireCall("who/knows", "2000", "2000", "0", "", "1", ())
+    call = AcquireCall("who/knows", "2000", "2000", "0", "", NO_BOUND, ())
     request = Request.parse((lock._primitive.script, lock._primitive.keys, call.encode()))
     said = {node: [Granted(1)] for node in server.nodes}
 

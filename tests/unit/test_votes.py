@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from interlock._servers.quorum_votes import Request, Split, Unagreed
-from interlock.primitives.codes import BUSY, GRANTED, NOT_FOUND, QUARANTINE, QUEUED, REVOKED
+from interlock.primitives.codes import BUSY, CROWDED, GRANTED, NOT_FOUND, QUARANTINE, QUEUED, REVOKED
 from interlock.primitives.messages import Queued
 from interlock.primitives.scripts import load
 
 ME, OTHER = b"me/1", b"other/2"
-ACQUIRE = ("acquire", "me/1", "1000", "1000", "0", "-", "1", "", "lock")
+ACQUIRE = ("acquire", "me/1", "1000", "1000", "0", "-", "inf", "", "lock")
 
 
 def merged(args, *votes, pending=0, total=3, script="lock"):
@@ -108,3 +108,18 @@ def test_a_holder_that_stands_in_the_queue_of_a_server_in_quarantine_is_no_waite
 def test_a_job_has_run_if_any_server_says_so():
     noted = [BUSY, b"ran/1", 5000, 0, b"17", b"18"]
     assert merged(("acquire", "me/1", *ACQUIRE[2:]), [GRANTED, 5], [GRANTED, 5], noted, script="once") == noted
+
+
+@pytest.mark.parametrize(
+    ("votes", "pending", "reply"),
+    [
+        ([[CROWDED, 2], [CROWDED, 5]], 1, None),  # the third may be the vote of a majority for a holder, with others
+        ([[CROWDED, 2], [CROWDED, 5], queued(OTHER)], 0, [CROWDED, 5]),
+        ([[CROWDED, 2], [CROWDED, 5], [GRANTED, 5]], 0, [CROWDED, 5]),
+        ([[CROWDED, 2], queued(OTHER, 300), queued(OTHER, 500)], 0, [QUEUED, OTHER, 500, 0]),
+        ([[GRANTED, 5], [CROWDED, 2], [GRANTED, 5]], 0, [GRANTED, 5]),
+        ([[GRANTED, 5], [CROWDED, 2]], 0, [CROWDED, 2]),  # the third is down: nobody is there to wait for
+    ],
+)
+def test_a_majority_of_votes_refuses_one_more_waiter(votes, pending, reply):
+    assert merged(ACQUIRE, *votes, pending=pending) == reply

@@ -39,6 +39,7 @@ MIN_TRY_FOR: Final = 0.01  # seconds: less than a round trip is no try
 MAX_TRY_FOR: Final = 3600.0  # seconds
 MAX_CONNECTIONS: Final = 64  # to one server, by default
 MAX_MAX_CONNECTIONS: Final = 65_535
+MAX_MAX_WAITERS: Final = 1_000_000
 MONTH: Final = 30 * 86_400.0  # seconds
 ON_A_QUORUM: Final = ("lock", "rlock", "multi", "election", "once")  # what servers that share nothing can agree on
 
@@ -135,6 +136,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         renew: bool = True,
         max_hold: float | None = None,
         fair: bool = False,
+        max_waiters: int | None = None,
         on_lost: Callable[[LeaseT], object] | None = None,
         acks: int | Literal["majority", "all"] | None = None,
         fsync: bool = False,
@@ -149,6 +151,8 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
             renew: False makes a lease that ends after ttl in any case.
             max_hold: seconds after which a holder loses the lock, even if it is alive.
             fair: no effect in this version: every lock has strict order of arrival over all processes.
+            max_waiters: a caller that would have to wait while so many wait already gets AcquireTimeout at once. None:
+                any number may wait.
             on_lost: called with the lease when it is lost: in a thread of its own; in asyncio in the loop, and awaited
                 if it is an `async def`.
             acks: how many replicas must have the grant, so that it counts: a number, "majority" (of server and
@@ -159,7 +163,15 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
 
         """
         options = self._checked(
-            ttl=ttl, timeout=timeout, renew=renew, max_hold=max_hold, fair=fair, on_lost=on_lost, acks=acks, fsync=fsync
+            ttl=ttl,
+            timeout=timeout,
+            renew=renew,
+            max_hold=max_hold,
+            fair=fair,
+            max_waiters=max_waiters,
+            on_lost=on_lost,
+            acks=acks,
+            fsync=fsync,
         )
         return self, lock.lock_resource(name, self.prefix), options
 
@@ -266,7 +278,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         returns then; a function is called with the Skipped (asyncio: may be an `async def`) and returns it.
         In asyncio for an `async def`. Raises ConfigError, and so does a call without an argument that the name needs.
         """
-        answer, timeout = busy_answer(busy, name, options.get("timeout"))
+        answer, timeout = busy_answer(busy, name, options.get("timeout"), options.get("max_waiters"))
         checked, for_asyncio = self._checked(**options), self._for_asyncio
 
         def decorate(function: Callable[P, R]) -> Callable[P, R | Skipped]:
@@ -330,7 +342,13 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
             )
 
     def _checked(
-        self, *, ttl: float = DEFAULT_TTL, acks: int | str | None = None, fsync: bool = False, **options: Any
+        self,
+        *,
+        ttl: float = DEFAULT_TTL,
+        acks: int | str | None = None,
+        fsync: bool = False,
+        max_waiters: int | None = None,
+        **options: Any,
     ) -> AcquireOptions:
         """The options of a lockable. Raises ConfigError."""
         self._check_not_closed()
@@ -355,6 +373,8 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         timeout_of(checked.timeout)
         if checked.max_hold is not None:
             duration(checked.max_hold, "max_hold", minimum=MIN_TTL)
+        if max_waiters is not None:
+            checked.max_waiters = str(positive_int(max_waiters, "max_waiters", "Interlock", MAX_MAX_WAITERS))
         if checked.on_lost is not None and not callable(checked.on_lost):
             raise ConfigError(f"on_lost must be callable with the lease, not {checked.on_lost!r}")
         return checked

@@ -56,12 +56,17 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
             return self._lease_type(core, self._options.on_lost, self._primitive.name, leases)
         except BaseException as error:
             await self._roll_back(leases, error, until)
-            if timeout and isinstance(error, AcquireTimeout):
-                late = AcquireTimeout(f"{self._primitive} was not acquired within {timeout:g} s: {error}")
-                late.name, late.waited = self._primitive.name, timeout
-                late.holder, late.quarantined = error.holder, error.quarantined
-                raise late from error
+            if isinstance(error, AcquireTimeout) and (timeout or error.waiting is not None):
+                raise self._timeout_error(error, timeout or 0.0) from error
             raise
+
+    def _timeout_error(self, error: AcquireTimeout, timeout: float) -> AcquireTimeout:
+        """The error for the whole, of that for one of these: it names the whole."""
+        within = f" within {timeout:g} s" if error.waiting is None else ""
+        late = AcquireTimeout(f"{self._primitive} was not acquired{within}: {error}")
+        late.name, late.waited = self._primitive.name, timeout if error.waiting is None else 0.0
+        late.holder, late.quarantined, late.waiting = error.holder, error.quarantined, error.waiting
+        return late
 
     def _reenter_members(self, leases: Leases) -> None:
         """Enter again what this thread or task holds already."""

@@ -34,6 +34,7 @@ class OptionsOf(TypedDict, Generic[LeaseT], total=False):
     renew: bool
     max_hold: float | None
     fair: bool
+    max_waiters: int | None
     on_lost: Callable[[LeaseT], object] | None
     acks: int | Literal["majority", "all"] | None
     fsync: bool

@@ -39,7 +39,7 @@ def decorated(
 
 
 def busy_answer(
-    busy: object, name: object, timeout: float | None
+    busy: object, name: object, timeout: float | None, max_waiters: int | None
 ) -> tuple[Callable[[Skipped], Any] | None, float | Unset]:
     """What a call of a busy name returns, or None if it raises; and how long it waits. Raises ConfigError."""
     subject = f"synchronized({name!r})" if isinstance(name, str) else "synchronized()"
@@ -53,6 +53,8 @@ def busy_answer(
     waits = isinstance(busy, str) and busy == "wait"
     if not waits and timeout is not None:
         raise ConfigError(f"{subject}: with busy={busy!r} a call does not wait for a busy name: leave out timeout")
+    if not waits and max_waiters is not None:
+        raise ConfigError(f"{subject}: with busy={busy!r} no call waits for a busy name: leave out max_waiters")
     if isinstance(busy, str):
         return (_as_it_is if busy == "skip" else None), UNSET if waits else 0.0
     if inspect.isroutine(busy) or inspect.isclass(busy) or isinstance(busy, functools.partial):

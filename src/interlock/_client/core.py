@@ -62,6 +62,8 @@ from interlock._protocol.types import (
 )
 from interlock.errors import AcquireTimeout, ConfigError, LeaseLost, LockError, Unavailable
 from interlock.primitives.messages import (
+    NO_BOUND,
+    NO_WAITING,
     Busy,
     ExecuteCall,
     ExecuteReply,
@@ -178,7 +180,7 @@ class Core:
         counts; and Stopped once `attempt.should_stop` returns True.
         """
         server, resource = self.server, attempt.resource
-        may_wait = "0" if attempt.event is None else "1"
+        max_waiters = NO_WAITING if attempt.event is None else attempt.options.max_waiters
         try:
             # As Waiters.register() does (this is the hot path). Before the first request, so that no push can be early.
             self.waiters.registered[attempt.token] = attempt
@@ -187,7 +189,7 @@ class Core:
                 own = resource.acquire_args
                 own = (*own, attempt.generation) if resource.has_generation else own
                 args = encode_acquire(
-                    attempt.token, attempt.ttl_ms, attempt.handover_ttl_ms, subscribed, channel, may_wait, own
+                    attempt.token, attempt.ttl_ms, attempt.handover_ttl_ms, subscribed, channel, max_waiters, own
                 )
                 try:
                     raw, sent = await self.request(attempt, args, attempt.until)
@@ -197,6 +199,8 @@ class Core:
                 reply = parse_acquire(raw)
                 if not isinstance(reply, Granted):
                     await self._before_next_request(attempt, reply)
+                    if attempt.last_queued is not None:
+                        max_waiters = NO_BOUND  # it has waited: no restart of the server may cost its place
                 elif attempt.make_lease is None:
                     self.waiters.unregister(attempt)
                     return reply.number

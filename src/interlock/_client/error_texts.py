@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from interlock._protocol.types import TRANSIENT, Resource, ServerError
 from interlock.errors import AcquireTimeout, BrokenBarrier, ConfigError, LeaseLost, LockError, Unavailable
-from interlock.primitives.codes import BROKEN, LIMIT_MISMATCH, NO_EXPIRY, REVOKED, WRONG_KIND
+from interlock.primitives.codes import BROKEN, CROWDED, LIMIT_MISMATCH, NO_EXPIRY, REVOKED, WRONG_KIND
 from interlock.primitives.lock import RECORD_VERSION
 from interlock.primitives.messages import Busy, Queued, Refused, lost_identity
 
@@ -77,7 +77,19 @@ def _busy_text(resource: Resource, timeout: float, reply: Queued | Busy) -> str:
 
 def reply_error(resource: Resource, refusal: Refused) -> LockError:
     """The error for a final refusal: asking again would change nothing."""
+    if refusal.code == CROWDED:
+        return _crowded_error(resource, int(refusal.detail))
     return about(resource, _reply_error(resource, refusal))
+
+
+def _crowded_error(resource: Resource, waiting: int) -> AcquireTimeout:
+    """The error for a caller that would have to wait behind as many others as its max_waiters."""
+    error = AcquireTimeout(
+        f"{resource} is not free, and {waiting} callers wait for it already, as many as max_waiters allows. Try again "
+        "later, or raise max_waiters"
+    )
+    error.waiting = waiting
+    return about(resource, error)
 
 
 def _reply_error(resource: Resource, refusal: Refused) -> LockError:

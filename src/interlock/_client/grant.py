@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from interlock._protocol.timing import ANSWER_COUNTS_FOR, DRIFT, FOREVER, HANDOVER_TTL, TOMBSTONE_TTL, margin
 from interlock.errors import LeaseLost, LockError
+from interlock.primitives.messages import NO_BOUND
 
 if TYPE_CHECKING:
     import weakref
@@ -35,6 +36,7 @@ class AcquireOptions:
     renew: bool = True
     max_hold: float | None = None
     fair: bool = False
+    max_waiters: str = NO_BOUND  # as its messages say it
     on_lost: Callable[[Any], object] | None = None
 
 

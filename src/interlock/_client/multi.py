@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from interlock._client.error_texts import reply_error
 from interlock._client.grant import AcquireOptions, Attempt, Grant
 from interlock.errors import LockError, Unavailable
-from interlock.primitives.messages import AcquireCall, Refused, Retry
+from interlock.primitives.messages import NO_WAITING, AcquireCall, Refused, Retry
 from interlock.primitives.multi import AllGranted, FirstRefused, Part, TogetherCall, multi_resource, parse_together
 
 if TYPE_CHECKING:
@@ -100,5 +100,5 @@ def _part(core: Core, attempt: Attempt) -> Part:
     resource = attempt.resource
     subscribed, channel = core.server.subscription_of(resource.keys[0])
     timing = attempt.ttl_ms, attempt.handover_ttl_ms
-    call = AcquireCall(attempt.token, *timing, subscribed, channel, "0", resource.acquire_args)
+    call = AcquireCall(attempt.token, *timing, subscribed, channel, NO_WAITING, resource.acquire_args)
     return Part(resource.script.name, len(resource.keys), call)

@@ -170,7 +170,7 @@ class QuorumServer:
             if not isinstance(outcome, Split):
                 return outcome  # type: ignore[no-any-return]
             reply, goes_first = outcome
-            if call.may_wait == "1":
+            if call.may_wait:
                 if goes_first:
                     return Queued(reply.holder, RECHECK_MS, is_head=True)
                 return await self._yield_split_vote(request, reply, poll.replies, until)

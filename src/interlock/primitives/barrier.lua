@@ -15,7 +15,8 @@
 --        5 gone     zset    as in queue.lua; also the parties that a reset sent away, and the operations that were done
 --        6 present  zset    token of a waiting party -> alive until, ms
 -- ARGV   1 verb, then the verb's arguments; RETURN: the reply
---   acquire  token  ttl ms  handover ttl ms  subscribed 0|1  channel  may wait 0|1  parties  generation
+--   acquire  token  ttl ms  handover ttl ms  subscribed 0|1  channel  max waiters  parties  generation
+--                             max waiters: as in latch.lua
 --                             RETURN {GRANTED, index} | {QUEUED, arrived, 1000, 0, generation} | {BROKEN, why}
 --                                  | {LIMIT_MISMATCH, parties} | {WRONG_KIND, record}
 --                             generation: in which the party has arrived already, or ""
@@ -117,7 +118,7 @@ local function drop_passed()
 end
 
 if verb == 'acquire' then
-  local handover_ttl, subscribed, channel, may_wait = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+  local handover_ttl, subscribed, channel, max_waiters = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
   local wanted_parties, arrived_in = tonumber(ARGV[8]), ARGV[9]
   if not read_barrier() then return {WRONG_KIND, record} end
   local arrival = generation and tonumber(call('ZSCORE', QUEUE, token) or nil)
@@ -131,7 +132,7 @@ if verb == 'acquire' then
     if arrival <= passed then
       return {GRANTED, tonumber(string.match(call('HGET', WAITERS, token) or '', '^%d+ %d+ %d %S+ (%d+)') or 0)}
     end
-    if not reason and may_wait ~= '1' then break_barrier('the timeout of a party was over: ' .. token) end
+    if not reason and max_waiters == '0' then break_barrier('the timeout of a party was over: ' .. token) end
     if reason then return {BROKEN, reason} end
     enqueue(token, handover_ttl, subscribed, channel, string.format(' %d', arrival - passed - 1))
     refresh_ttls()
@@ -162,7 +163,7 @@ if verb == 'acquire' then
     passed = arrivals
   else
     mark_alive(token)
-    if may_wait ~= '1' then
+    if max_waiters == '0' then
       break_barrier('a party arrived that may not wait: ' .. token)
       refresh_ttls()
       return {BROKEN, reason}

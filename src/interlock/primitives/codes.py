@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-GRANTED, QUEUED, BUSY, RETRY, NOT_FOUND, REVOKED, NO_EXPIRY, WRONG_KIND, LIMIT_MISMATCH, BROKEN = range(1, 11)
+GRANTED, QUEUED, BUSY, RETRY, NOT_FOUND, REVOKED, NO_EXPIRY, WRONG_KIND, LIMIT_MISMATCH, BROKEN, CROWDED = range(1, 12)
 QUARANTINE: Final = b"!quarantine:"  # begins the value of a lock in quarantine; the evidence follows
 
 

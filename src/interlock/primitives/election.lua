@@ -14,7 +14,7 @@
 --        ... for `renew`: lock, record, lock, record, ... of many instead; for `execute`: its keys follow
 -- ARGV   1 verb, then the verb's arguments; RETURN: the reply. As in lock.lua, and:
 --   watch    token  channel   RETURN {GRANTED, leader | "", pttl ms, term} | {WRONG_KIND, record}
---   acquire  token  ttl ms  handover ttl ms  subscribed 0|1  channel  may wait 0|1  owner  kind
+--   acquire  token  ttl ms  handover ttl ms  subscribed 0|1  channel  max waiters  owner  kind
 --   release  token  tombstone ttl ms
 --   heartbeat  channel  subscribed 0|1  (token  handover ttl ms)...
 --   renew    (token  ttl ms)...

@@ -14,7 +14,8 @@
 --        4 waiters  hash    as in queue.lua
 --        5 gone     zset    as in queue.lua; also the operations that were done
 -- ARGV   1 verb, then the verb's arguments; RETURN: the reply
---   acquire  token  ttl ms  handover ttl ms  subscribed 0|1  channel  may wait 0|1  count  keep ms  generation
+--   acquire  token  ttl ms  handover ttl ms  subscribed 0|1  channel  max waiters  count  keep ms  generation
+--                             max waiters: "0": the caller does not wait; else "inf"
 --                             RETURN {GRANTED} | {QUEUED | BUSY, left, 1000, 0, generation} | {NOT_FOUND}
 --                                  | {BROKEN, why} | {LIMIT_MISMATCH, count} | {WRONG_KIND, record}
 --                             generation: in which the caller waits already, or ""
@@ -88,7 +89,7 @@ local function wake_some()
 end
 
 if verb == 'acquire' then
-  local handover_ttl, subscribed, channel, may_wait, count, requested_keep_ms, waiting_in =
+  local handover_ttl, subscribed, channel, max_waiters, count, requested_keep_ms, waiting_in =
     ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10]
   if not read_latch() then return {WRONG_KIND, record} end
   if call('ZSCORE', TOMBSTONES, token) then return {NOT_FOUND} end
@@ -104,7 +105,7 @@ if verb == 'acquire' then
     wake_some()
     return reason and {BROKEN, reason} or {GRANTED}
   end
-  if may_wait ~= '1' then return {BUSY, left, 1000, 0, generation} end
+  if max_waiters == '0' then return {BUSY, left, 1000, 0, generation} end
   enqueue(token, handover_ttl, subscribed, channel)
   return {QUEUED, left, 1000, 0, generation}
 

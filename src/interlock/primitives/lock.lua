@@ -30,9 +30,10 @@
 --                           rely on its lease, ms
 --        ... for `renew`: lock, record, lock, record, ... of many locks instead; for `execute`: its keys follow
 -- ARGV   1 verb, then the verb's arguments; RETURN: the reply
---   acquire  token  ttl ms  handover ttl ms  subscribed 0|1  channel  may wait 0|1  owner  kind
+--   acquire  token  ttl ms  handover ttl ms  subscribed 0|1  channel  max waiters  owner  kind
 --                             RETURN {GRANTED, fence} | {QUEUED | BUSY, holder, its pttl ms, head 0|1} | {RETRY}
---                                  | {NOT_FOUND} | {REVOKED, why} | {NO_EXPIRY, value} | {WRONG_KIND, record}
+--                                  | {NOT_FOUND} | {REVOKED, why} | {NO_EXPIRY, value} | {WRONG_KIND, record} | {CROWDED, number of waiters}
+--                             max waiters: "0": the caller does not wait; "inf": there is no bound
 --                             owner: takes over from a holder whose token begins with this text; "" from nobody
 --                             kind: lock, election or once
 --                             NOT_FOUND: the token has a tombstone
@@ -168,7 +169,7 @@ local function hand_over(head)
 end
 
 if verb == 'acquire' then
-  local ttl, handover_ttl, subscribed, channel, may_wait = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+  local ttl, handover_ttl, subscribed, channel, max_waiters = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
   local owner, wanted_kind = ARGV[8], ARGV[9]
   -- The record first: the key of another kind has another type.
   if not read_record() or kind and kind ~= wanted_kind then return {WRONG_KIND, record} end
@@ -225,7 +226,9 @@ if verb == 'acquire' then
   end
   local pttl = call('PTTL', LOCK)
   if pttl == -1 then return {NO_EXPIRY, holder} end
-  if may_wait ~= '1' then return {BUSY, holder, pttl, 0} end
+  if max_waiters == '0' then return {BUSY, holder, pttl, 0} end
+  local waiting = count_if_full(token, max_waiters)
+  if waiting then return {CROWDED, waiting} end
   enqueue(token, handover_ttl, subscribed, channel, ' ' .. kind)
   return {QUEUED, holder, pttl, call('ZRANGE', QUEUE, 0, 0)[1] == token and 1 or 0}
 

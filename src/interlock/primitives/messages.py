@@ -37,6 +37,8 @@ class Reply(Protocol):
 
 # acquire
 
+NO_WAITING, NO_BOUND = "0", "inf"  # the words of AcquireCall.max_waiters that are no number of callers
+
 
 class AcquireCall(NamedTuple):
     """Asks for a lease, or to pass a latch or a barrier; the same call polls for a waiter and confirms a handover."""
@@ -47,8 +49,8 @@ class AcquireCall(NamedTuple):
     subscribed: str
     """ "1" if the client is subscribed to the channel, else "0"."""
     channel: str
-    may_wait: str
-    """ "1" if the server may put the caller into the queue, else "0"."""
+    max_waiters: str
+    """The caller may wait if fewer callers wait already: a number, NO_WAITING or NO_BOUND."""
     own: tuple[Argument, ...] = ()
     """The arguments of this primitive after the common ones."""
 
@@ -56,11 +58,16 @@ class AcquireCall(NamedTuple):
         """See Call."""
         return encode_acquire(*self)
 
+    @property
+    def may_wait(self) -> bool:
+        """Whether the caller waits at all."""
+        return self.max_waiters != NO_WAITING
+
     @classmethod
     def parse(cls, args: Raw) -> AcquireCall:
         """Parse an encoded call."""
-        _, token, ttl_ms, handover_ttl_ms, subscribed, channel, may_wait, *own = args
-        return cls(token, ttl_ms, handover_ttl_ms, subscribed, channel, may_wait, tuple(own))
+        _, token, ttl_ms, handover_ttl_ms, subscribed, channel, max_waiters, *own = args
+        return cls(token, ttl_ms, handover_ttl_ms, subscribed, channel, max_waiters, tuple(own))
 
 
 def encode_acquire(
@@ -69,11 +76,11 @@ def encode_acquire(
     handover_ttl_ms: str,
     subscribed: str,
     channel: str,
-    may_wait: str,
+    max_waiters: str,
     own: tuple[Argument, ...],
 ) -> Words:
     """Return the ARGV of an AcquireCall with these fields. Every acquire runs this function, so keep it fast."""
-    return ("acquire", token, ttl_ms, handover_ttl_ms, subscribed, channel, may_wait, *own)
+    return ("acquire", token, ttl_ms, handover_ttl_ms, subscribed, channel, max_waiters, *own)
 
 
 class Granted(NamedTuple):

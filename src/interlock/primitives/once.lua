@@ -12,7 +12,7 @@
 --                           started, even if another server noted the start
 --        ... for `renew`: lock, record, lock, record, ... of many instead; for `execute`: its keys follow
 -- ARGV   1 verb, then the verb's arguments; RETURN: the reply. As in lock.lua, except:
---   acquire  token  ttl ms  handover ttl ms  subscribed 0|1  channel  may wait 0|1  owner  kind
+--   acquire  token  ttl ms  handover ttl ms  subscribed 0|1  channel  max waiters  owner  kind
 --                             RETURN as in lock.lua | {WRONG_KIND, note}
 --                                  | {BUSY, token of the run, ms until the next run may start, 0, started µs,
 --                                     ended µs | "0" while the run goes on}

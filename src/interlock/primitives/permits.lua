@@ -21,10 +21,11 @@
 --        6 shares   hash    token of a holder -> "<permits> <fence> <channel>[ !<why revoked>]"; "sum" -> their sum
 --        ... for `renew`: holders, record, shares, ... of many instead; for `execute`: its keys follow
 -- ARGV   1 verb, then the verb's arguments; RETURN: the reply
---   acquire  token  ttl ms  handover ttl ms  subscribed 0|1  channel  may wait 0|1  kind  permits  limit  own lease
+--   acquire  token  ttl ms  handover ttl ms  subscribed 0|1  channel  max waiters  kind  permits  limit  own lease
 --                             RETURN {GRANTED, fence} | {QUEUED | BUSY, a holder, pttl of the next end, head 0|1}
 --                                  | {RETRY} | {NOT_FOUND} | {REVOKED, why} | {WRONG_KIND, record}
---                                  | {LIMIT_MISMATCH, limit}
+--                                  | {LIMIT_MISMATCH, limit} | {CROWDED, number of waiters}
+--                             max waiters: as in lock.lua
 --                             own lease: token of a lease of the same reader or writer, beside which the client may
 --                             read; or ""
 --                             NOT_FOUND: the token has a tombstone, or the server has evicted its share
@@ -197,7 +198,7 @@ local function find_next_end()
 end
 
 if verb == 'acquire' then
-  local ttl, handover_ttl, subscribed, channel, may_wait = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+  local ttl, handover_ttl, subscribed, channel, max_waiters = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
   local wanted_kind, permits, wanted_limit, own_lease = ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10]), ARGV[11]
   if not read_record() or kind and kind ~= wanted_kind then return {WRONG_KIND, record} end
   kind = wanted_kind
@@ -236,7 +237,9 @@ if verb == 'acquire' then
       grant(token, permits, ttl, channel)
     else
       local pttl, holder = find_next_end()
-      if may_wait ~= '1' then return {BUSY, holder or '', pttl, 0} end
+      if max_waiters == '0' then return {BUSY, holder or '', pttl, 0} end
+      local waiting = count_if_full(token, max_waiters)
+      if waiting then return {CROWDED, waiting} end
       enqueue(token, handover_ttl, subscribed, channel, ' ' .. permits)
       write_record(0)
       return {QUEUED, holder or '', pttl, call('ZRANGE', QUEUE, 0, 0)[1] == token and 1 or 0}

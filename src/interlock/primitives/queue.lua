@@ -22,8 +22,8 @@
 -- refuses every number but its own.
 
 -- Reply codes. primitives/codes.py has the same names and numbers.
-local GRANTED, QUEUED, BUSY, RETRY, NOT_FOUND, REVOKED, NO_EXPIRY, WRONG_KIND, LIMIT_MISMATCH =
-  1, 2, 3, 4, 5, 6, 7, 8, 9
+local GRANTED, QUEUED, BUSY, RETRY, NOT_FOUND, REVOKED, NO_EXPIRY, WRONG_KIND, LIMIT_MISMATCH, CROWDED =
+  1, 2, 3, 4, 5, 6, 7, 8, 9, 11
 -- The identity stamp: the last argument of every message. The client's connection appends the stamp, whose text
 -- _quarantine/stamp.py makes, so no table of verbs lists it. Its layout, by bytes:
 --
@@ -121,6 +121,25 @@ local function enqueue(waiter, handover_ttl, subscribed, channel, wants)
   call('HSET', WAITERS, waiter,
     string.format('%.0f %s %s %s%s', alive_until, handover_ttl, subscribed, channel, wants or ''))
   call('PEXPIRE', WAITERS, QUEUE_TTL_MS)
+end
+
+-- Returns nil if the waiter may enter the queue, else how many waiters the queue has: `max_waiters` ("inf": any number)
+-- or more. A waiter that stands in the queue keeps its place. Dead waiters do not count, as far as this function finds
+-- and drops them: in each script call it looks at MAX_PER_CALL waiters of a long queue, at others in the next call.
+local function count_if_full(waiter, max_waiters)
+  if max_waiters == 'inf' or call('ZSCORE', QUEUE, waiter) then return end
+  local waiting = call('ZCARD', QUEUE)
+  if waiting < tonumber(max_waiters) then return end
+  local now_us = get_time_us()
+  local position = now_us % math.max(1, waiting - MAX_PER_CALL + 1)
+  local tokens = call('ZRANGE', QUEUE, position, position + MAX_PER_CALL - 1)
+  for i, entry in ipairs(call('HMGET', WAITERS, unpack(tokens))) do
+    if tonumber(string.match(entry or '', '^%d+') or 0) * 1000 < now_us then
+      dequeue(tokens[i])
+      waiting = waiting - 1
+    end
+  end
+  return waiting >= tonumber(max_waiters) and waiting or nil
 end
 
 local subscriber_counts  -- channel -> number of subscribers: the script asks once per channel, which many waiters share
