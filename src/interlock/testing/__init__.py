@@ -1,13 +1,15 @@
 """For the tests of your own program: a real server that a test may kill, pause and start again.
 
-from interlock.testing import BreakableServer
+A test of a job that survives a crash of the server:
 
-def test_the_nightly_job_survives_a_crash_of_the_server():
-    with BreakableServer() as server:
-        locks = Interlock(server.url)
-        ...
-        server.kill()
-        server.restart()
+    from interlock import Interlock
+    from interlock.testing import BreakableServer
+
+    def test_the_nightly_job_survives_a_crash_of_the_server():
+        with BreakableServer() as server, Interlock(server.url) as locks:
+            ...
+            server.kill()
+            server.restart()
 """
 
 from .server import BreakableServer
