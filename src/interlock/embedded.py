@@ -223,15 +223,18 @@ def _lock_of(record: bytes) -> bytes:
 
 def _lease(key: bytes, value: bytes, remaining: float) -> SharedLease:
     holder = value.decode(errors="replace").removeprefix("!")
-    if holder.startswith(
-        "quarantine:"
-    ):  # the marker of a quarantine, which protects leases that an earlier server lost
+    if holder.startswith("quarantine:"):  # it protects leases that an earlier server may have lost
         holder = "quarantine"
     return SharedLease(key.decode(errors="replace"), holder, remaining)
 
 
 def _still_held(leases: Sequence[SharedLease]) -> LeasesHeld:
-    named = "; ".join(f"{each.key!r} by {each.holder}" for each in leases[:3])
+    named = "; ".join(
+        f"{each.key!r} by {each.holder}"
+        if each.holder != "quarantine"
+        else f"{each.key!r} in quarantine, since an earlier server may have lost a lease, for {each.remaining:.0f} s"
+        for each in leases[:3]
+    )
     unnamed = f"; and {len(leases) - 3} more" if len(leases) > 3 else ""
     error = LeasesHeld(
         f"the embedded server was not stopped, since {len(leases)} "
