@@ -352,6 +352,43 @@ async def test_a_process_with_many_interlocks_on_a_silent_server_ends_within_abo
             await process.wait()
 
 
+WORKING = """
+import signal, sys, threading
+from interlock import Interlock
+locks = Interlock(sys.argv[1])
+def work():
+    with locks.lock("a", ttl=0.6) as lease:
+        print("held", flush=True)
+        sys.stdin.readline()
+        lease.ensure()
+threading.Thread(target=work).start()
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+while True:
+    signal.pause()
+"""
+
+
+async def test_a_thread_keeps_its_lease_after_sigterm_until_its_work_has_ended(server, clean):
+    """`sys.exit` ends the main thread only; Python waits for the others."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", WORKING, server.url, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert await process.stdout.readline() == b"held\n"
+        process.terminate()
+        deadline = time.monotonic() + 1.2  # two ttls
+        while time.monotonic() < deadline:
+            assert clean.exists("lock:a")
+            await asyncio.sleep(0.05)
+        await process.communicate(b"\n")
+        assert process.returncode == 0
+        assert not clean.exists("lock:a")
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
 def test_a_child_of_multiprocessing_releases_its_leases(server, clean):
     import multiprocessing
 
