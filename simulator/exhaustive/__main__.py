@@ -31,13 +31,16 @@ def main(argv: list[str] | None = None) -> int:
         help="end a search after so many states (default: 10,000,000)",
     )
     chosen = parser.parse_args(argv)
+    searches = FULL if chosen.full else SUITE
+    wanted = [name for name in searches if chosen.only in name]
+    if not wanted:
+        parser.error(f"argument --only: {chosen.only!r} is in the name of none of: {', '.join(searches)}")
     status = 0
-    for name, bounds in (FULL if chosen.full else SUITE).items():
-        if chosen.only in name:
-            found = search(bounds, most=chosen.most)
-            sys.stdout.write(f"{name}: {describe(found)}\n")
-            sys.stdout.flush()
-            status |= bool(found.broken)
+    for name in wanted:
+        found = search(searches[name], most=chosen.most)
+        sys.stdout.write(f"{name}: {describe(found)}\n")
+        sys.stdout.flush()
+        status |= bool(found.broken)
     return status
 
 

@@ -158,3 +158,6 @@ def test_the_command_line(capsys):
     assert out.endswith("no promise is broken\n")
     assert main(["--only", "renewals", "--most", "1000"]) == 0
     assert capsys.readouterr().out.endswith("no promise is broken so far\n")
+    with pytest.raises(SystemExit):
+        main(["--only", "renewal of what"])
+    assert "is in the name of none of: late messages" in capsys.readouterr().err
