@@ -44,10 +44,12 @@ async def test_a_multi_lock_holds_all_of_its_locks_or_none(mode, clean):
     held = await others.lock("b").acquire()
     assert await some(locks).try_acquire() is None
     assert await free(others, "a")
-    refused = await outcome(some(locks).acquire(timeout=0.2))
-    assert isinstance(refused, AcquireTimeout)
-    assert "multi 'a, b'" in str(refused)
-    assert "lock 'b'" in str(refused)
+    for timeout in (0.2, 0):
+        refused = await outcome(some(locks).acquire(timeout=timeout))
+        assert isinstance(refused, AcquireTimeout)
+        assert "multi 'a, b'" in str(refused)
+        assert "lock 'b'" in str(refused)
+        assert (refused.name, refused.holder, refused.waited) == ("a, b", held.token, timeout)
     assert await free(others, "a")
     await held.release()
     assert not clean.keys("*{queue}*")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
 
 import pytest
@@ -74,13 +75,42 @@ async def test_after_a_restart_without_its_keys_a_server_grants_no_lock_that_may
     dead, other = await remembering(mode, node.url), await remembering(mode, node.url)
     await mode.keep(KINDS[kind](dead, "a").acquire())
     began = crash(node)
-    assert "quarantine" in await refused(KINDS[kind](other, "a")) or kind == "multi"
+    assert "quarantine" in await refused(KINDS[kind](other, "a"))
     fresh = mode.interlock(node.url, max_ttl=LONGEST)
     await refused(KINDS[kind](fresh, "a"))  # it has no memory of its own, but finds what the other one wrote
     lease = await mode.keep(KINDS[kind](fresh, "a").acquire(timeout=30))
     assert time.monotonic() - began >= LONGEST - SLACK
     await lease.release()
     await (await KINDS[kind](other, "a").acquire(timeout=0)).release()  # once it is over, it is over for all
+
+
+@rule(10)
+@pytest.mark.parametrize("kind", ["lock", "semaphore", "multi"])
+async def test_log_and_error_say_which_names_wait_why_and_how_long(mode, node, client, caplog, kind):
+    locks = await remembering(mode, node.url)
+    client.save()
+    crash(node)
+    error = await outcome(KINDS[kind](locks, "never used").acquire(timeout=0))
+    assert isinstance(error, AcquireTimeout)
+    assert (error.quarantined, error.holder) == (True, None)
+    left = re.search(
+        r"'.*never used'.* is in quarantine for (\S+) s more, since its server was (.*), and may", str(error)
+    )
+    assert left is not None and 0 < float(left[1]) <= LONGEST + 1
+    assert left[2] == "restarted or replaced"
+    assert "A smaller max_ttl makes" in str(error)
+    (text,) = caplog.messages
+    logged = re.search(r"was restarted .* for (\S+) s it grants only names that it has granted since then\.", text)
+    assert logged is not None and float(left[1]) <= float(logged[1]) <= LONGEST + 1
+    assert "Every other name waits, used or not. FAILOVER to a replica" in text
+
+    fresh = mode.interlock(node.url, max_ttl=LONGEST)
+    assert "was started with the keys of a snapshot or a log" in await refused(KINDS["lock"](fresh, "another"))
+    assert re.search(r"started a moment ago with the keys of .* for \S+ s it grants only", caplog.messages[-1])
+    client.delete("lock:another")
+    assert await locks.lock("granted since").revoke("nothing is at work", force=True)
+    for each in (locks, fresh):
+        await (await each.lock("granted since", ttl=LONGEST).acquire(timeout=0)).release()
 
 
 @rule(10)

@@ -56,15 +56,16 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
             return self._lease_type(core, self._options.on_lost, self._primitive.name, leases)
         except BaseException as error:
             await self._roll_back(leases, error, until)
-            if isinstance(error, AcquireTimeout) and (timeout or error.waiting is not None):
+            if isinstance(error, AcquireTimeout):
                 raise self._timeout_error(error, timeout or 0.0) from error
             raise
 
     def _timeout_error(self, error: AcquireTimeout, timeout: float) -> AcquireTimeout:
         """The error for the whole, of that for one of these: it names the whole."""
-        within = f" within {timeout:g} s" if error.waiting is None else ""
+        waited = timeout if error.waiting is None else 0.0
+        within = f" within {waited:g} s" if waited else ""
         late = AcquireTimeout(f"{self._primitive} was not acquired{within}: {error}")
-        late.name, late.waited = self._primitive.name, timeout if error.waiting is None else 0.0
+        late.name, late.waited = self._primitive.name, waited
         late.holder, late.quarantined, late.waiting = error.holder, error.quarantined, error.waiting
         return late
 
@@ -88,9 +89,7 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
             return False
         busy = await client.together(core, requests, until, leases)
         if busy is not None and timeout == 0:
-            refusal = AcquireTimeout(f"{self._primitive} is not free, since {busy} is not")
-            refusal.name = self._primitive.name
-            raise refusal
+            raise busy
         return busy is None
 
     async def _take_in_order(self, missing: Sequence[Any], leases: Leases, timeout: float | None, until: float) -> None:

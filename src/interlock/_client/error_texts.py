@@ -61,11 +61,12 @@ def _busy_text(resource: Resource, timeout: float, reply: Queued | Busy) -> str:
     tried = f"was not acquired within {round(timeout, 3):g} s" if timeout else "is not free"
     if not holder:
         return f"{resource} {tried}: other waiters are before this one in the queue"
-    if lost_identity(reply):
+    if (identity := lost_identity(reply)) is not None:
+        cause = "started with the keys of a snapshot or a log" if identity == "?" else "restarted or replaced"
         return (
-            f"{resource} {tried}: it is in quarantine for {left} more, since its server was "
-            "restarted or replaced, and may have lost a lease that is alive. Wait; or, if nothing is at work there, "
-            'end it: .revoke("I know", force=True)'
+            f"{resource} {tried}: it is in quarantine for {left} more, since its server was {cause}, and may have lost "
+            "a lease of this name that is alive. Wait; or, if nothing is at work under this name, end the quarantine: "
+            '.revoke("I know", force=True). A smaller max_ttl makes quarantines shorter'
         )
     revoked = ", whose lease is revoked and" if holder.startswith("!") else ", which"
     holder = holder.removeprefix("!")

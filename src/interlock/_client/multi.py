@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from interlock._client.error_texts import reply_error
+from interlock._client.error_texts import busy_error, reply_error
 from interlock._client.grant import AcquireOptions, Attempt, Grant
-from interlock.errors import LockError, Unavailable
-from interlock.primitives.messages import NO_WAITING, AcquireCall, Refused, Retry
+from interlock.errors import AcquireTimeout, LockError, Unavailable
+from interlock.primitives.messages import NO_WAITING, AcquireCall, Busy, Refused, Retry
 from interlock.primitives.multi import AllGranted, FirstRefused, Part, TogetherCall, multi_resource, parse_together
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from interlock._protocol.types import Resource
 
 MAX_TRIES = 100  # calls in a row in which the server only dropped dead waiters
+MANY_DEAD = Busy(b"", 0, is_head=False)  # the refusal after so many calls
 
 
 class Request(NamedTuple):
@@ -38,11 +39,13 @@ def apart(core: Core, requests: Sequence[Request]) -> bool:
     return len({core.server.route(request.resource.keys[0]) for request in requests}) > 1
 
 
-async def together(core: Core, requests: Sequence[Request], until: float, leases: dict[str, Any]) -> Resource | None:
+async def together(
+    core: Core, requests: Sequence[Request], until: float, leases: dict[str, Any]
+) -> AcquireTimeout | None:
     """Acquire all resources in one call. Returns None, with the lease of each in `leases` by its name.
 
-    If a resource is busy, returns the first such resource, and no lease is held. Raises the error that keeps the client
-    from acquiring any of them; the caller must then release the leases in `leases`.
+    If a resource is busy, returns the error about the first such resource, and no lease is held. Raises the error that
+    keeps the client from acquiring any of them; the caller must then release the leases in `leases`.
     """
     whole = multi_resource([request.resource for request in requests])
     attempts = [core.attempt(resource, options, 0, make_lease) for resource, options, make_lease in requests]
@@ -62,7 +65,7 @@ async def together(core: Core, requests: Sequence[Request], until: float, leases
                 raise reply_error(first.resource, reply.reply)
             # Undone even after a refusal: the server may have granted an earlier copy of the call, without a reply.
             _unregister(core, attempts, undo=whole_attempt.in_doubt)
-            return first.resource
+            return busy_error(first.resource, 0, reply.reply if isinstance(reply.reply, Busy) else MANY_DEAD)
         granted = True
         for request, attempt, part in zip(requests, attempts, reply.parts, strict=True):
             attempt.in_doubt = whole_attempt.in_doubt

@@ -32,14 +32,17 @@ from interlock._quarantine.stamp import IdentityStamp
 if TYPE_CHECKING:
     from interlock._connect.address import Address
 
+_WAIT: Final = (
+    "for %.3g s it grants only names that it has granted since then. Every other name waits, used or not. FAILOVER to "
+    "a replica before a planned restart avoids this wait; a smaller max_ttl in all processes shortens it"
+)
 _REPLACED: Final = (
-    "interlock: %s has been restarted or replaced, and may have lost leases: unless a proof shows that it lost none, "
-    "for %.3g s it grants only locks that it has granted since. A smaller max_ttl in all processes makes this time "
-    "shorter"
+    "interlock: %s was restarted or replaced, and may have lost leases that are alive: unless a proof shows that it "
+    f"lost none, {_WAIT}"
 )
 _STARTED: Final = (
-    "interlock: %s was started with the keys of a snapshot or a log, which may lack the newest leases: for "
-    "%.3g s it grants only locks that it has granted since. A smaller max_ttl in all processes makes this time shorter"
+    "interlock: %s was started a moment ago with the keys of a snapshot or a log, which may lack leases that are "
+    f"alive: {_WAIT}"
 )
 
 

@@ -90,10 +90,12 @@ def least_ttl(new: Reading, old: Reading, display_url: str, quarantine_seconds: 
     if ttl > HANDOVER_TTL:
         log.warning(
             "interlock: %s took over without loss, but its clock may be %.3g s ahead of the clock of the old primary, "
-            "so leases that the old primary granted end too soon: locks %s are in quarantine",
+            "so leases that the old primary granted end too soon: %s in quarantine. NTP on both machines avoids that",
             display_url,
             ahead,
-            "that were in use" if ttl == math.inf else f"with a ttl below {ttl:.3g} s",
+            "every name that it has not granted since then is"
+            if ttl == math.inf
+            else f"names that the old primary granted with a ttl below {ttl:.3g} s are",
         )
     return ttl
 
