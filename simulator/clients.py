@@ -97,8 +97,8 @@ class Client:
             or session.undo.jobs or session.core.releasing or session.core.closed
         )  # fmt: skip
 
-    def _task_label(self) -> str:
-        return current(self.run.world).label
+    def _task_label(self, _: object) -> tuple[str, None]:
+        return current(self.run.world).label, None
 
     async def _work(self) -> None:
         run, world, task = self.run, self.run.world, current(self.run.world)

@@ -20,6 +20,7 @@ from harness.proxy import Proxy
 from harness.servers import Node
 from harness.topology import Cluster, Independents, Sentinels
 from harness.topology.group import ask
+from interlock._api import threads as threads_api
 from interlock._servers import single
 from interlock._transports.asyncio.pool import AsyncioPool
 from interlock._transports.blocking.pool import BlockingPool
@@ -30,6 +31,8 @@ for number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
+
+threads_api._told_of_loop.set()  # tests do that on purpose; test_self_wait.py is about the warning
 
 # Processes that a test starts import the rig and the simulator, too.
 os.environ["PYTHONPATH"] = os.pathsep.join(map(str, (Path(__file__).parent, Path(__file__).parent.parent)))

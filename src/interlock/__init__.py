@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .errors import AcquireTimeout, BrokenBarrier, ConfigError, LeaseLost, LockError, Unavailable
+from .errors import AcquireTimeout, BrokenBarrier, ConfigError, Deadlock, LeaseLost, LockError, Unavailable
 from .threads import (
     Assurance,
     Barrier,
@@ -34,8 +34,8 @@ from .threads import (
 )
 
 __all__ = [
-    "AcquireTimeout", "Assurance", "Barrier", "BarrierState", "BrokenBarrier", "ConfigError", "Election", "Holder",
-    "Interlock", "Latch", "LatchState", "Leader", "Leadership", "Lease", "LeaseLost", "LeaseState", "Lock",
+    "AcquireTimeout", "Assurance", "Barrier", "BarrierState", "BrokenBarrier", "ConfigError", "Deadlock", "Election",
+    "Holder", "Interlock", "Latch", "LatchState", "Leader", "Leadership", "Lease", "LeaseLost", "LeaseState", "Lock",
     "LockError", "LockState", "MultiLease", "MultiLock", "Once", "OnceState", "Options", "RLock", "RWLock", "Ran",
     "ReadLock", "Semaphore", "SemaphoreState", "Skipped", "Unavailable", "WriteLock",
 ]  # fmt: skip

@@ -24,7 +24,7 @@ from ._api.options import OptionsOf
 from ._api.permits import RW_ADVICE, RWLockCore, RWSideCore, SemaphoreCore
 from ._api.scopes import LeaseForAsyncio, StopScope
 from ._protocol.acks import Assurance
-from .errors import AcquireTimeout, BrokenBarrier, ConfigError, LeaseLost, LockError, Unavailable
+from .errors import AcquireTimeout, BrokenBarrier, ConfigError, Deadlock, LeaseLost, LockError, Unavailable
 from .primitives.barrier import BarrierState
 from .primitives.election import Leader
 from .primitives.latch import LatchState
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
 __all__ = [
-    "AcquireTimeout", "Assurance", "Barrier", "BarrierState", "BrokenBarrier", "ConfigError", "Election", "Holder",
-    "Interlock", "Latch", "LatchState", "Leader", "Leadership", "Lease", "LeaseLost", "LeaseState", "Lock", "LockError",
-    "LockState", "MultiLease", "MultiLock", "Once", "OnceState", "Options", "RLock", "RWLock", "Ran", "ReadLock",
-    "Semaphore", "SemaphoreState", "Skipped", "Unavailable", "WriteLock",
+    "AcquireTimeout", "Assurance", "Barrier", "BarrierState", "BrokenBarrier", "ConfigError", "Deadlock", "Election",
+    "Holder", "Interlock", "Latch", "LatchState", "Leader", "Leadership", "Lease", "LeaseLost", "LeaseState", "Lock",
+    "LockError", "LockState", "MultiLease", "MultiLock", "Once", "OnceState", "Options", "RLock", "RWLock", "Ran",
+    "ReadLock", "Semaphore", "SemaphoreState", "Skipped", "Unavailable", "WriteLock",
 ]  # fmt: skip
 
 P = ParamSpec("P")

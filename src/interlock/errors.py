@@ -4,6 +4,7 @@ LockError
 ├── AcquireTimeout   also a TimeoutError: the server answered that somebody else holds the lock
 ├── LeaseLost        the lease has ended before its holder released it: stop writing
 ├── BrokenBarrier    also threading's BrokenBarrierError: the barrier or latch is broken, so it will never open
+├── Deadlock         also a RuntimeError: this thread or task would wait for itself for ever
 ├── Unavailable      also a ConnectionError: the server, or too much of a quorum, does not answer
 └── ConfigError      also a ValueError: a bad URL, name, ttl, limit, or a server on which no lock is safe
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from threading import BrokenBarrierError
 
-__all__ = ["AcquireTimeout", "BrokenBarrier", "ConfigError", "LeaseLost", "LockError", "Unavailable"]
+__all__ = ["AcquireTimeout", "BrokenBarrier", "ConfigError", "Deadlock", "LeaseLost", "LockError", "Unavailable"]
 
 
 class LockError(Exception):
@@ -44,6 +45,10 @@ class LeaseLost(LockError):  # noqa: N818
 
 class BrokenBarrier(LockError, BrokenBarrierError):  # noqa: N818
     """The barrier or latch is broken: a party left or died, or somebody reset, revoked or removed it."""
+
+
+class Deadlock(LockError, RuntimeError):  # noqa: N818
+    """This thread or task is inside the lock already, and would wait for itself for ever. Nothing stays queued."""
 
 
 class Unavailable(LockError, ConnectionError):  # noqa: N818

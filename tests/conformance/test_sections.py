@@ -15,7 +15,7 @@ import pytest
 import interlock
 import interlock.aio
 from harness.modes import until
-from interlock import AcquireTimeout, ConfigError, LeaseLost
+from interlock import AcquireTimeout, ConfigError, Deadlock, LeaseLost
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1")
@@ -96,13 +96,13 @@ def test_a_thread_of_a_pool_that_entered_for_one_request_waits_in_the_next_reque
 @rule(11)
 def test_a_thread_that_would_wait_for_itself_gets_an_error(locks):
     lock = locks.lock("a", timeout=0.2)
-    with lock, pytest.raises(ConfigError, match="inside it already"), lock:
+    with lock, pytest.raises(Deadlock, match="inside it already"), lock:
         pass
-    with inside(lock), pytest.raises(ConfigError, match="inside it already"), inside(lock):
+    with inside(lock), pytest.raises(Deadlock, match="inside it already"), inside(lock):
         pass
     with contextlib.ExitStack() as stack:
         stack.enter_context(lock)
-        with pytest.raises(ConfigError, match="inside it already"), lock:
+        with pytest.raises(Deadlock, match="inside it already"), lock:
             pass
     with lock:
         assert isinstance(elsewhere(_outcome, lock.acquire), AcquireTimeout)
@@ -174,7 +174,7 @@ def test_without_a_with_a_lock_is_left_in_whichever_thread(locks, clean):
     lock.__exit__(None, None, None)
     assert not names(clean)
     lock.__enter__()
-    with pytest.raises(ConfigError, match="inside it already"):
+    with pytest.raises(Deadlock, match="inside it already"):
         lock.__enter__()
     lock.__exit__(None, None, None)
     with pytest.raises(ConfigError, match="no lease was entered so"):
@@ -263,14 +263,14 @@ async def test_a_task_that_would_wait_for_itself_gets_an_error(server, clean):
     async with interlock.aio.Interlock(server.url) as locks:
         lock = locks.lock("a", timeout=0.2)
         async with lock:
-            with pytest.raises(ConfigError, match="inside it already"):
+            with pytest.raises(Deadlock, match="inside it already"):
                 async with lock:
                     pass
             with pytest.raises(AcquireTimeout):
                 await asyncio.create_task(lock.acquire())
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(lock)
-            with pytest.raises(ConfigError, match="inside it already"):
+            with pytest.raises(Deadlock, match="inside it already"):
                 await lock.__aenter__()
         assert not names(clean)
 

@@ -222,12 +222,8 @@ def test_scheduled_cancellations_strike_at_every_await_of_the_core(monkeypatch):
                 missing.add(ast.unparse(node))
     assert missing <= {
         "await self.runtime.sleep_until(self.runtime.now() + 0.1)",  # a worker after a bug
-        # both of threads that can be stopped
-        (
-            "await self.waiters.wait(attempt, reply.pttl_ms, reply.is_head, "
-            "min(until, self.runtime.now() + STOP_POLL_INTERVAL))"
-        ),
-        "await attempt.event.wait(min(until, self.runtime.now() + STOP_POLL_INTERVAL))",
+        # of threads that can be stopped, and of callers who may wait for themselves: no simulated caller does
+        "await attempt.event.wait(min(attempt.until, attempt.look_at, poll))",
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from interlock._client.session import Session
 from interlock._protocol.names import token_part
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from interlock._client.grant import Attempt
-    from interlock._protocol.types import Server
+    from interlock._protocol.types import Resource, Server
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,7 +53,13 @@ class InterlockForAsyncio(InterlockCore[LeaseT, MultiLeaseT, MemberT]):  # a ses
             left = self._prune()
             server = open_server(self._address, AsyncioPool, AsyncioRuntime(), self._histories)
             session = server.push_handler = Session(
-                server, self.label, _task, self.max_ttl, self._farewell, self.try_for
+                server,
+                self.label,
+                _task,
+                self.max_ttl,
+                self._farewell,
+                self.try_for,
+                frames_to_user=2,  # _acquire
             )
             with self._guard:
                 self._sessions[loop] = session
@@ -90,9 +96,9 @@ class InterlockForAsyncio(InterlockCore[LeaseT, MultiLeaseT, MemberT]):  # a ses
         await self._close()
 
 
-def _task() -> str:
+def _task(_: Resource) -> tuple[str, weakref.ref[Any] | None]:
     task = asyncio.current_task()
-    return token_part(task.get_name()) if task else "-"
+    return (token_part(task.get_name()), weakref.ref(task)) if task else ("-", None)
 
 
 class SectionForAsyncio(Section):

@@ -111,6 +111,7 @@ class ElectionCore(LockCore[LeaseT], Generic[LeaseT, EventT]):
                         lease = await self._elect(section, polled)
                         if lease is None:
                             return None
+                        lease._mark_held_by_call()
                         lease._begin(until_any_end=True)
                         result: R = await self._call(work, lease)
                         return result

@@ -295,6 +295,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
                         skipped = Skipped(rlock.name, error.holder, None, None, quarantined=error.quarantined)
                         answered = answer(skipped)
                         return await answered if for_asyncio and inspect.isawaitable(answered) else answered
+                    lease._mark_held_by_call()
                     lease._begin()
                     return await rlock._call(function, *args, **kwargs)
 

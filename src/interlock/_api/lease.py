@@ -12,6 +12,8 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
 
 from interlock._client.grant import Grant
+from interlock._client.renewal import dropped_text
+from interlock._client.self_wait import lasts
 from interlock._protocol.acks import Assurance
 
 from .face import Face
@@ -113,6 +115,14 @@ class WatchedCore(Face, Generic[EventT]):
 
     def _begin(self, *, until_any_end: bool = False) -> None:
         """The calling thread or task is inside from now on. In asyncio, an end cancels the task."""
+
+    def _mark_held_by_call(self) -> None:
+        """Note that a decorated function, or the work of an election, holds it until it returns."""
+        raise NotImplementedError
+
+    def _lasting_grants(self) -> list[Grant]:
+        """Those of its grants that are renewed without end."""
+        raise NotImplementedError
 
     async def _enter(self) -> None:
         """Enter a section by a `with` of the lease itself. Raises LeaseLost: no body runs under one that has ended."""
@@ -252,6 +262,13 @@ class LeaseCore(WatchedCore[EventT]):
         """Whether some acquire of it has no release yet: also of a lease that was lost."""
         return self._depth > 0
 
+    def _mark_held_by_call(self) -> None:
+        if self._depth == 1:  # else the call entered again what its caller may release elsewhere
+            self._grant.held_by_call = True
+
+    def _lasting_grants(self) -> list[Grant]:
+        return [self._grant] if lasts(self._grant) else []
+
     @property
     def _ended(self) -> bool:
         return self._grant.end_reason is not None
@@ -294,11 +311,4 @@ class LeaseCore(WatchedCore[EventT]):
             self._core.release_later(grant)
         else:
             self._core.renewal.drop(grant)
-            left = max(grant.attempt.ttl, round(grant.attempt.extended_until - now, 3))
-            warnings.warn(
-                f"{grant.resource}: a lease was dropped without release. It is renewed no more, and keeps "
-                f"others out for up to {left:g} s. Use `with`, or call release()",
-                ResourceWarning,
-                source=self,
-                stacklevel=2,
-            )
+            warnings.warn(dropped_text(grant, now), ResourceWarning, source=self, stacklevel=2)

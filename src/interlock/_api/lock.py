@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
+from interlock._client.self_wait import deadlock, kind_of_caller, way_out
 from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives.lock import LockInspect, LockState, parse_state
 from interlock.primitives.messages import DoneReply, InspectCall, RevokeCall
@@ -97,7 +98,8 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
             async with Section(self) as section:
                 if (owner := self._interlock._current_owner()) is not None:
                     section.entered_by = weakref.ref(owner)
-                await self._enter(section)
+                lease = await self._enter(section)
+                lease._mark_held_by_call()
                 return await self._call(function, *args, **kwargs)
 
         return decorated(function, locked, for_asyncio=self._interlock._for_asyncio)
@@ -115,13 +117,12 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
     # Entering a `with`
 
     def _check_not_inside(self, who: weakref.ref[Any]) -> None:
-        """Refuse a caller that would wait for itself for ever. Raises ConfigError."""
+        """Refuse a caller that would wait for itself for ever. Raises Deadlock."""
         inside = self._inside.get(who)
-        if inside is not None and (lease := inside()) is not None and not lease._ended:
-            raise ConfigError(
-                f"{self._primitive}: this thread or task is inside it already and would wait for itself for ever; "
-                "a lock is not reentrant; rlock() is"
-            )
+        if inside is None or self._options.timeout == 0 or (lease := inside()) is None or lease._ended:
+            return
+        if grants := lease._lasting_grants():
+            raise deadlock(self._primitive, kind_of_caller(who()), grants[0].attempt.place, way_out(self._primitive))
 
     async def _enter(self, section: Section) -> LeaseT:
         """Acquire the lease of a `with`, which this section owns. If anything fails, the section must give up."""

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from interlock._client.core import Core
+    from interlock._client.grant import Grant
 
 PartT = TypeVar("PartT", bound=LeaseCore[Any])
 
@@ -114,6 +115,13 @@ class MultiLeaseCore(WatchedCore[EventT], Generic[EventT, PartT]):
                 raise now
         finally:
             now = error = None  # their tracebacks refer to this frame
+
+    def _mark_held_by_call(self) -> None:
+        for lease in self._leases.values():
+            lease._mark_held_by_call()
+
+    def _lasting_grants(self) -> list[Grant]:
+        return [grant for lease in self._leases.values() for grant in lease._lasting_grants()]
 
     @property
     def _ended(self) -> bool:

@@ -63,7 +63,7 @@ class NamedCore(Face, Generic[StateT]):
         if not why:
             raise ConfigError(f"{self._primitive}: a revocation needs a reason, which its holder can read")
         core = self._session.core
-        return f"{why} (by {core.process_id}/{core.caller_name()})"
+        return f"{why} (by {core.process_id}/{core.caller(self._primitive)[0]})"
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.{type(self).__name__} {self.name!r}>"

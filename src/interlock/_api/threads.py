@@ -12,7 +12,9 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
+from interlock._client.places import calling_place, line_of
 from interlock._client.session import Session
+from interlock._protocol.log import log
 from interlock._protocol.names import token_part
 from interlock._protocol.run import run
 from interlock._servers.open import open_server
@@ -30,6 +32,8 @@ from .section import Section, WithExit, is_driven_by_pool, section_of_this_with
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
     from types import TracebackType
+
+    from interlock._protocol.types import Resource
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -84,7 +88,13 @@ class InterlockForThreads(InterlockCore[LeaseT, MultiLeaseT, MemberT]):  # one s
             self._histories,
         )
         self._session = server.push_handler = Session(
-            server, self.label, _thread, self.max_ttl, lambda: server, self.try_for
+            server,
+            self.label,
+            _thread,
+            self.max_ttl,
+            lambda: server,
+            self.try_for,
+            frames_to_user=3,  # call, _acquire
         )
 
     def _last_session(self) -> Session | None:
@@ -101,13 +111,30 @@ class InterlockForThreads(InterlockCore[LeaseT, MultiLeaseT, MemberT]):  # one s
         run(self._close())
 
 
-def _thread() -> str:
+def _thread(resource: Resource) -> tuple[str, weakref.ref[Any]]:
+    # asyncio is not imported here: a process that has not imported it has no loop.
+    if (events := sys.modules.get("asyncio.events")) is not None and events._get_running_loop() is not None:
+        _warn_of_loop(resource)
     thread = threading.current_thread()
     try:
-        return thread._interlock_name  # type: ignore[attr-defined,no-any-return]  # made once a thread
+        return thread._interlock_caller  # type: ignore[attr-defined,no-any-return]  # made once a thread
     except AttributeError:
-        made = thread._interlock_name = token_part(thread.name)  # type: ignore[attr-defined]
+        made = thread._interlock_caller = token_part(thread.name), weakref.ref(thread)  # type: ignore[attr-defined]
         return made
+
+
+_told_of_loop = threading.Event()  # once a process
+
+
+def _warn_of_loop(resource: Resource) -> None:
+    if not _told_of_loop.is_set():
+        _told_of_loop.set()
+        log.warning(
+            "%s: a call for threads runs inside an event loop, at %s. The loop and all its tasks stand still until it "
+            "returns. Use interlock.aio there, or asyncio.to_thread()",
+            resource,
+            line_of(calling_place()),
+        )
 
 
 class LeaseForThreads(WatchedCore[threading.Event]):
@@ -148,12 +175,16 @@ class Lockable(LockableCore[StateT, LeaseT]):
         frame = sys._getframe(1)
         if not (section.by_hand or frame.f_code.co_flags & inspect.CO_GENERATOR) or not is_driven_by_pool(frame.f_back):
             section.entered_by = weakref.ref(threading.current_thread())
-        try:
-            lease: LeaseT = run(self._enter(section))
+        coroutine = self._enter(section)
+        try:  # as run() does, which would be one call more for each `with`
+            coroutine.send(None)
+        except StopIteration as finished:
+            return finished.value  # type: ignore[no-any-return]
         except BaseException:
             section.release_in_background()
             raise
-        return lease
+        coroutine.close()
+        raise RuntimeError("a coroutine was suspended, although threads run it")
 
     if TYPE_CHECKING:
 

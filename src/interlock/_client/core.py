@@ -20,6 +20,7 @@ from __future__ import annotations
 import copy
 import os
 import random
+import sys
 from typing import TYPE_CHECKING, Any
 
 from interlock._client import grant as grant_module
@@ -33,6 +34,8 @@ from interlock._client.error_texts import (
     unavailable_error,
 )
 from interlock._client.grant import AcquireOptions, Attempt, Grant, last_answer_counts, tombstone_ms
+from interlock._client.places import NOT_THE_USERS
+from interlock._client.self_wait import LOOK_AFTER, SelfWait, begins_alike, find
 from interlock._protocol.log import log
 from interlock._protocol.names import MIN_TTL, duration, execute_word
 from interlock._protocol.timing import (
@@ -60,7 +63,7 @@ from interlock._protocol.types import (
     TokenSpent,
     is_transient,
 )
-from interlock.errors import AcquireTimeout, ConfigError, LeaseLost, LockError, Unavailable
+from interlock.errors import AcquireTimeout, ConfigError, Deadlock, LeaseLost, LockError, Unavailable
 from interlock.primitives.messages import (
     NO_BOUND,
     NO_WAITING,
@@ -86,7 +89,9 @@ from interlock.primitives.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    import weakref
+    from collections.abc import Callable, Iterable, Sequence
+    from types import FrameType
 
     from interlock._client.renewal import Renewal
     from interlock._client.undo import Undo
@@ -103,9 +108,10 @@ class Core:
         renewal: Renewal,
         undo: Undo,
         process_id: str,
-        caller_name: Callable[[], str],
+        caller: Callable[[Resource], tuple[str, weakref.ref[Any] | None]],
         max_ttl: float,
         try_for: float = TRY_FOR,
+        frames_to_user: int = 1,
     ) -> None:
         self.server = server
         self.runtime = server.runtime
@@ -113,10 +119,12 @@ class Core:
         self.renewal = renewal
         self.undo = undo
         self.process_id = process_id  # the beginning of each token: label, host, process
-        self.caller_name = caller_name  # the name of the thread or task that calls
+        self.caller = caller  # the name of the thread or task that uses the resource, and itself if that is known
         self.max_ttl = max_ttl  # seconds
         self.try_for = try_for  # seconds that a call which does not wait may take
+        self.frames_to_user = frames_to_user  # the least depth of the stack at which attempt() may find the user's code
         self.releasing: dict[str, Attempt] = {}  # attempts whose release is in flight, by token
+        self.all_renewals: Callable[[], Iterable[Renewal]] = tuple  # of all clients in this process
         self.closed = False
 
     def attempt(
@@ -142,9 +150,16 @@ class Core:
             if try_for is None:
                 try_for = self.try_for if options.acks is None else self.patient_timeout
             until = self.runtime.now() + (timeout or try_for)
+        name, caller = self.caller(resource)
+        try:
+            frame: FrameType | None = sys._getframe(self.frames_to_user)  # as calling_place() does
+        except ValueError:  # C code calls
+            frame = None
+        while frame is not None and NOT_THE_USERS[frame.f_code.co_filename]:
+            frame = frame.f_back
         return Attempt(
             resource=resource,
-            token=f"{resource.owner_prefix}{self.process_id}/{self.caller_name()}/{os.urandom(16).hex()}",
+            token=f"{resource.owner_prefix}{self.process_id}/{name}/{os.urandom(16).hex()}",
             options=options,
             ttl=ttl,
             timeout=timeout,
@@ -153,6 +168,8 @@ class Core:
             make_lease=make_lease,
             busy=busy,
             should_stop=should_stop,
+            caller=caller,
+            place=None if frame is None else (frame.f_code, frame.f_lasti),
             ttl_ms=str(int(ttl * 1000)),
             handover_ttl_ms=str(int(min(HANDOVER_TTL, ttl) * 1000)),
             release_args=resource.release_args,
@@ -236,11 +253,14 @@ class Core:
             )
             attempt.proven_identity, attempt.has_no_proof = identity if is_proven else "", not is_proven
         elif isinstance(reply, Queued):
+            is_first = attempt.last_queued is None
             attempt.last_queued, attempt.generation = reply, reply.generation
+            if is_first:
+                self._begin_to_wait(attempt, reply)
             if not await self._wait(attempt, reply):
-                raise self._timeout_error(attempt, attempt.busy(attempt.resource, attempt.timeout or 0, reply))
+                raise self._timeout_error(attempt, self._busy_error(attempt, reply))
         elif isinstance(reply, Busy):
-            raise attempt.busy(attempt.resource, 0, reply)
+            raise self._busy_error(attempt, reply)
         elif isinstance(reply, Refused):
             raise reply_error(attempt.resource, reply)
         # After a Retry the next request is due at once.
@@ -251,12 +271,24 @@ class Core:
         # An error from elsewhere (a cancellation, an interrupt) may have arrived before these flags were set.
         undone = self.undo.add(attempt) if may_have_left or not isinstance(error, LockError) else None
         self.waiters.unregister(attempt)  # second: close() in another thread finds the attempt here, or its undo
-        if undone is not None and isinstance(error, AcquireTimeout):
+        if undone is not None and isinstance(error, AcquireTimeout | Deadlock):
             await undone.wait(self.runtime.now() + UNDO_GRACE)
         if attempt.last_queued and was_unanswered(error) and last_answer_counts(attempt, self.runtime.now()):
             # The caller's time is over, and the server said just before that another holder has the resource.
-            assert attempt.busy is not None
-            raise attempt.busy(attempt.resource, attempt.timeout or 0, attempt.last_queued) from error
+            raise self._busy_error(attempt, attempt.last_queued) from error
+
+    def _busy_error(self, attempt: Attempt, reply: Queued | Busy) -> LockError:
+        """The error for a caller that did not get the resource. It says so if the caller itself holds the resource."""
+        assert attempt.busy is not None
+        waits = isinstance(reply, Queued)
+        error = attempt.busy(attempt.resource, (attempt.timeout or 0) if waits else 0, reply)
+        if isinstance(error, AcquireTimeout) and (waits or begins_alike(attempt, reply)):
+            own = self._self_wait(attempt, reply)
+            error.args = (f"{error}. {own.sentence()}",) if own is not None else error.args
+        return error
+
+    def _self_wait(self, attempt: Attempt, reply: Queued | Busy) -> SelfWait | None:
+        return find(attempt, reply, self.renewal, self.all_renewals)
 
     def _timeout_error(self, attempt: Attempt, busy: LockError) -> LockError:
         """The error for a waiter whose time is over: `busy` if the last reply still counts, else Unavailable."""
@@ -265,20 +297,40 @@ class Core:
             return busy
         return unavailable_error(attempt, self.server.display_url, now, Disconnected(HEARTBEATS_UNANSWERED, sent=True))
 
+    def _begin_to_wait(self, attempt: Attempt, reply: Queued) -> None:
+        """Note when the waiter looks whether it waits for itself. It looks now if the holder's token suggests that."""
+        after = LOOK_AFTER * random.uniform(1.0, 1.5)  # so that not all waiters of a crowd look at one moment
+        attempt.look_at = FOREVER if attempt.caller is None else self.runtime.now() + after
+        if begins_alike(attempt, reply):
+            self._look_for_self_wait(attempt, reply, warn=False)
+
     async def _wait(self, attempt: Attempt, reply: Queued) -> bool:
-        """Wait until there is a reason to ask again. Returns False if the time is over. Raises Stopped."""
-        until, should_stop = attempt.until, attempt.should_stop
-        if should_stop is None:
-            return await self.waiters.wait(attempt, reply.pttl_ms, reply.is_head, until)
-        woken = await self.waiters.wait(
-            attempt, reply.pttl_ms, reply.is_head, min(until, self.runtime.now() + STOP_POLL_INTERVAL)
-        )
-        while not woken and self.runtime.now() < until:
-            if should_stop():
+        """Wait until there is a reason to ask again. Returns False if the time is over.
+
+        Raises Stopped; Deadlock if the caller waits for itself.
+        """
+        now, should_stop = self.runtime.now(), attempt.should_stop
+        poll = FOREVER if should_stop is None else now + STOP_POLL_INTERVAL
+        until = min(attempt.until, attempt.look_at, poll)
+        woken = await self.waiters.wait(attempt, reply.pttl_ms, reply.is_head, until)
+        while not woken and (now := self.runtime.now()) < attempt.until:
+            if should_stop is not None and should_stop():
                 raise Stopped
+            if now >= attempt.look_at:
+                attempt.look_at = FOREVER
+                self._look_for_self_wait(attempt, reply, warn=True)
+            poll = FOREVER if should_stop is None else now + STOP_POLL_INTERVAL
             assert attempt.event is not None  # the attempt waits
-            woken = await attempt.event.wait(min(until, self.runtime.now() + STOP_POLL_INTERVAL))
+            woken = await attempt.event.wait(min(attempt.until, attempt.look_at, poll))
         return woken
+
+    def _look_for_self_wait(self, attempt: Attempt, reply: Queued, *, warn: bool) -> None:
+        """Raise Deadlock if the caller waits for itself for ever. If another may end the wait: log that, to `warn`."""
+        own = self._self_wait(attempt, reply)
+        if own is not None and own.is_deadlock():
+            raise own.error()
+        if own is not None and warn:
+            log.warning("%s", own.warning())
 
     def lease_from_grant(self, attempt: Attempt, fence: int, sent: float) -> Any:
         """Make the lease of a grant, start its renewal, and unregister its waiter.

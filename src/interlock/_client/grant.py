@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from interlock._protocol.timing import ANSWER_COUNTS_FOR, DRIFT, FOREVER, HANDOVER_TTL, TOMBSTONE_TTL, margin
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import weakref
     from collections.abc import Callable
 
+    from interlock._client.places import Place
     from interlock._protocol.acks import Acks, Assurance
     from interlock._protocol.types import AutoResetEvent, Resource
     from interlock.primitives.messages import Queued
@@ -58,6 +59,8 @@ class Attempt:
     make_lease: Callable[[Any, Grant], Any] | None = None  # of the Core and the grant; None: it gets no lease
     busy: Callable[[Resource, float, Any], LockError] | None = None  # makes the error for a refusal
     should_stop: Callable[[], bool] | None = None  # whether the caller gave up waiting
+    caller: weakref.ref[Any] | None = None  # the thread or task that acquires; None if nobody knows
+    place: Place | None = None  # where the user's code acquires
     # What its messages say
     ttl_ms: str = "0"
     handover_ttl_ms: str = str(int(HANDOVER_TTL * 1000))
@@ -71,6 +74,9 @@ class Attempt:
     was_granted: bool = False  # also if the grant expired on its way
     expired_grants: int = 0  # grants that expired on their way
     last_queued: Queued | None = None  # the last reply that another holder has the resource
+    look_at: float = field(
+        init=False, repr=False
+    )  # once it has waited: when it looks whether it waits for itself; FOREVER after
     proven_identity: str = ""  # the lost identity about which a search found that no lease was lost
     has_no_proof: bool = False  # a search failed: the attempt searches no more, and waits for the end of the quarantine
     unanswered_since: float = FOREVER  # when the oldest request or heartbeat without a reply was sent
@@ -97,6 +103,7 @@ class Grant:
     fork_count: int = 0  # in which process the lease was granted
     end_reason: str | None = None  # why the lease ended; None before
     renewal_failing: bool = False
+    held_by_call: bool = False  # a decorated function holds the lease as long as its caller runs it
     lease: weakref.ref[Any] | None = None  # the Lease that is notified of its end
     bucket: dict[str, Grant] | None = None  # the bucket of the renewal that has this grant
 

@@ -13,7 +13,7 @@ import os
 import secrets
 import socket
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from interlock._client.core import Core
 from interlock._client.grant import Attempt, Grant, count_fork
@@ -27,9 +27,10 @@ from interlock._protocol.timing import FOREVER, TRY_FOR
 from interlock.primitives.codes import free_text
 
 if TYPE_CHECKING:
+    import weakref
     from collections.abc import Callable
 
-    from interlock._protocol.types import Server
+    from interlock._protocol.types import Resource, Server
 
 CLOSE_TIMEOUT: Final = 1.0  # seconds that the releases of close() may take together
 RELEASE_BATCH: Final = 500  # releases in one write
@@ -42,17 +43,19 @@ class Session:
         self,
         server: Server,
         label: str | None,
-        caller_name: Callable[[], str],
+        caller: Callable[[Resource], tuple[str, weakref.ref[Any] | None]],
         max_ttl: float,
         exit_connection: Callable[[], Server],
         try_for: float = TRY_FOR,
+        frames_to_user: int = 1,
     ) -> None:
         self.server = server
         self.runtime = server.runtime
         self.label = label
-        self.caller_name = caller_name  # the name of the thread or task that calls
+        self.caller = caller  # see Core
         self.max_ttl = max_ttl
         self.try_for = try_for
+        self.frames_to_user = frames_to_user  # see Core
         self.exit_connection = exit_connection  # a server that works without a loop, when the process exits
         self._start()
         _track(self)
@@ -71,8 +74,17 @@ class Session:
         self.renewal = renewal.task = Renewal(server, ends, renewal, self.undo)
         ends.task = self.renewal.ends
         self.core = Core(
-            server, self.waiters, self.renewal, self.undo, process_id, self.caller_name, self.max_ttl, self.try_for
+            server,
+            self.waiters,
+            self.renewal,
+            self.undo,
+            process_id,
+            self.caller,
+            self.max_ttl,
+            self.try_for,
+            self.frames_to_user,
         )
+        self.core.all_renewals = _all_renewals
 
     # The calls of the server
 
@@ -103,6 +115,7 @@ class Session:
         `announce` sets the `ended` events of the leases, which needs their asyncio loop to be running.
         """
         self.core.closed = True
+        self.renewal.report_drops()
         held, waiting = self.renewal.held(), list(self.waiters.registered.values())
         for attempt in waiting:
             attempt.in_doubt = True  # one of its requests may be on its way
@@ -166,6 +179,10 @@ class Sessions(set["Session"]):
 
 
 _sessions: Sessions = Sessions()  # all open sessions: a process that exits releases their leases
+
+
+def _all_renewals() -> list[Renewal]:
+    return [session.renewal for session in list(_sessions)]
 
 
 def _track(session: Session) -> None:

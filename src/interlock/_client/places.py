@@ -1,0 +1,82 @@
+"""The lines of the user's code that messages name. Noting a place is cheap: only a message computes its line.
+
+Rules. (1) A place keeps a code object and no frame, since a frame would keep the user's variables alive. (2) Whether a
+place is a `with` is read from the bytecode there: an exit stack or a call of `__enter__` holds a lock without one.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from types import CodeType, FrameType
+
+Place = tuple["CodeType", int]
+"""A code object of the user, and the offset of the instruction in it that runs."""
+
+_LIBRARY: Final = Path(os.__file__).parent
+_PASSED: Final = (
+    f"{Path(__file__).parents[1]}{os.sep}",
+    *(str(_LIBRARY / name) for name in ("asyncio", "concurrent", "contextlib.py")),
+)
+_ENTRIES: Final = frozenset(
+    str(_LIBRARY / name)
+    for name in ("threading.py", "asyncio/events.py", "asyncio/base_events.py", "asyncio/runners.py")
+)
+"""These begin a thread or a task: no code below is the code that calls."""
+
+
+class _NotTheUsers(dict[str, bool]):
+    """Whether the code of a file is one through which the user's code only calls, by the name of the file."""
+
+    def __missing__(self, file: str) -> bool:
+        found = self[file] = file.startswith(_PASSED) and file not in _ENTRIES
+        return found
+
+
+NOT_THE_USERS: Final = _NotTheUsers()
+
+
+def calling_place() -> Place | None:
+    """The first place on the stack that is the user's. `Core.attempt` does the same without a call."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and NOT_THE_USERS[frame.f_code.co_filename]:
+        frame = frame.f_back
+    return (frame.f_code, frame.f_lasti) if frame is not None else None
+
+
+def line_of(place: Place | None) -> str:
+    """File and line of a place, for people."""
+    if place is None or place[0].co_filename in _ENTRIES:
+        return "a line that is not known"
+    code, offset = place
+    lines = (line for start, end, line in code.co_lines() if start <= offset < end and line is not None)
+    return f"{code.co_filename}:{next(lines, code.co_firstlineno)}"
+
+
+def encloses_this_call(place: Place | None) -> bool:
+    """Whether this place is a `with` whose body calls this function, as far as the stack and the bytecode tell.
+
+    Never for a generator, whose body any thread or task may run on.
+    """
+    if place is None or place[0].co_flags & (inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR):
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not place[0]:
+        frame = frame.f_back
+    return frame is not None and _is_with(*place)
+
+
+def _is_with(code: CodeType, offset: int) -> bool:
+    """Whether the instruction at this offset enters a `with`, or awaits the `__aenter__` of an `async with`."""
+    before = [each for each in dis.get_instructions(code) if each.offset <= offset][-3:]
+    names = [each.opname for each in before]
+    if names[-1:] == ["SEND"]:
+        return names[:1] == ["GET_AWAITABLE"] and before[0].arg == 1  # 1: of what __aenter__ returned
+    # Since Python 3.14 a `with` loads `__enter__` and calls it, as two instructions.
+    return names[-1:] == ["BEFORE_WITH"] or names[-2:] == ["LOAD_SPECIAL", "CALL"]

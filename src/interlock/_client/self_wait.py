@@ -1,0 +1,147 @@
+"""A caller that waits for what the same caller holds.
+
+Theory. An attempt knows the thread or task that made it, and the place in the user's code; so does each grant. A
+waiter that has waited for `LOOK_AFTER`, or whose time is over, looks for the holder among the grants of this process:
+a server grants a token once, so a token says which grant it is, whichever Interlock has it. If the holder's token
+begins as that of the waiter, the waiter looks at once.
+
+Rules. (1) A Deadlock is raised only if the wait can't end by itself: the caller holds the lease for as long as the body
+of a `with` or a decorated function runs, this body makes the call that waits, and the lease is renewed without end.
+All else is logged. (2) A call that does not wait never raises a Deadlock.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from interlock._client.error_texts import about
+from interlock._client.places import calling_place, encloses_this_call, line_of
+from interlock._protocol.timing import FOREVER
+from interlock.errors import Deadlock
+from interlock.primitives.permits import PermitArgs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from interlock._client.grant import Attempt, Grant
+    from interlock._client.places import Place
+    from interlock._client.renewal import Renewal
+    from interlock._protocol.types import Resource
+    from interlock.primitives.messages import Busy, Queued
+
+LOOK_AFTER: Final = 1.0  # seconds of waiting after which a waiter looks whether it waits for itself
+_RANDOM_DIGITS: Final = 32  # at the end of a token: before these stand process, and thread or task
+
+
+class SelfWait(NamedTuple):
+    """What a waiter itself holds of the resource for which it waits."""
+
+    attempt: Attempt
+    held: list[Grant]
+    caller: str
+    """"thread" or "task"."""
+
+    def is_deadlock(self) -> bool:
+        """Whether nothing but the end of this caller's own `with` or call could end the wait. For that caller only."""
+        if self.attempt.timeout == 0 or self.attempt.should_stop is not None:
+            return False
+        lasting = [grant for grant in self.held if lasts(grant) and _encloses(grant)]
+        return bool(lasting) and _are_too_many(self.attempt, lasting)
+
+    def error(self) -> Deadlock:
+        """For a wait that can't end."""
+        return deadlock(self.attempt.resource, self.caller, self.held[0].attempt.place, self._way_out())
+
+    def warning(self) -> str:
+        """For the log, while the waiter waits on."""
+        lasting = any(lasts(grant) for grant in self.held)
+        return (
+            f"{self.attempt.resource}: this very {self.caller} holds it, since {self._since()}, and waits for it at "
+            f"{line_of(calling_place())}, {'for ever' if lasting else 'until that lease ends'} unless another "
+            f"{self.caller} releases it. {self._way_out()}"
+        )
+
+    def sentence(self) -> str:
+        """For the error of a caller that did not get it."""
+        return f"This very {self.caller} holds it, since {self._since()}. {self._way_out()}"
+
+    def _since(self) -> str:
+        return ", ".join(dict.fromkeys(line_of(grant.attempt.place) for grant in self.held))
+
+    def _way_out(self) -> str:
+        return way_out(self.attempt.resource)
+
+
+def way_out(resource: Resource) -> str:
+    """What a caller may do that holds this already."""
+    if resource.kind == "semaphore":
+        return "Release those permits first, or acquire all in one call: acquire(permits=...)"
+    if resource.kind == "rwlock":
+        return "Release that lease first"
+    if resource.kind == "election":
+        return "Use the lease that you have, or resign first"
+    return "Release it first; or use rlock() in both places, which its holder may enter again"
+
+
+def deadlock(resource: Resource, caller: str, held_at: Place | None, advice: str) -> Deadlock:
+    """The error for a thread or task (`caller`) that would wait for itself here, for ever."""
+    text = (
+        f"{resource}: this {caller} is inside it already, since {line_of(held_at)}, and would wait for itself for ever "
+        f"at {line_of(calling_place())}. {advice}"
+    )
+    return about(resource, Deadlock(text))
+
+
+def kind_of_caller(caller: object) -> str:
+    """A thread or a task, as messages call it."""
+    return "thread" if isinstance(caller, threading.Thread) else "task"
+
+
+def lasts(grant: Grant) -> bool:
+    """Whether this lease is renewed without end."""
+    return grant.renews and grant.max_hold_until == FOREVER and grant.end_reason is None
+
+
+def begins_alike(attempt: Attempt, reply: Queued | Busy) -> bool:
+    """Whether the token of the holder names the process, and the thread or task, that this attempt names."""
+    return reply.holder[:-_RANDOM_DIGITS] == attempt.token[:-_RANDOM_DIGITS].encode()
+
+
+def find(
+    attempt: Attempt, reply: Queued | Busy, mine: Renewal, all_renewals: Callable[[], Iterable[Renewal]]
+) -> SelfWait | None:
+    """What the caller of this attempt itself holds of its resource, if that alone keeps the caller waiting.
+
+    `mine`: the leases of the client that waits; `all_renewals`: those of each client in this process.
+    """
+    caller = attempt.caller() if attempt.caller is not None else None
+    if caller is None or attempt.make_lease is None:  # a latch and a barrier have no holder
+        return None
+    args = attempt.resource.acquire_args
+    token, where, held = reply.holder.decode(errors="replace"), mine, list["Grant"]()
+    for renewal in (mine, *all_renewals()):
+        if (grant := renewal.find(token)) is not None:
+            where, held = renewal, [grant]
+            break
+    if isinstance(args, PermitArgs):
+        if args.own_lease:
+            return None
+        # The reply names one holder of several.
+        held = [grant for grant in where.held() if grant.resource.keys[0] == attempt.resource.keys[0]]
+    held = [grant for grant in held if grant.attempt.caller is not None and grant.attempt.caller() is caller]
+    is_why = bool(held) and _are_too_many(attempt, held)
+    return SelfWait(attempt, held, kind_of_caller(caller)) if is_why else None
+
+
+def _encloses(grant: Grant) -> bool:
+    return grant.held_by_call or encloses_this_call(grant.attempt.place)
+
+
+def _are_too_many(attempt: Attempt, held: Sequence[Grant]) -> bool:
+    """Whether the attempt can't be granted beside these, whatever other callers release."""
+    if not isinstance(attempt.resource.acquire_args, PermitArgs):
+        return True
+    args = [grant.resource.acquire_args for grant in held]
+    taken = sum(int(each.permits) for each in args if isinstance(each, PermitArgs))
+    return taken + int(attempt.resource.acquire_args.permits) > int(attempt.resource.acquire_args.limit)
