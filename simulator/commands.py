@@ -163,8 +163,9 @@ def _zrangebyscore(server: Server, key: bytes, least: bytes, most: bytes, *optio
     chosen = [member for member in server.ordered(key) if inside(scores[member])]
     if not options:
         return chosen
-    _, first, count = options
-    return chosen[_integer(first) :][: _integer(count)]
+    *with_scores, _, first, count = options
+    chosen = chosen[_integer(first) :][: _integer(count)]
+    return [part for member in chosen for part in (member, _zscore(server, key, member))] if with_scores else chosen
 
 
 def _zremrangebyscore(server: Server, key: bytes, least: bytes, most: bytes) -> Any:

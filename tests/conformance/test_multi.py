@@ -12,6 +12,7 @@ import interlock
 from harness.modes import outcome, queued, real, until, waiting
 from harness.processes import processes
 from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Unavailable
+from interlock._client.multi import MAX_TOGETHER
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("each server", full="every combination", quorum=True)
@@ -390,3 +391,23 @@ async def test_a_function_decorated_with_a_multi_lock_runs_under_all_locks(mode)
 
         assert await mode.in_thread(blocking)
     assert await free(locks, "ab")
+
+
+@pytest.mark.runs_on("valkey-9.1")
+async def test_more_locks_than_one_step_takes_are_all_held_or_none(mode, clean):
+    locks, others = mode.interlock(), mode.interlock()
+    names = [f"{{m}}{number:03}" for number in range(2 * MAX_TOGETHER + 7)]
+    many = locks.multi(*(locks.lock(name) for name in names))
+    lease = await many.acquire(timeout=20)
+    assert list(lease.fence) == names
+    assert len(clean.keys("lock:{m}???")) == len(names)
+    assert await lease.release()
+    held = await others.lock(names[-1]).acquire()
+    assert await many.try_acquire() is None
+    assert clean.keys("lock:{m}???") == [f"lock:{names[-1]}".encode()]
+    waits = asyncio.ensure_future(many.acquire(timeout=20))
+    await until(lambda: waiting(others.lock(names[-1]), 1))
+    await held.release()
+    lease = await waits
+    lease.ensure()
+    assert await lease.release()

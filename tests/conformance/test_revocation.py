@@ -8,7 +8,8 @@ import time
 import pytest
 
 from harness.modes import SLACK, outcome, until
-from interlock import LeaseLost
+from interlock import LeaseLost, LeaseState
+from interlock._client import permits
 from interlock._client.renewal import SUBSCRIBE_AFTER
 
 rule = pytest.mark.rule
@@ -174,3 +175,19 @@ async def test_a_question_about_a_lease_with_renew_false_does_not_lengthen_it(mo
     assert lease.state == "held"
     assert clean.pttl("lock:a") < 5700
     await lease.release()
+
+
+@pytest.mark.not_on_a_quorum
+@pytest.mark.parametrize("force", [False, True])
+async def test_more_holders_than_one_reply_names_are_all_revoked(mode, clean, monkeypatch, force):
+    monkeypatch.setattr(permits, "HOLDERS_BATCH", 2)
+    locks = mode.interlock()
+    semaphore = locks.semaphore("a", 10)
+    leases = [await semaphore.acquire() for _ in range(5)]
+    end = clean.zscore("lock:a", leases[0].token)
+    clean.zadd(
+        "lock:a", {lease.token: end + i // 2 for i, lease in enumerate(leases)}
+    )  # a whole batch in a millisecond
+    assert await semaphore.revoke("all of them", force=force)
+    await until(lambda: all(lease.state is LeaseState.LOST for lease in leases))
+    assert not any([await lease.release() for lease in leases])

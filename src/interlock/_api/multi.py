@@ -51,8 +51,12 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
         try:
             self._reenter_members(leases)
             missing = [member for member in self._members if member.name not in leases]
-            if missing and not await self._take_in_one_step(missing, leases, timeout, until):
-                await self._take_in_order(missing, leases, timeout, until)
+            for i in range(0, len(missing), client.MAX_TOGETHER):
+                part = missing[i : i + client.MAX_TOGETHER]
+                if not await self._take_in_one_step(part, leases, timeout, until):
+                    await self._take_in_order(part, leases, timeout, until)
+                if i:
+                    self._ensure_all(leases)
             return self._lease_type(core, self._options.on_lost, self._primitive.name, leases)
         except BaseException as error:
             await self._roll_back(leases, error, until)
@@ -100,8 +104,13 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
             resource, patience = member._to_request(), left if timeout else timeout
             attempt = core.attempt(resource, member._options, patience, member._lease_of, try_for=left)
             leases[name] = await core.acquire(attempt)
-            for lease in leases.values():  # what was acquired first may have been lost since
-                lease.ensure()
+            self._ensure_all(leases)
+
+    @staticmethod
+    def _ensure_all(leases: Leases) -> None:
+        """Raise LeaseLost if one that was acquired earlier has been lost since."""
+        for lease in leases.values():
+            lease.ensure()
 
     async def _roll_back(self, leases: Leases, error: BaseException, until: float) -> None:
         """Give back what was acquired: in the background, but for an error of ours wait a moment for that."""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from interlock._client.grant import AcquireOptions, Grant
     from interlock._protocol.types import Resource
 
-EVERY_HOLDER: Final = "1000000"  # more than a limit may be
-
 
 class PermitsCore(LockableCore[SemaphoreState, LeaseT]):
     """Something that several hold: a semaphore, or one side of a read-write lock."""
@@ -35,8 +33,10 @@ class PermitsCore(LockableCore[SemaphoreState, LeaseT]):
         """One caller may hold several permits."""
 
     async def _revoke_holders(self, why: str, *, force: bool) -> bool:
-        inspected = PermitInspect.parse(await self._query(InspectCall(EVERY_HOLDER)))
-        tokens = [inspected.marker, *inspected.tokens] if inspected.marker and force else inspected.tokens
+        marker = PermitInspect.parse(await self._query(InspectCall("1"))).marker
+        tokens = await client.every_holder(self._session.core, self._primitive)
+        if marker and force:
+            tokens.insert(0, marker)
         calls = [RevokeCall(token, "1" if force else "0", why) for token in tokens]
         return any([DoneReply.parse(await self._query(call)).was_done for call in calls])
 

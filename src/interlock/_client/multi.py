@@ -3,7 +3,7 @@
 Theory. A client that acquires several resources waits for them in the order of their keys. All clients agree on that
 order (it is part of the wire format), so no circle of clients can form in which each waits for the next. While the
 client waits for the next resource, it renews the leases that it already holds. multi.lua is the short cut for
-resources that are all free.
+resources that are all free, for `MAX_TOGETHER` of them at a time.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from interlock._client.core import Core
     from interlock._protocol.types import Resource
 
+MAX_TOGETHER = 50  # resources in one call, which then takes less than 2 ms of the server
 MAX_TRIES = 100  # calls in a row in which the server only dropped dead waiters
 MANY_DEAD = Busy(b"", 0, is_head=False)  # the refusal after so many calls
 

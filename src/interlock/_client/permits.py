@@ -3,15 +3,41 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from interlock._client.error_texts import reply_error
 from interlock.primitives.messages import InspectCall, OperationReply
-from interlock.primitives.permits import LimitCall, _checked_limit, parse_state, permit_args
+from interlock.primitives.permits import (
+    HoldersCall,
+    HoldersReply,
+    LimitCall,
+    _checked_limit,
+    parse_state,
+    permit_args,
+)
 
 if TYPE_CHECKING:
     from interlock._client.core import Core
     from interlock._protocol.types import Resource
+
+
+HOLDERS_BATCH: Final = 500  # holders in one reply; more than get a lease, or renew theirs, in one millisecond
+
+
+async def every_holder(core: Core, resource: Resource) -> list[bytes]:
+    """The tokens of all holders, asked for in batches, so that no request blocks the server for long.
+
+    A holder is in one of the batches at least, even if its lease is renewed meanwhile: its end only moves on.
+    """
+    found: dict[bytes, None] = {}
+    from_ms = 0
+    while True:
+        call = HoldersCall(str(from_ms), str(HOLDERS_BATCH))
+        tokens, last_end_ms = HoldersReply.parse(await core.query(resource, *call.encode()))
+        found.update(dict.fromkeys(tokens))
+        if len(tokens) < HOLDERS_BATCH:
+            return list(found)
+        from_ms = max(last_end_ms, from_ms + 1)
 
 
 async def available(core: Core, resource: Resource) -> int:

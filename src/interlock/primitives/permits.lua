@@ -43,6 +43,9 @@
 --   revoke   token  force 0|1  why
 --                             RETURN {done 0|1, ms left}
 --                             token: a holder's, or "!quarantine:<evidence>" that inspect returned
+--   holders  from ms  max holders
+--                             RETURN {token, end of its lease in ms, ...}
+--                             the holders whose leases end then or later, in the order in which these end
 --   limit    operation  kind  limit
 --                             RETURN {GRANTED, limit} | {WRONG_KIND, record}
 --                             runs once for each operation
@@ -347,6 +350,10 @@ elseif verb == 'revoke' then
   end
   publish(channel, 'revoked ' .. token .. ' !' .. reason)
   return {1, left_ms}
+
+elseif verb == 'holders' then
+  local from_ms, max_holders = ARGV[2], ARGV[3]
+  return call('ZRANGEBYSCORE', HOLDERS, from_ms, '+inf', 'WITHSCORES', 'LIMIT', 0, max_holders)
 
 elseif verb == 'limit' then
   local wanted_kind, wanted_limit = ARGV[3], tonumber(ARGV[4])

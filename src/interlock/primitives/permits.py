@@ -111,6 +111,29 @@ class LimitCall(NamedTuple):
         return ("limit", *self)
 
 
+class HoldersCall(NamedTuple):
+    """Asks for holders whose leases end at a time of the server's clock, in ms, or later."""
+
+    from_ms: str
+    most: str
+
+    def encode(self) -> Words:
+        """See Call."""
+        return ("holders", *self)
+
+
+class HoldersReply(NamedTuple):
+    """The holders in the order in which their leases end, and when the last of these leases ends."""
+
+    tokens: Sequence[bytes]
+    last_end_ms: int
+
+    @classmethod
+    def parse(cls, reply: Raw) -> HoldersReply:
+        """Parse the reply that the script returned."""
+        return cls(reply[::2], int(reply[-1]) if reply else 0)
+
+
 class PermitInspect(NamedTuple):
     """The reply to `inspect` of a semaphore or a read-write lock."""
 
@@ -125,11 +148,6 @@ class PermitInspect(NamedTuple):
     quarantine_ms: int
     marker: bytes
     """The marker of the quarantine; b"" if there is no quarantine."""
-
-    @property
-    def tokens(self) -> list[bytes]:
-        """The tokens of the holders."""
-        return list(self.holders[::3])
 
     @classmethod
     def parse(cls, reply: Raw) -> PermitInspect:
