@@ -135,9 +135,9 @@ class SimConnection:
     def discard(self, error: BaseException) -> None:
         """See Connection."""
 
-    def leave_replica(self) -> None:
+    def drop_all(self, why: str) -> None:
         """See Connection."""
-        self.pool.drop(self, "it is a replica by now")
+        self.pool.drop(self, why)
 
 
 class SimPool:

@@ -210,9 +210,9 @@ def test_a_refusal_that_redis_py_wraps_is_the_same_refusal():
     """redis-py 5.0 wraps the server's error on a unix socket of asyncio."""
     found = address_of("unix:///tmp/s", for_asyncio=True)
     for refused, says in (
-        (ResponseError("unknown command 'HELLO'"), "runs version before 6.0"),
+        (ResponseError("unknown command 'HELLO'"), "runs a version before 6.0"),
         (ResponseError("max number of clients"), "refuses the connection"),
-        (AuthenticationError("wrong"), "user name or password is wrong"),
+        (AuthenticationError("wrong"), "user name and password are missing"),
     ):
         wrapped = redis.ConnectionError(refused)
         wrapped.__cause__ = refused

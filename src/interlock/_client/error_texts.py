@@ -155,6 +155,12 @@ _ACL_ADVICE: Final = (
 )
 
 
+_NO_COMMAND: Final = (
+    "it lacks a command that interlock needs, or its configuration renames that command. Enable the command; of these "
+    "only COMMAND may be missing, if lease.execute() gets keys="
+)
+
+
 def server_error(subject: object, url: str, text: str) -> LockError:
     """The error for an error reply of the server, with the way out. `url` is its display_url."""
     for word, error, advice in (
@@ -164,8 +170,9 @@ def server_error(subject: object, url: str, text: str) -> LockError:
         ("ACL failure in script", ConfigError, _ACL_ADVICE),
         ("user executing the script can't", ConfigError, _ACL_ADVICE),
         ("non deterministic", ConfigError, "its lua-replicate-commands is off. Set it to yes (its default)"),
-        ("NOAUTH", ConfigError, "a password is needed. Put it into the URL"),
-        ("WRONGPASS", ConfigError, "the user name or password is wrong"),
+        ("NOAUTH", Unavailable, "the server has ended the login of that connection. Try again: the next one logs in"),
+        ("nknown command", ConfigError, _NO_COMMAND),
+        ("nknown Redis command", ConfigError, _NO_COMMAND),
         ("OOM", Unavailable, "the server has no memory left. Raise maxmemory or remove data"),
         ("MISCONF", Unavailable, "the server can't write to its disk"),
         ("MOVED", ConfigError, "that is one node of a cluster. Use a URL redis+cluster://"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ssl
 from typing import TYPE_CHECKING, Final
 
-from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeout
 
-from interlock._connect.server_check import version_error
+from interlock._client.error_texts import server_error
 from interlock._protocol.types import Disconnected, is_transient
 from interlock.errors import ConfigError, LockError
 
@@ -24,16 +24,44 @@ def connection_error(error: Exception, address: Address) -> Exception:
     if isinstance(error, LockError | Disconnected):  # raised by the lookup of the address
         return error
     text, display_url = str(error), address.display_url
-    if isinstance(error, AuthenticationError) or text.startswith(("WRONGPASS", "NOAUTH", "invalid username")):
-        return ConfigError(f"{display_url}: the user name or password is wrong or missing [{text}]")
-    if isinstance(error, ResponseError) and "unknown command" in text.lower() and "HELLO" in text.upper():
-        return version_error(display_url, "before 6.0")
-    if isinstance(error, ResponseError) and not is_transient(text):
-        return ConfigError(f"{display_url}: the server refuses the connection [{text}]")
+    if isinstance(error, ResponseError | AuthenticationError) and (refusal := _refusal(error, text, address)):
+        return refusal
     if address.kind == "tls" and (advice := _tls_advice(error)):
         return ConfigError(f"{display_url}: {advice}")
     cause = text if isinstance(error, RedisError | OSError) and text else f"{type(error).__name__}: {text}"
     return Disconnected(cause, sent=False, timed_out=isinstance(error, TimeoutError | RedisTimeout))
+
+
+def _refusal(error: Exception, text: str, address: Address) -> LockError | None:
+    """The error for a server that refuses to serve this client; None if it may serve the client in a moment."""
+    display_url = address.display_url
+    if isinstance(error, AuthenticationError) or text.startswith(("WRONGPASS", "NOAUTH", "invalid username")):
+        return ConfigError(f"{display_url}: {_login_advice(address)} [{text}]")
+    if "unknown command" in text.lower() and "HELLO" in text.upper():
+        return ConfigError(
+            f"{display_url} has no HELLO: it runs a version before 6.0, or its configuration renames the command. "
+            "interlock needs Redis 6.2, Valkey 7.2, or later"
+        )
+    if isinstance(error, NoPermissionError) or text.startswith("NOPERM"):
+        return server_error("the connection", display_url, f"NOPERM {text.removeprefix('NOPERM ')}")
+    return None if is_transient(text) else ConfigError(f"{display_url}: the server refuses the connection [{text}]")
+
+
+def _login_advice(address: Address) -> str:
+    """Who could not log in, and the way out. Never quotes what may be a password: a name without one may be one."""
+    given = address.parameters
+    if provider := given.get("credential_provider"):
+        return (
+            f"the server refuses the user name and password that {type(provider).__name__} returned. interlock asks it "
+            "for each new connection: it must return what the server accepts now"
+        )
+    if not given.get("username") and not given.get("password"):
+        return "a user name and password are missing. Put them into the URL, redis://user:password@host, or the client"
+    user = repr(given.get("username") or "default") if given.get("password") else "the user (without a password)"
+    return (
+        f"the user name or password of {user} is wrong, or the user is disabled. Correct them in the URL (special "
+        "characters percent-encoded) or in the client"
+    )
 
 
 # The connection broke, or another error interrupted the handshake: a later try may succeed.

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from redis.exceptions import AuthenticationError, RedisError
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
 from interlock._connect.address import Address, make_address
 from interlock._connect.refusals import connection_error
@@ -110,6 +110,10 @@ def _advice(error: Exception, text: str) -> str:
         return "is no sentinel, but a server: name the sentinels, or use redis:// for the server itself"
     if isinstance(error, AuthenticationError) or "must be called with the client already authenticated" in text:
         return f"refuses the login: ?sentinel_password= or ?sentinel_username= is wrong or missing [{text}]"
+    if isinstance(error, NoPermissionError):
+        return (
+            f"forbids it. Give its user the rights +hello +sentinel|get-master-addr-by-name +sentinel|masters [{text}]"
+        )
     return ""
 
 

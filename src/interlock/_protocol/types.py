@@ -10,8 +10,9 @@ if TYPE_CHECKING:
 
     from interlock._protocol.acks import Acks
 
-# The beginnings of error replies that end by themselves: the server starts, is busy, or fails over.
-TRANSIENT = ("LOADING", "BUSY ", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "NOREPLICAS", "UNKILLABLE")
+# The beginnings of error replies that end by themselves: the server starts, is busy, or fails over; or the login of one
+# connection has ended, and a new connection logs in again.
+TRANSIENT = ("LOADING", "BUSY ", "NOAUTH", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOWN", "NOREPLICAS", "UNKILLABLE")
 
 
 def is_transient(text: str) -> bool:

@@ -27,6 +27,7 @@ from interlock._transports.resp import (
     ReplyError,
     eval_text,
     evalsha,
+    is_logged_out,
     is_noscript,
     is_readonly,
 )
@@ -294,5 +295,7 @@ def _raise_if_error(connection: Connection, reply: Any) -> Any:
 def _error_of(connection: Connection, reply: object) -> ServerError:
     """The error that the server replied with."""
     if is_readonly(reply):
-        connection.leave_replica()
+        connection.drop_all("it is a replica by now")
+    elif is_logged_out(reply):
+        connection.drop_all("its login has ended")
     return ServerError(str(reply))

@@ -90,8 +90,8 @@ class Connection(Protocol):
         """Give the connection back after this error: no caller waits for its replies any more."""
         ...
 
-    def leave_replica(self) -> None:
-        """Close the connections to this server, which has become a replica: a new one may lead to the primary."""
+    def drop_all(self, why: str) -> None:
+        """Close all connections to this server: a new one may lead to the primary, or log in again."""
         ...
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
 from interlock._connect.refusals import connection_error
 from interlock._connect.server_check import check_server
+from interlock._protocol.log import log
 from interlock._protocol.types import Disconnected, is_transient
 from interlock._quarantine.identity import (
     IDENTITY_COMMANDS,
@@ -46,9 +48,11 @@ def complete_handshake(replies: list[Any], address: Address, history: ServerHist
     replies, isolation_replies = replies[:number], replies[number:]
     *settings, hello, limits, server, replication, time = replies[: -len(PAST_COMMANDS)]
     past = replies[-len(PAST_COMMANDS) :]
-    for reply in (*settings, hello):
+    for command, reply in zip((*address.setup_commands, ("HELLO",)), (*settings, hello), strict=True):
         if type(reply) is ReplyError:
-            raise connection_error(ResponseError(str(reply)), address)
+            if command[0] != "CLIENT" or is_transient(str(reply)):
+                raise connection_error(ResponseError(str(reply)), address)
+            _warn_of_name(address.display_url, str(reply))
     check_server(hello, limits, address)
     for reply in (server, replication, time, *past):
         if type(reply) is ReplyError and is_transient(str(reply)):  # without these replies there would be no quarantine
@@ -59,6 +63,16 @@ def complete_handshake(replies: list[Any], address: Address, history: ServerHist
         raise Disconnected("the server is loading its keys from its disk", sent=False)
     return history.identify(
         parse_facts(server, replication, time, *past), address, address.isolation_grace(isolation_replies)
+    )
+
+
+@lru_cache(maxsize=256)  # one warning for each server
+def _warn_of_name(display_url: str, refusal: str) -> None:
+    log.warning(
+        "interlock: %s refuses the name of this client [%s], so its CLIENT LIST will not show it. Give this user the "
+        "right +client|setname, or no client_name",
+        display_url,
+        refusal,
     )
 
 

@@ -47,6 +47,11 @@ def is_noscript(reply: object) -> bool:
     return type(reply) is ReplyError and str(reply).startswith("NOSCRIPT")
 
 
+def is_logged_out(reply: object) -> bool:
+    """Whether the server has ended the login of this connection. It ran nothing; a new connection logs in again."""
+    return type(reply) is ReplyError and str(reply).startswith("NOAUTH")
+
+
 def is_readonly(reply: object) -> bool:
     """Whether the server is a replica by now, or has lost its replicas. A new connection may lead to the primary."""
     return type(reply) is ReplyError and ("READONLY" in str(reply) or "NOREPLICAS" in str(reply))

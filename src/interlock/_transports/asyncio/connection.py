@@ -188,9 +188,9 @@ class AsyncioConnection(asyncio.Protocol):
         if self.exclusive:  # the server may still be busy with this command, and would delay the next one
             self.fail(Disconnected("given up", sent=True))
 
-    def leave_replica(self) -> None:
+    def drop_all(self, why: str) -> None:
         """See Connection."""
-        self.fail(Disconnected("it is a replica by now", sent=True))
+        self.fail(Disconnected(why, sent=True))
 
     def time_out(self, reply: asyncio.Future[Any] | PendingReplies) -> None:
         """Fail this future, whose time is over; end the connection, too, after a silence of `SILENCE_LIMIT`."""

@@ -229,7 +229,7 @@ class AsyncioPool:
 
     async def _stay_subscribed(self) -> None:
         """Open a lost connection again at once, so that the client misses pushes for a short time only."""
-        pause = 0.0
+        pause, warned = 0.0, ""
         while self._wanted and not self._closed:
             started = now()
             try:
@@ -240,7 +240,9 @@ class AsyncioPool:
                 pause = next_pause(pause, 0.0)
             except Exception as error:  # noqa: BLE001 (the next call raises the error)
                 pause = 1.0
-                log.warning("interlock: waiters are not woken by push, since %s", error)
+                if str(error) != warned:
+                    warned = str(error)
+                    log.warning("interlock: waiters are not woken by push, since %s", error)
             await asyncio.sleep(spread(pause))
 
     def unsubscribe_all(self) -> None:

@@ -189,7 +189,7 @@ class BlockingConnection:
         if isinstance(error, Disconnected) and (error.stale or error.timed_out):
             self.pool.close_idle()  # connections that were idle for longer may be dead, too, without an error so far
 
-    def leave_replica(self) -> None:
+    def drop_all(self, why: str) -> None:  # noqa: ARG002 (see Connection)
         """See Connection."""
         self.pool.drop_all()
 

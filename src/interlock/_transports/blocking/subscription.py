@@ -83,7 +83,7 @@ class Subscription:
             if self._running:
                 return  # another listener thread runs already
             self._running = True
-        pause = 0.0
+        pause, warned = 0.0, ""
         while not self.pool.closed:
             with self.pool.runtime.mutex:
                 if not self.wanted:
@@ -101,7 +101,9 @@ class Subscription:
                 pause = next_pause(pause, now() - started)
             except Exception as error:  # noqa: BLE001 (waiters still poll; the next call raises the error)
                 pause = 1.0
-                log.warning("interlock: waiters are woken by polling only, since %s", error)
+                if str(error) != warned:
+                    warned = str(error)
+                    log.warning("interlock: waiters are woken by polling only, since %s", error)
             run(self._reconnect_delay.wait(now() + spread(pause)))
 
     def _serve(self, listening: Listening) -> None:
