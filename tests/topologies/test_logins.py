@@ -45,10 +45,20 @@ class Rotating(redis.CredentialProvider):
         return self.get_credentials()
 
 
-def rotate(nodes, password, *, close=True):
-    """Give the user another password on each server, which then perhaps closes the connections of that user."""
+def create_user(nodes, password):
+    """Make the user on each server, with this password only, and close its connections."""
     for node in nodes:
         ask(node, "ACL", "SETUSER", "rotates", "reset", "on", f">{password}", *ALL)
+        ask(node, *CLOSING)
+
+
+def rotate(nodes, provider, password, *, close=True):
+    """Change the password of the user without a gap, and perhaps close its connections."""
+    for node in nodes:
+        ask(node, "ACL", "SETUSER", "rotates", f">{password}")
+    former, provider.password = provider.password, password
+    for node in nodes:
+        ask(node, "ACL", "SETUSER", "rotates", f"<{former}")
         if close:
             ask(node, *CLOSING)
 
@@ -66,19 +76,17 @@ async def outlives_a_rotation(mode, nodes, client, provider):
     await until(lambda: waiting(locks.lock("a"), 1))
     for password in ("second", "third"):
         asked = provider.asked
-        provider.password = password
-        rotate(nodes, password)
+        rotate(nodes, provider, password)
         await lease.extend(20)
         assert provider.asked > asked
-    rotate(nodes, "fourth", close=False)
+    rotate(nodes, provider, "fourth", close=False)
     await lease.extend(20)  # open connections go on
-    provider.password = "fourth"
     await lease.release()
     assert await (await call).release()
 
 
 async def test_a_lease_outlives_a_new_password_on_one_server(mode, node):
-    rotate([node], "first")
+    create_user([node], "first")
     provider = Rotating()
     library = redis if mode.name == "threads" else redis.asyncio
     client = library.Redis(unix_socket_path=str(node.socket), credential_provider=provider)
@@ -88,7 +96,7 @@ async def test_a_lease_outlives_a_new_password_on_one_server(mode, node):
 
 async def test_a_lease_outlives_a_new_password_on_a_cluster(mode, server_pool):
     cluster = server_pool.cluster(BASE)
-    rotate(cluster.nodes, "first")
+    create_user(cluster.nodes, "first")
     provider = Rotating()
     library = redis if mode.name == "threads" else redis.asyncio
     client = library.RedisCluster(host="127.0.0.1", port=cluster.nodes[0].port, credential_provider=provider)
@@ -106,7 +114,7 @@ def group():
 
 
 async def test_a_lease_outlives_a_new_password_behind_sentinels(mode, group):
-    rotate(group.nodes, "first")
+    create_user(group.nodes, "first")
     provider = Rotating()
     library = redis.sentinel if mode.name == "threads" else redis.asyncio.sentinel
     places = [("127.0.0.1", each.port) for each in group.sentinels]
@@ -116,14 +124,14 @@ async def test_a_lease_outlives_a_new_password_behind_sentinels(mode, group):
 
 
 async def test_an_old_password_is_refused_at_once_and_the_right_one_helps(mode, node):
-    rotate([node], "first")
+    create_user([node], "first")
     provider = Rotating()
     library = redis if mode.name == "threads" else redis.asyncio
     client = library.Redis(unix_socket_path=str(node.socket), credential_provider=provider)
     mode.clients.append(client)
     locks = mode.interlock(client)
     held = await mode.keep(locks.lock("held", ttl=6).acquire())
-    rotate([node], "second")
+    create_user([node], "second")
     begun = time.monotonic()
     error = await outcome(locks.lock("a").acquire(30))
     assert time.monotonic() - begun < 10
@@ -138,7 +146,7 @@ async def test_an_old_password_is_refused_at_once_and_the_right_one_helps(mode, 
 
 async def test_a_connection_whose_login_the_server_ends_is_replaced(mode, node):
     """As services do when a token has expired: they go on to answer, NOAUTH."""
-    rotate([node], "first")
+    create_user([node], "first")
     ask(node, "ACL", "SETUSER", "default", "resetpass", ">of-the-default-user")
     locks = mode.interlock(f"unix://rotates:first@{node.socket}")
     lease = await mode.keep(locks.lock("a").acquire())
@@ -165,7 +173,7 @@ async def test_a_connection_whose_login_the_server_ends_is_replaced(mode, node):
     ],
 )
 async def test_the_error_for_a_wrong_login_names_the_user_and_the_way_out(mode, node, login, says):
-    rotate([node], "first")
+    create_user([node], "first")
     ask(node, "ACL", "SETUSER", "default", "resetpass", ">of-the-default-user")
     begun = time.monotonic()
     error = await outcome(mode.interlock(f"unix://{login}{node.socket}").lock("a").acquire(30))
