@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+import inspect
+import os
+from typing import Any, Final, cast
 
 from interlock._connect.address import Address, make_address
 from interlock._connect.sentinels import sentinel_address
@@ -20,12 +22,7 @@ def address_of_client(client: Any, *, for_asyncio: bool) -> Address:
     pool: Any = getattr(client, "connection_pool", None)
     parameters: dict[str, Any] | None = getattr(pool, "connection_kwargs", None)
     if parameters is None:
-        advice = ""
-        if isinstance(client, list | tuple):
-            advice = f"; {SEVERAL_SERVERS}"
-        elif hasattr(client, "master_for"):
-            advice = ". Give what its master_for(service) returns"
-        raise ConfigError(f"{name} is neither a URL nor a client of redis-py or valkey-py{advice}")
+        raise no_client(client)
     if any(each.__module__.partition(".")[0] == "fakeredis" for each in pool.connection_class.__mro__):
         raise ConfigError(
             f"{name} has no server, and interlock opens connections of its own to a server. "
@@ -44,6 +41,27 @@ def address_of_client(client: Any, *, for_asyncio: bool) -> Address:
         )
     sentinels = [{**sentinel.connection_pool.connection_kwargs, "db": 0} for sentinel in manager.sentinels]
     return sentinel_address(node_address, sentinels, pool.service_name)
+
+
+def no_client(thing: Any) -> ConfigError:
+    """The error for what is neither a URL nor a client."""
+    kind = cast("type[object]", type(thing))
+    if inspect.isclass(thing):
+        called, advice = f"{thing.__module__}.{thing.__qualname__}", f"It is a class: give {thing.__name__}(...)"
+    elif isinstance(thing, list | tuple):
+        called, advice = repr(kind.__name__), f"F{SEVERAL_SERVERS[1:]}"
+    elif hasattr(thing, "master_for"):
+        called, advice = f"{kind.__module__}.{kind.__qualname__}", "Give what its master_for(service) returns"
+    elif hasattr(thing, "connection_kwargs"):
+        called, advice = f"{kind.__module__}.{kind.__qualname__}", "Give a client that uses it: connection_pool=..."
+    elif isinstance(thing, bytes):
+        called, advice = "bytes", "A URL is a str: decode it"
+    elif isinstance(thing, os.PathLike):
+        called, advice = kind.__name__, "For a socket give unix:///path.sock"
+    else:
+        called = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+        advice = 'Give a URL, as in Interlock("redis://host:6379/0"), or redis.Redis(...)'
+    return ConfigError(f"{called} is neither a URL nor a client of redis-py or valkey-py. {advice}")
 
 
 def check_mode(name: str, *, asynchronous: bool, for_asyncio: bool) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from interlock._connect.address import Address, make_address
-from interlock._connect.clients import check_mode
+from interlock._connect.clients import check_mode, no_client
 from interlock._connect.url_options import check_options
 from interlock._connect.urls import address_of_url, check_credentials, without_password
 from interlock.errors import ConfigError
@@ -68,7 +68,7 @@ def _cluster_of_client(client: Any, *, for_asyncio: bool) -> Cluster:
     name = f"{type(client).__module__}.{type(client).__qualname__}"
     manager: Any = getattr(client, "nodes_manager", None)
     if manager is None:
-        raise ConfigError(f"{name} is neither a URL nor a client of redis-py or valkey-py")
+        raise no_client(client)
     check_mode(name, asynchronous=".asyncio." in type(client).__module__, for_asyncio=for_asyncio)
     given: dict[str, Any] = getattr(client, "connection_kwargs", None) or manager.connection_kwargs
     kinds = [cls.__name__ for cls in getattr(given.get("connection_class"), "__mro__", ())]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -32,7 +33,7 @@ def address_of_url(url: str, *, check_the_options: bool = True) -> Address:
         return _address_of_sentinel_url(url)
     display_url = without_password(url)
     if scheme not in SCHEMES:
-        raise ConfigError(f"{display_url!r} is no server's URL. It starts with {_SCHEMES_TEXT}")
+        raise ConfigError(f"{display_url!r} is no server's URL. {_scheme_advice(display_url)}")
     kind = {"rediss": "tls", "unix": "unix"}.get(SCHEMES[scheme], "tcp")
     if kind != "unix":
         _check_host(rest.partition("?")[0], display_url)
@@ -41,7 +42,36 @@ def address_of_url(url: str, *, check_the_options: bool = True) -> Address:
         check_options(url, scheme, display_url)
     if kind == "unix" and not parameters.get("path"):
         raise ConfigError("unix:// needs the path of a socket: unix:///run/redis/redis.sock?db=0")
+    if kind == "unix" and urlsplit(url).netloc.rpartition("@")[2]:
+        raise ConfigError("unix:// has no host. Write three slashes before the path: unix:///run/redis/redis.sock?db=0")
     return make_address(kind, _tls_parameters(parameters) if kind == "tls" else parameters)
+
+
+def _scheme_advice(display_url: str) -> str:
+    """The way out for a URL of another scheme, or of none."""
+    scheme, separator, rest = display_url.partition("://")
+    small = scheme.lower().strip()
+    advice = f"It starts with {_SCHEMES_TEXT}"
+    if display_url.strip() != display_url:
+        advice = "Remove the white space around it"
+    elif not separator and rest == "" and scheme and "/" not in scheme:
+        advice = f"Did you mean 'redis://{scheme}'?"
+    elif small in {"http", "https"}:
+        advice = "That is how web servers are named; a server of Redis or Valkey has redis://, or rediss:// with TLS"
+    elif likely := _LIKELY.get(small):
+        advice = f"Did you mean {likely}?"
+    elif likely := next(iter(difflib.get_close_matches(small, SCHEMES, 1)), ""):
+        advice = f"Did you mean {likely}://?"
+    return advice
+
+
+# What other libraries call these schemes.
+_LIKELY: Final = {
+    **dict.fromkeys(("sentinel", "redis-sentinel", "redis_sentinel"), "redis+sentinel://"),
+    **dict.fromkeys(("cluster", "rediscluster", "redis-cluster", "redis_cluster"), "redis+cluster://"),
+    **dict.fromkeys(("redis+socket", "redis-socket", "redis+unix", "socket"), "unix:///path.sock"),
+    "tls": "rediss://",
+}
 
 
 def _embedded_address(rest: str) -> Address:
@@ -73,7 +103,9 @@ def _parse(url: str, display_url: str) -> dict[str, Any]:
         db = int(parameters.get("db", 0))
         _ = urlsplit(url).port
     except (ValueError, TypeError):
-        raise ConfigError(f"{display_url!r} is no server's URL. {_EXAMPLE}") from None
+        raise ConfigError(
+            f"{display_url!r} is no server's URL: the port is a number up to 65535, the database one from 0. {_EXAMPLE}"
+        ) from None
     path = urlsplit(url).path.strip("/")
     if db < 0 or (scheme != "unix" and path and not path.isdecimal()):
         raise ConfigError(f"{display_url!r} is no server's URL: the database is a number from 0. {_EXAMPLE}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from interlock._connect.refusals import connection_error
 from interlock._protocol.log import log
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from interlock._transports.asyncio.runtime import AsyncioRuntime
     from interlock._transports.connections import PendingReplies
 
+OTHER_LOOP: Final = "the connection belongs to a different loop"
 T = TypeVar("T")
 
 
@@ -57,6 +58,8 @@ class AsyncioPool:
 
     def take(self) -> AsyncioConnection | None:
         """See ConnectionPool."""
+        if asyncio.get_running_loop() is not self.loop:
+            raise RuntimeError(OTHER_LOOP)
         connection = self._connection
         if connection is None or connection.broken is not None or self._can_fail_over:
             return None
