@@ -54,6 +54,9 @@ class Deadlock(LockError, RuntimeError):  # noqa: N818
 class Unavailable(LockError, ConnectionError):  # noqa: N818
     """The server, or too much of a quorum, does not answer, or refuses to serve for now."""
 
+    waited: float = 0.0
+    """Seconds for which the call waited for an answer that counts; 0 if it did not wait."""
+
 
 class ConfigError(LockError, ValueError):
     """An argument, a URL or a server is set up wrongly. Raised before anything is sent if the client can know it."""

@@ -28,7 +28,7 @@ async def wait(core: Core, resource: Resource, timeout: float | None) -> int:
     except AcquireTimeout as error:
         passed = await _passed_unnoticed(core, attempt)
         if passed is None:
-            raise BrokenBarrier(str(error)) from error.__cause__
+            raise about(resource, BrokenBarrier(str(error))) from error.__cause__
         return passed
 
 

@@ -28,7 +28,9 @@ from interlock._client.error_texts import (
     HEARTBEATS_UNANSWERED,
     OLD_PRIMARY_MAY_GRANT,
     BusyError,
+    about,
     busy_error,
+    name_lock,
     reply_error,
     server_error,
     unavailable_error,
@@ -422,8 +424,9 @@ class Core:
                 if not is_transient(str(error)):
                     raise server_error(resource, server.display_url, str(error)) from None
                 cause, stale = error, False
-            except BaseException:
+            except BaseException as error:
                 attempt.in_doubt = True  # cancelled or interrupted while the request was on its way
+                name_lock(error, resource)
                 raise
             attempt.unanswered_since = min(attempt.unanswered_since, sent)
             # The time runs from the first request without a reply that counts: a later request does not move it.
@@ -457,7 +460,7 @@ class Core:
 
     @staticmethod
     def closed_error(resource: Resource) -> ConfigError:
-        return ConfigError(f"{resource}: this Interlock is closed. Make a new one")
+        return about(resource, ConfigError(f"{resource}: this Interlock is closed. Make a new one"))
 
     async def release(self, grant: Grant) -> bool:
         """Release the lease. Returns whether this client still held the lease in the server.

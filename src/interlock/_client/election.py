@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 from interlock._client.error_texts import reply_error
 from interlock._client.grant import NO_LEASE
+from interlock._client.kinds import inspect
 from interlock.primitives.codes import WRONG_KIND
 from interlock.primitives.election import Leader, WatchCall, is_leader, parse_watch
 from interlock.primitives.lock import RECORD_VERSION, LockInspect
-from interlock.primitives.messages import InspectCall, Refused
+from interlock.primitives.messages import Refused
 
 if TYPE_CHECKING:
     from interlock._client.core import Core
@@ -60,10 +61,8 @@ class Watch:
 
 async def leader(core: Core, resource: Resource) -> Leader | None:
     """See Election.leader."""
-    state = LockInspect.parse(await core.query(resource, *InspectCall("1").encode()))
-    if state.record and not state.record.startswith(
-        (f"{RECORD_VERSION} election ".encode(), f"{RECORD_VERSION} unknown ".encode())
-    ):
+    state = LockInspect.parse(await inspect(core, resource, "1"))
+    if state.record and not state.record.startswith(f"{RECORD_VERSION} ".encode()):
         raise reply_error(resource, Refused(WRONG_KIND, state.record))
     if state.record and state.fence <= 0:  # in a quorum the servers are just agreeing on the term
         return None

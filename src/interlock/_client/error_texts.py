@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -27,23 +28,32 @@ def unavailable_error(attempt: Attempt, url: str, now: float, cause: Exception) 
     resource, waited = attempt.resource, f"{waited_for:.2g} s" if waited_for < 10 else f"{waited_for:.0f} s"
     reason = str(cause).rstrip(". ")
     if isinstance(cause, ServerError):
-        return about(
-            resource,
-            Unavailable(f"{resource}: {url} can't serve it for {waited} ({reason}). Try again, or wait longer"),
-        )
+        text = f"{resource}: {url} can't serve it for {waited} ({reason}). Try again, or wait longer"
+    else:
+        text = f"{resource}: no answer from {url} for {waited} ({reason}). {_question(url, reason)}"
+    error = about(resource, Unavailable(text))
+    error.waited = waited_for
+    return error
+
+
+def _question(url: str, reason: str) -> str:
+    """What a user should look at if no answer came."""
+    if "Protocol error" in reason:
+        return "What answered is no server of Redis or Valkey: are host and port right?"
     tls = ", and does that port speak TLS" if "rediss" in url else ""
-    return about(
-        resource,
-        Unavailable(
-            f"{resource}: no answer from {url} for {waited} ({reason}). Is the server up and reachable from here{tls}?"
-        ),
-    )
+    return f"Is the server up and reachable from here{tls}?"
 
 
 def about(subject: object, error: E) -> E:
     """This error, with the name of what it is about."""
     error.name = subject.name if isinstance(subject, Resource) else None
     return error
+
+
+def name_lock(error: BaseException, resource: Resource) -> None:
+    """Give an error of a connection, which knows no lock, the name of the lock that it is about."""
+    if isinstance(error, LockError) and error.name is None:
+        error.name = resource.name
 
 
 def busy_error(resource: Resource, timeout: float, reply: Queued | Busy) -> AcquireTimeout:
@@ -128,6 +138,12 @@ _KINDS: Final = {
 }  # fmt: skip
 
 
+def is_of_another_kind(resource: Resource, record: bytes) -> bool:
+    """Whether a record is that of another kind of synchronizer."""
+    version, kind = [*record.decode(errors="replace").split(), "", ""][:2]
+    return version == RECORD_VERSION and kind in _KINDS and kind != resource.kind
+
+
 def _wrong_kind_error(resource: Resource, record: str) -> ConfigError:
     """The error for a name whose record belongs to another kind of primitive, or to another version."""
     version, kind = [*record.split(), "", ""][:2]
@@ -149,6 +165,7 @@ LEAST_RIGHTS: Final = (
 )
 CLUSTER_RIGHTS: Final = "+cluster|slots +cluster|info +asking +config|get"
 SHARDED_CHANNEL_RIGHTS: Final = "+ssubscribe +spublish +pubsub|shardnumsub"
+_IN_SCRIPT: Final = re.compile(r",? script: (\w+, )?on @\w+:\d+\.?$")  # where in the text of a script an error arose
 _ACL_ADVICE: Final = (
     f"the server's ACL forbids it. Give this user the rights {LEAST_RIGHTS} (with your prefix in place of lock:); on a "
     f"cluster also {CLUSTER_RIGHTS}, and from version 7 on {SHARDED_CHANNEL_RIGHTS}"
@@ -163,6 +180,9 @@ _NO_COMMAND: Final = (
 
 def server_error(subject: object, url: str, text: str) -> LockError:
     """The error for an error reply of the server, with the way out. `url` is its display_url."""
+    record, shown = text.removeprefix("WRONGTYPE ").encode(), _IN_SCRIPT.sub("", text)
+    if isinstance(subject, Resource) and is_of_another_kind(subject, record):
+        return reply_error(subject, Refused(WRONG_KIND, record))
     for word, error, advice in (
         ("WRONGTYPE", ConfigError, "one of its keys holds something else. Use another name or prefix"),
         ("READONLY", Unavailable, "that is a read-only replica. Connect to its primary"),
@@ -177,9 +197,16 @@ def server_error(subject: object, url: str, text: str) -> LockError:
         ("MISCONF", Unavailable, "the server can't write to its disk"),
         ("MOVED", ConfigError, "that is one node of a cluster. Use a URL redis+cluster://"),
         ("WAITAOF", ConfigError, "fsync=True needs appendonly yes there, and Redis 7.2 or Valkey"),
+        ("nknown command", ConfigError, "the server has no such command"),
+        ("nknown Redis command", ConfigError, "the server has no such command"),
+        ("nvalid command specified", ConfigError, "the server has no such command"),
+        ("rong number of arg", ConfigError, "the command takes another number of arguments"),
+        ("nvalid number of arg", ConfigError, "the command takes another number of arguments"),
+        ("not allowed from script", ConfigError, "a script can't run this command. Use a client, and send the fence"),
+        ("no key arguments", ConfigError, "the command has no keys. Say so: keys=[]"),
         ("CROSSSLOT", ConfigError, "the keys are in different slots. Give them the same hash tag"),
         *((beginning, Unavailable, "the server is not ready. Try again") for beginning in TRANSIENT),
     ):
         if word in text:
-            return about(subject, error(f"{subject} at {url}: {advice} [{text}]"))
-    return about(subject, LockError(f"{subject} at {url}: the server refused [{text}]"))
+            return about(subject, error(f"{subject} at {url}: {advice} [{shown}]"))
+    return about(subject, LockError(f"{subject} at {url}: the server refused [{shown}]"))

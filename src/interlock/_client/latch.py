@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from interlock._client.error_texts import about, reply_error
 from interlock._client.grant import NO_LEASE
+from interlock._client.kinds import inspect
 from interlock._protocol.names import positive_int
 from interlock.errors import AcquireTimeout
 from interlock.primitives.codes import LIMIT_MISMATCH
 from interlock.primitives.latch import MAX_COUNT, CountCall, LatchInspect
-from interlock.primitives.messages import InspectCall, OperationReply, Refused
+from interlock.primitives.messages import OperationReply, Refused
 
 if TYPE_CHECKING:
     from interlock._client.core import Core
@@ -31,7 +32,7 @@ async def count_down(core: Core, resource: Resource, by: object) -> int:
 
 async def count(core: Core, resource: Resource) -> int:
     """See Latch.count."""
-    found = LatchInspect.parse(await core.query(resource, *InspectCall("1").encode()))
+    found = LatchInspect.parse(await inspect(core, resource, "1"))
     own = int(resource.acquire_args[0])
     if found.generation and not found.why and found.counts_from != own:
         raise reply_error(resource, Refused(LIMIT_MISMATCH, found.counts_from))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Final
 
-from interlock._client.error_texts import reply_error
-from interlock.primitives.messages import InspectCall, OperationReply
+from interlock._client.error_texts import about, reply_error
+from interlock._client.kinds import inspect
+from interlock.errors import ConfigError
+from interlock.primitives.messages import OperationReply
 from interlock.primitives.permits import (
     HoldersCall,
     HoldersReply,
@@ -42,13 +44,16 @@ async def every_holder(core: Core, resource: Resource) -> list[bytes]:
 
 async def available(core: Core, resource: Resource) -> int:
     """See Semaphore.available."""
-    state = parse_state(resource.name, await core.query(resource, *InspectCall("1").encode()))
+    state = parse_state(resource.name, await inspect(core, resource, "1"))
     return max(0, (state.limit or int(permit_args(resource).limit)) - state.used)
 
 
 async def set_limit(core: Core, resource: Resource, limit: object) -> Resource:
     """See Semaphore.set_limit."""
-    number = _checked_limit(resource.name, limit)
+    try:
+        number = _checked_limit(resource.name, limit)
+    except ConfigError as error:
+        raise about(resource, error) from None
     wanted = permit_args(resource)._replace(limit=str(number))
     call = LimitCall(f"limit/{secrets.token_hex(16)}", wanted.kind, wanted.limit)
     refusal, _ = OperationReply.parse(await core.query(resource, *call.encode()))

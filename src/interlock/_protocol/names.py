@@ -18,13 +18,15 @@ MAX_NAME_BYTES: Final = 512  # bytes of a name
 CUT_MARK: Final = "%~"  # before the hash of what was cut
 CUT_BYTES: Final = len(CUT_MARK) + 32  # the least size of a text that may have to be shortened
 MIN_TTL: Final = 0.01  # seconds
+_ADDRESS: Final = re.compile(r"<[\w.<>]+ object at 0x[0-9A-Fa-f]+>")
 MAX_BITS: Final = 1000  # of an int: a longer one is no float, and Python may refuse to print it
 
 
 def checked_name(name: object, what: str = "name") -> str:
     """The name, if it is valid. Raises ConfigError, whose text says what is valid. `what`: name, or prefix."""
     if not isinstance(name, str):
-        raise ConfigError(f"a {what} must be a str, not {type(name).__name__}")
+        advice = '. To decorate, give a name: @locks.lock("stock")' if callable(name) and what == "name" else ""
+        raise ConfigError(f"a {what} must be a str, as 'stock:42', not {type(name).__name__}{advice}")
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
@@ -32,8 +34,13 @@ def checked_name(name: object, what: str = "name") -> str:
     if not 1 <= size <= MAX_NAME_BYTES:
         raise ConfigError(f"a {what} has 1 to {MAX_NAME_BYTES} bytes in UTF-8; this one has {size}: {name[:40]!r}")
     if any(unicodedata.category(character) == "Cc" for character in name):
-        raise ConfigError(f"a {what} has no control characters: {name!r}")
+        raise ConfigError(f"a {what} has no control characters: {name!r}. Encode them, as urllib.parse.quote() does")
     return name
+
+
+def has_address(name: str) -> bool:
+    """Whether a name has the repr of an object in it whose class has no repr of its own."""
+    return " object at 0x" in name and _ADDRESS.search(name) is not None
 
 
 def shortened(text: str, most: int) -> str:
@@ -80,10 +87,11 @@ def duration(value: object, what: str, *, minimum: float = 0.0, maximum: float =
     if isinstance(value, int) and value.bit_length() > MAX_BITS:
         raise ConfigError(f"{what} must be a number of seconds, not an int of {value.bit_length()} bits")
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-        raise ConfigError(f"{what} must be a number of seconds, not {value!r}")
+        advice = ": give its .total_seconds()" if hasattr(value, "total_seconds") else ""
+        raise ConfigError(f"{what} must be a number of seconds, not {value!r}{advice}")
     if not minimum <= value <= maximum or (what != "timeout" and value == math.inf):
-        bounds = f"at least {minimum:g}" + (f" and at most {maximum:g}" if maximum != math.inf else "")
-        raise ConfigError(f"{what} must be {bounds} seconds, not {value:g}")
+        bounds = f"at least {minimum:g}" + (f" and at most {maximum:.15g}" if maximum != math.inf else "")
+        raise ConfigError(f"{what} must be {bounds} seconds, not {value:.15g}")
     return float(value)
 
 
@@ -103,12 +111,23 @@ def execute_word(word: object, command: object) -> str | bytes:
     )
 
 
+def check_command(command: object, keys: object) -> None:
+    """Raise ConfigError unless these can be the command and the keys of an execute()."""
+    example = 'execute("SET", "x", 1, keys=["x"])'
+    if not isinstance(command, str | bytes):
+        raise ConfigError(f"execute(): the command must be a str, as in {example}, not {command!r}")
+    if len(words := command.split()) != 1 or len(words[0]) != len(command):
+        raise ConfigError(f"execute({command!r}): command and arguments stand one by one, as in {example}")
+    if isinstance(keys, str | bytes):
+        raise ConfigError(f"execute({command!r}): keys must be a list, as in {example}, not {keys!r}")
+
+
 def positive_int(value: object, what: str, subject: object, maximum: int) -> int:
     """A whole number from 1 to `maximum`. Raises ConfigError, whose text says what is valid."""
-    if isinstance(value, int) and value.bit_length() > MAX_BITS:
-        raise ConfigError(
-            f"{subject}: {what} must be a whole number from 1 to {maximum}, not one of {value.bit_length()} bits"
-        )
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
-        raise ConfigError(f"{subject}: {what} must be a whole number from 1 to {maximum}, not {value!r}")
-    return value
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= maximum:
+        return value
+    too_long = isinstance(value, int) and value.bit_length() > MAX_BITS
+    given = f"one of {value.bit_length()} bits" if too_long else repr(value)  # type: ignore[attr-defined]
+    error = ConfigError(f"{subject}: {what} must be a whole number from 1 to {maximum}, not {given}")
+    error.name = getattr(subject, "name", None)
+    raise error

@@ -226,7 +226,8 @@ elseif verb == 'reset' then
 elseif verb == 'revoke' then
   local cause = ARGV[3]
   if call('ZSCORE', TOMBSTONES, token) then return {1} end
-  if not read_barrier() or not generation or reason then return {0} end
+  if not read_barrier() then return redis.error_reply('WRONGTYPE ' .. record) end
+  if not generation or reason then return {0} end
   break_barrier(cause)
   add_tombstone(token, tostring(ARRIVAL_TTL_MS))
   return {1}

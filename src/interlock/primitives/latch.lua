@@ -146,7 +146,8 @@ elseif verb == 'count' then
 elseif verb == 'revoke' then
   local new_reason = ARGV[3]
   if call('ZSCORE', TOMBSTONES, token) then return {1} end
-  if not read_latch() or is_over() then return {0} end
+  if not read_latch() then return redis.error_reply('WRONGTYPE ' .. record) end
+  if is_over() then return {0} end
   reason = new_reason
   call('HSET', LATCH, 'why', reason)
   add_tombstone(token, tostring(OPERATION_TTL_MS))

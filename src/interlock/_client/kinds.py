@@ -1,0 +1,64 @@
+"""Asking what the server has under a name, if that is of the kind that the caller means.
+
+A person who looks at a name, or revokes it, may mean another kind than the one that uses it. Each kind has a record
+under the same key, and the second word of the record is the kind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Final
+
+from interlock._client.error_texts import is_of_another_kind, reply_error
+from interlock.errors import ConfigError, Unavailable
+from interlock.primitives.codes import WRONG_KIND
+from interlock.primitives.messages import InspectCall, Refused
+from interlock.primitives.scripts import load
+
+if TYPE_CHECKING:
+    from interlock._client.core import Core
+    from interlock._protocol.types import Resource
+
+COMMON_KEYS: Final = 5  # of each kind: the name, its record, queue, waiters, tombstones
+
+
+async def inspect(core: Core, resource: Resource, max_waiters: str) -> Any:
+    """The reply to `inspect`. Raises ConfigError if the name is in use as another kind of synchronizer."""
+    try:
+        reply = await core.query(resource, *InspectCall(max_waiters).encode())
+    except ConfigError as error:
+        if "[WRONGTYPE" in str(error) and not core.server.is_quorum:
+            await _raise_for_kind(core, resource)
+        raise
+    record = _record_in(resource, reply)
+    if record and is_of_another_kind(resource, record):
+        raise reply_error(resource, Refused(WRONG_KIND, record))
+    return reply
+
+
+def _record_in(resource: Resource, reply: Any) -> bytes:
+    """The record in a reply; b"" of a latch or a barrier, whose scripts refuse the other kinds themselves."""
+    match resource.script.name:
+        case "lock" | "election":
+            record: bytes = reply[2]
+        case "once":
+            record = reply[0][2]
+        case "permits":
+            record = reply[0]
+        case _:
+            record = b""
+    return record
+
+
+async def _raise_for_kind(core: Core, resource: Resource) -> None:
+    """Raise a ConfigError that names the kind, if a record does: latch.lua reads the record before all else."""
+    asked = resource._replace(script=load("latch"), keys=resource.keys[:COMMON_KEYS])
+    with contextlib.suppress(Unavailable):
+        try:
+            generation, *_ = await core.query(asked, *InspectCall("1").encode())
+        except ConfigError as error:
+            if "[WRONGTYPE" not in str(error):
+                raise
+        else:
+            if generation:
+                raise reply_error(resource, Refused(WRONG_KIND, b"1 latch " + generation))
