@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import gc
 import time
 import warnings
 
 import pytest
 
-from harness.modes import is_subscribed, outcome, queued, until
+from harness.modes import is_subscribed, outcome, queued, real, until
 from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, LockError
 from interlock._protocol.run import run
 
@@ -732,3 +733,34 @@ async def test_extend_does_not_lengthen_a_lease_beyond_max_hold(mode, clean):
     await until(lambda: not clean.exists("lock:a"))
     await until(lambda: lease.state is LeaseState.LOST)
     assert not await lease.release()
+
+
+@pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
+async def test_the_repr_of_a_lease_says_what_its_seconds_are(mode):
+    locks = mode.interlock()
+    lease = await locks.lock("a").acquire()
+    assert " held, ends in 29." in repr(real(lease))
+    assert repr(real(lease)).endswith(" s unless renewed>")
+    await lease.release()
+    assert repr(real(lease)).endswith(" released>")
+    lease = await locks.lock("a", renew=False).acquire()
+    assert repr(real(lease)).endswith(" s>")
+    await lease.release()
+    lease = await locks.multi(locks.lock("a"), locks.lock("b")).acquire()
+    assert "held, ends in" in repr(real(lease))
+    await lease.release()
+
+
+class Number(enum.IntEnum):
+    ONE = 1
+
+
+@pytest.mark.not_on_a_quorum
+@pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
+async def test_execute_stores_what_redis_py_stores(mode, clean):
+    lease = await mode.interlock().lock("a").acquire()
+    for given, stored in ((1, b"1"), (1.5, b"1.5"), (b"\xff", b"\xff"), (bytearray(b"y"), b"y"), (Number.ONE, b"1")):
+        await lease.execute("SET", "x", given, keys=["x"])
+        assert clean.get("x") == stored
+    await lease.execute(b"DEL", "x", keys=["x"])
+    await lease.release()

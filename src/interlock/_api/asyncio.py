@@ -18,6 +18,7 @@ from interlock._transports.blocking.runtime import ThreadRuntime
 from .face import awaitable
 from .interlock import InterlockCore, MemberT, MultiLeaseT
 from .lock import LockableCore
+from .misuse import OnlyAsyncWith
 from .named import StateT
 from .options import LeaseT
 from .section import Section, WithExit, section_of_this_with
@@ -33,7 +34,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class InterlockForAsyncio(InterlockCore[LeaseT, MultiLeaseT, MemberT]):  # a session for each loop that uses it
+class InterlockForAsyncio(
+    InterlockCore[LeaseT, MultiLeaseT, MemberT], OnlyAsyncWith
+):  # a session for each loop that uses it
     _for_asyncio = True
 
     def _start(self) -> None:
@@ -108,7 +111,7 @@ class SectionForAsyncio(Section):
     __call__ = Section.leave
 
 
-class Lockable(LockableCore[StateT, LeaseT]):
+class Lockable(LockableCore[StateT, LeaseT], OnlyAsyncWith):
     """Something that can be held: an `async with` holds it, a decorated function runs under it."""
 
     __slots__ = ()

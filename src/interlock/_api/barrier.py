@@ -22,7 +22,7 @@ class BarrierCore(BreakableCore[BarrierState]):
         and so does a party that dies, is cancelled or is interrupted. Raises BrokenBarrier, until `reset()`;
         Unavailable or ConfigError.
         """
-        return await barrier.wait(self._session.core, self._primitive, timeout_of(timeout))
+        return await barrier.wait(self._session.core, self._primitive, timeout_of(timeout, self._primitive))
 
     async def _reset(self) -> None:
         """Begin anew: each party that waits gets BrokenBarrier, and parties that arrive from now on wait again.

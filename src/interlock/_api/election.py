@@ -12,6 +12,7 @@ from interlock._protocol.log import log
 from interlock._protocol.types import Stopped
 from interlock.errors import AcquireTimeout, ConfigError, LeaseLost, Unavailable
 
+from .functions import checked_stop, checked_work
 from .lease import EventT, LeaseCore
 from .lock import LockCore
 from .options import UNSET, LeaseT, Unset
@@ -100,6 +101,8 @@ class ElectionCore(LockCore[LeaseT], Generic[LeaseT, EventT]):
         `lease.ensure()`; its result counts if the lease was not lost. Raises what `work` raises, and ConfigError.
         """
         self._interlock._check_not_closed()
+        checked_work(self._primitive, work)
+        checked_stop(self._primitive, stop, for_asyncio=self._interlock._for_asyncio)
         if stop is not None and stop.is_set():
             return None
         polled = stop.is_set if stop is not None and not self._interlock._for_asyncio else None

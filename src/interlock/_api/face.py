@@ -14,8 +14,25 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from types import CellType, FunctionType
-from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, cast, get_args, get_origin
+from types import CellType, FunctionType, MappingProxyType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Concatenate,
+    NoReturn,
+    ParamSpec,
+    Self,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+)
+
+from interlock._protocol.names import has_address
+from interlock.errors import ConfigError
+
+from .misuse import advised, is_of_this_call, named, no_attribute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,6 +41,10 @@ P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")
 F = TypeVar("F", bound="Callable[..., Any]")
+_ADDRESS_ADVICE = (
+    "this name has the address of an object, which is another one in each process. Name an attribute of the object, as "
+    "in f'user:{user.id}'"
+)
 _TYPE = re.compile(r"\b[A-Z]\w*T\b")  # a type variable of the cores, in an annotation
 
 
@@ -68,12 +89,17 @@ def making(
     """
 
     def make(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        name = args[0] if args else kwargs.get("name")
         try:
+            if isinstance(name, str) and has_address(name):
+                raise ConfigError(_ADDRESS_ADVICE)
             described = method(self, *args, **kwargs)
         except TypeError as error:
-            if advice and error.__traceback__ is not None and error.__traceback__.tb_next is None:
-                raise TypeError(f"{error}. {advice}") from None
+            if is_of_this_call(error):
+                raise advised(error, advice) from None
             raise
+        except ConfigError as error:
+            raise named(error, f"{make.__name__}({name!r})", name) from error.__cause__
         return kind(*described)
 
     return present(method, make, "tuple[Any, ...]", cast("type", kind).__name__)
@@ -94,6 +120,15 @@ class Face:
 
     __slots__ = ()
     _instead_of_pickling = "make it in each process"
+    _is_made_by_users: ClassVar[bool] = False
+    _hints: Mapping[str, str] = MappingProxyType({})
+    """What does what a missing attribute of this name would do."""
+
+    if not TYPE_CHECKING:  # a type checker would accept any attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say what there is instead of an attribute that there is not."""
+            no_attribute(self, name, self._hints)
 
     def __reduce_ex__(self, protocol: object, /) -> NoReturn:
         """Refuse to be pickled: this has connections, threads or a lease of this process."""
@@ -111,20 +146,50 @@ class Face:
         super().__init_subclass__(**kwargs)
         cls.__doc__ = cls.__doc__ or next(base.__doc__ for base in cls.__mro__[1:] if base.__doc__)
         types, seen = _types(cls), set[str]()
+        is_ours = cls.__module__.partition(".")[0] == "interlock"
         for base in cls.__mro__[: -1 if types else 1]:
             for name, member in list(vars(base).items()):
-                if name in seen or not isinstance(member, FunctionType):
+                if name in seen:
+                    pass
+                elif types and is_ours and isinstance(member, classmethod) and name[0] != "_":
+                    setattr(cls, name, classmethod(_advising(cls, name, cast("Any", member).__func__)))
+                elif not isinstance(member, FunctionType):
                     pass
                 elif base is cls:
                     if "core" in vars(member):
                         _publish(cls, name, member, types)
-                elif types.keys() & _TYPE.findall(str(member.__annotations__)) and not re.match("_[^_]", name):
-                    setattr(cls, name, copy := awaitable(member))  # inherited, and generic there
+                elif (is_ours and (name[0] != "_" or name == "__call__")) or _is_generic(member, types):
+                    setattr(cls, name, copy := awaitable(member))  # inherited
                     _publish(cls, name, copy, types)
                 seen.add(name)
         if types and isinstance(cls.__init__, FunctionType):
-            cls.__init__ = init = _copied(cls.__init__)  # type: ignore[method-assign]
+            init = _advising(cls, "__init__", cls.__init__) if cls._is_made_by_users else _copied(cls.__init__)
+            cls.__init__ = init  # type: ignore[method-assign]
             init.__qualname__ = f"{cls.__qualname__}.__init__"
+
+
+def _is_generic(member: FunctionType, types: Mapping[str, str]) -> bool:
+    """Whether this method, known to users, has another type in each class that inherits it."""
+    return not re.match("_[^_]", member.__name__) and bool(types.keys() & _TYPE.findall(str(member.__annotations__)))
+
+
+def _advising(cls: type, name: str, function: FunctionType) -> Callable[..., Any]:
+    """A copy of `function` under the name of this class, whose TypeError for wrong arguments says the way out."""
+    copied = _copied(function)
+    copied.__qualname__, copied.__module__ = f"{cls.__qualname__}.{name}", cls.__module__
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return copied(*args, **kwargs)
+        except TypeError as error:
+            if is_of_this_call(error):
+                raise advised(error, whole=True) from None
+            raise
+
+    made: Any = functools.update_wrapper(call, copied)
+    made.__signature__ = inspect.signature(copied)
+    del made.__wrapped__  # help() would show it
+    return cast("Callable[..., Any]", made)
 
 
 def _publish(cls: type, name: str, member: FunctionType, types: Mapping[str, str]) -> None:

@@ -9,6 +9,7 @@ import re
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from interlock._client.error_texts import about
 from interlock._protocol.log import log
 from interlock.errors import ConfigError
 
@@ -34,24 +35,30 @@ _RUNS_LATER: Final = frozenset(
 )
 
 
+def refusal(subject: object, text: str) -> ConfigError:
+    """The error for what `subject`, a lock, can't do."""
+    return about(subject, ConfigError(text))
+
+
 def checked_function(subject: object, function: Any, *, for_asyncio: bool) -> None:
     """Refuse to decorate what `subject`, a lock, cannot hold until its work is done. Raises ConfigError."""
     called = name_of(function)
     if inspect.isclass(function):
-        raise ConfigError(f"{subject} decorates functions, and {called} is a class. Decorate its methods")
+        raise refusal(subject, f"{subject} decorates functions, and {called} is a class. Decorate its methods")
     if isinstance(function, classmethod):
-        raise ConfigError(f"{subject} decorates functions. Put it under @classmethod, not over it")
+        raise refusal(subject, f"{subject} decorates functions. Put it under @classmethod, not over it")
     if not callable(function):
-        raise ConfigError(f"{subject} decorates functions, not {function!r}")
+        raise refusal(subject, f"{subject} decorates functions, not {function!r}")
     if later := _what_runs_later(function):
-        raise ConfigError(f"{subject}: {called} is {later}, whose body would run after the release. {_INSIDE}")
+        raise refusal(subject, f"{subject}: {called} is {later}, whose body would run after the release. {_INSIDE}")
     if inspect.iscoroutinefunction(function) != for_asyncio:
         if for_asyncio:
-            raise ConfigError(
+            raise refusal(
+                subject,
                 f"{subject}: {called} is not an `async def`: use interlock (for threads) for it, or wrap what it "
-                "returns into an `async def` that awaits it"
+                "returns into an `async def` that awaits it",
             )
-        raise ConfigError(f"{subject}: {called} is an `async def`: use interlock.aio for it")
+        raise refusal(subject, f"{subject}: {called} is an `async def`: use interlock.aio for it")
 
 
 def checked_tag(subject: object, name: str, function: Any) -> None:
@@ -62,11 +69,50 @@ def checked_tag(subject: object, name: str, function: Any) -> None:
         return
     for tag in re.findall(r"\{([^{}.\[!:]*)", name):
         if tag in arguments:
-            raise ConfigError(
+            raise refusal(
+                subject,
                 f"{subject}: {name_of(function)} has an argument {tag!r}, but {{{tag}}} is a hash tag here, and all "
                 "calls would share one lock. Decorate with synchronized(), whose name is a format; or call the tag "
-                "something else"
+                "something else",
             )
+
+
+def checked_work(subject: object, work: Any) -> None:
+    """Refuse work that can't be called with a lease, before there is one. Raises ConfigError."""
+    if not callable(work):
+        if inspect.iscoroutine(work):
+            work.close()
+        raise refusal(subject, f"{subject}: run() takes a function, which it calls with the lease, not {work!r}")
+    try:
+        signature = inspect.signature(work)
+    except (TypeError, ValueError):  # Python does not know the arguments
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise refusal(
+            subject, f"{subject}: run() calls {name_of(work)} with one argument, the lease, which does not fit: {error}"
+        ) from None
+
+
+def checked_stop(subject: object, stop: object, *, for_asyncio: bool) -> None:
+    """Refuse an event of the other mode: one of threads would block the event loop. Raises ConfigError."""
+    if stop is None:
+        return
+    is_event = callable(getattr(stop, "is_set", None))
+    if not is_event or inspect.iscoroutinefunction(getattr(stop, "wait", None)) != for_asyncio:
+        wanted = "an asyncio.Event" if for_asyncio else "a threading.Event"
+        raise refusal(subject, f"{subject}: stop must be {wanted}, not {stop!r}")
+
+
+def checked_awaitable(subject: object, function: Any, result: object) -> None:
+    """Refuse work of asyncio whose result can't be awaited. Raises ConfigError."""
+    if not inspect.isawaitable(result):
+        raise refusal(
+            subject,
+            f"{subject}: {name_of(function)} returned {type(result).__name__}, which can't be awaited. Make it an "
+            "`async def`; for a function that blocks use asyncio.to_thread() in it",
+        )
 
 
 def checked_result(subject: object, function: Any, result: Any, *, for_asyncio: bool) -> None:
@@ -76,12 +122,15 @@ def checked_result(subject: object, function: Any, result: Any, *, for_asyncio: 
     called, what = name_of(function), type(result).__name__.strip("_")
     if isinstance(result, CoroutineType) and not for_asyncio:
         result.close()
-        raise ConfigError(
+        raise refusal(
+            subject,
             f"{subject}: {called} returned a coroutine, which would run after the release, and did not run. Use "
-            "interlock.aio, or run it inside the function"
+            "interlock.aio, or run it inside the function",
         )
     if _what_runs_later(inspect.unwrap(function)):
-        raise ConfigError(f"{subject}: {called} returned a {what}, whose body would run after the release. {_INSIDE}")
+        raise refusal(
+            subject, f"{subject}: {called} returned a {what}, whose body would run after the release. {_INSIDE}"
+        )
     _warn_once(f"{subject}: {called} returned a {what}: what it does runs after the release. {_INSIDE}")
 
 

@@ -20,6 +20,8 @@ from interlock.primitives import barrier, election, latch, lock, once, permits
 from interlock.primitives.once import Skipped
 
 from .face import Face
+from .functions import name_of
+from .misuse import INTERLOCK_HINTS, advised
 from .multi import checked_members
 from .options import DEFAULT_TTL, LeaseT, OptionsOf, timeout_of
 from .run_names import run_source
@@ -64,6 +66,8 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
     """
 
     _instead_of_pickling = "make it in each process, of the same URL"
+    _is_made_by_users = True
+    _hints = INTERLOCK_HINTS
     _for_asyncio: ClassVar[bool]
     _rlock_type: ClassVar[Callable[..., Any]]
 
@@ -84,7 +88,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         self.prefix = prefix
         self.max_ttl = duration(max_ttl, "max_ttl", minimum=MIN_TTL)
         self.try_for = duration(try_for, "try_for", minimum=MIN_TRY_FOR, maximum=MAX_TRY_FOR)
-        if label is not None and not re.search(r"\w", label):
+        if label is not None and not re.search(r"\w", label if isinstance(label, str) else ""):  # pyright: ignore[reportUnnecessaryIsInstance]  # not all users have one
             raise ConfigError(f"label must be some words for people, not {label!r}")
         self.label = label
         self.max_connections = positive_int(max_connections, "max_connections", "Interlock", MAX_MAX_CONNECTIONS)
@@ -258,6 +262,8 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         The run of a process that died is free again after 30 s (or `at_most`, if that is less). Raises ConfigError.
 
         """
+        if key is None and keep != MONTH:
+            raise ConfigError("keep says for how long the run for a key is remembered: give a key=, too")
         limits = once.RunLimits(at_most, at_least, keep, keyed=key is not None, max_ttl=self.max_ttl)
         options = self._checked(ttl=limits.ttl, max_hold=limits.at_most)
         resource, source = run_source(name, self.prefix, key)
@@ -370,15 +376,26 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
             checked = AcquireOptions(float(ttl), wanted, **options)
         except TypeError as error:  # an option that there is not: name the method that the user called
             unexpected, called = str(error).partition("()")[2], sys._getframe(1).f_code.co_name.lstrip("_")
-            raise TypeError(f"Interlock.{called}(){unexpected}") from None
+            raise advised(TypeError(f"Interlock.{called}(){unexpected}")) from None
+        for option in ("renew", "fair"):
+            if not isinstance(value := getattr(checked, option), bool):
+                raise ConfigError(f"{option} must be True or False, not {value!r}")
         timeout_of(checked.timeout)
         if checked.max_hold is not None:
             duration(checked.max_hold, "max_hold", minimum=MIN_TTL)
         if max_waiters is not None:
             checked.max_waiters = str(positive_int(max_waiters, "max_waiters", "Interlock", MAX_MAX_WAITERS))
-        if checked.on_lost is not None and not callable(checked.on_lost):
-            raise ConfigError(f"on_lost must be callable with the lease, not {checked.on_lost!r}")
+        if checked.on_lost is not None:
+            self._check_on_lost(checked.on_lost)
         return checked
+
+    def _check_on_lost(self, on_lost: object) -> None:
+        if not callable(on_lost):
+            raise ConfigError(f"on_lost must be callable with the lease, not {on_lost!r}")
+        if not self._for_asyncio and inspect.iscoroutinefunction(on_lost):
+            raise ConfigError(
+                f"on_lost: {name_of(on_lost)} is an `async def`, which threads would not await. Give a plain function"
+            )
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.Interlock {self._address.display_url}{' closed' if self._closed else ''}>"

@@ -33,4 +33,4 @@ class LatchCore(BreakableCore[LatchState]):
         `timeout` is in seconds: None waits for ever, 0 does not wait. Raises AcquireTimeout; BrokenBarrier if the
         latch was revoked, or is gone from the server; Unavailable or ConfigError.
         """
-        await latch.wait(self._session.core, self._primitive, timeout_of(timeout))
+        await latch.wait(self._session.core, self._primitive, timeout_of(timeout, self._primitive))

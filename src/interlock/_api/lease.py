@@ -15,8 +15,11 @@ from interlock._client.grant import Grant
 from interlock._client.renewal import dropped_text
 from interlock._client.self_wait import lasts
 from interlock._protocol.acks import Assurance
+from interlock._protocol.names import check_command
+from interlock.errors import ConfigError
 
 from .face import Face
+from .misuse import LEASE_HINTS, named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -68,6 +71,7 @@ class WatchedCore(Face, Generic[EventT]):
     _core: Core
     _lost_event: Any
     _end_event: Any
+    _hints = LEASE_HINTS
     _instead_of_pickling = "acquire another one there, or send its fence with the data that the other process writes"
     _in_with: bool
     """A `with` of its lockable acquired it, and so gives it back."""
@@ -102,6 +106,14 @@ class WatchedCore(Face, Generic[EventT]):
     def ensure(self) -> None:
         """Raise LeaseLost unless the lease is certainly still ours. No I/O: cheap enough before every write."""
         raise NotImplementedError
+
+    def _check_loop(self, error: RuntimeError) -> None:
+        """Raise in words for its user an error of asyncio about a lease that is used in another event loop."""
+        if "different loop" in str(error) or "loop is closed" in str(error):
+            raise RuntimeError(
+                f"{self!r} belongs to the event loop in which it was acquired, and is used in another one. Use it in "
+                "its own loop while that runs, or acquire the lock in this loop"
+            ) from error
 
     def _on_lost(self) -> None:
         """Report a loss to the holder. Called once, by the code that found it out."""
@@ -206,11 +218,21 @@ class LeaseCore(WatchedCore[EventT]):
         """
         if self._leaves_inner():
             return self.state not in _ENDED
-        return await self._core.release(self._grant)
+        try:
+            return await self._core.release(self._grant)
+        except RuntimeError as error:
+            self._check_loop(error)
+            raise
 
     async def _extend(self, ttl: float) -> None:
         """Make the lease last at least `ttl` seconds from now, renewed or not. Raises LeaseLost or Unavailable."""
-        await self._core.extend(self._grant, ttl)
+        try:
+            await self._core.extend(self._grant, ttl)
+        except ConfigError as error:
+            raise self._named(error) from None
+        except RuntimeError as error:
+            self._check_loop(error)
+            raise
 
     async def _execute(
         self, command: str, *args: str | bytes | float, keys: Sequence[str | bytes] | None = None
@@ -221,8 +243,18 @@ class LeaseCore(WatchedCore[EventT]):
         share the lock's slot. Returns the reply, strings as bytes. Never sent twice: raises Unavailable, saying whether
         the command may have run; LeaseLost if it was not run.
         """
-        reply: Reply = await self._core.execute(self._grant, command, args, keys)
+        try:
+            check_command(command, keys)
+            reply: Reply = await self._core.execute(self._grant, command, args, keys)
+        except ConfigError as error:
+            raise self._named(error) from error.__cause__
+        except RuntimeError as error:
+            self._check_loop(error)
+            raise
         return reply
+
+    def _named(self, error: ConfigError) -> ConfigError:
+        return named(error, str(self._grant.resource), self.name)
 
     def _on_lost(self) -> None:
         super()._on_lost()

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic
 from interlock._client.self_wait import deadlock, kind_of_caller, way_out
 from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives.lock import LockInspect, LockState, parse_state
-from interlock.primitives.messages import DoneReply, InspectCall, RevokeCall
+from interlock.primitives.messages import DoneReply, RevokeCall
 
-from .functions import checked_function, checked_result, checked_tag
+from .functions import checked_awaitable, checked_function, checked_result, checked_tag
+from .misuse import LOCK_HINTS
 from .named import NamedCore, StateT
 from .options import UNSET, LeaseT, Unset, timeout_of
 from .section import Section
@@ -33,6 +34,7 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
     """Something that can be held: a `with` (asyncio: `async with`) holds it, a decorated function runs under it."""
 
     __slots__ = ("_by_hand", "_inside", "_options")
+    _hints = LOCK_HINTS
     _lease_of: Callable[[Core, Grant], LeaseT]
     """Makes the lease of a grant, and remembers the lease if callers may re-enter it, before the caller gets it."""
     _is_reentrant: ClassVar[bool] = False
@@ -52,8 +54,11 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
         """
         if self._is_reentrant and (held := self._reenter()) is not None:
             return held
-        core, options = self._interlock._session.core, self._options
-        timeout = options.timeout if isinstance(timeout, Unset) else timeout_of(timeout)
+        try:
+            core, options = self._interlock._session.core, self._options
+        except ConfigError as error:  # it is closed
+            raise self._about_this(error) from None
+        timeout = options.timeout if isinstance(timeout, Unset) else timeout_of(timeout, self._primitive)
         lease: LeaseT = await core.acquire(core.attempt(self._to_request(), options, timeout, self._lease_of))
         return lease
 
@@ -78,7 +83,7 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
         return await self._revoke_holders(self._reason(reason), force=force)
 
     async def _revoke_holders(self, why: str, *, force: bool) -> bool:
-        value, pttl, *_ = LockInspect.parse(await self._query(InspectCall("1")))
+        value, pttl, *_ = LockInspect.parse(await self._inspected("1"))
         holder = value.removeprefix(b"!")  # "!<token>": revoked already
         if not holder or (value != holder and not force):
             return False
@@ -142,7 +147,9 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
         """What the user's function returns; for asyncio, what awaiting that gives."""
         result = function(*args, **kwargs)
         for_asyncio = self._interlock._for_asyncio
-        result = await result if for_asyncio else result
+        if for_asyncio:
+            checked_awaitable(self._primitive, function, result)
+            result = await result
         checked_result(self._primitive, function, result, for_asyncio=for_asyncio)
         return result
 

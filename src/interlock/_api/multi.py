@@ -44,7 +44,7 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
         that is cancelled or interrupted.
         """
         core = self._session.core
-        timeout = self._options.timeout if isinstance(timeout, Unset) else timeout_of(timeout)
+        timeout = self._options.timeout if isinstance(timeout, Unset) else timeout_of(timeout, self._primitive)
         try_for = core.patient_timeout if any(each._options.acks for each in self._members) else core.try_for
         until = FOREVER if timeout is None else core.runtime.now() + (timeout or try_for)
         leases: Leases = {}

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from .lease import EventT, LeaseCore, LeaseState, WatchedCore, described_state
+from .misuse import MULTI_LEASE_HINTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ class MultiLeaseCore(WatchedCore[EventT], Generic[EventT, PartT]):
     """Several leases as one: `lease.fence["a"]` is the fence of one, `lease["a"]` its lease."""
 
     __slots__ = ("__weakref__", "_leases", "_name", "_on_lost_call", "_told")
+    _hints = MULTI_LEASE_HINTS
 
     def __init__(self, core: Core, on_lost: Callable[[Any], object] | None, name: str, leases: dict[str, Any]) -> None:
         self._core = core
@@ -42,6 +44,8 @@ class MultiLeaseCore(WatchedCore[EventT], Generic[EventT, PartT]):
 
     def __getitem__(self, name: str) -> PartT:
         """Return the lease on one of them: for its `execute`, or its token."""
+        if name not in self._leases:
+            raise KeyError(f"{name!r} is none of its locks, which are {', '.join(map(repr, self._leases))}")
         return self._leases[name]
 
     @property

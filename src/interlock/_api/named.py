@@ -6,10 +6,13 @@ import re
 import secrets
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from interlock._client.error_texts import about
+from interlock._client.kinds import inspect
 from interlock.errors import ConfigError
-from interlock.primitives.messages import BreakCall, DoneReply, InspectCall
+from interlock.primitives.messages import BreakCall, DoneReply
 
 from .face import Face
+from .misuse import NoWith, named
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,21 +50,35 @@ class NamedCore(Face, Generic[StateT]):
         return await self._state()
 
     async def _state(self) -> StateT:
-        return self._state_of(self.name, await self._query(InspectCall("100")))
+        return self._state_of(self.name, await self._inspected("100"))
 
     @property
     def _session(self) -> Session:
-        session: Session = self._interlock._session
+        try:
+            session: Session = self._interlock._session
+        except ConfigError as error:  # it is closed
+            raise self._about_this(error) from None
         return session
+
+    def _about_this(self, error: ConfigError) -> ConfigError:
+        return named(error, str(self._primitive), self.name)
+
+    async def _inspected(self, max_waiters: str) -> Any:
+        return await inspect(self._session.core, self._primitive, max_waiters)
 
     async def _query(self, call: Call) -> Any:
         return await self._session.core.query(self._primitive, *call.encode())
 
     def _reason(self, reason: str) -> str:
         """What a revocation says to the holder or the waiters. Raises ConfigError if that is nothing."""
-        why = re.sub(r"[\x00-\x1f\x7f]+", " ", reason).strip()[:200]
+        why = re.sub(r"[\x00-\x1f\x7f]+", " ", reason).strip()[:200] if isinstance(reason, str) else ""  # pyright: ignore[reportUnnecessaryIsInstance]
         if not why:
-            raise ConfigError(f"{self._primitive}: a revocation needs a reason, which its holder can read")
+            raise about(
+                self._primitive,
+                ConfigError(
+                    f"{self._primitive}: a revocation needs a reason, which its holder can read, not {reason!r}"
+                ),
+            )
         core = self._session.core
         return f"{why} (by {core.process_id}/{core.caller(self._primitive)[0]})"
 
@@ -69,10 +86,11 @@ class NamedCore(Face, Generic[StateT]):
         return f"<{type(self).__module__}.{type(self).__name__} {self.name!r}>"
 
 
-class BreakableCore(NamedCore[StateT]):
+class BreakableCore(NamedCore[StateT], NoWith):
     """Something that several wait for, and that can be broken for all of them: a latch or a barrier."""
 
     __slots__ = ()
+    _instead_of_with = "nobody holds it. Call wait()"
 
     async def _revoke(self, reason: str) -> bool:
         """Break this for all that wait: each of them gets BrokenBarrier, with `reason`.

@@ -6,11 +6,12 @@ import functools
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from interlock.primitives import once as script
-from interlock.primitives.messages import DoneReply, InspectCall, RevokeCall
+from interlock.primitives.messages import DoneReply, RevokeCall
 from interlock.primitives.once import ForgetCall, OnceInspect, OnceState, Ran, Skipped
 
-from .functions import checked_function
+from .functions import checked_function, checked_work
 from .lock import LockableCore
+from .misuse import ONCE_HINTS, NoWith
 from .options import LeaseT
 from .run_names import NAMED, RunNames, RunSource
 from .section import Section
@@ -26,10 +27,12 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
-class OnceCore(LockableCore[OnceState, LeaseT]):
+class OnceCore(LockableCore[OnceState, LeaseT], NoWith):
     """Work that runs on one machine only; see Interlock.once."""
 
     __slots__ = ("_limits", "_source")
+    _hints = ONCE_HINTS
+    _instead_of_with = "it runs a function, by run(work) or as a decorator"
     _state_of = staticmethod(script.parse_state)
 
     def __init__(
@@ -61,6 +64,7 @@ class OnceCore(LockableCore[OnceState, LeaseT]):
         took longer than at_most, or if its lease ended before it did: it was lost, or the Interlock was closed;
         Unavailable.
         """
+        checked_work(self._primitive, work)
         return await self._now()._run_named(work)
 
     async def _run_named(self, work: Callable[[LeaseT], Awaitable[R]]) -> Ran[R] | Skipped:
@@ -92,6 +96,7 @@ class OnceCore(LockableCore[OnceState, LeaseT]):
         """Decorate a function (asyncio: an `async def`): each call of it runs it once, or is skipped; see `run()`."""
         checked_function(self._primitive, function, for_asyncio=self._interlock._for_asyncio)
         names = RunNames(self._primitive, self._source, self._interlock.prefix, function)
+        names.warn_of_frozen(function)
 
         async def once(*args: Any, **kwargs: Any) -> Any:
             @functools.wraps(function)
@@ -109,14 +114,14 @@ class OnceCore(LockableCore[OnceState, LeaseT]):
         Raises Unavailable or ConfigError.
         """
         named = self._now()
-        inspected = OnceInspect.parse(await named._query(InspectCall("1")))
+        inspected = OnceInspect.parse(await named._inspected("1"))
         if inspected.note:
             await named._query(ForgetCall(inspected.note))
         return bool(inspected.note)
 
     async def _state(self) -> OnceState:
         named = self._now()
-        return self._state_of(named.name, await named._query(InspectCall("100")))
+        return self._state_of(named.name, await named._inspected("100"))
 
     async def _revoke_holders(self, why: str, *, force: bool) -> bool:
         named = self._now()

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypedDict, TypeVar
 
+from interlock._client.error_texts import about
 from interlock._protocol.names import duration
+from interlock.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from interlock._protocol.types import Resource
 
     from .lease import WatchedCore
 
@@ -40,7 +44,15 @@ class OptionsOf(TypedDict, Generic[LeaseT], total=False):
     fsync: bool
 
 
-def timeout_of(timeout: object) -> float | None:
-    """Seconds to wait: None is for ever, 0 not at all. Raises ConfigError."""
-    checked = math.inf if timeout is None else duration(timeout, "timeout")
+def timeout_of(timeout: object, resource: Resource | None = None) -> float | None:
+    """Seconds to wait: None is for ever, 0 not at all. Raises ConfigError, about the `resource` that is waited for."""
+    if timeout is None:
+        return None
+    try:
+        checked = duration(timeout, "timeout")
+    except ConfigError as error:
+        text = str(error) if resource is None else f"{resource}: {error}"
+        if isinstance(timeout, bool):
+            text += ". To try without waiting: try_acquire(), or 0 seconds; to wait for ever: None"
+        raise about(resource, ConfigError(text)) from None
     return None if checked == math.inf else checked

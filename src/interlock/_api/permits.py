@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._client import permits as client
-from interlock.errors import AcquireTimeout
+from interlock._client.error_texts import about
+from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives import permits as script
-from interlock.primitives.messages import DoneReply, InspectCall, RevokeCall
+from interlock.primitives.messages import DoneReply, RevokeCall
 from interlock.primitives.permits import PermitInspect, SemaphoreState
 
 from .lock import LockableCore
+from .misuse import RWLOCK_HINTS
 from .named import NamedCore
 from .options import UNSET, LeaseT, Unset, timeout_of
 
@@ -33,7 +35,7 @@ class PermitsCore(LockableCore[SemaphoreState, LeaseT]):
         """One caller may hold several permits."""
 
     async def _revoke_holders(self, why: str, *, force: bool) -> bool:
-        marker = PermitInspect.parse(await self._query(InspectCall("1"))).marker
+        marker = PermitInspect.parse(await self._inspected("1")).marker
         tokens = await client.every_holder(self._session.core, self._primitive)
         if marker and force:
             tokens.insert(0, marker)
@@ -53,7 +55,7 @@ class SemaphoreCore(PermitsCore[LeaseT]):
         of the semaphore. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind.
         """
         core, options = self._session.core, self._options
-        timeout = options.timeout if isinstance(timeout, Unset) else timeout_of(timeout)
+        timeout = options.timeout if isinstance(timeout, Unset) else timeout_of(timeout, self._primitive)
         resource = script.with_permits(self._primitive, permits)
         lease: LeaseT = await core.acquire(core.attempt(resource, options, timeout, self._lease_of))
         return lease
@@ -90,7 +92,10 @@ class RWSideCore(PermitsCore[LeaseT]):
     def _to_request(self) -> Resource:
         interlock = self._interlock
         held = interlock._held_by_caller.of(interlock._current_owner(), self._primitive.keys[0])
-        return script.beside_own_leases(self._primitive, held)
+        try:
+            return script.beside_own_leases(self._primitive, held)
+        except ConfigError as error:  # a reader that would write
+            raise about(self._primitive, error) from None
 
     def _lease_of(self, core: Core, grant: Grant) -> Any:
         lease = self._lease_type(core, grant)
@@ -113,7 +118,12 @@ class RWLockCore(NamedCore[SemaphoreState]):
         super().__init__(interlock, resource)
         self._options = options
 
+    _hints = RWLOCK_HINTS
     if not TYPE_CHECKING:  # a type checker refuses these without them
+
+        def __call__(self, _: object) -> None:
+            """Refuse to decorate with both sides."""
+            raise TypeError(f"{self._primitive}: say which side: `@rwlock.read()` or `@rwlock.write()`")
 
         def __enter__(self) -> None:
             """Refuse a `with` of both sides."""

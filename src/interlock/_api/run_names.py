@@ -9,6 +9,7 @@ from interlock._protocol.names import CUT_BYTES, MAX_NAME_BYTES, tagged
 from interlock.errors import ConfigError
 from interlock.primitives.once import once_resource
 
+from .frozen import warn_of_frozen
 from .functions import name_of
 from .naming import Arguments, Naming, example_of
 
@@ -54,7 +55,7 @@ class RunNames:
     def __init__(self, subject: object, source: RunSource, prefix: str, function: Any = None) -> None:
         decorates = function is not None
         name, key, _ = self._source = source
-        self._prefix = prefix
+        self._subject, self._prefix = subject, prefix
         makes_name = _is_format(name, prefix, decorates=decorates)
         makes_key = callable(key) or (decorates and key is not None and _BRACE.search(key) is not None)
         self.differ = makes_name or makes_key
@@ -62,6 +63,15 @@ class RunNames:
         most = MAX_NAME_BYTES - (0 if key is None else len(":key=") + CUT_BYTES)
         self._name = Naming(subject, "the name", name, arguments, most) if makes_name else None
         self._key = Naming(subject, "the key", key, arguments, MAX_KEY_BYTES) if makes_key else None
+
+    def warn_of_frozen(self, function: object) -> None:
+        """Warn of a name or key that all calls share, though it has the date or time of now."""
+        for what, text, naming in (
+            ("the name", self._source.name, self._name),
+            ("the key", self._source.key, self._key),
+        ):
+            if naming is None and isinstance(text, str):
+                warn_of_frozen(self._subject, what, text, function)
 
     def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Resource:
         """The resource for this call. Raises ConfigError, or TypeError as the call itself would."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Self
 from interlock.errors import LeaseLost
 
 from .lease import WatchedCore
+from .misuse import OnlyAsyncWith
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -77,7 +78,7 @@ class Body(CancelScope):
         """Whether it is cancelled by any end that another task makes, and not by a loss only."""
 
 
-class LeaseForAsyncio(WatchedCore[asyncio.Event]):
+class LeaseForAsyncio(WatchedCore[asyncio.Event], OnlyAsyncWith):
     """A lease that tasks are inside of: a loss cancels each of them once, where it is innermost.
 
     The body that was cancelled turns that into LeaseLost; those around it see LeaseLost come out of it.
@@ -122,7 +123,11 @@ class LeaseForAsyncio(WatchedCore[asyncio.Event]):
     async def _exit(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         body = self._body_left()
         if body is None or not body.cancelled:
-            await self._leave(error)
+            try:
+                await self._leave(error)
+            except RuntimeError as failed:
+                self._check_loop(failed)
+                raise
             return
         ours, interrupted = body.take_back(), False
         converts = ours and isinstance(error, asyncio.CancelledError)

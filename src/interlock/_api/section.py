@@ -17,6 +17,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
+from interlock._client.error_texts import about
 from interlock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -127,10 +128,13 @@ def _left_by_hand(lockable: Any) -> Section:
         found = _found_by_hand(lockable._by_hand, lockable._interlock._current_owner())
     if not isinstance(found, int):
         return found
-    raise ConfigError(
-        f"{lockable._primitive}: __exit__() was called by another thread or task than __enter__(), and "
-        f"{f'{found} leases were entered so' if found else 'no lease was entered so'}: nobody can tell which lease "
-        "is meant. Keep the lease: `lease = s.acquire()`, and then `with lease:` or lease.release()"
+    raise about(
+        lockable._primitive,
+        ConfigError(
+            f"{lockable._primitive}: __exit__() was called by another thread or task than __enter__(), and "
+            f"{f'{found} leases were entered so' if found else 'no lease was entered so'}: nobody can tell which lease "
+            "is meant. Keep the lease: `lease = s.acquire()`, and then `with lease:` or lease.release()"
+        ),
     )
 
 

@@ -25,6 +25,7 @@ from .face import present, raise_stop_iteration
 from .interlock import InterlockCore, MemberT, MultiLeaseT
 from .lease import WatchedCore
 from .lock import LockableCore
+from .misuse import OnlyWith, advised, is_of_this_call
 from .named import StateT
 from .options import LeaseT
 from .section import Section, WithExit, is_driven_by_pool, section_of_this_with
@@ -44,7 +45,12 @@ def blocking(method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]]) -> Cal
     """The method for threads: the calling thread runs the coroutine to its end."""
 
     def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        coroutine = method(self, *args, **kwargs)
+        try:
+            coroutine = method(self, *args, **kwargs)
+        except TypeError as error:
+            if is_of_this_call(error):
+                raise advised(error) from None
+            raise
         try:  # as run() does, which would be one call more for each call of a user
             coroutine.send(None)
         except StopIteration as finished:
@@ -77,7 +83,7 @@ def iterating(method: Callable[Concatenate[S, P], AsyncIterator[R]]) -> Callable
     return present(method, iterate, "AsyncIterator", "Iterator")
 
 
-class InterlockForThreads(InterlockCore[LeaseT, MultiLeaseT, MemberT]):  # one session, for all threads
+class InterlockForThreads(InterlockCore[LeaseT, MultiLeaseT, MemberT], OnlyWith):  # one session, for all threads
     _for_asyncio = False
 
     def _start(self) -> None:
@@ -137,7 +143,7 @@ def _warn_of_loop(resource: Resource) -> None:
         )
 
 
-class LeaseForThreads(WatchedCore[threading.Event]):
+class LeaseForThreads(WatchedCore[threading.Event], OnlyWith):
     """A lease that a `with` holds."""
 
     __slots__ = ()
@@ -163,7 +169,7 @@ class SectionForThreads(Section):
         run(self.leave(*args))
 
 
-class Lockable(LockableCore[StateT, LeaseT]):
+class Lockable(LockableCore[StateT, LeaseT], OnlyWith):
     """Something that can be held: a `with` holds it, a decorated function runs under it."""
 
     __slots__ = ()

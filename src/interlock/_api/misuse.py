@@ -1,0 +1,212 @@
+"""What an error says to somebody who knows another library: which option or method of interlock does what they want.
+
+Nothing here runs unless a call has failed already.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from interlock.errors import ConfigError
+
+_TRY: Final = "To try without waiting: try_acquire(), or acquire(0)"
+_TTL: Final = "The ttl of a lease is ttl=, in seconds; a living holder's lease is renewed"
+_WAIT: Final = "How long to wait is timeout=, in seconds"
+_WOKEN: Final = "A waiter does not poll: the server wakes it. How long to wait is timeout=, in seconds"
+_TOKEN: Final = "Each lease has a token of its own: lease.token"  # noqa: S105 (no password)
+_SERVER: Final = 'This belongs to the server: put it into the URL, as in Interlock("redis://user:password@host:6379/0")'
+_INTERLOCK: Final = "This is an option of Interlock(...), the same for all of its locks"
+
+# Options of redis-py, python-redis-lock, Redisson, pottery, redlock-py, threading and others.
+_OPTIONS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("blocking", "block", "wait", "non_blocking"), _TRY),
+    **dict.fromkeys(
+        ("blocking_timeout", "waitTime", "wait_time", "wait_timeout", "acquire_timeout", "max_wait", "time_out"), _WAIT
+    ),
+    **dict.fromkeys(
+        ("retry_count", "retry_times", "retry_delay", "retry_interval", "retries", "sleep", "delay"), _WOKEN
+    ),
+    **dict.fromkeys(("poll_interval", "check_interval", "interval"), _WOKEN),
+    **dict.fromkeys(
+        ("expire", "ex", "lock_timeout", "leaseTime", "lease_time", "auto_release_time", "duration", "ttk"), _TTL
+    ),
+    **dict.fromkeys(("px", "ttl_ms", "expire_ms", "timeout_ms"), "All durations are in seconds: ttl=, timeout="),
+    **dict.fromkeys(("auto_renewal", "auto_renew", "keepalive", "heartbeat"), "renew=False turns the renewal off"),
+    **dict.fromkeys(("id", "token", "value", "identifier"), _TOKEN),
+    "thread_local": "A lease belongs to nobody but its holder: any thread may release it",
+    "reentrant": "rlock(name) makes a reentrant lock",
+    "owner": "rlock(name, owner=...) has an owner",
+    "limit": "semaphore(name, limit) has a limit",
+    "permits": "Say how many of a semaphore's permits: acquire(permits=2)",
+    "key": "once(name, key=..., at_most=...) has keys; a lock has a name",
+    **dict.fromkeys(("host", "port", "db", "username", "password", "ssl", "path", "decode_responses"), _SERVER),
+    **dict.fromkeys(("socket_timeout", "socket_connect_timeout", "client_name"), _SERVER),
+    **dict.fromkeys(("url", "client", "redis", "connection"), "URL or client is the first argument: Interlock(url)"),
+    "namespace": 'Interlock(prefix="app:") sets what stands before each name',
+    **dict.fromkeys(("prefix", "quarantine", "try_for", "label", "max_connections", "max_ttl"), _INTERLOCK),
+}
+# Of the whole Interlock, where the word means something else than for one lock.
+_OF_LOCKS: Final = "This is an option of each lock: locks.lock(name, ttl=10, timeout=5)"
+_INTERLOCK_OPTIONS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("ttl", "timeout", "renew", "fair", "max_hold", "on_lost", "acks", "fsync"), _OF_LOCKS),
+}
+_UNEXPECTED: Final = re.compile(r"unexpected keyword argument '(\w+)'")
+_TOO_MANY: Final = re.compile(r"takes (from \d+ to )?\d+ positional arguments? but")
+
+
+def advised(error: TypeError, advice: str = "", *, whole: bool = False) -> TypeError:
+    """The error of Python for arguments that do not fit, with the way out. `whole`: those of the Interlock itself."""
+    text = str(error)
+    if not advice:
+        advice = _advice(text, whole=whole)
+    return TypeError(f"{text}. {advice}") if advice else error
+
+
+def _advice(text: str, *, whole: bool) -> str:
+    if unexpected := _UNEXPECTED.search(text):
+        option = unexpected[1]
+        if "try_acquire()" in text and option == "timeout":
+            return "It does not wait. Use acquire(timeout=...)"
+        options = {**_OPTIONS, **_INTERLOCK_OPTIONS} if whole or "acquire()" in text else _OPTIONS
+        return options.get(option, "")
+    if _TOO_MANY.search(text):
+        if "quorum()" in text:
+            return "Give the servers as one list: Interlock.quorum([url, url, url])"
+        if "__init__()" in text:
+            return 'Give one URL or client, and options by their names: Interlock("redis://host:6379/0", prefix="app:")'
+        return "Give options by their names, as in ttl=10, timeout=5"
+    return ""
+
+
+def is_of_this_call(error: TypeError) -> bool:
+    """Whether the arguments of the call itself did not fit, in the function that catches this error."""
+    return error.__traceback__ is not None and error.__traceback__.tb_next is None
+
+
+def named(error: ConfigError, subject: str, name: object) -> ConfigError:
+    """This error, with the name of the lock: as an attribute, and in the text unless it is there already.
+
+    `subject` is what the text says of it, as "lock 'a'".
+    """
+    if error.name is None and isinstance(name, str):
+        error.name = name
+        if repr(name) not in str(error):
+            error.args = (f"{subject}: {error}",)
+    return error
+
+
+# Methods of the locks of other libraries, and of the lease instead of the lock.
+_OF_THE_LEASE: Final = "It is a method of the lease, which acquire() returns and `with` gives: `with lock as lease:`"
+LOCK_HINTS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("release", "extend", "execute", "ensure", "remaining"), _OF_THE_LEASE),
+    **dict.fromkeys(("fence", "token", "lost", "ended", "state"), _OF_THE_LEASE.replace("a method", "an attribute")),
+    **dict.fromkeys(("unlock", "__exit_"), "Release the lease: lease.release(), or a `with`"),
+    **dict.fromkeys(("locked", "is_locked", "owned", "is_locked_by_me"), "See inspect().held; of a lease: lease.state"),
+    **dict.fromkeys(("get_owner_id", "owner", "holder"), "See inspect().holder"),
+    **dict.fromkeys(("reacquire", "renew", "refresh"), "A living holder's lease is renewed; else lease.extend(ttl)"),
+    **dict.fromkeys(("reset", "force_unlock", "force_release"), "To take it from its holder: revoke(reason)"),
+    **dict.fromkeys(("lock", "obtain", "try_lock", "tryLock"), "acquire() waits, try_acquire() does not"),
+    **dict.fromkeys(("ttl", "timeout"), "Give it to the method that makes the lock: locks.lock(name, ttl=10)"),
+}
+ONCE_HINTS: Final[Mapping[str, str]] = dict.fromkeys(
+    ("acquire", "try_acquire", "release"), "It runs a function: run(work), or as a decorator"
+)
+RWLOCK_HINTS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        ("acquire", "try_acquire", "release", "__enter__"), "Say which side: .read().acquire(), .write().acquire()"
+    ),
+    "read_lock": "It is .read()",
+    "write_lock": "It is .write()",
+}
+LEASE_HINTS: Final[Mapping[str, str]] = {
+    "acquire": "A lease is acquired already. Acquire the lock: lock.acquire()",
+    **dict.fromkeys(("unlock", "close", "free"), "Give it back: release(), or a `with`"),
+    **dict.fromkeys(("locked", "owned", "is_locked", "is_lost", "held", "valid"), "See lease.state, or lease.ensure()"),
+    **dict.fromkeys(("renew", "reacquire", "refresh"), "interlock renews it. To make it longer: extend(ttl)"),
+    **dict.fromkeys(("fencing_token", "fence_token", "version"), "It is lease.fence"),
+    **dict.fromkeys(("ttl", "expires", "expire"), "See lease.remaining()"),
+}
+MULTI_LEASE_HINTS: Final[Mapping[str, str]] = {
+    **LEASE_HINTS,
+    **dict.fromkeys(("execute", "token", "assurance", "lease"), "Of one of its locks: lease[name], a Lease"),
+}
+INTERLOCK_HINTS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("Lock", "mutex", "acquire", "get_lock", "create_lock"), "Make a lock, and hold it: lock(name)"),
+    **dict.fromkeys(("release", "unlock"), "Release the lease that acquire() returned: lease.release()"),
+    **dict.fromkeys(("Semaphore", "Event", "Condition"), "See semaphore(), latch() and barrier()"),
+    **dict.fromkeys(
+        ("get", "set", "delete", "execute", "eval", "ping", "keys"), "It is no client. Use one of redis-py"
+    ),
+    "from_url": "Interlock(url) takes a URL",
+}
+
+
+def no_attribute(thing: object, name: str, hints: Mapping[str, str]) -> NoReturn:
+    """Raise the AttributeError of Python, with the way out if there is a hint."""
+    hint = f". {hints[name]}" if name in hints else ""
+    raise AttributeError(f"{type(thing).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=thing)
+
+
+# The `with` of the other mode
+
+
+class OnlyWith:
+    """What threads hold by `with`: an `async with` of it is refused, since it would block the event loop."""
+
+    __slots__ = ()
+    if not TYPE_CHECKING:  # a type checker refuses these without them
+
+        def __aenter__(self) -> NoReturn:
+            """Refuse an `async with`."""
+            raise TypeError(
+                f"{_subject(self)} is for threads, and has a `with`. For an `async with` make it with "
+                "`from interlock.aio import Interlock`"
+            )
+
+        def __aexit__(self, *_: object) -> None: ...
+
+
+class OnlyAsyncWith:
+    """What tasks hold by `async with`: a `with` of it is refused."""
+
+    __slots__ = ()
+    if not TYPE_CHECKING:
+
+        def __enter__(self) -> NoReturn:
+            """Refuse a `with`."""
+            raise TypeError(
+                f"{_subject(self)} is for asyncio, and has an `async with`. For a `with` in threads make it with "
+                "`from interlock import Interlock`"
+            )
+
+        def __exit__(self, *_: object) -> None: ...
+
+
+class NoWith:
+    """What nobody holds, and so has no `with` at all. `_instead_of_with` is the way out."""
+
+    __slots__ = ()
+    _instead_of_with: str
+    if not TYPE_CHECKING:
+
+        def __enter__(self) -> NoReturn:
+            """Refuse a `with`."""
+            raise TypeError(f"{_subject(self)} has no `with`: {self._instead_of_with}")
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def __aenter__(self) -> NoReturn:
+            """Refuse an `async with`."""
+            raise TypeError(f"{_subject(self)} has no `async with`: {self._instead_of_with}")
+
+        def __aexit__(self, *_: object) -> None: ...
+
+
+def _subject(thing: Any) -> str:
+    """How an error calls a lockable, a lease or an Interlock."""
+    primitive = getattr(thing, "_primitive", None)
+    return str(primitive) if primitive is not None else repr(thing)
