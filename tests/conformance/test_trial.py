@@ -20,7 +20,7 @@ from harness.servers import Node
 from harness.topology.group import ask
 from harness.topology.sentinels import _Sentinel as Sentinel
 from harness.trial import wrong
-from interlock import AcquireTimeout, BrokenBarrier, ConfigError, LeaseLost, Unavailable
+from interlock import AcquireTimeout, BrokenBarrier, ConfigError, Deadlock, LeaseLost, Unavailable
 
 pytestmark = pytest.mark.runs_on("valkey-9.1")
 
@@ -731,6 +731,14 @@ USES = [
         "lock 'a'",
         "no lease was entered so",
         "Keep the lease",
+    ),
+    wrong(
+        "a with inside itself",
+        entered_twice,
+        Deadlock,
+        "lock 'a'",
+        "would wait for itself for ever",
+        "rlock()",
     ),
     wrong(
         "reader and writer at once",
