@@ -95,8 +95,12 @@ def beside(use):
     """A use while another Interlock holds the lock "a"."""
 
     async def busy(mode, locks, _):
-        async with mode.interlock().lock("a"):
+        # By another task: the same one would wait for itself.
+        held = await asyncio.create_task(mode.interlock().lock("a").acquire())
+        try:
             return await use(mode, locks)
+        finally:
+            await held.release()
 
     return busy
 
@@ -651,6 +655,7 @@ USES = [
         lease(lambda held: held.execute("SETT", "x", 1, keys=["x"])),
         ConfigError,
         "lock 'a'",
+        "execute('SETT')",
         "no such command",
     ),
     wrong(
@@ -658,6 +663,7 @@ USES = [
         lease(lambda held: held.execute("SET", "x", keys=["x"])),
         ConfigError,
         "lock 'a'",
+        "execute('SET')",
         "another number of arguments",
     ),
     wrong(
@@ -665,6 +671,7 @@ USES = [
         lease(lambda held: held.execute("MULTI", keys=[])),
         ConfigError,
         "lock 'a'",
+        "execute('MULTI')",
         "a script can't run this command",
     ),
     wrong("execute without keys", lease(lambda held: held.execute("PING")), ConfigError, "lock 'a'", "keys=[]"),
@@ -1043,13 +1050,13 @@ SERVERS = [
         "a wrong password",
         lambda at: f"redis://someone:wrong@{at['server']}",
         ConfigError,
-        "password is wrong or missing",
+        "password of 'someone' is wrong",
     ),
     wrong(
         "a wrong user",
         lambda at: f"redis://nobody:password@{at['server']}",
         ConfigError,
-        "the user name or password is wrong",
+        "the user name or password of 'nobody' is wrong",
     ),
     wrong("a user without rights", lambda at: f"redis://reader:password@{at['server']}", ConfigError, "ACL"),
     wrong(

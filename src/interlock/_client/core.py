@@ -30,6 +30,7 @@ from interlock._client.error_texts import (
     BusyError,
     about,
     busy_error,
+    execute_error,
     name_lock,
     reply_error,
     server_error,
@@ -595,7 +596,7 @@ class Core:
             done = "it may have run" if error.sent else "it was not sent"
             raise Unavailable(f"{resource}: no answer to {command} ({error}): {done}") from error
         except ServerError as error:
-            raise server_error(resource, self.server.display_url, str(error)) from None
+            raise execute_error(resource, self.server.display_url, command, str(error)) from None
         ran, value = ExecuteReply.parse(reply)
         if not ran:
             why = f"it had ended in the server, where {command} was not run"

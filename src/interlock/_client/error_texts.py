@@ -178,6 +178,25 @@ _NO_COMMAND: Final = (
 )
 
 
+_NO_SUCH_COMMAND: Final = "the server has no such command. Correct its name"
+# What a user's own command may cause, in execute().
+_EXECUTE_ADVICE: Final = (
+    ("nknown command", _NO_SUCH_COMMAND),
+    ("nknown Redis command", _NO_SUCH_COMMAND),
+    ("rong number of arg", "the command takes another number of arguments"),
+    ("not allowed from script", "a script can't run this command. Use a client, and send the fence"),
+)
+
+
+def execute_error(resource: Resource, url: str, command: object, text: str) -> LockError:
+    """The error for an error reply to the user's own command, in execute()."""
+    for word, advice in _EXECUTE_ADVICE:
+        if word in text:
+            shown = _IN_SCRIPT.sub("", text)
+            return about(resource, ConfigError(f"{resource} at {url}: execute({command!r}): {advice} [{shown}]"))
+    return server_error(resource, url, text)
+
+
 def server_error(subject: object, url: str, text: str) -> LockError:
     """The error for an error reply of the server, with the way out. `url` is its display_url."""
     record, shown = text.removeprefix("WRONGTYPE ").encode(), _IN_SCRIPT.sub("", text)
@@ -197,12 +216,8 @@ def server_error(subject: object, url: str, text: str) -> LockError:
         ("MISCONF", Unavailable, "the server can't write to its disk"),
         ("MOVED", ConfigError, "that is one node of a cluster. Use a URL redis+cluster://"),
         ("WAITAOF", ConfigError, "fsync=True needs appendonly yes there, and Redis 7.2 or Valkey"),
-        ("nknown command", ConfigError, "the server has no such command"),
-        ("nknown Redis command", ConfigError, "the server has no such command"),
-        ("nvalid command specified", ConfigError, "the server has no such command"),
-        ("rong number of arg", ConfigError, "the command takes another number of arguments"),
+        ("nvalid command specified", ConfigError, _NO_SUCH_COMMAND),
         ("nvalid number of arg", ConfigError, "the command takes another number of arguments"),
-        ("not allowed from script", ConfigError, "a script can't run this command. Use a client, and send the fence"),
         ("no key arguments", ConfigError, "the command has no keys. Say so: keys=[]"),
         ("CROSSSLOT", ConfigError, "the keys are in different slots. Give them the same hash tag"),
         *((beginning, Unavailable, "the server is not ready. Try again") for beginning in TRANSIENT),
