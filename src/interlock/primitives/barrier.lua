@@ -31,6 +31,7 @@
 --                             runs once for each operation; not done: the barrier is broken, or there is none
 --   inspect  max parties      RETURN {generation | "", parties, arrived, why | "", token...}
 
+--include message
 --include queue
 
 local BARRIER, PRESENT = KEYS[1], KEYS[6]

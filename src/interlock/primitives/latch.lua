@@ -32,6 +32,7 @@
 --                             runs once for each operation; not done: the latch is open, or there is none
 --   inspect  max waiters      RETURN {generation | "", count, left, pttl ms, why | "", number of waiters, token...}
 
+--include message
 --include queue
 
 local LATCH = KEYS[1]
@@ -106,7 +107,7 @@ if verb == 'acquire' then
     return reason and {BROKEN, reason} or {GRANTED}
   end
   if max_waiters == '0' then return {BUSY, left, 1000, 0, generation} end
-  enqueue(token, handover_ttl, subscribed, channel)
+  enqueue(token, handover_ttl, subscribed, channel, '')
   return {QUEUED, left, 1000, 0, generation}
 
 elseif verb == 'release' then

@@ -32,7 +32,8 @@
 -- ARGV   1 verb, then the verb's arguments; RETURN: the reply
 --   acquire  token  ttl ms  handover ttl ms  subscribed 0|1  channel  max waiters  owner  kind
 --                             RETURN {GRANTED, fence} | {QUEUED | BUSY, holder, its pttl ms, head 0|1} | {RETRY}
---                                  | {NOT_FOUND} | {REVOKED, why} | {NO_EXPIRY, value} | {WRONG_KIND, record} | {CROWDED, number of waiters}
+--                                  | {NOT_FOUND} | {REVOKED, why} | {NO_EXPIRY, value} | {WRONG_KIND, record}
+--                                  | {CROWDED, number of waiters}
 --                             max waiters: "0": the caller does not wait; "inf": there is no bound
 --                             owner: takes over from a holder whose token begins with this text; "" from nobody
 --                             kind: lock, election or once
@@ -59,9 +60,96 @@
 --                             the arguments that are keys of the command
 --   inspect  max waiters      RETURN {value | "", pttl ms, record | "", number of waiters, token...}
 
---include queue
+--include message
 
 local LOCK = KEYS[1]
+
+-- The plain cases. Nearly every message acquires a free lock, confirms a handover, queues behind a holder, or releases,
+-- while the record names this server and a lock. The lines up to the next --include do what the verbs at the end of
+-- this file do with such a message. They stand before all functions, because Lua makes every function anew in each
+-- call, which takes longer than the commands of a plain case. These lines leave every other state to the verbs; by then
+-- they have written nothing that the verb would not write. tests/model/test_plain_cases.py compares both ways.
+local plain_record, stored_fence, ttl_at = false, nil, nil
+if not IN_QUORUM and (verb == 'acquire' and ARGV[9] == 'lock' or verb == 'release' and ARGV[3] == '0') then
+  plain_record = call('GET', RECORD)
+  local identity_at, identity_end = string.find(plain_record or '', ' ' .. IDENTITY .. ' ', 1, true)
+  if identity_at and string.sub(plain_record, 1, 7) == '1 lock ' then
+    stored_fence, ttl_at = tonumber(string.sub(plain_record, 8, identity_at - 1)), identity_end + 1
+  elseif not plain_record and verb == 'acquire' then  -- nobody has used this name lately
+    local previous = IDENTITY == '-' and '-' or string.match(STAMP, ' %d+ %d+ (%S+)')
+    stored_fence = previous == '-' and 0 or nil
+  end
+end
+if stored_fence and verb == 'acquire' then
+  local ttl, handover_ttl, subscribed, channel, max_waiters = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+  local owner = ARGV[8]
+  local released, holder_at = '- ', nil
+  if plain_record then
+    local released_at = string.find(plain_record, ' ', ttl_at, true) + 1
+    holder_at = string.find(plain_record, ' ', released_at, true) + 1
+    released = string.sub(plain_record, released_at, holder_at - 1)
+  end
+  if call('EXISTS', LOCK, QUEUE, TOMBSTONES) == 0 then
+    local time = call('TIME')
+    local now_us = time[1] * 1000000 + time[2]
+    if now_us > stored_fence then
+      local fence = time[1] .. string.sub('00000' .. time[2], -6)  -- now_us as text
+      local first_words = '1 lock ' .. fence .. ' ' .. IDENTITY .. ' ' .. ttl .. ' '
+      call('SET', RECORD, first_words .. released .. token .. ' ' .. channel, 'PX', RECORD_TTL_MS + ttl)
+      call('SET', LOCK, token, 'PX', ttl)
+      return {GRANTED, now_us}
+    end
+  else
+    local holder, pttl = call('GET', LOCK), call('PTTL', LOCK)
+    if holder ~= string.match(plain_record or '', '^[^ ]+', holder_at) then
+      -- Free with a queue, revoked, in a quarantine, or foreign.
+    elseif holder == token then
+      if tonumber(ttl) <= RECORD_TTL_MS / 2 then
+        if call('ZREM', QUEUE, token) == 1 then call('HDEL', WAITERS, token) end
+        if pttl <= tonumber(ttl) then call('PEXPIRE', LOCK, ttl) end
+        return {GRANTED, stored_fence}
+      end
+    elseif pttl >= 0 and max_waiters == 'inf' and owner == '' and not call('ZSCORE', TOMBSTONES, token) then
+      local waiter, wants, time, is_head = token, ' lock', call('TIME')
+      local now_ms = time[1] * 1000 + time[2] / 1000
+      --include enqueue
+      return {QUEUED, holder, pttl, is_head and 1 or 0}
+    end
+  end
+elseif stored_fence and call('GET', LOCK) == token then
+  local has_queue_or_tombstones = call('EXISTS', QUEUE, TOMBSTONES) > 0
+  local holder_at = string.find(plain_record, ' ' .. token .. ' ', ttl_at, true)
+  if not holder_at or string.find(plain_record, ' ', holder_at + #token + 2, true) then
+    -- The record names another holder, or ends with words of a later version.
+  elseif not has_queue_or_tombstones then
+    call('DEL', LOCK)
+    local first_words = string.sub(plain_record, 1, string.find(plain_record, ' ', ttl_at, true))
+    redis.pcall('SET', RECORD, first_words .. token .. ' - -', 'KEEPTTL')
+    return {1, 0}
+  elseif not call('ZSCORE', TOMBSTONES, 'ousted') then
+    if call('ZREM', QUEUE, token) == 1 then call('HDEL', WAITERS, token) end
+    local head, time = call('ZRANGE', QUEUE, 0, 0)[1], call('TIME')
+    local alive_until, handover_ttl, subscribed, channel, wants =
+      string.match(head and call('HGET', WAITERS, head) or '', '^(%d+) (%d+) (%d) ([^ ]+) ?(.*)')
+    local now_us, fence = time[1] * 1000000 + time[2], time[1] .. string.sub('00000' .. time[2], -6)
+    local is_sharded = channel and string.find(channel, '{', 1, true)
+    if wants == 'lock' and tonumber(alive_until) > now_us / 1000 and now_us > stored_fence
+      and (subscribed ~= '1'
+        or (redis.pcall('PUBSUB', is_sharded and 'SHARDNUMSUB' or 'NUMSUB', channel)[2] or 1) > 0)
+      and not redis.pcall('SET', RECORD, '1 lock ' .. fence .. ' ' .. IDENTITY .. ' ' .. handover_ttl .. ' ' .. token
+        .. ' ' .. head .. ' ' .. channel, 'PX', RECORD_TTL_MS + handover_ttl).err
+    then
+      call('SET', LOCK, head, 'PX', handover_ttl)
+      call('HSET', WAITERS, head,
+        string.format('%.0f %s 0 %s lock', now_us / 1000 + handover_ttl, handover_ttl, channel))
+      if channel ~= '-' then redis.pcall(is_sharded and 'SPUBLISH' or 'PUBLISH', channel, 'granted ' .. head) end
+      return {1, 0}
+    end
+  end
+end
+
+--include queue
+
 -- The words of the record, which read_record() sets; `tail` is the rest of the record, after the words that this
 -- version knows.
 local kind, fence, granted_by, last_ttl, last_released, tail, record = nil, 0, '-', '0', '-', '', nil
@@ -93,17 +181,17 @@ local function parse_reason(text)
   return why or string.sub(text, 2)
 end
 
--- Stores the record; no other function does. The record outlives a lease of `ttl` ms by RECORD_TTL_MS, and outlives the
--- moment at which the clock reaches the fence, even if somebody sets the clock back: the fence is `ahead_ms` ahead of
--- the clock. `ttl` nil: the record keeps its TTL, which is right while the fence stays the same. `ttl` 0: there is no
--- lease to outlive.
+-- Stores the record; besides the plain cases, no other function does. The record outlives a lease of `ttl` ms by
+-- RECORD_TTL_MS, and outlives the moment at which the clock reaches the fence, even if somebody sets the clock back:
+-- the fence is `ahead_ms` ahead of the clock. `ttl` nil: the record keeps its TTL, which is right while the fence stays
+-- the same. `ttl` 0: no lease begins, so the record must not end earlier than before.
 local function write_record(holder, channel, text, ttl, ahead_ms)
   local value = string.format(
     '1 %s %.0f %s %s %s %s %s%s', kind or 'unknown', fence, granted_by, last_ttl, last_released, holder, channel, text
   )
   if not ttl then return call('SET', RECORD, value, 'KEEPTTL') end
   ahead_ms = ahead_ms or math.max(0, math.ceil((fence - get_time_us()) / 1000))
-  local record_ttl = math.max(RECORD_TTL_MS + ttl + ahead_ms, call('PTTL', RECORD))
+  local record_ttl = math.max(RECORD_TTL_MS + ttl + ahead_ms, ttl == 0 and call('PTTL', RECORD) or 0)
   call('SET', RECORD, value, 'PX', string.format('%.0f', record_ttl))
 end
 
@@ -111,6 +199,13 @@ end
 local function update_record(holder)
   local stored_holder, channel = parse_holder()
   write_record(stored_holder or holder, channel or '-', tail, 0)
+end
+
+-- Makes a record outlive a lease of `ttl` ms. A record may lack up to half of RECORD_TTL_MS. So most calls write
+-- nothing, unless the lease was extended.
+local function extend_record(its_record, ttl)
+  local min_record_ttl = math.max(RECORD_TTL_MS, ttl + RECORD_TTL_MS / 2)
+  if call('PTTL', its_record) < min_record_ttl then call('PEXPIRE', its_record, RECORD_TTL_MS + ttl) end
 end
 
 -- Grants the lock. The lock's key is the last write: if the server has no memory for both keys, nothing is granted. The
@@ -189,6 +284,7 @@ if verb == 'acquire' then
     if parse_holder() ~= token then grant(token, math.max(pttl, ttl), channel) end  -- the server has evicted the record
     -- Writes in any case, so that replicas have a write to acknowledge.
     if pttl <= tonumber(ttl) then call('PEXPIRE', LOCK, ttl) end
+    extend_record(RECORD, tonumber(ttl))  -- a handover made the record for its own short ttl
     return {GRANTED, fence}
   end
   if has_queue_or_tombstones then
@@ -229,8 +325,8 @@ if verb == 'acquire' then
   if max_waiters == '0' then return {BUSY, holder, pttl, 0} end
   local waiting = count_if_full(token, max_waiters)
   if waiting then return {CROWDED, waiting} end
-  enqueue(token, handover_ttl, subscribed, channel, ' ' .. kind)
-  return {QUEUED, holder, pttl, call('ZRANGE', QUEUE, 0, 0)[1] == token and 1 or 0}
+  local is_head = enqueue(token, handover_ttl, subscribed, channel, ' ' .. kind)
+  return {QUEUED, holder, pttl, is_head and 1 or 0}
 
 elseif verb == 'release' then
   local tombstone_ttl = ARGV[3]
@@ -283,9 +379,7 @@ elseif verb == 'renew' then
       states[#states + 1] = holder.err
     elseif holder == lease_token then
       if call('PTTL', lock) < ttl then call('PEXPIRE', lock, ttl) end
-      -- A record may lack up to half of RECORD_TTL_MS. So most renewals need no write, unless the lease was extended.
-      local min_record_ttl = math.max(RECORD_TTL_MS, ttl + RECORD_TTL_MS / 2)
-      if call('PTTL', its_record) < min_record_ttl then call('PEXPIRE', its_record, RECORD_TTL_MS + ttl) end
+      extend_record(its_record, ttl)
       states[#states + 1] = GRANTED
     else
       -- The lease and its record have vanished together. The sender knows that the lease existed, so the

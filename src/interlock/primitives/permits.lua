@@ -56,18 +56,64 @@
 --                                     {holder, ms left, its share, ...}, {waiter, what it wants, ...},
 --                                     ms of quarantine left, "!quarantine:<evidence>" | ""}
 
---include queue
+--include message
 
 local HOLDERS, SHARES = KEYS[1], KEYS[6]
+
+-- The plain cases, see lock.lua: somebody acquires free permits, or releases, while no caller waits, no lease has
+-- expired, and the record names this server. Here, too, all other states belong to the verbs.
+local plain_record = not IN_QUORUM and (verb == 'acquire' or verb == 'release' and ARGV[3] == '0')
+  and call('EXISTS', QUEUE, TOMBSTONES) == 0 and call('GET', RECORD)
+local plain_kind, stored_fence, identity, stored_ttl, released, plain_limit
+if plain_record then
+  plain_kind, stored_fence, identity, stored_ttl, released, plain_limit =
+    string.match(plain_record, '^1 (%a+) (%d+) ([^ ]+) (%d+) ([^ ]+) (%d+)$')
+end
+if identity == IDENTITY and (plain_kind == 'semaphore' or plain_kind == 'rwlock')
+  and (verb == 'release' or plain_kind == ARGV[8] and plain_limit == ARGV[10]) then
+  local shares = call('HMGET', SHARES, 'sum', token)
+  local first, time = call('ZRANGE', HOLDERS, 0, 0, 'WITHSCORES'), call('TIME')
+  local now_us = time[1] * 1000000 + time[2]
+  if not shares[1] ~= not first[1] or first[1] and tonumber(first[2]) <= now_us / 1000 then
+    -- A lease has expired, or the server has evicted a key.
+  elseif verb == 'acquire' then
+    local ttl, channel, permits = ARGV[3], ARGV[6], ARGV[9]
+    if not shares[2] and now_us > tonumber(stored_fence)
+      and tonumber(permits) <= plain_limit - (shares[1] or 0) then
+      local fence = time[1] .. string.sub('00000' .. time[2], -6)  -- now_us as text
+      call('SET', RECORD,
+        '1 ' .. plain_kind .. ' ' .. fence .. ' ' .. IDENTITY .. ' ' .. ttl .. ' ' .. released .. ' ' .. plain_limit,
+        'PX', math.max(RECORD_TTL_MS + ttl, call('PTTL', RECORD)))
+      call('HINCRBY', SHARES, 'sum', permits)
+      call('HSET', SHARES, token, permits .. ' ' .. fence .. ' ' .. channel)
+      call('ZADD', HOLDERS, string.format('%.0f', now_us / 1000 + ttl), token)
+      local keys_ttl = math.ceil(math.max(ttl, call('PTTL', HOLDERS)))
+      call('PEXPIRE', HOLDERS, keys_ttl)
+      call('PEXPIRE', SHARES, keys_ttl)
+      return {GRANTED, now_us}
+    end
+  else
+    local permits = string.match(shares[2] or '', '^(%d+) %d+ [^ ]+$')
+    if permits and tonumber(call('ZSCORE', HOLDERS, token) or 0) > now_us / 1000 then
+      call('ZREM', HOLDERS, token)
+      call('HDEL', SHARES, token)
+      call('HINCRBY', SHARES, 'sum', -permits)
+      if call('EXISTS', HOLDERS) == 0 then call('DEL', SHARES) end
+      local first_words = '1 ' .. plain_kind .. ' ' .. stored_fence .. ' ' .. IDENTITY .. ' ' .. stored_ttl .. ' '
+      redis.pcall('SET', RECORD, first_words .. token .. ' ' .. plain_limit, 'KEEPTTL')
+      return {1, 0}
+    end
+  end
+end
+
+--include queue
+
 -- The words of the record, which read_record() sets; `tail` is the rest of the record, after the words that this
 -- version knows.
 local fence, granted_by, last_ttl, last_released, limit, kind, tail, record = 0, '-', '0', '-', nil, nil, '', nil
 local is_readable = true  -- false: another version or another kind of primitive owns the record
-local time_ms  -- one reading of the clock for the whole script call
-
 local function get_time_ms()
-  time_ms = time_ms or get_time_us() / 1000
-  return time_ms
+  return get_time_us() / 1000
 end
 
 -- Returns whether this script may change the record: there is no record, or its version is 1 and its kind is one of
@@ -85,15 +131,16 @@ local function read_record()
   return true
 end
 
--- Stores the record; no other function does. The record outlives a lease of `ttl` ms by RECORD_TTL_MS, and outlives the
--- moment at which the clock reaches the fence, even if somebody sets the clock back.
+-- Stores the record; no other function does. The record outlives a lease of `ttl` ms and every earlier lease by
+-- RECORD_TTL_MS, and outlives the moment at which the clock reaches the fence, even if somebody sets the clock back.
+-- `ttl` nil: the record keeps its TTL, which is right while the fence stays the same.
 local function write_record(ttl)
-  local record_ttl =
-    math.max(RECORD_TTL_MS + ttl + math.max(0, math.ceil(fence / 1000 - get_time_ms())), call('PTTL', RECORD))
   local value = string.format(
     '1 %s %.0f %s %s %s %d%s', kind or 'unknown', fence, granted_by, last_ttl, last_released, limit or 0, tail
   )
-  call('SET', RECORD, value, 'PX', string.format('%.0f', record_ttl))
+  if not ttl then return call('SET', RECORD, value, 'KEEPTTL') end
+  local ahead_ms = math.max(0, math.ceil(fence / 1000 - get_time_ms()))
+  call('SET', RECORD, value, 'PX', string.format('%.0f', math.max(RECORD_TTL_MS + ttl + ahead_ms, call('PTTL', RECORD))))
 end
 
 -- Returns the token's permits, fence, channel, reason of a revocation or nil, and the words of a later version; nothing
@@ -105,8 +152,10 @@ local function read_share(holder)
   return tonumber(permits), held_fence, channel, reason, later_words
 end
 
+local sum  -- of all shares; nil: this script call has not read it
 local function read_sum()
-  return tonumber(call('HGET', SHARES, 'sum') or 0)
+  sum = sum or tonumber(call('HGET', SHARES, 'sum') or 0)
+  return sum
 end
 
 -- Makes holders and shares live as long as the longest lease in them.
@@ -121,8 +170,11 @@ local function remove_holder(holder)
   call('ZREM', HOLDERS, holder)
   if permits then
     call('HDEL', SHARES, holder)
-    call('HINCRBY', SHARES, 'sum', -permits)
-    if call('EXISTS', HOLDERS) == 0 then call('DEL', SHARES) end
+    sum = call('HINCRBY', SHARES, 'sum', -permits)
+    if call('EXISTS', HOLDERS) == 0 then
+      call('DEL', SHARES)
+      sum = 0
+    end
   end
   return permits
 end
@@ -136,18 +188,26 @@ end
 local function grant(holder, permits, ttl, channel)
   fence, granted_by, last_ttl = next_fence(fence, granted_by), IDENTITY, ttl
   write_record(ttl)
-  call('HINCRBY', SHARES, 'sum', permits)
+  sum = call('HINCRBY', SHARES, 'sum', permits)
   call('HSET', SHARES, holder, string.format('%d %.0f %s', permits, fence, channel))
   call('ZADD', HOLDERS, string.format('%.0f', get_time_ms() + ttl), holder)
   extend_keys(get_time_ms() + ttl)
 end
 
+local has_more_expired  -- what drop_expired() has returned, since one call of it is enough
 -- Drops expired leases; returns 1 if there may be more than one script call drops, so that the client must ask again.
 local function drop_expired()
-  if call('EXISTS', HOLDERS) == 0 then call('DEL', SHARES) end
-  local expired = call('ZRANGEBYSCORE', HOLDERS, '-inf', string.format('%.0f', get_time_ms()), 'LIMIT', 0, MAX_PER_CALL)
-  for _, holder in ipairs(expired) do remove_holder(holder) end
-  return #expired == MAX_PER_CALL and 1 or 0
+  if not has_more_expired then
+    local expired =
+      call('ZRANGEBYSCORE', HOLDERS, '-inf', string.format('%.0f', get_time_ms()), 'LIMIT', 0, MAX_PER_CALL)
+    for _, holder in ipairs(expired) do remove_holder(holder) end
+    if call('EXISTS', HOLDERS) == 0 then
+      call('DEL', SHARES)
+      sum = 0
+    end
+    has_more_expired = #expired == MAX_PER_CALL and 1 or 0
+  end
+  return has_more_expired
 end
 
 -- Returns what quarantine_left() returns, after storing the evidence in the record for clients that have none.
@@ -238,14 +298,16 @@ if verb == 'acquire' then
       wanted_kind == 'rwlock' and own_lease ~= '' and permits == 1 and blocker ~= '!' and is_holder(own_lease)
     if reads_beside_own or permits <= limit - read_sum() and (not blocker or blocker == token) then
       grant(token, permits, ttl, channel)
+      dequeue(token)
+      return {GRANTED, fence}
     else
       local pttl, holder = find_next_end()
       if max_waiters == '0' then return {BUSY, holder or '', pttl, 0} end
       local waiting = count_if_full(token, max_waiters)
       if waiting then return {CROWDED, waiting} end
-      enqueue(token, handover_ttl, subscribed, channel, ' ' .. permits)
+      local is_head = enqueue(token, handover_ttl, subscribed, channel, ' ' .. permits)
       write_record(0)
-      return {QUEUED, holder or '', pttl, call('ZRANGE', QUEUE, 0, 0)[1] == token and 1 or 0}
+      return {QUEUED, holder or '', pttl, is_head and 1 or 0}
     end
   elseif tonumber(call('ZSCORE', HOLDERS, token)) < get_time_ms() + ttl then
     call('ZADD', HOLDERS, string.format('%.0f', get_time_ms() + ttl), token)
@@ -263,7 +325,7 @@ elseif verb == 'release' then
   local _, _, _, reason = read_share(token)
   if remove_holder(token) and is_ours and not reason and limit then
     last_released = token
-    pcall(write_record, 0)
+    pcall(write_record)
   end
   local retry = hand_out_permits()
   add_tombstone(token, tombstone_ttl)

@@ -1,4 +1,4 @@
--- The queue of waiters. Every script whose callers may wait includes this file at its head.
+-- The queue of waiters. Every script whose callers may wait includes this file, behind message.lua.
 --
 -- Theory. A sorted set holds the waiters in order of arrival. A hash holds an entry for each waiter: until when the
 -- waiter counts as alive, and which channel wakes the waiter. Heartbeats keep a waiter alive. next_waiter() drops a
@@ -13,51 +13,18 @@
 --   KEYS[5] gone     zset    tombstones: token -> until when an acquire of the token takes nothing, ms
 --
 -- Every "until" is a time on the server's clock.
---
--- Wire format (ADR 10). Records, waiters' entries, shares and notes are texts of words with one space between two
--- words. The words that a header names keep their places for ever. A later version may add words after the named words,
--- but before the free text, which stands last and begins with " !". A script passes over words that it does not know,
--- and keeps them when it changes a text. Only a text that begins anew (for another grant or another generation) begins
--- without them. A change that older versions must not ignore raises the number at the start of the record: a script
--- refuses every number but its own.
 
--- Reply codes. primitives/codes.py has the same names and numbers.
-local GRANTED, QUEUED, BUSY, RETRY, NOT_FOUND, REVOKED, NO_EXPIRY, WRONG_KIND, LIMIT_MISMATCH, CROWDED =
-  1, 2, 3, 4, 5, 6, 7, 8, 9, 11
--- The identity stamp: the last argument of every message. The client's connection appends the stamp, whose text
--- _quarantine/stamp.py makes, so no table of verbs lists it. Its layout, by bytes:
---
---   1 .. 25   identity   of this server: "<12 characters of run_id>:<12 characters of master_replid>"
---   26        mark       " ", or "+" if this server is one of a quorum
---   27 ..     history    "<since> <wait> <previous>[ <lossless>...]", which only quarantine_left() reads
---
---   since      on this server's clock, ms: this identity began no later than then
---   wait       ms: the longest ttl that a lease granted under an earlier identity may have
---   previous   the identity that the client knew before this one; "-": none; "?": there may have been one
---   lossless   "<beginning of an identity>[/<least ttl, ms>]": this server has every lease of that identity, or every
---              such lease whose ttl is at least that long
---
--- The stamp "" comes from a client that has no quarantine, and "+" from such a client of a quorum.
-local STAMP = table.remove(ARGV)
-local MARK_AT, PLUS = 26, 43  -- PLUS: the byte of "+"
-local IDENTITY = #STAMP < MARK_AT and '-' or string.sub(STAMP, 1, MARK_AT - 1)
-local IN_QUORUM = STAMP == '+' or string.byte(STAMP, MARK_AT) == PLUS
--- RECORD_TTL_MS: how long a record outlives its last lease. QUEUE_TTL_MS: how long the queue outlives its last
--- heartbeat. LIVENESS_MS: how long a waiter counts as alive after a heartbeat. MAX_PER_CALL: how many holders, waiters
--- or parties one script call drops, grants to or wakes, so that no call blocks the server for long.
-local RECORD_TTL_MS, QUEUE_TTL_MS, LIVENESS_MS, MAX_PER_CALL = 300000, 10000, 3000, 32
 -- Limits of next_waiter(): the waiters that one script call looks at, the waiters that one command reads, and the
 -- unreachable waiters that one call passes over.
 local MAX_SCANNED, MAX_READ, MAX_UNREACHABLE = 500, 100, 64
-local RECORD, QUEUE, WAITERS, TOMBSTONES = KEYS[2], KEYS[3], KEYS[4], KEYS[5]
--- Stands in place of a pttl: the queue has more dead waiters than one script call drops, so the client must ask again
--- at once.
-local MORE_DEAD_WAITERS = -3
-local call, verb, token = redis.call, ARGV[1], ARGV[2]
 
+local time_us  -- one reading of the clock for the whole script call
 local function get_time_us()
-  local t = call('TIME')
-  return t[1] * 1000000 + t[2]
+  if not time_us then
+    local time = call('TIME')
+    time_us = time[1] * 1000000 + time[2]
+  end
+  return time_us
 end
 
 -- Returns for how many ms this server must grant nothing, because leases that the server has lost may be alive; and the
@@ -104,23 +71,14 @@ local function split_free_text(tail)
 end
 
 local function dequeue(waiter)
-  call('ZREM', QUEUE, waiter)
-  call('HDEL', WAITERS, waiter)
+  if call('ZREM', QUEUE, waiter) == 1 then call('HDEL', WAITERS, waiter) end
 end
 
--- Puts the waiter into the queue, or keeps the waiter's place there, and marks the waiter as alive.
+-- Puts the waiter into the queue, or keeps the waiter's place there. Returns whether the waiter is the head.
 local function enqueue(waiter, handover_ttl, subscribed, channel, wants)
-  local alive_until = get_time_us() / 1000 + LIVENESS_MS
-  -- Before the first write: a client without the right to PEXPIRE leaves no key without a TTL.
-  call('PEXPIRE', QUEUE, QUEUE_TTL_MS)
-  if not call('ZSCORE', QUEUE, waiter) then
-    local newest = call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2] or 0
-    call('ZADD', QUEUE, string.format('%.0f', newest + 1), waiter)
-    call('PEXPIRE', QUEUE, QUEUE_TTL_MS)
-  end
-  call('HSET', WAITERS, waiter,
-    string.format('%.0f %s %s %s%s', alive_until, handover_ttl, subscribed, channel, wants or ''))
-  call('PEXPIRE', WAITERS, QUEUE_TTL_MS)
+  local now_ms, is_head = get_time_us() / 1000, nil
+  --include enqueue
+  return is_head
 end
 
 -- Returns nil if the waiter may enter the queue, else how many waiters the queue has: `max_waiters` ("inf": any number)

@@ -2,7 +2,8 @@
 
 A client sends the SHA1 only. After a server's reply NOSCRIPT, `_servers/single.py` sends the text.
 
-Code that several scripts share stands in one file. The line `--include queue` inserts the text of queue.lua. The line
+Code that several scripts share stands in one file. The line `--include queue` inserts the text of queue.lua. A file of
+statements can so be used in two places without a function, which Lua would make anew in each call. The line
 `--function lock` inserts the whole script lock.lua as a local function with its own KEYS and ARGV, so that one script
 can run another.
 """
@@ -26,8 +27,11 @@ def load(name: str, package: str = "interlock.primitives") -> Script:
 
 def _text(name: str, package: str) -> str:
     def insert(line: re.Match[str]) -> str:
-        text = _text(line[2], package)
-        return text if line[1] == "include" else f"local function {line[2]}(KEYS, ARGV)\n{text}end\n"
+        indent, directive, included = line.groups()
+        text = _text(included, package)
+        if directive == "function":
+            return f"local function {included}(KEYS, ARGV)\n{text}end\n"
+        return indent + text.removesuffix("\n").replace("\n", "\n" + indent) + "\n"
 
     source = files(package).joinpath(f"{name}.lua").read_text(encoding="utf-8")
-    return re.sub(r"^--(include|function) (\w+)\n", insert, source, flags=re.MULTILINE)
+    return re.sub(r"^( *)--(include|function) (\w+)\n", insert, source, flags=re.MULTILINE)

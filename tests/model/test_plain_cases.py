@@ -1,0 +1,301 @@
+"""The plain cases of lock.lua and permits.lua do what the verbs do, with every message and in every state.
+
+Theory. Two servers get the same messages at the same times: one runs the script, the other runs the script without the
+lines of the plain cases. After each message both have sent the same reply and the same pushes, and hold the same keys
+with the same TTLs. The walk takes its messages by chance: holders and waiters of several clients, copies that arrive
+twice or late, dead and unreachable waiters, revocations, takeovers by an owner, records that vanish, foreign keys, a
+server without memory, a clock that is set back, another identity of the server, and clients of a quorum.
+"""
+
+from __future__ import annotations
+
+import collections
+import random
+import re
+
+import pytest
+
+pytest.importorskip("lupa")
+
+from interlock._protocol.types import ServerError
+from interlock.primitives.codes import GRANTED
+from interlock.primitives.permits import ALL_PERMITS
+from interlock.primitives.scripts import load
+from model.script_model import able as able_server
+from simulator import server
+
+rule = pytest.mark.rule
+able = pytest.fixture(autouse=True)(able_server)
+PLAIN = "plain"  # the channel of counting()
+LOCK, RECORD = b"k", b"{k}:record"
+KEYS = {
+    "lock": (LOCK, RECORD, b"{k}:queue", b"{k}:waiters", b"{k}:gone"),
+    "permits": (LOCK, RECORD, b"{k}:queue", b"{k}:waiters", b"{k}:gone", b"{k}:shares"),
+}
+FIRST, LAST = "-- The plain cases", "-- The queue of waiters."
+IDENTITIES = "a" * 12 + ":" + "b" * 12, "c" * 12 + ":" + "d" * 12
+
+
+def without_plain_cases(source):
+    start, end = source.index(FIRST), source.index(LAST)
+    assert source.count(FIRST) == source.count(LAST) == 1
+    return source[:start] + source[end:]
+
+
+def counting(source):
+    """The script, which pushes a word to the channel PLAIN whenever a plain case makes the reply."""
+    start, end = source.index(FIRST), source.index(LAST)
+    lines = source[start:end].split("\n")
+    for i, line in enumerate(lines):
+        if line.strip().startswith("return {"):
+            lines[i] = f"redis.pcall('PUBLISH', '{PLAIN}', '{i}') {line.strip()}"
+    return source[:start] + "\n".join(lines) + source[end:]
+
+
+class Pair:
+    """Two servers under one clock."""
+
+    def __init__(self, script, changed=str):
+        self.clock = 0.0
+        self.keys = KEYS[script]
+        whole = load(script).source
+        self.sources = [changed(counting(whole)), without_plain_cases(whole)]
+        self.servers = [server.Server(lambda: self.clock) for _ in self.sources]
+        self.pushes = [[], []]
+        self.unheard = set()
+        self.plain = collections.Counter()
+        self.log = []
+        for each, pushes in zip(self.servers, self.pushes, strict=True):
+            each.publish = lambda channel, payload, pushes=pushes: pushes.append((channel, payload)) or 1
+            each.subscribers = lambda channel: int(channel not in self.unheard)
+
+    def say(self, *words, stamp):
+        self.log.append((round(self.clock, 3), *words, stamp))
+        args = [str(word).encode() for word in (*words, stamp)]
+        replies = [
+            each.eval(source, list(self.keys), list(args))
+            for each, source in zip(self.servers, self.sources, strict=True)
+        ]
+        replies = [f"error {reply}" if isinstance(reply, ServerError) else reply for reply in replies]
+        for channel, line in self.pushes[0]:
+            if channel == PLAIN.encode():
+                self.plain[line] += 1
+        self.pushes[0][:] = [push for push in self.pushes[0] if push[0] != PLAIN.encode()]
+        assert replies[0] == replies[1], self.told(replies)
+        assert self.pushes[0] == self.pushes[1], self.told(self.pushes)
+        for each in self.servers:
+            each.purge_all()
+        images = [each.image() for each in self.servers]
+        assert images[0] == images[1], self.told(images)
+        return replies[0]
+
+    def told(self, both):
+        return f"with plain cases {both[0]}\nwithout {both[1]}\nafter {self.log[-12:]}"
+
+    def change(self, key, value=None, ttl_ms=None):
+        """Somebody else writes or deletes a key, in both servers."""
+        for each in self.servers:
+            each.read_clock()
+            each.data.pop(key, None)
+            each.expires.pop(key, None)
+            if value is not None:
+                each.data[key] = value
+                if ttl_ms:
+                    each.expires[key] = each.now_ms + ttl_ms
+
+
+class Walk:
+    """Messages by chance."""
+
+    def __init__(self, script, seed, changed=str):
+        self.random = random.Random(f"plain {seed}")
+        self.script = script
+        self.pair = Pair(script, changed)
+        self.kind = self.random.choice((("semaphore", 2), ("semaphore", 8), ("rwlock", ALL_PERMITS)))
+        self.tokens = []
+        self.asked = {}
+        self.sent = []
+        self.identity, self.since = IDENTITIES[0], 0
+        self.quorum = self.random.random() < 0.1
+        self.none = self.random.random() < 0.2  # clients without a quarantine
+
+    def stamp(self):
+        if self.none and self.random.random() < 0.8:
+            return "+" if self.quorum else ""
+        previous = self.random.choice(("-", "-", "-", "?", IDENTITIES[0]))
+        if previous == self.identity:
+            previous = "-"
+        mark = "+" if self.quorum else " "
+        return f"{self.identity}{mark}{server.CLOCK_START // 1000 + self.since} 2000 {previous}"
+
+    def say(self, *words):
+        stamp = self.stamp()
+        self.sent = [*self.sent[-40:], (words, stamp)]
+        reply = self.pair.say(*words, stamp=stamp)
+        if self.random.random() < 0.1:
+            self.pair.say(*words, stamp=stamp)
+        return reply
+
+    def acquire(self, token):
+        chance = self.random
+        if token not in self.asked:
+            channel = chance.choice(("c1", "c2", "{c3}", "-"))
+            ttl = chance.choice((200, 5000, 30000, 30000, 30000, 200_000))
+            bound = chance.choice(("inf",) * 8 + ("0", "2") if self.script == "lock" else ("inf", "2", "0", "0", "0"))
+            self.asked[token] = (ttl, min(3000, ttl), int(channel != "-"), channel, bound, *self.own(token))
+        return self.say("acquire", token, *self.asked[token])
+
+    def own(self, token):
+        """The arguments of this script alone."""
+        chance = self.random
+        if self.script == "lock":
+            owner = token[:2] if chance.random() < 0.1 else ""
+            return owner, chance.choice(("lock",) * 18 + ("election", "once"))
+        kind, limit = self.kind
+        if chance.random() < 0.05:
+            kind, limit = chance.choice((("semaphore", 2), ("semaphore", limit), ("rwlock", limit)))
+        permits = chance.choice((1, 1, limit))
+        beside = self.holder() if kind == "rwlock" and chance.random() < 0.1 else ""
+        return kind, permits, limit, beside
+
+    def holder(self):
+        value = self.pair.servers[0].data.get(LOCK)
+        if isinstance(value, dict):
+            value = self.random.choice(sorted(value)) if value else b""
+        return value.decode() if isinstance(value, bytes) else ""
+
+    def run(self, episodes=12):
+        for _ in range(episodes):
+            self.calm_down()
+            for _ in range(40):
+                self.step()
+        return self
+
+    def calm_down(self):
+        """A new episode: nothing disturbs the servers, and somebody may have emptied them."""
+        chance, pair = self.random, self.pair
+        for each in pair.servers:
+            each.full, each.skew = False, 0.0
+        pair.unheard = set()
+        self.tokens = []
+        if chance.random() < 0.7:
+            for key in pair.keys:
+                pair.change(key)
+
+    def step(self):
+        chance, pair = self.random, self.pair
+        dice = chance.random()
+        if dice < 0.3 or not self.tokens:
+            token = f"{chance.choice('ab')}/{chance.randrange(10**9):09}"
+            self.tokens = [*self.tokens[-8:], token]
+            self.acquire(token)
+        elif dice < 0.5:
+            self.acquire(chance.choice((self.holder() or self.tokens[0], *self.tokens)) or self.tokens[0])
+        elif dice < 0.8:
+            token = self.holder() if chance.random() < 0.8 and self.holder() else chance.choice(self.tokens)
+            self.say("release", token, chance.choice((0, 0, 0, 0, 5000)))
+        elif dice < 0.87:
+            alive = [token for token in self.tokens if chance.random() < 0.7] or self.tokens[:1]
+            self.say("heartbeat", "c1", 1, *(word for token in alive for word in (token, 3000)))
+        elif dice < 0.9:
+            pair.clock += chance.choice((0.001, 0.001, 0.1, 1.0, 1.0, 4.0, 40.0, 400.0))
+        elif dice < 0.93:
+            words, stamp = chance.choice(self.sent)
+            pair.say(*words, stamp=stamp)
+        elif dice < 0.94:
+            self.say("revoke", self.holder() or "x", int(chance.random() < 0.5), "why")
+        elif dice < 0.95:
+            pair.unheard = {channel for channel in (b"c1", b"c2", b"{c3}") if chance.random() < 0.4}
+        elif dice < 0.97:
+            self.disturb()
+        else:
+            pair.clock += 0.001
+
+    def disturb(self):
+        chance, pair = self.random, self.pair
+        which = chance.randrange(8)
+        if which in {0, 7}:
+            pair.change(chance.choice((*pair.keys, pair.keys[0], pair.keys[-1])))
+        elif which == 1:
+            pair.change(LOCK, b"foreign", chance.choice((None, 500)))
+        elif which == 2 and (record := pair.servers[0].data.get(RECORD)):
+            ttl = pair.servers[0].expires[RECORD] - pair.servers[0].now_ms
+            pair.change(RECORD, record + chance.choice((b" later", b" later !why", b" !why")), ttl)
+        elif which == 3 and self.script == "lock":  # permits.lua writes before its grant, and so gets memory for it
+            for each in pair.servers:
+                each.full = not each.full
+        elif which == 4:
+            skew = chance.choice((0.0, -5.0, -0.5))
+            for each in pair.servers:
+                each.skew = skew
+        elif which == 5:
+            self.identity = chance.choice(IDENTITIES)
+            self.since = int(pair.clock * 1000)
+        else:
+            pair.change(RECORD, b"2 lock 5 x", 5000)
+
+
+@rule(1, 4, 8, 9, 10)
+@pytest.mark.parametrize("script", KEYS)
+@pytest.mark.parametrize("seed", range(10))
+def test_the_plain_cases_do_what_the_verbs_do(script, seed):
+    Walk(script, seed).run()
+
+
+@pytest.mark.parametrize(("script", "number"), [("lock", 5), ("permits", 2)])
+def test_the_walks_meet_every_plain_case_often(script, number):
+    plain = collections.Counter()
+    for seed in range(10):
+        plain.update(Walk(script, seed).run().pair.plain)
+    cases = re.findall(rf"^redis.pcall\('PUBLISH', '{PLAIN}', '(\d+)'\)", counting(load(script).source), re.MULTILINE)
+    assert len(cases) == number
+    assert all(plain[case.encode()] > 20 for case in cases), plain
+
+
+@pytest.mark.parametrize(
+    ("script", "old", "new"),
+    [
+        ("lock", "if now_us > stored_fence then\n", "if true then\n"),
+        ("lock", "owner == '' and ", ""),
+        ("lock", " and not call('ZSCORE', TOMBSTONES, token) then\n      local", " then\n      local"),
+        ("lock", "tonumber(ttl) <= RECORD_TTL_MS / 2", "true"),
+        ("lock", "elseif not call('ZSCORE', TOMBSTONES, 'ousted') then", "else"),
+        ("lock", "tonumber(alive_until) > now_us / 1000", "true"),
+        ("lock", "or string.find(plain_record, ' ', holder_at + #token + 2, true) then", "then"),
+        ("lock", "previous == '-' and 0 or nil", "0"),
+        ("lock", "elseif pttl >= 0 and", "elseif"),
+        ("lock", "not IN_QUORUM and (verb", "(verb"),
+        ("permits", "not IN_QUORUM and (verb", "(verb"),
+        ("permits", "  and call('EXISTS', QUEUE, TOMBSTONES) == 0 and", "  and"),
+        ("permits", "if identity == IDENTITY and", "if"),
+        ("permits", "not shares[1] ~= not first[1] or", "false or"),
+        ("permits", "first[1] and tonumber(first[2]) <= now_us / 1000", "false"),
+        ("permits", "plain_kind == ARGV[8] and", "true and"),
+        ("permits", " and plain_limit == ARGV[10]", ""),
+        ("permits", "if not shares[2] and", "if"),
+        ("permits", " and now_us > tonumber(stored_fence)\n", "\n"),
+        ("permits", "tonumber(permits) <= plain_limit - (shares[1] or 0)", "true"),
+        ("permits", "math.max(RECORD_TTL_MS + ttl, call('PTTL', RECORD))", "RECORD_TTL_MS + ttl"),
+        ("permits", "math.max(ttl, call('PTTL', HOLDERS))", "ttl"),
+    ],
+)
+def test_a_plain_case_that_ignores_a_state_is_caught(script, old, new):
+    def changed(source):
+        assert source.count(old) == 1, f"the script has changed: {old!r}"
+        return source.replace(old, new)
+
+    with pytest.raises(AssertionError, match="without"):
+        for seed in range(60):
+            Walk(script, seed, changed).run()
+
+
+@rule(7, 9)
+def test_the_record_outlives_a_long_lease_that_began_with_a_handover():
+    pair, stamp = Pair("lock"), f"{IDENTITIES[0]} {server.CLOCK_START // 1000} 2000 -"
+    long = ("acquire", "a/2", 1_000_000, 3000, 0, "-", "inf", "", "lock")
+    pair.say("acquire", "a/1", 1000, 1000, 0, "-", "inf", "", "lock", stamp=stamp)
+    pair.say(*long, stamp=stamp)
+    pair.say("release", "a/1", 0, stamp=stamp)
+    assert pair.say(*long, stamp=stamp)[0] == GRANTED
+    ends = pair.servers[0].expires
+    assert ends[RECORD] > ends[LOCK]
