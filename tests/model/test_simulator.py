@@ -803,7 +803,11 @@ def of_permits(dice):
     kinds = [permits_resource("semaphore", "a", "lock:", 3), permits_resource("rwlock", "b", "lock:", ALL_PERMITS)]
     asks = [(1, "semaphore", dice.choice((1, 1, 2)), dice.choice((3, 3, 2)), "") for _ in range(2)]
     asks.append((dice.randrange(2), "rwlock", dice.choice((1, 1, ALL_PERMITS)), ALL_PERMITS, dice.choice(("", "t1"))))
-    return message(dice, kinds, asks, [("limit", f"op{dice.randrange(9)}", "semaphore", dice.randrange(1, 4))])
+    more = [
+        ("limit", f"op{dice.randrange(9)}", "semaphore", dice.randrange(1, 4)),
+        ("holders", "0", dice.randrange(1, 3)),
+    ]
+    return message(dice, kinds, asks, more)
 
 
 def of_multi(dice):
