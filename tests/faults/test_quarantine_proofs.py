@@ -7,12 +7,18 @@ Not here: when a quarantine begins and how long it lasts (test_quarantine.py), p
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import sys
 import threading
+import time
 
 import pytest
 import redis
 
+from harness.matrix import ROOT
 from harness.modes import outcome, until
+from harness.servers import free_ports
 from harness.topology import Sentinels
 from interlock import AcquireTimeout
 from interlock._connect.address import config_value
@@ -178,3 +184,87 @@ def test_a_server_that_hides_its_identity_has_no_quarantine():
     assert parse_facts(info % (b"a" * 40), replication, time).identity == "a" * 12 + ":" + "b" * 12
     assert parse_facts(info % b"0", replication, time) is None
     assert config_value({}) is None
+
+
+REDIS_CLI = """#!%s -SE
+import socket, sys
+
+_, _, port, *words = sys.argv
+command = "".join(f"${len(word)}\\r\\n{word}\\r\\n" for word in words)
+with socket.create_connection(("127.0.0.1", int(port))) as connection:
+    connection.sendall(f"*{len(words)}\\r\\n{command}QUIT\\r\\n".encode())
+    reply = connection.makefile().read()
+print(reply)
+sys.exit(reply.startswith("-"))
+"""
+
+
+@rule(10)
+@pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
+async def test_after_a_shutdown_with_a_complete_log_holders_go_on_and_free_names_wait(mode, server_pool, cell):
+    """As docs/failover.md says of `appendfsync always`: the new process can't know that its log is complete."""
+    with server_pool.spare(cell.kind, config={"appendonly": "yes", "appendfsync": "always"}) as node:
+        locks = mode.interlock(node.url, max_ttl=60)
+        lease = await mode.keep(locks.lock("a").acquire())
+        with redis.Redis.from_url(node.url) as plain:
+            plain.shutdown()
+        crash(node)  # it has ended already
+        await lease.extend(30)
+        error = await outcome(locks.lock("never used").acquire(timeout=0))
+        assert isinstance(error, AcquireTimeout)
+        assert error.quarantined
+        assert await lease.release()
+
+
+async def shell(script, path):
+    """Run these lines with the commands in `path`."""
+    environment = os.environ | {"PATH": f"{path}:{os.environ['PATH']}"}
+    process = await asyncio.create_subprocess_exec("sh", "-ec", script, env=environment)
+    assert await asyncio.wait_for(process.wait(), 60) == 0
+
+
+@rule(10)
+@pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
+async def test_a_server_is_replaced_without_a_pause_as_the_page_says(mode, server_pool, cell, tmp_path, caplog):
+    """Names that nobody ever used are acquired all the time, and a lease is held through it."""
+    caplog.set_level("INFO", "interlock")
+    page = (ROOT / "docs/failover.md").read_text()
+    start, *commands = re.findall(r"```sh\n(redis-server .*?)```", page, re.DOTALL)[0].splitlines()
+    cli = tmp_path / "redis-cli"
+    cli.write_text(REDIS_CLI % sys.executable)
+    cli.chmod(0o700)
+    config = {"repl-diskless-sync-delay": "0"}
+    with server_pool.spare(cell.kind, config=config) as old, server_pool.spare(cell.kind, config=config) as new:
+        locks = mode.interlock(old.tcp_url, max_ttl=60)
+        held = await mode.keep(locks.lock("held", ttl=9).acquire())
+        waits, over = [], asyncio.Event()
+
+        async def work():
+            while not over.is_set():
+                began = time.monotonic()
+                await (await locks.lock(f"never used {len(waits)}").acquire(timeout=30)).release()
+                waits.append(time.monotonic() - began)
+                await asyncio.sleep(0.01)
+
+        working = asyncio.create_task(work())
+        assert start == "redis-server new.conf --port 6380 --replicaof 127.0.0.1 6379"
+        with redis.Redis.from_url(new.url) as plain:
+            plain.replicaof("127.0.0.1", old.port)
+        script = "\n".join(commands)
+        for port, ours in {"6379": old.port, "6380": new.port, "6381": free_ports()[0]}.items():
+            script = script.replace(port, str(ours))
+        attach, hand_over = script.split("sleep 5\n")
+        await shell(attach, tmp_path)
+        with redis.Redis.from_url(old.url) as plain:
+            replid = plain.info("replication")["master_replid"]
+        await until(lambda: mode.session(locks).server.history.latest.facts.replid == replid)
+        await shell(hand_over, tmp_path)
+        granted = len(waits)
+        await until(lambda: len(waits) > granted + 5, within=15)
+        over.set()
+        await working
+        assert [text for text in caplog.messages if "lost no lease when it took over" in text]
+        assert max(waits) < 15  # a quarantine lasts 60
+        assert await held.release()
+        for each in (locks, mode.interlock(old.tcp_url, max_ttl=60)):
+            await (await each.lock(f"never used {len(waits) - 1}").acquire(timeout=10)).release()

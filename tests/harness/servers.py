@@ -158,7 +158,7 @@ class Node(BreakableServer):
         super()._launch(home, binary, deadline)
 
     def _ports(self) -> tuple[int, int]:
-        return _free_ports()
+        return free_ports()
 
     def shift(self, seconds: float) -> None:
         """Set its clock so many seconds ahead of the true time."""
@@ -169,7 +169,7 @@ class Node(BreakableServer):
         fresh.replace(path)
 
 
-def _free_ports() -> tuple[int, int]:
+def free_ports() -> tuple[int, int]:
     """Two ports that nobody listens on now."""
     with socket.socket() as one, socket.socket() as other:
         one.bind(("127.0.0.1", 0))

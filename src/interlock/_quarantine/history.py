@@ -57,6 +57,7 @@ class ServerHistory:
         self.previous = previous  # the identity of the server that answered last; "-": none has answered
         self._has_warned = False  # about a server that does not report its identity
         self.address: Address
+        self.display_url = ""  # of the server that answered last
         # A node of a cluster: the identity that the client knew when it last asked for the map; else "".
         self.identity_at_map = ""
         self.replicas = 0  # the highest number of replicas that a server here ever had: replicas that are away count
@@ -104,6 +105,6 @@ class ServerHistory:
                     address.display_url,
                     stamp.latest_start + (stamp.quarantine_seconds or 0) - now(),
                 )
-        self.latest, self.previous = stamp, stamp.identity
+        self.latest, self.previous, self.display_url = stamp, stamp.identity, address.display_url
         self.replicas = max(self.replicas, facts.replicas)
         return stamp

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
+from interlock._protocol.log import log
 from interlock._quarantine.lossless import MIN_PROOF_TIME, PROOF_STEP_TIMEOUT
 
 if TYPE_CHECKING:
@@ -100,7 +101,13 @@ class Proofs:
         try:
             least_ttl = await self.find_least_ttl(evidence, stamp, until - self.runtime.now())
             if least_ttl is not None and least_ttl < math.inf:
+                was_in_quarantine = stamp.previous != "-"
                 stamp.mark_lossless(evidence, least_ttl)
+                if was_in_quarantine and stamp.previous == "-" and not least_ttl:
+                    log.info(
+                        "interlock: %s lost no lease when it took over, as a proof shows: no name waits there",
+                        self.history.display_url,
+                    )
         finally:
             self._finish_search((stamp.identity, evidence), least_ttl)
         return least_ttl

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from redis.crc import key_slot
 
-from harness.servers import Node, _free_ports
+from harness.servers import Node, free_ports
 
 from .bus import Bus
 from .group import OVER_TLS, PATIENCE, QUICK, TLS, Group, ask, fields, tls_query, wait
@@ -43,7 +43,7 @@ class _Member(Node):
                 "cluster-announce-bus-port": str(self.bus_port), "bind-source-addr": self.bus.source(self.number),
                 "cluster-announce-ip": "127.0.0.1", "replica-announce-ip": "127.0.0.1",
             }  # fmt: skip
-        return (port, 0) if self._tls is None else (_free_ports()[0], port)
+        return (port, 0) if self._tls is None else (free_ports()[0], port)
 
 
 @dataclass(frozen=True)
