@@ -579,7 +579,9 @@ def a_part_that_is_kept(monkeypatch):
 
 def a_multi_that_waits_for_a_silent_server(monkeypatch):
     together = multi_client.together
-    monkeypatch.setattr(multi_client, "together", lambda core, requests, _, leases: together(core, requests, FOREVER, leases))
+    monkeypatch.setattr(
+        multi_client, "together", lambda core, requests, _, leases: together(core, requests, FOREVER, leases)
+    )
 
 
 def one_that_cannot_wait_stays(monkeypatch):
