@@ -99,6 +99,15 @@ def decorated(function, by=lambda locks: locks.lock("a")):
     return lambda locks: by(locks)(function)
 
 
+def called(*args):
+    """A call of what @locks.synchronized has made of a function, without a name."""
+    return lambda locks: locks.synchronized(job(locks))(*args)
+
+
+def module(locks):
+    return interlock if is_for_threads(locks) else interlock.aio
+
+
 def synchronized(*args, **options):
     return lambda locks: locks.synchronized(*args, **options)(job(locks))
 
@@ -237,7 +246,7 @@ USES = [
     wrong("decode_responses=", made(NOWHERE, decode_responses=True), TypeError, "'decode_responses'", "to the server"),
     wrong("ttl= of an Interlock", made(NOWHERE, ttl=1), TypeError, "'ttl'", "locks.lock(name, ttl=10"),
     wrong("namespace=", made(NOWHERE, namespace="app"), TypeError, "'namespace'", 'Interlock(prefix="app:")'),
-    wrong("a misspelt option", made(NOWHERE, prefx="a"), TypeError, "Interlock.__init__()", "'prefx'"),
+    wrong("a misspelt option", made(NOWHERE, prefx="a"), TypeError, "Interlock.__init__()", "Did you mean prefix=?"),
     wrong("url=", made(url=NOWHERE), TypeError, "'url'", "Interlock(url)"),
     # A quorum
     wrong(
@@ -263,8 +272,9 @@ USES = [
     wrong("a brace in a prefix", made(NOWHERE, prefix="a}"), ConfigError, "'a}'", "one hash tag"),
     wrong("max_ttl=0", made(NOWHERE, max_ttl=0), ConfigError, "max_ttl must be at least 0.01 seconds, not 0"),
     wrong("max_ttl as a text", made(NOWHERE, max_ttl="60"), ConfigError, "max_ttl must be a number of seconds"),
+    wrong("a misspelt option of a quorum", quorum([NOWHERE], prefx="a"), TypeError, "'prefx'", "Did you mean prefix=?"),
     wrong("max_ttl=None", made(NOWHERE, max_ttl=None), ConfigError, "max_ttl must be a number", "None"),
-    wrong("an endless max_ttl", made(NOWHERE, max_ttl=math.inf), ConfigError, "max_ttl", "not inf"),
+    wrong("an endless max_ttl", made(NOWHERE, max_ttl=math.inf), ConfigError, "max_ttl must be a finite number"),
     wrong("quarantine in seconds", made(NOWHERE, quarantine=30), ConfigError, "True or False", "its length is max_ttl"),
     wrong("try_for=0", made(NOWHERE, try_for=0), ConfigError, "try_for must be at least 0.01"),
     wrong("label=7", made(NOWHERE, label=7), ConfigError, "label must be some words for people, not 7"),
@@ -273,7 +283,7 @@ USES = [
     # Names
     wrong("no name", lambda locks: locks.lock(), TypeError, "Interlock.lock() missing", "'name'"),
     wrong("an empty name", named(""), ConfigError, "a name has 1 to 512 bytes", "has 0"),
-    wrong("None for a name", named(None), ConfigError, "a name must be a str, as 'stock:42', not NoneType"),
+    wrong("None for a name", named(None), ConfigError, "a name must be a str, such as 'stock:42', not NoneType"),
     wrong("a number for a name", named(42), ConfigError, "a name must be a str", "not int"),
     wrong("bytes for a name", named(b"a"), ConfigError, "a name must be a str", "not bytes"),
     wrong("a UUID for a name", named(uuid.UUID(int=1)), ConfigError, "a name must be a str", "not UUID"),
@@ -340,7 +350,11 @@ USES = [
     wrong(
         "blocking of an rlock", lambda locks: locks.rlock("a", blocking=False), TypeError, "Interlock.rlock()", "try_"
     ),
-    wrong("a misspelt option of a lock", lock(ttk=3), TypeError, "Interlock.lock()", "'ttk'", "ttl="),
+    wrong("a misspelt option of a lock", lock(ttk=3), TypeError, "Interlock.lock()", "'ttk'", "Did you mean ttl=?"),
+    wrong("Lock(name)", lambda locks: module(locks).Lock("a"), TypeError, "Lock.__init__()", "An Interlock makes it"),
+    wrong("Semaphore(name, limit)", lambda locks: module(locks).Semaphore("a", 3), TypeError, "An Interlock makes it"),
+    wrong("RLock()", lambda locks: module(locks).RLock(), TypeError, "RLock.__init__()", "An Interlock makes it"),
+    wrong("Once(name)", lambda locks: module(locks).Once("a"), TypeError, "Once.__init__()", "An Interlock makes it"),
     wrong("a lock's release()", lambda locks: locks.lock("a").release(), AttributeError, "'release'", "of the lease"),
     wrong("a lock's locked()", lambda locks: locks.lock("a").locked(), AttributeError, "'locked'", "inspect().held"),
     wrong("a lock's extend()", lambda locks: locks.lock("a").extend(3), AttributeError, "'extend'", "of the lease"),
@@ -429,7 +443,8 @@ USES = [
     ),
     # Decorators
     wrong("@locks.lock without a name", lambda locks: locks.lock(job(locks)), ConfigError, '@locks.lock("stock")'),
-    wrong("@locks.synchronized without a name", lambda locks: locks.synchronized(job(locks))(7), ConfigError, "not 7"),
+    wrong("@locks.synchronized without a name", called(7), ConfigError, "not 7", '@locks.synchronized("report")'),
+    wrong("@locks.synchronized without a name or an argument", called(), ConfigError, '@locks.synchronized("report")'),
     wrong("@locks.once without options", lambda locks: locks.once(job(locks)), TypeError, "Interlock.once()"),
     wrong("calling a lock", lambda locks: locks.lock("a")(), TypeError, "Lock.__call__() missing", "'function'"),
     wrong("a decorated generator", decorated(generator), ConfigError, "lock 'a'", "generator()", "in a `with`"),

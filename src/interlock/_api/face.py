@@ -120,7 +120,8 @@ class Face:
 
     __slots__ = ()
     _instead_of_pickling = "make it in each process"
-    _is_made_by_users: ClassVar[bool] = False
+    _init_advice: ClassVar[str | None] = None
+    """What a TypeError of the constructor says; "": what fits the option, as elsewhere; None: nothing."""
     _hints: Mapping[str, str] = MappingProxyType({})
     """What does what a missing attribute of this name would do."""
 
@@ -163,9 +164,15 @@ class Face:
                     _publish(cls, name, copy, types)
                 seen.add(name)
         if types and isinstance(cls.__init__, FunctionType):
-            init = _advising(cls, "__init__", cls.__init__) if cls._is_made_by_users else _copied(cls.__init__)
-            cls.__init__ = init  # type: ignore[method-assign]
-            init.__qualname__ = f"{cls.__qualname__}.__init__"
+            cls.__init__ = _init_of(cls)  # type: ignore[method-assign]
+
+
+def _init_of(cls: type[Face]) -> Callable[..., None]:
+    """The constructor under the name of this class."""
+    given = cast("FunctionType", cls.__init__)
+    init = _copied(given) if cls._init_advice is None else _advising(cls, "__init__", given, cls._init_advice)
+    init.__qualname__ = f"{cls.__qualname__}.__init__"
+    return init
 
 
 def _is_generic(member: FunctionType, types: Mapping[str, str]) -> bool:
@@ -173,9 +180,9 @@ def _is_generic(member: FunctionType, types: Mapping[str, str]) -> bool:
     return not re.match("_[^_]", member.__name__) and bool(types.keys() & _TYPE.findall(str(member.__annotations__)))
 
 
-def _advising(cls: type, name: str, function: FunctionType) -> Callable[..., Any]:
+def _advising(cls: type, name: str, function: FunctionType, advice: str = "") -> Callable[..., Any]:
     """A copy of `function` under the name of this class, whose TypeError for wrong arguments says the way out."""
-    copied = _copied(function)
+    copied = _copied(vars(function).get("advised", function))
     copied.__qualname__, copied.__module__ = f"{cls.__qualname__}.{name}", cls.__module__
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -183,11 +190,12 @@ def _advising(cls: type, name: str, function: FunctionType) -> Callable[..., Any
             return copied(*args, **kwargs)
         except TypeError as error:
             if is_of_this_call(error):
-                raise advised(error, whole=True) from None
+                raise advised(error, advice, whole=True) from None
             raise
 
     made: Any = functools.update_wrapper(call, copied)
     made.__signature__ = inspect.signature(copied)
+    made.advised = made.__wrapped__
     del made.__wrapped__  # help() would show it
     return cast("Callable[..., Any]", made)
 

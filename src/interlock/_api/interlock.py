@@ -37,6 +37,7 @@ MultiLeaseT = TypeVar("MultiLeaseT")
 MemberT = TypeVar("MemberT")
 P = ParamSpec("P")
 R = TypeVar("R")
+NOTHING: Final[Any] = None  # in place of an argument that a mistaken call leaves out
 MIN_TRY_FOR: Final = 0.01  # seconds: less than a round trip is no try
 MAX_TRY_FOR: Final = 3600.0  # seconds
 MAX_CONNECTIONS: Final = 64  # to one server, by default
@@ -66,7 +67,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
     """
 
     _instead_of_pickling = "make it in each process, of the same URL"
-    _is_made_by_users = True
+    _init_advice = ""
     _hints = INTERLOCK_HINTS
     _for_asyncio: ClassVar[bool]
     _rlock_type: ClassVar[Callable[..., Any]]
@@ -287,7 +288,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         answer, timeout = busy_answer(busy, name, options.get("timeout"), options.get("max_waiters"))
         checked, for_asyncio = self._checked(**options), self._for_asyncio
 
-        def decorate(function: Callable[P, R]) -> Callable[P, R | Skipped]:
+        def decorate(function: Callable[P, R] = NOTHING) -> Callable[P, R | Skipped]:
             names = CallName(name, function, for_asyncio=for_asyncio, prefix=self.prefix)
 
             async def synchronized(*args: Any, **kwargs: Any) -> Any:
@@ -307,6 +308,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
 
             return decorated(function, synchronized, for_asyncio=for_asyncio)
 
+        decorate.__qualname__ = "Interlock.synchronized"
         return decorate
 
     async def _close(self) -> None:

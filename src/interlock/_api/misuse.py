@@ -5,6 +5,7 @@ Nothing here runs unless a call has failed already.
 
 from __future__ import annotations
 
+import difflib
 import re
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
     from interlock.errors import ConfigError
 
+MAX_SHOWN: Final = 100  # characters of a name, in an error that is about something else
 _TRY: Final = "To try without waiting: try_acquire(), or acquire(0)"
 _TTL: Final = "The ttl of a lease is ttl=, in seconds; a living holder's lease is renewed"
 _WAIT: Final = "How long to wait is timeout=, in seconds"
@@ -31,9 +33,7 @@ _OPTIONS: Final[Mapping[str, str]] = {
         ("retry_count", "retry_times", "retry_delay", "retry_interval", "retries", "sleep", "delay"), _WOKEN
     ),
     **dict.fromkeys(("poll_interval", "check_interval", "interval"), _WOKEN),
-    **dict.fromkeys(
-        ("expire", "ex", "lock_timeout", "leaseTime", "lease_time", "auto_release_time", "duration", "ttk"), _TTL
-    ),
+    **dict.fromkeys(("expire", "ex", "lock_timeout", "leaseTime", "lease_time", "auto_release_time", "duration"), _TTL),
     **dict.fromkeys(("px", "ttl_ms", "expire_ms", "timeout_ms"), "All durations are in seconds: ttl=, timeout="),
     **dict.fromkeys(("auto_renewal", "auto_renew", "keepalive", "heartbeat"), "renew=False turns the renewal off"),
     **dict.fromkeys(("id", "token", "value", "identifier"), _TOKEN),
@@ -54,6 +54,11 @@ _OF_LOCKS: Final = "This is an option of each lock: locks.lock(name, ttl=10, tim
 _INTERLOCK_OPTIONS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("ttl", "timeout", "renew", "fair", "max_hold", "on_lost", "acks", "fsync"), _OF_LOCKS),
 }
+_OWN_OPTIONS: Final = (
+    "prefix", "max_ttl", "quarantine", "try_for", "label", "max_connections", "ttl", "timeout", "renew", "max_hold",
+    "fair", "on_lost", "acks", "fsync", "max_waiters", "owner", "limit", "permits", "count", "parties", "at_most",
+    "at_least", "key", "keep", "busy", "reason", "force", "stop", "keys",
+)  # fmt: skip
 _UNEXPECTED: Final = re.compile(r"unexpected keyword argument '(\w+)'")
 _TOO_MANY: Final = re.compile(r"takes (from \d+ to )?\d+ positional arguments? but")
 
@@ -72,7 +77,8 @@ def _advice(text: str, *, whole: bool) -> str:
         if "try_acquire()" in text and option == "timeout":
             return "It does not wait. Use acquire(timeout=...)"
         options = {**_OPTIONS, **_INTERLOCK_OPTIONS} if whole or "acquire()" in text else _OPTIONS
-        return options.get(option, "")
+        likely = difflib.get_close_matches(option, _OWN_OPTIONS, 1, cutoff=0.65)
+        return options.get(option, f"Did you mean {likely[0]}=?" if likely else "")
     if _TOO_MANY.search(text):
         if "quorum()" in text:
             return "Give the servers as one list: Interlock.quorum([url, url, url])"
@@ -94,7 +100,7 @@ def named(error: ConfigError, subject: str, name: object) -> ConfigError:
     """
     if error.name is None and isinstance(name, str):
         error.name = name
-        if repr(name) not in str(error):
+        if repr(name)[1:] not in str(error) and len(name) <= MAX_SHOWN:
             error.args = (f"{subject}: {error}",)
     return error
 

@@ -28,6 +28,7 @@ class NamedCore(Face, Generic[StateT]):
     """Something that a name stands for, on this Interlock: safe to share between threads and tasks."""
 
     __slots__ = ("__weakref__", "_interlock", "_primitive")
+    _init_advice = "An Interlock makes it, as in Interlock(url).lock(name)"
     _instead_of_pickling = "send its name, and make it in each process with the Interlock of that process"
     _state_of: Callable[[str, Any], StateT]
     """Makes a state of the name and the server's reply."""

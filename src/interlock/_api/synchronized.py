@@ -71,6 +71,11 @@ class CallName:
 
     def __init__(self, name: object, function: Callable[..., Any], *, for_asyncio: bool, prefix: str) -> None:
         subject = f"synchronized({name!r})" if isinstance(name, str) else "synchronized()"
+        if not callable(function) and not isinstance(name, str):  # the "name" is what was to be decorated
+            raise ConfigError(
+                f"{subject} decorates functions, not {function!r}. To decorate, give a name: "
+                '@locks.synchronized("report")'
+            )
         checked_function(subject, function, for_asyncio=for_asyncio)
         if not inspect.isroutine(function):
             raise ConfigError(f"{subject} is for functions and methods, not {function!r}")

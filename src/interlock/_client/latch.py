@@ -45,7 +45,10 @@ async def wait(core: Core, resource: Resource, timeout: float | None) -> None:
 
 
 def _timeout_error(resource: Resource, timeout: float, reply: Queued | Busy) -> AcquireTimeout:
-    text = f"{resource} did not open within {timeout:g} s: {reply.tally} have yet to count down"
+    text = (
+        f"{resource} did not open within {timeout:g} s: {reply.tally} have yet to count down. Wait longer, or see "
+        ".inspect()"
+    )
     error = about(resource, AcquireTimeout(text))
     error.waited = timeout
     return error

@@ -49,7 +49,7 @@ def no_client(thing: Any) -> ConfigError:
     if inspect.isclass(thing):
         called, advice = f"{thing.__module__}.{thing.__qualname__}", f"It is a class: give {thing.__name__}(...)"
     elif isinstance(thing, list | tuple):
-        called, advice = repr(kind.__name__), f"F{SEVERAL_SERVERS[1:]}"
+        called, advice = f"a {kind.__name__}", f"F{SEVERAL_SERVERS[1:]}"
     elif hasattr(thing, "master_for"):
         called, advice = f"{kind.__module__}.{kind.__qualname__}", "Give what its master_for(service) returns"
     elif hasattr(thing, "connection_kwargs"):

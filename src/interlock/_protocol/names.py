@@ -26,7 +26,8 @@ def checked_name(name: object, what: str = "name") -> str:
     """The name, if it is valid. Raises ConfigError, whose text says what is valid. `what`: name, or prefix."""
     if not isinstance(name, str):
         advice = '. To decorate, give a name: @locks.lock("stock")' if callable(name) and what == "name" else ""
-        raise ConfigError(f"a {what} must be a str, as 'stock:42', not {type(name).__name__}{advice}")
+        example = "'stock:42'" if what == "name" else "'app:'"
+        raise ConfigError(f"a {what} must be a str, such as {example}, not {type(name).__name__}{advice}")
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
@@ -89,7 +90,9 @@ def duration(value: object, what: str, *, minimum: float = 0.0, maximum: float =
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
         advice = ": give its .total_seconds()" if hasattr(value, "total_seconds") else ""
         raise ConfigError(f"{what} must be a number of seconds, not {value!r}{advice}")
-    if not minimum <= value <= maximum or (what != "timeout" and value == math.inf):
+    if what != "timeout" and value == math.inf:
+        raise ConfigError(f"{what} must be a finite number of seconds, not inf")
+    if not minimum <= value <= maximum:
         bounds = f"at least {minimum:g}" + (f" and at most {maximum:.15g}" if maximum != math.inf else "")
         raise ConfigError(f"{what} must be {bounds} seconds, not {value:.15g}")
     return float(value)
