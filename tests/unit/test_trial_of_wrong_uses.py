@@ -8,6 +8,7 @@ import copy
 import datetime as dt
 import decimal
 import functools
+import inspect
 import logging
 import math
 import pathlib
@@ -589,3 +590,29 @@ def test_a_key_that_is_meant_to_stay_is_not(mode, text, caplog):
         locks.once("a", key="{x}", at_most=60)(job(locks))
         locks.once("a", key=str(TODAY.date()), at_most=60)  # to run at once, or to look at: not decorated
     assert not caplog.records
+
+
+def methods():
+    """Each public method of each public class, in both modes."""
+    for mode, public in (("threads", interlock), ("asyncio", interlock.aio)):
+        for name in public.__all__:
+            cls = getattr(public, name)
+            if (
+                name != "Options"
+                and inspect.isclass(cls)
+                and cls.__module__ == f"interlock.{'aio' if mode == 'asyncio' else mode}"
+            ):
+                for each, member in inspect.getmembers(cls, inspect.isroutine):
+                    if each[0] != "_" or (each == "__call__" and name != "RWLock"):
+                        yield pytest.param(mode, cls, each, member, id=f"{mode}-{name}.{each}")
+
+
+@pytest.mark.parametrize(("mode", "cls", "name", "member"), list(methods()))
+def test_a_type_error_names_the_class_and_the_method_that_users_know(mode, cls, name, member):
+    made = MAKERS[mode](NOWHERE) if cls is MAKERS[mode] else cls.__new__(cls)
+    required = {"synchronized": ("a",), "rlock": ("a",), "rwlock": ("a",), "semaphore": ("a", 1), "election": ("a",)}
+    function = member if inspect.ismethod(member) else functools.partial(member, made)  # quorum() is a classmethod
+    with pytest.raises(TypeError) as caught:
+        result = function(*(required.get(name, ()) if cls is MAKERS[mode] else ()), nonsense=1)
+        next(result)  # a generator begins at its first step
+    assert str(caught.value).startswith(f"{cls.__name__}.{name}() "), caught.value
