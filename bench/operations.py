@@ -1,7 +1,7 @@
 """What the rows of the synchronizers do over and over: one table, the same for both modes.
 
-To add one: a line in OPERATIONS, and, if a crowd can stand before it, one in CROWDS or HELD. `locks` is an Interlock
-of either mode; the loops know how each is entered, called and awaited.
+To add a synchronizer: a line in OPERATIONS, and, if a crowd can wait for it, one in CROWDS or HELD. `locks` is an
+Interlock of either mode; the loops know how each is entered, called and awaited.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _either_side(locks: Any, name: str, number: int) -> Any:
 
 
 CROWDS: dict[str, Crowd] = {
-    LOCK: Crowd(lambda locks, name, _: locks.lock(name)),
+    LOCK: Crowd(lambda locks, name, _: locks.lock(name, fair=True)),  # else a process queues for itself
     "semaphore of 2": Crowd(lambda locks, name, _: locks.semaphore(name, 2), room=2),
     "rwlock, every other one reads": Crowd(_either_side),
     "election": Crowd(lambda locks, name, _: locks.election(name)),

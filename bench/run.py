@@ -1,4 +1,4 @@
-"""`scripts/bench`: the numbers of DESIGN section 5, measured here and now, side by side with floor and peers."""
+"""`scripts/bench`: the numbers of interlock, measured here and now, side by side with the floor and the peers."""
 
 from __future__ import annotations
 
@@ -6,79 +6,49 @@ import argparse
 import json
 import os
 import platform
+import subprocess
 import sys
-from importlib.metadata import version
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import redis
 from rich.console import Console
-from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-import crowds
-import engines
-import rows
+import report
+from checkouts import BASELINE, ROOT, find
+from contenders import missing
 from interlock.embedded import Server
 from measure import Bench, Outcome
+from rows import ROWS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-ROWS: dict[int, Callable[[Bench], Iterator[Outcome]]] = {
-    1: rows.alone,
-    2: rows.tasks,
-    3: crowds.crowded,
-    4: crowds.crowded,
-    5: crowds.handover,
-    6: crowds.waiting,
-    7: crowds.holding,
-    8: rows.imports,
-    9: rows.synchronizers,
-    10: rows.synchronizer_tasks,
-    11: crowds.waiting_elsewhere,
-    12: crowds.beside,
-    13: crowds.arriving,
-    14: engines.cluster,
-    15: engines.scaling,
-    16: engines.quorums,
-    17: engines.failover,
-}
-USUAL = [number for number in ROWS if number != 7]  # that one takes longer than all the others
+USUAL = [name for name, row in ROWS.items() if row.usual]
 EX_USAGE = 64
-PEERS = ("redis", "hiredis", "python-redis-lock", "redis-fifo-lock", "pottery")
+PACKAGES = ("redis", "hiredis", "python-redis-lock", "redis-fifo-lock", "pottery", "aioredlock")
 
 ABOUT = """\
-Measures interlock against the floor (the same messages, packed before, over
-bare connections) and against its peers, all in one run on a private server, and
-says which goals are met.
+Measures interlock against the floor (its own messages, packed before, over bare
+connections), against its peers and against an older version of itself, all in
+one run on a private server, and says which goals are met.
 """
-MORE = """\
-rows:
-  1  threads, one lock, nobody else
-  2  asyncio, 100 tasks on 100 locks
-  3  4 processes x 8 threads on one lock (measured together with 4)
-  4  the same with fair=True
-  5  handover between 2 processes
-  6  10,000 waiters on one lock
-  7  100,000 leases held by one process (only if asked for: 90 s)
-  8  import interlock
-  9  threads, every primitive alone, against the lock
- 10  the same with asyncio, 100 tasks
- 11  10,000 waiters on a semaphore, a read-write lock, and in an election
- 12  10,000 holders of a semaphore, and of a read-write lock
- 13  10,000 who wait at a latch, and at a barrier
- 14  a cluster against one server
- 15  one, two and three shards
- 16  quorums of 3 and 5 against one server, and pottery's Redlock
- 17  a failover of Sentinel
+MORE = f"""\
+examples:
+  scripts/bench                            the README's table, in about eight minutes
+  scripts/bench uncontended handover       only these rows
+  scripts/bench all                        every row there is
+  scripts/bench --list                     what each row measures, and its goal
+  scripts/bench --write README.md          put the table into the README
+  scripts/bench server-time --before PATH  against another checkout, or a commit
+  scripts/bench --quick all                every line of code once; the numbers mean nothing
 
-In each round every contender has a short slice, in alternating order. Shown is
-the median over the rounds; a ratio compares what ran in the same round: it is
-the median of the rounds' own ratios, with their middle half behind it. Absolute
-numbers change with the machine and the minute; ratios less. Nothing else should
-run meanwhile.
+How to read it: in each round every contender has one short slice, in
+alternating order. `median` is over the rounds. `ratio` is interlock divided by
+that contender, as the median of the ratios within a round; their middle half
+stands beside it. Absolute numbers change with the machine and the minute;
+ratios less. Nothing else should run meanwhile. A missed goal points to the
+section of {report.PAGE} that says why it is missed.
 
 Exit status: 0 whatever the timings say; 1 if something broke (a lock that did
 not exclude, a lease that was lost); 64 for bad options.
@@ -93,16 +63,6 @@ class Parser(argparse.ArgumentParser):
         sys.exit(EX_USAGE)
 
 
-def _rows(text: str) -> list[int]:
-    try:
-        wanted = [int(part) for part in text.split(",")]
-    except ValueError:
-        wanted = [0]
-    if not set(wanted) <= set(ROWS):
-        raise argparse.ArgumentTypeError(f"{text!r} must be numbers out of {', '.join(map(str, ROWS))}")
-    return sorted(set(wanted))
-
-
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, at least 1")
@@ -113,20 +73,42 @@ def _options() -> argparse.Namespace:
     parser = Parser(
         prog="scripts/bench", description=ABOUT, epilog=MORE, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=_rows, default=USUAL, metavar="N,N", help="only these rows (all but 7)")
-    parser.add_argument("--rounds", type=_positive, metavar="N", help="rounds of each row (as many as it needs)")
-    parser.add_argument("--quick", action="store_true", help="a short look, in two or three minutes")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help="names out of --list, or all; else the README's table")
+    parser.add_argument("--list", action="store_true", help="say what each row measures, and its goal")
+    parser.add_argument(
+        "--before", default=BASELINE, metavar="PATH",
+        help=f"the checkout, or the commit, that server-time and server-handover compare with ({BASELINE})",
+    )  # fmt: skip
+    parser.add_argument("--markdown", action="store_true", help="print the README's table instead")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="put the README's table into this page")
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="write an SVG for each table there")
     parser.add_argument("--json", metavar="FILE", help="write all numbers there; - is the standard output")
-    return parser.parse_args()
+    parser.add_argument("--rounds", type=_positive, metavar="N", help="rounds of each row (as many as it needs)")
+    parser.add_argument("--quick", action="store_true", help="one round of each, far too small to mean anything")
+    options = parser.parse_args()
+    if unknown := [name for name in options.rows if name not in {*ROWS, "all"}]:
+        parser.error(f"there is no row {', '.join(unknown)}. The rows are {', '.join(ROWS)}")
+    if options.rows:
+        options.rows = [name for name in ROWS if name in options.rows or "all" in options.rows]
+    else:
+        options.rows = USUAL
+    return options
 
 
-def main() -> None:
-    options = _options()
-    shown = Console(stderr=options.json == "-")
+def list_rows(console: Console) -> None:
+    """What each row measures, and its goal."""
+    for name, row in ROWS.items():
+        mark = "" if row.usual else " [dim](not in the README's table)[/]"
+        console.print(f"[bold]{name}[/]{mark}\n  {row.measures}", highlight=False)
+        console.print(f"  goal: {row.goal(name) or 'none'}", highlight=False)
+
+
+def measure(options: argparse.Namespace, console: Console) -> tuple[list[Outcome], dict[str, object]]:
+    """Run the rows on a private server. What came of them, and with what they ran."""
     outcomes: list[Outcome] = []
-    with Server() as server, Progress(
+    with tempfile.TemporaryDirectory(prefix="interlock-bench-") as unpacked, Server() as server, Progress(
         TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(),
-        console=shown, transient=True, auto_refresh=False,
+        console=console, transient=True, auto_refresh=False,
     ) as progress:  # fmt: skip
         bar = progress.add_task("")
 
@@ -134,74 +116,80 @@ def main() -> None:
             progress.update(bar, description=what, completed=done, total=total)
             progress.refresh()
 
+        before = find(options.before, Path(unpacked))
+        if before is None and options.before != BASELINE:
+            sys.exit(f"bench: {options.before} is neither a checkout of interlock (with src/) nor a commit of this one")
         about = _about(str(server.socket))
-        bench = Bench(str(server.socket), rounds=options.rounds, quick=options.quick, tell=tell)
-        for row in dict.fromkeys(ROWS[number] for number in options.rows):
-            outcomes += [outcome for outcome in row(bench) if outcome.number in options.rows]
-    for outcome in outcomes:
-        show(shown, outcome)
-    shown.print("\n" + ", ".join(f"{key} {value}" for key, value in about.items()), style="dim", highlight=False)
+        path = str(server.socket)
+        bench = Bench(path, rounds=options.rounds, quick=options.quick, before=before, tell=tell)
+        for run in dict.fromkeys(ROWS[name].run for name in options.rows):
+            outcomes += [outcome for outcome in run(bench) if outcome.row in options.rows]
+    if before is None:
+        about["no such commit here, so nothing is compared with"] = BASELINE
+    return outcomes, about
+
+
+def main() -> None:
+    options = _options()
+    console = Console(stderr=options.json == "-" or options.markdown, width=None if sys.stdout.isatty() else 112)
+    if options.list:
+        list_rows(console)
+        return
+    outcomes, about = measure(options, console)
+    facts = ", ".join(f"{key} {value}" for key, value in about.items())
+    if options.quick:
+        facts += ". A quick run: its numbers mean nothing"
+    if absent := missing():
+        facts += f". Not installed, so left out: {', '.join(absent)}"
+    table = report.markdown(outcomes, f"Measured by `scripts/bench`: {facts}.")
+    if options.markdown:
+        print(table)
+    else:
+        for outcome in outcomes:
+            report.show(console, outcome)
+        console.print(f"\n{facts}", style="dim", highlight=False)
+    _write(options, outcomes, about, table)
+    if broken := [outcome.row for outcome in outcomes if outcome.broken]:
+        sys.exit(f"bench: {', '.join(broken)}: a lock did not exclude, or a lease was lost")
+
+
+def _write(options: argparse.Namespace, outcomes: list[Outcome], about: dict[str, object], table: str) -> None:
+    """Write the files that the options name."""
+    if options.write:
+        report.write_table(options.write, table)
+    if options.plots:
+        report.plot(outcomes, options.plots)
     if options.json:
         text = json.dumps({"about": about, "rows": [outcome.as_json() for outcome in outcomes]}, indent=1)
         if options.json == "-":
             print(text)
         else:
             Path(options.json).write_text(text + "\n", encoding="utf-8")
-    if broken := [str(outcome.number) for outcome in outcomes if outcome.broken]:
-        sys.exit(f"bench: row {', '.join(broken)}: a lock did not exclude, or a lease was lost")
 
 
 def _about(path: str) -> dict[str, object]:
     server = redis.Redis(unix_socket_path=path)
     info = server.info("server")
     server.close()
+    commit = subprocess.run(
+        ["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    ).stdout.strip()
     return {
+        **({"commit": commit} if commit else {}),
         "Python": platform.python_version(), "cores": os.cpu_count(),
         info.get("server_name", "redis"): info.get("valkey_version", info["redis_version"]),
-        **{peer: version(peer) for peer in PEERS},
+        **_versions(),
     }  # fmt: skip
 
 
-def show(console: Console, outcome: Outcome) -> None:
-    """A block for each row: ours, then everybody else with what ours is in comparison."""
-    console.print(f"\n[bold]{outcome.number}  {outcome.what}[/], {outcome.unit}", highlight=False)
-    block = Table(box=None, show_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-    for heading, width in (("", 30), ("median", 7), ("ratio", 7), ("middle half", 14), ("goal", 8), ("", 6)):
-        block.add_column(heading, width=width, justify="right" if heading else "left", no_wrap=True)
-    for name in sorted(outcome.samples, key=lambda name: name != outcome.ours):
-        _line(block, outcome, name)
-    for check in outcome.checks:
-        block.add_row(f"  {check.what}", check.value, "", "", check.goal, _verdict(check.met))
-    console.print(block)
-    for name, remark in outcome.remarks.items():
-        console.print(f"  [dim]{name}: {remark}[/]", highlight=False)
-    if outcome.note:
-        console.print(Padding(f"[dim]{outcome.note}[/]", (0, 0, 0, 2)), highlight=False)
-
-
-def _line(result: Table, outcome: Outcome, name: str) -> None:
-    median = outcome.median(name)
-    shown = f"{median:,.0f}" if median >= 1000 else f"{median:.3g}"
-    label = f"  {name}"
-    if name == outcome.ours:
-        result.add_row(label, f"[bold]{shown}[/]")
-        return
-    ratio, (low, high) = outcome.ratio(name), outcome.spread(name)
-    goals = outcome.goals_of(name)
-    result.add_row(
-        label, shown, f"{_short(ratio)} ×", f"{_short(low)} to {_short(high)}", ", ".join(map(str, goals)),
-        _verdict(all(goal.met(ratio) for goal in goals) if goals else None),
-    )  # fmt: skip
-
-
-def _short(ratio: float) -> str:
-    if ratio >= 100:
-        return f"{ratio:,.0f}"
-    return f"{ratio:.2f}" if ratio >= 0.01 else "<0.01"
-
-
-def _verdict(met: bool | None) -> str:
-    return "" if met is None else "[green]met[/]" if met else "[red]missed[/]"
+def _versions() -> dict[str, object]:
+    found: dict[str, object] = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
 
 
 if __name__ == "__main__":

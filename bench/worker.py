@@ -1,6 +1,6 @@
-"""One process of a row that needs several: it reads orders from stdin, a JSON line each, and answers in kind.
+"""One process of a row that needs several: it reads orders from stdin, a JSON line each, and answers in JSON lines.
 
-It ends when its stdin does, so none outlives the benchmark. `Worker` is the side of the one who gives the orders.
+A worker ends when its stdin ends, so no worker outlives the benchmark. `Worker` is the side that gives the orders.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import hiredis
-
-from contenders import FLOOR, TTL, AsyncClients, Bare, BareWaiter, Clients, now
+from contenders import TTL, AsyncClients, Clients
+from floor import Bare, BareWaiter
+from goals import FLOOR
 from interlock.aio import Interlock as AsyncInterlock
+from measure import now
 from operations import CROWDS, HELD, WAITED
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 10.0  # seconds that a worker may take to end by itself
 LONGEST = 30.0  # seconds that a crowd may take for its handovers
-RUSH = 20  # script calls in 0.2 seconds that are more than vouches
+RUSH = 20  # script calls in 0.2 seconds that are more than heartbeats
 SLOT = 8  # bytes of a number on the board
 
 
@@ -59,6 +60,7 @@ class Worker:
         return json.loads(line)
 
     def __enter__(self) -> Self:
+        """It returns at once; the worker's first answer may take as long as its imports."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -74,7 +76,7 @@ class Worker:
         self._process.stdout.close()
 
 
-# Row 5
+# handover
 
 
 def handover(
@@ -88,7 +90,7 @@ def handover(
     if contender == FLOOR:
         lock: Any = BareWaiter(clients.path, *floor, str(os.getpid()))
     else:
-        lock = clients.sync_lock(contender, name)
+        lock = clients.lock(contender, name)
     got, left = [], []
     for turn in range(count):
         if turn or not first:
@@ -105,52 +107,97 @@ def handover(
     return [got, left]
 
 
-# Rows 3 and 4
+# contended, fair, contended-tasks
+
+
+class Board:
+    """A page of memory that all processes map: the number of sections, and who is inside.
+
+    Both are read and written without any other lock. So a section that is not alone is seen, or a count gets lost.
+    """
+
+    def __init__(self, path: str) -> None:
+        with Path(path).open("r+b") as file:
+            self._mapped = mmap.mmap(file.fileno(), 0)
+        self._numbers = memoryview(self._mapped).cast("Q")
+        self.waits: list[float] = []
+        self.grants: list[tuple[int, str]] = []
+        self.overlaps = 0
+
+    def section(self, me: int, lease: Any) -> None:
+        """The inside of a section."""
+        numbers = self._numbers
+        alone = numbers[1] == 0
+        numbers[1], count = me, numbers[0]
+        if hasattr(lease, "fence") and hasattr(lease, "token"):  # one of ours
+            self.grants.append((lease.fence, lease.token))
+        numbers[0] = count + 1
+        if not alone or numbers[1] != me:
+            self.overlaps += 1
+        numbers[1] = 0
+
+    def close(self, in_time: list[int]) -> dict[str, Any]:
+        """What the process answers: every wait, the sections of each thread or task, and what went wrong."""
+        self._numbers.release()
+        self._mapped.close()
+        return {"waits": self.waits, "in_time": in_time, "overlaps": self.overlaps, "grants": self.grants}
 
 
 def contend(
-    clients: Clients, contender: str, name: str, threads: int, start: float, end: float, board: str, number: int
+    clients: Clients, contender: str, name: str, crowd: int, start: float, end: float, board: str, number: int
 ) -> dict[str, Any]:
-    """So many threads in and out of one lock: every wait that began before `end`, and whether anybody overlapped.
+    """So many threads in and out of one lock, from `start` until `end`."""
+    locks = [clients.lock(contender, name) for _ in range(crowd)]
+    page, in_time = Board(board), [0] * crowd
 
-    The board is a file that all processes map: the number of sections, and who is inside. Both are read and
-    written without any other lock, so that a section that is not alone is seen, or a count gets lost.
-    """
-    locks = [clients.sync_lock(contender, name) for _ in range(threads)]
-    waits: list[float] = []
-    grants: list[tuple[int, str]] = []
-    overlaps: list[int] = []
-    in_time = [0] * threads
-    with Path(board).open("r+b") as file, mmap.mmap(file.fileno(), 0) as shared:
-        numbers = memoryview(shared).cast("Q")
+    def work(thread: int) -> None:
+        me, lock = number * crowd + thread + 1, locks[thread]
+        time.sleep(max(0.0, start - now()))
+        asked = now()
+        while not in_time[thread] or asked < end:
+            with lock as lease:
+                got = now()
+                page.section(me, lease)
+            page.waits.append(got - asked)
+            in_time[thread] += got < end or not in_time[thread]
+            asked = now()
 
-        def work(thread: int) -> None:
-            me, lock = number * threads + thread + 1, locks[thread]
-            time.sleep(max(0.0, start - now()))
-            while (asked := now()) < end:
-                with lock as lease:
-                    got = now()
-                    alone = numbers[1] == 0
-                    numbers[1], count = me, numbers[0]
-                    if hasattr(lease, "fence"):
-                        grants.append((lease.fence, lease.token))
-                    numbers[0] = count + 1
-                    if not alone or numbers[1] != me:
-                        overlaps.append(me)
-                    numbers[1] = 0
-                waits.append(got - asked)
-                in_time[thread] += got < end
-
-        crowd = [threading.Thread(target=work, args=(i,), name=f"bench-{i}") for i in range(threads)]
-        for one in crowd:
-            one.start()
-        for one in crowd:
-            one.join()
-        numbers.release()
-    return {"waits": waits, "in_time": sum(in_time), "overlaps": len(overlaps), "grants": grants}
+    threads = [threading.Thread(target=work, args=(i,), name=f"bench-{i}") for i in range(crowd)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    return page.close(in_time)
 
 
-# Rows 6, 11 and 12
+def contend_tasks(
+    clients: Clients, contender: str, name: str, crowd: int, start: float, end: float, board: str, number: int
+) -> dict[str, Any]:
+    """The same with so many asyncio tasks."""
+    page, in_time = Board(board), [0] * crowd
+
+    async def work(make: Callable[[], Any], task: int) -> None:
+        await asyncio.sleep(max(0.0, start - now()))
+        asked = now()
+        while not in_time[task] or asked < end:
+            async with make() as lease:
+                got = now()
+                page.section(number * crowd + task + 1, lease)
+            page.waits.append(got - asked)
+            in_time[task] += got < end or not in_time[task]
+            asked = now()
+
+    async def all_of_them() -> None:
+        async_clients = AsyncClients(clients.path)
+        makers = [async_clients.lock(contender, name) for _ in range(crowd)]
+        await asyncio.gather(*(work(make, i) for i, make in enumerate(makers)))
+        await async_clients.close()
+
+    asyncio.run(all_of_them())
+    return page.close(in_time)
+
+
+# waiters, crowds, holders, arrivals
 
 
 class SlowLog:
@@ -159,13 +206,10 @@ class SlowLog:
     def __init__(self, path: str) -> None:
         self._bare = Bare(path)
 
-    def _ask(self, *words: str) -> Any:
-        return self._bare.ask(hiredis.pack_command(words))
-
     def start(self) -> None:
         """From now on."""
-        self._ask("CONFIG", "SET", "slowlog-log-slower-than", "0", "slowlog-max-len", "1000000")
-        self._ask("SLOWLOG", "RESET")
+        self._bare.call("CONFIG", "SET", "slowlog-log-slower-than", "0", "slowlog-max-len", "1000000")
+        self._bare.call("SLOWLOG", "RESET")
 
     def micros(self) -> dict[str, int]:
         """Until now: µs for each verb. It does not let an event loop run on meanwhile."""
@@ -174,19 +218,19 @@ class SlowLog:
     def each(self) -> dict[str, list[int]]:
         """The same, call by call."""
         spent: dict[str, list[int]] = {}
-        for _, _, micros, command, *_ in self._ask("SLOWLOG", "GET", "-1"):
+        for _, _, micros, command, *_ in self._bare.call("SLOWLOG", "GET", "-1"):
             if command[0] == b"EVALSHA":
                 spent.setdefault(command[3 + int(command[2])].decode(), []).append(micros)
         return spent
 
     def calls(self) -> int:
         """How many script calls there were since the server began."""
-        (calls,) = re.findall(rb"cmdstat_evalsha:calls=(\d+)", self._ask("INFO", "commandstats"))
+        (calls,) = re.findall(rb"cmdstat_evalsha:calls=(\d+)", self._bare.call("INFO", "commandstats"))
         return int(calls)
 
     def close(self) -> None:
-        self._ask("CONFIG", "SET", "slowlog-log-slower-than", "-1")
-        self._ask("SLOWLOG", "RESET")
+        self._bare.call("CONFIG", "SET", "slowlog-log-slower-than", "-1")
+        self._bare.call("SLOWLOG", "RESET")
         self._bare.close()
 
 
@@ -311,10 +355,10 @@ async def _released(leases: list[Any]) -> int:
     return ours
 
 
-# Row 7
+# leases
 
 
-def hold(clients: Clients, leases: int, seconds: float) -> dict[str, Any]:
+def hold(clients: Clients, leases: int, seconds: float, settle: float) -> dict[str, Any]:
     """Hold so many leases for so long: memory and processor time of this process, and how many were still ours."""
 
     async def all_of_them() -> dict[str, Any]:
@@ -326,7 +370,7 @@ def hold(clients: Clients, leases: int, seconds: float) -> dict[str, Any]:
         held = await _leases(lambda n: locks.lock(f"lease {n}", ttl=TTL), leases)
         gc.collect()
         grown = _resident() - before
-        await asyncio.sleep(5)
+        await asyncio.sleep(settle)
         used, started = _processor(), now()
         await asyncio.sleep(seconds)
         share = (_processor() - used) / (now() - started)
@@ -349,9 +393,16 @@ def _processor() -> float:
     return used.ru_utime + used.ru_stime
 
 
+def ready(_clients: Clients) -> bool:
+    """Imports are done."""
+    return True
+
+
 JOBS: dict[str, Callable[..., Any]] = {
+    "ready": ready,
     "handover": handover,
     "contend": contend,
+    "contend_tasks": contend_tasks,
     "crowd": crowd,
     "beside": beside,
     "waited": waited,

@@ -152,12 +152,6 @@ def test_every_command_in_the_pages_exists(monkeypatch, capsys):
         assert not [option for option in options if option not in said], command
 
 
-def test_every_row_of_the_benchmarks_is_explained():
-    rows = re.search(r"^ROWS.*?^}", (ROOT / "bench" / "run.py").read_text(), re.MULTILINE | re.DOTALL)
-    table = re.findall(r"^\| (\d+(?:, \d+)*) \|", (ROOT / "docs" / "benchmarks.md").read_text(), re.MULTILINE)
-    assert ", ".join(table).split(", ") == re.findall(r"^    (\d+):", rows[0], re.MULTILINE)
-
-
 def test_every_test_file_in_the_pages_exists():
     for page in PROSE:
         for folder, name in re.findall(r"`(?:tests/)?((?:\w+/)*)(test_\w+\.py)`", page.read_text()):

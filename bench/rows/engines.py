@@ -1,4 +1,4 @@
-"""The rows beyond one server: 14 to 17, a cluster, its shards, quorums, and a failover of Sentinel.
+"""The rows beyond one server: cluster, shards, quorum, failover (of Sentinel).
 
 Servers and clients share the cores of this machine. More servers for the same work cost here what they would not cost
 on machines of their own: read the ratios as upper bounds, and the projection with its assumption.
@@ -11,60 +11,53 @@ import logging
 import select
 import time
 from contextlib import ExitStack
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import redis
 
-from contenders import Bare, Tapped
+from floor import Bare, Tapped
+from goals import ONE_SERVER as ONE
+from goals import POTTERY
 from harness.topology import Cluster, Independents, Sentinels
 from interlock import Interlock
 from interlock._servers.slots import slot_of
 from interlock.aio import Interlock as AsyncInterlock
-from measure import Bench, Check, Goal, Outcome, rate
+from measure import Bench, Check, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 TASKS = 100
-SLICE = 0.2  # seconds
-ONE, CLUSTER, THREE, FIVE, POTTERY = (
-    "one server",
-    "cluster of 3 shards",
-    "quorum of 3",
-    "quorum of 5",
-    "pottery's Redlock",
-)
+CLUSTER, THREE, FIVE = "cluster of 3 shards", "quorum of 3", "quorum of 5"
 FLOORS = {"floor of one": 1, "floor of 3": 3, "floor of 5": 5}
-PAIR_LEAST = 0.83  # of the pairs on one server: a cost of 1.2
-QUORUM_LEAST = 0.62  # a cost of 1.6
 
 
 def cluster(bench: Bench) -> Iterator[Outcome]:
-    """Row 14."""
+    """A cluster against one server."""
     with Cluster(replicas=0) as shards:
-        for number, tasks in ((14, 1), (14, TASKS)):
+        for tasks in (1, TASKS):
             loops = {ONE: lambda: AsyncInterlock(f"unix://{bench.path}"), CLUSTER: lambda: AsyncInterlock(shards.url)}
-            samples = _pairs(bench, f"row 14, {tasks} tasks", loops, tasks)
+            samples = _pairs(bench, f"cluster, {tasks} tasks", loops, tasks)
             yield Outcome(
-                number, f"cluster, asyncio, {_tasks(tasks)}: acquire + release", "pairs/s", CLUSTER, samples,
-                [Goal(ONE, least=PAIR_LEAST)], note="≥ 0.83 is a cost of ≤ 1.2. One lock of its own for each task.",
+                "cluster", f"cluster, asyncio, {_tasks(tasks)}: acquire + release", "pairs/s", CLUSTER, samples,
+                note="≥ 0.83 is a cost of ≤ 1.2. One lock of its own for each task.",
             )  # fmt: skip
         with Interlock(f"unix://{bench.path}") as one, Interlock(shards.url) as several:
-            slices = {name: rate(_loop(locks), SLICE) for name, locks in ((ONE, one), (CLUSTER, several))}
-            samples = bench.interleave("row 14, threads", 15, slices)
+            slices = {name: bench.rate(_loop(locks)) for name, locks in ((ONE, one), (CLUSTER, several))}
+            samples = bench.interleave("cluster, threads", 15, slices)
         yield Outcome(
-            14,
+            "cluster",
             "cluster, threads, one lock, nobody else",
             "pairs/s",
             CLUSTER,
             samples,
-            [Goal(ONE, least=PAIR_LEAST)],
         )
 
 
 def scaling(bench: Bench) -> Iterator[Outcome]:
-    """Row 15: the same tasks on locks of one, two and three shards; and what each shard spends on a pair."""
+    """The same tasks on locks of one, two and three shards; and what each shard spends on a pair."""
     with Cluster(replicas=0) as shards, asyncio.Runner() as runner:
         by_shard: list[list[str]] = [[], [], []]
         number = 0
@@ -79,9 +72,9 @@ def scaling(bench: Bench) -> Iterator[Outcome]:
 
         def on(count: int) -> Callable[[], float]:
             names = [by_shard[i % count][i // count] for i in range(TASKS)]
-            return _hundreds(runner, locks, names)
+            return _hundreds(bench, runner, locks, names)
 
-        samples = bench.interleave("row 15", 9, {f"{count} of 3 shards": on(count) for count in (1, 2, 3)})
+        samples = bench.interleave("shards", 9, {f"{count} of 3 shards": on(count) for count in (1, 2, 3)})
         before = _busy(shards)
         slice_ = on(1)
         pairs = 0.0
@@ -92,7 +85,7 @@ def scaling(bench: Bench) -> Iterator[Outcome]:
         runner.run(locks.close())
     one = 1_000_000 / spent
     yield Outcome(
-        15, f"cluster, {TASKS} tasks on locks of so many shards", "pairs/s", "3 of 3 shards", samples,
+        "shards", f"cluster, {TASKS} tasks on locks of so many shards", "pairs/s", "3 of 3 shards", samples,
         checks=[
             Check("a shard's time for a pair", f"{spent:.1f} µs"),
             *(Check(f"projection: {count} of 3 shards", f"{one * count:,.0f}") for count in (1, 2, 3)),
@@ -103,7 +96,7 @@ def scaling(bench: Bench) -> Iterator[Outcome]:
 
 
 def quorums(bench: Bench) -> Iterator[Outcome]:
-    """Row 16."""
+    """Quorums against one server."""
     with Independents(number=5) as nodes, ExitStack() as stack:
         urls = nodes.urls
         for tasks in (1, TASKS):
@@ -113,31 +106,31 @@ def quorums(bench: Bench) -> Iterator[Outcome]:
                 FIVE: lambda: AsyncInterlock.quorum(urls),
             }
             floors = {floor: _floor([node.socket for node in nodes.nodes[:n]], tasks) for floor, n in FLOORS.items()}
-            slices = {floor: rate(loop, SLICE) for floor, loop in floors.items()}
-            samples = _pairs(bench, f"row 16, {tasks} tasks", loops, tasks, slices)
+            slices = {floor: bench.rate(loop) for floor, loop in floors.items()}
+            samples = _pairs(bench, f"quorum, {tasks} tasks", loops, tasks, slices)
             for ours, floor in zip((THREE, FIVE), list(FLOORS)[1:], strict=True):
                 yield Outcome(
-                    16, f"{ours}, asyncio, {_tasks(tasks)}: acquire + release", "pairs/s", ours,
+                    "quorum", f"{ours}, asyncio, {_tasks(tasks)}: acquire + release", "pairs/s", ours,
                     {name: samples[name] for name in (ours, floor, ONE, next(iter(FLOORS)))},
-                    [Goal(ONE, least=QUORUM_LEAST)], floor=floor,
+                    not_peers=(floor,),
                     note="≥ 0.62 is a cost of ≤ 1.6. A floor: the same messages, packed before, over bare sockets, to "
                     "all servers, until a majority has answered.",
                 )  # fmt: skip
         for ours, number in ((THREE, 3), (FIVE, 5)):
             locks = stack.enter_context(Interlock.quorum(urls[:number]))
-            slices = {ours: rate(_loop(locks), SLICE), POTTERY: rate(_pottery(urls[:number]), SLICE)}
-            samples = bench.interleave(f"row 16, {ours}, threads", 9, slices)
-            yield Outcome(
-                16, f"{ours}, threads, one lock, nobody else", "pairs/s", ours, samples, [Goal(POTTERY, least=3)]
-            )
+            slices = {ours: bench.rate(_loop(locks))}
+            if find_spec("pottery"):
+                slices[POTTERY] = bench.rate(_pottery(urls[:number]))
+            samples = bench.interleave(f"quorum, {ours}, threads", 9, slices)
+            yield Outcome("quorum", f"{ours}, threads, one lock, nobody else", "pairs/s", ours, samples)
 
 
 def failover(bench: Bench) -> Iterator[Outcome]:
-    """Row 17: from the kill of the primary to the next grant, against the time that Sentinel itself takes."""
+    """From the kill of the primary to the next grant, against the time that Sentinel itself takes."""
     samples: dict[str, list[float]] = {"the next grant": [], "Sentinel itself": []}
     logging.getLogger("interlock").setLevel(logging.ERROR)
     for turn in range(bench.rounds(5)):
-        bench.tell("row 17", turn, bench.rounds(5))
+        bench.tell("failover", turn, bench.rounds(5))
         with Sentinels() as group, Interlock(group.url, max_ttl=30) as locks:
             locks.lock("a").acquire().release()
             old = group.primary
@@ -149,7 +142,8 @@ def failover(bench: Bench) -> Iterator[Outcome]:
                 fresh.lock("b").acquire(timeout=60).release()
             samples["the next grant"].append(time.perf_counter() - began)
     yield Outcome(
-        17, "Sentinel failover: from the kill of the primary", "s", "the next grant", samples, less_is_better=True,
+        "failover", "Sentinel failover: from the kill of the primary", "s", "the next grant", samples,
+        less_is_better=True,
         note="down-after-milliseconds is 500 here. A lock that was held before waits for the quarantine, max_ttl, too.",
     )  # fmt: skip
 
@@ -222,7 +216,9 @@ def _pairs(
             return {name: make() for name, make in makers.items()}
 
         made = runner.run(setup())
-        slices = {name: _hundreds(runner, locks, [f"pair {i}" for i in range(tasks)]) for name, locks in made.items()}
+        slices = {
+            name: _hundreds(bench, runner, locks, [f"pair {i}" for i in range(tasks)]) for name, locks in made.items()
+        }
         samples = bench.interleave(what, 15, {**slices, **(others or {})})
 
         async def close() -> None:
@@ -233,7 +229,7 @@ def _pairs(
     return samples
 
 
-def _hundreds(runner: asyncio.Runner, locks: Any, names: list[str]) -> Callable[[], float]:
+def _hundreds(bench: Bench, runner: asyncio.Runner, locks: Any, names: list[str]) -> Callable[[], float]:
     made = [locks.lock(name) for name in names]
 
     async def task(lock: Any, count: int) -> None:
@@ -244,7 +240,7 @@ def _hundreds(runner: asyncio.Runner, locks: Any, names: list[str]) -> Callable[
     async def all_tasks(count: int) -> None:
         await asyncio.gather(*(task(lock, count) for lock in made))
 
-    inner = rate(lambda count: runner.run(all_tasks(max(1, count))), SLICE)
+    inner = bench.rate(lambda count: runner.run(all_tasks(max(1, count))))
     return lambda: inner() * len(names)
 
 

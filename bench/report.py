@@ -1,0 +1,196 @@
+"""How outcomes are shown: tables for a terminal, the README's table, and plots."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.padding import Padding
+from rich.table import Table
+
+from goals import BEFORE
+from measure import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from measure import Outcome
+
+PAGE = "docs/benchmarks.md"
+TABLE_BEGINS, TABLE_ENDS = "<!-- scripts/bench writes this table -->", "<!-- end of the table -->"
+
+
+ALL_GOALS = "goals-that-are-missed-and-why"
+SHARED = {  # the section of a row that has none of its own
+    **dict.fromkeys(("waiters", "leases", "import"), "waiters-leases-import"),
+    **dict.fromkeys(("crowds", "holders", "arrivals"), "crowds-holders-arrivals"),
+    **dict.fromkeys(("contended-tasks", "primitives", "primitive-tasks", "shards", "failover"), ALL_GOALS),
+}
+
+
+def why(row: str) -> str:
+    """Where the docs say why goals of this row are missed."""
+    return f"{PAGE}#{SHARED.get(row, row)}"
+
+
+def show(console: Console, outcome: Outcome) -> None:
+    """A table of each outcome: ours, then all other contenders with what ours is in comparison."""
+    console.print(f"\n[bold]{outcome.row}[/]  {outcome.what}, {outcome.unit}", highlight=False)
+    block = Table(box=None, show_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    headings = [("", 30), ("median", 7), ("ratio", 7), ("middle half", 14), ("goal", 8), ("", 6)]
+    if outcome.latencies:
+        headings[4:4] = [("p50", 7), ("p99", 7), ("max", 9)]
+    for heading, width in headings:
+        block.add_column(heading, width=width, justify="right" if heading else "left", no_wrap=True)
+    for name in sorted(outcome.samples, key=lambda name: name != outcome.ours):
+        block.add_row(*_line(outcome, name))
+    blank = [""] * (5 if outcome.latencies else 2)
+    for check in outcome.checks:
+        block.add_row(f"  {check.what}", check.value, *blank, check.goal, _verdict(check.met))
+    console.print(block)
+    for name, remark in outcome.remarks.items():
+        console.print(f"  [dim]{name}: {remark}[/]", highlight=False)
+    notes = [f"p50, p99 and max: of {outcome.latency}, in {outcome.latency_unit}."] if outcome.latencies else []
+    if outcome.note:
+        notes.append(outcome.note)
+    if notes:
+        console.print(Padding(f"[dim]{' '.join(notes)}[/]", (0, 0, 0, 2)), highlight=False)
+    if outcome.is_missed():
+        console.print(f"  [red]missed[/]: {why(outcome.row)} says why", highlight=False)
+
+
+def _line(outcome: Outcome, name: str) -> list[str]:
+    tail = outcome.tail(name)
+    times = [shown(each) for each in tail] if tail else [""] * (3 if outcome.latencies else 0)
+    if name == outcome.ours:
+        return [f"  {name}", f"[bold]{_median(outcome, name)}[/]", "", "", *times, "", ""]
+    low, high = outcome.spread(name)
+    verdicts = [verdict for verdict in outcome.verdicts() if verdict.against == name]
+    return [
+        f"  {name}", _median(outcome, name), f"{_short(outcome.ratio(name))} ×", f"{_short(low)} to {_short(high)}",
+        *times, ", ".join(str(verdict.goal) for verdict in verdicts),
+        _verdict(all(verdict.met for verdict in verdicts) if verdicts else None),
+    ]  # fmt: skip
+
+
+def _median(outcome: Outcome, name: str) -> str:
+    return shown(outcome.median(name))
+
+
+def _short(ratio: float) -> str:
+    if ratio >= 100:
+        return f"{ratio:,.0f}"
+    return f"{ratio:.2f}" if ratio >= 0.01 else "<0.01"
+
+
+def _verdict(met: bool | None) -> str:
+    return "" if met is None else "[green]met[/]" if met else "[red]missed[/]"
+
+
+# The README's table
+
+
+HEAD = "| row | interlock | compared with | ratio | goal |"
+
+
+def markdown(outcomes: Iterable[Outcome], about: str) -> str:
+    """The README's table: a line for each goal, and for each peer that is fast because others starve."""
+    lines = [HEAD, "|---|---|---|---|---|"]
+    for outcome in outcomes:
+        lines += _markdown_lines(outcome)
+    return "\n".join([*lines, "", about])
+
+
+def _markdown_lines(outcome: Outcome) -> list[str]:
+    ours = f"`{outcome.row}`: {outcome.what} | {_cell(outcome, outcome.ours)}"
+    found = [
+        f"{_cell(outcome, each.against)} | {_short(each.ratio)} × | {_goal(outcome, str(each.goal), each.met)}"
+        for each in outcome.verdicts()
+    ]
+    for name, share in outcome.starving.items():
+        starves = f"{_cell(outcome, name)}; starves: a thread gets {share:.0%} of an equal share"
+        found.append(f"{starves} | {_short(outcome.ratio(name))} × | ")
+    if not found:
+        found = [f"{_cell(outcome, n)} | {_short(outcome.ratio(n))} × | " for n in outcome.samples if n != outcome.ours]
+    found += [
+        f"{check.what}: {check.value} | | {_goal(outcome, check.goal, check.met)}"
+        for check in outcome.checks
+        if check.met is not None
+    ]
+    return [f"| {ours if not i else ' | '} | {line} |" for i, line in enumerate(found)]
+
+
+def _goal(outcome: Outcome, goal: str, met: bool) -> str:
+    return f"{goal} {'met' if met else f'[missed]({why(outcome.row)})'}"
+
+
+def _cell(outcome: Outcome, name: str) -> str:
+    """What a contender did, with its longest latency beside it."""
+    label = outcome.remarks.get(name, name) if name == BEFORE else name
+    text = f"{_median(outcome, name)} {outcome.unit}" if name == outcome.ours else f"{label}: {_median(outcome, name)}"
+    tail = outcome.tail(name)
+    return text + (f"; p99 {shown(tail[1])}, longest {shown(tail[2])} {outcome.latency_unit}" if tail else "")
+
+
+def write_table(page: Path, table: str) -> None:
+    """Put the table between the two marks of the page."""
+    head, begins, rest = page.read_text(encoding="utf-8").partition(TABLE_BEGINS)
+    _, ends, foot = rest.partition(TABLE_ENDS)
+    if not begins or not ends:
+        raise LookupError(f"{page} has no table to replace: put {TABLE_BEGINS} and {TABLE_ENDS} where it goes")
+    page.write_text(f"{head}{begins}\n{table}\n{ends}{foot}", encoding="utf-8")
+
+
+# Plots
+
+
+def plot(outcomes: Iterable[Outcome], directory: Path) -> list[Path]:
+    """Write an SVG for each outcome that compares: medians with their middle half; beside them, the latencies."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams |= {"svg.hashsalt": "interlock", "font.size": 9, "svg.fonttype": "none"}
+    directory.mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
+    seen: dict[str, int] = {}
+    for outcome in outcomes:
+        seen[outcome.row] = number = seen.get(outcome.row, 0) + 1
+        if len(outcome.samples) > 1:
+            path = directory / (f"{outcome.row}.svg" if number == 1 else f"{outcome.row}-{number}.svg")
+            _draw(outcome, path)
+            written.append(path)
+    return written
+
+
+def _draw(outcome: Outcome, path: Path) -> None:
+    from matplotlib import pyplot as plt
+
+    names = sorted(outcome.samples, key=lambda name: name != outcome.ours)[::-1]
+    panels = 2 if outcome.latencies else 1
+    figure, axes = plt.subplots(
+        1, panels, figsize=(4.5 * panels + 1, 0.4 * len(names) + 1.2), sharey=True, squeeze=False
+    )
+    medians = [outcome.median(name) for name in names]
+    rounds = [sorted(outcome.samples[name]) for name in names]
+    around = [
+        [median - of[len(of) // 4] for median, of in zip(medians, rounds, strict=True)],
+        [of[-1 - len(of) // 4] - median for median, of in zip(medians, rounds, strict=True)],
+    ]
+    around = [[max(0.0, each) for each in side] for side in around]
+    colours = ["#c44e52" if name == outcome.ours else "#8c8c8c" for name in names]
+    axes[0][0].barh(names, medians, xerr=around, color=colours, error_kw={"lw": 1})
+    axes[0][0].set_xlabel(f"{outcome.unit} (median, middle half of the rounds)")
+    if outcome.latencies:
+        for i, name in enumerate(names):
+            if tail := outcome.tail(name):
+                axes[0][1].plot(tail, [name] * 3, color=colours[i], lw=1)
+                for value, marker in zip(tail, "o|x", strict=True):
+                    axes[0][1].plot(value, name, marker, color=colours[i])
+        axes[0][1].set_xscale("log")
+        axes[0][1].set_xlabel(f"{outcome.latency}, {outcome.latency_unit}: p50 o, p99 |, longest x")
+    figure.suptitle(f"{outcome.row}: {outcome.what}", fontsize=10)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)

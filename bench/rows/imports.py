@@ -1,0 +1,35 @@
+"""The cost of a cold import."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from typing import TYPE_CHECKING
+
+from measure import Bench, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def imports(bench: Bench) -> Iterator[Outcome]:
+    """Each in a fresh interpreter, whose own start is not counted; all find compiled files."""
+    with tempfile.TemporaryDirectory(prefix="interlock-bench-") as compiled:
+        environment = {**os.environ, "PYTHONPYCACHEPREFIX": compiled}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+
+        def of(module: str) -> Callable[[], float]:
+            code = f"import time; t = time.perf_counter(); import {module}; print(time.perf_counter() - t)"
+
+            def slice_() -> float:
+                command = [sys.executable, "-c", code]
+                done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+                return float(done.stdout) * 1000
+
+            return slice_
+
+        modules = ("interlock", "interlock.aio", "redis")
+        samples = bench.interleave("import", 15, {f"import {module}": of(module) for module in modules})
+    yield Outcome("import", "cold import", "ms", "import interlock", samples, less_is_better=True)

@@ -1,0 +1,67 @@
+"""Each synchronizer alone, against the lock: primitives (threads), primitive-tasks (asyncio)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from floor import Tapped
+from interlock import Interlock
+from interlock.aio import Interlock as AsyncInterlock
+from measure import Bench, Check, Outcome
+from operations import LOCK, OPERATIONS, Again
+from rows.uncontended import TASKS, hundreds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def primitives(bench: Bench) -> Iterator[Outcome]:
+    """As uncontended, for every synchronizer."""
+    with Interlock(f"unix://{bench.path}") as locks:
+        loops = {what: operation.loop(locks, f"alone {what}") for what, operation in OPERATIONS.items()}
+        samples = bench.interleave("primitives", 9, {what: bench.rate(loop) for what, loop in loops.items()})
+        checks = _round_trips(bench.path, loops)
+    yield _compared("primitives", "threads, each synchronizer alone", samples, checks)
+
+
+def primitive_tasks(bench: Bench) -> Iterator[Outcome]:
+    """As tasks, for every synchronizer."""
+    with asyncio.Runner() as runner:
+
+        async def setup() -> AsyncInterlock:
+            return AsyncInterlock(f"unix://{bench.path}")
+
+        locks = runner.run(setup())
+
+        def all_tasks(what: str) -> Callable[[int], None]:
+            tasks = [OPERATIONS[what].task(locks, f"task {what} {i}") for i in range(TASKS)]
+
+            async def all_of_them(count: int) -> None:
+                await asyncio.gather(*(task(count) for task in tasks))
+
+            return lambda count: runner.run(all_of_them(max(1, count // TASKS)))
+
+        loops = {what: all_tasks(what) for what in OPERATIONS}
+        samples = bench.interleave("primitive-tasks", 9, {what: hundreds(bench, loop) for what, loop in loops.items()})
+        checks = _round_trips(bench.path, loops)
+        runner.run(locks.close())
+    yield _compared("primitive-tasks", f"asyncio, {TASKS} tasks, each on one of its own", samples, checks)
+
+
+def _round_trips(path: str, loops: dict[str, Callable[[int], None]]) -> list[Check]:
+    """A holder that enters again asks no server: entered 1,000 times, one acquire for each thread or task."""
+    checks = []
+    for what, loop in loops.items():
+        if isinstance(OPERATIONS[what], Again):
+            tapped = Tapped(path, lambda loop=loop: loop(1000))  # type: ignore[misc]
+            who, sent = set(tapped.tokens("acquire")), len(tapped.messages("acquire"))
+            checks.append(Check("acquires when entered again", f"{sent}", f"{len(who)}", sent == len(who)))
+    return checks
+
+
+def _compared(row: str, what: str, samples: dict[str, list[float]], checks: list[Check]) -> Outcome:
+    return Outcome(
+        row, what, "per second", LOCK, samples, checks=checks, not_peers=(),
+        note="What can be held is acquired and released, over and over. The ratio is the cost, in pairs of the lock.",
+    )  # fmt: skip

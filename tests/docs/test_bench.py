@@ -1,0 +1,160 @@
+"""The benchmarks run, judge by the goals that the docs name, and say where the docs explain a missed goal."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "benchmarks.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def bench():
+    """The modules of the benchmarks, which are scripts: they import each other by their short names."""
+    before = {*sys.modules}
+    sys.path.insert(0, str(ROOT / "bench"))
+    try:
+        import goals
+        import measure
+        import report
+        import rows
+
+        yield type("bench", (), {"goals": goals, "measure": measure, "report": report, "ROWS": rows.ROWS})
+    finally:
+        sys.path.remove(str(ROOT / "bench"))
+        for name in {*sys.modules} - before:
+            if getattr(sys.modules[name], "__file__", None) and f"{ROOT / 'bench'}/" in sys.modules[name].__file__:
+                del sys.modules[name]
+
+
+def run(*options, timeout=90):
+    command = [sys.executable, str(ROOT / "bench" / "run.py"), *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, env=environment)
+
+
+def measured(*rows, timeout=90):
+    """What a quick run says of these rows, as JSON."""
+    ended = run("--quick", *rows, "--json", "-", timeout=timeout)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)["rows"]
+
+
+def test_rows_run(bench):
+    """Threads, asyncio, processes of their own, the slow link, messages sent again: a row of each sort."""
+    wanted = ("uncontended", "tasks", "handover", "slow-link", "server-time", "server-handover")
+    outcomes = measured(*wanted)
+    assert {outcome["row"] for outcome in outcomes} == {*wanted}
+    for outcome in outcomes:
+        assert outcome["contenders"][outcome["ours"]]["median"] > 0, outcome
+        for goal in bench.goals.GOALS[outcome["row"]]:
+            installed = {*outcome["contenders"], bench.goals.BLPOP, bench.goals.BEFORE}  # these may be missing
+            assert goal.of not in {"", outcome["ours"]} or goal.against in installed, goal
+
+
+@pytest.mark.full
+def test_every_row_runs(bench, tmp_path):
+    outcomes = measured("all", "--before", str(ROOT), timeout=300)
+    assert {outcome["row"] for outcome in outcomes} == {*bench.ROWS}
+    assert all("before" in outcome["contenders"] for outcome in outcomes if outcome["row"] == "server-time")
+
+
+def test_a_row_that_does_not_exist_is_refused_with_those_that_do():
+    ended = run("uncontendet")
+    assert ended.returncode == 64
+    assert "there is no row uncontendet. The rows are uncontended, tasks" in ended.stderr
+
+
+def test_the_list_says_what_each_row_measures_and_its_goal(bench):
+    said = " ".join(run("--list").stdout.split())
+    for name, row in bench.ROWS.items():
+        assert re.search(rf"(^| ){name} ", said), name
+        assert " ".join(row.measures.split()) in said
+        assert (row.goal(name) or "none") in said
+
+
+def test_the_pages_have_every_row(bench):
+    explained = re.findall(r"^\| (`[a-z-]+`(?:, `[a-z-]+`)*) \|", PAGE, re.MULTILINE)
+    assert re.findall(r"`([a-z-]+)`", " ".join(explained)) == [*bench.ROWS]
+    design = re.findall(r"^\| `([a-z-]+)` \|", (ROOT / "docs/internals/DESIGN.md").read_text(), re.MULTILINE)
+    assert {*design} == {name for name, row in bench.ROWS.items() if row.usual and row.goal(name)}
+
+
+def test_each_goal_of_the_code_stands_in_the_design(bench):
+    lines = (ROOT / "docs/internals/DESIGN.md").read_text().splitlines()
+    for name, goals in bench.goals.GOALS.items():
+        if bench.ROWS[name].usual:
+            (line,) = [line for line in lines if line.startswith(f"| `{name}` |")]
+            for goal in goals:
+                assert str(goal).removesuffix(" ×") in line, (name, goal)
+
+
+def test_the_table_in_the_readme_is_of_the_form_that_the_command_writes(bench, tmp_path):
+    readme = tmp_path / "README.md"
+    text = (ROOT / "README.md").read_text()
+    readme.write_text(text)
+    bench.report.write_table(readme, f"{bench.report.HEAD}\n| new |")
+    head, _, rest = text.partition(bench.report.TABLE_BEGINS)
+    table, _, foot = rest.partition(bench.report.TABLE_ENDS)
+    assert table.startswith(f"\n{bench.report.HEAD}\n")
+    assert {*re.findall(r"^\| `([a-z-]+)`:", table, re.MULTILINE)} <= {*bench.ROWS}
+    written = readme.read_text()
+    assert written.startswith(head)
+    assert written.endswith(foot)
+    assert "| new |" in written
+    readme.write_text("no table")
+    with pytest.raises(LookupError, match="no table to replace"):
+        bench.report.write_table(readme, "")
+
+
+def outcome_of(bench, **options):
+    """Three contenders: redis-py is fastest, and lets threads starve."""
+    peers = bench.goals
+    samples = {peers.OURS: [900.0] * 3, peers.REDIS_PY: [1000.0] * 3, peers.BLPOP: [100.0] * 3}
+    options = {"starving": {peers.REDIS_PY: 0.01}, **options}
+    return bench.measure.Outcome("contended", "crowded", "sections/s", peers.OURS, samples, **options)
+
+
+def test_a_peer_that_starves_others_is_no_measure_and_has_its_longest_wait_beside_it(bench):
+    peers = bench.goals
+    outcome = outcome_of(bench, latencies={peers.REDIS_PY: [0.1, 1514.0]}, latency="a wait", latency_unit="ms")
+    (verdict,) = outcome.verdicts()
+    assert (verdict.against, verdict.met) == (peers.BLPOP, True)
+    starving = [line for line in bench.report.markdown([outcome], "").splitlines() if peers.REDIS_PY in line]
+    assert "longest 1,514 ms; starves: a thread gets 1% of an equal share" in starving[0]
+    assert outcome_of(bench, starving={}).verdicts()[0].against == peers.REDIS_PY
+
+
+def test_a_missed_goal_names_the_section_that_says_why(bench):
+    from rich.console import Console
+
+    outcome = outcome_of(bench, starving={})  # 0.9 of redis-py
+    console = Console(width=112, record=True, file=io.StringIO())
+    bench.report.show(console, outcome)
+    assert "missed: docs/benchmarks.md#contended says why" in console.export_text()
+    assert "≥ 8 × [missed](docs/benchmarks.md#contended)" in bench.report.markdown([outcome], "")
+
+
+def test_every_row_has_a_section_that_says_why(bench):
+    headings = re.findall(r"^#+ (.+)$", PAGE, re.MULTILINE)
+    anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    for row in bench.ROWS:
+        page, _, anchor = bench.report.why(row).partition("#")
+        assert page == "docs/benchmarks.md"
+        assert anchor in anchors, row
+
+
+def test_plots_are_written(bench, tmp_path):
+    pytest.importorskip("matplotlib")
+    outcome = outcome_of(bench, latencies={bench.goals.OURS: [1.0, 2.0]}, latency="a wait", latency_unit="ms")
+    (path,) = bench.report.plot([outcome], tmp_path / "plots")
+    assert path.name == "contended.svg"
+    assert "<svg" in path.read_text()
