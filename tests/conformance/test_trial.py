@@ -127,6 +127,20 @@ def on_data(setup, use):
     return occupied
 
 
+def on_a_hash(kind: str, called: str):
+    """A use of a name whose key is a hash of the user: it must not be deleted."""
+
+    async def occupied(mode, locks, client):
+        client.hset("lock:a", mapping={"user": "ann"})
+        client.expire("lock:a", 60)
+        try:
+            await getattr(KINDS[kind](locks), called)(*["it is stuck"] * (called == "revoke"))
+        finally:
+            assert client.hgetall("lock:a") == {b"user": b"ann"}
+
+    return occupied
+
+
 KINDS = {
     "lock": lambda locks: locks.lock("a"),
     "semaphore": lambda locks: locks.semaphore("a", 2),
@@ -928,6 +942,21 @@ USES = [
         on_data(lambda client: client.set("lock:a", "me"), lambda _, locks: locks.lock("a").acquire(0)),
         AcquireTimeout,
         "lock 'a' is not free: it is held by me",
+    ),
+    *(
+        wrong(
+            f"{CALLED[kind]} over the hash of somebody else, by {called}()",
+            on_a_hash(kind, called),
+            ConfigError,
+            f"{kind} 'a'",
+            "holds something else",
+            "Use another name or prefix",
+        )
+        for kind, calls in (
+            ("latch", ("wait", "count_down", "count", "inspect", "revoke")),
+            ("barrier", ("wait", "reset", "inspect", "revoke")),
+        )
+        for called in calls
     ),
     *(
         wrong(

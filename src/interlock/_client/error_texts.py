@@ -147,6 +147,11 @@ def is_of_another_kind(resource: Resource, record: bytes) -> bool:
 def _wrong_kind_error(resource: Resource, record: str) -> ConfigError:
     """The error for a name whose record belongs to another kind of primitive, or to another version."""
     version, kind = [*record.split(), "", ""][:2]
+    if not record:
+        return ConfigError(
+            f"{resource}: its key {resource.keys[0]!r} holds something else, which {_KINDS[resource.kind]} would "
+            "delete. Use another name or prefix"
+        )
     if version == RECORD_VERSION and kind in _KINDS and kind != resource.kind:
         return ConfigError(
             f"{resource}: {resource.name!r} is in use as {_KINDS[kind]}, and one name can't be both. Use another name"

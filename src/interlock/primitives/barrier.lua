@@ -42,12 +42,16 @@ local generation, record, parties, arrivals, passed, woken, reason  -- woken: th
 local tail = ''  -- the rest of the record, after the words that this version knows
 
 -- Reads the barrier into the variables above. Returns false if another version or another kind of primitive owns the
--- record.
+-- record, or if the key is a hash of somebody else, which a barrier would delete: then there is no record.
 local function read_barrier()
   record = call('GET', RECORD)
   local stored_generation, text = string.match((record or '') .. ' ', '^1 barrier (%d+)( .*)')
   if record and not stored_generation then return false end
   local stored = call('HMGET', BARRIER, 'parties', 'arrivals', 'passed', 'told', 'why')
+  if not record and not stored[1] and call('PTTL', BARRIER) ~= -2 then
+    record = ''
+    return false
+  end
   if record and stored[1] then
     generation, tail, parties = stored_generation, string.sub(text, 1, -2), tonumber(stored[1])
     arrivals, passed, woken, reason = tonumber(stored[2]), tonumber(stored[3]), tonumber(stored[4]), stored[5]

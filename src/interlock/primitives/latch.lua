@@ -41,12 +41,16 @@ local BROKEN, OPERATION_TTL_MS = 10, 60000
 local generation, record, left, keep_ms, reason, counts_from
 
 -- Reads the latch into the variables above. Returns false if another version or another kind of primitive owns the
--- record.
+-- record, or if the key is a hash of somebody else, which a latch would delete: then there is no record.
 local function read_latch()
   record = call('GET', RECORD)
   local stored_generation = record and string.match(record .. ' ', '^1 latch (%d+) ')
   if record and not stored_generation then return false end
   local stored = call('HMGET', LATCH, 'left', 'keep', 'why', 'count')
+  if not record and not stored[1] and call('PTTL', LATCH) ~= -2 then
+    record = ''
+    return false
+  end
   if record and stored[1] then
     generation, left, keep_ms, reason = stored_generation, tonumber(stored[1]), stored[2], stored[3]
     counts_from = tonumber(stored[4])
