@@ -170,7 +170,10 @@ LEAST_RIGHTS: Final = (
 )
 CLUSTER_RIGHTS: Final = "+cluster|slots +cluster|info +asking +config|get"
 SHARDED_CHANNEL_RIGHTS: Final = "+ssubscribe +spublish +pubsub|shardnumsub"
-_IN_SCRIPT: Final = re.compile(r",? script: (\w+, )?on @\w+:\d+\.?$")  # where in the text of a script an error arose
+# Where in the text of a script an error arose: at the end; before Redis 7 at the beginning.
+_IN_SCRIPT: Final = re.compile(
+    r",? script: (\w+, )?on @\w+:\d+\.?$|^ERR Error running script \(call to \w+\): (@user_script: ?\d+: )*"
+)
 _ACL_ADVICE: Final = (
     f"the server's ACL forbids it. Give this user the rights {LEAST_RIGHTS} (with your prefix in place of lock:); on a "
     f"cluster also {CLUSTER_RIGHTS}, and from version 7 on {SHARDED_CHANNEL_RIGHTS}"
@@ -215,14 +218,15 @@ def server_error(subject: object, url: str, text: str) -> LockError:
         ("user executing the script can't", ConfigError, _ACL_ADVICE),
         ("non deterministic", ConfigError, "its lua-replicate-commands is off. Set it to yes (its default)"),
         ("NOAUTH", Unavailable, "the server has ended the login of that connection. Try again: the next one logs in"),
+        ("WAITAOF", ConfigError, "fsync=True needs appendonly yes there, and Redis 7.2 or Valkey"),
         ("nknown command", ConfigError, _NO_COMMAND),
         ("nknown Redis command", ConfigError, _NO_COMMAND),
         ("OOM", Unavailable, "the server has no memory left. Raise maxmemory or remove data"),
         ("MISCONF", Unavailable, "the server can't write to its disk"),
         ("MOVED", ConfigError, "that is one node of a cluster. Use a URL redis+cluster://"),
-        ("WAITAOF", ConfigError, "fsync=True needs appendonly yes there, and Redis 7.2 or Valkey"),
         ("nvalid command specified", ConfigError, _NO_SUCH_COMMAND),
         ("nvalid number of arg", ConfigError, "the command takes another number of arguments"),
+        ("rong number of arg", ConfigError, "the command has no keys, or lacks an argument. Say which keys: keys=[]"),
         ("no key arguments", ConfigError, "the command has no keys. Say so: keys=[]"),
         ("CROSSSLOT", ConfigError, "the keys are in different slots. Give them the same hash tag"),
         *((beginning, Unavailable, "the server is not ready. Try again") for beginning in TRANSIENT),

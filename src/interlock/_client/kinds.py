@@ -27,7 +27,7 @@ async def inspect(core: Core, resource: Resource, max_waiters: str) -> Any:
     try:
         reply = await core.query(resource, *InspectCall(max_waiters).encode())
     except ConfigError as error:
-        if "[WRONGTYPE" in str(error) and not core.server.is_quorum:
+        if "WRONGTYPE" in str(error) and not core.server.is_quorum:
             await _raise_for_kind(core, resource)
         raise
     record = _record_in(resource, reply)
@@ -57,7 +57,7 @@ async def _raise_for_kind(core: Core, resource: Resource) -> None:
         try:
             generation, *_ = await core.query(asked, *InspectCall("1").encode())
         except ConfigError as error:
-            if "[WRONGTYPE" not in str(error):
+            if "WRONGTYPE" not in str(error):
                 raise
         else:
             if generation:
