@@ -1,4 +1,4 @@
-"""What another checkout of interlock sends: its own Python is run against the server, and MONITOR says what it sent.
+"""Another checkout of interlock: its own Python is run against the server, and MONITOR says what it sends.
 
 So the messages of any version can be sent again, with other tokens and other names, without knowing their layout: a
 message is a template in which the token and the name of the lock are replaced.
@@ -7,6 +7,7 @@ message is a template in which the token and the name of the lock are replaced.
 from __future__ import annotations
 
 import io
+import json
 import os
 import secrets
 import subprocess
@@ -14,13 +15,13 @@ import sys
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from floor import Tapped, packed
 from measure import Before
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 ROOT = Path(__file__).parents[1]
 BASELINE = "49003b8"  # the commit before the work on speed began
@@ -49,6 +50,103 @@ leases[0].release()
 one.close(); other.close()
 print(pair.token); print(held.token); print(leases[0].token)
 """
+
+
+# Pairs of acquire and release, so many as each line of stdin says, in the way of the rows uncontended and tasks.
+CLIENT = """
+import asyncio, gc, json, sys, time
+import interlock
+from interlock import Interlock, aio
+assert interlock.__file__.startswith(sys.argv[2]), interlock.__file__
+url, tasks, now = f"unix://{sys.argv[1]}", int(sys.argv[3]), time.monotonic
+names = [f"before {tasks} {i}" for i in range(tasks)]
+waits = []
+
+def loop(lock, count):
+    for _ in range(count):
+        began = now()
+        with lock:
+            pass
+        waits.append((now() - began) * 1e6)
+
+async def task(lock, count):
+    for _ in range(count):
+        began = now()
+        async with lock:
+            pass
+        waits.append((now() - began) * 1e6)
+
+async def all_tasks(made, count):
+    await asyncio.gather(*(task(lock, count) for lock in made))
+
+async def setup():
+    locks = aio.Interlock(url)
+    return locks, [locks.lock(name, ttl=30) for name in names]
+
+def serve(work):
+    work(100)  # connects, and imports what the first use imports
+    gc.collect()
+    gc.freeze()
+    for line in sys.stdin:
+        waits.clear()
+        gc.collect()
+        began, thread, process = now(), time.thread_time(), time.process_time()
+        work(int(line))
+        spent = now() - began, time.thread_time() - thread, time.process_time() - process
+        print(json.dumps([*spent, waits]), flush=True)
+
+if tasks == 1:
+    with Interlock(url) as locks:
+        lock = locks.lock("before", ttl=30)
+        serve(lambda count: loop(lock, count))
+else:
+    with asyncio.Runner() as runner:
+        locks, made = runner.run(setup())
+        serve(lambda count: runner.run(all_tasks(made, max(1, count // tasks))))
+        runner.run(locks.close())
+"""
+
+
+class Client:
+    """A process that runs the interlock of other sources, for the length of a `with`."""
+
+    def __init__(self, path: str, src: str, tasks: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", CLIENT, path, src, str(tasks)], env={**os.environ, "PYTHONPATH": src},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+    def pairs(self, count: int) -> tuple[float, float, float, list[float]]:
+        """Seconds for so many pairs: by the clock, of the calling thread, of the process; and the µs of each pair."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{count}\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the interlock of other sources failed with status {self._process.wait()}; see above")
+        took, thread, process, waits = json.loads(line)
+        return took, thread, process, waits
+
+    def timed(self, waits: list[float]) -> Callable[[int], float]:
+        """A loop of so many pairs, which says how many seconds it took."""
+
+        def loop(count: int) -> float:
+            took, _, _, of_each = self.pairs(count)
+            waits.extend(of_each)
+            return took
+
+        return loop
 
 
 @dataclass(frozen=True)

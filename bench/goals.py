@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FLOOR, OURS, FAIR, UNCONFIRMED = "floor", "interlock", "interlock, fair=True", "interlock, confirm=False"
+FLOOR, FLOOR_BEFORE = "floor", "floor, before"
+OURS, FAIR, UNCONFIRMED = "interlock", "interlock, fair=True", "interlock, confirm=False"
 REDIS_PY, EAGER, BLPOP, POTTERY = "redis-py Lock", "redis-py Lock, sleep=0.001", "python-redis-lock", "pottery Redlock"
 REDIS_ASYNCIO, EAGER_ASYNCIO = "redis.asyncio Lock", "redis.asyncio Lock, sleep=0.001"
 FIFO, AIOREDLOCK = "redis-fifo-lock", "aioredlock"

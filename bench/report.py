@@ -128,7 +128,7 @@ def _goal(outcome: Outcome, goal: str, met: bool) -> str:
 
 def _cell(outcome: Outcome, name: str) -> str:
     """What a contender did, with its longest latency beside it."""
-    label = outcome.remarks.get(name, name) if name == BEFORE else name
+    label = outcome.remarks.get(name, name).partition(";")[0] if name == BEFORE else name
     text = f"{_median(outcome, name)} {outcome.unit}" if name == outcome.ours else f"{label}: {_median(outcome, name)}"
     tail = outcome.tail(name)
     return text + (f"; p99 {shown(tail[1])}, longest {shown(tail[2])} {outcome.latency_unit}" if tail else "")

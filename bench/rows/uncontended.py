@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from checkouts import Client, fresh_token, record
 from contenders import AsyncClients, Clients, present
 from floor import Bare, floor_pair, floor_pairs
 from goals import (
     AIOREDLOCK,
     BARE,
+    BEFORE,
     BLPOP,
     FIFO,
     FLOOR,
+    FLOOR_BEFORE,
     OURS,
     POTTERY,
     REDIS_ASYNCIO,
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
 
 TASKS = 100
 DELAY = 0.001  # seconds, each way, of the slow link
+
+NOT_PEERS = (FLOOR, FLOOR_BEFORE, BEFORE, BARE, OURS, UNCONFIRMED)
 
 Latencies = dict[str, list[float]]
 
@@ -55,32 +61,48 @@ def _ours_and(outcome: Callable[[str, dict[str, list[float]]], Outcome], samples
 def uncontended(bench: Bench) -> Iterator[Outcome]:
     """One thread. A release that found the lock lost raises, so each release found the lock still ours."""
     clients, bare = Clients(bench.path), Bare(bench.path)
-    acquire, release = floor_pair(bench.path)
     names = present(OURS, UNCONFIRMED, REDIS_PY, BLPOP, POTTERY)
-    waits: Latencies = {name: [] for name in (FLOOR, *names)}
-
-    def floor(count: int) -> None:
-        ask = bare.ask
-        for _ in range(count):
-            began = now()
-            ask(acquire)
-            ask(release)
-            waits[FLOOR].append((now() - began) * 1e6)
-
-    assert bare.ask(acquire)[0] == 1  # GRANTED
-    assert bare.ask(release)[0] == 1  # it was ours
-    slices = {FLOOR: bench.rate(floor)}
-    slices |= {name: bench.rate(_sections(clients, name, waits[name])) for name in names}
-    samples = bench.interleave("uncontended", 15, slices, waits)
+    waits: Latencies = {name: [] for name in names}
+    with ExitStack() as stack:
+        slices = {FLOOR: bench.rate(_floor(bare, floor_pair(bench.path), waits.setdefault(FLOOR, [])))}
+        if bench.before is not None:
+            messages, token = record(bench.path, bench.before.src), fresh_token()
+            pair = (messages.acquire.packed(token), messages.release.packed(token))
+            slices[FLOOR_BEFORE] = bench.rate(_floor(bare, pair, waits.setdefault(FLOOR_BEFORE, [])))
+            before = stack.enter_context(Client(bench.path, bench.before.src, 1))
+            slices[BEFORE] = bench.rate(before.timed(waits.setdefault(BEFORE, [])))
+        slices |= {name: bench.rate(_sections(clients, name, waits[name])) for name in names}
+        samples = bench.interleave("uncontended", 15, slices, waits)
     clients.close()
     bare.close()
     yield from _ours_and(
         lambda ours, of: Outcome(
             "uncontended", f"threads, one lock, nobody else: acquire + release{ours.removeprefix(OURS)}", "pairs/s",
-            ours, of, latencies=waits, latency="a pair", latency_unit="µs",
+            ours, of, latencies=waits, latency="a pair", latency_unit="µs", remarks=_remarks(bench),
+            not_peers=NOT_PEERS,
         ),
         samples,
     )  # fmt: skip
+
+
+def _floor(bare: Bare, pair: tuple[bytes, bytes], waits: list[float]) -> Callable[[int], None]:
+    acquire, release = pair
+    assert bare.ask(acquire)[0] == 1  # GRANTED
+    assert bare.ask(release)[0] == 1  # it was ours
+
+    def loop(count: int) -> None:
+        ask = bare.ask
+        for _ in range(count):
+            began = now()
+            ask(acquire)
+            ask(release)
+            waits.append((now() - began) * 1e6)
+
+    return loop
+
+
+def _remarks(bench: Bench) -> dict[str, str]:
+    return {} if bench.before is None else {BEFORE: bench.before.name}
 
 
 def tasks(bench: Bench) -> Iterator[Outcome]:
@@ -98,9 +120,12 @@ def tasks(bench: Bench) -> Iterator[Outcome]:
                 for _ in range(TASKS):
                     bare.receive()
 
-    with asyncio.Runner() as runner:
+    with asyncio.Runner() as runner, ExitStack() as stack:
         clients = runner.run(_async_clients(bench.path))
         slices = {FLOOR: hundreds(bench, floor)}
+        if bench.before is not None:
+            before = stack.enter_context(Client(bench.path, bench.before.src, TASKS))
+            slices[BEFORE] = hundreds(bench, before.timed(waits.setdefault(BEFORE, [])))
         slices |= {name: hundreds(bench, _tasks(runner, clients, name, waits[name])) for name in names}
         samples = bench.interleave("tasks", 15, slices, waits)
         runner.run(clients.close())
@@ -108,7 +133,8 @@ def tasks(bench: Bench) -> Iterator[Outcome]:
     yield from _ours_and(
         lambda ours, of: Outcome(
             "tasks", f"asyncio, {TASKS} tasks on {TASKS} locks: acquire + release{ours.removeprefix(OURS)}", "pairs/s",
-            ours, of, latencies=waits, latency="a pair", latency_unit="µs",
+            ours, of, latencies=waits, latency="a pair", latency_unit="µs", remarks=_remarks(bench),
+            not_peers=NOT_PEERS,
             note=f"The floor: {TASKS} acquires in one write, then {TASKS} releases. Client and server take turns in "
             "it, so a client that sends in smaller portions can be faster.",
         ),
@@ -168,7 +194,7 @@ def slow_link(bench: Bench) -> Iterator[Outcome]:
         lambda ours, of: Outcome(
             "slow-link", f"threads, slow link: acquire + release{ours.removeprefix(OURS)}", "ms a pair", ours, of,
             latencies=waits, latency="a pair", latency_unit="µs",
-            less_is_better=True, not_peers=(BARE, OURS, UNCONFIRMED),
+            less_is_better=True, not_peers=NOT_PEERS,
             note=f"A process on this machine forwards the connection and holds every byte for {DELAY * 1000:g} ms, "
             "both ways.",
         ),
@@ -181,12 +207,12 @@ def client_cpu(bench: Bench) -> Iterator[Outcome]:
     names = present(OURS, UNCONFIRMED, REDIS_PY, BLPOP)
     clients = Clients(bench.path)
     loops = {name: _sections(clients, name, []) for name in names}
-    samples, remarks = _processor_times(bench, "client-cpu, threads", loops)
+    samples, remarks = _processor_times(bench, "client-cpu, threads", loops, 1)
     clients.close()
     yield from _ours_and(
         lambda ours, of: Outcome(
             "client-cpu", f"client's processor time, threads{ours.removeprefix(OURS)}", "µs a pair", ours, of,
-            remarks={name: remarks[name] for name in of}, less_is_better=True,
+            remarks={name: remarks[name] for name in of}, less_is_better=True, not_peers=NOT_PEERS,
             note="The calling thread's time (time.thread_time).",
         ),
         samples,
@@ -195,16 +221,16 @@ def client_cpu(bench: Bench) -> Iterator[Outcome]:
     with asyncio.Runner() as runner:
         async_clients = runner.run(_async_clients(bench.path))
         loops = {name: _tasks(runner, async_clients, name, []) for name in names}
-        samples, remarks = _processor_times(bench, "client-cpu, asyncio", loops)
+        samples, remarks = _processor_times(bench, "client-cpu, asyncio", loops, TASKS)
         runner.run(async_clients.close())
     yield Outcome(
         "client-cpu", f"client's processor time, asyncio, {TASKS} tasks", "µs a pair", OURS, samples, remarks=remarks,
-        less_is_better=True, note="The loop's thread (time.thread_time).",
+        less_is_better=True, not_peers=NOT_PEERS, note="The loop's thread (time.thread_time).",
     )  # fmt: skip
 
 
 def _processor_times(
-    bench: Bench, what: str, loops: dict[str, Callable[[int], None]]
+    bench: Bench, what: str, loops: dict[str, Callable[[int], None]], tasks: int
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
     """µs of the calling thread for a pair, by contender; and those of all threads, as remarks."""
     pairs = int(bench.size(2000, 100))
@@ -220,8 +246,20 @@ def _processor_times(
 
         return slice_
 
-    samples = bench.interleave(what, 9, {name: of(name, loop) for name, loop in loops.items()}, whole)
-    return samples, {name: f"all threads of the process: {_middle(values):.0f} µs" for name, values in whole.items()}
+    with ExitStack() as stack:
+        slices = {name: of(name, loop) for name, loop in loops.items()}
+        if bench.before is not None:
+            client = stack.enter_context(Client(bench.path, bench.before.src, tasks))
+
+            def before() -> float:
+                _, thread, process, _ = client.pairs(pairs)
+                whole[BEFORE].append(process / pairs * 1e6)
+                return thread / pairs * 1e6
+
+            slices[BEFORE], whole[BEFORE] = before, []
+        samples = bench.interleave(what, 9, slices, whole)
+    remarks = {name: f"{_middle(values):.0f} µs in all threads of the process" for name, values in whole.items()}
+    return samples, remarks | {name: f"{text}; {remarks[name]}" for name, text in _remarks(bench).items()}
 
 
 def _middle(values: Sequence[float]) -> float:
