@@ -79,7 +79,7 @@ class Contention:
             latencies={name: self.waits[name] for name in samples}, latency="a wait", latency_unit="ms",
             not_peers=(OURS, FAIR),
             remarks={
-                name: f"starves: the thread that it serves least gets {share:.0%} of an equal share"
+                name: f"starves: the thread or task that it serves least gets {share:.0%} of an equal share"
                 for name, share in starving.items()
             }
             | {name: f"OVERLAPS {self.overlaps[name]}" for name in samples if self.overlaps[name]},
@@ -95,7 +95,7 @@ def contended(bench: Bench) -> Iterator[Outcome]:
     with ExitStack() as stack:
         contention = _contention(stack, bench, "contend")
         slices = {name: contention.slice_of(name, seconds) for name in (OURS, FAIR, *peers)}
-        samples = bench.interleave("contended, fair", 9, slices, contention.waits)
+        samples = bench.interleave("contended, fair", 7, slices, contention.waits)
         overtaken, grants = _overtaken(bench.path, lambda: contention.contend(FAIR, seconds / 2))
     what = f"{PROCESSES} processes x {CROWD} threads on one lock"
     outcome = contention.outcome("contended", what, OURS, {name: samples[name] for name in (OURS, *peers)})
