@@ -255,7 +255,7 @@ USES = [
     ),
     wrong("a quorum of nobody", quorum([]), ConfigError, "a quorum needs servers. Name 3 or 5"),
     wrong("a quorum of arguments", quorum("redis://a", "redis://b"), TypeError, "Interlock.quorum()", "as one list"),
-    wrong("a quorum without servers", quorum(), TypeError, "Interlock.quorum() missing", "'servers'"),
+    wrong("a quorum without servers", quorum(), TypeError, "Interlock.quorum() missing", "quorum([url"),
     wrong("a quorum of None", quorum([NOWHERE, None]), ConfigError, "single servers", "not None"),
     wrong("a server twice in a quorum", quorum([NOWHERE, NOWHERE, "redis://h"]), ConfigError, "twice", "Name it once"),
     wrong("sentinels in a quorum", quorum(["redis+sentinel://a/0?service=m"]), ConfigError, "a quorum needs single"),
@@ -282,7 +282,7 @@ USES = [
     wrong("an empty label", made(NOWHERE, label=""), ConfigError, "label must be some words for people, not ''"),
     wrong("max_connections=0", made(NOWHERE, max_connections=0), ConfigError, "max_connections", "from 1 to"),
     # Names
-    wrong("no name", lambda locks: locks.lock(), TypeError, "Interlock.lock() missing", "'name'"),
+    wrong("no name", lambda locks: locks.lock(), TypeError, "Interlock.lock() missing", "'name'", "stock:42"),
     wrong("an empty name", named(""), ConfigError, "a name has 1 to 512 bytes", "has 0"),
     wrong("None for a name", named(None), ConfigError, "a name must be a str, such as 'stock:42', not NoneType"),
     wrong("a number for a name", named(42), ConfigError, "a name must be a str", "not int"),
@@ -367,7 +367,11 @@ USES = [
     wrong("an Interlock's get()", lambda locks: locks.get("a"), AttributeError, "'get'", "no client"),
     # The other synchronizers
     wrong(
-        "a semaphore without a limit", lambda locks: locks.semaphore("a"), TypeError, "Interlock.semaphore()", "'limit'"
+        "a semaphore without a limit",
+        lambda locks: locks.semaphore("a"),
+        TypeError,
+        "Interlock.semaphore()",
+        "semaphore(name, 3)",
     ),
     wrong(
         "a semaphore of 0", lambda locks: locks.semaphore("a", 0), ConfigError, "semaphore 'a'", "its limit", "not 0"
@@ -409,7 +413,13 @@ USES = [
     ),
     wrong("an owner in a multi", lambda locks: locks.multi(locks.rlock("b", owner="x")), ConfigError, "acquire it by"),
     wrong("ttl of a multi", lambda locks: locks.multi(locks.lock("b"), ttl=3), TypeError, "Interlock.multi()", "'ttl'"),
-    wrong("a latch without a count", lambda locks: locks.latch("a"), TypeError, "Interlock.latch() missing", "'count'"),
+    wrong(
+        "a latch without a count",
+        lambda locks: locks.latch("a"),
+        TypeError,
+        "Interlock.latch() missing",
+        "latch(name, 3)",
+    ),
     wrong("a latch of 0", lambda locks: locks.latch("a", 0), ConfigError, "latch 'a'", "its count", "not 0"),
     wrong("a latch for a second", lambda locks: locks.latch("a", 1, ttl=1), ConfigError, "latch('a')", "at least 10"),
     wrong("a barrier of 0", lambda locks: locks.barrier("a", 0), ConfigError, "barrier 'a'", "its parties", "not 0"),
@@ -419,7 +429,7 @@ USES = [
     ),
     wrong("a number for an owner", lambda locks: locks.rlock("a", owner=7), ConfigError, "rlock('a')", "not 7"),
     # Work that runs once
-    wrong("once without at_most", once(), TypeError, "Interlock.once() missing", "'at_most'"),
+    wrong("once without at_most", once(), TypeError, "Interlock.once() missing", "at_most=600"),
     wrong("at_most=0", once(at_most=0), ConfigError, "once('a')", "at_most must be at least", "not 0"),
     wrong("at_most as a text", once(at_most="1h"), ConfigError, "once('a')", "at_most must be a number of seconds"),
     wrong("at_least above at_most", once(at_most=1, at_least=2), ConfigError, "once('a')", "at_least (2 s)", "(1 s)"),

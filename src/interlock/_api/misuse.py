@@ -60,6 +60,16 @@ _OWN_OPTIONS: Final = (
     "at_least", "key", "keep", "busy", "reason", "force", "stop", "keys",
 )  # fmt: skip
 _UNEXPECTED: Final = re.compile(r"unexpected keyword argument '(\w+)'")
+_MISSING: Final = re.compile(r"missing .*: '(\w+)'$")
+_REQUIRED: Final[Mapping[str, str]] = {
+    "name": 'Give a name, such as "stock:42"',
+    "limit": "Say how many permits there are: semaphore(name, 3)",
+    "count": "Say from which number it counts down: latch(name, 3)",
+    "parties": "Say how many parties meet: barrier(name, 3)",
+    "at_most": "Say how many seconds the work may take: once(name, at_most=600)",
+    "reason": "Say why, for its holder: revoke(reason)",
+    "servers": "Give a list: Interlock.quorum([url, url, url])",
+}
 _TOO_MANY: Final = re.compile(r"takes (from \d+ to )?\d+ positional arguments? but")
 
 
@@ -73,19 +83,26 @@ def advised(error: TypeError, advice: str = "", *, whole: bool = False) -> TypeE
 
 def _advice(text: str, *, whole: bool) -> str:
     if unexpected := _UNEXPECTED.search(text):
-        option = unexpected[1]
-        if "try_acquire()" in text and option == "timeout":
-            return "It does not wait. Use acquire(timeout=...)"
-        options = {**_OPTIONS, **_INTERLOCK_OPTIONS} if whole or "acquire()" in text else _OPTIONS
-        likely = difflib.get_close_matches(option, _OWN_OPTIONS, 1, cutoff=0.65)
-        return options.get(option, f"Did you mean {likely[0]}=?" if likely else "")
-    if _TOO_MANY.search(text):
-        if "quorum()" in text:
-            return "Give the servers as one list: Interlock.quorum([url, url, url])"
-        if "__init__()" in text:
-            return 'Give one URL or client, and options by their names: Interlock("redis://host:6379/0", prefix="app:")'
-        return "Give options by their names, as in ttl=10, timeout=5"
-    return ""
+        return _advice_on_option(unexpected[1], text, whole=whole)
+    if missing := _MISSING.search(text):
+        return _REQUIRED.get(missing[1], "")
+    return _advice_on_positions(text) if _TOO_MANY.search(text) else ""
+
+
+def _advice_on_option(option: str, text: str, *, whole: bool) -> str:
+    if "try_acquire()" in text and option == "timeout":
+        return "It does not wait. Use acquire(timeout=...)"
+    options = {**_OPTIONS, **_INTERLOCK_OPTIONS} if whole or "acquire()" in text else _OPTIONS
+    likely = difflib.get_close_matches(option, _OWN_OPTIONS, 1, cutoff=0.65)
+    return options.get(option, f"Did you mean {likely[0]}=?" if likely else "")
+
+
+def _advice_on_positions(text: str) -> str:
+    if "quorum()" in text:
+        return "Give the servers as one list: Interlock.quorum([url, url, url])"
+    if "__init__()" in text:
+        return 'Give one URL or client, and options by their names: Interlock("redis://host:6379/0", prefix="app:")'
+    return "Give options by their names, as in ttl=10, timeout=5"
 
 
 def is_of_this_call(error: TypeError) -> bool:
