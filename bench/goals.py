@@ -51,7 +51,7 @@ GOALS: dict[str, tuple[Goal, ...]] = {
     "fair": (Goal(STEADY, least=1.3),),
     "handover": (Goal(FLOOR, most=1.4), Goal(BLPOP, most=0.9)),
     "slow-link": (Goal(BARE, most=2.1, of=OURS), Goal(BARE, most=1.1, of=UNCONFIRMED)),
-    "client-cpu": (Goal(REDIS_PY, most=0.38),),
+    "client-cpu": (Goal(REDIS_PY, most=0.38, of=OURS),),
     "import": (Goal("import redis", most=1.1),),
     "server-time": (Goal(BEFORE, most=0.5),),
     "server-handover": (Goal(BEFORE, most=0.6),),

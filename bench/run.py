@@ -77,7 +77,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="say what each row measures, and its goal")
     parser.add_argument(
         "--before", default=BASELINE, metavar="PATH",
-        help=f"the checkout, or the commit, that server-time and server-handover compare with ({BASELINE})",
+        help=f"the checkout, or the commit, that runs beside this one ({BASELINE})",
     )  # fmt: skip
     parser.add_argument("--markdown", action="store_true", help="print the README's table instead")
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the README's table into this page")
