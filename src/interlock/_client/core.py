@@ -36,14 +36,13 @@ from interlock._client.error_texts import (
     server_error,
     unavailable_error,
 )
-from interlock._client.grant import AcquireOptions, Attempt, Grant, last_answer_counts, tombstone_ms
+from interlock._client.grant import AcquireOptions, Attempt, Grant, last_answer_counts, tombstone_ms, words_of_ttl
 from interlock._client.places import NOT_THE_USERS
 from interlock._client.self_wait import LOOK_AFTER, SelfWait, begins_alike, find
 from interlock._protocol.log import log
 from interlock._protocol.names import MIN_TTL, duration, execute_word
 from interlock._protocol.timing import (
     FOREVER,
-    HANDOVER_TTL,
     MAX_EXPIRED_GRANTS,
     MAX_RETRY_DELAY,
     MIN_RETRY_DELAY,
@@ -147,8 +146,10 @@ class Core:
         While the call waits, it calls `should_stop` several times a second. `busy` makes the error for a refusal.
         """
         drift, ttl, until = self.server.drift, options.ttl, FOREVER
+        ttl_ms, handover_ttl_ms = options.ttl_ms, options.handover_ttl_ms
         if options.max_hold is not None:
             ttl = capped_ttl(ttl, options.max_hold, drift)
+            ttl_ms, handover_ttl_ms = words_of_ttl(ttl)
         if timeout is not None:
             if try_for is None:
                 try_for = self.try_for if options.acks is None else self.patient_timeout
@@ -173,8 +174,8 @@ class Core:
             should_stop=should_stop,
             caller=caller,
             place=None if frame is None else (frame.f_code, frame.f_lasti),
-            ttl_ms=str(int(ttl * 1000)),
-            handover_ttl_ms=str(int(min(HANDOVER_TTL, ttl) * 1000)),
+            ttl_ms=ttl_ms,
+            handover_ttl_ms=handover_ttl_ms,
             release_args=resource.release_args,
             drift=drift,
         )

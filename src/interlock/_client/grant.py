@@ -39,6 +39,17 @@ class AcquireOptions:
     fair: bool = False
     max_waiters: str = NO_BOUND  # as its messages say it
     on_lost: Callable[[Any], object] | None = None
+    # The ttl in the words of an acquire, made once for all attempts
+    ttl_ms: str = field(init=False)
+    handover_ttl_ms: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ttl_ms, self.handover_ttl_ms = words_of_ttl(self.ttl)
+
+
+def words_of_ttl(ttl: float) -> tuple[str, str]:
+    """A ttl and the handover ttl for it, in ms, as an acquire says them."""
+    return str(int(ttl * 1000)), str(int(min(HANDOVER_TTL, ttl) * 1000))
 
 
 NO_LEASE: Final = AcquireOptions(HANDOVER_TTL)  # of an attempt that gets no lease: at a latch, or a mere question

@@ -146,16 +146,16 @@ class Renewal:
             self.ends_worker.wake_at(now)
 
     def _schedule(self, grant: Grant, due: float) -> None:
+        token, sleep = grant.attempt.token, grant.attempt.ttl / 10  # timers stand still in a machine's sleep
         with self.runtime.mutex:
             bucket = self.buckets.get(due)
             if bucket is None:
                 bucket = self.buckets[due] = Bucket()
-            sleep = min(MAX_SLEEP, grant.attempt.ttl / 10)  # timers stand still in a machine's sleep
             bucket.max_sleep = min(bucket.max_sleep, sleep)
-            bucket[grant.attempt.token] = grant
+            bucket[token] = grant
             grant.bucket = bucket
-            self.set_aside.pop(grant.attempt.token, None)
-        wake = min(due, grant.last_answered_sent + sleep)
+            self.set_aside.pop(token, None)
+        wake = min(due, grant.last_answered_sent + min(MAX_SLEEP, sleep))
         if wake < self.ends_worker.asleep_until:
             self.ends_worker.wake_at(wake)
 
@@ -396,9 +396,11 @@ def _next_due(grant: Grant, *, renews: bool) -> float:
     ttl = grant.attempt.ttl
     # Both times are rounded, so that many leases share a bucket: a renewal to an earlier time, an end to a later one.
     grain = ttl / 30
+    renewal = (grant.last_answered_sent + ttl / 3) // grain * grain if renews else FOREVER
+    if renewal <= grant.deadline:
+        return renewal
     end_grain = min(0.05, grain)
-    end = math.ceil(grant.deadline / end_grain) * end_grain
-    return min(end, (grant.last_answered_sent + ttl / 3) // grain * grain) if renews else end
+    return min(renewal, math.ceil(grant.deadline / end_grain) * end_grain)
 
 
 class Batch(NamedTuple):
