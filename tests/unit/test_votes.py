@@ -119,6 +119,8 @@ def test_a_job_has_run_if_any_server_says_so():
         ([[CROWDED, 2], queued(OTHER, 300), queued(OTHER, 500)], 0, [QUEUED, OTHER, 500, 0]),
         ([[GRANTED, 5], [CROWDED, 2], [GRANTED, 5]], 0, [GRANTED, 5]),
         ([[GRANTED, 5], [CROWDED, 2]], 0, [CROWDED, 2]),  # the third is down: nobody is there to wait for
+        ([[GRANTED, 5], [CROWDED, 2], queued(QUARANTINE + b"a")], 0, [CROWDED, 2]),
+        ([[CROWDED, 2], queued(QUARANTINE + b"a")], 0, [QUEUED, QUARANTINE + b"a", 500, 0]),
     ],
 )
 def test_a_majority_of_votes_refuses_one_more_waiter(votes, pending, reply):

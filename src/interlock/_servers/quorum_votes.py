@@ -141,16 +141,17 @@ def _refused(ballot: _Ballot) -> Refused | Retry | None:
     return next((vote for vote in ballot.votes.replies if isinstance(vote, Retry)), None)
 
 
-def _crowded(ballot: _Ballot) -> Refused | None:
-    crowded = [vote for vote in ballot.votes.replies if isinstance(vote, Refused) and vote.code == CROWDED]
-    if len(crowded) >= ballot.votes.majority or (crowded and not ballot.blocked):
-        return max(crowded, key=lambda vote: vote.detail)
-    return None
-
-
 def _in_quarantine(ballot: _Ballot) -> Queued | Busy | None:
     voters = len(ballot.votes.replies) - len(ballot.in_quarantine)
     return ballot.blocked_reply(ballot.in_quarantine) if voters < ballot.votes.majority else None
+
+
+def _crowded(ballot: _Ballot) -> Refused | None:
+    """The refusal of a majority, or of any server if no server names a holder to wait for."""
+    crowded = [vote for vote in ballot.votes.replies if isinstance(vote, Refused) and vote.code == CROWDED]
+    if len(crowded) >= ballot.votes.majority or (crowded and not ballot.share):
+        return max(crowded, key=lambda vote: vote.detail)
+    return None
 
 
 def _without_share(ballot: _Ballot) -> Queued | Busy | None:
@@ -168,8 +169,8 @@ _ACQUIRE_RULES: Final[tuple[Callable[[_Ballot], Merged | Undecided | None], ...]
     _open,
     _held_by_another,
     _refused,
-    _crowded,
     _in_quarantine,
+    _crowded,
     _without_share,
     _split,
 )
