@@ -284,7 +284,8 @@ if verb == 'acquire' then
     if parse_holder() ~= token then grant(token, math.max(pttl, ttl), channel) end  -- the server has evicted the record
     -- Writes in any case, so that replicas have a write to acknowledge.
     if pttl <= tonumber(ttl) then call('PEXPIRE', LOCK, ttl) end
-    extend_record(RECORD, tonumber(ttl))  -- a handover made the record for its own short ttl
+    -- A handover made the record for its own short ttl. Without this, the record outlives a lease of a usual ttl, too.
+    if tonumber(ttl) > RECORD_TTL_MS / 2 then extend_record(RECORD, tonumber(ttl)) end
     return {GRANTED, fence}
   end
   if has_queue_or_tombstones then

@@ -78,8 +78,8 @@ if identity == IDENTITY and (plain_kind == 'semaphore' or plain_kind == 'rwlock'
     -- A lease has expired, or the server has evicted a key.
   elseif verb == 'acquire' then
     local ttl, channel, permits = ARGV[3], ARGV[6], ARGV[9]
-    if not shares[2] and now_us > tonumber(stored_fence)
-      and tonumber(permits) <= plain_limit - (shares[1] or 0) then
+    if now_us > tonumber(stored_fence) and tonumber(permits) <= plain_limit - (shares[1] or 0)
+      and not call('ZSCORE', HOLDERS, token) then
       local fence = time[1] .. string.sub('00000' .. time[2], -6)  -- now_us as text
       call('SET', RECORD,
         '1 ' .. plain_kind .. ' ' .. fence .. ' ' .. IDENTITY .. ' ' .. ttl .. ' ' .. released .. ' ' .. plain_limit,
