@@ -482,9 +482,20 @@ def test_a_with_that_is_not_on_the_stack_of_the_waiter(server, clean):
         coroutine.send(None)
         with pytest.raises(AcquireTimeout, match="This very thread"):
             locks.lock("a").acquire(timeout=0.3)
+        with pytest.raises(AcquireTimeout, match="This very thread"):  # as two requests that one function handles
+            inside(locks.lock("a", timeout=0.3)).send(None)
         with pytest.raises(StopIteration):
             coroutine.send(None)
         assert locks.lock("a").try_acquire().release()
+
+
+def test_a_function_that_calls_itself_inside_its_with(server, clean):
+    def again(depth):
+        with locks.lock("a", timeout=30):
+            again(depth + 1)
+
+    with interlock.Interlock(server.url) as locks, pytest.raises(Deadlock):
+        again(1)
 
 
 def test_a_child_after_a_fork_waits_for_its_parent(server, clean):

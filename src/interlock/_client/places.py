@@ -66,10 +66,18 @@ def encloses_this_call(place: Place | None) -> bool:
     """
     if place is None or place[0].co_flags & (inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR):
         return False
+    code, entered_at = place[0], _start_of(*place)
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not place[0]:
+    # A frame that stands at the `with` itself is another call of the same function, which enters now: two tasks may run
+    # one function.
+    while frame is not None and not (frame.f_code is code and _start_of(code, frame.f_lasti) > entered_at):
         frame = frame.f_back
     return frame is not None and _is_with(*place)
+
+
+def _start_of(code: CodeType, offset: int) -> int:
+    """Where the instruction starts that runs at this offset, which may be in what the interpreter stores behind it."""
+    return max((each.offset for each in dis.get_instructions(code) if each.offset <= offset), default=-1)
 
 
 def _is_with(code: CodeType, offset: int) -> bool:
