@@ -26,7 +26,7 @@ import interlock.aio
 from harness.modes import until
 from interlock import AcquireTimeout, BrokenBarrier, Deadlock, LeaseLost, LockError
 from interlock._api import threads as threads_module
-from interlock._client import core
+from interlock._client import core, self_wait
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1")
@@ -428,6 +428,30 @@ async def test_permits_that_another_one_may_release(locks, tools):
         assert not tools.warned
         await others.release()
         assert await (await limited.acquire(30)).release()
+
+
+@case
+async def test_a_client_with_many_leases_does_not_look_for_permits(locks, tools):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(self_wait, "MAX_SEARCHED", 0)
+        async with locks.semaphore("a", 1):
+            with pytest.raises(AcquireTimeout) as caught:
+                await locks.semaphore("a", 1).acquire(timeout=0.3)
+    assert "This very" not in str(caught.value)
+
+
+@case
+async def test_an_rlock_that_a_call_has_entered_and_its_body_keeps(locks, tools):
+    lock, kept = locks.rlock("a"), []
+
+    @lock
+    async def keep():
+        kept.append(await lock.acquire())
+
+    await keep()
+    with pytest.raises(AcquireTimeout, match="This very"):
+        await locks.lock("a").acquire(timeout=0.3)
+    assert await kept[0].release()
 
 
 @case

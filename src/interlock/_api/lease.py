@@ -281,6 +281,8 @@ class LeaseCore(WatchedCore[EventT]):
     def _leaves_inner(self) -> bool:
         """Take back one acquire of an rlock: whether others are left."""
         self._depth -= 1
+        if self._depth > 0:
+            self._grant.held_by_call = False  # it may have been the call, and its body may have kept the lease
         return self._depth > 0
 
     def _reenter(self) -> Self:

@@ -103,6 +103,10 @@ class Renewal:
         """All leases that have not ended."""
         return [grant for grant in self._all() if grant.end_reason is None]
 
+    def count(self) -> int:
+        """How many leases this client watches. Any thread may call this."""
+        return sum(map(len, list(self.buckets.values()))) + len(self.set_aside)
+
     def find(self, token: str) -> Grant | None:
         """The lease with this token, if this client holds it. Any thread may call this."""
         grant = self.set_aside.get(token)

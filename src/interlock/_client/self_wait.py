@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from interlock.primitives.messages import Busy, Queued
 
 LOOK_AFTER: Final = 1.0  # seconds of waiting after which a waiter looks whether it waits for itself
+MAX_SEARCHED: Final = 1000  # leases of a client that a waiter for permits looks through: about 0.5 ms
 _RANDOM_DIGITS: Final = 32  # at the end of a token: before these stand process, and thread or task
 
 
@@ -125,9 +126,9 @@ def find(
             where, held = renewal, [grant]
             break
     if isinstance(args, PermitArgs):
-        if args.own_lease:
+        if args.own_lease or where.count() > MAX_SEARCHED:
             return None
-        # The reply names one holder of several.
+        # The reply names one holder of several, so only all leases tell. Every waiter of a crowd looks.
         held = [grant for grant in where.held() if grant.resource.keys[0] == attempt.resource.keys[0]]
     held = [grant for grant in held if grant.attempt.caller is not None and grant.attempt.caller() is caller]
     is_why = bool(held) and _are_too_many(attempt, held)
