@@ -68,6 +68,8 @@ class Client:
         self.session.core.process_id = name
         _sessions.discard(self.session)  # keep it out of the sessions of the real process
         self.locks = SimInterlock(self.session)
+        # Every other client leaves its sections without waiting for the replies to its releases.
+        self.locks.confirm = len(self.servers) > 1 or process.number % 2 == 0
         self.known_limits: dict[str, Any] = {}  # the limits of semaphores, as its workers know them
         if original is not None:
             self._restore(original)
@@ -94,7 +96,8 @@ class Client:
         return not (
             any(task.in_section for task in self.process.tasks)
             or session.renewal.held() or session.renewal.dropped or session.waiters.registered
-            or session.undo.jobs or session.core.releasing or session.core.closed
+            or session.undo.jobs or session.core.releasing or session.leaving.owed
+            or session.core.closed
         )  # fmt: skip
 
     def _task_label(self, _: object) -> tuple[str, None]:

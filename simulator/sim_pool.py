@@ -12,7 +12,7 @@ from interlock._protocol.timing import FOREVER
 from interlock._protocol.types import Disconnected, ServerError
 from interlock._quarantine.primacy import TRUSTED_FOR
 from interlock._transports.asyncio.connection import SILENCE_LIMIT
-from interlock._transports.connections import PendingReplies
+from interlock._transports.connections import OwedReply, PendingReplies
 from interlock._transports.resp import ReplyError
 from interlock.errors import Unavailable
 
@@ -64,6 +64,7 @@ class SimConnection:
         self.stamp = stamp
         self.broken = False  # whether the connection is broken, and the client knows that
         self.unanswered: set[Future] = set()
+        self.owed: dict[SimPending, OwedReply] = {}  # the replies that nobody waits for
         self.silent_since = pool.process.world.now  # when the last reply arrived, or the wait for one began
         self.last_answered_sent = asked_at  # when the last request with a reply was sent, see `_quarantine.primacy`
 
@@ -72,7 +73,12 @@ class SimConnection:
         (reply,) = await self.receive(self.send([command], until), until)
         return reply
 
-    def send(self, commands: Sequence[Command], until: float) -> SimPending:  # noqa: ARG002 (see Connection)
+    def send(
+        self,
+        commands: Sequence[Command],
+        until: float,  # noqa: ARG002 (see Connection)
+        owed: OwedReply | None = None,
+    ) -> SimPending:
         """See Connection. A command is a script call or PING."""
         if self.broken:
             raise Disconnected("it closed the connection", sent=False)
@@ -81,6 +87,9 @@ class SimConnection:
         if not self.unanswered:
             self.silent_since = process.world.now
         self.unanswered.add(pending.future)
+        if owed is not None:
+            self.owed[pending] = owed
+            pending.future.watchers.append(lambda: self._finish(pending))
         if commands[0][0] == "PING":
             journey = Journey(current(process.world), MESSAGE)
             network.deliver(self, journey, lambda: None, lambda: pending.future.resolve([b"PONG"]))
@@ -92,7 +101,7 @@ class SimConnection:
         by_text = commands[0][0] == "EVAL"
         network.send(
             self,
-            Journey(current(process.world), MESSAGE),
+            Journey(process.world.current or process, MESSAGE),
             [
                 (str(command[1]), [*map(_encoded, keys)], [*map(_encoded, args)])
                 for command, (_, keys, args) in zip(commands, calls, strict=True)
@@ -117,12 +126,25 @@ class SimConnection:
             raise
         finally:
             self.unanswered.discard(future)
-        self.pool.answered_at = self.silent_since = process.world.now
+        return self._received(replies, pending)
+
+    def _received(self, replies: list[Any], pending: SimPending) -> list[object]:
+        self.pool.answered_at = self.silent_since = self.process.world.now
         self.answered(pending.sent_at)
         self.pool.network.record.counts["script unknown"] += sum(
             isinstance(reply, ServerError) and str(reply).startswith("NOSCRIPT") for reply in replies
         )
         return [ReplyError(str(reply)) if isinstance(reply, ServerError) else reply for reply in replies]
+
+    def _finish(self, pending: SimPending) -> None:
+        """Hand on the reply to a command that nobody waits for, or the error in its place."""
+        owed, value = self.owed.pop(pending), pending.future.value
+        self.unanswered.discard(pending.future)
+        self.pool.network.record.counts["reply owed"] += 1
+        if isinstance(value, Exception):
+            owed.set_exception(value)
+        else:
+            owed.set_result(self._received(value, pending)[0])
 
     def answered(self, sent: float) -> None:
         """Note that the reply to a request sent at this time has arrived."""
@@ -130,6 +152,9 @@ class SimConnection:
             self.last_answered_sent = max(self.last_answered_sent, sent)
 
     def checkin(self) -> None:
+        """See Connection."""
+
+    def checkin_owing(self, owed: OwedReply) -> None:
         """See Connection."""
 
     def discard(self, error: BaseException) -> None:
@@ -172,6 +197,10 @@ class SimPool:
 
     def take(self) -> None:
         """See ConnectionPool. There is none, so that each call passes the point `before_send`."""
+
+    def take_to_owe(self) -> SimConnection | None:
+        """See ConnectionPool."""
+        return None if self.network.group.promotes else self.connection
 
     async def checkout(self, until: float) -> SimConnection:
         """See ConnectionPool. Passes the point `before_send` first."""
@@ -221,6 +250,12 @@ class SimPool:
                 for each in waiting:
                     each.watchers.remove(completed)
         return [i for i, each in enumerate(pending) if each.is_complete]
+
+    async def read_owed(self, sent_before: float, until: float) -> None:
+        """See ConnectionPool. A reply arrives by itself, so this waits."""
+        owed = self.connection.owed if self.connection is not None else {}
+        pending = [each for each, reply in owed.items() if reply.sent_at < sent_before]
+        await self.wait_any(pending, len(pending), until)
 
     async def _confirm(self, connection: SimConnection, limit: float) -> None:
         """Ask other servers whether the connection still leads to the primary; drop the connection if it does not."""

@@ -18,7 +18,7 @@ from .sim_runtime import SimRuntime, current
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from interlock._protocol.types import Argument, Message, Reply, Script
+    from interlock._protocol.types import Argument, Message, Reply, Script, Unawaited
     from interlock._quarantine.history import ServerHistory
     from interlock._quarantine.stamp import IdentityStamp
 
@@ -61,6 +61,12 @@ class SimServer(SingleServer):
         self.on_call(messages)
         planted = [(self.network.script(script), keys, args) for script, keys, args in messages]
         return await super().send_batch(planted, until, slots)
+
+    def send_unawaited(self, message: Message, until: float, unawaited: Unawaited) -> bool:
+        """See Server. Sends the script with a planted bug, if there is one."""
+        self.on_call([message])
+        script, keys, args = message
+        return super().send_unawaited((self.network.script(script), keys, args), until, unawaited)
 
     def old_primary_may_still_grant(self, key: str, slot: int = -1) -> str:
         """See Server."""

@@ -12,7 +12,7 @@ from interlock._client.reentrancy import HeldByCaller
 from interlock._connect.address import Quorum
 from interlock._connect.target import address_of, quorum_of
 from interlock._protocol.acks import checked_acks
-from interlock._protocol.names import MIN_TTL, checked_name, duration, positive_int, tagged
+from interlock._protocol.names import MIN_TTL, checked_bool, checked_name, duration, positive_int, tagged
 from interlock._protocol.timing import TRY_FOR
 from interlock._quarantine.histories import Histories
 from interlock.errors import AcquireTimeout, ConfigError
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from interlock._client.session import Session
+    from interlock._protocol.acks import Acks
 
 MultiLeaseT = TypeVar("MultiLeaseT")
 MemberT = TypeVar("MemberT")
@@ -57,8 +58,9 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
     `prefix` stands before every name. `max_ttl` (seconds) is the longest ttl that a lock may have, and so how long
     nothing is granted after a restart or failover that may have lost leases; `quarantine=False` turns that off.
     `try_for` (seconds) bounds a call that does not wait, `try_acquire()` or `timeout=0`: a server that does not answer
-    within it is Unavailable. `label` tells people who we are. `max_connections` bounds the connections that threads
-    open to one server; a thread that finds none idle waits within its timeout. Raises ConfigError.
+    within it is Unavailable. `confirm=False` makes that the default of `lock(confirm=...)`. `label` tells people who we
+    are. `max_connections` bounds the connections that threads open to one server; a thread that finds none idle waits
+    within its timeout. Raises ConfigError.
 
     An Interlock connects at its first use. Close it, or use it in a `with` (asyncio: `async with`): that gives back all
     that is held. It is safe to share between threads; a child made by fork holds nothing and connects anew. In asyncio
@@ -79,6 +81,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         prefix: str = "lock:",
         max_ttl: float = 60.0,
         quarantine: bool = True,
+        confirm: bool = True,
         try_for: float = TRY_FOR,
         label: str | None = None,
         max_connections: int = MAX_CONNECTIONS,
@@ -98,6 +101,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
             raise ConfigError(
                 f"quarantine must be True or False, not {quarantine!r}; its length is max_ttl, in seconds"
             )
+        self.confirm = checked_bool(confirm, "confirm")
         self._histories = Histories(self.max_ttl if quarantine else None)
         self._closed = False
         self._held_by_caller = HeldByCaller()
@@ -141,6 +145,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         renew: bool = True,
         max_hold: float | None = None,
         fair: bool = False,
+        confirm: bool | None = None,
         max_waiters: int | None = None,
         on_lost: Callable[[LeaseT], object] | None = None,
         acks: int | Literal["majority", "all"] | None = None,
@@ -156,6 +161,9 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
             renew: False makes a lease that ends after ttl in any case.
             max_hold: seconds after which a holder loses the lock, even if it is alive.
             fair: no effect in this version: every lock has strict order of arrival over all processes.
+            confirm: False leaves a `with` without waiting for the server's reply to the release, which saves a round
+                trip. With True a `with` raises LeaseLost also if only the server knew that the lease had ended, and so
+                can roll back a transaction around it. None: as the Interlock says. Sentinel and a cluster wait anyway.
             max_waiters: a caller that would have to wait while so many wait already gets AcquireTimeout at once. None:
                 any number may wait.
             on_lost: called with the lease when it is lost: in a thread of its own; in asyncio in the loop, and awaited
@@ -173,6 +181,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
             renew=renew,
             max_hold=max_hold,
             fair=fair,
+            confirm=confirm,
             max_waiters=max_waiters,
             on_lost=on_lost,
             acks=acks,
@@ -238,6 +247,9 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
 
         A dead leader is replaced within ttl + 1 s. Raises ConfigError. Nothing is sent until it is used.
         """
+        if options.get("confirm") is False:
+            raise ConfigError("an election takes no confirm=False: resign() waits until the server has replied")
+        options["confirm"] = True
         return self, election.election_resource(name, self.prefix), self._checked(**options)
 
     def _once(
@@ -266,7 +278,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         if key is None and keep != MONTH:
             raise ConfigError("keep says for how long the run for a key is remembered: give a key=, too")
         limits = once.RunLimits(at_most, at_least, keep, keyed=key is not None, max_ttl=self.max_ttl)
-        options = self._checked(ttl=limits.ttl, max_hold=limits.at_most)
+        options = self._checked(ttl=limits.ttl, max_hold=limits.at_most, confirm=True)
         resource, source = run_source(name, self.prefix, key)
         return self, resource, options, limits, source
 
@@ -357,6 +369,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         acks: int | str | None = None,
         fsync: bool = False,
         max_waiters: int | None = None,
+        confirm: bool | None = None,
         **options: Any,
     ) -> AcquireOptions:
         """The options of a lockable. Raises ConfigError."""
@@ -374,8 +387,12 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
                 "a quorum takes no acks= and no fsync=: a majority of its servers is what its leases rest on, and "
                 "lease.assurance says of how many"
             )
+        if confirm is None:
+            confirm = self.confirm or wanted is not None
+        else:
+            self._check_confirm(confirm, wanted)
         try:
-            checked = AcquireOptions(float(ttl), wanted, **options)
+            checked = AcquireOptions(float(ttl), wanted, confirm=confirm, **options)
         except TypeError as error:  # an option that there is not: name the method that the user called
             unexpected, called = str(error).partition("()")[2], sys._getframe(1).f_code.co_name.lstrip("_")
             raise advised(TypeError(f"Interlock.{called}(){unexpected}")) from None
@@ -397,6 +414,21 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         if not self._for_asyncio and inspect.iscoroutinefunction(on_lost):
             raise ConfigError(
                 f"on_lost: {name_of(on_lost)} is an `async def`, which threads would not await. Give a plain function"
+            )
+
+    def _check_confirm(self, confirm: object, wanted: Acks | None) -> None:
+        """Raises ConfigError, also for False where the end of a `with` must wait for the reply to its release."""
+        if checked_bool(confirm, "confirm"):
+            return
+        if isinstance(self._address, Quorum):
+            raise ConfigError(
+                "a quorum takes no confirm=False: a majority of its servers must have the release. Leave confirm out"
+            )
+        if wanted is not None:
+            option = "fsync=True" if wanted.fsync else f"acks={wanted.number!r}"
+            raise ConfigError(
+                f"confirm=False and {option} contradict each other: one waits for less than the server's reply, the "
+                "other for more. Leave one of them out"
             )
 
     def __repr__(self) -> str:

@@ -38,6 +38,7 @@ class OptionsOf(TypedDict, Generic[LeaseT], total=False):
     renew: bool
     max_hold: float | None
     fair: bool
+    confirm: bool | None
     max_waiters: int | None
     on_lost: Callable[[LeaseT], object] | None
     acks: int | Literal["majority", "all"] | None

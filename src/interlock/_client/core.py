@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlock._client import grant as grant_module
 from interlock._client.error_texts import (
+    ENDED_BEFORE_RELEASE,
     HEARTBEATS_UNANSWERED,
     OLD_PRIMARY_MAY_GRANT,
     BusyError,
@@ -95,6 +96,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from types import FrameType
 
+    from interlock._client.leaving import Leaving
     from interlock._client.renewal import Renewal
     from interlock._client.undo import Undo
     from interlock._client.waiting import Waiters
@@ -109,6 +111,7 @@ class Core:
         waiters: Waiters,
         renewal: Renewal,
         undo: Undo,
+        leaving: Leaving,
         process_id: str,
         caller: Callable[[Resource], tuple[str, weakref.ref[Any] | None]],
         max_ttl: float,
@@ -120,6 +123,7 @@ class Core:
         self.waiters = waiters
         self.renewal = renewal
         self.undo = undo
+        self.leaving = leaving
         self.process_id = process_id  # the beginning of each token: label, host, process
         self.caller = caller  # the name of the thread or task that uses the resource, and itself if that is known
         self.max_ttl = max_ttl  # seconds
@@ -514,6 +518,7 @@ class Core:
     async def exit_section(self, grant: Grant, error: BaseException | None) -> None:
         """End a section. Raises LeaseLost if the lease ended before, unless the body raised an error already.
 
+        With `confirm=False` the release may be on its way when this returns: see `Leaving`.
         If the server is away now, the body has still finished under a valid lease: no error is raised, the release
         goes on in the background, and the lease runs out by itself.
         """
@@ -524,6 +529,8 @@ class Core:
                 return
             if why is not None:
                 self.renewal.lose(grant, why)
+            elif not grant.attempt.options.confirm and self.leaving.leave(grant, self.runtime.now()):
+                return
             if await self.release(grant):
                 return
         except LockError as failed:
@@ -534,14 +541,7 @@ class Core:
         except BaseException:
             self.release_in_background(grant)
             raise
-        lost = grant.error(why or "it had ended in the server before it was released")
-        if error is None:
-            raise lost
-        if isinstance(error, LeaseLost):
-            return
-        while error.__context__ is not None and error.__context__ is not lost:
-            error = error.__context__
-        error.__context__ = lost
+        raise_or_chain(grant.error(why or ENDED_BEFORE_RELEASE), error)
 
     async def extend(self, grant: Grant, ttl: float) -> None:
         """Lengthen the lease to `ttl` seconds from now. Raises LeaseLost, or Unavailable if that is not certain."""
@@ -627,3 +627,14 @@ def _next_pause(pause: float) -> float:
 def was_unanswered(error: BaseException) -> bool:
     """Whether `request` raised this error because no try was answered in time."""
     return isinstance(error, Unavailable) and isinstance(error.__cause__, Disconnected | ServerError)
+
+
+def raise_or_chain(lost: LeaseLost, error: BaseException | None) -> None:
+    """Raise this, unless the body raised an error already: then chain it to that."""
+    if error is None:
+        raise lost
+    if isinstance(error, LeaseLost):
+        return
+    while error.__context__ is not None and error.__context__ is not lost:
+        error = error.__context__
+    error.__context__ = lost

@@ -15,6 +15,7 @@ from interlock.primitives.messages import Busy, Queued, Refused, lost_identity
 if TYPE_CHECKING:
     from interlock._client.grant import Attempt
 
+ENDED_BEFORE_RELEASE: Final = "it had ended in the server before it was released"
 HEARTBEATS_UNANSWERED: Final = "the heartbeats of this waiter were not answered"
 OLD_PRIMARY_MAY_GRANT: Final = "it has just become the primary, and the one before may still grant beside it"
 E = TypeVar("E", bound=LockError)

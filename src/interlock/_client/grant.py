@@ -39,6 +39,7 @@ class AcquireOptions:
     fair: bool = False
     max_waiters: str = NO_BOUND  # as its messages say it
     on_lost: Callable[[Any], object] | None = None
+    confirm: bool = True  # whether the end of a `with` waits for the reply to its release
     # The ttl in the words of an acquire, made once for all attempts
     ttl_ms: str = field(init=False)
     handover_ttl_ms: str = field(init=False)

@@ -1,8 +1,9 @@
 """The session of one client: all its synchronizers share a server, a name, and workers in the background.
 
-There are four tasks: report the ends of leases, renew leases, send the heartbeats of waiters, and undo attempts. Each
-task has a worker of its own, which starts when its task is due for the first time. So a silent server delays only
-the work that needs its replies; the end of a lease needs no reply, and the worker of ends reports it in time.
+There are five tasks: report the ends of leases, renew leases, send the heartbeats of waiters, undo attempts, and read
+the replies to releases that nobody waited for. Each task has a worker of its own, which starts when its task is due for
+the first time. So a silent server delays only the work that needs its replies; the end of a lease needs no reply, and
+the worker of ends reports it in time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from interlock._client.core import Core
 from interlock._client.grant import Attempt, Grant, count_fork
+from interlock._client.leaving import Leaving
 from interlock._client.renewal import Renewal
 from interlock._client.undo import Undo, release_message
 from interlock._client.waiting import Waiters
@@ -65,19 +67,23 @@ class Session:
         host = token_part(socket.gethostname())
         process_id = f"{token_part(self.label)}@{host}/{os.getpid()}" if self.label else f"{host}/{os.getpid()}"
         self.channel = f"interlock:{secrets.token_hex(8)}"
-        ends, renewal, waiters, undo = self.workers = [
+        ends, renewal, waiters, undo, leaving = self.workers = [
             Worker(self.runtime, f"interlock-worker-{task}", lambda: self.core.closed, self.start_workers)
-            for task in ("ends", "renewal", "waiters", "undo")
+            for task in ("ends", "renewal", "waiters", "undo", "leaving")
         ]
         self.waiters = waiters.task = Waiters(server, waiters.wake_at)
         self.undo = undo.task = Undo(server, undo.wake_at)
         self.renewal = renewal.task = Renewal(server, ends, renewal, self.undo)
         ends.task = self.renewal.ends
+        self.leaving = leaving.task = Leaving(
+            server, leaving.wake_at, self.renewal, self.undo, lambda: self.core.closed
+        )
         self.core = Core(
             server,
             self.waiters,
             self.renewal,
             self.undo,
+            self.leaving,
             process_id,
             self.caller,
             self.max_ttl,
@@ -127,7 +133,7 @@ class Session:
                 grant.end_reason = Grant.RELEASED
         undone = self.undo.attempts()
         dropped = [attempt for _, attempt in self.renewal.dropped]
-        releasing = list(self.core.releasing.values())
+        releasing = [*self.core.releasing.values(), *self.leaving.attempts()]
         return [*(grant.attempt for grant in held), *dropped, *releasing, *waiting, *undone]
 
     @staticmethod
@@ -143,8 +149,15 @@ class Session:
     async def close(self) -> None:
         """Release all leases and leave every queue, in bounded time; wake all waiters, and end the workers."""
         _sessions.discard(self)
+        now = self.runtime.now()
         try:
-            await self.release_all(self.stop_granting(announce=True), self.server, self.runtime.now() + CLOSE_TIMEOUT)
+            await self.leaving.read_all(now + CLOSE_TIMEOUT / 2)
+        finally:
+            await self._release_all_and_end(now + CLOSE_TIMEOUT)
+
+    async def _release_all_and_end(self, until: float) -> None:
+        try:
+            await self.release_all(self.stop_granting(announce=True), self.server, until)
         finally:
             self.waiters.wake_all()
             for worker in self.workers:
@@ -157,7 +170,7 @@ class Session:
         """
         if not self.renewal.held():
             _sessions.discard(self)
-        left = [*self.undo.attempts(), *self.core.releasing.values()]
+        left = [*self.undo.attempts(), *self.core.releasing.values(), *self.leaving.attempts()]
         for attempt in self.waiters.registered.values():
             attempt.in_doubt = True
             left.append(attempt)

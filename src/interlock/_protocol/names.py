@@ -125,6 +125,13 @@ def check_command(command: object, keys: object) -> None:
         raise ConfigError(f"execute({command!r}): keys must be a list, as in {example}, not {keys!r}")
 
 
+def checked_bool(value: object, what: str) -> bool:
+    """True or False. Raises ConfigError for anything else."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{what} must be True or False, not {value!r}")
+    return value
+
+
 def positive_int(value: object, what: str, subject: object, maximum: int) -> int:
     """A whole number from 1 to `maximum`. Raises ConfigError, whose text says what is valid."""
     if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= maximum:

@@ -59,6 +59,22 @@ class Stopped(Exception):  # noqa: N818 (a decision of the caller, not an error)
     """The caller stopped an attempt before the server granted the attempt."""
 
 
+class Unawaited(Protocol):
+    """A message whose sender does not wait for the reply: see `Server.send_unawaited`. None of these methods raises."""
+
+    def before_sending(self) -> None:
+        """Do what must be done before the message is sent. Called at most once."""
+        ...
+
+    def answered(self, reply: Reply) -> None:
+        """Handle the reply."""
+        ...
+
+    def failed(self, error: Exception) -> None:
+        """Handle the error in place of the reply: ServerError or Disconnected."""
+        ...
+
+
 class AckedReply(NamedTuple):
     """The reply to a script call, and which replicas or disks acknowledged what the call wrote."""
 
@@ -188,6 +204,19 @@ class Server(Protocol):
 
     async def call_many(self, messages: Sequence[Message], until: float) -> list[Reply | Exception]:
         """Send many messages at once. Returns each reply, or the exception of the message that failed, in order."""
+        ...
+
+    def send_unawaited(self, message: Message, until: float, unawaited: Unawaited) -> bool:
+        """Send one message, and wait for nothing: `unawaited` gets the reply, or the error, at some later time.
+
+        Later messages of the same thread or task reach the server after this one, if it is answered soon. Returns
+        False, having done nothing, if no connection is idle, or only a wait would show that it leads to the primary.
+        Raises Disconnected.
+        """
+        ...
+
+    async def read_owed(self, sent_before: float, until: float) -> None:
+        """Read the replies to messages that `send_unawaited` sent before this time, unless other callers do."""
         ...
 
     async def prove_lossless(self, keys: Sequence[str | bytes], lost_identity: str, until: float) -> bool:

@@ -43,6 +43,7 @@ from interlock._protocol.types import (
     Runtime,
     Script,
     ServerError,
+    Unawaited,
     is_transient,
 )
 from interlock._quarantine.identity import identity_of, parse_info
@@ -241,6 +242,13 @@ class ClusterServer:
                 else:
                     node.failed_at = 0.0
         return redirected
+
+    def send_unawaited(self, message: Message, until: float, unawaited: Unawaited) -> bool:  # noqa: ARG002 (see Server)
+        """See Server. The reply could be a redirection, which only a caller that waits can follow."""
+        return False
+
+    async def read_owed(self, sent_before: float, until: float) -> None:
+        """See Server. There are none."""
 
     async def prove_lossless(self, keys: Sequence[str | bytes], lost_identity: str, until: float) -> bool:
         """See Server."""

@@ -40,6 +40,7 @@ from interlock._protocol.types import (
     Script,
     ServerError,
     TokenSpent,
+    Unawaited,
 )
 from interlock._servers.quorum_nodes import Node, drop_oldest
 from interlock._servers.quorum_votes import Request, Split, Unagreed
@@ -231,6 +232,13 @@ class QuorumServer:
 
     async def _sleep(self, seconds: float, until: float) -> None:
         await self.runtime.sleep_until(min(until, self.now() + seconds))
+
+    def send_unawaited(self, message: Message, until: float, unawaited: Unawaited) -> bool:  # noqa: ARG002 (see Server)
+        """See Server. A release counts when a majority has it, so its caller waits."""
+        return False
+
+    async def read_owed(self, sent_before: float, until: float) -> None:
+        """See Server. There are none."""
 
     async def prove_lossless(self, keys: Sequence[str | bytes], lost_identity: str, until: float) -> bool:  # noqa: ARG002 (see Server)
         """See Server. Each server has its own lost identity."""

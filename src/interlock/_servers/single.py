@@ -6,7 +6,9 @@ identity stamp of the connection, by which the script compares the server with t
 
 Rules.
  1. The client sends a message once. Only after NOSCRIPT it sends the message again, on the same connection.
- 2. `send_batch` and `read_batch` are two halves: a cluster or a quorum sends to all its servers before it waits.
+ 2. If the reply to a message is owed (`send_unawaited`) and is NOSCRIPT, whoever reads it sends the message again
+    before anybody learns the reply to a later message.
+ 3. `send_batch` and `read_batch` are two halves: a cluster or a quorum sends to all its servers before it waits.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from interlock._protocol.timing import DRIFT
+from interlock._protocol.timing import DRIFT, FOREVER
 from interlock._protocol.types import ONLY_ROUTE, AckedReply, Disconnected, Route, ServerError
 from interlock._quarantine.lossless import least_lossless_ttl
 from interlock._quarantine.primacy import Primacy
 from interlock._quarantine.proofs import Proofs
-from interlock._transports.connections import PendingReplies
+from interlock._transports.connections import OwedReply, PendingReplies
 from interlock._transports.resp import (
     ASKING,
     PING,
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
     from interlock._connect.address import Address
     from interlock._protocol.acks import Acks
-    from interlock._protocol.types import Argument, Message, PushHandler, Reply, Runtime, Script
+    from interlock._protocol.types import Argument, Message, PushHandler, Reply, Runtime, Script, Unawaited
     from interlock._quarantine.history import ServerHistory
     from interlock._quarantine.stamp import IdentityStamp
     from interlock._transports.connections import Connection, ConnectionPool
@@ -202,6 +204,26 @@ class SingleServer:
         connection.checkin()
         return [_error_of(connection, reply) if type(reply) is ReplyError else reply for reply in replies]
 
+    def send_unawaited(self, message: Message, until: float, unawaited: Unawaited) -> bool:
+        """See Server."""
+        connection = self.pool.take_to_owe()
+        if connection is None:
+            return False
+        try:
+            unawaited.before_sending()
+            stamp = connection.stamp.text
+            owed = _owed(connection, message, stamp, unawaited, self.runtime.now())
+            connection.send([evalsha(*message, stamp)], until, owed)
+        except BaseException as error:
+            connection.discard(error)
+            raise
+        connection.checkin_owing(owed)
+        return True
+
+    async def read_owed(self, sent_before: float, until: float) -> None:
+        """See Server."""
+        await self.pool.read_owed(sent_before, until)
+
     async def wait_any(self, sent: Sequence[SentBatch], number: int, until: float) -> list[int]:
         """Wait until so many batches, of any servers, have replies or an error. Returns the indexes of these."""
         return await self.pool.wait_any([each.pending for each in sent], number, until)
@@ -276,6 +298,30 @@ class SingleServer:
 async def _with_text(connection: Connection, reply: object, message: Message, stamp: str, until: float) -> object:
     """The reply; if the server did not know the script, the reply to the same message with the script's text."""
     return await connection.exchange(eval_text(*message, stamp), until) if is_noscript(reply) else reply
+
+
+def _owed(connection: Connection, message: Message, stamp: str, unawaited: Unawaited, sent_at: float) -> OwedReply:
+    """The reply to this message, which nobody waits for; if the server does not know the script, that to its text."""
+    return OwedReply(sent_at, partial(_finish, connection, message, stamp, unawaited, sent_at))
+
+
+def _finish(
+    connection: Connection, message: Message, stamp: str, unawaited: Unawaited, sent_at: float, reply: object
+) -> None:
+    """Handle the owed reply to this message, or the error in its place, in whichever thread or task reads it."""
+    if isinstance(reply, Disconnected):
+        unawaited.failed(reply)
+    elif is_noscript(reply):
+        try:
+            connection.send(
+                [eval_text(*message, stamp)], FOREVER, _owed(connection, message, stamp, unawaited, sent_at)
+            )
+        except Disconnected as error:
+            unawaited.failed(error)
+    elif type(reply) is ReplyError:
+        unawaited.failed(_error_of(connection, reply))
+    else:
+        unawaited.answered(reply)  # type: ignore[arg-type]  # each script replies with a list
 
 
 def _failed(messages: Sequence[Message], until: float, error: Exception) -> SentBatch:

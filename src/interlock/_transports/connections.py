@@ -8,6 +8,8 @@ Rules.
  1. Each `take` or `checkout` ends with `checkin`, or with `discard` after an error: then a late reply reaches no other
     command.
  2. A reply that nobody reads does no harm. The connection reads and drops it before the next reply, or when it arrives.
+ 3. A reply that nobody waits for, and that is needed all the same, is *owed* (`OwedReply`). The connection gives the
+    reply, or the error in its place, to a function of the sender, before it returns the reply to any later command.
 """
 
 from __future__ import annotations
@@ -64,6 +66,27 @@ class PendingReplies:
         return self.error
 
 
+class OwedReply(PendingReplies):
+    """A reply that nobody waits for. `finish` gets the reply, or the error in its place; it may get both."""
+
+    __slots__ = ("finish", "sent_at")
+
+    def __init__(self, sent_at: float, finish: Callable[[object], None]) -> None:
+        super().__init__(1)
+        self.sent_at = sent_at
+        self.finish = finish
+
+    def set_result(self, reply: object) -> None:
+        """See PendingReplies. An interrupt in `finish` leaves the reply owed: the end of the connection is next."""
+        self.finish(reply)
+        super().set_result(reply)
+
+    def set_exception(self, error: Exception) -> None:
+        """See PendingReplies."""
+        self.finish(error)
+        super().set_exception(error)
+
+
 class Connection(Protocol):
     """An open connection, after its handshake. Every `until` is a time of `Runtime.now()`."""
 
@@ -74,8 +97,8 @@ class Connection(Protocol):
         """Send a command, and wait for its reply; an error reply is a value. Raises Disconnected."""
         ...
 
-    def send(self, commands: Sequence[Command], until: float) -> PendingReplies:
-        """Send commands, and wait for nothing. Raises Disconnected."""
+    def send(self, commands: Sequence[Command], until: float, owed: OwedReply | None = None) -> PendingReplies:
+        """Send commands, and wait for nothing. The reply to a single command may be owed. Raises Disconnected."""
         ...
 
     async def receive(self, pending: PendingReplies, until: float) -> list[object]:
@@ -84,6 +107,10 @@ class Connection(Protocol):
 
     def checkin(self) -> None:
         """Give the connection back to its pool."""
+        ...
+
+    def checkin_owing(self, owed: OwedReply) -> None:
+        """Give the connection back to its pool, although it still owes a reply to this caller."""
         ...
 
     def discard(self, error: BaseException) -> None:
@@ -109,6 +136,10 @@ class ConnectionPool(Protocol):
         """An open connection that surely leads to the primary, if there is one: `checkout` without waiting."""
         ...
 
+    def take_to_owe(self) -> Connection | None:
+        """Like `take`, for a command whose reply nobody waits for."""
+        ...
+
     async def checkout(self, until: float) -> Connection:
         """A connection that leads to the primary; opened if necessary. Raises Disconnected or LockError."""
         ...
@@ -119,6 +150,10 @@ class ConnectionPool(Protocol):
 
     async def wait_any(self, pending: Sequence[PendingReplies], number: int, until: float) -> list[int]:
         """Wait until so many of these are complete, at most to `until`. Returns the indexes of the complete ones."""
+        ...
+
+    async def read_owed(self, sent_before: float, until: float) -> None:
+        """Read the owed replies to commands that were sent before this time, unless other callers do."""
         ...
 
     @property

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from interlock._protocol.timing import FOREVER, now
 from interlock._protocol.types import Disconnected
 from interlock._quarantine.primacy import TRUSTED_FOR, HostPort
-from interlock._transports.connections import PendingReplies
+from interlock._transports.connections import OwedReply, PendingReplies
 from interlock._transports.pushes import check_subscribe_reply, dispatch_push, subscribe_commands
 from interlock._transports.resp import PING, WAITING, Push, pack, reader
 
@@ -80,9 +80,14 @@ class AsyncioConnection(asyncio.Protocol):
         finally:
             timer.cancel()
 
-    def send(self, commands: Sequence[Command], until: float = FOREVER) -> PendingReplies:  # noqa: ARG002 (see Connection)
+    def send(
+        self,
+        commands: Sequence[Command],
+        until: float = FOREVER,  # noqa: ARG002 (see Connection)
+        owed: OwedReply | None = None,
+    ) -> PendingReplies:
         """See Connection."""
-        pending = PendingReplies(len(commands))
+        pending = owed or PendingReplies(len(commands))
         self._send(b"".join(map(pack, commands)), pending, len(commands))
         return pending
 
@@ -182,6 +187,13 @@ class AsyncioConnection(asyncio.Protocol):
         """See Connection."""
         if self.exclusive:
             self.pool.checkin(self)
+
+    def checkin_owing(self, owed: OwedReply) -> None:
+        """See Connection. The reply stays in the row."""
+
+    def owed(self, sent_before: float) -> list[OwedReply]:
+        """The replies that the server owes to commands sent before this time."""
+        return [each for each in self._expecting if isinstance(each, OwedReply) and each.sent_at < sent_before]
 
     def discard(self, error: BaseException) -> None:  # noqa: ARG002 (see Connection)
         """See Connection. On a connection of many tasks, the reply stays in the row, and is dropped when it arrives."""

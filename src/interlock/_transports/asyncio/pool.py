@@ -65,6 +65,8 @@ class AsyncioPool:
             return None
         return connection
 
+    take_to_owe = take
+
     async def checkout(self, until: float) -> AsyncioConnection:
         """See ConnectionPool. All callers get the same connection."""
         asked_at = now()
@@ -154,6 +156,15 @@ class AsyncioPool:
                 for each in waiting:
                     each.on_complete = None
         return [i for i, each in enumerate(pending) if each.is_complete]
+
+    async def read_owed(self, sent_before: float, until: float) -> None:
+        """See ConnectionPool. The connection reads by itself, so this waits, and gives up what is not there in time."""
+        connection = self._connection
+        if connection is not None and (owed := connection.owed(sent_before)):
+            await self.wait_any(owed, len(owed), until)
+            for each in owed:
+                if not each.is_complete:
+                    connection.time_out(each)
 
     # Opening
 

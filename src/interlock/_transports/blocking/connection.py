@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from interlock._connect.refusals import connection_error
 from interlock._protocol.timing import FOREVER, now
 from interlock._protocol.types import Disconnected
-from interlock._transports.connections import PendingReplies
+from interlock._transports.connections import OwedReply, PendingReplies
 from interlock._transports.handshake import complete_handshake, handshake_commands
 from interlock._transports.resp import WAITING, pack, reader
 
@@ -43,6 +43,7 @@ class Owner(Protocol):
     def wake_one(self) -> None: ...
     def note_closed(self) -> None: ...
     def close_idle(self) -> None: ...
+    def note_owed(self, connection: BlockingConnection, owed: OwedReply) -> None: ...
     def drop_all(self) -> None: ...
 
 
@@ -103,13 +104,15 @@ class BlockingConnection:
     async def exchange(self, command: Command, until: float) -> object:
         """See Connection."""
         self.write(pack(command), until)
-        while self._unread:
-            self._read_next(until)
-        return self.read(until)
+        if not self._unread:
+            return self.read(until)
+        pending = PendingReplies(1)
+        self._unread.append(pending)  # what an earlier reply makes this thread send comes after
+        return (await self.receive(pending, until))[0]
 
-    def send(self, commands: Sequence[Command], until: float) -> PendingReplies:
+    def send(self, commands: Sequence[Command], until: float, owed: OwedReply | None = None) -> PendingReplies:
         """See Connection."""
-        pending = PendingReplies(len(commands), self._sock.fileno())
+        pending = owed or PendingReplies(len(commands), self._sock.fileno())
         self.write(b"".join(map(pack, commands)), until)
         if commands:
             self._unread.append(pending)
@@ -172,12 +175,35 @@ class BlockingConnection:
             return Disconnected(f"no answer within {self._limit:.3g} s", sent=True, timed_out=True)
         return Disconnected(str(error), sent=True, stale=not self.fresh)
 
+    def oldest_owed(self) -> float:
+        """When the oldest command was sent whose reply is owed; FOREVER if none is. In any thread."""
+        with contextlib.suppress(IndexError):  # the thread that uses the connection has just read it
+            first = self._unread[0]
+            if isinstance(first, OwedReply):
+                return first.sent_at
+        return FOREVER
+
+    def read_owed(self, until: float) -> None:
+        """Read all replies that are owed. Raises Disconnected."""
+        while self._unread:
+            self._read_next(until)
+
     # The end
 
     def checkin(self) -> None:
         """See Connection."""
         self.fresh = False
         self._idle.append(self)
+        if self.pool.waiting:
+            self.pool.wake_one()
+        if self.pool.closed:
+            self.pool.close_idle()
+
+    def checkin_owing(self, owed: OwedReply) -> None:
+        """See Connection. Puts it at the other end: another thread uses one that owes nothing, if there is one."""
+        self.fresh = False
+        self.pool.note_owed(self, owed)
+        self._idle.appendleft(self)
         if self.pool.waiting:
             self.pool.wake_one()
         if self.pool.closed:
@@ -206,3 +232,6 @@ class BlockingConnection:
             self.is_counted = False
             if self.pool.idle is self._idle:  # else the process has forked since
                 self.pool.note_closed()
+        while self._unread:
+            if isinstance(owed := self._unread.popleft(), OwedReply) and self.pool.idle is self._idle:
+                owed.set_exception(Disconnected("the connection was closed", sent=True))

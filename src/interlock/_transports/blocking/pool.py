@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import math
 import select
+import threading
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from interlock._protocol.run import run
 from interlock._protocol.timing import FOREVER, now
 from interlock._protocol.types import Disconnected
 from interlock._quarantine.primacy import NOT_NAMED, TRUSTED_FOR
@@ -31,7 +33,10 @@ if TYPE_CHECKING:
     from interlock._quarantine.history import ServerHistory
     from interlock._quarantine.primacy import Primacy
     from interlock._transports.blocking.runtime import ThreadRuntime
-    from interlock._transports.connections import PendingReplies
+    from interlock._transports.connections import OwedReply, PendingReplies
+
+# seconds that a thread waits for a reply that is owed to it, while another thread uses the connection and reads it
+MAX_WAIT_FOR_OWED: Final = 0.05
 
 
 class BlockingPool:
@@ -59,6 +64,8 @@ class BlockingPool:
         self.idle: deque[BlockingConnection] = deque()  # the newest at the end
         self.waiting: deque[AutoResetEvent] = deque()  # of the threads that wait for an idle connection
         self._open_number = 0  # how many connections are open, in use or idle, without that of the subscription
+        # By thread: the connection that it gave back last with a reply owed, and that reply; see _take_again().
+        self._owing: dict[int, tuple[BlockingConnection, OwedReply]] = {}
         self._identity = ""  # of the server at the newest connection
         self._subscription = Subscription(self)
         self.subscribed = self._subscription.subscribed
@@ -72,11 +79,61 @@ class BlockingPool:
         """See ConnectionPool."""
         if self._can_fail_over:
             return None
+        if self._owing and (own := self._take_again()) is not None:
+            return own
         try:
             connection = self.idle.pop()
         except IndexError:
             return None
         return connection
+
+    take_to_owe = take
+
+    def _take_again(self) -> BlockingConnection | None:
+        """The connection that owes this thread a reply, so that the server runs the commands of a thread in order.
+
+        If another thread uses that connection, this thread waits until that one has read the reply.
+        """
+        connection, owed = self._owing.pop(threading.get_ident(), (None, None))
+        if connection is None or owed is None or owed.is_complete:
+            return None
+        try:
+            self.idle.remove(connection)
+        except ValueError:
+            self._wait_for_owed(owed)
+            return None
+        return connection
+
+    @staticmethod
+    def _wait_for_owed(owed: OwedReply) -> None:
+        """Wait until another thread has read this reply, but not for long."""
+        read = AutoResetEvent()
+        owed.on_complete = read.set
+        if not owed.is_complete:  # since this thread looked
+            run(read.wait(now() + MAX_WAIT_FOR_OWED))
+
+    def note_owed(self, connection: BlockingConnection, owed: OwedReply) -> None:
+        """Note that this connection owes a reply to the current thread."""
+        self._owing[threading.get_ident()] = connection, owed
+
+    async def read_owed(self, sent_before: float, until: float) -> None:
+        """See ConnectionPool."""
+        for connection in list(self.idle):
+            if connection.oldest_owed() < sent_before:
+                with contextlib.suppress(ValueError, Disconnected):  # another thread uses the connection, or it broke
+                    self._read_owed_of(connection, until)
+        for thread, (_, owed) in list(self._owing.items()):
+            if owed.is_complete:  # the thread may have ended
+                self._owing.pop(thread, None)
+
+    def _read_owed_of(self, connection: BlockingConnection, until: float) -> None:
+        self.idle.remove(connection)
+        try:
+            connection.read_owed(until)
+        except BaseException as error:
+            connection.discard(error)
+            raise
+        connection.checkin()
 
     async def checkout(self, until: float) -> BlockingConnection:
         """See ConnectionPool."""
