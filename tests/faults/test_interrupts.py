@@ -113,6 +113,10 @@ def lock(locks, name):
     return locks.lock(name)
 
 
+def unconfirmed(locks, name):
+    return locks.lock(name, confirm=False)
+
+
 def nested(locks, name):
     return locks.rlock(name)
 
@@ -138,7 +142,7 @@ def leader(locks, name):
     return locks.election(name)
 
 
-LOCKABLES = [lock, nested, permit, writer, several, apart, leader]
+LOCKABLES = [lock, unconfirmed, nested, permit, writer, several, apart, leader]
 
 
 def decorated(locks, name):

@@ -129,6 +129,8 @@ class BlockingConnection:
         first.set_result(self.read(until))
         if first.is_complete:
             self._unread.popleft()
+        if until != FOREVER and isinstance(first, OwedReply):  # a repetition of its command has its own time
+            self._set_timeout(until)
 
     def write(self, packed: bytes, until: float = FOREVER) -> None:
         """Send packed commands. Raises Disconnected."""
@@ -185,6 +187,7 @@ class BlockingConnection:
 
     def read_owed(self, until: float) -> None:
         """Read all replies that are owed. Raises Disconnected."""
+        self._set_timeout(until)
         while self._unread:
             self._read_next(until)
 
