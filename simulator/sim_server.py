@@ -62,11 +62,11 @@ class SimServer(SingleServer):
         planted = [(self.network.script(script), keys, args) for script, keys, args in messages]
         return await super().send_batch(planted, until, slots)
 
-    def send_unawaited(self, message: Message, until: float, unawaited: Unawaited) -> bool:
+    def send_unawaited(self, message: Message, now: float, unawaited: Unawaited) -> bool:
         """See Server. Sends the script with a planted bug, if there is one."""
         self.on_call([message])
         script, keys, args = message
-        return super().send_unawaited((self.network.script(script), keys, args), until, unawaited)
+        return super().send_unawaited((self.network.script(script), keys, args), now, unawaited)
 
     def old_primary_may_still_grant(self, key: str, slot: int = -1) -> str:
         """See Server."""

@@ -387,10 +387,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
                 "a quorum takes no acks= and no fsync=: a majority of its servers is what its leases rest on, and "
                 "lease.assurance says of how many"
             )
-        if confirm is None:
-            confirm = self.confirm or wanted is not None
-        else:
-            self._check_confirm(confirm, wanted)
+        confirm = self._checked_confirm(confirm, wanted)
         try:
             checked = AcquireOptions(float(ttl), wanted, confirm=confirm, **options)
         except TypeError as error:  # an option that there is not: name the method that the user called
@@ -416,10 +413,12 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
                 f"on_lost: {name_of(on_lost)} is an `async def`, which threads would not await. Give a plain function"
             )
 
-    def _check_confirm(self, confirm: object, wanted: Acks | None) -> None:
-        """Raises ConfigError, also for False where the end of a `with` must wait for the reply to its release."""
+    def _checked_confirm(self, confirm: bool | None, wanted: Acks | None) -> bool:
+        """Whether the end of a `with` waits for the reply to its release. Raises ConfigError if it must and may not."""
+        if confirm is None:
+            return self.confirm or wanted is not None
         if checked_bool(confirm, "confirm"):
-            return
+            return True
         if isinstance(self._address, Quorum):
             raise ConfigError(
                 "a quorum takes no confirm=False: a majority of its servers must have the release. Leave confirm out"
@@ -430,6 +429,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
                 f"confirm=False and {option} contradict each other: one waits for less than the server's reply, the "
                 "other for more. Leave one of them out"
             )
+        return False
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.Interlock {self._address.display_url}{' closed' if self._closed else ''}>"

@@ -524,12 +524,13 @@ class Core:
         """
         why = None
         try:
-            why = grant.reason_ended(self.runtime.now())
+            now = self.runtime.now()
+            why = grant.reason_ended(now)
             if why == Grant.RELEASED:
                 return
             if why is not None:
                 self.renewal.lose(grant, why)
-            elif not grant.attempt.options.confirm and self.leaving.leave(grant, self.runtime.now()):
+            elif not grant.attempt.options.confirm and self.leaving.leave(grant, now):
                 return
             if await self.release(grant):
                 return

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from interlock._client import grant as grant_module
 from interlock._client.error_texts import ENDED_BEFORE_RELEASE
-from interlock._client.undo import release_message
+from interlock._client.grant import tombstone_ms
 from interlock._protocol.log import log
 from interlock._protocol.timing import FOREVER
 from interlock._protocol.types import Disconnected
-from interlock.primitives.messages import ReleaseReply
+from interlock.primitives.messages import encode_release
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,10 +63,10 @@ class Departure:
         """See Unawaited."""
         if self._is_over or self._is_of_parent:
             return
-        was_ours, ask_again = ReleaseReply.parse(reply)
+        ours, ask_again = reply  # a ReleaseReply, not built as one
         if ask_again:
             self._leaving.undo.add(self.attempt)
-        if not was_ours and not self._leaving.is_closed():  # else close() may have sent a release of its own
+        if not ours and not self._leaving.is_closed():  # else close() may have sent a release of its own
             self._report_loss()
         self.end()
 
@@ -128,11 +128,16 @@ class Leaving:
         So does a server that can't do it now: see `Server.send_unawaited`.
         """
         attempt = grant.attempt
-        if attempt.in_doubt or grant.renewal_failing or grant.deadline - now < attempt.ttl / 2 or self.is_closed():
+        if attempt.in_doubt or grant.renewal_failing or grant.deadline - now < attempt.ttl / 2:
             return False
-        departure = Departure(self, grant, now)
+        departure, resource = Departure(self, grant, now), attempt.resource
+        message = (
+            resource.script,
+            resource.keys,
+            encode_release(attempt.token, tombstone_ms(attempt), attempt.release_args),
+        )
         try:
-            if not self.server.send_unawaited(release_message(attempt), FOREVER, departure):
+            if not self.server.send_unawaited(message, now, departure):
                 return False
         except Disconnected as error:
             departure.failed(error)

@@ -206,8 +206,8 @@ class Server(Protocol):
         """Send many messages at once. Returns each reply, or the exception of the message that failed, in order."""
         ...
 
-    def send_unawaited(self, message: Message, until: float, unawaited: Unawaited) -> bool:
-        """Send one message, and wait for nothing: `unawaited` gets the reply, or the error, at some later time.
+    def send_unawaited(self, message: Message, now: float, unawaited: Unawaited) -> bool:
+        """Send one message `now`, and wait for nothing: `unawaited` gets the reply, or the error, at some later time.
 
         Later messages of the same thread or task reach the server after this one, if it is answered soon. Returns
         False, having done nothing, if no connection is idle, or only a wait would show that it leads to the primary.

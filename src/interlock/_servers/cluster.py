@@ -243,7 +243,7 @@ class ClusterServer:
                     node.failed_at = 0.0
         return redirected
 
-    def send_unawaited(self, message: Message, until: float, unawaited: Unawaited) -> bool:  # noqa: ARG002 (see Server)
+    def send_unawaited(self, message: Message, now: float, unawaited: Unawaited) -> bool:  # noqa: ARG002 (see Server)
         """See Server. The reply could be a redirection, which only a caller that waits can follow."""
         return False
 

@@ -233,7 +233,7 @@ class QuorumServer:
     async def _sleep(self, seconds: float, until: float) -> None:
         await self.runtime.sleep_until(min(until, self.now() + seconds))
 
-    def send_unawaited(self, message: Message, until: float, unawaited: Unawaited) -> bool:  # noqa: ARG002 (see Server)
+    def send_unawaited(self, message: Message, now: float, unawaited: Unawaited) -> bool:  # noqa: ARG002 (see Server)
         """See Server. A release counts when a majority has it, so its caller waits."""
         return False
 

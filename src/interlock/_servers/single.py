@@ -204,7 +204,7 @@ class SingleServer:
         connection.checkin()
         return [_error_of(connection, reply) if type(reply) is ReplyError else reply for reply in replies]
 
-    def send_unawaited(self, message: Message, until: float, unawaited: Unawaited) -> bool:
+    def send_unawaited(self, message: Message, now: float, unawaited: Unawaited) -> bool:
         """See Server."""
         connection = self.pool.take_to_owe()
         if connection is None:
@@ -212,8 +212,8 @@ class SingleServer:
         try:
             unawaited.before_sending()
             stamp = connection.stamp.text
-            owed = _owed(connection, message, stamp, unawaited, self.runtime.now())
-            connection.send([evalsha(*message, stamp)], until, owed)
+            owed = _owed(connection, message, stamp, unawaited, now)
+            connection.send([evalsha(*message, stamp)], FOREVER, owed)
         except BaseException as error:
             connection.discard(error)
             raise

@@ -72,14 +72,19 @@ class OwedReply(PendingReplies):
     __slots__ = ("finish", "sent_at")
 
     def __init__(self, sent_at: float, finish: Callable[[object], None]) -> None:
-        super().__init__(1)
+        self.number = 1
+        self.fileno = -1
+        self.replies = []
+        self.error = self.on_complete = None
         self.sent_at = sent_at
         self.finish = finish
 
     def set_result(self, reply: object) -> None:
         """See PendingReplies. An interrupt in `finish` leaves the reply owed: the end of the connection is next."""
         self.finish(reply)
-        super().set_result(reply)
+        self.replies.append(reply)
+        if self.on_complete is not None:
+            self.on_complete()
 
     def set_exception(self, error: Exception) -> None:
         """See PendingReplies."""

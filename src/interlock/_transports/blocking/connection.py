@@ -104,11 +104,11 @@ class BlockingConnection:
     async def exchange(self, command: Command, until: float) -> object:
         """See Connection."""
         self.write(pack(command), until)
-        if not self._unread:
-            return self.read(until)
-        pending = PendingReplies(1)
-        self._unread.append(pending)  # what an earlier reply makes this thread send comes after
-        return (await self.receive(pending, until))[0]
+        if self._unread:
+            last = self._unread[-1]  # what an earlier reply makes this thread send is answered after this command
+            while not last.is_complete:
+                self._read_next(until)
+        return self.read(until)
 
     def send(self, commands: Sequence[Command], until: float, owed: OwedReply | None = None) -> PendingReplies:
         """See Connection."""
