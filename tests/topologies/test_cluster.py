@@ -60,6 +60,15 @@ def harmed(clean, cluster):
     cluster.wait_ok()
 
 
+@rule(6)
+async def test_a_with_waits_for_the_reply_to_its_release_whatever_confirm_says(mode, clean):
+    """The reply may be a redirection, which only a caller that waits can follow."""
+    locks = mode.interlock(confirm=False)
+    with pytest.raises(LeaseLost):
+        async with locks.lock("a"):
+            clean.delete("lock:a")
+
+
 def subscription(mode, locks, name):
     """Whether this client is subscribed for a lock, and to which channel."""
     return mode.session(locks).server.subscription_of(f"lock:{name}")

@@ -414,7 +414,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
             )
 
     def _checked_confirm(self, confirm: bool | None, wanted: Acks | None) -> bool:
-        """Whether the end of a `with` waits for the reply to its release. Raises ConfigError if it must and may not."""
+        """Whether the end of a `with` waits for the reply to its release. Raises ConfigError if it can't do without."""
         if confirm is None:
             return self.confirm or wanted is not None
         if checked_bool(confirm, "confirm"):

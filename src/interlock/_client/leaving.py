@@ -85,6 +85,7 @@ class Departure:
     def end(self) -> None:
         """Expect no reply any more."""
         self._is_over = True
+        self._lease = None
         self._leaving.owed.pop(self.attempt.token, None)
 
     @property
@@ -142,9 +143,6 @@ class Leaving:
         except Disconnected as error:
             departure.failed(error)
             return True
-        except BaseException:  # an interrupt: the caller undoes the attempt
-            departure.end()
-            raise
         if self._next_read == FOREVER:
             self._next_read = now + READ_INTERVAL
             self.wake_at(self._next_read)
