@@ -90,10 +90,11 @@ class Running(NamedTuple):
             leases.append(lease)
             return await self._work(worker, lease)
 
-        once = worker.locks.once(
-            resource.of, at_most=self.at_most, at_least=min(resource.at_least, self.at_most), key=resource.key_of,
-            keep=resource.keep,
-        )  # fmt: skip
+        of, at_most, at_least = resource.of, self.at_most, min(resource.at_least, self.at_most)
+        if resource.key_of is None:
+            once = worker.locks.once(of, at_most=at_most, at_least=at_least)
+        else:
+            once = worker.locks.once(of, at_most=at_most, at_least=at_least, key=resource.key_of, keep=resource.keep)
         started = worker.now()
         try:
             result = await worker.call(lambda: once.run(work), None, what="run")
