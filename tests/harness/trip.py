@@ -70,38 +70,47 @@ class Recorder:
         self.steps.append(Step(depth, path.removeprefix(SOURCE), frame.f_code.co_qualname))
 
 
+TRIES: Final = 5  # an acquire may find the worker of ends asleep for too long, and wake it: the shortest trip counts
+
+
 def of_threads(url: str) -> list[Step]:
     """The trip of an acquire that blocks its thread."""
-    record = Recorder()
+    trips = []
     with interlock.Interlock(url) as locks:
         locks.lock("warm").acquire().release()
         lock = locks.lock("trip")
-        sys.setprofile(record)
-        try:
-            lease = lock.acquire()
-        finally:
-            sys.setprofile(None)
-        lease.release()
-    return record.steps
+        for _ in range(TRIES):
+            record = Recorder()
+            sys.setprofile(record)
+            try:
+                lease = lock.acquire()
+            finally:
+                sys.setprofile(None)
+            lease.release()
+            trips.append(record.steps)
+    return min(trips, key=len)
 
 
 def of_asyncio(url: str) -> list[Step]:
     """The trip of an acquire that a task awaits."""
-    record = Recorder()
+    trips = []
 
     async def main() -> None:
         async with interlock.aio.Interlock(url) as locks:
             await (await locks.lock("warm").acquire()).release()
             lock = locks.lock("trip")
-            sys.setprofile(record)
-            try:
-                lease = await lock.acquire()
-            finally:
-                sys.setprofile(None)
-            await lease.release()
+            for _ in range(TRIES):
+                record = Recorder()
+                sys.setprofile(record)
+                try:
+                    lease = await lock.acquire()
+                finally:
+                    sys.setprofile(None)
+                await lease.release()
+                trips.append(record.steps)
 
     asyncio.run(main())
-    return record.steps
+    return min(trips, key=len)
 
 
 TRIPS: Final = {"threads": of_threads, "asyncio": of_asyncio}
