@@ -51,7 +51,7 @@ async def test_another_count_is_refused_until_the_latch_is_forgotten(mode, clean
         for call in other.count_down, other.count, other.wait:
             refused = await outcome(call())
             assert isinstance(refused, ConfigError)
-            assert "latch 'a' has the count 2, which others use now. Give that one; or another name" in str(refused)
+            assert "latch 'a' is in use with count=2. Give the same count; or use another name" in str(refused)
             assert refused.name == "a"
         assert await latch.count() == count
         assert (await other.inspect()).left == count

@@ -419,6 +419,13 @@ USES = [
     ),
     wrong("acquire(True, 5)", on(lambda locks: locks.lock("a").acquire(True, 5)), TypeError, "Lock.acquire() takes"),
     wrong(
+        "acquire(True, 5, 6)",
+        on(lambda locks: locks.lock("a").acquire(True, 5, 6)),
+        TypeError,
+        "Give only the time to wait by position: acquire(5)",
+        only="threads",
+    ),
+    wrong(
         "acquire with a text",
         on(lambda locks: locks.lock("a").acquire("5")),
         ConfigError,
@@ -430,7 +437,7 @@ USES = [
         on(lambda locks: locks.lock("a").acquire(-1)),
         ConfigError,
         "lock 'a'",
-        "timeout must be at least 0",
+        "timeout must be at least 0 seconds, not -1. To wait for ever: None",
     ),
     wrong(
         "acquire with a timedelta",
@@ -482,7 +489,7 @@ USES = [
         on(lambda locks: locks.latch("a", 3).count_down(0)),
         ConfigError,
         "latch 'a'",
-        "what it counts down",
+        "n of count_down()",
         "not 0",
     ),
     wrong("count_down(-1)", on(lambda locks: locks.latch("a", 3).count_down(-1)), ConfigError, "latch 'a'", "not -1"),
@@ -546,7 +553,7 @@ USES = [
         "coroutine",
         only="asyncio",
     ),
-    wrong("work without an argument", run_without_an_argument, ConfigError, "once 'a'", "one argument, the lease"),
+    wrong("work without an argument", run_without_an_argument, ConfigError, "once 'a'", "Give the function one"),
     wrong("work of the other mode", work_of_the_other_mode, ConfigError, "once 'a'", "returned"),
     wrong(
         "election.run(None)",
@@ -587,7 +594,7 @@ USES = [
         "the address of an object",
         "{user.id}",
     ),
-    wrong("a call without an argument", decorated("a:{x}"), TypeError, "missing a required argument: 'x'"),
+    wrong("a call without an argument", decorated("a:{x}"), TypeError, "(): missing a required argument: 'x'"),
     wrong(
         "a name that a function does not return",
         decorated(lambda: None, 1),
@@ -611,7 +618,7 @@ USES = [
         lease(lambda held: held.extend(3600)),
         ConfigError,
         "lock 'a'",
-        "at most 60 seconds, not 3600",
+        "at most max_ttl (60 s), not 3600",
     ),
     wrong("extend()", lease(lambda held: held.extend()), TypeError, "Lease.extend() missing", "'ttl'"),
     wrong(
@@ -620,6 +627,13 @@ USES = [
         TypeError,
         "Lease.extend()",
         "'additional_time'",
+    ),
+    wrong(
+        "redis-py's additional_time in threads",
+        lease(lambda held: held.extend(additional_time=3)),
+        TypeError,
+        "extend(ttl) makes the lease last at least ttl seconds from now",
+        only="threads",
     ),
     wrong(
         "execute of one text",
@@ -687,7 +701,7 @@ USES = [
         ConfigError,
         "lock 'a'",
         "execute('MULTI')",
-        "a script can't run this command",
+        "runs in a script, which can't use this command",
     ),
     wrong("execute without keys", lease(lambda held: held.execute("PING")), ConfigError, "lock 'a'", "keys=[]"),
     wrong("a lease's acquire()", lease(lambda held: held.acquire()), AttributeError, "'acquire'", "Acquire the lock"),
@@ -701,7 +715,13 @@ USES = [
         "lease.fence",
     ),
     wrong("a lease's ttl", lease(lambda held: held.ttl), AttributeError, "'ttl'", "lease.remaining()"),
-    wrong("a multi's wrong name", multi(lambda held: real(held)["zzz"]), KeyError, "'zzz'", "'a', 'b'"),
+    wrong(
+        "a multi's wrong name",
+        multi(lambda held: real(held)["zzz"]),
+        KeyError,
+        "multi 'a, b' has no lock 'zzz'",
+        "'a', 'b'",
+    ),
     wrong(
         "a multi's execute()",
         multi(lambda held: real(held).execute("GET", "x")),
@@ -710,7 +730,7 @@ USES = [
         "lease[name]",
     ),
     wrong("a multi's token", multi(lambda held: real(held).token), AttributeError, "'token'", "lease[name]"),
-    wrong("a pickled lease", pickled, TypeError, "Lease 'a'", "can't be pickled", "send its fence"),
+    wrong("a pickled lease", pickled, TypeError, "Lease 'a'", "can't be pickled", "this lease's fence"),
     wrong("the wrong with of a lease", wrong_with, TypeError, "Lease 'a'", "`from interlock"),
     # States
     wrong(
@@ -751,7 +771,7 @@ USES = [
         left_elsewhere,
         ConfigError,
         "lock 'a'",
-        "no lease was entered so",
+        "no lease was entered",
         "Keep the lease",
     ),
     wrong(
@@ -777,7 +797,20 @@ USES = [
         "lock 'a'",
         "within 0.2 s",
         HOLDER,
-        "inspect()",
+        "whose lease had",
+        "when last asked. This very thread holds it",
+        only="threads",
+    ),
+    wrong(
+        "a busy lock",
+        beside(lambda _, locks: locks.lock("a").acquire(0.2)),
+        AcquireTimeout,
+        "lock 'a'",
+        "within 0.2 s",
+        HOLDER,
+        "whose lease had",
+        "Wait longer, or see .inspect()",
+        only="asyncio",
     ),
     wrong(
         "a busy lock, without waiting",
@@ -785,7 +818,7 @@ USES = [
         AcquireTimeout,
         "lock 'a' is not free",
         HOLDER,
-        "inspect()",
+        "when last asked. ",
     ),
     wrong(
         "a busy lock in a with",
@@ -803,9 +836,9 @@ USES = [
         HOLDER,
     ),
     wrong("a busy decorator", beside(busy_decorator), AcquireTimeout, "lock 'a' is not free", HOLDER),
-    wrong("another limit", another_limit, ConfigError, "semaphore 'a'", "has the limit 3", "set_limit()"),
-    wrong("another count", another_count, ConfigError, "latch 'a'", "has the count 3", "another name"),
-    wrong("other parties", other_parties, ConfigError, "barrier 'a'", "has the parties 3", "Give that one"),
+    wrong("another limit", another_limit, ConfigError, "semaphore 'a'", "in use with limit=3", "set_limit()"),
+    wrong("another count", another_count, ConfigError, "latch 'a'", "in use with count=3", "another name"),
+    wrong("other parties", other_parties, ConfigError, "barrier 'a'", "in use with parties=3", "Give the same number"),
     wrong(
         "a latch that does not open",
         on(lambda locks: locks.latch("a", 3).wait(0.2)),
@@ -1099,7 +1132,7 @@ SERVERS = [
         lambda at: f"redis://{at['server']}/99",
         ConfigError,
         "/99",
-        "DB index is out of range",
+        "no database of this number. Correct it in the URL",
     ),
     wrong(
         "TLS with a server without TLS",
@@ -1120,7 +1153,7 @@ SERVERS = [
         lambda at: f"redis://{at['web']}",
         Unavailable,
         TRIED,
-        "no server of Redis or Valkey",
+        "Something else than Redis or Valkey",
         "host and port",
     ),
     wrong(
@@ -1217,5 +1250,5 @@ async def test_a_lease_of_the_parent_is_none_of_a_child(server, clean, record_pr
         assert kind == "LeaseLost", name
         assert "lock 'a'" in text
         assert "fork" in text
-        assert "Stop writing" in text
+        assert "Stop writing, and acquire it in the child" in text
         record_property("message", f"{name}() in a child: {kind}: {text}")

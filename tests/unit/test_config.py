@@ -293,7 +293,7 @@ async def test_a_name_of_a_semaphore_that_is_held_is_no_name_of_a_lock_and_the_o
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"), [(3, "a prefix must be a str, .*not int"), (None, "a prefix"), ("a\n", "a prefix")]
+    ("wrong", "says"), [(3, "a prefix must be a str, .*not int"), (None, "a prefix"), ("a\n", "the prefix")]
 )
 def test_an_error_about_a_prefix_says_prefix(make, wrong, says):
     with pytest.raises(ConfigError, match=says):

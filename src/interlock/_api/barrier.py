@@ -13,6 +13,7 @@ class BarrierCore(BreakableCore[BarrierState]):
     """Several parties that wait for each other; see Interlock.barrier."""
 
     __slots__ = ()
+    _init_advice = "An Interlock makes it, as in Interlock(url).barrier(name, parties)"
     _state_of = staticmethod(parse_state)
 
     async def _wait(self, timeout: float | None = None) -> int:

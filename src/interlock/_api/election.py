@@ -51,6 +51,7 @@ class ElectionCore(LockCore[LeaseT], Generic[LeaseT, EventT]):
     """One of many leads; see Interlock.election. `acquire` and `campaign` are the same, and a `with` leads."""
 
     __slots__ = ("_won",)
+    _init_advice = "An Interlock makes it, as in Interlock(url).election(name)"
     _lease_type: Callable[[Core, Grant], LeaseT]
     _stop_scope: Callable[[EventT | None], AbstractAsyncContextManager[object, bool | None]]
     """Cancels its body when the event is set, if this mode can."""

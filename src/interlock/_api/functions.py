@@ -45,8 +45,9 @@ def checked_function(subject: object, function: Any, *, for_asyncio: bool) -> No
     called = name_of(function)
     if inspect.isclass(function):
         raise refusal(subject, f"{subject} decorates functions, and {called} is a class. Decorate its methods")
-    if isinstance(function, classmethod):
-        raise refusal(subject, f"{subject} decorates functions. Put it under @classmethod, not over it")
+    if isinstance(function, classmethod | property):
+        over = "@property" if isinstance(function, property) else "@classmethod"
+        raise refusal(subject, f"{subject} decorates functions. Put it under {over}, not over it")
     if not callable(function):
         raise refusal(subject, f"{subject} decorates functions, not {function!r}")
     if later := _what_runs_later(function):
@@ -91,7 +92,9 @@ def checked_work(subject: object, work: Any) -> None:
         signature.bind(None)
     except TypeError as error:
         raise refusal(
-            subject, f"{subject}: run() calls {name_of(work)} with one argument, the lease, which does not fit: {error}"
+            subject,
+            f"{subject}: run() calls {name_of(work)} with one argument, the lease, but: {error}. Give the function one "
+            "parameter for it",
         ) from None
 
 

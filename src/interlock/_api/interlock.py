@@ -12,7 +12,15 @@ from interlock._client.reentrancy import HeldByCaller
 from interlock._connect.address import Quorum
 from interlock._connect.target import address_of, quorum_of
 from interlock._protocol.acks import checked_acks
-from interlock._protocol.names import MIN_TTL, checked_bool, checked_name, duration, positive_int, tagged
+from interlock._protocol.names import (
+    MIN_TTL,
+    checked_bool,
+    checked_name,
+    checked_ttl,
+    duration,
+    positive_int,
+    tagged,
+)
 from interlock._protocol.timing import TRY_FOR
 from interlock._quarantine.histories import Histories
 from interlock.errors import AcquireTimeout, ConfigError
@@ -93,7 +101,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         self.max_ttl = duration(max_ttl, "max_ttl", minimum=MIN_TTL)
         self.try_for = duration(try_for, "try_for", minimum=MIN_TRY_FOR, maximum=MAX_TRY_FOR)
         if label is not None and not re.search(r"\w", label if isinstance(label, str) else ""):  # pyright: ignore[reportUnnecessaryIsInstance]  # not all users have one
-            raise ConfigError(f"label must be some words for people, not {label!r}")
+            raise ConfigError(f"label must be a str with at least one letter or digit, not {label!r}")
         self.label = label
         self.max_connections = positive_int(max_connections, "max_connections", "Interlock", MAX_MAX_CONNECTIONS)
         self._address = target if isinstance(target, Quorum) else address_of(target, for_asyncio=self._for_asyncio)
@@ -359,7 +367,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         if isinstance(self._address, Quorum) and kind not in ON_A_QUORUM:
             raise ConfigError(
                 f"a quorum has no {kind}: its servers agree on one holder, not on a count. It has "
-                f"{', '.join(ON_A_QUORUM)} and synchronized; for a {kind} use one server, Sentinel, or a cluster"
+                f"{', '.join(ON_A_QUORUM)} and synchronized; for {kind}() use one server, Sentinel, or a cluster"
             )
 
     def _checked(
@@ -376,16 +384,13 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         self._check_not_closed()
         if ttl is DEFAULT_TTL:  # not given: no more than there may be
             ttl = min(ttl, self.max_ttl)
-        elif not duration(ttl, "ttl", minimum=MIN_TTL) <= self.max_ttl:
-            raise ConfigError(
-                f"ttl must be at most max_ttl ({self.max_ttl:g} s), not {ttl:g}: long work needs no long ttl, since "
-                "the lease is renewed. Or raise Interlock(max_ttl=...)"
-            )
+        else:
+            checked_ttl(ttl, self.max_ttl)
         wanted = checked_acks(acks, fsync) if acks is not None or fsync is not False else None
         if wanted is not None and isinstance(self._address, Quorum):
             raise ConfigError(
-                "a quorum takes no acks= and no fsync=: a majority of its servers is what its leases rest on, and "
-                "lease.assurance says of how many"
+                "a quorum takes no acks= and no fsync=: each of its leases has the grant of a majority of its servers. "
+                "Leave them out"
             )
         confirm = self._checked_confirm(confirm, wanted)
         try:
@@ -400,7 +405,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         if checked.max_hold is not None:
             duration(checked.max_hold, "max_hold", minimum=MIN_TTL)
         if max_waiters is not None:
-            checked.max_waiters = str(positive_int(max_waiters, "max_waiters", "Interlock", MAX_MAX_WAITERS))
+            checked.max_waiters = str(positive_int(max_waiters, "max_waiters", "", MAX_MAX_WAITERS))
         if checked.on_lost is not None:
             self._check_on_lost(checked.on_lost)
         return checked

@@ -13,6 +13,7 @@ class LatchCore(BreakableCore[LatchState]):
     """A count that goes down to zero, once; see Interlock.latch."""
 
     __slots__ = ()
+    _init_advice = "An Interlock makes it, as in Interlock(url).latch(name, count)"
     _state_of = staticmethod(parse_state)
 
     async def _count_down(self, n: int = 1) -> int:

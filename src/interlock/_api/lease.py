@@ -72,7 +72,9 @@ class WatchedCore(Face, Generic[EventT]):
     _lost_event: Any
     _end_event: Any
     _hints = LEASE_HINTS
-    _instead_of_pickling = "acquire another one there, or send its fence with the data that the other process writes"
+    _instead_of_pickling = (
+        "acquire another lease in the other process, or send it this lease's fence with the data to write"
+    )
     _in_with: bool
     """A `with` of its lockable acquired it, and so gives it back."""
     _bodies: tuple[Any, ...]

@@ -169,6 +169,7 @@ class RLockCore(LockCore[LeaseT]):
     """
 
     __slots__ = ()
+    _init_advice = "An Interlock makes it, as in Interlock(url).rlock(name)"
     _is_reentrant = True
 
     @property

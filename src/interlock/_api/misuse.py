@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 MAX_SHOWN: Final = 100  # characters of a name, in an error that is about something else
 _TRY: Final = "To try without waiting: try_acquire(), or acquire(0)"
 _TTL: Final = "The ttl of a lease is ttl=, in seconds; a living holder's lease is renewed"
+_NO_WAIT: Final = "It does not wait. Use acquire(timeout=...)"
 _WAIT: Final = "How long to wait is timeout=, in seconds"
 _WOKEN: Final = "A waiter does not poll: the server wakes it. How long to wait is timeout=, in seconds"
 _TOKEN: Final = "Each lease has a token of its own: lease.token"  # noqa: S105 (no password)
@@ -37,7 +38,7 @@ _OPTIONS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("px", "ttl_ms", "expire_ms", "timeout_ms"), "All durations are in seconds: ttl=, timeout="),
     **dict.fromkeys(("auto_renewal", "auto_renew", "keepalive", "heartbeat"), "renew=False turns the renewal off"),
     **dict.fromkeys(("id", "token", "value", "identifier"), _TOKEN),
-    "thread_local": "A lease belongs to nobody but its holder: any thread may release it",
+    "thread_local": "Leave it out: any thread that has the lease may release it",
     "reentrant": "rlock(name) makes a reentrant lock",
     "owner": "rlock(name, owner=...) has an owner",
     "limit": "semaphore(name, limit) has a limit",
@@ -45,7 +46,10 @@ _OPTIONS: Final[Mapping[str, str]] = {
     "key": "once(name, key=..., at_most=...) has keys; a lock has a name",
     **dict.fromkeys(("host", "port", "db", "username", "password", "ssl", "path", "decode_responses"), _SERVER),
     **dict.fromkeys(("socket_timeout", "socket_connect_timeout", "client_name"), _SERVER),
-    **dict.fromkeys(("url", "client", "redis", "connection"), "URL or client is the first argument: Interlock(url)"),
+    **dict.fromkeys(
+        ("url", "client", "redis", "connection"), "The URL or client is the first argument: Interlock(url)"
+    ),
+    "additional_time": "extend(ttl) makes the lease last at least ttl seconds from now",
     "namespace": 'Interlock(prefix="app:") sets what stands before each name',
     **dict.fromkeys(("prefix", "quarantine", "try_for", "label", "max_connections", "max_ttl"), _INTERLOCK),
 }
@@ -53,6 +57,22 @@ _OPTIONS: Final[Mapping[str, str]] = {
 _OF_LOCKS: Final = "This is an option of each lock: locks.lock(name, ttl=10, timeout=5)"
 _INTERLOCK_OPTIONS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("ttl", "timeout", "renew", "fair", "max_hold", "on_lost", "acks", "fsync"), _OF_LOCKS),
+}
+# What one method alone says of an option, by the beginning of Python's text.
+_EACH_LOCK: Final = "Give this option to each lock: locks.multi(locks.lock(name, ttl=10), ...)"
+_OF_METHOD: Final[Mapping[str, Mapping[str, str]]] = {
+    "Interlock.multi()": dict.fromkeys(
+        ("ttl", "renew", "fair", "max_hold", "acks", "fsync", "max_waiters"), _EACH_LOCK
+    ),
+    "Interlock.once()": {
+        **dict.fromkeys(("ttl", "max_hold"), "How long one run may last is at_most=, in seconds"),
+        "timeout": "once() does not wait: it runs the work, or skips it",
+    },
+    "Interlock.semaphore()": dict.fromkeys(
+        ("permits", "value", "count"), "The number of its permits is limit; how many one call takes: acquire(permits=2)"
+    ),
+    "Interlock.barrier()": {"action": "A barrier runs no action: call it after wait()"},
+    "Latch.revoke()": {"force": "A latch has no holder to wait for: leave force= out"},
 }
 _OWN_OPTIONS: Final = (
     "prefix", "max_ttl", "quarantine", "try_for", "label", "max_connections", "ttl", "timeout", "renew", "max_hold",
@@ -91,9 +111,13 @@ def _advice(text: str, *, whole: bool) -> str:
 
 def _advice_on_option(option: str, text: str, *, whole: bool) -> str:
     if "try_acquire()" in text and option == "timeout":
-        return "It does not wait. Use acquire(timeout=...)"
+        return _NO_WAIT
     options = {**_OPTIONS, **_INTERLOCK_OPTIONS} if whole or "acquire()" in text else _OPTIONS
+    for method, advice in _OF_METHOD.items():
+        if text.startswith(method) and option in advice:
+            return advice[option]
     likely = difflib.get_close_matches(option, _OWN_OPTIONS, 1, cutoff=0.65)
+    likely = [each for each in likely if each != option]  # which would be an option of another method
     return options.get(option, f"Did you mean {likely[0]}=?" if likely else "")
 
 
@@ -102,7 +126,13 @@ def _advice_on_positions(text: str) -> str:
         return "Give the servers as one list: Interlock.quorum([url, url, url])"
     if "__init__()" in text:
         return 'Give one URL or client, and options by their names: Interlock("redis://host:6379/0", prefix="app:")'
-    return "Give options by their names, as in ttl=10, timeout=5"
+    if "acquire()" in text:
+        if "try_acquire()" in text:
+            return _NO_WAIT
+        several = ", permits=2" if "Semaphore" in text else ""
+        return f"Give only the time to wait by position: acquire(5{several})"
+    several = "; for several locks at once use multi()" if re.match(r"Interlock\.r?lock\(\)", text) else ""
+    return f"Give options by their names, as in ttl=10, timeout=5{several}"
 
 
 def is_of_this_call(error: TypeError) -> bool:
@@ -155,10 +185,15 @@ LEASE_HINTS: Final[Mapping[str, str]] = {
 }
 MULTI_LEASE_HINTS: Final[Mapping[str, str]] = {
     **LEASE_HINTS,
-    **dict.fromkeys(("execute", "token", "assurance", "lease"), "Of one of its locks: lease[name], a Lease"),
+    **dict.fromkeys(
+        ("execute", "token", "assurance", "lease"), "Each of its locks has a lease of its own: lease[name]"
+    ),
 }
 INTERLOCK_HINTS: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("Lock", "mutex", "acquire", "get_lock", "create_lock"), "Make a lock, and hold it: lock(name)"),
+    **dict.fromkeys(
+        ("Lock", "mutex", "acquire", "get_lock", "create_lock"),
+        "Make a lock, and acquire that one: `with locks.lock(name):`",
+    ),
     **dict.fromkeys(("release", "unlock"), "Release the lease that acquire() returned: lease.release()"),
     **dict.fromkeys(("Semaphore", "Event", "Condition"), "See semaphore(), latch() and barrier()"),
     **dict.fromkeys(

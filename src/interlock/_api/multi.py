@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._client import multi as client
-from interlock._protocol.names import positive_int
 from interlock._protocol.timing import FOREVER, UNDO_GRACE
 from interlock.errors import AcquireTimeout, ConfigError, LockError
 from interlock.primitives.lock import LockState
@@ -29,6 +28,7 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
     """Several lockables, all or none; see Interlock.multi."""
 
     __slots__ = ("_members",)
+    _init_advice = "An Interlock makes it, as in Interlock(url).multi(lock, other_lock)"
     _lease_type: Callable[..., LeaseT]
 
     def __init__(self, interlock: Any, lockables: Iterable[Any], options: AcquireOptions) -> None:
@@ -130,18 +130,24 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
 
 def checked_members(interlock: object, lockables: tuple[Any, ...]) -> tuple[Any, ...]:
     """The lockables of a multi. Raises ConfigError, unless one caller can hold all of them at once."""
-    positive_int(len(lockables), "the number of its locks", "multi", MAX_LOCKABLES)
+    if not 1 <= len(lockables) <= MAX_LOCKABLES:
+        raise ConfigError(f"multi() takes 1 to {MAX_LOCKABLES} locks, not {len(lockables)}")
     seen: set[str] = set()
     for each in lockables:
         if not isinstance(each, LockableCore) or each._primitive.script.name not in {"lock", "permits"}:
             raise ConfigError(
                 f"multi() takes locks, rlocks, semaphores, and the .read() or .write() of an rwlock, not {each!r}"
+                + (". Give them one by one: multi(*locks)" if isinstance(each, list | tuple) else "")
             )
         if each._interlock is not interlock:
             raise ConfigError(f"multi(): {each!r} belongs to another Interlock. Make all of them with one")
         if each._primitive.owner_prefix:
-            raise ConfigError(f"multi(): {each!r} has an owner= and would be taken over: acquire it by itself")
+            raise ConfigError(
+                f"multi(): {each!r} has an owner=, so another process may take it over. Acquire it by itself"
+            )
         if each._primitive.keys[0] in seen:
-            raise ConfigError(f"multi(): the name {each.name!r} is there twice, and would wait for itself")
+            raise ConfigError(
+                f"multi(): {each.name!r} is there twice, and the second would wait for the first. Name it once"
+            )
         seen.add(each._primitive.keys[0])
     return lockables

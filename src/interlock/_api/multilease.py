@@ -45,7 +45,7 @@ class MultiLeaseCore(WatchedCore[EventT], Generic[EventT, PartT]):
     def __getitem__(self, name: str) -> PartT:
         """Return the lease on one of them: for its `execute`, or its token."""
         if name not in self._leases:
-            raise KeyError(f"{name!r} is none of its locks, which are {', '.join(map(repr, self._leases))}")
+            raise KeyError(f"multi {self._name!r} has no lock {name!r}. It has {', '.join(map(repr, self._leases))}")
         return self._leases[name]
 
     @property

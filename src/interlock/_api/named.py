@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from interlock._client.error_texts import about
 from interlock._client.kinds import inspect
@@ -28,7 +28,7 @@ class NamedCore(Face, Generic[StateT]):
     """Something that a name stands for, on this Interlock: safe to share between threads and tasks."""
 
     __slots__ = ("__weakref__", "_interlock", "_primitive")
-    _init_advice = "An Interlock makes it, as in Interlock(url).lock(name)"
+    _init_advice: ClassVar[str | None] = "An Interlock makes it, as in Interlock(url).lock(name)"
     _instead_of_pickling = "send its name, and make it in each process with the Interlock of that process"
     _state_of: Callable[[str, Any], StateT]
     """Makes a state of the name and the server's reply."""

@@ -46,7 +46,10 @@ class Arguments:
 
     def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of this call, and the defaults of the others. Raises TypeError as the call itself would."""
-        bound = self._signature.bind(*args, **kwargs)
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.called}: {error}") from None
         bound.apply_defaults()
         values = dict(bound.arguments)
         return values | values.pop(self._others) if self._others is not None else values
@@ -87,7 +90,7 @@ class Naming:
             if self.arguments is not None and required and not self.arguments.may_have(name):
                 raise ConfigError(
                     f"{self.subject}: {self.what} needs {name!r}, but {self.arguments.called} has no such argument. It "
-                    f"has {', '.join(self.arguments.names) or 'none'}. For a brace of {self.what} itself write two"
+                    f"has {', '.join(self.arguments.names) or 'none'}. For a brace alone write {{{{ or }}}}"
                 )
 
     def of(self, values: Mapping[str, Any]) -> str:
@@ -188,7 +191,7 @@ def fields_of(subject: object, what: str, template: str) -> list[str]:
         parts = _parts(template)
     except ValueError as error:
         raise ConfigError(
-            f"{subject}: {what} is no valid format: {error}. For a brace of {what} itself write two"
+            f"{subject}: {what} is no valid format: {error}. For a brace alone write {{{{ or }}}}"
         ) from None
     fields = [re.split(r"[.\[]", field, maxsplit=1)[0] for _, field, _ in parts if field is not None]
     if any(not field.isidentifier() for field in fields):

@@ -31,6 +31,7 @@ class OnceCore(LockableCore[OnceState, LeaseT], NoWith):
     """Work that runs on one machine only; see Interlock.once."""
 
     __slots__ = ("_limits", "_source")
+    _init_advice = "An Interlock makes it, as in Interlock(url).once(name, at_most=60)"
     _hints = ONCE_HINTS
     _instead_of_with = "it runs a function, by run(work) or as a decorator"
     _state_of = staticmethod(script.parse_state)

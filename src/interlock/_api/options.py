@@ -55,5 +55,7 @@ def timeout_of(timeout: object, resource: Resource | None = None) -> float | Non
         text = str(error) if resource is None else f"{resource}: {error}"
         if isinstance(timeout, bool):
             text += ". To try without waiting: try_acquire(), or 0 seconds; to wait for ever: None"
+        elif isinstance(timeout, int | float) and timeout < 0:
+            text += ". To wait for ever: None"
         raise about(resource, ConfigError(text)) from None
     return None if checked == math.inf else checked

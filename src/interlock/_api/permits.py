@@ -47,6 +47,7 @@ class SemaphoreCore(PermitsCore[LeaseT]):
     """Up to a limit of permits; see Interlock.semaphore."""
 
     __slots__ = ()
+    _init_advice = "An Interlock makes it, as in Interlock(url).semaphore(name, limit)"
 
     async def _acquire(self, timeout: float | Unset | None = UNSET, *, permits: int = 1) -> LeaseT:
         """Wait until so many permits are acquired. Returns one lease, which holds all of them.
@@ -87,6 +88,7 @@ class RWSideCore(PermitsCore[LeaseT]):
     """One side of a read-write lock, beside what this thread or task holds of the same lock."""
 
     __slots__ = ()
+    _init_advice = "An Interlock makes it, as in Interlock(url).rwlock(name).read()"
     _lease_type: Callable[[Core, Grant], LeaseT]
 
     def _to_request(self) -> Resource:
@@ -112,6 +114,7 @@ class RWLockCore(NamedCore[SemaphoreState]):
     """Many readers or one writer; see Interlock.rwlock."""
 
     __slots__ = ("_options",)
+    _init_advice = "An Interlock makes it, as in Interlock(url).rwlock(name)"
     _state_of = staticmethod(script.parse_state)
 
     def __init__(self, interlock: Any, resource: Resource, options: AcquireOptions) -> None:

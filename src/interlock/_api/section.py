@@ -131,9 +131,9 @@ def _left_by_hand(lockable: Any) -> Section:
     raise about(
         lockable._primitive,
         ConfigError(
-            f"{lockable._primitive}: __exit__() was called by another thread or task than __enter__(), and "
-            f"{f'{found} leases were entered so' if found else 'no lease was entered so'}: nobody can tell which lease "
-            "is meant. Keep the lease: `lease = s.acquire()`, and then `with lease:` or lease.release()"
+            f"{lockable._primitive}: __exit__() can't tell which lease to release: "
+            f"{f'{found} leases were entered, none by this thread or task' if found else 'no lease was entered'}. "
+            "Keep the lease: `lease = lock.acquire()`, and then `with lease:` or lease.release()"
         ),
     )
 

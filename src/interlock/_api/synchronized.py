@@ -45,8 +45,8 @@ def busy_answer(
     subject = f"synchronized({name!r})" if isinstance(name, str) else "synchronized()"
     if isinstance(busy, str) and busy not in BUSY:
         raise ConfigError(
-            f"{subject}: busy must be {', '.join(map(repr, BUSY))}, a function of the Skipped, or a value that is no "
-            f"str, not {busy!r}. To return a text: busy=lambda skipped: ..."
+            f"{subject}: busy must be {', '.join(map(repr, BUSY))}, a function of the Skipped, or a value to return, "
+            f"not {busy!r}. To return a str: busy=lambda skipped: {busy!r}"
         )
     if isinstance(busy, BaseException) or (inspect.isclass(busy) and issubclass(busy, BaseException)):
         raise ConfigError(f'{subject}: busy={busy!r} would be returned, not raised. Use busy="raise", or a function')

@@ -28,6 +28,7 @@ from interlock._client.error_texts import (
     ENDED_BEFORE_RELEASE,
     HEARTBEATS_UNANSWERED,
     OLD_PRIMARY_MAY_GRANT,
+    WAIT_ADVICE,
     BusyError,
     about,
     busy_error,
@@ -41,7 +42,7 @@ from interlock._client.grant import AcquireOptions, Attempt, Grant, last_answer_
 from interlock._client.places import NOT_THE_USERS
 from interlock._client.self_wait import LOOK_AFTER, SelfWait, begins_alike, find
 from interlock._protocol.log import log
-from interlock._protocol.names import MIN_TTL, duration, execute_word
+from interlock._protocol.names import checked_ttl, execute_word
 from interlock._protocol.timing import (
     FOREVER,
     MAX_EXPIRED_GRANTS,
@@ -292,7 +293,11 @@ class Core:
         error = attempt.busy(attempt.resource, (attempt.timeout or 0) if waits else 0, reply)
         if isinstance(error, AcquireTimeout) and (waits or begins_alike(attempt, reply)):
             own = self._self_wait(attempt, reply)
-            error.args = (f"{error}. {own.sentence()}",) if own is not None else error.args
+            error.args = (
+                (f"{str(error).removesuffix(WAIT_ADVICE).rstrip('. ')}. {own.sentence()}",)
+                if own is not None
+                else error.args
+            )
         return error
 
     def _self_wait(self, attempt: Attempt, reply: Queued | Busy) -> SelfWait | None:
@@ -546,7 +551,7 @@ class Core:
 
     async def extend(self, grant: Grant, ttl: float) -> None:
         """Lengthen the lease to `ttl` seconds from now. Raises LeaseLost, or Unavailable if that is not certain."""
-        ttl = duration(ttl, "ttl", minimum=MIN_TTL, maximum=self.max_ttl)
+        ttl = checked_ttl(ttl, self.max_ttl)
         if why := grant.reason_ended(self.runtime.now()):
             raise grant.error(why)
         # Not beyond max_hold: the server must not keep others out after the client has stopped relying on the lease.

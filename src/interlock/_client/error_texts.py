@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 ENDED_BEFORE_RELEASE: Final = "it had ended in the server before it was released"
 HEARTBEATS_UNANSWERED: Final = "the heartbeats of this waiter were not answered"
 OLD_PRIMARY_MAY_GRANT: Final = "it has just become the primary, and the one before may still grant beside it"
+WAIT_ADVICE: Final = "Wait longer, or see .inspect()"
 E = TypeVar("E", bound=LockError)
 # Makes the error for a refusal, from the resource, the timeout in seconds, and the reply.
 BusyError = Callable[[Resource, float, "Queued | Busy"], LockError]
@@ -40,7 +41,7 @@ def unavailable_error(attempt: Attempt, url: str, now: float, cause: Exception) 
 def _question(url: str, reason: str) -> str:
     """What a user should look at if no answer came."""
     if "Protocol error" in reason:
-        return "What answered is no server of Redis or Valkey: are host and port right?"
+        return "Something else than Redis or Valkey listens there: are host and port right?"
     tls = ", and does that port speak TLS" if "rediss" in url else ""
     return f"Is the server up and reachable from here{tls}?"
 
@@ -79,11 +80,11 @@ def _busy_text(resource: Resource, timeout: float, reply: Queued | Busy) -> str:
             "a lease of this name that is alive. Wait; or, if nothing is at work under this name, end the quarantine: "
             '.revoke("I know", force=True). A smaller max_ttl makes quarantines shorter'
         )
-    revoked = ", whose lease is revoked and" if holder.startswith("!") else ", which"
+    revoked = "is revoked and " if holder.startswith("!") else ""
     holder = holder.removeprefix("!")
     return (
-        f"{resource} {tried}: it is held by {holder}{revoked} had {left} "
-        "left when last asked. Wait longer, or see .inspect()"
+        f"{resource} {tried}: it is held by {holder}, whose lease {revoked}had {left} left when last asked. "
+        f"{WAIT_ADVICE}"
     )
 
 
@@ -116,10 +117,10 @@ def _reply_error(resource: Resource, refusal: Refused) -> LockError:
         return _wrong_kind_error(resource, text)
     if code == LIMIT_MISMATCH:
         what, way = _MISMATCH.get(resource.kind, _MISMATCH["semaphore"])
-        return ConfigError(f"{resource} has the {what} {detail!r}, which others use now. {way}")
+        return ConfigError(f"{resource} is in use with {what}={detail!r}. {way}")
     if code == BROKEN:
         way = "Use another name for another one" if resource.kind == "latch" else "Call reset() before using it again"
-        return BrokenBarrier(f"{resource} is broken: {text}. {way}")
+        return BrokenBarrier(f"{resource} is broken ({text}). {way}")
     if code == REVOKED:
         return LeaseLost(f"{resource} was revoked ({text}) at the moment of its handover. Acquire it again")
     return AcquireTimeout(f"{resource}: this attempt was given up and can't be granted any more. Acquire it again")
@@ -127,9 +128,9 @@ def _reply_error(resource: Resource, refusal: Refused) -> LockError:
 
 # What a client gave otherwise than the server has it, and the way out; by the kind of resource.
 _MISMATCH: Final = {
-    "semaphore": ("limit", "Give that one, or change it for all with set_limit()"),
-    "barrier": ("parties", "Give that one"),
-    "latch": ("count", "Give that one; or another name for another latch, since this one lasts until its ttl is over"),
+    "semaphore": ("limit", "Give the same limit, or change it for all with set_limit()"),
+    "barrier": ("parties", "Give the same number"),
+    "latch": ("count", "Give the same count; or use another name, since this latch lasts until its ttl is over"),
 }
 
 # The kinds in the second word of a record, for people.
@@ -193,7 +194,10 @@ _EXECUTE_ADVICE: Final = (
     ("nknown command", _NO_SUCH_COMMAND),
     ("nknown Redis command", _NO_SUCH_COMMAND),
     ("rong number of arg", "the command takes another number of arguments"),
-    ("not allowed from script", "a script can't run this command. Use a client, and send the fence"),
+    (
+        "not allowed from script",
+        "execute() runs in a script, which can't use this command. Send it with a client of your own",
+    ),
 )
 
 

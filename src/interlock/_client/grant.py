@@ -105,7 +105,7 @@ class Grant:
     """What this process knows of one lease: until when its holder may rely on the lease, and why the lease ended."""
 
     RELEASED: ClassVar[str] = "it was released"
-    FORKED: ClassVar[str] = "it belongs to the parent process; a child holds nothing after fork"
+    FORKED: ClassVar[str] = "it belongs to the parent process, and a child holds nothing after a fork"
 
     attempt: Attempt
     fence: int
@@ -172,7 +172,11 @@ class Grant:
             f"the lease on {self.resource} has ended: {why}. Acquire it again"
             if why == self.RELEASED
             else f"the lease on {self.resource} (fence {self.fence}) is lost: {why}. "
-            "Stop writing: another holder may be at work"
+            + (
+                "Stop writing, and acquire it in the child"
+                if why == self.FORKED
+                else "Stop writing: another holder may be at work"
+            )
         )
         error.token, error.name = self.token, self.resource.name
         return error

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 async def count_down(core: Core, resource: Resource, by: object) -> int:
     """See Latch.count_down."""
-    number = positive_int(by, "what it counts down", resource, MAX_COUNT)
+    number = positive_int(by, "n of count_down()", resource, MAX_COUNT)
     call = CountCall(f"count/{secrets.token_hex(16)}", str(number), resource.acquire_args)
     refusal, left = OperationReply.parse(await core.query(resource, *call.encode()))
     if refusal:

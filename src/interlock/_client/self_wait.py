@@ -82,7 +82,7 @@ def way_out(resource: Resource) -> str:
         return "Release that lease first"
     if resource.kind == "election":
         return "Use the lease that you have, or resign first"
-    return "Release it first; or use rlock() in both places, which its holder may enter again"
+    return "Release it first; or use rlock() in both places, so that its holder may enter it again"
 
 
 def deadlock(resource: Resource, caller: str, held_at: Place | None, advice: str) -> Deadlock:

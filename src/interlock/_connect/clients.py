@@ -37,7 +37,8 @@ def address_of_client(client: Any, *, for_asyncio: bool) -> Address:
         return node_address
     if not pool.is_master:
         raise ConfigError(
-            f"{name} reads from replicas, which get each grant late. Give what its master_for(service) returns"
+            f"{name} reads from replicas, which get each grant late. Give what the Sentinel's master_for(service) "
+            "returns"
         )
     sentinels = [{**sentinel.connection_pool.connection_kwargs, "db": 0} for sentinel in manager.sentinels]
     return sentinel_address(node_address, sentinels, pool.service_name)

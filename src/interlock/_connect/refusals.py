@@ -44,6 +44,8 @@ def _refusal(error: Exception, text: str, address: Address) -> LockError | None:
         )
     if isinstance(error, NoPermissionError) or text.startswith("NOPERM"):
         return server_error("the connection", display_url, f"NOPERM {text.removeprefix('NOPERM ')}")
+    if "DB index" in text:
+        return ConfigError(f"{display_url}: the server has no database of this number. Correct it in the URL [{text}]")
     return None if is_transient(text) else ConfigError(f"{display_url}: the server refuses the connection [{text}]")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import re
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -103,12 +104,13 @@ def _parse(url: str, display_url: str) -> dict[str, Any]:
         db = int(parameters.get("db", 0))
         _ = urlsplit(url).port
     except (ValueError, TypeError):
-        raise ConfigError(
-            f"{display_url!r} is no server's URL: the port is a number up to 65535, the database one from 0. {_EXAMPLE}"
-        ) from None
+        cause = "the port must be a number up to 65535, and the database a number from 0"
+        if sign := re.search(r"[#?].*@", rest):
+            cause = f"'@' stands after a {sign[0][0]!r}, which ends the host"
+        raise ConfigError(f"{display_url!r} is no server's URL: {cause}. {_EXAMPLE}") from None
     path = urlsplit(url).path.strip("/")
     if db < 0 or (scheme != "unix" and path and not path.isdecimal()):
-        raise ConfigError(f"{display_url!r} is no server's URL: the database is a number from 0. {_EXAMPLE}")
+        raise ConfigError(f"{display_url!r} is no server's URL: the database must be a number from 0. {_EXAMPLE}")
     return parameters
 
 

@@ -57,14 +57,15 @@ class Acks(NamedTuple):
         needed, where = self.needed(known), "on their disks" if self.fsync else "in their memory"
         if self.fsync and not disks:
             raise Unavailable(
-                f"{subject}: its server did not get the grant onto its own disk within {timeout:.2g} s; it was undone"
+                f"{subject}: its server did not get the grant onto its own disk within {timeout:.2g} s, and the "
+                "grant was undone"
             )
         if replicas < needed:
             raise Unavailable(
-                f"{subject}: only {replicas} of {needed} replicas (acks={self.number!r}) had the grant {where} within "
-                f"{timeout:.2g} s; it was undone. "
+                f"{subject}: acks={self.number!r} needs {needed} replicas with the grant {where}, but {replicas} had it"
+                f" within {timeout:.2g} s, and the grant was undone. "
                 + (
-                    f"Its server has reported no more than {known}: attach more, or ask for fewer"
+                    f"The server reported {known} replicas: attach more, or lower acks="
                     if known < needed
                     else "Are all of them connected, and fast enough?"
                 )

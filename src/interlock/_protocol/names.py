@@ -31,11 +31,15 @@ def checked_name(name: object, what: str = "name") -> str:
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
-        raise ConfigError(f"the {what} {name!r} is not valid UTF-8") from None
+        raise ConfigError(
+            f"the {what} {name!r} has half a surrogate pair, which UTF-8 can't encode. Remove it"
+        ) from None
     if not 1 <= size <= MAX_NAME_BYTES:
-        raise ConfigError(f"a {what} has 1 to {MAX_NAME_BYTES} bytes in UTF-8; this one has {size}: {name[:40]!r}")
+        raise ConfigError(
+            f"a {what} must have 1 to {MAX_NAME_BYTES} bytes in UTF-8; this one has {size}: {name[:40]!r}"
+        )
     if any(unicodedata.category(character) == "Cc" for character in name):
-        raise ConfigError(f"a {what} has no control characters: {name!r}. Encode them, as urllib.parse.quote() does")
+        raise ConfigError(f"the {what} {name!r} has a control character. Encode it, as urllib.parse.quote() does")
     return name
 
 
@@ -78,8 +82,8 @@ def tagged(key: str) -> tuple[str, str]:
     if opened == closed == 1 and key.index("{") + 1 < key.index("}"):
         return f"{key}:{{", "}"
     raise ConfigError(
-        f"{key!r}: braces must be one hash tag that is not empty, as in 'stock:{{42}}', so that all keys of the "
-        "lock share a slot in a cluster. Names of a call's arguments, as in 'cart:{user_id}', are for synchronized()"
+        f"{key!r}: a name may have one pair of braces, with a text between them: the hash tag of a cluster, as in "
+        "'stock:{42}'. Remove other braces. Only synchronized() puts arguments of a call into a name: 'cart:{user_id}'"
     )
 
 
@@ -96,6 +100,17 @@ def duration(value: object, what: str, *, minimum: float = 0.0, maximum: float =
         bounds = f"at least {minimum:g}" + (f" and at most {maximum:.15g}" if maximum != math.inf else "")
         raise ConfigError(f"{what} must be {bounds} seconds, not {value:.15g}")
     return float(value)
+
+
+def checked_ttl(ttl: object, max_ttl: float) -> float:
+    """A ttl in seconds. Raises ConfigError, whose text says what is valid."""
+    seconds = duration(ttl, "ttl", minimum=MIN_TTL)
+    if seconds > max_ttl:
+        raise ConfigError(
+            f"ttl must be at most max_ttl ({max_ttl:g} s), not {seconds:.15g}: long work needs no long ttl, since the "
+            "lease is renewed. Or raise Interlock(max_ttl=...)"
+        )
+    return seconds
 
 
 def execute_word(word: object, command: object) -> str | bytes:
@@ -138,6 +153,7 @@ def positive_int(value: object, what: str, subject: object, maximum: int) -> int
         return value
     too_long = isinstance(value, int) and value.bit_length() > MAX_BITS
     given = f"one of {value.bit_length()} bits" if too_long else repr(value)  # type: ignore[attr-defined]
-    error = ConfigError(f"{subject}: {what} must be a whole number from 1 to {maximum}, not {given}")
+    about = f"{subject}: " if subject else ""
+    error = ConfigError(f"{about}{what} must be a whole number from 1 to {maximum}, not {given}")
     error.name = getattr(subject, "name", None)
     raise error

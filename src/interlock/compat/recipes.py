@@ -154,7 +154,7 @@ class GoZeroLock:
         max_ttl: float = MAX_TTL,
     ) -> None:
         if id is not None and not (isinstance(id, str) and id):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigError(f"lock {key!r}: id must be a word that names one holder in all its processes, not {id!r}")
+            raise ConfigError(f"lock {key!r}: id must be a str that names one holder in all its processes, not {id!r}")
         self.id = id or secrets.token_hex(8)
         self._target = target
         self._key = key

@@ -39,7 +39,7 @@ def owner_prefix(owner: object) -> str:
     if owner is None:
         return ""
     if not isinstance(owner, str) or not owner:
-        raise ConfigError(f"owner must be a word that names one holder in all its processes, not {owner!r}")
+        raise ConfigError(f"owner must be a str that names one holder in all its processes, not {owner!r}")
     return f"{token_part(owner)}~{hashlib.sha256(owner.encode()).hexdigest()[:16]}/"
 
 

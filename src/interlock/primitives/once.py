@@ -45,7 +45,9 @@ def once_resource(name: object, prefix: str, key: object) -> Resource:
     """Make the resource of the work of this name, or of its run for this key. Raises ConfigError."""
     if key is not None:
         if not isinstance(key, str) or not key:
-            raise ConfigError(f"once({name!r}): key must be a word that names this run, such as a date, not {key!r}")
+            raise ConfigError(
+                f"once({name!r}): key must be a str that names this run, such as '2026-01-31', not {key!r}"
+            )
         if isinstance(name, str) and name:
             stem = f"{name}:key="
             name = stem + shortened(
