@@ -256,7 +256,7 @@ async def arrived(locks) -> bool:
 
 
 async def broken_barrier(mode, locks, _):
-    await outcome(locks.barrier("a", 2).wait(0.01))
+    await outcome(locks.barrier("a", 2).wait(0.3))  # long enough to arrive on a busy machine
     await locks.barrier("a", 2).wait(1)
 
 
