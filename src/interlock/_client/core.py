@@ -231,7 +231,7 @@ class Core:
                     self.waiters.unregister(attempt)
                     return reply.number
                 elif (lease := self.lease_from_grant(attempt, reply.number, sent)) is not None:
-                    attempt.should_stop = None  # requests after the grant do not belong to the waiting
+                    attempt.should_stop = attempt.event = None  # what follows the grant does not belong to the waiting
                     return lease
         except BaseException as error:
             # Set first: if KeyboardInterrupt arrives during the clean-up below, the heartbeat must already treat this

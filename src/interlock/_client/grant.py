@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from interlock._protocol.timing import ANSWER_COUNTS_FOR, DRIFT, FOREVER, HANDOVER_TTL, TOMBSTONE_TTL, margin
@@ -48,6 +49,7 @@ class AcquireOptions:
         self.ttl_ms, self.handover_ttl_ms = words_of_ttl(self.ttl)
 
 
+@lru_cache(maxsize=256)  # many locks have the same ttl, and keep these words while they are held
 def words_of_ttl(ttl: float) -> tuple[str, str]:
     """A ttl and the handover ttl for it, in ms, as an acquire says them."""
     return str(int(ttl * 1000)), str(int(min(HANDOVER_TTL, ttl) * 1000))
