@@ -752,7 +752,7 @@ def test_a_bad_limit_is_refused(client, limit):
 
 @pytest.mark.parametrize("wrong", ["", 7, b"x", True])
 def test_a_bad_id_is_refused(client, wrong):
-    with pytest.raises(ConfigError, match="'go': id must be a word"):
+    with pytest.raises(ConfigError, match="'go': id must be a str"):
         GoZeroLock(client, "go", wrong)
 
 
@@ -914,7 +914,7 @@ def test_a_permit_ends_after_its_timeout_unless_it_is_refreshed(client):
 
 def test_another_limit_is_refused(client):
     assert recipes.acquire_semaphore(client, "api", 2)
-    with pytest.raises(ConfigError, match=r"limit 2.*set_limit"):
+    with pytest.raises(ConfigError, match=r"limit=2.*set_limit"):
         recipes.acquire_semaphore(client, "api", 3)
 
 

@@ -69,7 +69,8 @@ _OF_METHOD: Final[Mapping[str, Mapping[str, str]]] = {
         "timeout": "once() does not wait: it runs the work, or skips it",
     },
     "Interlock.semaphore()": dict.fromkeys(
-        ("permits", "value", "count"), "The number of its permits is limit; how many one call takes: acquire(permits=2)"
+        ("permits", "value", "count"),
+        "The number of a semaphore's permits is limit; how many one call takes: acquire(permits=2)",
     ),
     "Interlock.barrier()": {"action": "A barrier runs no action: call it after wait()"},
     "Latch.revoke()": {"force": "A latch has no holder to wait for: leave force= out"},
