@@ -75,7 +75,7 @@ TRIES: Final = 5  # an acquire may find the worker of ends asleep for too long, 
 
 def of_threads(url: str) -> list[Step]:
     """The trip of an acquire that blocks its thread."""
-    trips = []
+    trips: list[list[Step]] = []
     with interlock.Interlock(url) as locks:
         locks.lock("warm").acquire().release()
         lock = locks.lock("trip")
@@ -93,7 +93,7 @@ def of_threads(url: str) -> list[Step]:
 
 def of_asyncio(url: str) -> list[Step]:
     """The trip of an acquire that a task awaits."""
-    trips = []
+    trips: list[list[Step]] = []
 
     async def main() -> None:
         async with interlock.aio.Interlock(url) as locks:
