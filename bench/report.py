@@ -112,8 +112,6 @@ def _markdown_lines(outcome: Outcome) -> list[str]:
     for name, share in outcome.starving.items():
         starves = f"{_cell(outcome, name)}; starves: a thread gets {share:.0%} of an equal share"
         found.append(f"{starves} | {_short(outcome.ratio(name))} × | ")
-    if not found:
-        found = [f"{_cell(outcome, n)} | {_short(outcome.ratio(n))} × | " for n in outcome.samples if n != outcome.ours]
     found += [
         f"{check.what}: {check.value} | | {_goal(outcome, check.goal, check.met)}"
         for check in outcome.checks
