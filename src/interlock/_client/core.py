@@ -293,11 +293,8 @@ class Core:
         error = attempt.busy(attempt.resource, (attempt.timeout or 0) if waits else 0, reply)
         if isinstance(error, AcquireTimeout) and (waits or begins_alike(attempt, reply)):
             own = self._self_wait(attempt, reply)
-            error.args = (
-                (f"{str(error).removesuffix(WAIT_ADVICE).rstrip('. ')}. {own.sentence()}",)
-                if own is not None
-                else error.args
-            )
+            if own is not None:
+                error.args = (f"{str(error).removesuffix(WAIT_ADVICE).rstrip('. ')}. {own.sentence()}",)
         return error
 
     def _self_wait(self, attempt: Attempt, reply: Queued | Busy) -> SelfWait | None:
