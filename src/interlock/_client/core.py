@@ -38,7 +38,7 @@ from interlock._client.error_texts import (
     server_error,
     unavailable_error,
 )
-from interlock._client.grant import AcquireOptions, Attempt, Grant, last_answer_counts, tombstone_ms, words_of_ttl
+from interlock._client.grant import AcquireOptions, Attempt, Grant, last_answer_counts, tombstone_ms
 from interlock._client.places import NOT_THE_USERS
 from interlock._client.self_wait import LOOK_AFTER, SelfWait, begins_alike, find
 from interlock._protocol.log import log
@@ -150,11 +150,9 @@ class Core:
         default the `try_for` of the Interlock, or `patient_timeout` if replicas or disks must acknowledge the grant).
         While the call waits, it calls `should_stop` several times a second. `busy` makes the error for a refusal.
         """
-        drift, ttl, until = self.server.drift, options.ttl, FOREVER
-        ttl_ms, handover_ttl_ms = options.ttl_ms, options.handover_ttl_ms
+        until = FOREVER
         if options.max_hold is not None:
-            ttl = capped_ttl(ttl, options.max_hold, drift)
-            ttl_ms, handover_ttl_ms = words_of_ttl(ttl)
+            options = options.capped(self.server.drift)
         if timeout is not None:
             if try_for is None:
                 try_for = self.try_for if options.acks is None else self.patient_timeout
@@ -170,7 +168,6 @@ class Core:
             resource=resource,
             token=f"{resource.owner_prefix}{self.process_id}/{name}/{os.urandom(16).hex()}",
             options=options,
-            ttl=ttl,
             timeout=timeout,
             until=until,
             event=self.runtime.event() if timeout is None or timeout > 0 else None,
@@ -179,10 +176,7 @@ class Core:
             should_stop=should_stop,
             caller=caller,
             place=None if frame is None else (frame.f_code, frame.f_lasti),
-            ttl_ms=ttl_ms,
-            handover_ttl_ms=handover_ttl_ms,
             release_args=resource.release_args,
-            drift=drift,
         )
 
     def _take_new_token(self, attempt: Attempt) -> None:
@@ -205,8 +199,8 @@ class Core:
         Unavailable if there was no reply, or if the server has been silent for so long that its last reply no longer
         counts; and Stopped once `attempt.should_stop` returns True.
         """
-        server, resource = self.server, attempt.resource
-        max_waiters = NO_WAITING if attempt.event is None else attempt.options.max_waiters
+        server, resource, options = self.server, attempt.resource, attempt.options
+        max_waiters = NO_WAITING if attempt.event is None else options.max_waiters
         try:
             # As Waiters.register() does (this is the hot path). Before the first request, so that no push can be early.
             self.waiters.registered[attempt.token] = attempt
@@ -215,7 +209,7 @@ class Core:
                 own = resource.acquire_args
                 own = (*own, attempt.generation) if resource.has_generation else own
                 args = encode_acquire(
-                    attempt.token, attempt.ttl_ms, attempt.handover_ttl_ms, subscribed, channel, max_waiters, own
+                    attempt.token, options.ttl_ms, options.handover_ttl_ms, subscribed, channel, max_waiters, own
                 )
                 try:
                     raw, sent = await self.request(attempt, args, attempt.until)
@@ -349,9 +343,9 @@ class Core:
         """
         assert attempt.make_lease is not None
         attempt.was_granted = True
-        ttl, max_hold = attempt.ttl, attempt.options.max_hold
+        ttl, max_hold = attempt.options.ttl, attempt.options.max_hold
         max_hold_until = FOREVER if max_hold is None else sent + max_hold
-        deadline = min(max_hold_until, sent + ttl - margin(ttl, attempt.drift))
+        deadline = min(max_hold_until, sent + ttl - margin(ttl, self.server.drift))
         if self.runtime.now() >= deadline:
             attempt.expired_grants += 1
             if attempt.expired_grants == MAX_EXPIRED_GRANTS:
@@ -569,7 +563,7 @@ class Core:
         if why := grant.reason_ended(self.runtime.now()):
             self.renewal.lose(grant, why)
             raise grant.error(why)
-        grant.extend_deadline(sent, ttl)
+        grant.extend_deadline(sent, ttl, self.server.drift)
         self.renewal.reschedule(grant)
 
     async def execute(

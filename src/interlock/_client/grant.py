@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from interlock._protocol.timing import ANSWER_COUNTS_FOR, DRIFT, FOREVER, HANDOVER_TTL, TOMBSTONE_TTL, margin
+from interlock._protocol.timing import ANSWER_COUNTS_FOR, FOREVER, HANDOVER_TTL, TOMBSTONE_TTL, capped_ttl, margin
 from interlock.errors import LeaseLost, LockError
 from interlock.primitives.messages import NO_BOUND
 
@@ -48,6 +48,11 @@ class AcquireOptions:
     def __post_init__(self) -> None:
         self.ttl_ms, self.handover_ttl_ms = words_of_ttl(self.ttl)
 
+    def capped(self, drift: float) -> AcquireOptions:
+        """These options with a ttl that ends with max_hold at the latest. `drift` is that of the server."""
+        assert self.max_hold is not None
+        return replace(self, ttl=capped_ttl(self.ttl, self.max_hold, drift))
+
 
 @lru_cache(maxsize=256)  # many locks have the same ttl, and keep these words while they are held
 def words_of_ttl(ttl: float) -> tuple[str, str]:
@@ -65,8 +70,7 @@ class Attempt:
     # What the caller wants
     resource: Resource
     token: str
-    options: AcquireOptions = NO_LEASE
-    ttl: float = 0.0  # seconds: that of the options, or less if max_hold ends the lease before
+    options: AcquireOptions = NO_LEASE  # max_hold may end the lease before the ttl: see AcquireOptions.capped
     timeout: float | None = None  # seconds that the caller waits: None is for ever
     until: float = FOREVER  # when the caller's time is over
     event: AutoResetEvent | None = None  # wakes the caller; None if the caller does not wait
@@ -76,11 +80,8 @@ class Attempt:
     caller: weakref.ref[Any] | None = None  # the thread or task that acquires; None if nobody knows
     place: Place | None = None  # where the user's code acquires
     # What its messages say
-    ttl_ms: str = "0"
-    handover_ttl_ms: str = str(int(HANDOVER_TTL * 1000))
     release_args: tuple[str, ...] = ()
     generation: str = ""  # in which the attempt waits, if its resource has generations
-    drift: float = DRIFT  # of its server
     # What became of it
     abandoned: bool = False  # no caller waits for this attempt any more
     in_doubt: bool = False  # a copy of a request may still be on its way
@@ -96,6 +97,21 @@ class Attempt:
     unanswered_since: float = FOREVER  # when the oldest request or heartbeat without a reply was sent
     extended_until: float = 0.0  # until when the server may keep the lease after extend()
     assurance: Assurance | None = None  # which replicas and disks had the grant, if acks asked for any
+
+    @property
+    def ttl(self) -> float:
+        """The ttl of the lease, in seconds."""
+        return self.options.ttl
+
+    @property
+    def ttl_ms(self) -> str:
+        """The ttl in the words of an acquire."""
+        return self.options.ttl_ms
+
+    @property
+    def handover_ttl_ms(self) -> str:
+        """The handover ttl in the words of an acquire."""
+        return self.options.handover_ttl_ms
 
     def lasts_until(self, now: float) -> float:
         """The latest time at which the server forgets this attempt, if no further request about the attempt arrives."""
@@ -136,13 +152,16 @@ class Grant:
     @property
     def jeopardy_after(self) -> float:
         """When the lease is in jeopardy, unless a renewal succeeds before: at ttl/2. The renewal is due at ttl/3."""
-        return self.last_answered_sent + self.attempt.ttl / 2
+        return self.last_answered_sent + self.attempt.options.ttl / 2
 
-    def extend_deadline(self, sent: float, ttl: float) -> None:
-        """Move the deadline: a request sent at `sent` was granted, or lengthened the lease. Never shortens."""
+    def extend_deadline(self, sent: float, ttl: float, drift: float) -> None:
+        """Move the deadline: a request sent at `sent` was granted, or lengthened the lease. Never shortens.
+
+        `drift` is that of the server.
+        """
         self.renewal_failing = False
         self.last_answered_sent = sent
-        deadline = sent + ttl - margin(ttl, self.attempt.drift)
+        deadline = sent + ttl - margin(ttl, drift)
         if deadline > self.deadline:
             self.deadline = min(self.max_hold_until, deadline)
 

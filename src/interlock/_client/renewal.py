@@ -150,7 +150,7 @@ class Renewal:
             self.ends_worker.wake_at(now)
 
     def _schedule(self, grant: Grant, due: float) -> None:
-        token, sleep = grant.attempt.token, grant.attempt.ttl / 10  # timers stand still in a machine's sleep
+        token, sleep = grant.attempt.token, grant.attempt.options.ttl / 10  # timers stand still in a machine's sleep
         with self.runtime.mutex:
             bucket = self.buckets.get(due)
             if bucket is None:
@@ -301,7 +301,7 @@ class Renewal:
             shortest = min(grant.attempt.ttl for batch in sent_batches for grant in batch.grants)
             timeout = min(RENEWAL_TIMEOUT, max(0.05, shortest / 3))
             replies = await self.server.call_many(
-                [_renew_message(batch.grants, sent) for batch in sent_batches], sent + timeout
+                [_renew_message(batch.grants, sent, self.server.drift) for batch in sent_batches], sent + timeout
             )
         together: list[Grant] = []
         apart: list[list[Grant]] = []
@@ -326,7 +326,7 @@ class Renewal:
         return [Failed(OLD_PRIMARY_MAY_GRANT.encode()) if state == RENEWED else state for state in states]
 
     def _on_states(self, grants: list[Grant], states: Sequence[RenewState], sent: float) -> None:
-        now = self.runtime.now()
+        now, drift = self.runtime.now(), self.server.drift
         for grant, state in zip(grants, states, strict=False):
             if grant.end_reason is not None:
                 self.remove(grant)
@@ -337,7 +337,7 @@ class Renewal:
             elif isinstance(state, Gone | Revoked):
                 self.lose(grant, reason_lost(state))
             else:
-                grant.extend_deadline(sent, _ttl_ms(grant, sent) / 1000)
+                grant.extend_deadline(sent, _ttl_ms(grant, sent, drift) / 1000, drift)
                 # Asked again at once if the channel was subscribed during this request: the lease was in no bucket.
                 missed = grant.last_answered_sent <= self._subscribed_at(grant) < FOREVER
                 self._schedule(grant, now if missed else _next_due(grant, renews=grant.renews))
@@ -397,7 +397,7 @@ def dropped_text(grant: Grant, now: float) -> str:
 
 def _next_due(grant: Grant, *, renews: bool) -> float:
     """When the lease is due for its renewal, if it is renewed, or when it ends: the earlier of the two."""
-    ttl = grant.attempt.ttl
+    ttl = grant.attempt.options.ttl
     # Both times are rounded, so that many leases share a bucket: a renewal to an earlier time, an end to a later one.
     grain = ttl / 30
     renewal = (grant.last_answered_sent + ttl / 3) // grain * grain if renews else FOREVER
@@ -441,10 +441,10 @@ def _classify(reply: Any, size: int) -> Sequence[RenewState] | Resend:
     return RenewReply.parse(reply).states
 
 
-def _renew_message(grants: list[Grant], sent: float) -> Message:
+def _renew_message(grants: list[Grant], sent: float, drift: float) -> Message:
     """The message that renews leases of one script and one route."""
     keys = [key for grant in grants for key in grant.resource.renew_keys]
-    call = RenewCall([(grant.token, str(_ttl_ms(grant, sent))) for grant in grants])
+    call = RenewCall([(grant.token, str(_ttl_ms(grant, sent, drift))) for grant in grants])
     return grants[0].resource.script, keys, call.encode()
 
 
@@ -452,7 +452,7 @@ def _cause(error: Exception) -> bytes:
     return (str(error) or type(error).__name__).encode()
 
 
-def _ttl_ms(grant: Grant, now: float) -> int:
+def _ttl_ms(grant: Grant, now: float, drift: float) -> int:
     """The ttl to ask for, in ms: not beyond max_hold. For a lease without renewal: the time to its deadline."""
     ttl = grant.attempt.ttl if grant.renews else grant.deadline - now
-    return max(1, int(capped_ttl(ttl, grant.max_hold_until - now, grant.attempt.drift) * 1000))
+    return max(1, int(capped_ttl(ttl, grant.max_hold_until - now, drift) * 1000))
