@@ -9,11 +9,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from interlock._client.session import Session
 from interlock._protocol.names import token_part
-from interlock._servers.open import open_server
-from interlock._transports.asyncio.pool import AsyncioPool
-from interlock._transports.asyncio.runtime import AsyncioRuntime
-from interlock._transports.blocking.pool import BlockingPool
-from interlock._transports.blocking.runtime import ThreadRuntime
 
 from .face import awaitable
 from .interlock import InterlockCore, MemberT, MultiLeaseT
@@ -40,6 +35,10 @@ class InterlockForAsyncio(
     _for_asyncio = True
 
     def _start(self) -> None:
+        # Now, and not with the first session: the import of redis-py would delay a loop.
+        from interlock._transports.asyncio.pool import AsyncioPool  # noqa: PLC0415
+
+        self._pool_type = AsyncioPool
         self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Session] = weakref.WeakKeyDictionary()
         self._guard = threading.Lock()
         self._latest: tuple[asyncio.AbstractEventLoop | None, Session | None] = (None, None)
@@ -54,7 +53,7 @@ class InterlockForAsyncio(
         if session is None or session.core.closed:
             self._check_not_closed()
             left = self._prune()
-            server = open_server(self._address, AsyncioPool, AsyncioRuntime(), self._histories)
+            server = self._open_server()
             session = server.push_handler = Session(
                 server,
                 self.label,
@@ -71,8 +70,19 @@ class InterlockForAsyncio(
         self._latest = (loop, session)
         return session
 
+    def _open_server(self) -> Server:
+        """A server for the running loop."""
+        from interlock._servers.open import open_server  # noqa: PLC0415 (it imports redis-py)
+        from interlock._transports.asyncio.runtime import AsyncioRuntime  # noqa: PLC0415
+
+        return open_server(self._address, self._pool_type, AsyncioRuntime(), self._histories)
+
     def _farewell(self) -> Server:
         """A server that needs no loop, for the exit of the process."""
+        from interlock._servers.open import open_server  # noqa: PLC0415 (it imports redis-py)
+        from interlock._transports.blocking.pool import BlockingPool  # noqa: PLC0415
+        from interlock._transports.blocking.runtime import ThreadRuntime  # noqa: PLC0415
+
         return open_server(self._address, BlockingPool, ThreadRuntime(), self._histories)
 
     def _prune(self) -> list[Attempt]:

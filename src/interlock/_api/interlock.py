@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, ParamS
 
 from interlock._client.grant import AcquireOptions
 from interlock._client.reentrancy import HeldByCaller
-from interlock._connect.address import Quorum
-from interlock._connect.target import address_of, quorum_of
 from interlock._protocol.acks import checked_acks
 from interlock._protocol.names import (
     MIN_TTL,
@@ -40,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from interlock._client.session import Session
+    from interlock._connect.address import Address, Quorum
+    from interlock._connect.clusters import Cluster
     from interlock._protocol.acks import Acks
 
 MultiLeaseT = TypeVar("MultiLeaseT")
@@ -104,7 +104,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
             raise ConfigError(f"label must be a str with at least one letter or digit, not {label!r}")
         self.label = label
         self.max_connections = positive_int(max_connections, "max_connections", "Interlock", MAX_MAX_CONNECTIONS)
-        self._address = target if isinstance(target, Quorum) else address_of(target, for_asyncio=self._for_asyncio)
+        self._address, self._is_quorum = _address_of(target, for_asyncio=self._for_asyncio)
         if not isinstance(quarantine, bool):  # pyright: ignore[reportUnnecessaryIsInstance]  # not all users have one
             raise ConfigError(
                 f"quarantine must be True or False, not {quarantine!r}; its length is max_ttl, in seconds"
@@ -133,6 +133,8 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         multi, election, once and synchronized, but no rwlock, semaphore, latch or barrier: servers that do not know
         each other can't agree on a count. Raises ConfigError; at the first use also if a server is there twice.
         """
+        from interlock._connect.target import quorum_of  # noqa: PLC0415 (see _address_of)
+
         members = quorum_of(servers, for_asyncio=cls._for_asyncio)
         return cls(
             members,
@@ -364,7 +366,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
 
     def _require_supported(self, kind: str) -> None:
         """Raises ConfigError for what the servers of this Interlock can't do."""
-        if isinstance(self._address, Quorum) and kind not in ON_A_QUORUM:
+        if self._is_quorum and kind not in ON_A_QUORUM:
             raise ConfigError(
                 f"a quorum has no {kind}: its servers agree on one holder, not on a count. It has "
                 f"{', '.join(ON_A_QUORUM)} and synchronized; for {kind}() use one server, Sentinel, or a cluster"
@@ -387,7 +389,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         else:
             checked_ttl(ttl, self.max_ttl)
         wanted = checked_acks(acks, fsync) if acks is not None or fsync is not False else None
-        if wanted is not None and isinstance(self._address, Quorum):
+        if wanted is not None and self._is_quorum:
             raise ConfigError(
                 "a quorum takes no acks= and no fsync=: each of its leases has the grant of a majority of its servers. "
                 "Leave them out"
@@ -424,7 +426,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
             return self.confirm or wanted is not None
         if checked_bool(confirm, "confirm"):
             return True
-        if isinstance(self._address, Quorum):
+        if self._is_quorum:
             raise ConfigError(
                 "a quorum takes no confirm=False: a majority of its servers must have the release. Leave confirm out"
             )
@@ -438,3 +440,14 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.Interlock {self._address.display_url}{' closed' if self._closed else ''}>"
+
+
+def _address_of(target: object, *, for_asyncio: bool) -> tuple[Address | Cluster | Quorum, bool]:
+    """What the user named, as an address; and whether that is a quorum. Raises ConfigError.
+
+    All that knows redis-py is imported with the first Interlock, since redis-py takes longer to import than interlock.
+    """
+    from interlock._connect.address import Quorum  # noqa: PLC0415
+    from interlock._connect.target import address_of  # noqa: PLC0415
+
+    return (target, True) if isinstance(target, Quorum) else (address_of(target, for_asyncio=for_asyncio), False)

@@ -17,9 +17,6 @@ from interlock._client.session import Session
 from interlock._protocol.log import log
 from interlock._protocol.names import token_part
 from interlock._protocol.run import run
-from interlock._servers.open import open_server
-from interlock._transports.blocking.pool import BlockingPool
-from interlock._transports.blocking.runtime import ThreadRuntime
 
 from .face import present, raise_stop_iteration
 from .interlock import InterlockCore, MemberT, MultiLeaseT
@@ -87,6 +84,10 @@ class InterlockForThreads(InterlockCore[LeaseT, MultiLeaseT, MemberT], OnlyWith)
     _for_asyncio = False
 
     def _start(self) -> None:
+        from interlock._servers.open import open_server  # noqa: PLC0415 (it imports redis-py)
+        from interlock._transports.blocking.pool import BlockingPool  # noqa: PLC0415
+        from interlock._transports.blocking.runtime import ThreadRuntime  # noqa: PLC0415
+
         server = open_server(
             self._address,
             partial(BlockingPool, max_connections=self.max_connections),

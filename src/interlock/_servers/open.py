@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from interlock._connect.address import Quorum
 from interlock._connect.clusters import Cluster
-from interlock._servers.cluster import ClusterServer
-from interlock._servers.quorum import QuorumServer
 from interlock._servers.single import SingleServer
 
 if TYPE_CHECKING:
@@ -37,8 +35,12 @@ def open_server(
         )
 
     if isinstance(target, Cluster):
+        from interlock._servers.cluster import ClusterServer  # noqa: PLC0415 (most users need neither)
+
         return ClusterServer(target, single, runtime, histories)
     if isinstance(target, Quorum):
+        from interlock._servers.quorum import QuorumServer  # noqa: PLC0415
+
         members = [single(each, histories.of(each, mark="+")) for each in target.servers]
         return QuorumServer(members, runtime, target.display_url)
     return single(target, histories.of(target))
