@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import threading
 
 import pytest
 
@@ -16,9 +18,10 @@ import interlock.aio
 from harness.modes import outcome, queued, until
 from interlock import Unavailable
 from interlock._client.grant import Attempt
-from interlock._client.waiting import LocalQueue, Waiters
+from interlock._client.waiting import HEARTBEAT_GRAIN, HEARTBEAT_INTERVAL, LocalQueue, Waiters
 from interlock._protocol.run import run
 from interlock._protocol.types import Disconnected
+from interlock.primitives.codes import QUEUED
 from interlock.primitives.lock import lock_resource
 
 rule = pytest.mark.rule
@@ -129,7 +132,7 @@ class SilentServer:
 def test_a_crowd_whose_heartbeats_are_lost_does_not_ask_all_at_once_again_and_again():
     """One lost round woke more than a thousand waiters, and their requests kept the next round from an answer."""
     server, many = SilentServer(), 2001
-    waiters = Waiters(server, lambda _due: None)
+    waiters = Waiters(server, lambda _due: None, lambda _due: None)
     room = waiters.queues["a"] = LocalQueue(lock_resource("a", ""))
     for number in range(many):
         room.attempts[str(number)] = Attempt(room.resource, str(number), event=server)
@@ -141,3 +144,76 @@ def test_a_crowd_whose_heartbeats_are_lost_does_not_ask_all_at_once_again_and_ag
     assert woken[1] == 0  # one round, or two: that may be a pause
     assert woken[2] == 1  # they ask, retry, and can say that nobody is there
     assert woken[-1] <= 5  # each time after twice as long
+
+
+class CountingServer(SilentServer):
+    """Stands for a server with a channel for each lock, which answers heartbeats, and for its runtime."""
+
+    def __init__(self):
+        super().__init__()
+        self.searched = 0
+        self.mutex = threading.Lock()
+        self.sent = []  # (when, key) of each heartbeat
+
+    def subscription_of(self, key):
+        self.searched += 1
+        return "1", f"channel of {key}"
+
+    async def call_many(self, messages, _until):
+        self.sent += [(self.time, keys[0]) for _, keys, _ in messages]
+        return [[20_000, b"", QUEUED]] * len(messages)
+
+
+def crowd_of_locks(server, many):
+    """A client that waits for so many locks. Each attempt is its own event, which notes whether it was set."""
+    due = []
+    waiters = Waiters(server, due.append, due.append)
+    for number in range(many):
+        queue = waiters.queues[f"{number}"] = LocalQueue(lock_resource(f"{number}", ""))
+        attempt = Attempt(queue.resource, str(number), event=Event())
+        queue.attempts[attempt.token] = waiters.registered[attempt.token] = attempt
+        queue.due = number / many
+    return waiters, due
+
+
+class Event:
+    def __init__(self):
+        self.count = 0
+
+    def set(self):
+        self.count += 1
+
+
+@rule(4)
+def test_heartbeats_for_many_locks_go_out_together():
+    """With 10,000 locks the worker woke for nearly each heartbeat, and each time looked at all locks."""
+    server, many = CountingServer(), 1000
+    waiters, _ = crowd_of_locks(server, many)
+    wakeups = 0
+    while waiters.due() < 5:
+        server.time = max(server.time, waiters.due())
+        run(waiters.tick())
+        wakeups += server.time > 1  # the first second's are not due at multiples of the grain yet
+    assert wakeups <= 4 / HEARTBEAT_GRAIN + 1
+    for number in range(many):
+        times = [when for when, key in server.sent if key == f"{number}"]
+        gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+        assert max(gaps) <= HEARTBEAT_INTERVAL
+        assert min(gaps) >= 0.7 * HEARTBEAT_INTERVAL - HEARTBEAT_GRAIN
+
+
+@rule(3)
+def test_new_subscriptions_of_many_channels_wake_their_waiters_in_one_search():
+    """A client that waited for 4,000 locks of a cluster searched all its waiters for each of 4,000 channels."""
+    server, many = CountingServer(), 1000
+    waiters, due = crowd_of_locks(server, many)
+    for number in range(0, many, 2):
+        waiters.subscription_changed(f"channel of {number}")
+    assert due == [server.time] * (many // 2)  # the worker of ends is to wake at once
+    waiters.wake_resubscribed()
+    assert server.searched <= many
+    assert [waiters.registered[f"{number}"].event.count for number in range(many)] == [1, 0] * (many // 2)
+    waiters.wake_resubscribed()  # the channels are forgotten
+    assert waiters.registered["0"].event.count == 1
+    waiters.subscription_changed(None)
+    assert all(each.event.count for each in waiters.registered.values())

@@ -158,6 +158,7 @@ async def test_a_handover_pushes_to_one_channel_only(mode, clean, cluster):
     woken = []
     mode.session(others).waiters._wake = woken.extend
     mode.session(others).subscribed(subscription(mode, others, names[0])[1])
+    await until(lambda: woken)
     assert [attempt.resource.name for attempt in woken] == names[:1]
     del mode.session(others).waiters._wake
     for lease in leases:

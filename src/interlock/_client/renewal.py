@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     from interlock._client.grant import Attempt
     from interlock._client.undo import Undo
+    from interlock._client.waiting import Waiters
     from interlock._client.worker import Worker
 
 # leases in one script call: a call then takes less than 2 ms of the server, which other programs use, too
@@ -79,12 +80,13 @@ class Renewal:
         ends_worker: Worker,
         renewal_worker: Worker,
         undo: Undo,
+        waiters: Waiters,
     ) -> None:
         self.server = server
         self.runtime = server.runtime
         self.ends_worker = ends_worker  # runs `ends`
         self.renewal_worker = renewal_worker  # runs tick()
-        self.ends = LeaseEnds(self, undo)
+        self.ends = LeaseEnds(self, undo, waiters)
         self.buckets: dict[float, Bucket] = {}
         self.set_aside: dict[str, Grant] = {}  # leases to renew or ask about now; a lease is always here or in a bucket
         self.dropped: deque[tuple[float, Attempt]] = deque(maxlen=1000)  # see _remember_for_close()
@@ -350,10 +352,14 @@ class Renewal:
 
 
 class LeaseEnds:
-    """The task that reports ends of leases, and sets aside leases to renew and attempts to undo. It does no I/O."""
+    """The task that reports ends of leases, sets aside leases to renew and attempts to undo, and wakes waiters.
 
-    def __init__(self, renewal: Renewal, undo: Undo) -> None:
+    It does no I/O, so no silent server delays it.
+    """
+
+    def __init__(self, renewal: Renewal, undo: Undo, waiters: Waiters) -> None:
         self.renewal = renewal
+        self.waiters = waiters  # may have to ask again, which no silent server may delay
         self.undo = undo  # keeps attempts left by finalizers, which wake no worker
         self.next_end = FOREVER  # the first deadline of the leases that are set aside
 
@@ -362,7 +368,7 @@ class LeaseEnds:
         renewal = self.renewal
         now = renewal.runtime.now()
         buckets = list(renewal.buckets.items())  # in one step: other threads add buckets
-        if buckets and renewal.resubscribed:
+        if (buckets and renewal.resubscribed) or self.waiters.resubscribed:
             return now
         # A finalizer may also leave a lease that is set aside, so these leases limit the sleep, too.
         sleeps: list[float] = [
@@ -381,6 +387,7 @@ class LeaseEnds:
         if oldest is not None and now > oldest.last_answered_sent + SUBSCRIBE_AFTER:
             renewal.server.ensure_subscribed(oldest.resource.keys[0])
         self.undo.adopt_from_finalizers()
+        self.waiters.wake_resubscribed()
         renewal.report_drops()
         renewal.take_due()
         self.next_end = renewal.report_ends()

@@ -71,9 +71,9 @@ class Session:
             Worker(self.runtime, f"interlock-worker-{task}", lambda: self.core.closed, self.start_workers)
             for task in ("ends", "renewal", "waiters", "undo", "leaving")
         ]
-        self.waiters = waiters.task = Waiters(server, waiters.wake_at)
+        self.waiters = waiters.task = Waiters(server, waiters.wake_at, ends.wake_at)
         self.undo = undo.task = Undo(server, undo.wake_at)
-        self.renewal = renewal.task = Renewal(server, ends, renewal, self.undo)
+        self.renewal = renewal.task = Renewal(server, ends, renewal, self.undo, self.waiters)
         ends.task = self.renewal.ends
         self.leaving = leaving.task = Leaving(
             server, leaving.wake_at, self.renewal, self.undo, lambda: self.core.closed
@@ -96,7 +96,7 @@ class Session:
 
     def subscribed(self, channel: str | None = None) -> None:
         """The subscription of this channel (None: of all) began or ended: the client may have missed pushes before."""
-        self.waiters.wake_all(channel)
+        self.waiters.subscription_changed(channel)
         self.renewal.subscription_changed(channel)
 
     def pushed(self, payload: bytes) -> None:

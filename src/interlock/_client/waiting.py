@@ -8,7 +8,9 @@ tells the server that these waiters live; it is also the poll, and finds a lock 
 
 Rules. (1) The client registers a waiter before it sends the request, so that no push can be too early. (2) When the
 holder's lease expires, only the client with the head of the queue asks: no herd. (3) A heartbeat is one call per lock
-and client, of at most `HEARTBEAT_BATCH` waiters.
+and client, of at most `HEARTBEAT_BATCH` waiters. (4) The work for one wake-up of a worker grows with the number of
+waiters, so the number of wake-ups must not: heartbeats are due at multiples of `HEARTBEAT_GRAIN`, and the new
+subscriptions of many channels wake their waiters together.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from interlock._protocol.types import Message, Resource, Server
 
 HEARTBEAT_INTERVAL: Final = 1.0  # seconds between two heartbeats, at most; a waiter is dead after 3 s without one
+HEARTBEAT_GRAIN: Final = 0.02  # seconds: heartbeats that are due this close together go out together
 HEARTBEAT_TIMEOUT: Final = 1.0  # seconds that one round of heartbeats may take
 HEARTBEAT_SILENCE: Final = 1.5  # seconds without a heartbeat reply after which each waiter asks for itself
 # waiters in one script call: a call then takes less than 2 ms of the server, which other programs use, too
@@ -51,12 +54,14 @@ class LocalQueue:
 class Waiters:
     """All waiters of this client."""
 
-    def __init__(self, server: Server, wake_at: Callable[[float], None]) -> None:
+    def __init__(self, server: Server, wake_at: Callable[[float], None], wake_ends_at: Callable[[float], None]) -> None:
         self.server = server
         self.runtime = server.runtime
-        self.wake_at = wake_at
+        self.wake_at = wake_at  # wakes the worker that runs tick()
+        self.wake_ends_at = wake_ends_at  # wakes the worker of ends, which runs wake_resubscribed()
         self.registered: dict[str, Attempt] = {}  # by token: the attempts that a push can wake
         self.queues: dict[str, LocalQueue] = {}  # by the lock's key
+        self.resubscribed: set[str] = set()  # channels whose waiters the worker of ends has not woken since
 
     def register(self, attempt: Attempt) -> None:
         """Make the attempt known, so that a push can wake this attempt from now on."""
@@ -93,12 +98,29 @@ class Waiters:
             self.wake_at(due)
         return await attempt.event.wait(until)
 
-    def wake_all(self, channel: str | None = None) -> None:
+    def wake_all(self) -> None:
+        """Let each waiter ask again."""
+        self._wake(list(self.registered.values()))
+
+    def subscription_changed(self, channel: str | None) -> None:
         """The client may have missed a push on this channel (None: on any): let each of its waiters ask again."""
-        attempts = list(self.registered.values())
-        if channel is not None:
-            attempts = [each for each in attempts if self.server.subscription_of(each.resource.keys[0])[1] == channel]
-        self._wake(attempts)
+        if channel is None:
+            self.wake_all()
+        elif self.registered:
+            with self.runtime.mutex:
+                self.resubscribed.add(channel)
+            self.wake_ends_at(self.runtime.now())
+
+    def wake_resubscribed(self) -> None:
+        """Let each waiter whose channel is among `resubscribed` ask again: one search for all these channels."""
+        if not self.resubscribed:
+            return
+        with self.runtime.mutex:
+            channels, self.resubscribed = self.resubscribed, set()
+        channel_of = self.server.subscription_of
+        self._wake(
+            [each for each in list(self.registered.values()) if channel_of(each.resource.keys[0])[1] in channels]
+        )
 
     @staticmethod
     def _wake(attempts: list[Attempt]) -> None:
@@ -121,7 +143,7 @@ class Waiters:
         batches: list[tuple[LocalQueue, list[Attempt]]] = []
         for queue in list(self.queues.values()):
             if queue.due <= now:
-                queue.due = now + _next_heartbeat()
+                queue.due = (now + _next_heartbeat()) // HEARTBEAT_GRAIN * HEARTBEAT_GRAIN
                 attempts = [attempt for attempt in list(queue.attempts.values()) if not self._is_abandoned(attempt)]
                 batches += [
                     (queue, attempts[i : i + HEARTBEAT_BATCH]) for i in range(0, len(attempts), HEARTBEAT_BATCH)
