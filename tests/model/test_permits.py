@@ -490,6 +490,20 @@ def test_many_who_were_let_in_and_not_heard_of_do_not_make_the_others_spin():
     assert world.acquire("newcomer", wait=0)[0] in {GRANTED, BUSY}
 
 
+def test_a_crowd_of_readers_enters_with_a_few_commands_for_each():
+    """Each confirmation looked one by one at the 31 readers that were granted and had not confirmed yet."""
+    world, crowd = World("rwlock", ALL_PERMITS).blind(), [f"r{i}" for i in range(200)]
+    world.acquire("w", ALL_PERMITS)
+    for reader in crowd:
+        assert world.acquire(reader)[0] == QUEUED
+    counted, run = [], world.server.command
+    world.server.command = lambda name, *args: counted.append(name) or run(name, *args)
+    assert world.release("w") == [1, 0]
+    for reader in crowd:
+        assert world.acquire(reader)[0] == GRANTED
+    assert len(counted) / len(crowd) < 50
+
+
 def test_one_who_was_let_in_and_not_heard_of_does_not_make_the_others_spin():
     world = World(limit=2)
     world.acquire("a", 2)

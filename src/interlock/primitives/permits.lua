@@ -221,6 +221,16 @@ local function apply_quarantine()
   return left_ms, evidence
 end
 
+-- Returns how many waiters, from `position` in the queue on, have been granted their permits and have not confirmed
+-- yet: at most `most`. In a crowd that enters together, each confirmation finds as many of them as one call may grant.
+local function count_granted(position, most)
+  local shares = call('HMGET', SHARES, unpack(call('ZRANGE', QUEUE, position, position + most - 1)))
+  for i = 1, #shares do
+    if not shares[i] then return i - 1 end
+  end
+  return #shares
+end
+
 -- Hands the free permits to the queue, in order. Returns whether the client must ask again (0|1), and what keeps
 -- permits from a newcomer: the token of a waiter whose request does not fit, "!" in a quarantine, "" if this call has
 -- granted as many requests as one call may, or nil.
@@ -228,14 +238,16 @@ local function hand_out_permits()
   local retry = drop_expired()
   if retry == 1 or not limit then return retry end
   if apply_quarantine() > 0 then return retry, '!' end
-  local free, position = limit - read_sum(), 0
-  for _ = 1, MAX_PER_CALL do
+  local free, position, looked_at = limit - read_sum(), 0, 0
+  while looked_at < MAX_PER_CALL do
     local candidate, retry_scan = next_waiter(position)
     if not candidate then return math.max(retry, retry_scan) end
     local waiter, handover_ttl, channel, wants, candidate_position = unpack(candidate)
-    if is_holder(waiter) then
-      position = candidate_position + 1  -- this waiter has been granted its permits, and has not confirmed yet
+    if is_holder(waiter) then  -- its share is missing if the server has evicted it
+      local granted = math.max(1, count_granted(candidate_position, MAX_PER_CALL - looked_at))
+      position, looked_at = candidate_position + granted, looked_at + granted
     else
+      looked_at = looked_at + 1
       local permits = tonumber(string.match(wants, '^%d+')) or math.huge
       if permits > limit then  -- somebody has lowered the limit: the waiter wakes up, asks and learns so
         dequeue(waiter)
