@@ -84,7 +84,7 @@ class World(walk.World):
         return self.say("release", token, gone)
 
     def heartbeat(self, *tokens, heard=0, channel="c", life=3000):
-        return self.say("heartbeat", channel, heard, *(arg for token in tokens for arg in (token, life)))
+        return self.say("heartbeat", channel, heard, 7, *(arg for token in tokens for arg in (token, life)))
 
     def renew(self, token, ttl=10_000):
         return self.say("renew", token, ttl, keys=RENEWED)[0]
@@ -293,7 +293,7 @@ class World(walk.World):
 
     def after_heartbeat(self, token, args, reply, before, after, now):
         queue = self.queue()
-        for each, state in zip(args[2::2], reply[2:], strict=True):
+        for each, state in zip(args[3::2], reply[2:], strict=True):
             held = each in after and after[each].ends > now
             if held:
                 assert state == GRANTED
@@ -380,7 +380,7 @@ class Walk(walk.Walk):
                     self.people.remove(who)
             case "heartbeat":
                 some = [each for each in self.people if each[5] == channel]
-                self.say("heartbeat", channel, heard, *(arg for each in some for arg in (each[0], each[3])))
+                self.say("heartbeat", channel, heard, 7, *(arg for each in some for arg in (each[0], each[3])))
             case "renew":
                 self.say("renew", token, rnd.choice((ttl, 1, 20_000)), keys=RENEWED)
             case "revoke":
@@ -728,7 +728,7 @@ def test_out_of_memory_nothing_is_half_done(clean):
         assert "OOM" in reply if isinstance(reply, str) else reply[0] == QUEUED
         assert say("release", "a", 0) == [1, 0]
         assert say("release", "a", 0) == [1, 0]
-        say("heartbeat", "c", 0, "b", 3000)
+        say("heartbeat", "c", 0, 7, "b", 3000)
     finally:
         clean.config_set("maxmemory", 0)
     assert acquire("b", 1)[0] == GRANTED

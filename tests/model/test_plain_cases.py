@@ -18,11 +18,12 @@ import pytest
 pytest.importorskip("lupa")
 
 from interlock._protocol.types import ServerError
-from interlock.primitives.codes import GRANTED, NOT_FOUND
+from interlock.primitives.codes import GRANTED, NOT_FOUND, REVOKED
 from interlock.primitives.permits import ALL_PERMITS
 from interlock.primitives.scripts import load
 from model.script_model import able as able_server
 from simulator import server
+from simulator.commands import Hash
 
 rule = pytest.mark.rule
 able = pytest.fixture(autouse=True)(able_server)
@@ -197,12 +198,15 @@ class Walk:
             self.acquire(token)
         elif dice < 0.5:
             self.acquire(chance.choice((self.holder() or self.tokens[0], *self.tokens)) or self.tokens[0])
+        elif dice < 0.53 and self.script == "lock":
+            token = self.holder() if chance.random() < 0.8 and self.holder() else chance.choice(self.tokens)
+            self.say("confirm", token, chance.choice((5000, 5000, 200_000)))
         elif dice < 0.8:
             token = self.holder() if chance.random() < 0.8 and self.holder() else chance.choice(self.tokens)
             self.say("release", token, chance.choice((0, 0, 0, 0, 5000)))
         elif dice < 0.87:
             alive = [token for token in self.tokens if chance.random() < 0.7] or self.tokens[:1]
-            self.say("heartbeat", "c1", 1, *(word for token in alive for word in (token, 3000)))
+            self.say("heartbeat", "c1", 1, chance.randrange(100), *(word for token in alive for word in (token, 3000)))
         elif dice < 0.9:
             pair.clock += chance.choice((0.001, 0.001, 0.1, 1.0, 1.0, 4.0, 40.0, 400.0))
         elif dice < 0.93:
@@ -248,7 +252,7 @@ def test_the_plain_cases_do_what_the_verbs_do(script, seed):
     Walk(script, seed).run()
 
 
-@pytest.mark.parametrize(("script", "number"), [("lock", 5), ("permits", 2)])
+@pytest.mark.parametrize(("script", "number"), [("lock", 6), ("permits", 2)])
 def test_the_walks_meet_every_plain_case_often(script, number):
     plain = collections.Counter()
     for seed in range(10):
@@ -271,6 +275,10 @@ def test_the_walks_meet_every_plain_case_often(script, number):
         ("lock", "previous == '-' and 0 or nil", "0"),
         ("lock", "elseif pttl >= 0 and", "elseif"),
         ("lock", "not IN_QUORUM and (verb", "(verb"),
+        ("lock", "tonumber(ARGV[3]) <= RECORD_TTL_MS / 2 and", ""),
+        ("lock", "  if call('ZREM', QUEUE, token) == 1 then call('HDEL', WAITERS, token) end\n  if", "  if"),
+        ("lock", "  if call('PTTL', LOCK) < tonumber(ARGV[3]) then", "  do"),
+        ("lock", "stamp == '' and", "true and"),
         ("permits", "not IN_QUORUM and (verb", "(verb"),
         ("permits", "  and call('EXISTS', QUEUE, TOMBSTONES) == 0 and", "  and"),
         ("permits", "if identity == IDENTITY and", "if"),
@@ -307,6 +315,37 @@ def test_the_record_outlives_a_long_lease_that_began_with_a_handover():
     assert pair.say(*long, stamp=stamp)[0] == GRANTED
     ends = pair.servers[0].expires
     assert ends[RECORD] > ends[LOCK]
+
+
+@rule(4)
+@pytest.mark.parametrize("entry", [None, b"lock @5", b"lock @5 later", b"lock", b"lock later"])
+def test_the_push_of_a_handover_names_the_fence_and_the_stamp_of_the_last_heartbeat(entry):
+    """A waiter of an earlier version has no stamp; one of a later version may have more words."""
+    pair, stamp = Pair("lock"), f"{IDENTITIES[0]} {server.CLOCK_START // 1000} 2000 -"
+    acquire = (30000, 3000, 1, "c1", "inf", "", "lock")
+    pair.say("acquire", "a/1", *acquire, stamp=stamp)
+    pair.say("acquire", "a/2", *acquire, stamp=stamp)
+    waiters = pair.keys[3]
+    assert pair.servers[0].data[waiters][b"a/2"].endswith(b" 3000 1 c1 lock @0")
+    pair.say("heartbeat", "c1", 1, 1234, "a/2", 3000, stamp=stamp)
+    if entry:
+        heard = pair.servers[0].data[waiters][b"a/2"].partition(b" lock")[0]
+        pair.change(waiters, Hash({b"a/2": heard + b" " + entry}), 5000)
+    pair.clock += 0.001
+    assert pair.say("release", "a/1", 0, stamp=stamp) == [1, 0]
+    fence = pair.servers[0].data[RECORD].split()[2]
+    named = {None: b" " + fence + b" @1234"}.get(entry, b" " + fence + b" @5" if b"@" in (entry or b"") else b"")
+    assert pair.pushes[0] == [(b"c1", b"granted a/2" + named)]
+    assert pair.servers[0].data[waiters][b"a/2"].endswith(b" 3000 0 c1 " + (entry or b"lock @1234"))
+    assert pair.say("confirm", "a/2", 30000, stamp=stamp) == [GRANTED]
+    assert not {pair.keys[2], waiters} & pair.servers[0].data.keys()  # nobody waits
+    assert pair.servers[0].expires[LOCK] - pair.servers[0].now_ms == 30000
+    assert pair.say("confirm", "a/1", 30000, stamp=stamp) == [NOT_FOUND]
+    assert pair.say("revoke", "a/2", 0, "why", stamp=stamp)[0] == 1
+    assert pair.say("confirm", "a/2", 30000, stamp=stamp) == [[REVOKED, b"why"]]
+    pair.change(LOCK)
+    assert pair.say("confirm", "a/2", 30000, stamp=stamp) == [NOT_FOUND]
+    assert LOCK not in pair.servers[0].data  # a confirmation never grants
 
 
 @rule(8)

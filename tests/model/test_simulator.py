@@ -343,7 +343,7 @@ IN_LUA = {
         replaced("call('ZRANGE', QUEUE, position, position + batch_size - 1)", "call('ZRANGE', QUEUE, -1, -1)"),
         6, ["no faults"],
     ),
-    "nobody is woken": (replaced("  publish(channel, 'granted ' .. waiter)\nend", "end"), 4, ["no faults"]),
+    "nobody is woken": (replaced("  publish(channel, message)\nend", "end"), 4, ["no faults"]),
     "a fence in whole seconds": (replaced("math.max(fence + 1, now_us)", "now_us - now_us % 1e6"), 2, ["no faults"]),
     "a record for ever": (
         replaced(
@@ -864,7 +864,8 @@ def message(dice, primitives, asks, more, without=()):
     common = [
         *[(keys, ("acquire", token, ttl, life, heard, channel, *ask)) for ask in asks],
         *[(keys, ("release", token, gone)) for gone in (0, 500, 60000)],
-        (keys, ("heartbeat", channel, heard, *pairs)),
+        (keys, ("heartbeat", channel, heard, dice.randrange(100), *pairs)),
+        (keys, ("confirm", token, ttl)),
         (renewed, ("renew", *pairs)),
         ((*keys, "data"), ("execute", token, "SET", "data", token, "PX", ttl)),
         (keys, ("revoke", dice.choice((token, f"!{token}")), dice.randrange(2), "a good reason")),

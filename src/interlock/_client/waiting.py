@@ -150,7 +150,7 @@ class Waiters:
                 ]
         if not batches:
             return
-        replies = await self.server.call_many(list(self._heartbeats(batches)), now + HEARTBEAT_TIMEOUT)
+        replies = await self.server.call_many(list(self._heartbeats(batches, now)), now + HEARTBEAT_TIMEOUT)
         unanswered_queues: set[LocalQueue] = set()
         for (queue, batch), reply in zip(batches, replies, strict=True):
             if isinstance(reply, Exception):  # any error means that the heartbeat has no reply
@@ -175,11 +175,12 @@ class Waiters:
             self.unregister(attempt)
         return attempt.abandoned
 
-    def _heartbeats(self, batches: list[tuple[LocalQueue, list[Attempt]]]) -> Iterator[Message]:
+    def _heartbeats(self, batches: list[tuple[LocalQueue, list[Attempt]]], now: float) -> Iterator[Message]:
+        stamp = str(int(now * 1000))
         for queue, batch in batches:
             self.server.ensure_subscribed(queue.resource.keys[0])  # the key may be at another node by now
             subscribed, channel = self.server.subscription_of(queue.resource.keys[0])
-            call = HeartbeatCall(channel, subscribed, [(each.token, each.handover_ttl_ms) for each in batch])
+            call = HeartbeatCall(channel, subscribed, stamp, [(each.token, each.handover_ttl_ms) for each in batch])
             yield queue.resource.script, queue.resource.keys, call.encode()
 
     def _on_heartbeat_reply(self, queue: LocalQueue, batch: list[Attempt], reply: HeartbeatReply) -> None:

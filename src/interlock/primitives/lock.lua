@@ -25,7 +25,7 @@
 --                           holder's token and channel; "-" is none. In a quarantine, the identity is the evidence, see
 --                           quarantine_left(). The kind is "unknown" if a quarantine ended where no record was.
 --        3 queue    zset    as in queue.lua
---        4 waiters  hash    as in queue.lua; a waiter wants "<kind>"
+--        4 waiters  hash    as in queue.lua; a waiter wants "<kind> @<stamp>"
 --        5 gone     zset    as in queue.lua; and "ousted" -> until when the holder that lost the lock by rule 7 may
 --                           rely on its lease, ms
 --        ... for `renew`: lock, record, lock, record, ... of many locks instead; for `execute`: its keys follow
@@ -41,12 +41,15 @@
 --   release  token  tombstone ttl ms
 --                             RETURN {the lease was the sender's 0|1, ask again 0|1}
 --                             also takes a waiter out of the queue
---   heartbeat  channel  subscribed 0|1  (token  handover ttl ms)...
+--   heartbeat  channel  subscribed 0|1  stamp  (token  handover ttl ms)...
 --                             RETURN {pttl ms | MORE_DEAD_WAITERS, head's token | "", state...}
 --                             state: GRANTED | QUEUED | RETRY | NOT_FOUND
 --   renew    (token  ttl ms)...
 --                             RETURN {state...}
 --                             state: GRANTED | NOT_FOUND | {REVOKED, why} | error text
+--   confirm  token  ttl ms    RETURN {state}, as renew
+--                             confirms a handover whose lease is in use already: takes the holder out of the queue, and
+--                             lengthens the lease; unlike acquire, it never grants
 --   execute  token  command  argument...
 --                             RETURN {GRANTED, reply} | {NOT_FOUND}
 --   fence    token  fence     RETURN {GRANTED} | {NOT_FOUND}
@@ -65,7 +68,7 @@
 local LOCK = KEYS[1]
 
 -- The plain cases. Nearly every message acquires a free lock, confirms a handover, queues behind a holder, or releases,
--- while the record names this server and a lock. The lines up to the next --include do what the verbs at the end of
+-- while the record names this server and a lock (`confirm` reads no record). The lines up to the next --include do what the verbs at the end of
 -- this file do with such a message. They stand before all functions, because Lua makes every function anew in each
 -- call, which takes longer than the commands of a plain case. These lines leave every other state to the verbs; by then
 -- they have written nothing that the verb would not write. tests/model/test_plain_cases.py compares both ways.
@@ -110,7 +113,7 @@ if stored_fence and verb == 'acquire' then
         return {GRANTED, stored_fence}
       end
     elseif pttl >= 0 and max_waiters == 'inf' and owner == '' and not call('ZSCORE', TOMBSTONES, token) then
-      local waiter, wants, time, is_head = token, ' lock', call('TIME')
+      local waiter, wants, time, is_head = token, ' lock @0', call('TIME')
       local now_ms = time[1] * 1000 + time[2] / 1000
       --include enqueue
       return {QUEUED, holder, pttl, is_head and 1 or 0}
@@ -129,11 +132,11 @@ elseif stored_fence and call('GET', LOCK) == token then
   elseif not call('ZSCORE', TOMBSTONES, 'ousted') then
     if call('ZREM', QUEUE, token) == 1 then call('HDEL', WAITERS, token) end
     local head, time = call('ZRANGE', QUEUE, 0, 0)[1], call('TIME')
-    local alive_until, handover_ttl, subscribed, channel, wants =
-      string.match(head and call('HGET', WAITERS, head) or '', '^(%d+) (%d+) (%d) ([^ ]+) ?(.*)')
+    local alive_until, handover_ttl, subscribed, channel, stamp =
+      string.match(head and call('HGET', WAITERS, head) or '', '^(%d+) (%d+) (%d) ([^ ]+) lock( ?@?%d*)$')
     local now_us, fence = time[1] * 1000000 + time[2], time[1] .. string.sub('00000' .. time[2], -6)
     local is_sharded = channel and string.find(channel, '{', 1, true)
-    if wants == 'lock' and tonumber(alive_until) > now_us / 1000 and now_us > stored_fence
+    if alive_until and tonumber(alive_until) > now_us / 1000 and now_us > stored_fence
       and (subscribed ~= '1'
         or (redis.pcall('PUBSUB', is_sharded and 'SHARDNUMSUB' or 'NUMSUB', channel)[2] or 1) > 0)
       and not redis.pcall('SET', RECORD, '1 lock ' .. fence .. ' ' .. IDENTITY .. ' ' .. handover_ttl .. ' ' .. token
@@ -141,11 +144,18 @@ elseif stored_fence and call('GET', LOCK) == token then
     then
       call('SET', LOCK, head, 'PX', handover_ttl)
       call('HSET', WAITERS, head,
-        string.format('%.0f %s 0 %s lock', now_us / 1000 + handover_ttl, handover_ttl, channel))
-      if channel ~= '-' then redis.pcall(is_sharded and 'SPUBLISH' or 'PUBLISH', channel, 'granted ' .. head) end
+        string.format('%.0f %s 0 %s lock%s', now_us / 1000 + handover_ttl, handover_ttl, channel, stamp))
+      if channel ~= '-' then
+        redis.pcall(is_sharded and 'SPUBLISH' or 'PUBLISH', channel,
+          stamp == '' and 'granted ' .. head or 'granted ' .. head .. ' ' .. fence .. stamp)
+      end
       return {1, 0}
     end
   end
+elseif verb == 'confirm' and tonumber(ARGV[3]) <= RECORD_TTL_MS / 2 and call('GET', LOCK) == token then
+  if call('ZREM', QUEUE, token) == 1 then call('HDEL', WAITERS, token) end
+  if call('PTTL', LOCK) < tonumber(ARGV[3]) then call('PEXPIRE', LOCK, ARGV[3]) end
+  return {GRANTED}
 end
 
 --include queue
@@ -255,7 +265,7 @@ local function hand_over(head)
     kind = kind or string.match(wants, '^%a+')
     is_granted, failure = pcall(grant, waiter, handover_ttl, channel)
     if is_granted then
-      announce_grant(waiter, handover_ttl, channel, wants)
+      announce_grant(waiter, handover_ttl, channel, wants, fence)
       return waiter, 0
     end
   end
@@ -326,7 +336,7 @@ if verb == 'acquire' then
   if max_waiters == '0' then return {BUSY, holder, pttl, 0} end
   local waiting = count_if_full(token, max_waiters)
   if waiting then return {CROWDED, waiting} end
-  local is_head = enqueue(token, handover_ttl, subscribed, channel, ' ' .. kind)
+  local is_head = enqueue(token, handover_ttl, subscribed, channel, ' ' .. kind .. ' @0')
   return {QUEUED, holder, pttl, is_head and 1 or 0}
 
 elseif verb == 'release' then
@@ -371,16 +381,18 @@ elseif verb == 'heartbeat' then
     function(waiter) return waiter == holder end
   )
 
-elseif verb == 'renew' then
-  local states = {}
-  for i = 1, #KEYS, 2 do
+elseif verb == 'renew' or verb == 'confirm' then
+  local states, last_key = {}, verb == 'renew' and #KEYS or 2
+  if verb == 'confirm' and call('GET', LOCK) == token then dequeue(token) end
+  for i = 1, last_key, 2 do
     local lock, its_record, lease_token, ttl = KEYS[i], KEYS[i + 1], ARGV[i + 1], tonumber(ARGV[i + 2])
     local holder = redis.pcall('GET', lock)  -- a key of a wrong type must not stop the renewal of the others
     if type(holder) == 'table' then
       states[#states + 1] = holder.err
     elseif holder == lease_token then
       if call('PTTL', lock) < ttl then call('PEXPIRE', lock, ttl) end
-      extend_record(its_record, ttl)
+      -- A handover's record outlives a lease of a usual ttl.
+      if verb == 'renew' or ttl > RECORD_TTL_MS / 2 then extend_record(its_record, ttl) end
       states[#states + 1] = GRANTED
     else
       -- The lease and its record have vanished together. The sender knows that the lease existed, so the

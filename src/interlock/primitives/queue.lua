@@ -10,6 +10,7 @@
 --   KEYS[3] queue    zset    token of a waiter -> number of the waiter's arrival
 --   KEYS[4] waiters  hash    token of a waiter ->
 --                          "<alive until, ms> <handover ttl, ms> <subscribed 0|1> <channel>[ <what the waiter wants>]"
+--                          a waiter for a lock wants "<kind>[ @<stamp>]": see heartbeat()
 --   KEYS[5] gone     zset    tombstones: token -> until when an acquire of the token takes nothing, ms
 --
 -- Every "until" is a time on the server's clock.
@@ -161,22 +162,24 @@ end
 
 -- Wakes a waiter that has just been granted something. From now on the waiter counts as alive only as long as the grant
 -- lasts, unless another heartbeat arrives. The entry says that the waiter is not subscribed (0), so is_reachable() does
--- not ask for its channel.
-local function announce_grant(waiter, handover_ttl, channel, wants)
-  local space = wants ~= '' and ' ' or ''
+-- not ask for its channel. If the entry has a stamp, the push names `fence` and that stamp.
+local function announce_grant(waiter, handover_ttl, channel, wants, fence)
+  local space, stamp = wants ~= '' and ' ' or '', fence and string.match(wants, ' @%d+')
   call('HSET', WAITERS, waiter,
     string.format('%.0f %s 0 %s%s%s', get_time_us() / 1000 + handover_ttl, handover_ttl, channel, space, wants))
-  publish(channel, 'granted ' .. waiter)
+  local message = 'granted ' .. waiter .. (stamp and string.format(' %.0f%s', fence, stamp) or '')
+  publish(channel, message)
 end
 
 -- The verb `heartbeat`: marks every waiter named in the message as alive. `hand_out_free` grants what is free, and
 -- returns a pttl or MORE_DEAD_WAITERS, and whether the head of the queue must send its acquire again: because of a
 -- quarantine, which the head's client may be able to end by a proof, or because another version owns the record, which
--- acquire reports. `is_granted` says whether a token has been granted.
+-- acquire reports. `is_granted` says whether a token has been granted. The stamp is the time of the message by its
+-- sender's clock; the script only gives it back, in the push of a grant.
 local function heartbeat(hand_out_free, is_granted)
-  local channel, subscribed, states = ARGV[2], ARGV[3], {}
+  local channel, subscribed, stamp, states = ARGV[2], ARGV[3], ARGV[4], {}
   local alive_until = string.format('%.0f', get_time_us() / 1000 + LIVENESS_MS)
-  for i = 4, #ARGV, 2 do
+  for i = 5, #ARGV, 2 do
     local waiter, handover_ttl = ARGV[i], ARGV[i + 1]
     local is_queued = call('ZSCORE', QUEUE, waiter)
     local entry = is_queued and call('HGET', WAITERS, waiter)
@@ -185,7 +188,7 @@ local function heartbeat(hand_out_free, is_granted)
       is_queued = nil
     end
     if is_queued then
-      local wants = string.match(entry, '^%d+ %d+ %d %S+( .*)') or ''
+      local wants = string.gsub(string.match(entry, '^%d+ %d+ %d %S+( .*)') or '', ' @%d+', ' @' .. stamp, 1)
       call('HSET', WAITERS, waiter, alive_until .. ' ' .. handover_ttl .. ' ' .. subscribed .. ' ' .. channel .. wants)
     end
     states[#states + 1] = is_queued and QUEUED or NOT_FOUND
@@ -195,7 +198,7 @@ local function heartbeat(hand_out_free, is_granted)
   local pttl, head_must_ask = hand_out_free()
   local head = call('ZRANGE', QUEUE, 0, 0)[1] or ''
   for n = 1, #states do
-    local waiter = ARGV[2 + 2 * n]
+    local waiter = ARGV[3 + 2 * n]
     if is_granted(waiter) then
       states[n] = GRANTED
     elseif head_must_ask and waiter == head then
