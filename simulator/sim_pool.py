@@ -13,7 +13,7 @@ from interlock._protocol.types import Disconnected, ServerError
 from interlock._quarantine.primacy import TRUSTED_FOR
 from interlock._transports.asyncio.connection import SILENCE_LIMIT
 from interlock._transports.connections import OwedReply, PendingReplies
-from interlock._transports.resp import ReplyError
+from interlock._transports.resp import PING, ReplyError, reader
 from interlock.errors import Unavailable
 
 from .chance import MESSAGE, TRAFFIC
@@ -90,25 +90,22 @@ class SimConnection:
         if owed is not None:
             self.owed[pending] = owed
             pending.future.watchers.append(lambda: self._finish(pending))
-        if commands[0][0] == "PING":
+        if commands[0] == PING:
             journey = Journey(current(process.world), MESSAGE)
             network.deliver(self, journey, lambda: None, lambda: pending.future.resolve([b"PONG"]))
             return pending
         calls = [_script_call(command) for command in commands]
-        for script, keys, args in calls:
-            if script != "EVAL" or args[0] != "execute":  # a repetition after NOSCRIPT
-                self.pool.on_send([*map(str, keys)], args[:-1])
-        by_text = commands[0][0] == "EVAL"
+        for name, _, keys, args in calls:
+            if name != "EVAL" or args[0] != "execute":  # a repetition after NOSCRIPT
+                self.pool.on_send(keys, args[:-1])
+        by_text = calls[0][0] == "EVAL"
         network.send(
             self,
             Journey(process.world.current or process, MESSAGE),
-            [
-                (str(command[1]), [*map(_encoded, keys)], [*map(_encoded, args)])
-                for command, (_, keys, args) in zip(commands, calls, strict=True)
-            ],
+            [(script, [*map(_encoded, keys)], [*map(_encoded, args)]) for _, script, keys, args in calls],
             pending.future,
             by_text=by_text,
-            once=any(args[0] == "execute" for _, _, args in calls),
+            once=any(args[0] == "execute" for *_, args in calls),
         )
         return pending
 
@@ -429,15 +426,17 @@ def _limit(until: float, now: float) -> float:
     return max(min(until, now + IO_TIMEOUT), now + 0.001)
 
 
-def _script_call(command: Command) -> tuple[str, Sequence[Argument], Sequence[Argument]]:
-    """EVAL or EVALSHA, the KEYS, and the ARGV with the stamp."""
-    name, _, number, *rest = command
-    return str(name), rest[: int(number)], rest[int(number) :]
+def _script_call(command: Command) -> tuple[str, str, list[str], list[str]]:
+    """EVAL or EVALSHA, the script's text or digest, the KEYS, and the ARGV with the stamp."""
+    parser = reader()
+    parser.feed(command)
+    name, script, number, *rest = (word.decode(errors="surrogateescape") for word in parser.gets())
+    return name, script, rest[: int(number)], rest[int(number) :]
 
 
-def _encoded(value: Argument) -> bytes:
+def _encoded(value: str) -> bytes:
     """An argument as it travels."""
-    return value.encode() if isinstance(value, str) else value
+    return value.encode(errors="surrogateescape")
 
 
 class _Address:

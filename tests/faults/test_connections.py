@@ -23,6 +23,7 @@ from interlock import ConfigError, LeaseState, LockError, Unavailable
 from interlock._protocol.run import run
 from interlock._protocol.timing import FOREVER
 from interlock._protocol.types import Disconnected
+from interlock._transports.resp import pack
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
@@ -189,6 +190,10 @@ async def test_a_credential_provider_that_fails_is_quoted_in_the_error(mode, nod
     assert lease.state is LeaseState.RELEASED
 
 
+def echo(number):
+    return pack(("ECHO", str(number)))
+
+
 @rule(8)
 async def test_a_reply_that_nobody_has_read_yet_reaches_no_other_command(mode):
     locks = mode.interlock()
@@ -197,10 +202,10 @@ async def test_a_reply_that_nobody_has_read_yet_reaches_no_other_command(mode):
 
     async def talk():
         connection = pool.take()
-        owed = connection.send([("ECHO", "1"), ("ECHO", "2")], FOREVER)
-        connection.send([("ECHO", "3")], FOREVER)  # its reply is never read
-        assert await connection.exchange(("ECHO", "4"), FOREVER) == b"4"
-        later = connection.send([("ECHO", "5")], FOREVER)
+        owed = connection.send([echo(1), echo(2)], FOREVER)
+        connection.send([echo(3)], FOREVER)  # its reply is never read
+        assert await connection.exchange(echo(4), FOREVER) == b"4"
+        later = connection.send([echo(5)], FOREVER)
         assert await pool.wait_any([owed, later], 2, FOREVER) == [0, 1]
         assert await connection.receive(later, FOREVER) == [b"5"]
         assert await connection.receive(owed, FOREVER) == [b"1", b"2"]
@@ -215,7 +220,7 @@ async def test_a_connection_with_an_unread_reply_serves_the_next_call(mode):
     locks = mode.interlock()
     await (await locks.lock("a").acquire()).release()
     connection = mode.session(locks).server.pool.take()
-    connection.send([("ECHO", "1")], FOREVER)
+    connection.send([echo(1)], FOREVER)
     connection.checkin()
     lease = await locks.lock("a").acquire()
     assert (await locks.lock("a").inspect()).fence == lease.fence

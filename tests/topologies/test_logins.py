@@ -22,6 +22,7 @@ from interlock._connect.address import _warn_of_defaults
 from interlock._protocol.run import run
 from interlock._protocol.timing import FOREVER
 from interlock._transports.handshake import _warn_of_name
+from interlock._transports.resp import pack
 
 pytestmark = pytest.mark.runs_on(
     "valkey-9.1", starts="servers without some commands, a cluster, servers with sentinels"
@@ -154,7 +155,7 @@ async def test_a_connection_whose_login_the_server_ends_is_replaced(mode, node):
 
     async def log_out():
         connection = pool.take() or await pool.checkout(FOREVER)
-        await connection.exchange(("RESET",), FOREVER)
+        await connection.exchange(pack(("RESET",)), FOREVER)
         connection.checkin()
 
     for _ in range(2):

@@ -127,8 +127,8 @@ class WatchedCore(Face, Generic[EventT]):
         if self._end_event is not None:
             self._end_event.set()
 
-    def _begin(self, *, until_any_end: bool = False) -> None:
-        """The calling thread or task is inside from now on. In asyncio, an end cancels the task."""
+    def _begin(self, who: weakref.ref[Any] | None = None, *, until_any_end: bool = False) -> None:
+        """The calling thread or task, `who` if that is known, is inside from now on. In asyncio, an end cancels it."""
 
     def _mark_held_by_call(self) -> None:
         """Note that a decorated function, or the work of an election, holds it until it returns."""
@@ -268,6 +268,8 @@ class LeaseCore(WatchedCore[EventT]):
                 whole._on_lost()
 
     def _on_end(self) -> None:
+        if self._end_event is None and not self._bodies and not self._multi_leases:
+            return  # nobody would learn of it
         super()._on_end()
         for reference in self._multi_leases:
             if whole := reference():
@@ -341,7 +343,9 @@ class LeaseCore(WatchedCore[EventT]):
 
     def __del__(self) -> None:
         grant = getattr(self, "_grant", None)
-        if grant is None or grant.bucket is None or grant.reason_ended(now := self._core.runtime.now()):
+        if grant is None or grant.end_reason is not None:
+            return
+        if grant.bucket is None or grant.reason_ended(now := self._core.runtime.now()):
             return
         if self._in_with:  # its section is garbage as well, and may be finalized later than this
             self._core.release_later(grant)

@@ -140,7 +140,7 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
             self._inside[who] = weakref.ref(lease)
         if section.by_hand:
             self._by_hand.append(section)
-        lease._begin()
+        lease._begin(who)
         return lease
 
     async def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

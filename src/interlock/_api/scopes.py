@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from interlock.errors import LeaseLost
 
@@ -31,10 +31,11 @@ class CancelScope:
 
     __slots__ = ("_before", "_task", "cancelled")
 
-    def __init__(self) -> None:
-        task = asyncio.current_task()
+    def __init__(self, who: weakref.ref[asyncio.Task[object]] | None = None) -> None:
+        """`who` is the current task, if the caller knows it."""
+        task = asyncio.current_task() if who is None else who()
         # Weak: a task whose error leads back to this scope, through the frames of its traceback, is garbage at once.
-        self._task: weakref.ref[asyncio.Task[object]] | None = weakref.ref(task) if task is not None else None
+        self._task = who or (weakref.ref(task) if task is not None else None)
         self._before = task.cancelling() if task is not None else 0
         self.cancelled = False
 
@@ -72,8 +73,8 @@ class Body(CancelScope):
 
     __slots__ = ("until_any_end",)
 
-    def __init__(self, *, until_any_end: bool) -> None:
-        super().__init__()
+    def __init__(self, who: weakref.ref[asyncio.Task[object]] | None, *, until_any_end: bool) -> None:
+        super().__init__(who)
         self.until_any_end = until_any_end
         """Whether it is cancelled by any end that another task makes, and not by a loss only."""
 
@@ -98,16 +99,19 @@ class LeaseForAsyncio(WatchedCore[asyncio.Event], OnlyAsyncWith):
                 body.cancel()
         super()._on_end()
 
-    def _begin(self, *, until_any_end: bool = False) -> None:
+    def _begin(self, who: weakref.ref[Any] | None = None, *, until_any_end: bool = False) -> None:
         self.ensure()  # no body runs under a lease that has ended
-        self._bodies = (*self._bodies, Body(until_any_end=until_any_end))
+        self._bodies = (*self._bodies, Body(who, until_any_end=until_any_end))
 
     def _body_left(self) -> Body | None:
         """The innermost body of the current task is over; or that of another task, in whose stead this one leaves."""
-        if not self._bodies:
-            return None
+        left: Body | None
+        if len(self._bodies) < 2:  # as nearly always
+            left = self._bodies[0] if self._bodies else None
+            self._bodies = ()
+            return left
         here = asyncio.current_task()
-        left: Body = next((each for each in reversed(self._bodies) if each.task is here), self._bodies[-1])
+        left = next((each for each in reversed(self._bodies) if each.task is here), self._bodies[-1])
         self._bodies = tuple(each for each in self._bodies if each is not left)
         return left
 

@@ -60,6 +60,8 @@ RENEWAL_RETRY_DELAY: Final = 0.1  # seconds after which the worker tries unfinis
 # the lease was revoked before. A lease that ends sooner costs neither. A holder must learn of a revocation within a
 # second, so the number is below 1.
 SUBSCRIBE_AFTER: Final = 0.8
+# seconds: the least ttl with which the first renewal, after 0.3 of the ttl at the earliest, is later than that question
+QUESTION_BEFORE_RENEWAL: Final = 4 * SUBSCRIBE_AFTER
 QUESTION_GRAIN: Final = 0.1  # seconds: leases whose first questions are due this close together share one call
 MAX_SLEEP: Final = 1.0  # seconds that the worker of ends may sleep while there is any lease
 MAX_EARLY_REVOCATIONS: Final = 1000  # how many revocations of leases unknown here the client keeps
@@ -124,10 +126,12 @@ class Renewal:
 
     def add(self, grant: Grant) -> None:
         """Watch this lease until it ends, and keep it alive if it renews."""
-        due = _next_due(grant, renews=grant.attempt.options.renew)
+        sent, options = grant.last_answered_sent, grant.attempt.options
         # _may_have_missed_revocation(), inlined: each acquire runs this line. If so, the client asks.
-        if self._subscribed_at(grant) >= grant.last_answered_sent:
-            due = min(due, (grant.last_answered_sent + SUBSCRIBE_AFTER) // QUESTION_GRAIN * QUESTION_GRAIN)
+        asks = self._subscribed_at(grant) >= sent
+        due = (sent + SUBSCRIBE_AFTER) // QUESTION_GRAIN * QUESTION_GRAIN if asks else FOREVER
+        if options.ttl < QUESTION_BEFORE_RENEWAL or due > grant.deadline:
+            due = min(due, _next_due(grant, renews=options.renew))
         self._schedule(grant, due)
 
     def _subscribed_at(self, grant: Grant) -> float:
@@ -135,6 +139,8 @@ class Renewal:
 
         If that is before the last answered request was sent, then no revocation can be missed.
         """
+        if not self.subscribed_since:
+            return FOREVER
         subscribed, channel = self.server.subscription_of(grant.attempt.resource.keys[0])
         since = max(self.subscribed_since.get(None, -1), self.subscribed_since.get(channel, -1))
         return since if subscribed == "1" and since > -1 else FOREVER
@@ -160,7 +166,8 @@ class Renewal:
             bucket.max_sleep = min(bucket.max_sleep, sleep)
             bucket[token] = grant
             grant.bucket = bucket
-            self.set_aside.pop(token, None)
+            if self.set_aside:
+                self.set_aside.pop(token, None)
         wake = min(due, grant.last_answered_sent + min(MAX_SLEEP, sleep))
         if wake < self.ends_worker.asleep_until:
             self.ends_worker.wake_at(wake)
@@ -170,7 +177,8 @@ class Renewal:
         bucket = grant.bucket
         if bucket is not None:
             bucket.pop(grant.attempt.token, None)
-        self.set_aside.pop(grant.attempt.token, None)
+        if self.set_aside:
+            self.set_aside.pop(grant.attempt.token, None)
 
     def drop(self, grant: Grant) -> None:
         """End a lease that was dropped without a release. Its caller may still work, so the lease runs out by itself.

@@ -32,6 +32,7 @@ from interlock._transports.resp import (
     is_logged_out,
     is_noscript,
     is_readonly,
+    pack,
 )
 from interlock.primitives.messages import lengthens_lease
 
@@ -131,7 +132,7 @@ class SingleServer:
             acknowledged: Any = 0
             if type(reply) is not ReplyError and lengthens_lease(message[2], reply):
                 known = self.history.count_replicas(await connection.exchange(REPLICATION, until))
-                acknowledged = await connection.exchange(acks.command(known, ack_timeout), until)
+                acknowledged = await connection.exchange(pack(acks.command(known, ack_timeout)), until)
         except BaseException as error:
             connection.discard(error)
             raise

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from interlock._protocol.types import PushHandler
     from interlock._quarantine.stamp import IdentityStamp
 
-Command = tuple[str | bytes, ...]
+Command = bytes
+"""A command as it travels: see `resp`."""
 
 
 class PendingReplies:

@@ -19,17 +19,18 @@ from interlock._quarantine.identity import (
     parse_facts,
     parse_info,
 )
-from interlock._transports.resp import ReplyError
+from interlock._transports.resp import ReplyError, pack
 
 if TYPE_CHECKING:
     from interlock._connect.address import Address
     from interlock._quarantine.history import ServerHistory
     from interlock._quarantine.stamp import IdentityStamp
+    from interlock._transports.connections import Command
 
 
-def handshake_commands(address: Address) -> list[tuple[str, ...]]:
+def handshake_commands(address: Address) -> list[Command]:
     """Return the first commands on a connection."""
-    return [
+    commands = [
         *address.setup_commands,
         ("HELLO",),
         ("INFO", "memory"),
@@ -37,6 +38,7 @@ def handshake_commands(address: Address) -> list[tuple[str, ...]]:
         *PAST_COMMANDS,
         *address.isolation_commands,
     ]
+    return list(map(pack, commands))
 
 
 def complete_handshake(replies: list[Any], address: Address, history: ServerHistory) -> IdentityStamp:

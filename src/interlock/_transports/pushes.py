@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from interlock._protocol.log import log
 from interlock._protocol.types import Disconnected, PushHandler, is_transient
-from interlock._transports.resp import ReplyError
+from interlock._transports.resp import ReplyError, pack
 
 if TYPE_CHECKING:
     from interlock._transports.connections import Command
@@ -35,7 +35,7 @@ def is_sharded(channel: str) -> bool:
 def subscribe_commands(channel: str) -> tuple[Command, Command]:
     """Return SUBSCRIBE, and a PUBLISH of an empty message: its reply shows early whether this user may publish."""
     s = "S" if is_sharded(channel) else ""
-    return (f"{s}SUBSCRIBE", channel), (f"{s}PUBLISH", channel, "")
+    return pack((f"{s}SUBSCRIBE", channel)), pack((f"{s}PUBLISH", channel, ""))
 
 
 def check_subscribe_reply(reply: Any, channel: str, wanted: dict[str, None]) -> None:

@@ -1,7 +1,12 @@
-"""The commands that both transports send, and the parser of replies: written once, without I/O."""
+"""The commands that both transports send, packed, and the parser of replies: written once, without I/O.
+
+Theory. Two acquires of one lock differ in their token only, and so do two releases. So the rest of such a message is
+packed once, for the `TEMPLATES` messages that were sent last.
+"""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import hiredis
@@ -19,9 +24,12 @@ pack: Callable[[tuple[str | bytes, ...]], bytes] = _hiredis.pack_command
 ReplyError: Final = hiredis.ReplyError
 Push: Final = hiredis.PushNotification
 WAITING: Final = object()  # what a reader returns while the reply is incomplete
-PING: Final = ("PING",)
-REPLICATION: Final = ("INFO", "replication")
-ASKING: Final = ("ASKING",)
+PING: Final = pack(("PING",))
+REPLICATION: Final = pack(("INFO", "replication"))
+ASKING: Final = pack(("ASKING",))
+TEMPLATES: Final = 1024  # messages without their tokens that are kept: about half a KB each
+_FOR_ONE_TOKEN: Final = frozenset({"acquire", "release"})  # verbs whose first argument is a token; not those of a multi
+_PLACEHOLDER: Final = "\0"
 
 
 def reader() -> Any:
@@ -31,7 +39,22 @@ def reader() -> Any:
 
 def evalsha(script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], stamp: str) -> Command:
     """The command of a script call, for a server that knows the script."""
-    return ("EVALSHA", script.sha, str(len(keys)), *keys, *args, stamp)
+    words: Any = args
+    if words[0] in _FOR_ONE_TOKEN and script.name != "multi":
+        before, after = _template(script.sha, keys, words[0], words[2:], stamp)
+        token = words[1].encode()
+        return b"%b$%d\r\n%b%b" % (before, len(token), token, after)
+    return pack(("EVALSHA", script.sha, str(len(keys)), *keys, *args, stamp))
+
+
+@lru_cache(TEMPLATES)
+def _template(
+    sha: str, keys: Sequence[str | bytes], verb: str, rest: Sequence[Argument], stamp: str
+) -> tuple[bytes, bytes]:
+    """What stands before and after the token in this message. `keys` and `rest` are tuples."""
+    whole = pack(("EVALSHA", sha, str(len(keys)), *keys, verb, _PLACEHOLDER, *rest, stamp))
+    before, _, after = whole.partition(b"$1\r\n\0")
+    return before, after
 
 
 def eval_text(script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], stamp: str) -> Command:
@@ -39,7 +62,7 @@ def eval_text(script: Script, keys: Sequence[str | bytes], args: Sequence[Argume
 
     A server loses its scripts by a restart, a failover or an eviction. After this command the server has the script.
     """
-    return ("EVAL", script.source, str(len(keys)), *keys, *args, stamp)
+    return pack(("EVAL", script.source, str(len(keys)), *keys, *args, stamp))
 
 
 def is_noscript(reply: object) -> bool:

@@ -11,7 +11,7 @@ from interlock._protocol.types import Disconnected
 from interlock._quarantine.primacy import TRUSTED_FOR, HostPort
 from interlock._transports.connections import OwedReply, PendingReplies
 from interlock._transports.pushes import check_subscribe_reply, dispatch_push, subscribe_commands
-from interlock._transports.resp import PING, WAITING, Push, pack, reader
+from interlock._transports.resp import PING, WAITING, Push, reader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,7 +71,7 @@ class AsyncioConnection(asyncio.Protocol):
     async def exchange(self, command: Command, until: float = FOREVER) -> object:
         """See Connection."""
         reply = self.loop.create_future()
-        self._send(pack(command), reply)
+        self._send(command, reply)
         if until == FOREVER or (left := until - now()) >= self.timeout:  # `_watch` ends the connection before that
             return await reply
         timer = self.loop.call_later(max(0.0, left), self.time_out, reply)
@@ -88,7 +88,7 @@ class AsyncioConnection(asyncio.Protocol):
     ) -> PendingReplies:
         """See Connection."""
         pending = owed or PendingReplies(len(commands))
-        self._send(b"".join(map(pack, commands)), pending, len(commands))
+        self._send(b"".join(commands), pending, len(commands))
         return pending
 
     async def receive(self, pending: PendingReplies, until: float) -> list[object]:
@@ -106,7 +106,10 @@ class AsyncioConnection(asyncio.Protocol):
         if not self._expecting:
             self._silent_since = self.loop.time()  # the wait for a reply begins now
         try:
-            self._expecting.extend([reply] * number)
+            if number == 1:
+                self._expecting.append(reply)
+            else:
+                self._expecting.extend([reply] * number)
             self._sent_count += number
             if not self._outgoing:
                 self.loop.call_soon(self._flush)
@@ -160,7 +163,7 @@ class AsyncioConnection(asyncio.Protocol):
         for command in subscribe_commands(channel):
             reply = self.loop.create_future()
             reply.add_done_callback(answered)
-            self._send(pack(command), reply)
+            self._send(command, reply)
 
     # Trust: see `_quarantine.primacy`
 
@@ -255,5 +258,5 @@ class AsyncioConnection(asyncio.Protocol):
             self.fail(Disconnected(f"no answer within {self.timeout:.3g} s", sent=True, timed_out=True))
             return
         if not self._expecting and silence >= PING_AFTER:
-            self._send(pack(PING), self.loop.create_future())
+            self._send(PING, self.loop.create_future())
         self._timer = self.loop.call_later(self.timeout / 4, self._watch)

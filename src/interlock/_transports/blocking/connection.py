@@ -16,7 +16,7 @@ from interlock._protocol.timing import FOREVER, now
 from interlock._protocol.types import Disconnected
 from interlock._transports.connections import OwedReply, PendingReplies
 from interlock._transports.handshake import complete_handshake, handshake_commands
-from interlock._transports.resp import WAITING, pack, reader
+from interlock._transports.resp import WAITING, reader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,7 +93,7 @@ class BlockingConnection:
         self.host_port = getattr(self._redis_connection, "host", ""), getattr(self._redis_connection, "port", 0)
         try:
             commands = handshake_commands(address)
-            self.write(b"".join(map(pack, commands)), until)
+            self.write(b"".join(commands), until)
             self.stamp = complete_handshake([self.read(until) for _ in commands], address, pool.history)
         except BaseException:
             self.close()
@@ -103,7 +103,7 @@ class BlockingConnection:
 
     async def exchange(self, command: Command, until: float) -> object:
         """See Connection."""
-        self.write(pack(command), until)
+        self.write(command, until)
         if self._unread:
             last = self._unread[-1]  # what an earlier reply makes this thread send is answered after this command
             while not last.is_complete:
@@ -113,7 +113,7 @@ class BlockingConnection:
     def send(self, commands: Sequence[Command], until: float, owed: OwedReply | None = None) -> PendingReplies:
         """See Connection."""
         pending = owed or PendingReplies(len(commands), self._sock.fileno())
-        self.write(b"".join(map(pack, commands)), until)
+        self.write(b"".join(commands), until)
         if commands:
             self._unread.append(pending)
         return pending

@@ -13,7 +13,7 @@ from interlock._protocol.timing import FOREVER, now
 from interlock._protocol.types import Disconnected
 from interlock._transports.blocking.runtime import AutoResetEvent, ThreadRuntime
 from interlock._transports.pushes import check_subscribe_reply, dispatch_push, next_pause, spread, subscribe_commands
-from interlock._transports.resp import PING, Push, pack
+from interlock._transports.resp import PING, Push
 
 if TYPE_CHECKING:
     from interlock._protocol.types import PushHandler
@@ -76,7 +76,7 @@ class Subscription:
     def _subscribe(self, listening: Listening, channel: str) -> None:
         with self._lock:
             listening.unanswered += (channel, channel)  # SUBSCRIBE and PUBLISH
-            listening.connection.write(b"".join(map(pack, subscribe_commands(channel))))
+            listening.connection.write(b"".join(subscribe_commands(channel)))
 
     def _listen(self) -> None:
         with self.pool.runtime.mutex:
@@ -121,7 +121,7 @@ class Subscription:
                 pinged = True
                 with self._lock:
                     unanswered.append("")
-                    connection.write(pack(PING))
+                    connection.write(PING)
                 continue
             pinged = False
             if type(reply) is not Push:
