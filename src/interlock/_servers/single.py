@@ -57,6 +57,36 @@ class SentBatch(NamedTuple):
     pending: PendingReplies
 
 
+class OwedCall(OwedReply):
+    """The owed reply to a script call; if the server does not know the script, that to the call with its text."""
+
+    __slots__ = ("connection", "message", "stamp", "unawaited")
+
+    def __init__(
+        self, connection: Connection, message: Message, stamp: str, unawaited: Unawaited, sent_at: float
+    ) -> None:
+        super().__init__(sent_at)
+        self.connection = connection
+        self.message = message
+        self.stamp = stamp
+        self.unawaited = unawaited
+
+    def finish(self, reply: object) -> None:
+        """See OwedReply."""
+        if type(reply) is list:
+            self.unawaited.answered(reply)  # pyright: ignore[reportUnknownArgumentType]  # each script replies with one
+        elif isinstance(reply, Disconnected):
+            self.unawaited.failed(reply)
+        elif is_noscript(reply):
+            again = OwedCall(self.connection, self.message, self.stamp, self.unawaited, self.sent_at)
+            try:
+                self.connection.send([eval_text(*self.message, self.stamp)], FOREVER, again)
+            except Disconnected as error:
+                self.unawaited.failed(error)
+        else:
+            self.unawaited.failed(_error_of(self.connection, reply))
+
+
 class SingleServer:
     """See Server. A `slot` is for a node of a cluster, whose identity stamp depends on the slot."""
 
@@ -213,7 +243,7 @@ class SingleServer:
         try:
             unawaited.before_sending()
             stamp = connection.stamp.text
-            owed = _owed(connection, message, stamp, unawaited, now)
+            owed = OwedCall(connection, message, stamp, unawaited, now)
             connection.send([evalsha(*message, stamp)], FOREVER, owed)
         except BaseException as error:
             connection.discard(error)
@@ -299,30 +329,6 @@ class SingleServer:
 async def _with_text(connection: Connection, reply: object, message: Message, stamp: str, until: float) -> object:
     """The reply; if the server did not know the script, the reply to the same message with the script's text."""
     return await connection.exchange(eval_text(*message, stamp), until) if is_noscript(reply) else reply
-
-
-def _owed(connection: Connection, message: Message, stamp: str, unawaited: Unawaited, sent_at: float) -> OwedReply:
-    """The reply to this message, which nobody waits for; if the server does not know the script, that to its text."""
-    return OwedReply(sent_at, partial(_finish, connection, message, stamp, unawaited, sent_at))
-
-
-def _finish(
-    connection: Connection, message: Message, stamp: str, unawaited: Unawaited, sent_at: float, reply: object
-) -> None:
-    """Handle the owed reply to this message, or the error in its place, in whichever thread or task reads it."""
-    if isinstance(reply, Disconnected):
-        unawaited.failed(reply)
-    elif is_noscript(reply):
-        try:
-            connection.send(
-                [eval_text(*message, stamp)], FOREVER, _owed(connection, message, stamp, unawaited, sent_at)
-            )
-        except Disconnected as error:
-            unawaited.failed(error)
-    elif type(reply) is ReplyError:
-        unawaited.failed(_error_of(connection, reply))
-    else:
-        unawaited.answered(reply)  # type: ignore[arg-type]  # each script replies with a list
 
 
 def _failed(messages: Sequence[Message], until: float, error: Exception) -> SentBatch:

@@ -70,15 +70,18 @@ class PendingReplies:
 class OwedReply(PendingReplies):
     """A reply that nobody waits for. `finish` gets the reply, or the error in its place; it may get both."""
 
-    __slots__ = ("finish", "sent_at")
+    __slots__ = ("sent_at",)
 
-    def __init__(self, sent_at: float, finish: Callable[[object], None]) -> None:
+    def __init__(self, sent_at: float) -> None:
         self.number = 1
         self.fileno = -1
         self.replies = []
         self.error = self.on_complete = None
         self.sent_at = sent_at
-        self.finish = finish
+
+    def finish(self, reply: object) -> None:
+        """Handle the reply, or the error in its place, in whichever thread or task reads it."""
+        raise NotImplementedError
 
     def set_result(self, reply: object) -> None:
         """See PendingReplies. An interrupt in `finish` leaves the reply owed: the end of the connection is next."""
