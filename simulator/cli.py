@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from . import batch
-from .profiles import ALL, BY_NAME, RELAXED, SIDE_BY_SIDE, SNAPSHOTS, WORLDS, Profile, profile_of
+from .profiles import ALL, BY_NAME, CROWDS, RELAXED, SIDE_BY_SIDE, SNAPSHOTS, WORLDS, Profile, profile_of
 from .shrinking import shrink
 from .simulation import simulate
 from .subjects import SUBJECTS, subject_of
@@ -96,6 +96,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
                 {
                     "the server breaks its promises": RELAXED,
                     "beside a later version": SIDE_BY_SIDE,
+                    "crowds in each process": CROWDS,
                     "restored snapshots": SNAPSHOTS,
                     "one question each": BY_NAME,
                 }

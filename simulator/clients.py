@@ -76,6 +76,7 @@ class Client:
         if original is not None:
             self._restore(original)
         attempts = run.monitor.attempts
+        attempts.sessions[process] = self.session
         for server in self.servers:
             server.on_call = attempts.check_renewals
             server.pool.on_send = lambda keys, args: attempts.note_request(process, keys, args)
@@ -98,6 +99,7 @@ class Client:
         return not (
             any(task.in_section for task in self.process.tasks)
             or session.renewal.held() or session.renewal.dropped or session.waiters.registered
+            or session.core.cohorts.by_key
             or session.undo.jobs or session.core.releasing or session.leaving.owed
             or session.core.closed
         )  # fmt: skip

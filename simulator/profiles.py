@@ -26,6 +26,7 @@ class Profile:
     quiet_phase: float = 3.0  # seconds without faults in which workers go on
     clients: tuple[int, ...] = (2, 3, 3, 4)  # the number of clients
     workers: tuple[int, ...] = (1, 2, 2, 3)  # the number of workers of each client
+    crowded: bool = False  # whether these workers want the same resource for short sections
 
     @property
     def changes_primary(self) -> bool:
@@ -180,6 +181,15 @@ SNAPSHOTS: Final = {
     )
 }
 
+# Many callers in each process, whose leases pass on. By name only.
+CROWDS: Final = {
+    f"crowd, {profile.name}": replace(
+        profile, name=f"crowd, {profile.name}", crowded=True, clients=(1, 2, 3), workers=(3, 4, 5), fault_phase=3.0,
+        quiet_phase=1.0,
+    )
+    for profile in (*PROFILES.values(), SERVERS["empty"], SERVERS["ruin"])
+}  # fmt: skip
+
 
 # One question each. By name only.
 BY_NAME: Final = {
@@ -204,7 +214,7 @@ BY_NAME: Final = {
 WORLDS: Final = {"one": PROFILES, "servers": SERVERS, "quorum": QUORUMS}
 ALL: Final = {
     name: profile
-    for profiles in (*WORLDS.values(), RELAXED, SIDE_BY_SIDE, SNAPSHOTS, BY_NAME)
+    for profiles in (*WORLDS.values(), RELAXED, SIDE_BY_SIDE, SNAPSHOTS, CROWDS, BY_NAME)
     for name, profile in profiles.items()
 }
 

@@ -65,7 +65,7 @@ class Run:
         random = world.chance.stream(CLIENT)
         self.subject = subject(random)
         for resource in self.subject.resources:
-            resource.max_ttl = min(resource.max_ttl, profile.max_ttl)
+            resource.max_ttl, resource.crowded = min(resource.max_ttl, profile.max_ttl), profile.crowded
             self.monitor.watch(resource)
         self.clients = [Client(self, f"c{i}") for i in range(random.choice(profile.clients))]
         self.dead_clients: list[Client] = []
@@ -83,7 +83,7 @@ class Run:
     def gap(self) -> float:
         """Seconds between two sections of a worker, on average."""
         if self.world.now < self.faults_end:
-            return 0.1
+            return 0.01 if self.profile.crowded else 0.1
         return self.profile.idle if self.world.now < self.quiet_from else 0.3
 
     def _failed(self, task: Task, error: Exception) -> None:

@@ -35,6 +35,8 @@ class Usage(NamedTuple):
 
 def draw_usage(random: Random, resources: Sequence[ResourceModel]) -> Usage:
     """Draw one use of one of these resources."""
+    if resources[0].crowded:
+        return _draw_short_usage(random, resources)
     ttl = min(random.choice((0.25, 0.5, 1.0, 2.0, 2.0, 5.0, 5.0)), *(resource.max_ttl for resource in resources))
     return Usage(
         resource=random.choice(resources),
@@ -44,5 +46,19 @@ def draw_usage(random: Random, resources: Sequence[ResourceModel]) -> Usage:
         max_hold=random.uniform(0.1, 3.0) if random.random() < 0.15 else None,
         drops=random.random() < 0.04,
         hold_time=random.expovariate(1 / 0.15) if random.random() < 0.85 else ttl * 1.5,
+        exits=random.random() < 0.7,
+    )
+
+
+def _draw_short_usage(random: Random, resources: Sequence[ResourceModel]) -> Usage:
+    """Draw a use as in a crowd: nearly all with the options that let a lease pass on, and for short sections."""
+    return Usage(
+        resource=resources[0] if random.random() < 0.9 else random.choice(resources),
+        ttl=random.choice((1.0, 2.0, 2.0, 2.0, 2.0, 2.0)),
+        timeout=random.choice((None, None, None, 0, random.uniform(0.001, 0.1), random.uniform(0.1, 1.0))),
+        renews=random.random() < 0.95,
+        max_hold=random.uniform(0.1, 3.0) if random.random() < 0.03 else None,
+        drops=random.random() < 0.02,
+        hold_time=random.expovariate(1 / 0.004) if random.random() < 0.98 else random.uniform(0.5, 3.0),
         exits=random.random() < 0.7,
     )

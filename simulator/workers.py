@@ -122,8 +122,13 @@ class Worker:
         # The longest silence begins with a heartbeat, which times out without a reply; then the undo takes its time.
         longest = HEARTBEAT_INTERVAL + max(ANSWER_COUNTS_FOR, HEARTBEAT_TIMEOUT) + undo_graces * UNDO_GRACE + SLACK
         now, answered_at = self.client.process.world.now, max(server.pool.answered_at for server in self.client.servers)
-        if now - answered_at > longest:
+        lately_paused = now - self.client.process.paused_until < longest  # with the caller for which this one waits
+        if now - answered_at > longest and not lately_paused and not self._own_section():
             self.violated(4, f"{what} timed out, and no server has answered for {now - answered_at:.3f} s")
+
+    def _own_section(self) -> bool:
+        """Whether this process itself holds a lock, and so needs no answer to know that it is held."""
+        return any(cohort.section is not None for cohort in self.session.core.cohorts.by_key.values())
 
     async def hold(self, lease: Any, usage: Usage, inside: Callable[[], Awaitable[None]] | None = None) -> None:
         """Hold the lease for a while, run `inside`, and release the lease."""

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from interlock._client.grant import Grant
+    from interlock._client.session import Session
     from interlock._protocol.types import Argument, Message
     from simulator.coroutines import Process, Task
     from simulator.server_group import ServerGroup
@@ -58,6 +59,8 @@ class Attempts:
         self.queued: dict[bytes, dict[bytes, Attempt]] = {}  # those that were queued and have not ended, by key
         self.operations: dict[str, int] = {}  # by the text that an `execute` writes: how often it ran
         self.outcomes: dict[str, bool] = {}  # whether the caller knows that it ran
+        self.sessions: dict[Process, Session] = {}  # of each process
+        self.passed: dict[Process, set[bytes]] = {}  # attempts that other callers of the cohort have taken over
 
     def watch(self, resource: ResourceModel) -> None:
         """Watch a resource that workers will use."""
@@ -72,7 +75,11 @@ class Attempts:
         for _, _, (verb, *rest) in batch:
             for token in rest[::2] if verb == "renew" else ():
                 grant = self.known[str(token).encode()].grant
-                if grant is not None and grant.end_reason is not None:
+                if (
+                    grant is not None
+                    and grant.end_reason is not None
+                    and not self.is_in_cohort(grant.token, task.process)
+                ):
                     self.trace.violated(7, f"{grant.token} is renewed though {grant.end_reason}")
 
     def note_request(self, process: Process, keys: Sequence[str], args: Sequence[Argument]) -> None:
@@ -95,6 +102,7 @@ class Attempts:
         if token not in self.known:
             self.known[token] = Attempt(process, task, resource, int(asked[1]), int(asked[2]), self.trace.world.now)
             resource.note_attempt(token, asked[6:])
+        if token not in task.attempts:  # it may be that of another caller of its cohort
             task.attempts.append(token)
 
     def note_queued(self, token: bytes, attempt: Attempt) -> None:
@@ -105,12 +113,27 @@ class Attempts:
             if not attempt.ended:
                 self.queued[attempt.resource.key][token] = attempt
 
+    def is_in_cohort(self, token: str, process: Process) -> bool:
+        """Whether a caller of this process has this token in its cohort: it asks the server, or is in its section."""
+        return any(
+            each is not None and each.token == token and not each.abandoned
+            for cohort in self.sessions[process].core.cohorts.by_key.values()
+            for each in (cohort.driver, cohort.section.attempt if cohort.section is not None else None)
+        )
+
     # How they end
 
     def note_end(self, task: Task, kept: Collection[bytes]) -> None:
-        """Note the end of a coroutine's call: of its attempts, only these have become leases."""
-        since = self.trace.world.now
-        for token in task.attempts:
+        """Note the end of a coroutine's call: of its attempts, only these have become leases.
+
+        An attempt goes on if another caller of its cohort has taken it over: until the end of a later call.
+        """
+        since, process = self.trace.world.now, task.process
+        ended = {*task.attempts, *self.passed.pop(process, ())}
+        self.passed[process] = {
+            token for token in ended if token not in kept and self.is_in_cohort(token.decode(), process)
+        }
+        for token in sorted(ended - self.passed[process]):
             attempt = self.known[token]
             attempt.ended = True
             self.queued[attempt.resource.key].pop(token, None)

@@ -32,6 +32,10 @@ class Held:
     seen_ended_at: float | None = None
     reports: int = 0  # how often the client reported the loss
 
+    def certain(self) -> bool:
+        """Whether `ensure()` of this lease would pass now."""
+        return self.grant.reason_ended(self.process.clock()) is None
+
 
 class Leases:
     """All leases of all clients, by the key of the resource."""
@@ -45,6 +49,7 @@ class Leases:
         # called for each new lease
         self.on_lease: Callable[[ResourceModel, Grant], None] = lambda _resource, _grant: None
         self._close_look = False  # whether to check after every step
+        self._newest: dict[bytes, int] = {}  # the newest fence of a lease that excludes all others
         self._written: dict[bytes, tuple[int, bytes]] = {}  # the newest fence that the protected resource accepted
 
     def watch(self, resource: ResourceModel) -> None:
@@ -58,15 +63,32 @@ class Leases:
         attempt = self.attempts.known[token]
         if attempt.grant is grant:
             return  # acquired again by its holder
-        attempt.grant = grant
+        attempt.grant, attempt.task = grant, self.trace.world.current or attempt.task  # of a cohort, another task's
         held = Held(process, grant, attempt, Share(attempt.resource.permits_wanted(token), grant.fence))
         self.held[attempt.resource.key].append(held)
         self._close_look |= len(self.held[attempt.resource.key]) > 1
         until = process.when(grant.deadline)
         self.trace.note("%s holds %s fence %d until %.6f", process.name, grant.token, grant.fence, until)
         self.on_lease(attempt.resource, grant)
-        if not held.attempt.certain():
+        if self.trusted and attempt.resource.is_exclusive(token) and not attempt.exempt:
+            self._check_fence(attempt.resource.key, grant)
+        if not held.certain():
             self.trace.violated(9, f"{grant.token} is returned though {grant.reason_ended(process.clock())}")
+
+    def _check_fence(self, key: bytes, grant: Grant) -> None:
+        """Check rule 2 for the sections of a cohort, too, of which the server sees only what they reserve."""
+        newest, record = (
+            self._newest.get(key, 0),
+            self.attempts.group.primary.server.find(grant.resource.keys[1].encode(), bytes),
+        )
+        if grant.fence <= newest:
+            self.trace.violated(2, f"{grant.token} has the fence {grant.fence}, after a lease with {newest}")
+        only_one = len(self.attempts.group.hosts) == 1  # else another server may have granted it
+        if only_one and record is not None and int(record.split()[2]) < grant.fence:
+            self.trace.violated(
+                2, f"{grant.token} has the fence {grant.fence}, which the record does not cover: {record!r}"
+            )
+        self._newest[key] = grant.fence
 
     def note_loss(self, lease: Any) -> None:
         """Note that a client reported a lost lease to its holder."""
@@ -88,7 +110,7 @@ class Leases:
             if not holds or (len(holds) == 1 and holds[0].seen_ended_at is None):
                 continue
             if self.trusted and self._exclusion_error(holds):
-                certain = [held for held in holds if held.attempt.certain() and not held.attempt.exempt]
+                certain = [held for held in holds if held.certain() and not held.attempt.exempt]
                 if why := self._exclusion_error(certain):
                     self.trace.violated(1, f"{certain[0].attempt.resource.key!r} is {why}")
                     certain[0].grant.lose("the simulator has reported the violation")
@@ -102,7 +124,10 @@ class Leases:
         """Return why nobody may hold these leases at the same time; None if that is allowed."""
         if len(holds) < 2:
             return None
-        return holds[0].attempt.resource.exclusion_error({held.grant.token.encode(): held.share for held in holds})
+        by_token = {held.grant.token.encode(): held.share for held in holds}
+        if len(by_token) < len(holds):
+            return "held by two callers of one cohort"
+        return holds[0].attempt.resource.exclusion_error(by_token)
 
     def sweep(self) -> None:
         """Report overdue events."""
@@ -113,7 +138,7 @@ class Leases:
 
     def _drop_ended(self, holds: list[Held]) -> None:
         for held in list(holds):
-            certain, now = held.attempt.certain(), self.trace.world.now
+            certain, now = held.certain(), self.trace.world.now
             if held.seen_ended_at is None:
                 if not certain and held.process.awake:  # now its code could have seen the loss
                     held.seen_ended_at = now

@@ -224,6 +224,8 @@ class ServerState:
         present: dict[bytes, float] = server.find(resource.queue, ZSet) or {}
         if verb != b"renew" and (present or seen.arrivals):
             self._note_arrivals(seen, holders, present)
+        if verb in {b"reserve", b"acquire"}:
+            self._note_new_fences(seen, holders, by)
         new = _new(seen, holders)
         if seen.quarantine_until > self.trace.world.now:
             first = min(host.number for host in self.pools[sender].known_hosts)
@@ -243,6 +245,18 @@ class ServerState:
         self._watch_head(seen, reading, present)
         seen.holders = holders
         self._news_due(seen)
+
+    def _note_new_fences(self, seen: Seen, holders: dict[bytes, Share], by: Collection[bytes]) -> None:
+        """Note a new fence of a lease that is alive: that is no new grant.
+
+        A holder reserves fences for those to which it passes its lease; and whoever confirms a handover to another
+        server than the one that handed over gets a new one.
+        """
+        alive = live_shares(seen.holders, self.server, surely=True)
+        for token, share in holders.items():
+            if token in alive and token in by:
+                seen.fence = max(seen.fence, share.fence)  # `Leases` checks those that callers get
+                seen.holders[token] = share
 
     def _check_none_given_up(self, seen: Seen, holders: dict[bytes, Share]) -> None:
         """Check rule 1 in the server: it has every lease for which `ensure()` would pass."""

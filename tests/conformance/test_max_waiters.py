@@ -108,7 +108,7 @@ async def test_the_dead_do_not_keep_a_caller_out(mode, clean):
 async def test_a_multi_keeps_the_bound_of_each_of_its_locks(mode, clean):
     locks, others = mode.interlock(), mode.interlock()
     held = await others.lock("b").acquire()
-    call = come(others.lock("b"))
+    call = come(mode.interlock().lock("b"))
     await until(lambda: waiting(locks.lock("b"), 1))
     error = await outcome(locks.multi(locks.lock("a"), locks.lock("b", max_waiters=1)).acquire(30))
     assert isinstance(error, AcquireTimeout)

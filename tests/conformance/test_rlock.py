@@ -69,7 +69,7 @@ def test_another_thread_waits_for_the_rlock(locks):
         thread = threading.Thread(target=other)
         thread.start()
         deadline = time.monotonic() + 10
-        while not locks.lock("a").inspect().waiting:
+        while not locks._session.core.cohorts.by_key["lock:a"].waiting:
             assert time.monotonic() < deadline
         with lock:
             order.append("mine")
@@ -115,15 +115,11 @@ async def test_the_same_task_enters_again_and_another_task_waits(server, clean):
                 assert inner.fence == outer.fence
             assert calls(clean) == before
             other = asyncio.ensure_future(lock.acquire(timeout=20))
-            await until(lambda: _waiting(locks))
+            await until(lambda: queued(locks, 1))
             assert clean.exists("lock:a")
         lease = await other
         assert lease.fence > outer.fence
         assert await lease.release()
-
-
-async def _waiting(locks) -> bool:
-    return (await locks.lock("a").inspect()).waiting == 1
 
 
 @rule(6)

@@ -202,10 +202,12 @@ async def outcome(coroutine):
 
 
 async def queued(locks, number: int, name: str = "a") -> bool:
-    """Whether so many waiters stand in the queue of the lock of this name."""
+    """Whether so many callers wait for the lock of this name: in the server's queue, or in the cohort of `locks`."""
     return await waiting(locks.lock(name), number)
 
 
 async def waiting(lockable, number: int) -> bool:
-    """Whether so many waiters stand in the queue of this lockable."""
-    return (await lockable.inspect()).waiting == number
+    """Whether so many callers wait for this lockable: in the server's queue, or in the cohort of its Interlock."""
+    cohort = lockable._session.core.cohorts.by_key.get(lockable._primitive.keys[0])
+    in_cohort = len(cohort.waiting) if cohort is not None else 0
+    return (await lockable.inspect()).waiting + in_cohort == number

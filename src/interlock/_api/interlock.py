@@ -197,6 +197,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
             acks=acks,
             fsync=fsync,
         )
+        options.joins = options.may_join
         return self, lock.lock_resource(name, self.prefix), options
 
     def _rlock(self, name: str, *, owner: str | None = None, **options: Unpack[OptionsOf[LeaseT]]) -> tuple[Any, ...]:
@@ -207,7 +208,9 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         the holder before has lost it. Two threads or tasks of one process that use it at the same moment may do that to
         each other. Raises ConfigError. Nothing is sent until it is acquired.
         """
-        return self, lock.lock_resource(name, self.prefix, lock.owner_prefix(owner)), self._checked(**options)
+        checked = self._checked(**options)
+        checked.joins = checked.may_join and owner is None
+        return self, lock.lock_resource(name, self.prefix, lock.owner_prefix(owner)), checked
 
     def _rwlock(self, name: str, **options: Unpack[OptionsOf[LeaseT]]) -> tuple[Any, ...]:
         """Allow many readers, `.read()`, or one writer, `.write()`: in order of arrival, so that neither starves.

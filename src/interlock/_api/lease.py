@@ -177,7 +177,7 @@ class LeaseCore(WatchedCore[EventT]):
     @property
     def token(self) -> str:
         """Who holds it, as the server knows it: host/pid/thread or task/random."""
-        return self._grant.attempt.token
+        return self._grant.token
 
     @property
     def fence(self) -> int:

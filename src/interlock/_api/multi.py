@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._client import multi as client
@@ -102,7 +103,8 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
         for member, name in zip(missing, names, strict=True):
             left = max(0.0, until - core.runtime.now())
             resource, patience = member._to_request(), left if timeout else timeout
-            attempt = core.attempt(resource, member._options, patience, member._lease_of, try_for=left)
+            options = replace(member._options, joins=False)  # its lease stays in the multi
+            attempt = core.attempt(resource, options, patience, member._lease_of, try_for=left)
             leases[name] = await core.acquire(attempt)
             self._ensure_all(leases)
 

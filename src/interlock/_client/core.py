@@ -24,7 +24,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from interlock._client import grant as grant_module
+from interlock._client.cohort import RESERVED
 from interlock._client.error_texts import (
+    DRIVER_UNANSWERED,
     ENDED_BEFORE_RELEASE,
     HEARTBEATS_UNANSWERED,
     OLD_PRIMARY_MAY_GRANT,
@@ -52,6 +54,7 @@ from interlock._protocol.timing import (
     RETRY_FOR,
     STOP_POLL_INTERVAL,
     TRY_FOR,
+    TURN_POLL_INTERVAL,
     UNDO_GRACE,
     capped_ttl,
     margin,
@@ -68,6 +71,7 @@ from interlock._protocol.types import (
     is_transient,
 )
 from interlock.errors import AcquireTimeout, ConfigError, Deadlock, LeaseLost, LockError, Unavailable
+from interlock.primitives.lock import ReserveCall, ReserveReply
 from interlock.primitives.messages import (
     NO_BOUND,
     NO_WAITING,
@@ -130,6 +134,8 @@ class Core:
         self.max_ttl = max_ttl  # seconds
         self.try_for = try_for  # seconds that a call which does not wait may take
         self.frames_to_user = frames_to_user  # the least depth of the stack at which attempt() may find the user's code
+        self.cohorts = renewal.cohorts
+        self.has_cohorts = not server.is_quorum  # whose voters would have to reserve the fences together
         self.releasing: dict[str, Attempt] = {}  # attempts whose release is in flight, by token
         self.all_renewals: Callable[[], Iterable[Renewal]] = tuple  # of all clients in this process
         self.closed = False
@@ -202,6 +208,9 @@ class Core:
         server, resource, options = self.server, attempt.resource, attempt.options
         max_waiters = NO_WAITING if attempt.event is None else options.max_waiters
         try:
+            joins = self.has_cohorts and attempt.options.joins and attempt.timeout != 0
+            if joins and not self.cohorts.join(attempt) and (lease := await self._wait_for_turn(attempt)) is not None:
+                return lease
             # As Waiters.register() does (this is the hot path). Before the first request, so that no push can be early.
             self.waiters.registered[attempt.token] = attempt
             while True:
@@ -233,6 +242,85 @@ class Core:
             attempt.abandoned = True
             await self._give_up(attempt, error)
             raise
+
+    async def _wait_for_turn(self, attempt: Attempt) -> Any:
+        """Wait in the cohort. Returns the lease that passed to this caller, or None if the caller is to ask the server.
+
+        Raises AcquireTimeout, Unavailable or Deadlock.
+        """
+        arrived = self.runtime.now()
+        attempt.look_at = FOREVER if attempt.caller is None else arrived + LOOK_AFTER * random.uniform(1.0, 1.5)
+        self._look_for_own_section(attempt, arrived, warn=False)
+        while (turn := self.cohorts.turn(attempt)) is not True:
+            now = self.runtime.now()
+            if turn is not False:
+                if (lease := await self._begin_section(attempt, turn)) is not None:
+                    return lease
+                self.cohorts.drive_instead(turn)
+            elif self.closed:
+                raise self.closed_error(attempt.resource)
+            elif now >= attempt.until:
+                raise self._turn_timeout(attempt, arrived)
+            elif now >= attempt.look_at:
+                attempt.look_at = FOREVER
+                self._look_for_own_section(attempt, arrived, warn=True)
+            else:
+                assert attempt.event is not None
+                poll = now + TURN_POLL_INTERVAL * random.uniform(1.0, 1.5)
+                await attempt.event.wait(min(attempt.until, attempt.look_at, poll))
+        if attempt.was_granted:  # its turn came with a lease that has ended
+            self._take_new_token(attempt)
+        elif max(arrived, attempt.unanswered_since) + self.server.retry_for <= self.runtime.now():
+            # The caller that drove before has just given up, after as long a silence as this one would wait for.
+            cause = Disconnected(DRIVER_UNANSWERED, sent=True, timed_out=True)
+            raise unavailable_error(attempt, self.server.display_url, self.runtime.now(), cause) from cause
+        return None
+
+    async def _begin_section(self, attempt: Attempt, grant: Grant) -> Any:
+        """Make the lease of a grant that passed to this caller. Returns None if it has ended before the section."""
+        if grant.fence == 0 and not await self._reserve(grant):
+            self.renewal.remove(grant)
+            return None
+        assert attempt.make_lease is not None
+        lease = attempt.make_lease(self, grant)
+        if self.closed:
+            raise self.closed_error(attempt.resource)
+        if grant.reason_ended(self.runtime.now()) is not None:
+            self.renewal.remove(grant)
+            return None
+        attempt.event = None
+        return lease
+
+    async def _reserve(self, grant: Grant) -> bool:
+        """Ask the server for fences, and whether others wait. Returns False if it does not confirm the lease."""
+        attempt = grant.attempt
+        message = ReserveCall(grant.token, attempt.ttl_ms, str(RESERVED)).encode()
+        # An attempt of its own, as in request_for_grant().
+        asking = Attempt(attempt.resource, grant.token)
+        try:
+            raw, sent = await self.request(asking, message, min(attempt.until, grant.deadline))
+        except Unavailable:
+            return False
+        reply = ReserveReply.parse(raw)
+        if reply.fence:
+            grant.extend_deadline(sent, attempt.ttl, self.server.drift)
+            self.cohorts.reserved(grant, reply.fence, sent=sent, others_wait=reply.others_wait)
+        return reply.fence > 0
+
+    def _look_for_own_section(self, attempt: Attempt, arrived: float, *, warn: bool) -> None:
+        """Raise Deadlock, or log, if the caller of this attempt itself is in the section for which it waits."""
+        reply = self.cohorts.blocking(attempt, arrived)
+        if reply is not None:
+            self._look_for_self_wait(attempt, reply, warn=warn)
+
+    def _turn_timeout(self, attempt: Attempt, arrived: float) -> LockError:
+        """The error for a caller that waited in its cohort until its time was over."""
+        reply = self.cohorts.blocking(attempt, arrived)
+        if reply is not None:
+            return self._busy_error(attempt, reply)
+        attempt.unanswered_since = min(attempt.unanswered_since, arrived)
+        cause = Disconnected(DRIVER_UNANSWERED, sent=True, timed_out=True)
+        return unavailable_error(attempt, self.server.display_url, self.runtime.now(), cause)
 
     @property
     def patient_timeout(self) -> float:
@@ -269,7 +357,12 @@ class Core:
         # After a Retry the next request is due at once.
 
     async def _give_up(self, attempt: Attempt, error: BaseException) -> None:
-        """Undo whatever an attempt that ends with this error may have left in the server. May raise a better error."""
+        """Undo whatever an attempt that ends with this error may have left in the server. May raise a better error.
+
+        The next caller of the cohort takes over what this one has asked for.
+        """
+        if attempt.options.joins and (passed := self.cohorts.leave(attempt)) is not None:
+            self.release_in_background(passed)
         may_have_left = attempt.is_queued or attempt.in_doubt or attempt.was_granted or self.server.is_quorum
         # An error from elsewhere (a cancellation, an interrupt) may have arrived before these flags were set.
         undone = self.undo.add(attempt) if may_have_left or not isinstance(error, LockError) else None
@@ -354,6 +447,7 @@ class Core:
             return None
         grant = Grant(
             attempt,
+            attempt.token,
             fence,
             last_answered_sent=sent,
             deadline=deadline,
@@ -363,6 +457,9 @@ class Core:
         try:
             lease = attempt.make_lease(self, grant)
             self.renewal.add(grant)
+            cohort = self.cohorts.by_key.get(attempt.resource.keys[0])
+            if cohort is not None and cohort.driver is attempt:
+                cohort.begin(grant)
             # The push of a revocation may have arrived before the reply that grants the lease.
             if why := self.renewal.early_revocations.get(attempt.token):
                 raise grant.error(f"it was revoked: {why}")
@@ -379,15 +476,20 @@ class Core:
         return lease
 
     def release_in_background(self, grant: Grant) -> AutoResetEvent:
-        """Release in the background, since no caller will use the lease. The event is set when the undo is done."""
+        """Release in the background, since no caller will use the lease. The event is set when the undo is done.
+
+        It is never set if the lease belongs to another caller by now.
+        """
         grant.mark_released()
-        self.renewal.remove(grant)
+        if self.cohorts.has_passed(grant):  # an interrupt came after that
+            return self.runtime.event()
+        self.renewal.end(grant)
         return self.undo.add(grant.attempt)
 
     def release_later(self, grant: Grant) -> None:
         """As `release_in_background`, without I/O and locks: a finalizer in any thread may call this."""
         grant.end_reason = grant.end_reason or Grant.RELEASED
-        self.undo.from_finalizers.append(grant.attempt)  # first here, then out of the bucket: see LeaseEnds.due()
+        self.undo.from_finalizers.append(grant)  # first here, then out of the bucket: see LeaseEnds.due()
         self.renewal.remove(grant)
 
     async def request(self, attempt: Attempt, args: Sequence[Argument], until: float) -> tuple[Any, float]:
@@ -472,6 +574,8 @@ class Core:
         attempt = grant.attempt
         try:
             now = self.runtime.now()
+            if attempt.options.joins and self.cohorts.pass_on(grant, now):
+                return True
             grant.reason_ended(now)
         except BaseException:
             self.release_in_background(grant)
@@ -485,7 +589,7 @@ class Core:
         try:
             self.releasing[attempt.token] = attempt  # first: close() in another thread finds it here or among the held
             grant.mark_released()
-            self.renewal.remove(grant)
+            self.renewal.end(grant)
             args = encode_release(attempt.token, tombstone_ms(attempt), attempt.release_args)
             # Borrowed until `finally`: from here on the flag says whether a copy of the release may be on its way.
             attempt.in_doubt = False
@@ -526,7 +630,7 @@ class Core:
                 return
             if why is not None:
                 self.renewal.lose(grant, why)
-            elif not grant.attempt.options.confirm and self.leaving.leave(grant, now):
+            elif self._ends_without_waiting(grant, now):
                 return
             if await self.release(grant):
                 return
@@ -540,6 +644,13 @@ class Core:
             raise
         raise_or_chain(grant.error(why or ENDED_BEFORE_RELEASE), error)
 
+    def _ends_without_waiting(self, grant: Grant, now: float) -> bool:
+        """Pass the lease to the next caller of the cohort, or release it without waiting for a reply, if possible."""
+        options = grant.attempt.options
+        return (options.joins and self.cohorts.pass_on(grant, now)) or (
+            not options.confirm and self.leaving.leave(grant, now)
+        )
+
     async def extend(self, grant: Grant, ttl: float) -> None:
         """Lengthen the lease to `ttl` seconds from now. Raises LeaseLost, or Unavailable if that is not certain."""
         ttl = checked_ttl(ttl, self.max_ttl)
@@ -547,9 +658,11 @@ class Core:
             raise grant.error(why)
         # Not beyond max_hold: the server must not keep others out after the client has stopped relying on the lease.
         ttl = max(0.001, capped_ttl(ttl, grant.max_hold_until - self.runtime.now(), self.server.drift))
+        grant.unanswered += 1
         try:
             call = RenewCall([(grant.token, str(int(ttl * 1000)))])
             reply, sent = await self.request_for_grant(grant, grant.resource.renew_keys, call.encode())
+            grant.unanswered -= 1
         finally:  # also without a reply: the server may have extended the lease
             grant.attempt.extended_until = max(grant.attempt.extended_until, self.runtime.now() + ttl)
         (state,) = RenewReply.parse(reply).states
@@ -588,13 +701,16 @@ class Core:
             raise grant.error(why)
         resource = grant.resource
         message = ExecuteCall(grant.token, command, args).encode()
+        grant.unanswered += 1  # for ever if there is no reply: it could run in a later section of the same lease
         try:
             reply = await self.server.call(resource.script, (*resource.keys, *keys), message, FOREVER)
         except Disconnected as error:
             done = "it may have run" if error.sent else "it was not sent"
             raise Unavailable(f"{resource}: no answer to {command} ({error}): {done}") from error
         except ServerError as error:
+            grant.unanswered -= 1
             raise execute_error(resource, self.server.display_url, command, str(error)) from None
+        grant.unanswered -= 1
         ran, value = ExecuteReply.parse(reply)
         if not ran:
             why = f"it had ended in the server, where {command} was not run"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 ENDED_BEFORE_RELEASE: Final = "it had ended in the server before it was released"
 HEARTBEATS_UNANSWERED: Final = "the heartbeats of this waiter were not answered"
+DRIVER_UNANSWERED: Final = "the request of another caller in this process was not answered"
 OLD_PRIMARY_MAY_GRANT: Final = "it has just become the primary, and the one before may still grant beside it"
 WAIT_ADVICE: Final = "Wait longer, or see .inspect()"
 E = TypeVar("E", bound=LockError)

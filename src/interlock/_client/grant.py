@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from interlock._protocol.types import AutoResetEvent, Resource
     from interlock.primitives.messages import Queued
 
+MIN_COHORT_TTL: Final = 1.0  # seconds: below, a lease has too little time left to pass on
 fork_count: int = 0  # forks between the first process and this one: a grant of the parent does not count in a child
 
 
@@ -41,6 +42,7 @@ class AcquireOptions:
     max_waiters: str = NO_BOUND  # as its messages say it
     on_lost: Callable[[Any], object] | None = None
     confirm: bool = True  # whether the end of a `with` waits for the reply to its release
+    joins: bool = False  # whether callers with these options join a cohort
     # The ttl in the words of an acquire, made once for all attempts
     ttl_ms: str = field(init=False)
     handover_ttl_ms: str = field(init=False)
@@ -52,6 +54,14 @@ class AcquireOptions:
         """These options with a ttl that ends with max_hold at the latest. `drift` is that of the server."""
         assert self.max_hold is not None
         return replace(self, ttl=capped_ttl(self.ttl, self.max_hold, drift))
+
+    @property
+    def may_join(self) -> bool:
+        """Whether a lease with these options may pass from caller to caller: see `cohort.py`."""
+        return (
+            self.renew and not self.fair and self.max_hold is None and self.acks is None
+            and self.max_waiters == NO_BOUND and self.ttl >= MIN_COHORT_TTL
+        )  # fmt: skip
 
 
 @lru_cache(maxsize=256)  # many locks have the same ttl, and keep these words while they are held
@@ -89,9 +99,7 @@ class Attempt:
     was_granted: bool = False  # also if the grant expired on its way
     expired_grants: int = 0  # grants that expired on their way
     last_queued: Queued | None = None  # the last reply that another holder has the resource
-    look_at: float = field(
-        init=False, repr=False
-    )  # once it has waited: when it looks whether it waits for itself; FOREVER after
+    look_at: float = FOREVER  # once it has waited: when it looks whether it waits for itself
     proven_identity: str = ""  # the lost identity about which a search found that no lease was lost
     has_no_proof: bool = False  # a search failed: the attempt searches no more, and waits for the end of the quarantine
     unanswered_since: float = FOREVER  # when the oldest request or heartbeat without a reply was sent
@@ -113,6 +121,20 @@ class Attempt:
         """The handover ttl in the words of an acquire."""
         return self.options.handover_ttl_ms
 
+    def go_on_for(self, former: Attempt) -> None:
+        """Go on with what another caller of the same lock has left: its token, and its place in the server's queue.
+
+        The former attempt gets the token of this one, about which the server has never been asked.
+        """
+        self.is_queued, self.was_granted = former.is_queued, former.was_granted
+        self.in_doubt, self.unanswered_since = former.in_doubt, former.unanswered_since
+        self.last_queued, self.generation = former.last_queued, former.generation
+        self.proven_identity, self.has_no_proof = former.proven_identity, former.has_no_proof
+        unused = self.token
+        self.token = former.token
+        former.token = unused
+        former.is_queued = former.was_granted = former.in_doubt = False
+
     def lasts_until(self, now: float) -> float:
         """The latest time at which the server forgets this attempt, if no further request about the attempt arrives."""
         return max(now + max(self.ttl, HANDOVER_TTL), self.extended_until)
@@ -126,6 +148,7 @@ class Grant:
     FORKED: ClassVar[str] = "it belongs to the parent process, and a child holds nothing after a fork"
 
     attempt: Attempt
+    token: str  # of the attempt when the server granted it: an attempt may go on under another one
     fence: int
     last_answered_sent: float  # the lease was not revoked before this time, at which the last answered request was sent
     deadline: float  # until when the holder may rely on the lease
@@ -133,6 +156,7 @@ class Grant:
     fork_count: int = 0  # in which process the lease was granted
     end_reason: str | None = None  # why the lease ended; None before
     renewal_failing: bool = False
+    unanswered: int = 0  # requests of the lease's user, to extend or to execute, that have no reply
     held_by_call: bool = False  # a decorated function holds the lease as long as its caller runs it
     lease: weakref.ref[Any] | None = None  # the Lease that is notified of its end
     bucket: dict[str, Grant] | None = None  # the bucket of the renewal that has this grant
@@ -142,10 +166,6 @@ class Grant:
         return self.attempt.resource
 
     @property
-    def token(self) -> str:
-        return self.attempt.token
-
-    @property
     def renews(self) -> bool:
         return self.attempt.options.renew
 
@@ -153,6 +173,13 @@ class Grant:
     def jeopardy_after(self) -> float:
         """When the lease is in jeopardy, unless a renewal succeeds before: at ttl/2. The renewal is due at ttl/3."""
         return self.last_answered_sent + self.attempt.options.ttl / 2
+
+    def passed_to(self, attempt: Attempt, fence: int) -> Grant:
+        """The grant under which this attempt holds the same lease next. From here on it has the token of the lease."""
+        attempt.token = self.attempt.token
+        attempt.was_granted = True
+        attempt.extended_until = self.attempt.extended_until
+        return Grant(attempt, self.token, fence, self.last_answered_sent, self.deadline, fork_count=self.fork_count)
 
     def extend_deadline(self, sent: float, ttl: float, drift: float) -> None:
         """Move the deadline: a request sent at `sent` was granted, or lengthened the lease. Never shortens.

@@ -57,7 +57,7 @@ class Departure:
             self  # first: close() in another thread finds it here or among the held
         )
         self._grant.mark_released()
-        self._leaving.renewal.remove(self._grant)
+        self._leaving.renewal.end(self._grant)
 
     def answered(self, reply: Reply) -> None:
         """See Unawaited."""

@@ -27,6 +27,7 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from interlock._client.cohorts import Cohorts
 from interlock._client.error_texts import OLD_PRIMARY_MAY_GRANT
 from interlock._client.grant import Grant
 from interlock._client.places import line_of
@@ -89,6 +90,8 @@ class Renewal:
         self.ends_worker = ends_worker  # runs `ends`
         self.renewal_worker = renewal_worker  # runs tick()
         self.ends = LeaseEnds(self, undo, waiters)
+        self.cohorts = Cohorts(self.runtime, self)
+        undo.on_adopted = self.end
         self.buckets: dict[float, Bucket] = {}
         self.set_aside: dict[str, Grant] = {}  # leases to renew or ask about now; a lease is always here or in a bucket
         self.dropped: deque[tuple[float, Attempt]] = deque(maxlen=1000)  # see _remember_for_close()
@@ -158,7 +161,7 @@ class Renewal:
             self.ends_worker.wake_at(now)
 
     def _schedule(self, grant: Grant, due: float) -> None:
-        token, sleep = grant.attempt.token, grant.attempt.options.ttl / 10  # timers stand still in a machine's sleep
+        token, sleep = grant.token, grant.attempt.options.ttl / 10  # timers stand still in a machine's sleep
         with self.runtime.mutex:
             bucket = self.buckets.get(due)
             if bucket is None:
@@ -174,11 +177,29 @@ class Renewal:
 
     def remove(self, grant: Grant) -> None:
         """Renew this lease no more. Does no I/O and takes no lock, since a finalizer of the lease may call this."""
-        bucket = grant.bucket
-        if bucket is not None:
-            bucket.pop(grant.attempt.token, None)
-        if self.set_aside:
-            self.set_aside.pop(grant.attempt.token, None)
+        bucket, token = grant.bucket, grant.token
+        if bucket is not None and bucket.get(token) is grant:  # else a cohort has passed the lease on
+            bucket.pop(token, None)
+        if self.set_aside and self.set_aside.get(token) is grant:
+            self.set_aside.pop(token, None)
+
+    def end(self, grant: Grant) -> None:
+        """Renew this lease no more, since it ends here. The next caller of its cohort asks the server."""
+        self.remove(grant)
+        if grant.attempt.options.joins:
+            self.cohorts.end(grant)
+
+    def may_pass(self, grant: Grant) -> bool:
+        """Whether no renewal or question about this lease is due or under way, and no revocation has come."""
+        bucket, token = grant.bucket, grant.token
+        in_bucket = bucket is not None and bucket.get(token) is grant
+        return in_bucket and not self.resubscribed and token not in self.early_revocations
+
+    def replace(self, grant: Grant, following: Grant) -> None:
+        """Watch the following grant of the same lease instead of this one. The caller holds the mutex."""
+        bucket = following.bucket = grant.bucket
+        assert bucket is not None
+        bucket[grant.token] = following
 
     def drop(self, grant: Grant) -> None:
         """End a lease that was dropped without a release. Its caller may still work, so the lease runs out by itself.
@@ -191,10 +212,12 @@ class Renewal:
         self._remember_for_close(grant)
 
     def report_drops(self) -> None:
-        """Log the leases that finalizers have dropped."""
+        """Log the leases that finalizers have dropped, and let the callers that wait for them ask the server."""
         with contextlib.suppress(IndexError):  # empty, or another thread has just emptied it
             while self.unreported_drops:
-                log.warning("%s", dropped_text(self.unreported_drops.popleft(), self.runtime.now()))
+                grant = self.unreported_drops.popleft()
+                log.warning("%s", dropped_text(grant, self.runtime.now()))
+                self.end(grant)
 
     def _remember_for_close(self, grant: Grant) -> None:
         """Keep the attempt, so that `close()` undoes this attempt while the server may still know the lease."""
@@ -210,11 +233,11 @@ class Renewal:
             before = grant.bucket
             self.add(grant)  # first into the new bucket, then out of the old one
             if before is not None and before is not grant.bucket:
-                before.pop(grant.attempt.token, None)
+                before.pop(grant.token, None)
 
     def lose(self, grant: Grant, why: str) -> None:
         """Mark the lease as lost, and report the loss once."""
-        self.remove(grant)
+        self.end(grant)
         with self.runtime.mutex:  # a reply may arrive at the moment of the deadline
             had_ended, lease = grant.end_reason is not None, grant.lose(why)
         if not had_ended:
@@ -265,8 +288,10 @@ class Renewal:
             for token, grant in list(bucket.items()):
                 is_on_channel = None in channels or self.server.subscription_of(grant.resource.keys[0])[1] in channels
                 if is_on_channel and self._may_have_missed_revocation(grant):
-                    self.set_aside[token] = grant  # first in here, then out of the bucket
-                    bucket.pop(token, None)
+                    with self.runtime.mutex:
+                        if bucket.get(token) is grant:  # else it has ended, or a cohort has passed it on
+                            self.set_aside[token] = grant  # first in here, then out of the bucket
+                            bucket.pop(token, None)
 
     def report_ends(self) -> float:
         """Report each lease that has ended among those set aside. Returns the next deadline among the rest."""

@@ -160,6 +160,7 @@ class Session:
             await self.release_all(self.stop_granting(announce=True), self.server, until)
         finally:
             self.waiters.wake_all()
+            self.core.cohorts.wake_all()
             for worker in self.workers:
                 worker.wakeup.set()
 

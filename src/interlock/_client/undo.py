@@ -21,6 +21,7 @@ from interlock.primitives.messages import ReleaseCall, ReleaseReply
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from interlock._client.grant import Grant
     from interlock._protocol.types import AutoResetEvent, Message, Server
 
 UNDO_TIMEOUT: Final = 1.0  # seconds that one call may take
@@ -37,7 +38,8 @@ class Undo:
         # By token: the attempt, until when the undo is repeated, and the events of the callers that wait for the undo.
         self.jobs: dict[str, tuple[Attempt, float, tuple[AutoResetEvent, ...]]] = {}
         self.next_try = FOREVER
-        self.from_finalizers: deque[Attempt] = deque()  # see adopt_from_finalizers()
+        self.from_finalizers: deque[Grant] = deque()  # see adopt_from_finalizers()
+        self.on_adopted: Callable[[Grant], None] | None = None
 
     def due(self) -> float:
         """The latest time at which the worker must run this task."""
@@ -58,12 +60,16 @@ class Undo:
 
     def attempts(self) -> list[Attempt]:
         """All attempts that are not undone yet."""
-        return [*(attempt for attempt, _, _ in list(self.jobs.values())), *self.from_finalizers]
+        left = [grant.attempt for grant in list(self.from_finalizers)]
+        return [*(attempt for attempt, _, _ in list(self.jobs.values())), *left]
 
     def adopt_from_finalizers(self) -> None:
         """Start the undo of attempts left by finalizers. The worker of ends calls this within a second of any lease."""
         while self.from_finalizers:
-            self.add(self.from_finalizers.popleft())
+            grant = self.from_finalizers.popleft()
+            self.add(grant.attempt)
+            if self.on_adopted is not None:
+                self.on_adopted(grant)
 
     async def tick(self) -> None:
         """Send every undo that is not done yet, if a try is due."""

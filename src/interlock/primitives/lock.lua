@@ -50,6 +50,10 @@
 --   confirm  token  ttl ms    RETURN {state}, as renew
 --                             confirms a handover whose lease is in use already: takes the holder out of the queue, and
 --                             lengthens the lease; unlike acquire, it never grants
+--   reserve  token  ttl ms  number
+--                             RETURN {GRANTED, first fence, others wait 0|1} | {NOT_FOUND}
+--                             lengthens the lease, and reserves so many fences for those to which the sender passes
+--                             it on; NOT_FOUND also after a revocation
 --   execute  token  command  argument...
 --                             RETURN {GRANTED, reply} | {NOT_FOUND}
 --   fence    token  fence     RETURN {GRANTED} | {NOT_FOUND}
@@ -291,7 +295,14 @@ if verb == 'acquire' then
   if holder == token then  -- a second copy of the request, or the confirmation of a handover
     if has_queue_or_tombstones then dequeue(token) end
     local pttl = call('PTTL', LOCK)
-    if parse_holder() ~= token then grant(token, math.max(pttl, ttl), channel) end  -- the server has evicted the record
+    if parse_holder() ~= token then  -- the server has evicted the record
+      grant(token, math.max(pttl, ttl), channel)
+    elseif granted_by ~= IDENTITY and not IN_QUORUM then
+      -- The sender may not know its fence yet, and the primary that granted it may have granted more since then. The
+      -- record keeps that identity, as evidence for others.
+      fence = next_fence(fence, granted_by)
+      write_record(token, channel, tail, math.max(pttl, ttl))
+    end
     -- Writes in any case, so that replicas have a write to acknowledge.
     if pttl <= tonumber(ttl) then call('PEXPIRE', LOCK, ttl) end
     -- A handover made the record for its own short ttl. Without this, the record outlives a lease of a usual ttl, too.
@@ -411,6 +422,16 @@ elseif verb == 'renew' or verb == 'confirm' then
     end
   end
   return states
+
+elseif verb == 'reserve' then
+  local ttl, number = tonumber(ARGV[3]), tonumber(ARGV[4])
+  if call('GET', LOCK) ~= token or not read_record() or parse_holder() ~= token then return {NOT_FOUND} end
+  local first_fence = next_fence(fence, granted_by)
+  fence = first_fence + number - 1
+  local new_ttl = math.max(ttl, call('PTTL', LOCK))
+  write_record(token, select(2, parse_holder()), tail, new_ttl)
+  call('PEXPIRE', LOCK, new_ttl)
+  return {GRANTED, first_fence, call('ZCARD', QUEUE) > 0 and 1 or 0}
 
 elseif verb == 'fence' then
   local agreed_fence = ARGV[3]

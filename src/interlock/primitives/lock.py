@@ -74,6 +74,42 @@ class FenceReply(NamedTuple):
         return cls(reply[0] == GRANTED)
 
 
+class ReserveCall(NamedTuple):
+    """Lengthens the sender's lease, and reserves fences for those to which the lease passes."""
+
+    token: str
+    ttl_ms: str
+    number: str
+    """How many fences."""
+
+    def encode(self) -> Words:
+        """See Call."""
+        return ("reserve", self.token, self.ttl_ms, self.number)
+
+    @classmethod
+    def parse(cls, args: Raw) -> ReserveCall:
+        """Parse an encoded call."""
+        return cls(*args[1:])
+
+
+class ReserveReply(NamedTuple):
+    """Whether the server lengthened the lease and reserved the fences."""
+
+    fence: int
+    """The first fence; 0 if the lease has ended there."""
+    others_wait: bool
+    """Whether anybody stands in the server's queue."""
+
+    def encode(self) -> Raw:
+        """See Reply."""
+        return [GRANTED, self.fence, int(self.others_wait)] if self.fence else [NOT_FOUND]
+
+    @classmethod
+    def parse(cls, reply: Raw) -> ReserveReply:
+        """Parse the reply that a script returned."""
+        return cls(reply[1], bool(reply[2])) if reply[0] == GRANTED else cls(0, others_wait=False)
+
+
 class LockInspect(NamedTuple):
     """The reply to `inspect` of a lock."""
 

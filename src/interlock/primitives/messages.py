@@ -174,7 +174,7 @@ def _parse_blocked(code: int, blocker: bytes | int, pttl_ms: int, head: int, *ow
 
 def lengthens_lease(args: Words, reply: Raw) -> bool:
     """Whether this reply grants or renews a lease, so that another server must not do the same at the same time."""
-    return args[0] in {"acquire", "renew"} and bool(reply[0] == GRANTED)
+    return args[0] in {"acquire", "renew", "reserve"} and bool(reply[0] == GRANTED)
 
 
 def is_acquire(args: Words) -> bool:

@@ -1,0 +1,182 @@
+"""The cohort: the callers of one process that want one lock. One of them asks the server, the others wait behind it.
+
+Theory (ADR 20). Either one caller of a cohort is its *driver*, whose requests ask the server; or the cohort holds the
+lock, and one caller is in its *section*. All others wait here, in their order of arrival. When a section ends, its
+lease may pass to the first that waits, under the same token and with the next fence: no request, no reply. The source
+of the idea is lock cohorting: Dice, Marathe and Shavit, 2012.
+
+Rules.
+ 1. Whoever waits has somebody before it, a driver or a section. So a step that takes the last one away makes the first
+    that waits the driver.
+ 2. A driver that leaves hands its attempt on, with the token and the place in the server's queue. Nothing is undone
+    while others wait.
+ 3. A lease passes only if it is certainly alive: see `may_pass`. Else the section releases it, and the next caller asks
+    the server.
+ 4. No caller gets a fence that the server has not reserved in the lock's record.
+ 5. While others wait in the server's queue, a hold passes on for `BUDGET` at most, and `RESERVED` times at most. So no
+    process starves another.
+ 6. An interrupt may come between any two lines. So each step has one line after which it counts, and what is missing
+    then is done by the next caller that looks (`promote`); each waiter looks at least once a second.
+
+This class has no threads, no clock and no I/O. `Cohorts` calls it, under the mutex.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from interlock._client.grant import last_answer_counts
+from interlock._protocol.timing import FOREVER
+from interlock.primitives.messages import Queued
+
+if TYPE_CHECKING:
+    from interlock._client.grant import Attempt, Grant
+
+RESERVED: Final = 64  # fences that one request reserves, and so the sections between two words of the server
+BUDGET: Final = 0.010  # seconds for which a hold still passes on once the server has said that others wait
+WORD_COUNTS_FOR: Final = 0.1  # seconds after which the server's last word is too old to pass on
+OTHERS_WAIT: Final = Queued(b"", 0, is_head=False)
+NOBODY: Final[dict[Attempt, None]] = {}  # waits at a lock without contention: such a cohort makes no dict of its own
+
+
+class Cohort:
+    """The callers of one process on one lock."""
+
+    __slots__ = (
+        "_asked_at", "_driver_since", "_next_fence", "_passes_until", "_reserved", "driver", "section", "ttl_ms",
+        "waiting",
+    )  # fmt: skip
+
+    def __init__(self, driver: Attempt) -> None:
+        self.ttl_ms = driver.options.ttl_ms  # of each of its leases
+        self.driver: Attempt | None = driver
+        self.section: Grant | None = None  # of the caller that is in its section, or just wakes for it
+        self.waiting = NOBODY
+        self._driver_since = FOREVER  # since when it, and those before it, have asked, as far as those that wait know
+        self._next_fence = 0
+        self._reserved = 0  # how many fences are left, from `_next_fence` on
+        self._asked_at = 0.0  # when the server was asked last whether others wait
+        self._passes_until = FOREVER  # when the hold must be released, since others wait
+
+    # Callers
+
+    def arrive(self, attempt: Attempt, now: float) -> Attempt | None:
+        """Let this caller wait behind all others. Returns the caller that is the driver by now, if that is news."""
+        if self.waiting is NOBODY:
+            self.waiting = {}
+        self.waiting[attempt] = None
+        self._driver_since = min(self._driver_since, now)
+        return self.promote(now)
+
+    def turn(self, attempt: Attempt) -> Grant | bool:
+        """What this caller may do: begin its section under this grant, ask the server (True), or wait (False)."""
+        if self.driver is attempt:
+            turn: Grant | bool = True
+        elif self.section is not None and self.section.attempt is attempt:
+            turn = self.section
+        else:
+            return False
+        self.waiting.pop(attempt, None)  # an interrupt may have left it there
+        return turn
+
+    def leave(self, attempt: Attempt, now: float) -> Attempt | None:
+        """Forget this caller, which is abandoned. Returns the caller that is the driver by now, if that is news."""
+        self.waiting.pop(attempt, None)
+        if self.section is not None and self.section.attempt is attempt:
+            self.section = None
+        driver = self.promote(now)
+        if self.driver is attempt:
+            self.driver = None
+        return driver
+
+    def drive_instead(self) -> None:
+        """Let the caller of the section drive, since its turn came with a lease that has ended."""
+        assert self.section is not None
+        self.driver, self._driver_since = self.section.attempt, FOREVER
+        self.section = None
+
+    def promote(self, now: float) -> Attempt | None:
+        """Make the first that waits the driver, if nobody is before it. Returns the new driver, which must be woken."""
+        former, section = self.driver, self.section
+        if former is not None and not former.abandoned:
+            return None
+        if section is not None and not section.attempt.abandoned and section.reason_ended(now) is None:
+            return None
+        for first in list(self.waiting):
+            if not first.abandoned:
+                if former is not None:
+                    first.go_on_for(former)
+                else:
+                    self._driver_since = now
+                self.section = None
+                self.driver = first
+                self.waiting.pop(first)
+                return first
+        return None
+
+    def blocking(self, now: float, arrived: float) -> Queued | None:
+        """What keeps a caller waiting that arrived then, as a reply of the server says it.
+
+        None if the server is silent: it has not answered the driver for half of the time that this caller has waited.
+        """
+        driver, section = self.driver, self.section
+        if section is not None:
+            return Queued(section.token.encode(), max(0, int((section.deadline - now) * 1000)), is_head=False)
+        if driver is None:
+            return OTHERS_WAIT
+        if not last_answer_counts(driver, now):
+            return None
+        is_silent = now - self._driver_since >= (now - arrived) / 2
+        return driver.last_queued or (None if is_silent else OTHERS_WAIT)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has no caller."""
+        return self.driver is None and self.section is None and not self.waiting
+
+    # Sections
+
+    def begin(self, section: Grant) -> None:
+        """Note that the server granted the lock to the driver. The driver needs no mutex for that."""
+        self._reserved, self._passes_until, self._driver_since = 0, FOREVER, FOREVER
+        self.section = section
+        self.driver = None
+
+    def end(self, now: float) -> Attempt | None:
+        """Note that the lease of the section ends here. Returns the new driver, which must be woken."""
+        self.section = None
+        return self.promote(now)
+
+    def first(self) -> Attempt | None:
+        """The caller to which a lease would pass."""
+        return next((attempt for attempt in self.waiting if not attempt.abandoned), None)
+
+    def may_pass(self, section: Grant, now: float) -> bool:
+        """Whether the lease of this section may pass to the first that waits."""
+        attempt = section.attempt
+        return (
+            self.section is section
+            and section.reason_ended(now) is None
+            and section.deadline - now >= attempt.ttl / 2
+            and not section.renewal_failing
+            and section.unanswered == 0
+            and not attempt.in_doubt
+            and now < self._passes_until
+            and (self._passes_until == FOREVER or self._reserved > 0)
+        )
+
+    def next_fence(self, now: float) -> int:
+        """The fence of the next section; 0 if the server must be asked first, for fences or for a fresh word."""
+        if self._reserved == 0 or now - self._asked_at > WORD_COUNTS_FOR:
+            return 0
+        fence = self._next_fence
+        self._reserved, self._next_fence = self._reserved - 1, fence + 1
+        return fence
+
+    def reserve(self, fence: int, now: float, *, sent: float, others_wait: bool) -> None:
+        """Note the server's word: the section's fence, that those that follow are ours, and whether others wait."""
+        self._next_fence, self._reserved, self._asked_at = fence + 1, RESERVED - 1, sent
+        if not others_wait:
+            self._passes_until = FOREVER
+        elif self._passes_until == FOREVER:
+            self._passes_until = now + BUDGET

@@ -1,0 +1,149 @@
+"""All cohorts of one client, by the key of their lock: the steps of `cohort.py`, in the threads that take them.
+
+Theory. Each step is taken under the mutex, and wakes at most one caller afterwards. A caller that wakes looks what its
+turn is: to ask the server, to begin a section, or to wait on. So an event is only a hint, here as everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from interlock._client.cohort import OTHERS_WAIT, Cohort
+
+if TYPE_CHECKING:
+    from interlock._client.grant import Attempt, Grant
+    from interlock._protocol.types import Runtime
+    from interlock.primitives.messages import Queued
+
+
+class Keeper(Protocol):
+    """What keeps leases alive: a `Renewal`."""
+
+    def may_pass(self, grant: Grant) -> bool: ...
+    def replace(self, grant: Grant, following: Grant) -> None: ...
+
+
+class Cohorts:
+    """The cohorts of one client."""
+
+    def __init__(self, runtime: Runtime, renewal: Keeper) -> None:
+        self.runtime = runtime
+        self.renewal = renewal
+        self.by_key: dict[str, Cohort] = {}
+
+    # Callers
+
+    def join(self, attempt: Attempt) -> bool:
+        """Let this caller enter the cohort of its lock. Returns whether it asks the server; else it waits its turn."""
+        key = attempt.resource.keys[0]
+        with self.runtime.mutex:
+            cohort = self.by_key.get(key)
+            if cohort is None:
+                self.by_key[key] = Cohort(attempt)
+                return True
+            if cohort.ttl_ms != attempt.options.ttl_ms:
+                return True  # by itself, since a lease that passes on keeps its ttl
+            attempt.event = attempt.event or self.runtime.event()
+            return self.turn(attempt) is True
+
+    def turn(self, attempt: Attempt) -> Grant | bool:
+        """What this caller may do: begin its section under this grant, ask the server (True), or wait (False)."""
+        key = attempt.resource.keys[0]
+        with self.runtime.mutex:
+            cohort = self.by_key.get(key)
+            if cohort is None:  # all others have left
+                cohort = self.by_key[key] = Cohort(attempt)
+            if (turn := cohort.turn(attempt)) is not False:
+                return turn
+            driver = cohort.arrive(attempt, self.runtime.now())
+        _wake(driver)
+        return driver is attempt
+
+    def leave(self, attempt: Attempt) -> Grant | None:
+        """Forget this caller, which is abandoned. Returns the grant that had passed to it, and that nobody will use."""
+        key = attempt.resource.keys[0]
+        with self.runtime.mutex:
+            cohort = self.by_key.get(key)
+            if cohort is None:
+                return None
+            section, driver = cohort.section, cohort.leave(attempt, self.runtime.now())
+            if cohort.is_idle:
+                del self.by_key[key]
+        _wake(driver)
+        return section if section is not None and section.attempt is attempt else None
+
+    def drive_instead(self, section: Grant) -> None:
+        """Let the caller of this section ask the server, since its turn came with a lease that has ended."""
+        with self.runtime.mutex:
+            cohort = self.by_key.get(section.attempt.resource.keys[0])
+            if cohort is not None and cohort.section is section:
+                cohort.drive_instead()
+
+    # Sections
+
+    def end(self, section: Grant) -> None:
+        """Note that the lease of this section ends here, and let the next caller ask the server."""
+        key = section.attempt.resource.keys[0]
+        with self.runtime.mutex:
+            cohort = self.by_key.get(key)
+            if cohort is None or cohort.section is not section:
+                return
+            driver = cohort.end(self.runtime.now()) if cohort.waiting else None
+            if driver is None:
+                del self.by_key[key]
+        _wake(driver)
+
+    def pass_on(self, section: Grant, now: float) -> bool:
+        """Pass the lease to the first that waits, and so end this section. Returns False if it must be released."""
+        cohort = self.by_key.get(section.attempt.resource.keys[0])
+        if cohort is None or not cohort.waiting:
+            return False
+        with self.runtime.mutex:
+            first = cohort.first()
+            if first is None or not cohort.may_pass(section, now) or not self.renewal.may_pass(section):
+                return False
+            own_token = first.token
+            try:
+                following = section.passed_to(first, cohort.next_fence(now))
+                self.renewal.replace(section, following)
+                cohort.section = following  # from here on it has passed
+            except BaseException:
+                if cohort.section is section:
+                    first.token = own_token
+                raise
+            section.mark_released()
+            cohort.waiting.pop(first, None)
+        _wake(first)
+        return True
+
+    def has_passed(self, grant: Grant) -> bool:
+        """Whether the lease of this grant belongs to a later section. A finalizer may call this."""
+        cohort = self.by_key.get(grant.attempt.resource.keys[0])
+        later = cohort.section if cohort is not None else None
+        return later is not None and later is not grant and later.token == grant.token
+
+    def reserved(self, section: Grant, fence: int, *, sent: float, others_wait: bool) -> None:
+        """Note the server's word for this section: its fence, and that the cohort has those that follow."""
+        with self.runtime.mutex:
+            cohort = self.by_key.get(section.attempt.resource.keys[0])
+            if cohort is not None and cohort.section is section:
+                cohort.reserve(fence, self.runtime.now(), sent=sent, others_wait=others_wait)
+            section.fence = fence
+
+    def blocking(self, attempt: Attempt, arrived: float) -> Queued | None:
+        """What keeps this caller waiting, as a reply of the server says it. None if the server is silent."""
+        with self.runtime.mutex:
+            cohort = self.by_key.get(attempt.resource.keys[0])
+            return cohort.blocking(self.runtime.now(), arrived) if cohort is not None else OTHERS_WAIT
+
+    def wake_all(self) -> None:
+        """Let each caller that waits look again: the client is closed."""
+        with self.runtime.mutex:
+            waiting = [attempt for cohort in self.by_key.values() for attempt in cohort.waiting]
+        for attempt in waiting:
+            _wake(attempt)
+
+
+def _wake(attempt: Attempt | None) -> None:
+    if attempt is not None and attempt.event is not None:
+        attempt.event.set()
