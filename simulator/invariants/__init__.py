@@ -82,6 +82,7 @@ class Monitor:
     def sweep(self) -> None:
         """Report overdue events, and schedule the next check."""
         self.leases.sweep()
+        self.attempts.sweep()
         self.server_state.sweep()
         if self.sweeping:
             self.world.at(self.world.now + SWEEP_INTERVAL, self.sweep)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from simulator.messages import requests
 
@@ -60,6 +60,7 @@ class Attempts:
         self.operations: dict[str, int] = {}  # by the text that an `execute` writes: how often it ran
         self.outcomes: dict[str, bool] = {}  # whether the caller knows that it ran
         self.sessions: dict[Process, Session] = {}  # of each process
+        self._behind_nobody: set[Any] = set()  # callers in a cohort with nobody before them, at the last sweep
         self.passed: dict[Process, set[bytes]] = {}  # attempts that other callers of the cohort have taken over
 
     def watch(self, resource: ResourceModel) -> None:
@@ -120,6 +121,19 @@ class Attempts:
             for cohort in self.sessions[process].core.cohorts.by_key.values()
             for each in (cohort.driver, cohort.section.attempt if cohort.section is not None else None)
         )
+
+    def sweep(self) -> None:
+        """Rule 4: whoever waits in a cohort has somebody before it. Two sweeps see a wait that nobody will end."""
+        before, self._behind_nobody = self._behind_nobody, set()
+        for process, session in self.sessions.items():
+            for cohort in session.core.cohorts.by_key.values() if process.awake and not session.core.closed else ():
+                driver, section = cohort.driver, cohort.section
+                is_driven = driver is not None and not driver.abandoned
+                is_held = section is not None and section.reason_ended(process.clock()) is None
+                if cohort.waiting and not is_driven and not is_held:
+                    self._behind_nobody |= cohort.waiting.keys()
+        for attempt in self._behind_nobody & before:
+            self.trace.violated(4, f"nobody is before {attempt.token}, which waits in its cohort")
 
     # How they end
 

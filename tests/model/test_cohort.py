@@ -292,7 +292,11 @@ BUGS = {
     ),
     "a place that is given up": ("first.go_on_for(former)", "pass", "queue was given up"),
     "a driver that nobody follows": ("driver = self.promote(now)", "driver = None", "queue was given up"),
-    "a wake-up lost to a cancellation": ("is not None and self.section.attempt is attempt:\n            self.section = None", "is None:\n            pass", "without callers"),
+    "a wake-up lost to a cancellation": (
+        "is not None and self.section.attempt is attempt:\n            self.section = None",
+        "is None:\n            pass",
+        "without callers",
+    ),
     "the last is first": (
         "for first in list(self.waiting)", "for first in reversed(list(self.waiting))", "later caller",
     ),

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,8 @@ pytest.importorskip("lupa")
 
 from harness.headers import Header
 from interlock import aio
+from interlock._client import cohort as _cohort
+from interlock._client import cohorts as _cohorts
 from interlock._client import core as _core
 from interlock._client import multi as multi_client
 from interlock._client import reentrancy
@@ -40,7 +43,19 @@ from interlock.primitives.once import once_resource
 from interlock.primitives.permits import ALL_PERMITS, permits_resource
 from model.mutations import catch as caught
 from model.mutations import replaced, shares
-from simulator import PROFILES, RELAXED, SIDE_BY_SIDE, SUBJECTS, Plan, cli, profile_of, shrink, simulate, subject_of
+from simulator import (
+    CROWDS,
+    PROFILES,
+    RELAXED,
+    SIDE_BY_SIDE,
+    SUBJECTS,
+    Plan,
+    cli,
+    profile_of,
+    shrink,
+    simulate,
+    subject_of,
+)
 from simulator.coroutines import Task
 from simulator.server import Server
 
@@ -81,6 +96,46 @@ def test_what_holds_without_the_server_s_promise(profile, subject):
         assert not report.violations, f"{again}: {report.violations[:3]}"
         counts += report.counts
     assert counts["flush all"] + counts["clock step"] > 10
+
+
+@pytest.mark.rule(1, 2, 7)
+@pytest.mark.parametrize("subject", ["lock", "rlock"])
+@pytest.mark.parametrize("profile", CROWDS)
+def test_callers_of_one_process_pass_leases_on(profile, subject):
+    passed = 0
+    for seed in range(5 if subject == "lock" else 2):
+        report = simulate(seed, profile, subject=subject)
+        again = f'scripts/simulate --seed {seed} --subject {subject} --profile "{profile}"'
+        assert not report.violations, f"{again}: {report.violations[:3]}"
+        passed += sum(" holds " in line for line in report.lines) - report.grants
+    assert passed > 0 or subject == "rlock"
+
+
+IN_COHORTS = {
+    "fences that nobody reserves": ("lua", "fence = first_fence + number - 1", "fence = first_fence", 2, "no faults"),
+    "a reservation that shortens": ("lua", "math.max(ttl, call('PTTL', LOCK))", "100", 1, "no faults"),
+    "a driver that nobody follows": ("python", "driver = self.promote(now)", "driver = None", 4, "cancel"),
+}
+
+
+@pytest.mark.parametrize("bug", IN_COHORTS)
+def test_a_planted_bug_in_the_cohorts_is_caught(bug, monkeypatch):
+    where, old, new, rule, profile = IN_COHORTS[bug]
+    lua = str
+    if where == "lua":
+        lua = replaced(old, new)
+    else:
+        source = Path(_cohort.__file__).read_text()
+        assert source.count(old) == 1
+        planted = dict(vars(_cohort))
+        exec(compile(source.replace(old, new), _cohort.__file__, "exec"), planted)
+        monkeypatch.setattr(_cohorts, "Cohort", planted["Cohort"])
+    found = {
+        violation.rule
+        for seed in range(8)
+        for violation in simulate(seed, f"crowd, {profile}", subject="lock", lua=lua).violations
+    }
+    assert rule in found
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
@@ -662,6 +717,7 @@ FIRST = {
     "renewal that re-creates": 641, "the expired are not dropped": 172, "watchers that are told of their own term": 243,
     "the dead are waited for": 447, "who went on is not known": 141, "one that can't wait stays": 1037,
     "a silence that is told as a refusal": 149, "a confirmation that does not lengthen": 515,
+    "a fence in whole seconds": 45, "a record for ever": 45,
 }  # fmt: skip
 
 
@@ -792,7 +848,11 @@ def of_locks(dice):
     """KEYS and ARGV of a message as lock.lua's header has them."""
     locks = [lock_resource(name, "lock:") for name in ("a", "b")]
     said = dice.choice(("", "", "t1")), dice.choice(("lock", "lock", "lock", "once"))
-    return message(dice, locks, [(0, *said), (1, *said), (1, *said)], [of_fences(dice)])
+    return message(dice, locks, [(0, *said), (1, *said), (1, *said)], [of_fences(dice), of_reservations(dice)])
+
+
+def of_reservations(dice):
+    return "reserve", f"t{dice.randrange(6)}", dice.choice((500, 2000)), 64
 
 
 def of_fences(dice):
@@ -828,14 +888,16 @@ def of_elections(dice):
     """The same for election.lua."""
     primitive = election_resource("a", "lock:")
     watching = "watch", f"w{dice.randrange(40)}", f"ch{dice.randrange(2)}"
-    return message(dice, [primitive], [(1, "", "election")], [watching, watching, of_fences(dice)])
+    return message(
+        dice, [primitive], [(1, "", "election")], [watching, watching, of_fences(dice), of_reservations(dice)]
+    )
 
 
 def of_onces(dice):
     """The same for once.lua."""
     primitive = once_resource("a", "lock:", None)
     ends = "release", f"t{dice.randrange(6)}", "0", dice.choice((0, 500, 3000)), dice.choice((0, 0, 2000))
-    more = [ends, ends, ends, ("forget", "-"), of_fences(dice)]
+    more = [ends, ends, ends, ("forget", "-"), of_fences(dice), of_reservations(dice)]
     return message(dice, [primitive], [(0, "", "once"), (1, "", "once")], more, ["release"])
 
 

@@ -256,6 +256,8 @@ class Core:
             if turn is not False:
                 if (lease := await self._begin_section(attempt, turn)) is not None:
                     return lease
+                turn.mark_released()
+                self.renewal.remove(turn)
                 self.cohorts.drive_instead(turn)
             elif self.closed:
                 raise self.closed_error(attempt.resource)
@@ -279,14 +281,12 @@ class Core:
     async def _begin_section(self, attempt: Attempt, grant: Grant) -> Any:
         """Make the lease of a grant that passed to this caller. Returns None if it has ended before the section."""
         if grant.fence == 0 and not await self._reserve(grant):
-            self.renewal.remove(grant)
             return None
         assert attempt.make_lease is not None
         lease = attempt.make_lease(self, grant)
         if self.closed:
             raise self.closed_error(attempt.resource)
         if grant.reason_ended(self.runtime.now()) is not None:
-            self.renewal.remove(grant)
             return None
         attempt.event = None
         return lease
