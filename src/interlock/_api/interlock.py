@@ -170,7 +170,8 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
             timeout: seconds to wait for it; None waits for ever, 0 does not wait.
             renew: False makes a lease that ends after ttl in any case.
             max_hold: seconds after which a holder loses the lock, even if it is alive.
-            fair: no effect in this version: every lock has strict order of arrival over all processes.
+            fair: True keeps strict order of arrival over all processes. False lets callers of this process go one after
+                another, for 10 ms and 64 sections at most while others wait: many times faster.
             confirm: False leaves a `with` without waiting for the server's reply to the release, which saves a round
                 trip. With True a `with` raises LeaseLost also if only the server knew that the lease had ended, and so
                 can roll back a transaction around it. None: as the Interlock says. Sentinel and a cluster wait anyway.

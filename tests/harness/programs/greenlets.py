@@ -46,10 +46,10 @@ with Interlock(url) as locks, Interlock(url) as others:
     assert lease.state is LeaseState.HELD
 
     killed = gevent.spawn(others.lock("a").acquire)  # it is killed while it waits: nothing stays behind
-    while locks.lock("a").inspect().waiting < 2:
+    while not others._session.core.cohorts.by_key["lock:a"].waiting:
         gevent.sleep(0.01)
     killed.kill()
-    while locks.lock("a").inspect().waiting > 1:
+    while others._session.core.cohorts.by_key["lock:a"].waiting:
         gevent.sleep(0.01)
     assert lease.release()
     assert waiting.get(timeout=10).release()
