@@ -42,7 +42,7 @@ def evalsha(script: Script, keys: Sequence[str | bytes], args: Sequence[Argument
     words: Any = args
     if words[0] in _FOR_ONE_TOKEN and script.name != "multi":
         before, after = _template(script.sha, keys, words[0], words[2:], stamp)
-        token = words[1].encode()
+        token = words[1] if isinstance(words[1], bytes) else words[1].encode()  # bytes: from a reply
         return b"%b$%d\r\n%b%b" % (before, len(token), token, after)
     return pack(("EVALSHA", script.sha, str(len(keys)), *keys, *args, stamp))
 
