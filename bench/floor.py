@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import hiredis
 
 from goals import OURS
+from interlock import Interlock
 from interlock.primitives.codes import GRANTED, QUEUED
 from measure import now
 
@@ -126,26 +127,25 @@ def packed(message: Sequence[str]) -> bytes:
     return done
 
 
-def floor_pair(path: str) -> Pair:
-    """What one acquire and one release send, packed."""
-    acquire, release = floor_messages(path)
+def floor_pair(path: str, make: Callable[[Interlock], Any] | None = None) -> Pair:
+    """What one acquire and one release send, packed; of a lock, or of what `make` makes."""
+    acquire, release = floor_messages(path, make)
     return packed(acquire), packed(release)
 
 
-def floor_messages(path: str) -> tuple[list[str], list[str]]:
+def floor_messages(path: str, make: Callable[[Interlock], Any] | None = None) -> tuple[list[str], list[str]]:
     """What one acquire and one release send."""
-    from contenders import Clients
+    from contenders import TTL
 
-    clients = Clients(path)
-    lock = clients.lock(OURS, "floor")
+    with Interlock(f"unix://{path}") as locks:
+        section = make(locks) if make else locks.lock("floor", ttl=TTL)
 
-    def body() -> None:
-        for _ in range(2):  # the first may have to teach the server the script
-            with lock:
-                pass
+        def body() -> None:
+            for _ in range(2):  # the first may have to teach the server the script
+                with section:
+                    pass
 
-    tapped = Tapped(path, body)
-    clients.close()
+        tapped = Tapped(path, body)
     return tapped.messages("acquire")[-1], tapped.messages("release")[-1]
 
 

@@ -57,6 +57,9 @@ ROWS: dict[str, Row] = {
         bounds="none lost, ≤ 15 % of one core, ≤ 1,536 bytes each",
     ),
     "import": Row("import in a fresh interpreter that finds compiled files", imports.imports),
+    "semaphore": Row(
+        "one thread: acquire and release a permit, over and over, beside the floor", primitives.semaphore, usual=False
+    ),
     "primitives": Row("uncontended, for each synchronizer, beside the lock", primitives.primitives, usual=False),
     "primitive-tasks": Row("tasks, for each synchronizer, beside the lock", primitives.primitive_tasks, usual=False),
     "crowds": Row("waiters, of a semaphore, a read-write lock and an election", crowds.crowds, usual=False),

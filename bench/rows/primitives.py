@@ -1,19 +1,42 @@
-"""Each synchronizer alone, against the lock: primitives (threads), primitive-tasks (asyncio)."""
+"""Each synchronizer alone, against the lock: semaphore, primitives (threads), primitive-tasks (asyncio)."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
 
-from floor import Tapped
+from floor import Bare, Tapped, floor_pair
+from goals import FLOOR, OURS
 from interlock import Interlock
 from interlock.aio import Interlock as AsyncInterlock
 from measure import Bench, Check, Outcome
 from operations import LOCK, OPERATIONS, Again
-from rows.uncontended import TASKS, hundreds
+from rows.uncontended import TASKS, floor_loop, hundreds, sections
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+
+PERMITS = 10
+
+
+def semaphore(bench: Bench) -> Iterator[Outcome]:
+    """One thread. redis-py has no semaphore, and its Lock does less, so the floor and our own lock are beside it."""
+    waits: dict[str, list[float]] = {FLOOR: [], OURS: [], LOCK: []}
+    bare = Bare(bench.path)
+    pair = floor_pair(bench.path, lambda locks: locks.semaphore("floor permits", PERMITS))
+    with Interlock(f"unix://{bench.path}") as locks:
+        slices = {
+            FLOOR: bench.rate(floor_loop(bare, pair, waits[FLOOR])),
+            OURS: bench.rate(sections(locks.semaphore("alone permits", PERMITS), waits[OURS])),
+            LOCK: bench.rate(sections(locks.lock("alone lock"), waits[LOCK])),
+        }
+        samples = bench.interleave("semaphore", 15, slices, waits)
+    bare.close()
+    yield Outcome(
+        "semaphore", f"threads, a semaphore of {PERMITS}, nobody else: acquire + release", "pairs/s", OURS, samples,
+        latencies=waits, latency="a pair", latency_unit="µs", not_peers=(FLOOR, LOCK),
+    )  # fmt: skip
 
 
 def primitives(bench: Bench) -> Iterator[Outcome]:

@@ -29,6 +29,7 @@ from measure import Bench, Outcome, now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
 TASKS = 100
 DELAY = 0.001  # seconds, each way, of the slow link
@@ -39,7 +40,11 @@ Latencies = dict[str, list[float]]
 
 
 def _sections(clients: Clients, contender: str, waits: list[float]) -> Callable[[int], None]:
-    lock = clients.lock(contender, f"alone {contender}")
+    return sections(clients.lock(contender, f"alone {contender}"), waits)
+
+
+def sections(lock: AbstractContextManager[Any], waits: list[float]) -> Callable[[int], None]:
+    """So many times in and out; the µs of each."""
 
     def loop(count: int) -> None:
         for _ in range(count):
@@ -65,11 +70,11 @@ def uncontended(bench: Bench) -> Iterator[Outcome]:
     names = present(OURS, UNCONFIRMED, REDIS_PY, BLPOP, POTTERY)
     waits: Latencies = {name: [] for name in names}
     with ExitStack() as stack:
-        slices = {FLOOR: bench.rate(_floor(bare, floor_pair(bench.path), waits.setdefault(FLOOR, [])))}
+        slices = {FLOOR: bench.rate(floor_loop(bare, floor_pair(bench.path), waits.setdefault(FLOOR, [])))}
         if bench.before is not None:
             messages, token = record(bench.path, bench.before.src), fresh_token()
             pair = (messages.acquire.packed(token), messages.release.packed(token))
-            slices[FLOOR_BEFORE] = bench.rate(_floor(bare, pair, waits.setdefault(FLOOR_BEFORE, [])))
+            slices[FLOOR_BEFORE] = bench.rate(floor_loop(bare, pair, waits.setdefault(FLOOR_BEFORE, [])))
             before = stack.enter_context(Client(bench.path, bench.before.src, 1))
             slices[BEFORE] = bench.rate(before.timed(waits.setdefault(BEFORE, [])))
         slices |= {name: bench.rate(_sections(clients, name, waits[name])) for name in names}
@@ -86,7 +91,8 @@ def uncontended(bench: Bench) -> Iterator[Outcome]:
     )  # fmt: skip
 
 
-def _floor(bare: Bare, pair: tuple[bytes, bytes], waits: list[float]) -> Callable[[int], None]:
+def floor_loop(bare: Bare, pair: tuple[bytes, bytes], waits: list[float]) -> Callable[[int], None]:
+    """So many of these pairs over a bare connection."""
     acquire, release = pair
     assert bare.ask(acquire)[0] == 1  # GRANTED
     assert bare.ask(release)[0] == 1  # it was ours
