@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import subprocess
 import sys
 import tempfile
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn
 
-import redis
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+import facts
 import report
-from checkouts import BASELINE, ROOT, find
+from checkouts import BASELINE, find
 from contenders import missing
 from interlock.embedded import Server
 from measure import Bench, Outcome
@@ -42,6 +38,7 @@ examples:
   scripts/bench --write README.md          put the table into the README
   scripts/bench server-time --before PATH  against another checkout, or a commit
   scripts/bench --quick all                every line of code once; the numbers mean nothing
+  scripts/bench growth                     curves: 10 to 10,000 waiters, locks, readers (growth --help)
 
 How to read it: in each round every contender has one short slice, in
 alternating order. `median` is over the rounds. `ratio` is interlock divided by
@@ -119,7 +116,7 @@ def measure(options: argparse.Namespace, console: Console) -> tuple[list[Outcome
         before = find(options.before, Path(unpacked))
         if before is None and options.before != BASELINE:
             sys.exit(f"bench: {options.before} is neither a checkout of interlock (with src/) nor a commit of this one")
-        about = _about(str(server.socket))
+        about = facts.about(str(server.socket), *PACKAGES)
         path = str(server.socket)
         bench = Bench(path, rounds=options.rounds, quick=options.quick, before=before, tell=tell)
         for run in dict.fromkeys(ROWS[name].run for name in options.rows):
@@ -130,24 +127,29 @@ def measure(options: argparse.Namespace, console: Console) -> tuple[list[Outcome
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["growth"]:
+        from growth import command
+
+        command.main(sys.argv[2:])
+        return
     options = _options()
     console = Console(stderr=options.json == "-" or options.markdown, width=None if sys.stdout.isatty() else 112)
     if options.list:
         list_rows(console)
         return
     outcomes, about = measure(options, console)
-    facts = ", ".join(f"{key} {value}" for key, value in about.items())
+    ran_with = ", ".join(f"{key} {value}" for key, value in about.items())
     if options.quick:
-        facts += ". A quick run: its numbers mean nothing"
+        ran_with += ". A quick run: its numbers mean nothing"
     if absent := missing():
-        facts += f". Not installed, so left out: {', '.join(absent)}"
-    table = report.markdown(outcomes, f"Measured by `scripts/bench`: {facts}.")
+        ran_with += f". Not installed, so left out: {', '.join(absent)}"
+    table = report.markdown(outcomes, f"Measured by `scripts/bench`: {ran_with}.")
     if options.markdown:
         print(table)
     else:
         for outcome in outcomes:
             report.show(console, outcome)
-        console.print(f"\n{facts}", style="dim", highlight=False)
+        console.print(f"\n{ran_with}", style="dim", highlight=False)
     _write(options, outcomes, about, table)
     if broken := [outcome.row for outcome in outcomes if outcome.broken]:
         sys.exit(f"bench: {', '.join(broken)}: a lock did not exclude, or a lease was lost")
@@ -165,31 +167,6 @@ def _write(options: argparse.Namespace, outcomes: list[Outcome], about: dict[str
             print(text)
         else:
             Path(options.json).write_text(text + "\n", encoding="utf-8")
-
-
-def _about(path: str) -> dict[str, object]:
-    server = redis.Redis(unix_socket_path=path)
-    info = server.info("server")
-    server.close()
-    commit = subprocess.run(
-        ["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return {
-        **({"commit": commit} if commit else {}),
-        "Python": platform.python_version(), "cores": os.cpu_count(),
-        info.get("server_name", "redis"): info.get("valkey_version", info["redis_version"]),
-        **_versions(),
-    }  # fmt: skip
-
-
-def _versions() -> dict[str, object]:
-    found: dict[str, object] = {}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 if __name__ == "__main__":

@@ -26,8 +26,12 @@ def bench():
         import measure
         import report
         import rows
+        from growth import command, model, simulated
 
-        yield type("bench", (), {"goals": goals, "measure": measure, "report": report, "ROWS": rows.ROWS})
+        yield type(
+            "bench", (), {"goals": goals, "measure": measure, "report": report, "ROWS": rows.ROWS}
+            | {"growth": command, "model": model, "simulated": simulated},
+        )  # fmt: skip
     finally:
         sys.path.remove(str(ROOT / "bench"))
         for name in {*sys.modules} - before:
@@ -158,3 +162,55 @@ def test_plots_are_written(bench, tmp_path):
     (path,) = bench.report.plot([outcome], tmp_path / "plots")
     assert path.name == "contended.svg"
     assert "<svg" in path.read_text()
+
+
+# growth
+
+
+def test_growth_runs():
+    curves = ("waiters", "permits", "readers", "names", "connections")
+    ended = run("growth", "--quick", "--json", *curves)
+    assert ended.returncode == 0, ended.stderr
+    numbers = json.loads(ended.stdout)
+    assert {*numbers["curves"]} == {*curves}
+    values = [value for curve in numbers["curves"].values() for line in curve["series"] for value in line["values"]]
+    assert all(value > 0 for value in values)
+
+
+@pytest.mark.full
+def test_every_curve_of_growth_runs_and_the_model_is_checked(bench):
+    ended = run("growth", "--quick", "--json")
+    assert ended.returncode == 0, ended.stderr
+    numbers = json.loads(ended.stdout)
+    assert {*numbers["curves"]} == {*bench.growth.SPECS}
+    assert numbers["checks"]
+
+
+def test_a_curve_that_does_not_exist_is_refused_with_those_that_do():
+    ended = run("growth", "waiter")
+    assert ended.returncode == 2
+    assert "there is no curve waiter. The curves are waiters, permits" in ended.stderr
+
+
+@pytest.mark.parametrize(("clients", "names", "hold"), [(50, 5, 1.0), (30, 3, 25.0)])
+def test_the_model_says_what_the_simulator_counts(bench, clients, names, hold):
+    """If the protocol sends other messages one day, the model must change with it."""
+    pytest.importorskip("lupa")
+    load = bench.model.Load(clients, names, hold)
+    found = bench.simulated.count(load, 50.0)
+    assert load.heartbeats == pytest.approx(found["heartbeat"], rel=0.05)
+    assert 3 * load.handovers == pytest.approx(found["acquire"] + found["release"], rel=0.05)
+    assert load.renewals == pytest.approx(found.get("renew", 0), rel=0.05)
+
+
+def test_the_model_of_a_cluster(bench):
+    costs = bench.model.Costs(beat=20, handover=40, client=3000, new_client=20_000, name=400)
+    load = bench.model.Load(clients=100_000, names=10_000, hold=1.0)
+    (one, six, many) = (bench.model.Node(load, costs, nodes) for nodes in (1, 6, 600))
+    assert one.share == 1
+    assert 1 / 6 < six.share < 1.1 / 6  # a little more than its share, since names fall at random
+    assert one.core == pytest.approx((load.heartbeats * 20 + load.handovers * 40) / 1e6)
+    assert one.breaks == "core (80%), maxclients (10,000)"
+    assert not many.breaks
+    most = bench.model.most_clients(costs, 1, 0.1, 1.0)
+    assert bench.model.Node(bench.model.Load(most, most // 10, 1.0), costs, 1).core <= bench.model.FULL
