@@ -479,3 +479,21 @@ async def test_a_default_ttl_is_at_most_max_ttl(mode):
     await lease.release()
     with pytest.raises(ConfigError, match="max_ttl"):
         locks.lock("a", ttl=30.0)
+
+
+async def test_locks_that_are_held_in_the_same_way_share_their_options(mode):
+    """A process may hold 100,000 leases. What a cohort needs of an option is never taken from another lock."""
+    locks = mode.interlock()
+    plain = locks.lock("a")._options
+    assert plain is locks.lock("b", ttl=30.0)._options is locks.rlock("c")._options
+    others = [
+        locks.lock("a", ttl=29)._options,
+        locks.lock("a", timeout=0)._options,
+        locks.lock("a", fair=True)._options,
+        locks.lock("a", confirm=False)._options,
+        locks.lock("a", on_lost=print)._options,
+        locks.rlock("a", owner="me")._options,
+    ]
+    assert len({id(each) for each in [plain, *others]}) == 1 + len(others)
+    assert [each.joins for each in others] == [True, True, False, True, True, False]
+    assert plain.joins

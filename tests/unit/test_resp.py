@@ -20,6 +20,7 @@ CALLS = [
         encode_acquire(token, "30000", "3000", "1", "interlock:01", "0", resource.acquire_args),
         encode_release(token, "0", ()),
         encode_release(token, "60000", ()),
+        ("release", token.encode(), "0"),
         ("renew", token, "30000"),
         ("execute", token, "SET", "k", b"\xff\0"),
     )

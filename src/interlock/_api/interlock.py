@@ -7,7 +7,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, ParamSpec, Self, TypeVar, Unpack
 
-from interlock._client.grant import AcquireOptions
+from interlock._client.grant import AcquireOptions, shared
 from interlock._client.reentrancy import HeldByCaller
 from interlock._protocol.acks import checked_acks
 from interlock._protocol.names import (
@@ -198,8 +198,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
             acks=acks,
             fsync=fsync,
         )
-        options.joins = options.may_join
-        return self, lock.lock_resource(name, self.prefix), options
+        return self, lock.lock_resource(name, self.prefix), shared(options, joins=True)
 
     def _rlock(self, name: str, *, owner: str | None = None, **options: Unpack[OptionsOf[LeaseT]]) -> tuple[Any, ...]:
         """Exclude all others, but let the holder enter again: the same thread or task, without I/O and with one fence.
@@ -209,9 +208,8 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         the holder before has lost it. Two threads or tasks of one process that use it at the same moment may do that to
         each other. Raises ConfigError. Nothing is sent until it is acquired.
         """
-        checked = self._checked(**options)
-        checked.joins = checked.may_join and owner is None
-        return self, lock.lock_resource(name, self.prefix, lock.owner_prefix(owner)), checked
+        resource = lock.lock_resource(name, self.prefix, lock.owner_prefix(owner))
+        return self, resource, shared(self._checked(**options), joins=owner is None)
 
     def _rwlock(self, name: str, **options: Unpack[OptionsOf[LeaseT]]) -> tuple[Any, ...]:
         """Allow many readers, `.read()`, or one writer, `.write()`: in order of arrival, so that neither starves.

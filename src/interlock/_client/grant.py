@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from interlock._protocol.timing import ANSWER_COUNTS_FOR, FOREVER, HANDOVER_TTL, TOMBSTONE_TTL, capped_ttl, margin
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from interlock.primitives.messages import Queued
 
 MIN_COHORT_TTL: Final = 1.0  # seconds: below, a lease has too little time left to pass on
+MAX_SHARED: Final = 256  # different options that are kept for later locks
 fork_count: int = 0  # forks between the first process and this one: a grant of the parent does not count in a child
 
 
@@ -68,6 +70,22 @@ class AcquireOptions:
 def words_of_ttl(ttl: float) -> tuple[str, str]:
     """A ttl and the handover ttl for it, in ms, as an acquire says them."""
     return str(int(ttl * 1000)), str(int(min(HANDOVER_TTL, ttl) * 1000))
+
+
+_fields = attrgetter(*AcquireOptions.__slots__)
+_shared: dict[object, AcquireOptions] = {}
+
+
+def shared(options: AcquireOptions, *, joins: bool) -> AcquireOptions:
+    """These options of a lock, or equal ones that another lock has: they take memory, and many locks have the same.
+
+    `joins`: whether callers join a cohort if the options allow that. Nothing changes options after this call.
+    """
+    options.joins = joins and options.may_join
+    if options.on_lost is not None or options.acks is not None:
+        return options
+    fields = _fields(options)
+    return _shared.setdefault(fields, options) if len(_shared) < MAX_SHARED else _shared.get(fields, options)
 
 
 NO_LEASE: Final = AcquireOptions(HANDOVER_TTL)  # of an attempt that gets no lease: at a latch, or a mere question

@@ -263,8 +263,6 @@ class Resource(NamedTuple):
     name: str
     script: Script
     keys: tuple[str, ...]
-    renew_keys: tuple[str, ...]
-    """The keys that a renewal needs."""
     acquire_args: tuple[Argument, ...] = ()
     """The arguments of an acquire of this resource, after those that every acquire has."""
     owner_prefix: str = ""
@@ -273,6 +271,13 @@ class Resource(NamedTuple):
     """The arguments of a release of this resource, after those that every release has."""
     has_generation: bool = False
     """Whether each waiter says in which generation it waits, so that no waiter stays in another generation."""
+    renewed_key: int = 0
+    """The index of a key that a renewal needs besides the first two."""
+
+    @property
+    def renew_keys(self) -> tuple[str, ...]:
+        """The keys that a renewal needs."""
+        return (*self.keys[:2], self.keys[self.renewed_key]) if self.renewed_key else self.keys[:2]
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name!r}"

@@ -26,7 +26,7 @@ def latch_resource(name: object, prefix: str, count: object, ttl: object) -> Res
     checked, keys = keys_of(name, prefix, LOCK_COMPANIONS)
     number = positive_int(count, "its count", f"latch {name!r}", MAX_COUNT)
     keep_ms = int(duration(ttl, "ttl", minimum=MIN_LATCH_TTL) * 1000)
-    return Resource("latch", checked, load("latch"), keys, (), (str(number), str(keep_ms)), has_generation=True)
+    return Resource("latch", checked, load("latch"), keys, (str(number), str(keep_ms)), has_generation=True)
 
 
 class CountCall(NamedTuple):

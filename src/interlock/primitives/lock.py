@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from interlock.primitives.messages import Raw, Words
 
 LOCK_COMPANIONS = ("record", "queue", "waiters", "gone")
+NO_OWNER = ("", "lock")  # the arguments of an acquire of a lock without an owner: one tuple for all locks
 RECORD_VERSION = "1"  # the version with which each record begins
 LOCK_RECORD_KINDS = ("lock", "election", "once", "unknown")  # the kinds in the records of lock.lua
 
@@ -25,13 +26,13 @@ LOCK_RECORD_KINDS = ("lock", "election", "once", "unknown")  # the kinds in the 
 def lock_resource(name: object, prefix: str, owner: str = "") -> Resource:
     """Make the resource of the lock of this name; its keys have the order of KEYS in lock.lua. Raises ConfigError."""
     checked, keys = keys_of(name, prefix, LOCK_COMPANIONS)
-    return Resource("lock", checked, load("lock"), keys, keys[:2], (owner, "lock"), owner)
+    return Resource("lock", checked, load("lock"), keys, (owner, "lock") if owner else NO_OWNER, owner)
 
 
 def lock_based_resource(kind: str, name: object, prefix: str, companion: str) -> Resource:
     """Make a resource whose script runs lock.lua over the keys of a lock, and has one key more. Raises ConfigError."""
     checked, keys = keys_of(name, prefix, (*LOCK_COMPANIONS, companion))
-    return Resource(kind, checked, load(kind), keys, keys[:2], ("", kind))
+    return Resource(kind, checked, load(kind), keys, ("", kind))
 
 
 def owner_prefix(owner: object) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def multi_resource(resources: Sequence[Resource]) -> Resource:
     """Make one resource of several: its keys are the keys of all of them."""
     names = ", ".join(resource.name for resource in resources)
-    return Resource("multi", names, load("multi"), tuple(key for resource in resources for key in resource.keys), ())
+    return Resource("multi", names, load("multi"), tuple(key for resource in resources for key in resource.keys))
 
 
 class Part(NamedTuple):

@@ -33,8 +33,8 @@ def permits_resource(
         checked,
         load("permits"),
         keys,
-        (keys[0], keys[1], keys[5]),
         PermitArgs(kind, str(permits), str(limit), own_lease),
+        renewed_key=5,
     )
 
 
