@@ -40,7 +40,7 @@ _KINDS: Final = {
     kind: number
     for number, kind in enumerate((
         "connection refused", "connected to a replica", "request lost", "request doubled", "batch cut short",
-        "reply lost", "connection reset", "message late", "message slow", "push lost", "push doubled",
+        "reply lost", "connection reset", "message late", "message slow", "push lost", "push doubled", "push late",
     ))
 }  # fmt: skip
 _TRIP, _LATE, _SLOW, _STALE, _CUT = range(100, 105)  # further purposes of a message's numbers
@@ -64,6 +64,7 @@ class Weather:
     reset: float = 0.0  # of lost messages: the client sees a reset, and need not wait for its timeout
     push_lost: float = 0.0
     push_doubled: float = 0.0
+    push_late: float = 0.0  # a push takes up to LATEST
 
     @property
     def clean(self) -> bool:
@@ -280,8 +281,12 @@ class Network:
         ):
             return 1
         for copy in range(1 + self.strikes(journey, "push doubled", self.weather.push_doubled, leg)):
+            late = self.weather.push_late and self.strikes(journey, "push late", self.weather.push_late, leg + copy)
+            trip = (
+                self.world.chance.number(*journey.key, _LATE, leg) * LATEST if late else self.trip(journey, leg + copy)
+            )
             self.world.at(
-                self.world.now + self.trip(journey, leg + copy),
+                self.world.now + trip,
                 lambda: subscriber.receive_push(payload),
                 subscriber.process,
             )

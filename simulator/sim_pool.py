@@ -98,6 +98,7 @@ class SimConnection:
         for name, _, keys, args in calls:
             if name != "EVAL" or args[0] != "execute":  # a repetition after NOSCRIPT
                 self.pool.on_send(keys, args[:-1])
+        self.pool.network.record.counts["section started from the push"] += calls[0][3][0] == "confirm"
         by_text = calls[0][0] == "EVAL"
         network.send(
             self,

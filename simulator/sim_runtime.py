@@ -56,6 +56,8 @@ class SimEvent:
 class SimRuntime:
     """See Runtime: a process of a simulated world, with its own clock."""
 
+    runs_beside_caller = True
+
     def __init__(self, process: Process) -> None:
         self.process = process
         self.now = process.clock

@@ -92,6 +92,8 @@ class Attempts:
             assert task is not None
             for (key, *_), (_, *asked) in requests(keys, args):
                 self._note_begin(process, task, self.resources[key.encode()], asked)
+        elif verb == "confirm":  # its section starts with this
+            self.known[str(rest[0]).encode()].confirmed = True
         elif verb == "execute":
             operation = str(rest[3])
             if operation in self.operations:

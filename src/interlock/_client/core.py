@@ -41,6 +41,7 @@ from interlock._client.error_texts import (
     unavailable_error,
 )
 from interlock._client.grant import AcquireOptions, Attempt, Grant, last_answer_counts, tombstone_ms
+from interlock._client.handovers import Handovers
 from interlock._client.places import NOT_THE_USERS
 from interlock._client.self_wait import LOOK_AFTER, SelfWait, begins_alike, find
 from interlock._protocol.log import log
@@ -129,6 +130,7 @@ class Core:
         self.renewal = renewal
         self.undo = undo
         self.leaving = leaving
+        self.handovers = Handovers(server, renewal, leaving, self.lease_from_grant)
         self.process_id = process_id  # the beginning of each token: label, host, process
         self.caller = caller  # the name of the thread or task that uses the resource, and itself if that is known
         self.max_ttl = max_ttl  # seconds
@@ -194,6 +196,7 @@ class Core:
         holder, _, _ = former.token.rpartition("/")
         attempt.token = f"{holder}/{os.urandom(16).hex()}"
         attempt.is_queued = attempt.in_doubt = attempt.was_granted = False
+        attempt.first_sent, attempt.push = None, ""
         self.waiters.registered[attempt.token] = attempt
 
     async def acquire(self, attempt: Attempt) -> Any:
@@ -227,9 +230,13 @@ class Core:
                     continue
                 reply = parse_acquire(raw)
                 if not isinstance(reply, Granted):
-                    await self._before_next_request(attempt, reply)
+                    await self._before_next_request(attempt, reply, sent)
                     if attempt.last_queued is not None:
                         max_waiters = NO_BOUND  # it has waited: no restart of the server may cost its place
+                    if attempt.push and (lease := self.handovers.start(attempt)) is not None:
+                        attempt.should_stop = attempt.event = None
+                        return lease
+                    attempt.asks_first = False
                 elif attempt.make_lease is None:
                     self.waiters.unregister(attempt)
                     return reply.number
@@ -327,12 +334,14 @@ class Core:
         """Seconds for a call that does not wait, but has to do more than one plain try."""
         return max(RETRY_FOR, self.try_for)
 
-    async def _before_next_request(self, attempt: Attempt, reply: Queued | Busy | Retry | Refused) -> None:
-        """Do what the reply calls for before the next request: wait, search a proof, or nothing.
+    async def _before_next_request(self, attempt: Attempt, reply: Queued | Busy | Retry | Refused, sent: float) -> None:
+        """Do what the reply to the request of time `sent` calls for before the next one: wait, search a proof, nothing.
 
         Raises the error of a final refusal, or when the time is over.
         """
         assert attempt.busy is not None
+        if attempt.first_sent is None:
+            attempt.first_sent = 0.0 if attempt.in_doubt else sent
         attempt.is_queued |= isinstance(reply, Queued)
         identity = lost_identity(reply)
         if identity and not attempt.has_no_proof and identity != attempt.proven_identity:
@@ -429,14 +438,16 @@ class Core:
         if own is not None and warn:
             log.warning("%s", own.warning())
 
-    def lease_from_grant(self, attempt: Attempt, fence: int, sent: float) -> Any:
+    def lease_from_grant(self, attempt: Attempt, fence: int, sent: float, handover_ttl: float = 0.0) -> Any:
         """Make the lease of a grant, start its renewal, and unregister its waiter.
+
+        `handover_ttl`: in seconds, for a handover that nobody has confirmed; `sent` is then the stamp in its push.
 
         Returns None if the grant expired before its reply arrived. Raises Unavailable after too many of these.
         """
         assert attempt.make_lease is not None
         attempt.was_granted = True
-        ttl, max_hold = attempt.options.ttl, attempt.options.max_hold
+        ttl, max_hold = handover_ttl or attempt.options.ttl, attempt.options.max_hold
         max_hold_until = FOREVER if max_hold is None else sent + max_hold
         deadline = min(max_hold_until, sent + ttl - margin(ttl, self.server.drift))
         if self.runtime.now() >= deadline:
@@ -453,6 +464,7 @@ class Core:
             deadline=deadline,
             max_hold_until=max_hold_until,
             fork_count=grant_module.fork_count,
+            unconfirmed=handover_ttl > 0,
         )
         try:
             lease = attempt.make_lease(self, grant)

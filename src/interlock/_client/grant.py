@@ -115,6 +115,10 @@ class Attempt:
     in_doubt: bool = False  # a copy of a request may still be on its way
     is_queued: bool = False  # the attempt stands in the queue
     was_granted: bool = False  # also if the grant expired on its way
+    push: str = ""  # what the last push of a handover said: see HandoverPush
+    # When its first request was sent, which the stamp 0 of a push names. 0.0: nobody knows.
+    first_sent: float | None = None
+    asks_first: bool = False  # a subscription has begun or ended since it last asked: no push counts
     expired_grants: int = 0  # grants that expired on their way
     last_queued: Queued | None = None  # the last reply that another holder has the resource
     look_at: float = FOREVER  # once it has waited: when it looks whether it waits for itself
@@ -147,6 +151,7 @@ class Attempt:
         self.is_queued, self.was_granted = former.is_queued, former.was_granted
         self.in_doubt, self.unanswered_since = former.in_doubt, former.unanswered_since
         self.last_queued, self.generation = former.last_queued, former.generation
+        self.first_sent, self.push, self.asks_first = former.first_sent, former.push, former.asks_first
         self.proven_identity, self.has_no_proof = former.proven_identity, former.has_no_proof
         unused = self.token
         self.token = former.token
@@ -175,6 +180,7 @@ class Grant:
     end_reason: str | None = None  # why the lease ended; None before
     renewal_failing: bool = False
     unanswered: int = 0  # requests of the lease's user, to extend or to execute, that have no reply
+    unconfirmed: bool = False  # the section started from the push, and the server has answered nothing since
     held_by_call: bool = False  # a decorated function holds the lease as long as its caller runs it
     lease: weakref.ref[Any] | None = None  # the Lease that is notified of its end
     bucket: dict[str, Grant] | None = None  # the bucket of the renewal that has this grant
@@ -197,14 +203,22 @@ class Grant:
         attempt.token = self.attempt.token
         attempt.was_granted = True
         attempt.extended_until = self.attempt.extended_until
-        return Grant(attempt, self.token, fence, self.last_answered_sent, self.deadline, fork_count=self.fork_count)
+        return Grant(
+            attempt,
+            self.token,
+            fence,
+            self.last_answered_sent,
+            self.deadline,
+            fork_count=self.fork_count,
+            unconfirmed=self.unconfirmed,
+        )
 
     def extend_deadline(self, sent: float, ttl: float, drift: float) -> None:
         """Move the deadline: a request sent at `sent` was granted, or lengthened the lease. Never shortens.
 
         `drift` is that of the server.
         """
-        self.renewal_failing = False
+        self.renewal_failing = self.unconfirmed = False
         self.last_answered_sent = sent
         deadline = sent + ttl - margin(ttl, drift)
         if deadline > self.deadline:

@@ -16,14 +16,14 @@ Rules.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from interlock._client import grant as grant_module
 from interlock._client.error_texts import ENDED_BEFORE_RELEASE
 from interlock._client.grant import tombstone_ms
 from interlock._protocol.log import log
-from interlock._protocol.timing import FOREVER
-from interlock._protocol.types import Disconnected
+from interlock._protocol.timing import FOREVER, HANDOVER_TTL
+from interlock._protocol.types import Disconnected, Unawaited
 from interlock.primitives.messages import encode_release
 
 if TYPE_CHECKING:
@@ -36,6 +36,12 @@ if TYPE_CHECKING:
 
 READ_INTERVAL: Final = 0.025  # seconds: the worker reads replies that are owed for longer, and as often
 LOST_AFTER: Final = 1.0  # seconds after which a reply that is owed counts as lost
+
+
+class Owed(Unawaited, Protocol):
+    """Another message of this client whose reply nobody waits for, and which the same worker reads."""
+
+    sent_at: float
 
 
 class Departure:
@@ -53,9 +59,7 @@ class Departure:
 
     def before_sending(self) -> None:
         """See Unawaited."""
-        self._leaving.owed[self.attempt.token] = (
-            self  # first: close() in another thread finds it here or among the held
-        )
+        self._leaving.owed[self] = None  # first: close() in another thread finds it here or among the held
         self._grant.mark_released()
         self._leaving.renewal.end(self._grant)
 
@@ -86,7 +90,7 @@ class Departure:
         """Expect no reply any more."""
         self._is_over = True
         self._lease = None
-        self._leaving.owed.pop(self.attempt.token, None)
+        self._leaving.owed.pop(self, None)
 
     @property
     def _is_of_parent(self) -> bool:
@@ -120,7 +124,7 @@ class Leaving:
         self.renewal = renewal
         self.undo = undo
         self.is_closed = is_closed
-        self.owed: dict[str, Departure] = {}  # by token
+        self.owed: dict[Departure | Owed, None] = {}  # in the order in which they were sent
         self._next_read = FOREVER
 
     def leave(self, grant: Grant, now: float) -> bool:
@@ -129,7 +133,8 @@ class Leaving:
         So does a server that can't do it now: see `Server.send_unawaited`.
         """
         attempt = grant.attempt
-        if attempt.in_doubt or grant.renewal_failing or grant.deadline - now < attempt.ttl / 2:
+        ttl = min(HANDOVER_TTL, attempt.ttl) if grant.unconfirmed else attempt.ttl
+        if attempt.in_doubt or grant.renewal_failing or grant.deadline - now < ttl / 2:
             return False
         departure, resource = Departure(self, grant, now), attempt.resource
         message = (
@@ -143,14 +148,18 @@ class Leaving:
         except Disconnected as error:
             departure.failed(error)
             return True
+        self.read_soon(now)
+        return True
+
+    def read_soon(self, now: float) -> None:
+        """Let the worker read the reply to a message sent now, unless somebody else does."""
         if self._next_read == FOREVER:
             self._next_read = now + READ_INTERVAL
             self.wake_at(self._next_read)
-        return True
 
     def attempts(self) -> list[Attempt]:
         """The attempts whose releases have no reply yet."""
-        return [departure.attempt for departure in list(self.owed.values())]
+        return [each.attempt for each in list(self.owed) if isinstance(each, Departure)]
 
     def due(self) -> float:
         """When the worker must read replies."""
@@ -163,9 +172,9 @@ class Leaving:
             await self.server.read_owed(now - READ_INTERVAL, now + LOST_AFTER)
         finally:
             now = self.runtime.now()
-            for departure in list(self.owed.values()):
-                if now - departure.sent_at > LOST_AFTER:
-                    departure.failed(Disconnected("no answer in time", sent=True, timed_out=True))
+            for each in list(self.owed):
+                if now - each.sent_at > LOST_AFTER:
+                    each.failed(Disconnected("no answer in time", sent=True, timed_out=True))
             if self.owed:
                 self._next_read = now + READ_INTERVAL
 

@@ -32,13 +32,14 @@ from interlock._client.error_texts import OLD_PRIMARY_MAY_GRANT
 from interlock._client.grant import Grant
 from interlock._client.places import line_of
 from interlock._protocol.log import log
-from interlock._protocol.timing import FOREVER, capped_ttl
+from interlock._protocol.timing import FOREVER, HANDOVER_TTL, capped_ttl
 from interlock._protocol.types import Disconnected, Message, Route, Script, Server, ServerError
 from interlock.primitives.messages import (
     RENEWED,
     Failed,
     Gone,
     RenewCall,
+    Renewed,
     RenewReply,
     RenewState,
     Revoked,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from interlock._client.undo import Undo
     from interlock._client.waiting import Waiters
     from interlock._client.worker import Worker
+    from interlock._protocol.types import Reply
 
 # leases in one script call: a call then takes less than 2 ms of the server, which other programs use, too
 RENEWAL_BATCH: Final = 200
@@ -171,7 +173,9 @@ class Renewal:
             grant.bucket = bucket
             if self.set_aside:
                 self.set_aside.pop(token, None)
-        wake = min(due, grant.last_answered_sent + min(MAX_SLEEP, sleep))
+        # A stamp may be old, and would wake the worker with each handover.
+        asked_at = self.runtime.now() if grant.unconfirmed else grant.last_answered_sent
+        wake = min(due, asked_at + min(MAX_SLEEP, sleep))
         if wake < self.ends_worker.asleep_until:
             self.ends_worker.wake_at(wake)
 
@@ -260,6 +264,29 @@ class Renewal:
             if grant.token == token:
                 self.lose(grant, f"it was revoked: {why}")
                 return
+
+    def on_confirmation(self, token: str, reply: Reply | Exception, sent: float) -> None:
+        """Handle the reply to the confirmation of a handover, sent at this time, or the error in its place."""
+        grant = self.find(token)
+        if grant is None:  # it was released before the reply was read, which now says nothing
+            return
+        now, drift = self.runtime.now(), self.server.drift
+        state = Failed(b"") if isinstance(reply, Exception) else RenewReply.parse(reply).states[0]
+        if why := grant.reason_ended(now):  # a reply does not revive a lost lease
+            self.lose(grant, why)
+        elif isinstance(state, Gone | Revoked):
+            self.lose(grant, reason_lost(state))
+        elif isinstance(state, Renewed) and not self.server.old_primary_may_still_grant(grant.resource.keys[0]):
+            grant.extend_deadline(sent, _ttl_ms(grant, sent, drift) / 1000, drift)
+        else:
+            self._renew_now(grant)
+
+    def _renew_now(self, grant: Grant) -> None:
+        with self.runtime.mutex:
+            self.set_aside[grant.token] = grant  # first in here, then out of the bucket
+            if grant.bucket is not None:
+                grant.bucket.pop(grant.token, None)
+        self.renewal_worker.wake_at(self.runtime.now())
 
     def take_due(self) -> None:
         """Set aside the leases that are due for a renewal, or for the question whether they were revoked."""
@@ -438,6 +465,8 @@ def dropped_text(grant: Grant, now: float) -> str:
 def _next_due(grant: Grant, *, renews: bool) -> float:
     """When the lease is due for its renewal, if it is renewed, or when it ends: the earlier of the two."""
     ttl = grant.attempt.options.ttl
+    if grant.unconfirmed:  # the renewal is due when a third of the handover ttl is left
+        ttl = 2 * min(HANDOVER_TTL, ttl)
     # Both times are rounded, so that many leases share a bucket: a renewal to an earlier time, an end to a later one.
     grain = ttl / 30
     renewal = (grant.last_answered_sent + ttl / 3) // grain * grain if renews else FOREVER

@@ -103,7 +103,7 @@ class Session:
         """Handle a push to this client: a grant or a revocation."""
         verb, token, rest = (payload.decode(errors="replace") + "  ").split(" ", 2)
         if verb == "granted":
-            self.waiters.on_granted(token)
+            self.waiters.on_granted(token, rest)
         elif verb == "revoked":
             self.renewal.revoked(token, free_text(rest.rstrip()))
 

@@ -99,8 +99,11 @@ class Waiters:
         return await attempt.event.wait(until)
 
     def wake_all(self) -> None:
-        """Let each waiter ask again."""
-        self._wake(list(self.registered.values()))
+        """Let each waiter ask again, even if the server has pushed a handover to it."""
+        attempts = list(self.registered.values())
+        for attempt in attempts:
+            attempt.asks_first = True
+        self._wake(attempts)
 
     def subscription_changed(self, channel: str | None) -> None:
         """The client may have missed a push on this channel (None: on any): let each of its waiters ask again."""
@@ -128,9 +131,13 @@ class Waiters:
             if attempt.event is not None:
                 attempt.event.set()
 
-    def on_granted(self, token: str) -> None:
-        """Handle the push that the server handed the lock to this waiter: its next request confirms the handover."""
+    def on_granted(self, token: str, words: str = "") -> None:
+        """Handle the push that the server handed the lock to this waiter, with the words behind its token.
+
+        The waiter confirms the handover: see Handovers.
+        """
         if attempt := self.registered.get(token):
+            attempt.push = words
             self._wake([attempt])
 
     def due(self) -> float:

@@ -111,6 +111,11 @@ class Runtime(Protocol):
     """How code waits and runs in the background: with threads, in an asyncio loop, or in a simulation."""
 
     @property
+    def runs_beside_caller(self) -> bool:
+        """Whether background work goes on while the caller's own code computes: threads do, tasks of a loop do not."""
+        ...
+
+    @property
     def mutex(self) -> AbstractContextManager[object]:
         """A lock for compound steps on data that several threads share; never held during I/O."""
         ...

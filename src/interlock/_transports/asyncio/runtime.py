@@ -78,6 +78,8 @@ def end_wait(waiter: asyncio.Future[None]) -> None:
 class AsyncioRuntime:
     """See Runtime: tasks wait on the running loop, and background work runs in tasks."""
 
+    runs_beside_caller = False
+
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.now = now

@@ -48,6 +48,8 @@ class AutoResetEvent:
 class ThreadRuntime:
     """See Runtime: threads wait for raw locks, and background work runs in daemon threads."""
 
+    runs_beside_caller = True
+
     def __init__(self) -> None:
         self.now = now
         self.event = AutoResetEvent
