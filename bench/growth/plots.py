@@ -135,8 +135,8 @@ def _model(axes: Any, costs: model.Costs) -> None:
         (core, model.FULL * 100, f"{model.FULL:.0%}"), (held, model.MAXCLIENTS, "default maxclients")
     ):  # fmt: skip
         axis.axhline(limit, color=INK, linestyle="--", linewidth=1)
-        axis.annotate(text, (sizes[0], limit), xytext=(0, 3), textcoords="offset points", fontsize=8)
-        _scale(axis, sizes, log_values=axis is held)
+        axis.annotate(text, (sizes[0], limit), xytext=(0, -10), textcoords="offset points", fontsize=8)
+        _scale(axis, sizes, log_values=True)
         axis.set_xlabel("clients, ten for each lock")
         _legend(axis, 3)
     core.set_ylabel("core of the fullest node, %")

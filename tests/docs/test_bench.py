@@ -192,6 +192,27 @@ def test_a_curve_that_does_not_exist_is_refused_with_those_that_do():
     assert "there is no curve waiter. The curves are waiters, permits" in ended.stderr
 
 
+def test_the_page_about_growth_has_the_tables_and_pictures_of_the_recorded_numbers(bench):
+    growth = bench.growth
+    numbers, page = json.loads(growth.NUMBERS.read_text()), growth.PAGE.read_text()
+    assert page == growth.page_with(page, numbers), "run: scripts/bench growth --again --write"
+    assert {name for _, name, _ in growth.BLOCK.findall(page)} == {*growth.blocks(numbers)}
+    pictures = {path.name for path in growth.PICTURES.glob("*.svg")}
+    assert (
+        {*re.findall(r"\(growth/([a-z-]+\.svg)\)", page)}
+        == pictures
+        == {f"{name}.svg" for name in (*growth.plots.PANELS, "cluster")}
+    )
+
+
+def test_the_same_numbers_make_the_same_pictures(bench, tmp_path):
+    pytest.importorskip("matplotlib")
+    numbers = json.loads(bench.growth.NUMBERS.read_text())
+    curves = {name: bench.growth.Curve.from_json(data) for name, data in numbers["curves"].items()}
+    first, second = (bench.growth.plots.draw(curves, tmp_path / each) for each in "ab")
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
 @pytest.mark.parametrize(("clients", "names", "hold"), [(50, 5, 1.0), (30, 3, 25.0)])
 def test_the_model_says_what_the_simulator_counts(bench, clients, names, hold):
     """If the protocol sends other messages one day, the model must change with it."""
