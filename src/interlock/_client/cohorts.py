@@ -88,7 +88,10 @@ class Cohorts:
             cohort = self.by_key.get(key)
             if cohort is None or cohort.section is not section:
                 return
-            driver = cohort.end(self.runtime.now()) if cohort.waiting else None
+            if not cohort.waiting:
+                del self.by_key[key]
+                return
+            driver = cohort.end(self.runtime.now())
             if driver is None:
                 del self.by_key[key]
         _wake(driver)

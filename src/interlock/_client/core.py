@@ -172,19 +172,19 @@ class Core:
             frame = None
         while frame is not None and NOT_THE_USERS[frame.f_code.co_filename]:
             frame = frame.f_back
-        return Attempt(
-            resource=resource,
-            token=f"{resource.owner_prefix}{self.process_id}/{name}/{os.urandom(16).hex()}",
-            options=options,
-            timeout=timeout,
-            until=until,
-            event=self.runtime.event() if timeout is None or timeout > 0 else None,
-            make_lease=make_lease,
-            busy=busy,
-            should_stop=should_stop,
-            caller=caller,
-            place=None if frame is None else (frame.f_code, frame.f_lasti),
-            release_args=resource.release_args,
+        return Attempt(  # by position, which is faster
+            resource,
+            f"{resource.owner_prefix}{self.process_id}/{name}/{os.urandom(16).hex()}",
+            options,
+            timeout,
+            until,
+            self.runtime.event() if timeout is None or timeout > 0 else None,
+            make_lease,
+            busy,
+            should_stop,
+            caller,
+            None if frame is None else (frame.f_code, frame.f_lasti),
+            resource.release_args,
         )
 
     def _take_new_token(self, attempt: Attempt) -> None:
@@ -469,9 +469,10 @@ class Core:
         try:
             lease = attempt.make_lease(self, grant)
             self.renewal.add(grant)
-            cohort = self.cohorts.by_key.get(attempt.resource.keys[0])
-            if cohort is not None and cohort.driver is attempt:
-                cohort.begin(grant)
+            if attempt.options.joins:
+                cohort = self.cohorts.by_key.get(attempt.resource.keys[0])
+                if cohort is not None and cohort.driver is attempt:
+                    cohort.begin(grant)
             # The push of a revocation may have arrived before the reply that grants the lease.
             if why := self.renewal.early_revocations.get(attempt.token):
                 raise grant.error(f"it was revoked: {why}")
@@ -597,6 +598,11 @@ class Core:
                 # After a revocation the lock's key may still hold "!<token>": the undo hands the lock over at once.
                 self.undo.add(attempt)
             return False
+        return await self._release_held(grant, now)
+
+    async def _release_held(self, grant: Grant, now: float) -> bool:
+        """Release a lease that had not ended `now`. See release()."""
+        attempt = grant.attempt
         was_in_doubt = attempt.in_doubt
         try:
             self.releasing[attempt.token] = attempt  # first: close() in another thread finds it here or among the held
@@ -642,9 +648,8 @@ class Core:
                 return
             if why is not None:
                 self.renewal.lose(grant, why)
-            elif self._ends_without_waiting(grant, now):
-                return
-            if await self.release(grant):
+                await self.release(grant)
+            elif self._ends_without_waiting(grant, now) or await self._release_held(grant, now):
                 return
         except LockError as failed:
             if error is None and not isinstance(failed, Unavailable):
