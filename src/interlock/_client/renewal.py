@@ -175,7 +175,8 @@ class Renewal:
                 self.set_aside.pop(token, None)
         # A stamp may be old, and would wake the worker with each handover.
         asked_at = self.runtime.now() if grant.unconfirmed else grant.last_answered_sent
-        wake = min(due, asked_at + min(MAX_SLEEP, sleep))
+        # It asks at once if the channel was subscribed while all leases were set aside.
+        wake = 0.0 if self.resubscribed else min(due, asked_at + min(MAX_SLEEP, sleep))
         if wake < self.ends_worker.asleep_until:
             self.ends_worker.wake_at(wake)
 
