@@ -17,7 +17,7 @@ import interlock
 import interlock.aio
 from faults.test_interrupts import Interruption, Stop, is_current, quiet  # noqa: F401 (a fixture)
 from harness.modes import until
-from interlock._client import core
+from interlock._client import cohorts
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1")
@@ -28,7 +28,7 @@ OTHERS = 2  # callers beside the one that is interrupted
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     """A caller whose wake-up an interrupt has cost looks soon again."""
-    monkeypatch.setattr(core, "TURN_POLL_INTERVAL", 0.1)
+    monkeypatch.setattr(cohorts, "LOOK_INTERVAL", 0.1)
 
 
 class Inside:

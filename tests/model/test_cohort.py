@@ -53,7 +53,7 @@ class Play:
         self.word_at = 0.0  # when the server said last whether others wait
         runtime = SimpleNamespace(mutex=contextlib.nullcontext(), now=lambda: self.now, event=Event)
         keeper = SimpleNamespace(may_pass=lambda _: True, replace=lambda *_: None)
-        self.cohorts = Cohorts(runtime, keeper)
+        self.cohorts = Cohorts(runtime, keeper, lambda _: None)
 
     @property
     def cohort(self):
@@ -62,7 +62,7 @@ class Play:
     # What may happen
 
     def steps(self):
-        found = [("later", BUDGET * 1.1), ("later", WORD_COUNTS_FOR * 1.1)] if self.cohort else []
+        found = [("later", BUDGET * 1.1), ("later", WORD_COUNTS_FOR * 1.1), ("looks",)] if self.cohort else []
         if self.cohort and self.now < 1000 + OPTIONS.ttl / 2:
             found.append(("later", OPTIONS.ttl * 0.55))
         for i in CALLERS:
@@ -78,7 +78,7 @@ class Play:
             elif turn == "reserves":
                 found += [("reserved", i, True), ("reserved", i, False), ("refused", i), ("gives_up", i)]
             elif turn == "inside":
-                found += [("leaves", i), ("loses", i), ("asks_for_more", i)]
+                found += [("leaves", i), ("loses", i), ("asks_for_more", i), ("is_collected", i)]
         return found
 
     def later(self, seconds):
@@ -185,6 +185,14 @@ class Play:
             assert self.now - since < BUDGET, "too long while others wait"
             self.passes_since_others = passes + 1, since
 
+    def is_collected(self, i):
+        """A finalizer ends its lease, and tells nobody: the next look does."""
+        self.sections.pop(i).end_reason = "it was dropped"
+        self.turns[i] = "out"
+
+    def looks(self):
+        self.cohorts.look()
+
     def loses(self, i):
         section = self.sections.pop(i)
         section.lose("its ttl passed")
@@ -212,6 +220,8 @@ class Play:
         cohort = self.cohort
         if cohort is None:
             assert set(self.turns.values()) == {"out"}, "callers without a cohort"
+            return
+        if cohort.section is not None and cohort.section.end_reason == "it was dropped":
             return
         assert set(self.turns.values()) != {"out"}, "a cohort without callers"
         assert (cohort.driver is None) != (cohort.section is None), "a driver and a section, or neither"
@@ -291,7 +301,10 @@ BUGS = {
         "and (self._passes_until == FOREVER or self._reserved > 0)", "", "too many sections",
     ),
     "a place that is given up": ("first.go_on_for(former)", "pass", "queue was given up"),
-    "a driver that nobody follows": ("driver = self.promote(now)", "driver = None", "queue was given up"),
+    "a driver that nobody follows": (
+        "driver = self.promote(now)\n        if self.driver", "driver = None\n        if self.driver",
+        "queue was given up",
+    ),
     "a wake-up lost to a cancellation": (
         "is not None and self.section.attempt is attempt:\n            self.section = None",
         "is None:\n            pass",

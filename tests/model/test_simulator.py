@@ -117,7 +117,13 @@ def test_callers_of_one_process_pass_leases_on(profile, subject):
 IN_COHORTS = {
     "fences that nobody reserves": ("lua", "fence = first_fence + number - 1", "fence = first_fence", 2, "no faults"),
     "a reservation that shortens": ("lua", "math.max(ttl, call('PTTL', LOCK))", "100", 1, "no faults"),
-    "a driver that nobody follows": ("python", "driver = self.promote(now)", "driver = None", 4, "cancel"),
+    "a driver that nobody follows": (
+        "python",
+        "driver = self.promote(now)\n        if self.driver",
+        "driver = None\n        if self.driver",
+        4,
+        "cancel",
+    ),
 }
 
 

@@ -15,8 +15,8 @@ Rules.
  4. No caller gets a fence that the server has not reserved in the lock's record.
  5. While others wait in the server's queue, a hold passes on for `BUDGET` at most, and `RESERVED` times at most. So no
     process starves another.
- 6. An interrupt may come between any two lines. So each step has one line after which it counts, and what is missing
-    then is done by the next caller that looks (`promote`); each waiter looks at least once a second.
+ 6. An interrupt may come between any two lines. So each step has one line from which on it counts, and a caller stays
+    in the queue until it has looked: the worker of ends wakes again those whose turn it is (`Cohorts.look`).
 
 This class has no threads, no clock and no I/O. `Cohorts` calls it, under the mutex.
 """
@@ -51,7 +51,7 @@ class Cohort:
         self.ttl_ms = driver.options.ttl_ms  # of each of its leases
         self.driver: Attempt | None = driver
         self.section: Grant | None = None  # of the caller that is in its section, or just wakes for it
-        self.waiting = NOBODY
+        self.waiting = NOBODY  # in order of arrival; those, too, whose turn has come and who have not looked yet
         self._driver_since = FOREVER  # since when it, and those before it, have asked, as far as those that wait know
         self._next_fence = 0
         self._reserved = 0  # how many fences are left, from `_next_fence` on
@@ -66,7 +66,10 @@ class Cohort:
             self.waiting = {}
         self.waiting[attempt] = None
         self._driver_since = min(self._driver_since, now)
-        return self.promote(now)
+        driver = self.promote(now)
+        if driver is attempt:
+            del self.waiting[attempt]
+        return driver
 
     def turn(self, attempt: Attempt) -> Grant | bool:
         """What this caller may do: begin its section under this grant, ask the server (True), or wait (False)."""
@@ -76,8 +79,12 @@ class Cohort:
             turn = self.section
         else:
             return False
-        self.waiting.pop(attempt, None)  # an interrupt may have left it there
+        self.waiting.pop(attempt, None)
         return turn
+
+    def whose_turn(self, now: float) -> Attempt | None:
+        """The caller before all others."""
+        return self.promote(now) or self.driver or (self.section.attempt if self.section is not None else None)
 
     def leave(self, attempt: Attempt, now: float) -> Attempt | None:
         """Forget this caller, which is abandoned. Returns the caller that is the driver by now, if that is news."""
@@ -110,7 +117,6 @@ class Cohort:
                     self._driver_since = now
                 self.section = None
                 self.driver = first
-                self.waiting.pop(first)
                 return first
         return None
 

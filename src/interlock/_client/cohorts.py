@@ -6,14 +6,20 @@ turn is: to ask the server, to begin a section, or to wait on. So an event is on
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from interlock._client.cohort import OTHERS_WAIT, Cohort
+from interlock._protocol.timing import FOREVER
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from interlock._client.grant import Attempt, Grant
     from interlock._protocol.types import Runtime
     from interlock.primitives.messages import Queued
+
+
+LOOK_INTERVAL: Final = 2.0  # seconds between two looks of the worker
 
 
 class Keeper(Protocol):
@@ -26,9 +32,11 @@ class Keeper(Protocol):
 class Cohorts:
     """The cohorts of one client."""
 
-    def __init__(self, runtime: Runtime, renewal: Keeper) -> None:
+    def __init__(self, runtime: Runtime, renewal: Keeper, wake_at: Callable[[float], None]) -> None:
         self.runtime = runtime
         self.renewal = renewal
+        self.wake_at = wake_at
+        self.next_look = FOREVER  # when the worker of ends looks; FOREVER if nobody waits
         self.by_key: dict[str, Cohort] = {}
 
     # Callers
@@ -44,7 +52,13 @@ class Cohorts:
             if cohort.ttl_ms != attempt.options.ttl_ms:
                 return True  # by itself, since a lease that passes on keeps its ttl
             attempt.event = attempt.event or self.runtime.event()
-            return self.turn(attempt) is True
+            now = self.runtime.now()
+            driver = cohort.arrive(attempt, now)
+        _wake(driver)
+        if self.next_look == FOREVER:
+            self.wake_at(now + LOOK_INTERVAL)  # first: an interrupt may come between the two
+            self.next_look = now + LOOK_INTERVAL
+        return driver is attempt
 
     def turn(self, attempt: Attempt) -> Grant | bool:
         """What this caller may do: begin its section under this grant, ask the server (True), or wait (False)."""
@@ -117,7 +131,6 @@ class Cohorts:
                     first.token = own_token
                 raise
             section.mark_released()
-            cohort.waiting.pop(first, None)
         _wake(first)
         return True
 
@@ -140,6 +153,23 @@ class Cohorts:
         with self.runtime.mutex:
             cohort = self.by_key.get(attempt.resource.keys[0])
             return cohort.blocking(self.runtime.now(), arrived) if cohort is not None else OTHERS_WAIT
+
+    def is_inside(self, attempt: Attempt) -> bool:
+        """Whether the caller of this attempt is in the section for which it waits."""
+        cohort = self.by_key.get(attempt.resource.keys[0])
+        section = cohort.section if cohort is not None else None
+        return section is not None and section.attempt.caller is attempt.caller is not None
+
+    def look(self) -> None:
+        """Wake those whose turn it is, in case an interrupt has cost a wake-up."""
+        now = self.runtime.now()
+        self.next_look = FOREVER  # first: join() sets it for a caller that arrives after this look
+        with self.runtime.mutex:
+            due = [cohort.whose_turn(now) for cohort in self.by_key.values() if cohort.waiting]
+        if due:
+            self.next_look = now + LOOK_INTERVAL
+        for attempt in due:
+            _wake(attempt)
 
     def wake_all(self) -> None:
         """Let each caller that waits look again: the client is closed."""

@@ -55,7 +55,6 @@ from interlock._protocol.timing import (
     RETRY_FOR,
     STOP_POLL_INTERVAL,
     TRY_FOR,
-    TURN_POLL_INTERVAL,
     UNDO_GRACE,
     capped_ttl,
     margin,
@@ -255,35 +254,47 @@ class Core:
 
         Raises AcquireTimeout, Unavailable or Deadlock.
         """
-        arrived = self.runtime.now()
-        attempt.look_at = FOREVER if attempt.caller is None else arrived + LOOK_AFTER * random.uniform(1.0, 1.5)
-        self._look_for_own_section(attempt, arrived, warn=False)
-        while (turn := self.cohorts.turn(attempt)) is not True:
-            now = self.runtime.now()
+        arrived = now = self.runtime.now()
+        attempt.look_at = FOREVER
+        if self.cohorts.is_inside(attempt):
+            self._look_for_own_section(attempt, arrived, warn=False)
+            attempt.look_at = now + LOOK_AFTER
+        while True:
+            if self.closed:
+                raise self.closed_error(attempt.resource)
+            if now >= attempt.until:
+                raise self._turn_timeout(attempt, arrived)
+            if now >= attempt.look_at:
+                attempt.look_at = FOREVER
+                self._look_for_own_section(attempt, arrived, warn=True)
+            assert attempt.event is not None
+            await attempt.event.wait(min(attempt.until, attempt.look_at))
+            turn, now = self.cohorts.turn(attempt), self.runtime.now()
+            if turn is True:
+                break
             if turn is not False:
                 if (lease := await self._begin_section(attempt, turn)) is not None:
                     return lease
                 turn.mark_released()
                 self.renewal.remove(turn)
                 self.cohorts.drive_instead(turn)
-            elif self.closed:
-                raise self.closed_error(attempt.resource)
-            elif now >= attempt.until:
-                raise self._turn_timeout(attempt, arrived)
-            elif now >= attempt.look_at:
-                attempt.look_at = FOREVER
-                self._look_for_own_section(attempt, arrived, warn=True)
-            else:
-                assert attempt.event is not None
-                poll = now + TURN_POLL_INTERVAL * random.uniform(1.0, 1.5)
-                await attempt.event.wait(min(attempt.until, attempt.look_at, poll))
+                attempt.event.set()  # to look at once
+        self._begin_to_drive(attempt, arrived, now)
+        return None
+
+    def _begin_to_drive(self, attempt: Attempt, arrived: float, now: float) -> None:
+        """Prepare a caller that has waited in its cohort to ask the server.
+
+        Raises Unavailable if the caller that drove before has just given up, after as long a silence as this one would
+        wait for.
+        """
+        if attempt.caller is not None:
+            attempt.look_at = now + LOOK_AFTER * random.uniform(1.0, 1.5)
         if attempt.was_granted:  # its turn came with a lease that has ended
             self._take_new_token(attempt)
-        elif max(arrived, attempt.unanswered_since) + self.server.retry_for <= self.runtime.now():
-            # The caller that drove before has just given up, after as long a silence as this one would wait for.
+        elif max(arrived, attempt.unanswered_since) + self.server.retry_for <= now:
             cause = Disconnected(DRIVER_UNANSWERED, sent=True, timed_out=True)
-            raise unavailable_error(attempt, self.server.display_url, self.runtime.now(), cause) from cause
-        return None
+            raise unavailable_error(attempt, self.server.display_url, now, cause) from cause
 
     async def _begin_section(self, attempt: Attempt, grant: Grant) -> Any:
         """Make the lease of a grant that passed to this caller. Returns None if it has ended before the section."""

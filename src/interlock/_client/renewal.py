@@ -92,7 +92,7 @@ class Renewal:
         self.ends_worker = ends_worker  # runs `ends`
         self.renewal_worker = renewal_worker  # runs tick()
         self.ends = LeaseEnds(self, undo, waiters)
-        self.cohorts = Cohorts(self.runtime, self)
+        self.cohorts = Cohorts(self.runtime, self, ends_worker.wake_at)
         undo.on_adopted = self.end
         self.buckets: dict[float, Bucket] = {}
         self.set_aside: dict[str, Grant] = {}  # leases to renew or ask about now; a lease is always here or in a bucket
@@ -439,7 +439,9 @@ class LeaseEnds:
         # Read last: a finalizer adds here first, then takes its lease out of the buckets.
         if self.undo.from_finalizers or renewal.unreported_drops:
             return now
-        return min([self.next_end, *(now + sleep for sleep in sleeps), *(due for due, _ in buckets)])
+        return min(
+            [self.next_end, renewal.cohorts.next_look, *(now + sleep for sleep in sleeps), *(due for due, _ in buckets)]
+        )
 
     async def tick(self) -> None:
         """Report the leases that have ended, and set aside those that are due."""
@@ -450,6 +452,8 @@ class LeaseEnds:
         self.undo.adopt_from_finalizers()
         self.waiters.wake_resubscribed()
         renewal.report_drops()
+        if now >= renewal.cohorts.next_look:
+            renewal.cohorts.look()
         renewal.take_due()
         self.next_end = renewal.report_ends()
 

@@ -23,7 +23,6 @@ DRIFT: Final = 0.001  # part of a ttl: see margin()
 # heartbeat for that caller.
 PROOF_TIMEOUT: Final = 2.0
 UNDO_GRACE: Final = 0.2  # seconds that a timed-out caller waits for its undo, so that the caller finds nothing left
-TURN_POLL_INTERVAL: Final = 2.0  # seconds: a waiter in a cohort looks as often, in case an interrupt cost its wake-up
 STOP_POLL_INTERVAL: Final = 0.2  # seconds between two calls of the `should_stop` of a waiting caller
 FOREVER: Final = math.inf
 
