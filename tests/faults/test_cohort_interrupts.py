@@ -38,10 +38,11 @@ class Inside:
         self.now, self.ever, self.fences = 0, 0, [0]
 
     def __call__(self, lease):
+        fence = lease.fence  # code of interlock, which may be interrupted
         self.now += 1
         assert self.now == 1, "two callers inside"
-        assert lease.fence > self.fences[-1]
-        self.fences.append(lease.fence)
+        assert fence > self.fences[-1]
+        self.fences.append(fence)
         self.ever += 1
         self.now -= 1
 
