@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 class Confirmation:
     """The confirmation of one handover. It is the `Unawaited` of its message."""
 
+    keeps_order = False
+    read_after = 0.25  # seconds; most sections are over by then, and their release has read the reply
+
     def __init__(self, handovers: Handovers, grant: tuple[Attempt, int, float, float], now: float) -> None:
         self.sent_at = now
         self.lease: Any = None
@@ -98,7 +101,7 @@ class Handovers:
                 self.renewal.remove(grant)
             raise
         else:
-            self.leaving.read_soon(now)
+            self.leaving.watch(confirmation)
         lease, confirmation.lease = confirmation.lease, None
         return lease
 

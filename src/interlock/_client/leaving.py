@@ -42,11 +42,15 @@ class Owed(Unawaited, Protocol):
     """Another message of this client whose reply nobody waits for, and which the same worker reads."""
 
     sent_at: float
+    read_after: float
+    """Seconds after which the worker reads the reply."""
 
 
 class Departure:
     """One release whose reply nobody waits for. It is the `Unawaited` of its message."""
 
+    keeps_order = True
+    read_after = READ_INTERVAL
     __slots__ = ("_grant", "_is_over", "_lease", "_leaving", "attempt", "sent_at")
 
     def __init__(self, leaving: Leaving, grant: Grant, now: float) -> None:
@@ -148,14 +152,15 @@ class Leaving:
         except Disconnected as error:
             departure.failed(error)
             return True
-        self.read_soon(now)
+        self.watch(departure)
         return True
 
-    def read_soon(self, now: float) -> None:
-        """Let the worker read the reply to a message sent now, unless somebody else does."""
-        if self._next_read == FOREVER:
-            self._next_read = now + READ_INTERVAL
-            self.wake_at(self._next_read)
+    def watch(self, sent: Departure | Owed) -> None:
+        """Let the worker read the reply to this message, unless somebody else has read it by then."""
+        due = sent.sent_at + sent.read_after
+        if due < self._next_read:
+            self._next_read = due
+            self.wake_at(due)
 
     def attempts(self) -> list[Attempt]:
         """The attempts whose releases have no reply yet."""
@@ -175,8 +180,9 @@ class Leaving:
             for each in list(self.owed):
                 if now - each.sent_at > LOST_AFTER:
                     each.failed(Disconnected("no answer in time", sent=True, timed_out=True))
-            if self.owed:
-                self._next_read = now + READ_INTERVAL
+            if owed := list(self.owed):
+                first = min(each.sent_at + each.read_after for each in owed)
+                self._next_read = min(self._next_read, max(first, now + READ_INTERVAL))
 
     async def read_all(self, until: float) -> None:
         """Read all replies that are there by this time."""

@@ -62,6 +62,11 @@ class Stopped(Exception):  # noqa: N818 (a decision of the caller, not an error)
 class Unawaited(Protocol):
     """A message whose sender does not wait for the reply: see `Server.send_unawaited`. None of these methods raises."""
 
+    @property
+    def keeps_order(self) -> bool:
+        """Whether later messages of the same thread or task must reach the server after this one."""
+        ...
+
     def before_sending(self) -> None:
         """Do what must be done before the message is sent. Called at most once."""
         ...
@@ -214,9 +219,9 @@ class Server(Protocol):
     def send_unawaited(self, message: Message, now: float, unawaited: Unawaited) -> bool:
         """Send one message `now`, and wait for nothing: `unawaited` gets the reply, or the error, at some later time.
 
-        Later messages of the same thread or task reach the server after this one, if it is answered soon. Returns
-        False, having done nothing, if no connection is idle, or only a wait would show that it leads to the primary.
-        Raises Disconnected.
+        Later messages of the same thread or task reach the server after one that `keeps_order`, if it is answered
+        soon. Returns False, having done nothing, if no connection is idle, or only a wait would show that it leads to
+        the primary. Raises Disconnected.
         """
         ...
 

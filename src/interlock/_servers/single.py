@@ -248,7 +248,10 @@ class SingleServer:
         except BaseException as error:
             connection.discard(error)
             raise
-        connection.checkin_owing(owed)
+        if unawaited.keeps_order:
+            connection.checkin_owing(owed)
+        else:
+            connection.checkin()
         return True
 
     async def read_owed(self, sent_before: float, until: float) -> None:
