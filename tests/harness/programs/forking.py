@@ -44,9 +44,9 @@ def blocking(locks) -> None:
         assert locks.lock(name).try_acquire() is None
         with locks.lock(f"child-{name}"):
             pass
-    lease = locks.lock("child").acquire(10)
+    lease = locks.lock("child", fair=True).acquire(10)
     got = []
-    waiter = threading.Thread(target=lambda: got.append(locks.lock("child").acquire(10)))
+    waiter = threading.Thread(target=lambda: got.append(locks.lock("child", fair=True).acquire(10)))
     waiter.start()
     while not locks.lock("child").inspect().waiting:
         pass
@@ -61,8 +61,8 @@ async def cooperative(locks) -> None:
         assert await locks.lock(name).try_acquire() is None
         async with locks.lock(f"child-{name}"):
             pass
-    lease = await locks.lock("child").acquire(10)
-    waiter = asyncio.ensure_future(locks.lock("child").acquire(10))
+    lease = await locks.lock("child", fair=True).acquire(10)
+    waiter = asyncio.ensure_future(locks.lock("child", fair=True).acquire(10))
     while not (await locks.lock("child").inspect()).waiting:
         pass
     assert await lease.release()
