@@ -18,6 +18,7 @@ import interlock.aio
 from harness.modes import SLACK, outcome, queued, until
 from harness.topology import Independents
 from interlock import AcquireTimeout, ConfigError, Skipped, Unavailable
+from interlock._protocol.timing import RETRY_FOR
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1", starts="a cluster, a quorum")
@@ -87,6 +88,24 @@ async def test_a_silent_server_is_unavailable_and_the_error_says_which_and_how_l
             assert word in str(error), (kind, error)
         assert 0.5 < took < 0.6 + SLACK, kind  # a refused one, too, may use its time
     assert "lock 'a'" in str(results["lock"][0])
+
+
+@rule(2, 8)
+@pytest.mark.parametrize("timeout", [0.6, None])
+async def test_callers_of_one_process_wait_no_longer_for_a_silent_server_than_one_does(mode, node, timeout):
+    """One of them asks for all; the others share its silence, and do not ask one after another."""
+    locks = mode.interlock(node.url)
+    await (await locks.lock("warm").acquire()).release()
+    longest = timeout or RETRY_FOR
+    with silenced(node, "hung"):
+        began = time.monotonic()
+        calls = [asyncio.ensure_future(outcome(locks.lock("a").acquire(timeout))) for _ in range(6)]
+        errors = await asyncio.gather(*calls)
+        assert time.monotonic() - began < longest + SLACK
+    for error in errors:
+        assert isinstance(error, Unavailable), error
+        assert node.url in str(error)
+    assert not locks._session.core.cohorts.by_key
 
 
 @rule(8)
