@@ -16,6 +16,7 @@ import struct
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[1])  # as for the other modules of the bench
 
 from growth.sender import Sender
-from interlock import Interlock
+from interlock import Interlock, LeaseLost
 from interlock.aio import Interlock as AsyncInterlock
 from measure import now
 
@@ -45,7 +46,7 @@ SECTIONS, SECTION_MICROS, CALLS = (
     "script calls for a section",
 )
 MIDDLE_WAIT, LONGEST_WAIT, LEAST_SHARE = "median wait", "longest wait", "sections of the process served least"
-PRIVATE = "private memory of a process"
+LOST, PRIVATE = "leases lost", "private memory of a process"
 BEATS, BEAT_CPU, BEAT_SHARE = "heartbeats", "client's processor time for a heartbeat", "client's processor time"
 CALL_MICROS, CALL_CORE = "server's time for a call", "server's processor time for a call"
 BYTES_CLIENT, MESSAGES = "memory of a client: connection, subscription, place in a queue", "script calls"
@@ -77,6 +78,8 @@ def processes(path: str, size: int, seconds: float) -> Costs:
                 os.close(reading)
                 _contend(path, go_reading, writing, seconds)
                 status = 0
+            except BaseException:  # noqa: BLE001 (shown; the parent fails)
+                traceback.print_exc()
             finally:
                 os._exit(status)
         os.close(writing)
@@ -102,6 +105,7 @@ def processes(path: str, size: int, seconds: float) -> Costs:
         SECTIONS: sum(done) / seconds, SECTION_MICROS: micros / sum(done), CALLS: calls / sum(done),
         MIDDLE_WAIT: statistics.median(waits) * 1000, LONGEST_WAIT: max(waits) * 1000,
         LEAST_SHARE: min(done) * size / sum(done) * 100,
+        LOST: sum(answer["lost"] for answer in answers),
         PRIVATE: statistics.median(answer["private"] for answer in answers) / 1e6,
     }  # fmt: skip
 
@@ -109,7 +113,8 @@ def processes(path: str, size: int, seconds: float) -> Costs:
 def _contend(path: str, go: int, answer: int, seconds: float) -> None:
     """One of these processes. It connects, says so, and contends once it has read when the measurement begins."""
     waits: list[float] = []
-    in_time = 0
+    in_time = lost = 0
+    got = 0.0
     with Interlock(f"unix://{path}") as locks:
         with locks.lock(f"growth {os.getpid()}"):
             pass
@@ -118,15 +123,18 @@ def _contend(path: str, go: int, answer: int, seconds: float) -> None:
         lock, end = locks.lock("growth processes", fair=True), start + seconds
         asked = now()
         while asked < end:
-            with lock:
-                got = now()
+            try:
+                with lock:
+                    got = now()
+            except LeaseLost:  # this process stood still for longer than the handover ttl
+                lost += 1
             if got >= start:
                 waits.append(got - asked)
                 in_time += got < end
             asked = now()
         private = _private()
     with os.fdopen(answer, "w") as file:
-        json.dump({"waits": waits or [end - start], "in_time": in_time, "private": private}, file)
+        json.dump({"waits": waits or [end - start], "in_time": in_time, "private": private, "lost": lost}, file)
 
 
 def _private() -> int:

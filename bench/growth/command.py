@@ -102,8 +102,8 @@ SPECS: dict[str, Spec] = {
 }  # fmt: skip
 UNITS = {
     clients.SECTIONS: "1/s", clients.MIDDLE_WAIT: "ms", clients.LONGEST_WAIT: "ms", clients.PRIVATE: "MB",
-    clients.LEAST_SHARE: "% of an equal share", clients.CALLS: "", clients.BEATS: "1/s", clients.MESSAGES: "1/s",
-    clients.BEAT_SHARE: "% of a core",
+    clients.LEAST_SHARE: "% of an equal share", clients.CALLS: "", clients.LOST: "", clients.BEATS: "1/s",
+    clients.MESSAGES: "1/s", clients.BEAT_SHARE: "% of a core",
 }  # fmt: skip
 ALL_OF_MODEL = {"connections", "clients", "names"}  # the curves from which the model takes its costs
 
