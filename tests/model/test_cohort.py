@@ -243,9 +243,8 @@ class Play:
             cohort.driver and index[id(cohort.driver)],
             cohort.section and (index[id(cohort.section.attempt)], cohort.section.unanswered > 0),
             tuple(index[id(attempt)] for attempt in cohort.waiting),
-            cohort._reserved,
-            self.now - cohort._asked_at > WORD_COUNTS_FOR,
-            cohort._passes_until - self.now < 1 and self.now >= cohort._passes_until,
+            (hold := cohort.reservation)
+            and (hold._left, self.now - hold._asked_at > WORD_COUNTS_FOR, self.now >= hold._passes_until),
         )
         turns = tuple(
             (turn, turn == "waits" and self.attempts[i].event.is_set, turn != "out" and self.attempts[i].was_granted)
@@ -294,11 +293,11 @@ def test_every_order_of_three_callers_keeps_the_rules():
 BUGS = {
     "a pass late in the ttl": ("section.deadline - now >= enough", "True", "late in its ttl"),
     "a pass with an execute unanswered": ("section.unanswered == 0", "True", "an execute unanswered"),
-    "a fence that nobody reserved": ("self._reserved == 0 or", "self._next_fence == 0 or", "nobody reserved"),
+    "a fence that nobody reserved": ("self._left == 0 or", "self._next == 0 or", "nobody reserved"),
     "an old word": ("or now - self._asked_at > WORD_COUNTS_FOR", "", "word is old"),
-    "no end while others wait": ("now < self._passes_until", "True", "too long while others wait"),
+    "no end while others wait": ("(now < self._passes_until and", "(", "too long while others wait"),
     "a reservation more while others wait": (
-        "and (self._passes_until == FOREVER or self._reserved > 0)", "", "too many sections",
+        "now < self._passes_until and self._left > 0", "now < self._passes_until", "too many sections",
     ),
     "a place that is given up": ("first.go_on_for(former)", "pass", "queue was given up"),
     "a driver that nobody follows": (

@@ -42,21 +42,15 @@ NOBODY: Final[dict[Attempt, None]] = {}  # waits at a lock without contention: s
 class Cohort:
     """The callers of one process on one lock."""
 
-    __slots__ = (
-        "_asked_at", "_driver_since", "_next_fence", "_passes_until", "_reserved", "driver", "section", "ttl_ms",
-        "waiting",
-    )  # fmt: skip
+    __slots__ = ("_driver_since", "driver", "reservation", "section", "ttl_ms", "waiting")
 
     def __init__(self, driver: Attempt) -> None:
         self.ttl_ms = driver.options.ttl_ms  # of each of its leases
         self.driver: Attempt | None = driver
         self.section: Grant | None = None  # of the caller that is in its section, or just wakes for it
         self.waiting = NOBODY  # in order of arrival; those, too, whose turn has come and who have not looked yet
+        self.reservation: Reservation | None = None  # of this hold; None before its lease has passed on
         self._driver_since = FOREVER  # since when it, and those before it, have asked, as far as those that wait know
-        self._next_fence = 0
-        self._reserved = 0  # how many fences are left, from `_next_fence` on
-        self._asked_at = 0.0  # when the server was asked last whether others wait
-        self._passes_until = FOREVER  # when the hold must be released, since others wait
 
     # Callers
 
@@ -144,7 +138,7 @@ class Cohort:
 
     def begin(self, section: Grant) -> None:
         """Note that the server granted the lock to the driver. The driver needs no mutex for that."""
-        self._reserved, self._passes_until, self._driver_since = 0, FOREVER, FOREVER
+        self.reservation, self._driver_since = None, FOREVER
         self.section = section
         self.driver = None
 
@@ -168,21 +162,46 @@ class Cohort:
             and not section.renewal_failing
             and section.unanswered == 0
             and not attempt.in_doubt
-            and now < self._passes_until
-            and (self._passes_until == FOREVER or self._reserved > 0)
+            and (self.reservation is None or self.reservation.may_pass(now))
         )
 
     def next_fence(self, now: float) -> int:
         """The fence of the next section; 0 if the server must be asked first, for fences or for a fresh word."""
-        if self._reserved == 0 or now - self._asked_at > WORD_COUNTS_FOR:
-            return 0
-        fence = self._next_fence
-        self._reserved, self._next_fence = self._reserved - 1, fence + 1
-        return fence
+        return self.reservation.take(now) if self.reservation is not None else 0
 
     def reserve(self, fence: int, now: float, *, sent: float, others_wait: bool) -> None:
         """Note the server's word: the section's fence, that those that follow are ours, and whether others wait."""
-        self._next_fence, self._reserved, self._asked_at = fence + 1, RESERVED - 1, sent
+        if self.reservation is None:
+            self.reservation = Reservation()
+        self.reservation.renew(fence + 1, now, sent=sent, others_wait=others_wait)
+
+
+class Reservation:
+    """The fences that a hold has reserved, and the server's last word about who waits."""
+
+    __slots__ = ("_asked_at", "_left", "_next", "_passes_until")
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._left = 0  # how many fences are left, from `_next` on
+        self._asked_at = 0.0  # when the server was asked
+        self._passes_until = FOREVER  # when the hold must be released, since others wait
+
+    def may_pass(self, now: float) -> bool:
+        """Whether the budget is left, if others wait."""
+        return self._passes_until == FOREVER or (now < self._passes_until and self._left > 0)
+
+    def take(self, now: float) -> int:
+        """The next fence; 0 if none is left, or the server's word is too old."""
+        if self._left == 0 or now - self._asked_at > WORD_COUNTS_FOR:
+            return 0
+        fence = self._next
+        self._left, self._next = self._left - 1, fence + 1
+        return fence
+
+    def renew(self, following: int, now: float, *, sent: float, others_wait: bool) -> None:
+        """Note that the fences from this one on are ours, and whether others wait."""
+        self._next, self._left, self._asked_at = following, RESERVED - 1, sent
         if not others_wait:
             self._passes_until = FOREVER
         elif self._passes_until == FOREVER:

@@ -44,6 +44,10 @@ class Cohorts:
     def join(self, attempt: Attempt) -> bool:
         """Let this caller enter the cohort of its lock. Returns whether it asks the server; else it waits its turn."""
         key = attempt.resource.keys[0]
+        if key not in self.by_key:  # nearly always, and then one step without the mutex is enough
+            cohort = Cohort(attempt)
+            if self.by_key.setdefault(key, cohort) is cohort:
+                return True
         with self.runtime.mutex:
             cohort = self.by_key.get(key)
             if cohort is None:
