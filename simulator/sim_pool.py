@@ -446,6 +446,7 @@ class _Address:
     display_url = ServerGroup.display_url
     previous_identity = "-"
     retry_for = 0.0
+    can_fail_over = True
     sentinels = None
     timeout = IO_TIMEOUT
 

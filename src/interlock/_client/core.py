@@ -536,7 +536,11 @@ class Core:
                     reply = await server.call(resource.script, resource.keys, args, retry_until)
                 else:
                     reply = await self._request_with_acks(attempt, args, retry_until)
-                if not lengthens_lease(args, reply) or not server.old_primary_may_still_grant(resource.keys[0]):
+                if not (
+                    server.can_fail_over
+                    and lengthens_lease(args, reply)
+                    and server.old_primary_may_still_grant(resource.keys[0])
+                ):
                     attempt.unanswered_since = FOREVER
                     return reply, sent
                 attempt.in_doubt, cause, stale = True, ServerError(OLD_PRIMARY_MAY_GRANT), False

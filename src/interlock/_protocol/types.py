@@ -192,6 +192,11 @@ class Server(Protocol):
         ...
 
     @property
+    def can_fail_over(self) -> bool:
+        """Whether another server may take over: else `old_primary_may_still_grant` names none at any time."""
+        ...
+
+    @property
     def majority(self) -> int:
         """How many servers must grant a lease."""
         ...

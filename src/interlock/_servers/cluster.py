@@ -92,6 +92,7 @@ class ClusterServer:
     """All nodes of a cluster, as one server."""
 
     is_quorum = False
+    can_fail_over = True
     majority = 1
     drift = DRIFT
 

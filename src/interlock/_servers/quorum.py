@@ -94,6 +94,7 @@ class QuorumServer:
 
     retry_for = RETRY_FOR
     is_quorum = True
+    can_fail_over = False
     drift = QUORUM_DRIFT
 
     def __init__(self, servers: Sequence[SingleServer], runtime: Runtime, display_url: str) -> None:

@@ -104,6 +104,7 @@ class SingleServer:
         self.address = address
         self.display_url = address.display_url
         self.retry_for = address.retry_for
+        self.can_fail_over = address.can_fail_over
         self.history = history
         self.runtime = runtime
         self.primacy = Primacy(address)
