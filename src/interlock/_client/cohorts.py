@@ -45,8 +45,8 @@ class Cohorts:
         """Let this caller enter the cohort of its lock. Returns whether it asks the server; else it waits its turn."""
         key = attempt.resource.keys[0]
         if key not in self.by_key:  # nearly always, and then one step without the mutex is enough
-            cohort = Cohort(attempt)
-            if self.by_key.setdefault(key, cohort) is cohort:
+            alone = Cohort(attempt)
+            if self.by_key.setdefault(key, alone) is alone:
                 return True
         with self.runtime.mutex:
             cohort = self.by_key.get(key)
