@@ -61,6 +61,8 @@ class Monitor:
         self.world = world
         self.attempts = Attempts(trace, groups[0], clean=profile.clean)
         self.leases = Leases(trace, self.attempts, counts, trusted=profile.trusted)
+        if len(groups) == 1 and not profile.changes_primary:
+            self.leases.only_server = lambda: groups[0].primary.server
         quiet = profile.clean and not profile.rates
         if len(groups) == 1:
             self.server_state = ServerState(trace, groups[0], self.attempts, quiet=quiet, trusted=profile.trusted)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from simulator.coroutines import Process
+    from simulator.server import Server
     from simulator.subjects import ResourceModel
 
     from .attempts import Attempt, Attempts
@@ -44,6 +45,8 @@ class Leases:
         self.trace = trace
         self.attempts = attempts
         self.counts = counts
+        # the only server that ever grants; None if others may take over or vote
+        self.only_server: Callable[[], Server] | None = None
         self.trusted = trusted  # the server loses no data and its clock is never set
         self.held: dict[bytes, list[Held]] = {}
         # called for each new lease
@@ -78,8 +81,8 @@ class Leases:
 
     def _check_fence(self, resource: ResourceModel, grant: Grant) -> None:
         """Check rule 2 for the sections of a cohort, too, of which the server sees only what they reserve."""
-        token, hosts = grant.token.encode(), self.attempts.group.hosts
-        record: bytes | None = hosts[0].server.find(resource.keys[1], bytes) if len(hosts) == 1 else None
+        token, server = grant.token.encode(), self.only_server
+        record: bytes | None = server().find(resource.keys[1], bytes) if server is not None else None
         newest, before = self._newest.get(resource.key, (0, token))
         # An owner may get the lease late that another one of the same name has taken over.
         if grant.fence <= newest and (token == before or resource.owner_of(token) != resource.owner_of(before)):
