@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .trace import Trace
 
 UNDO_TIME: Final = 1.0  # seconds after which an attempt may leave nothing, in clean weather
+MAX_BEHIND_NOBODY: Final = 1.2  # seconds
 WORKERS: Final = "interlock-worker"  # the beginning of the names of a session's background tasks
 RENEWAL_WORKER: Final = "interlock-worker-renewal"  # the background task for renewals
 
@@ -60,7 +61,7 @@ class Attempts:
         self.operations: dict[str, int] = {}  # by the text that an `execute` writes: how often it ran
         self.outcomes: dict[str, bool] = {}  # whether the caller knows that it ran
         self.sessions: dict[Process, Session] = {}  # of each process
-        self._behind_nobody: set[Any] = set()  # callers in a cohort with nobody before them, at the last sweep
+        self._behind_nobody: dict[Any, float] = {}  # callers in a cohort with nobody before them, and since when
         self.passed: dict[Process, set[bytes]] = {}  # attempts that other callers of the cohort have taken over
 
     def watch(self, resource: ResourceModel) -> None:
@@ -125,17 +126,20 @@ class Attempts:
         )
 
     def sweep(self) -> None:
-        """Rule 4: whoever waits in a cohort has somebody before it. Two sweeps see a wait that nobody will end."""
-        before, self._behind_nobody = self._behind_nobody, set()
+        """Rule 4: whoever waits in a cohort has somebody before it. A lease that was dropped ends within a second."""
+        before, now, self._behind_nobody = self._behind_nobody, self.trace.world.now, {}
         for process, session in self.sessions.items():
             for cohort in session.core.cohorts.by_key.values() if process.awake and not session.core.closed else ():
                 driver, section = cohort.driver, cohort.section
                 is_driven = driver is not None and not driver.abandoned
                 is_held = section is not None and section.reason_ended(process.clock()) is None
                 if cohort.waiting and not is_driven and not is_held:
-                    self._behind_nobody |= cohort.waiting.keys()
-        for attempt in self._behind_nobody & before:
-            self.trace.violated(4, f"nobody is before {attempt.token}, which waits in its cohort")
+                    self._behind_nobody |= {attempt: before.get(attempt, now) for attempt in cohort.waiting}
+        for attempt, since in self._behind_nobody.items():
+            if now - since > MAX_BEHIND_NOBODY:
+                self.trace.violated(
+                    4, f"nobody has been before {attempt.token} since {since:.3f}, which waits in its cohort"
+                )
 
     # How they end
 

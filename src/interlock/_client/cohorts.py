@@ -49,9 +49,8 @@ class Cohorts:
             if self.by_key.setdefault(key, alone) is alone:
                 return True
         with self.runtime.mutex:
-            cohort = self.by_key.get(key)
-            if cohort is None:
-                self.by_key[key] = Cohort(attempt)
+            cohort = self.by_key.setdefault(key, alone := Cohort(attempt))
+            if cohort is alone:
                 return True
             if cohort.ttl_ms != attempt.options.ttl_ms:
                 return True  # by itself, since a lease that passes on keeps its ttl
@@ -68,9 +67,7 @@ class Cohorts:
         """What this caller may do: begin its section under this grant, ask the server (True), or wait (False)."""
         key = attempt.resource.keys[0]
         with self.runtime.mutex:
-            cohort = self.by_key.get(key)
-            if cohort is None:  # all others have left
-                cohort = self.by_key[key] = Cohort(attempt)
+            cohort = self.by_key.get(key) or self.by_key.setdefault(key, Cohort(attempt))
             if (turn := cohort.turn(attempt)) is not False:
                 return turn
             driver = cohort.arrive(attempt, self.runtime.now())

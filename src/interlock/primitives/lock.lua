@@ -297,7 +297,7 @@ if verb == 'acquire' then
     local pttl = call('PTTL', LOCK)
     if parse_holder() ~= token then  -- the server has evicted the record
       grant(token, math.max(pttl, ttl), channel)
-    elseif granted_by ~= IDENTITY and not IN_QUORUM then
+    elseif granted_by ~= IDENTITY and IDENTITY ~= '-' and not IN_QUORUM then
       -- The sender may not know its fence yet, and the primary that granted it may have granted more since then. The
       -- record keeps that identity, as evidence for others.
       fence = next_fence(fence, granted_by)
