@@ -28,6 +28,11 @@ def in_cohort(locks, name="a") -> int:
     return len(cohort.waiting) if cohort is not None else 0
 
 
+def fence_of(locks) -> int:
+    """The fence of the section that the cohort is in."""
+    return cohort_of(locks).section.fence
+
+
 async def held_with_one_waiting(locks, **options):
     """A lease, and an acquire that waits behind it in the same process."""
     lease = await locks.lock("a", **options).acquire()
@@ -218,4 +223,16 @@ async def test_a_lease_passes_between_lock_rlock_and_synchronized(mode):
     await lease.release()
     inner = await waiting
     assert inner.token == lease.token
+    called = []
+    if mode.name == "threads":
+        call = asyncio.ensure_future(mode.in_thread(locks.synchronized("a")(lambda: called.append(fence_of(locks)))))
+    else:
+
+        async def note():
+            called.append(fence_of(locks))
+
+        call = asyncio.ensure_future(locks.synchronized("a")(note)())
+    await until(lambda: in_cohort(locks) == 1)
     await inner.release()
+    await call
+    assert called[0] > inner.fence

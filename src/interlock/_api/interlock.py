@@ -311,6 +311,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         """
         answer, timeout = busy_answer(busy, name, options.get("timeout"), options.get("max_waiters"))
         checked, for_asyncio = self._checked(**options), self._for_asyncio
+        checked.joins = checked.may_join
 
         def decorate(function: Callable[P, R] = NOTHING) -> Callable[P, R | Skipped]:
             names = CallName(name, function, for_asyncio=for_asyncio, prefix=self.prefix)
