@@ -217,11 +217,13 @@ def overlaps(history: History) -> Iterator[Violation]:
 def fences(history: History) -> Iterator[Violation]:
     """A grant that came after another one has a higher fence; two grants never have the same one."""
     for name, holds in history.by_name().items():
-        grants: dict[str, Hold] = {}  # the first hold of each token: an rlock can be entered again without a grant
-        asked: dict[str, float] = {}
+        # The first hold of each lease: an rlock can be entered again without a grant. Sections of a cohort share a token.
+        grants: dict[tuple[str, int], Hold] = {}
+        asked: dict[tuple[str, int], float] = {}
         for hold in sorted(holds, key=_got):
-            grants.setdefault(hold.token, hold)
-            asked[hold.token] = min(hold.asked, asked.get(hold.token, hold.asked))
+            lease = hold.token, hold.fence
+            grants.setdefault(lease, hold)
+            asked[lease] = min(hold.asked, asked.get(lease, hold.asked))
         first: dict[int, Hold] = {}
         for hold in grants.values():
             if (other := first.setdefault(hold.fence, hold)) is not hold:
@@ -229,8 +231,8 @@ def fences(history: History) -> Iterator[Violation]:
                 yield Violation("fence", text, _story(hold, other))
         # What somebody had before another one asked was granted before.
         before, highest = list(grants.values()), None
-        for hold in sorted(grants.values(), key=lambda hold: asked[hold.token]):
-            while before and _got(before[0]) < asked[hold.token]:
+        for lease, hold in sorted(grants.items(), key=lambda item: asked[item[0]]):
+            while before and _got(before[0]) < asked[lease]:
                 other = before.pop(0)
                 highest = other if highest is None or other.fence > highest.fence else highest
             if highest is not None and highest.fence > hold.fence:
@@ -284,7 +286,7 @@ def releases(history: History) -> Iterator[Violation]:
             if hold.let is None or hold.letting is None or hold.error or hold.ours is False or hold.how == "drop":
                 continue
             for other in holds:
-                later = other.fence > hold.fence and other.token != hold.token and other.group != hold.group
+                later = other.fence > hold.fence and other.group != hold.group
                 if later and other.got is not None and other.got < hold.letting:
                     text = f"{hold.id} was let go as if it were held, though {other.id} had been granted the next one"
                     yield Violation("false release", f"{name}: {text}", _story(hold, other))
