@@ -465,8 +465,8 @@ def test_who_drives_a_cohort_in_place_of_another_keeps_what_its_stamp_means(worl
     core = locks._session.core
     cohort = core.cohorts.by_key["lock:a"]
     wait_until(lambda: cohort.waiting)
+    wait_until(lambda: cohort.driver.first_sent)
     sent_at = cohort.driver.first_sent
-    assert sent_at
     with pytest.raises(interlock.AcquireTimeout):
         first.result()
     wait_until(lambda: not cohort.waiting)

@@ -77,8 +77,9 @@ class Cohort:
         return turn
 
     def whose_turn(self, now: float) -> Attempt | None:
-        """The caller before all others."""
-        return self.promote(now) or self.driver or (self.section.attempt if self.section is not None else None)
+        """The caller before all others, if it has not looked yet."""
+        turn = self.promote(now) or self.driver or (self.section.attempt if self.section is not None else None)
+        return turn if turn in self.waiting else None
 
     def leave(self, attempt: Attempt, now: float) -> Attempt | None:
         """Forget this caller, which is abandoned. Returns the caller that is the driver by now, if that is news."""
@@ -161,6 +162,7 @@ class Cohort:
             and section.deadline - now >= enough
             and not section.renewal_failing
             and section.unanswered == 0
+            and attempt.extended_until <= now + attempt.ttl
             and not attempt.in_doubt
             and (self.reservation is None or self.reservation.may_pass(now))
         )

@@ -107,7 +107,7 @@ class Cohorts:
                 del self.by_key[key]
                 return
             driver = cohort.end(self.runtime.now())
-            if driver is None:
+            if cohort.is_idle:  # else begin() may just be at work in another thread
                 del self.by_key[key]
         _wake(driver)
 
@@ -129,7 +129,8 @@ class Cohorts:
                 cohort.section = following  # from here on it has passed
             except BaseException:
                 if cohort.section is section:
-                    first.token = own_token
+                    first.token, first.was_granted = own_token, False
+                    self.renewal.replace(section, section)
                 raise
             section.mark_released()
         _wake(first)
@@ -162,12 +163,16 @@ class Cohorts:
         return section is not None and section.attempt.caller is attempt.caller is not None
 
     def look(self) -> None:
-        """Wake those whose turn it is, in case an interrupt has cost a wake-up."""
+        """Wake those whose turn it is, in case an interrupt has cost a wake-up; and those that look for a self-wait."""
         now = self.runtime.now()
         self.next_look = FOREVER  # first: join() sets it for a caller that arrives after this look
         with self.runtime.mutex:
-            due = [cohort.whose_turn(now) for cohort in self.by_key.values() if cohort.waiting]
-        if due:
+            crowded = [
+                cohort for cohort in list(self.by_key.values()) if cohort.waiting
+            ]  # join() adds without the mutex
+            due = [cohort.whose_turn(now) for cohort in crowded]
+            due += [attempt for cohort in crowded for attempt in cohort.waiting if attempt.look_at <= now]
+        if crowded:
             self.next_look = now + LOOK_INTERVAL
         for attempt in due:
             _wake(attempt)
@@ -175,7 +180,7 @@ class Cohorts:
     def wake_all(self) -> None:
         """Let each caller that waits look again: the client is closed."""
         with self.runtime.mutex:
-            waiting = [attempt for cohort in self.by_key.values() for attempt in cohort.waiting]
+            waiting = [attempt for cohort in list(self.by_key.values()) for attempt in cohort.waiting]
         for attempt in waiting:
             _wake(attempt)
 

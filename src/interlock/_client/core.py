@@ -186,7 +186,7 @@ class Core:
             resource.release_args,
         )
 
-    def _take_new_token(self, attempt: Attempt) -> None:
+    def _abandon_token(self, attempt: Attempt) -> None:
         """Go on under another token, at the end of the queue. The undo of the former token runs in the background."""
         former = copy.copy(attempt)
         former.abandoned = former.in_doubt = True
@@ -196,7 +196,6 @@ class Core:
         attempt.token = f"{holder}/{os.urandom(16).hex()}"
         attempt.is_queued = attempt.in_doubt = attempt.was_granted = False
         attempt.first_sent, attempt.push = None, ""
-        self.waiters.registered[attempt.token] = attempt
 
     async def acquire(self, attempt: Attempt) -> Any:
         """Ask until the server grants the attempt, and return its lease.
@@ -225,7 +224,8 @@ class Core:
                 try:
                     raw, sent = await self.request(attempt, args, attempt.until)
                 except TokenSpent:
-                    self._take_new_token(attempt)
+                    self._abandon_token(attempt)
+                    self.waiters.registered[attempt.token] = attempt
                     continue
                 reply = parse_acquire(raw)
                 if not isinstance(reply, Granted):
@@ -255,10 +255,10 @@ class Core:
         Raises AcquireTimeout, Unavailable or Deadlock.
         """
         arrived = now = self.runtime.now()
-        attempt.look_at = FOREVER
-        if self.cohorts.is_inside(attempt):
+        attempt.look_at = arrived + LOOK_AFTER if attempt.caller is not None else FOREVER
+        is_inside = self.cohorts.is_inside(attempt)
+        if is_inside:
             self._look_for_own_section(attempt, arrived, warn=False)
-            attempt.look_at = now + LOOK_AFTER
         while True:
             if self.closed:
                 raise self.closed_error(attempt.resource)
@@ -268,7 +268,8 @@ class Core:
                 attempt.look_at = FOREVER
                 self._look_for_own_section(attempt, arrived, warn=True)
             assert attempt.event is not None
-            await attempt.event.wait(min(attempt.until, attempt.look_at))
+            # Else it looks when the worker wakes it, after LOOK_AFTER: a timer of its own would cost each caller more.
+            await attempt.event.wait(min(attempt.until, attempt.look_at) if is_inside else attempt.until)
             turn, now = self.cohorts.turn(attempt), self.runtime.now()
             if turn is True:
                 break
@@ -278,6 +279,7 @@ class Core:
                 turn.mark_released()
                 self.renewal.remove(turn)
                 self.cohorts.drive_instead(turn)
+                self._abandon_token(attempt)
                 attempt.event.set()  # to look at once
         self._begin_to_drive(attempt, arrived, now)
         return None
@@ -291,8 +293,8 @@ class Core:
         if attempt.caller is not None:
             attempt.look_at = now + LOOK_AFTER * random.uniform(1.0, 1.5)
         if attempt.was_granted:  # its turn came with a lease that has ended
-            self._take_new_token(attempt)
-        elif max(arrived, attempt.unanswered_since) + self.server.retry_for <= now:
+            self._abandon_token(attempt)
+        if max(arrived, attempt.unanswered_since) + self.server.retry_for <= now:
             cause = Disconnected(DRIVER_UNANSWERED, sent=True, timed_out=True)
             raise unavailable_error(attempt, self.server.display_url, now, cause) from cause
 
@@ -318,6 +320,7 @@ class Core:
         try:
             raw, sent = await self.request(asking, message, min(attempt.until, grant.deadline))
         except Unavailable:
+            attempt.unanswered_since = min(attempt.unanswered_since, asking.unanswered_since)
             return False
         reply = ReserveReply.parse(raw)
         if reply.fence:
@@ -504,8 +507,10 @@ class Core:
 
         It is never set if the lease belongs to another caller by now.
         """
-        grant.mark_released()
-        if self.cohorts.has_passed(grant):  # an interrupt came after that
+        with self.runtime.mutex:
+            grant.mark_released()
+            has_passed = self.cohorts.has_passed(grant)
+        if has_passed:  # an interrupt came after that
             return self.runtime.event()
         self.renewal.end(grant)
         return self.undo.add(grant.attempt)
@@ -513,6 +518,8 @@ class Core:
     def release_later(self, grant: Grant) -> None:
         """As `release_in_background`, without I/O and locks: a finalizer in any thread may call this."""
         grant.end_reason = grant.end_reason or Grant.RELEASED
+        if self.cohorts.has_passed(grant):
+            return
         self.undo.from_finalizers.append(grant)  # first here, then out of the bucket: see LeaseEnds.due()
         self.renewal.remove(grant)
 
@@ -617,11 +624,16 @@ class Core:
 
     async def _release_held(self, grant: Grant, now: float) -> bool:
         """Release a lease that had not ended `now`. See release()."""
-        attempt = grant.attempt
+        attempt, is_ours = grant.attempt, True
         was_in_doubt = attempt.in_doubt
         try:
-            self.releasing[attempt.token] = attempt  # first: close() in another thread finds it here or among the held
-            grant.mark_released()
+            with self.runtime.mutex:
+                if grant.end_reason is not None:  # another thread has ended it, or has passed it on
+                    is_ours = False
+                    return grant.end_reason == Grant.RELEASED
+                self.releasing[attempt.token] = attempt  # first: close() finds it here or among the held
+                grant.end_reason = Grant.RELEASED
+            grant.announce_release()
             self.renewal.end(grant)
             args = encode_release(attempt.token, tombstone_ms(attempt), attempt.release_args)
             # Borrowed until `finally`: from here on the flag says whether a copy of the release may be on its way.
@@ -642,11 +654,12 @@ class Core:
         except BaseException as error:
             if self.closed and isinstance(error, ConfigError):  # close() releases the lease
                 return True
-            self.undo.add(attempt)
+            self.release_in_background(grant)
             raise
         finally:
             attempt.in_doubt |= was_in_doubt
-            self.releasing.pop(attempt.token, None)
+            if is_ours:
+                self.releasing.pop(attempt.token, None)
 
     async def exit_section(self, grant: Grant, error: BaseException | None) -> None:
         """End a section. Raises LeaseLost if the lease ended before, unless the body raised an error already.
@@ -686,11 +699,11 @@ class Core:
     async def extend(self, grant: Grant, ttl: float) -> None:
         """Lengthen the lease to `ttl` seconds from now. Raises LeaseLost, or Unavailable if that is not certain."""
         ttl = checked_ttl(ttl, self.max_ttl)
+        grant.unanswered += 1  # first: from here on no other thread passes the lease on
         if why := grant.reason_ended(self.runtime.now()):
             raise grant.error(why)
         # Not beyond max_hold: the server must not keep others out after the client has stopped relying on the lease.
         ttl = max(0.001, capped_ttl(ttl, grant.max_hold_until - self.runtime.now(), self.server.drift))
-        grant.unanswered += 1
         try:
             call = RenewCall([(grant.token, str(int(ttl * 1000)))])
             reply, sent = await self.request_for_grant(grant, grant.resource.renew_keys, call.encode())
@@ -729,11 +742,13 @@ class Core:
             keys = list[bytes](await self.query(grant.resource, "keys", command, *args))
         elif missing := [key for key in keys if key not in args]:
             raise ConfigError(f"execute({command!r}): {missing[0]!r} is in keys, but not among the arguments")
+        # First: from here on no other thread passes the lease on. It stays so if there is no reply, since the command
+        # could run in a later section of that lease.
+        grant.unanswered += 1
         if why := grant.reason_ended(self.runtime.now()):
             raise grant.error(why)
         resource = grant.resource
         message = ExecuteCall(grant.token, command, args).encode()
-        grant.unanswered += 1  # for ever if there is no reply: it could run in a later section of the same lease
         try:
             reply = await self.server.call(resource.script, (*resource.keys, *keys), message, FOREVER)
         except Disconnected as error:
@@ -742,12 +757,12 @@ class Core:
         except ServerError as error:
             grant.unanswered -= 1
             raise execute_error(resource, self.server.display_url, command, str(error)) from None
-        grant.unanswered -= 1
         ran, value = ExecuteReply.parse(reply)
         if not ran:
             why = f"it had ended in the server, where {command} was not run"
             self.renewal.lose(grant, why)
             raise grant.error(why)
+        grant.unanswered -= 1
         return value
 
     async def request_for_grant(self, grant: Grant, keys: Sequence[str], args: Sequence[Argument]) -> tuple[Any, float]:

@@ -243,7 +243,13 @@ class Grant:
 
     def mark_released(self) -> None:
         """End the lease by the client's own decision, and notify the Lease."""
-        if lease := self.lose(self.RELEASED):
+        if self.end_reason is None:
+            self.end_reason = self.RELEASED
+            self.announce_release()
+
+    def announce_release(self) -> None:
+        """Notify the Lease that the client has released it."""
+        if (lease := self.lease() if self.lease else None) is not None:
             lease._on_end()
 
     def error(self, why: str) -> LeaseLost:

@@ -63,8 +63,7 @@ class Departure:
 
     def before_sending(self) -> None:
         """See Unawaited."""
-        self._leaving.owed[self] = None  # first: close() in another thread finds it here or among the held
-        self._grant.mark_released()
+        self._grant.announce_release()
         self._leaving.renewal.end(self._grant)
 
     def answered(self, reply: Reply) -> None:
@@ -146,8 +145,14 @@ class Leaving:
             resource.keys,
             encode_release(attempt.token, tombstone_ms(attempt), attempt.release_args),
         )
+        self.owed[departure] = None  # first: close() in another thread finds it here or among the held
+        if not self.renewal.claim_end(grant):  # another thread has ended it, or has passed it on
+            departure.end()
+            return grant.end_reason == grant.RELEASED
         try:
             if not self.server.send_unawaited(message, now, departure):
+                departure.end()
+                grant.end_reason = None  # the caller releases it and waits
                 return False
         except Disconnected as error:
             departure.failed(error)

@@ -188,6 +188,14 @@ class Renewal:
         if self.set_aside and self.set_aside.get(token) is grant:
             self.set_aside.pop(token, None)
 
+    def claim_end(self, grant: Grant) -> bool:
+        """End the lease for a release that is about to be sent. Returns False if another thread has ended it."""
+        with self.runtime.mutex:
+            if grant.end_reason is not None:
+                return False
+            grant.end_reason = Grant.RELEASED
+        return True
+
     def end(self, grant: Grant) -> None:
         """Renew this lease no more, since it ends here. The next caller of its cohort asks the server."""
         self.remove(grant)
@@ -284,9 +292,10 @@ class Renewal:
 
     def _renew_now(self, grant: Grant) -> None:
         with self.runtime.mutex:
-            self.set_aside[grant.token] = grant  # first in here, then out of the bucket
-            if grant.bucket is not None:
-                grant.bucket.pop(grant.token, None)
+            bucket = grant.bucket
+            if bucket is not None and bucket.get(grant.token) is grant:  # else it has ended, or has passed on
+                self.set_aside[grant.token] = grant  # first in here, then out of the bucket
+                bucket.pop(grant.token, None)
         self.renewal_worker.wake_at(self.runtime.now())
 
     def take_due(self) -> None:

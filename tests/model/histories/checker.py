@@ -217,7 +217,7 @@ def overlaps(history: History) -> Iterator[Violation]:
 def fences(history: History) -> Iterator[Violation]:
     """A grant that came after another one has a higher fence; two grants never have the same one."""
     for name, holds in history.by_name().items():
-        # The first hold of each lease: an rlock can be entered again without a grant. Sections of a cohort share a token.
+        # The first hold of each lease, since an rlock can be entered again. Sections of a cohort share a token.
         grants: dict[tuple[str, int], Hold] = {}
         asked: dict[tuple[str, int], float] = {}
         for hold in sorted(holds, key=_got):

@@ -1,0 +1,194 @@
+"""Two threads at one lease or in one cohort, one of which stands still between two lines of interlock.
+
+Each test stops a thread where another one once could do harm. Not here: interrupts (test_cohort_interrupts.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import interlock
+from faults.test_section_from_push import wait_until
+from interlock import Deadlock, LeaseLost
+from interlock._client import core as core_module
+from interlock._protocol.types import Disconnected
+
+rule = pytest.mark.rule
+pytestmark = pytest.mark.runs_on("valkey-9.1")
+
+
+class World:
+    """Two clients, and threads for their calls."""
+
+    def __init__(self, url):
+        self.locks, self.others = interlock.Interlock(url), interlock.Interlock(url)
+        self.core = self.locks._session.core
+        self.threads = ThreadPoolExecutor(8)
+
+    def waiting(self) -> int:
+        return sum(len(cohort.waiting) for cohort in list(self.core.cohorts.by_key.values()))
+
+    def comes(self, **options):
+        """A caller of the same process that waits behind those that are there."""
+        before = self.waiting()
+        call = self.threads.submit(self.locks.lock("a", **options).acquire)
+        wait_until(lambda: self.waiting() == before + 1)
+        return call
+
+
+@pytest.fixture
+def world(server, clean):
+    made = World(server.url)
+    yield made
+    made.locks.close()
+    made.others.close()
+    made.threads.shutdown()
+
+
+class Stop:
+    """Where a thread stands still, until the test lets it go on."""
+
+    def __init__(self):
+        self.reached, self.goes_on = threading.Event(), threading.Event()
+
+    def __call__(self):
+        self.reached.set()
+        assert self.goes_on.wait(30)
+
+
+@rule(1, 2)
+@pytest.mark.parametrize("confirm", [True, False])
+def test_two_threads_that_release_one_lease_do_not_release_the_next_section(world, monkeypatch, confirm):
+    lease, stop = world.locks.lock("a", confirm=confirm).acquire(), Stop()
+    pass_on = world.core.cohorts.pass_on
+
+    def slowly(grant, now):
+        passed = pass_on(grant, now)
+        if threading.current_thread() is slow:
+            stop()  # nobody waited: it will send the release
+        return passed
+
+    monkeypatch.setattr(world.core.cohorts, "pass_on", slowly)
+    slow = threading.Thread(target=lease.__exit__, args=(None, None, None))
+    slow.start()
+    assert stop.reached.wait(10)
+    call = world.comes(confirm=confirm)
+    assert lease.release()
+    following = call.result(10)
+    stop.goes_on.set()
+    slow.join(10)
+    assert world.others.lock("a").try_acquire() is None, "two holders"
+    following.ensure()
+    assert following.release()
+
+
+@rule(2)
+def test_a_command_of_a_section_that_has_passed_on_does_not_run_in_the_next_one(world, monkeypatch, clean):
+    lease, stop = world.locks.lock("a").acquire(), Stop()
+    encode = core_module.ExecuteCall
+
+    def slowly(*args):
+        stop()
+        return encode(*args)
+
+    monkeypatch.setattr(core_module, "ExecuteCall", slowly)
+    command = world.threads.submit(lease.execute, "SET", "data", "late", keys=["data"])
+    assert stop.reached.wait(10)
+    call = world.comes()
+    lease.release()
+    following = call.result(10)
+    stop.goes_on.set()
+    assert isinstance(command.exception(10), LeaseLost)
+    assert not clean.exists("data")
+    assert following.release()
+
+
+@rule(6)
+def test_a_confirmation_that_failed_takes_no_later_section_out_of_the_renewal(world, monkeypatch):
+    lease, renewal = world.locks.lock("a").acquire(), world.core.renewal
+    call = world.comes()
+    renew_now = renewal._renew_now
+
+    def slowly(grant):
+        lease.release()
+        call.result(10)
+        renew_now(grant)
+
+    monkeypatch.setattr(renewal, "_renew_now", slowly)
+    renewal.on_confirmation(lease.token, Disconnected("it broke", sent=True), renewal.runtime.now())
+    assert call.result()._grant in renewal.held()
+    assert call.result().release()
+
+
+@rule(6, 11)
+def test_a_revocation_while_the_next_caller_asks_keeps_nobody_out(world, monkeypatch):
+    lease = world.locks.lock("a", ttl=20).acquire()
+    world.locks._session.server.ensure_subscribed("lock:a")
+    wait_until(lambda: world.locks._session.server.subscription_of("lock:a")[0] == "1")
+    reserve, once = world.core._reserve, [True]
+
+    async def slowly(grant):
+        if once:
+            once.clear()
+            assert world.others.lock("a").revoke("disk full")
+            wait_until(lambda: grant.end_reason)
+        return await reserve(grant)
+
+    monkeypatch.setattr(world.core, "_reserve", slowly)
+    calls = [world.comes(ttl=20) for _ in range(3)]
+    lease.release()
+    for _ in calls:  # in any order
+        wait_until(lambda: any(call.done() for call in calls))
+        done = next(call for call in calls if call.done())
+        calls.remove(done)
+        assert done.result().release()
+
+
+@rule(8)
+def test_a_caller_that_waits_for_itself_behind_another_caller_gets_a_deadlock(world):
+    def section():
+        with world.locks.lock("a", fair=True):
+            world.threads.submit(driver)
+            wait_until(lambda: "lock:a" in world.core.cohorts.by_key)
+            world.locks.lock("a").acquire()
+
+    def driver():
+        world.locks.lock("a").acquire().release()
+
+    assert isinstance(world.threads.submit(section).exception(20), Deadlock)
+
+
+@rule(4)
+def test_what_one_section_extended_does_not_pass_on(world, clean):
+    lease = world.locks.lock("a", ttl=5).acquire()
+    call = world.comes(ttl=5)
+    lease.extend(50)
+    lease.release()
+    following = call.result(10)
+    assert following.token != lease.token
+    assert clean.pttl("lock:a") <= 5000
+    assert following.release()
+
+
+@rule(2, 8)
+def test_an_interrupt_before_the_lease_has_passed_leaves_the_former_section_in_the_renewal(world, monkeypatch):
+    lease, renewal = world.locks.lock("a").acquire(), world.core.renewal
+    call = world.comes()
+    replace = renewal.replace
+
+    def interrupted(grant, following):
+        replace(grant, following)
+        if following is not grant:
+            monkeypatch.setattr(renewal, "replace", replace)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(renewal, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lease.release()
+    following = call.result(10)
+    assert following.token != lease.token
+    assert renewal.held() == [following._grant]
+    assert following.release()
