@@ -222,12 +222,15 @@ async def test_run_campaigns_again_after_a_revocation_during_the_handover(mode, 
     # it has asked again since it is subscribed, and will not do so once more by itself
     await until(lambda: [each.split()[2] for each in clean.hvals("{lock:a}{waiters}")] == [b"1"])
     hear, heard = waiters.on_granted, []
-    waiters.on_granted, waiters._on_heartbeat_reply = heard.append, lambda *_: None  # it does not confirm yet
+    waiters.on_granted, waiters._on_heartbeat_reply = (
+        lambda *push: heard.append(push),
+        lambda *_: None,
+    )  # it does not confirm yet
     await first.resign()
     await until(lambda: heard)
     assert await others.revoke("for the test")
     waiters.on_granted = hear
-    hear(heard[0])
+    hear(*heard[0])
     assert await asyncio.wait_for(task, 20) > first.term
 
 

@@ -560,10 +560,11 @@ print("OK")
 @pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
 @rule(8)
 def test_the_packer_of_hiredis_gets_nothing_but_text(kit_less_interlock, monkeypatch):
-    from interlock._transports.blocking import connection, subscription
+    from interlock._servers import single
+    from interlock._transports import pushes, resp
 
-    real, seen = connection.pack, []
-    for sender in (connection, subscription):
+    real, seen = resp.pack, []
+    for sender in (resp, pushes, single):
         monkeypatch.setattr(sender, "pack", lambda words: seen.extend(words) or real(words))
     with kit_less_interlock as locks:
         lease = locks.lock("a").acquire()

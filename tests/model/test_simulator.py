@@ -557,8 +557,8 @@ IN_PERMITS = {
     "a limit that was before": (
         "semaphore",
         replaced(
-            "free, position = limit - read_sum(), 0",
-            "free, position = (tonumber(ARGV[10]) or limit) - read_sum(), 0",
+            "free, position, looked_at = limit - read_sum(), 0, 0",
+            "free, position, looked_at = (tonumber(ARGV[10]) or limit) - read_sum(), 0, 0",
         ),
         1, ["cancel", "crash"],
     ),
@@ -935,11 +935,13 @@ def of_locks(dice):
     """KEYS and ARGV of a message as lock.lua's header has them."""
     locks = [lock_resource(name, "lock:") for name in ("a", "b")]
     said = dice.choice(("", "", "t1")), dice.choice(("lock", "lock", "lock", "once"))
-    return message(dice, locks, [(0, *said), (1, *said), (1, *said)], [of_fences(dice), of_reservations(dice)])
+    return message(dice, locks, [(0, *said), (1, *said), (1, *said)], of_locks_only(dice))
 
 
-def of_reservations(dice):
-    return "reserve", f"t{dice.randrange(6)}", dice.choice((500, 2000)), 64
+def of_locks_only(dice):
+    """What only the holder of a lock says."""
+    token, ttl = f"t{dice.randrange(6)}", dice.choice((500, 2000))
+    return [of_fences(dice), ("reserve", token, ttl, 64), ("confirm", token, ttl)]
 
 
 def of_fences(dice):
@@ -975,16 +977,14 @@ def of_elections(dice):
     """The same for election.lua."""
     primitive = election_resource("a", "lock:")
     watching = "watch", f"w{dice.randrange(40)}", f"ch{dice.randrange(2)}"
-    return message(
-        dice, [primitive], [(1, "", "election")], [watching, watching, of_fences(dice), of_reservations(dice)]
-    )
+    return message(dice, [primitive], [(1, "", "election")], [watching, watching, *of_locks_only(dice)])
 
 
 def of_onces(dice):
     """The same for once.lua."""
     primitive = once_resource("a", "lock:", None)
     ends = "release", f"t{dice.randrange(6)}", "0", dice.choice((0, 500, 3000)), dice.choice((0, 0, 2000))
-    more = [ends, ends, ends, ("forget", "-"), of_fences(dice), of_reservations(dice)]
+    more = [ends, ends, ends, ("forget", "-"), *of_locks_only(dice)]
     return message(dice, [primitive], [(0, "", "once"), (1, "", "once")], more, ["release"])
 
 
@@ -1014,7 +1014,6 @@ def message(dice, primitives, asks, more, without=()):
         *[(keys, ("acquire", token, ttl, life, heard, channel, *ask)) for ask in asks],
         *[(keys, ("release", token, gone)) for gone in (0, 500, 60000)],
         (keys, ("heartbeat", channel, heard, dice.randrange(100), *pairs)),
-        (keys, ("confirm", token, ttl)),
         (renewed, ("renew", *pairs)),
         ((*keys, "data"), ("execute", token, "SET", "data", token, "PX", ttl)),
         (keys, ("revoke", dice.choice((token, f"!{token}")), dice.randrange(2), "a good reason")),

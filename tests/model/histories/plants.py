@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,8 @@ def believes() -> None:
 
     def tenth(self: Core, *args: Any, **kwargs: Any) -> Attempt:
         made = attempt(self, *args, **kwargs)
-        made.ttl_ms = str(int(made.ttl * 100))
+        made.options = copy.copy(made.options)
+        made.options.ttl_ms = str(int(made.ttl * 100))
         return made
 
     Core.attempt = tenth  # type: ignore[method-assign]
