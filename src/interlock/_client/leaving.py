@@ -11,7 +11,8 @@ Rules.
     client undoes the attempt in the background.
  3. A reply that the lease was lost is reported as any loss is: a log line, `lease.lost`, `on_lost`. Only the `with` can
     raise nothing any more.
- 4. Nobody need use the connection again: a worker reads each reply within twice `READ_INTERVAL`.
+ 4. Nobody need use the connection again: a worker reads each reply within twice `READ_INTERVAL`, and other replies that
+    nobody waits for after their own time (`Owed.read_after`).
 """
 
 from __future__ import annotations

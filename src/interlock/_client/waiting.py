@@ -1,7 +1,8 @@
 """Waiting: push, timer and poll. A push, the end of the holder's lease, or a heartbeat wakes a waiter.
 
 Theory. A waiter waits only for its event, and then asks again: the reply counts, and an event is only a hint.
-So a push that arrives late, twice or from elsewhere grants nothing, and a lost push costs a poll.
+So a push that arrives late, twice or from elsewhere grants nothing, and a lost push costs a poll. (`handovers.py` says
+when a waiter need not ask first.)
 Three sources set the event: the server's push; the heartbeat; and each new subscription, since the client may have
 missed a push before. The client sends a heartbeat about every second for all its waiters on a lock. The heartbeat
 tells the server that these waiters live; it is also the poll, and finds a lock that nobody holds.

@@ -72,10 +72,11 @@
 local LOCK = KEYS[1]
 
 -- The plain cases. Nearly every message acquires a free lock, confirms a handover, queues behind a holder, or releases,
--- while the record names this server and a lock (`confirm` reads no record). The lines up to the next --include do what the verbs at the end of
--- this file do with such a message. They stand before all functions, because Lua makes every function anew in each
--- call, which takes longer than the commands of a plain case. These lines leave every other state to the verbs; by then
--- they have written nothing that the verb would not write. tests/model/test_plain_cases.py compares both ways.
+-- while the record names this server and a lock (`confirm` reads no record). The lines up to the next --include do what
+-- the verbs at the end of this file do with such a message. They stand before all functions, because Lua makes every
+-- function anew in each call, which takes longer than the commands of a plain case. These lines leave every other state
+-- to the verbs; by then they have written nothing that the verb would not write. tests/model/test_plain_cases.py
+-- compares both ways.
 local plain_record, stored_fence, ttl_at = false, nil, nil
 if not IN_QUORUM and (verb == 'acquire' and ARGV[9] == 'lock' or verb == 'release' and ARGV[3] == '0') then
   plain_record = call('GET', RECORD)
