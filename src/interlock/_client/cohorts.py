@@ -44,16 +44,14 @@ class Cohorts:
     def join(self, attempt: Attempt) -> bool:
         """Let this caller enter the cohort of its lock. Returns whether it asks the server; else it waits its turn."""
         key = attempt.resource.keys[0]
-        if key not in self.by_key:  # nearly always, and then one step without the mutex is enough
-            alone = Cohort(attempt)
-            if self.by_key.setdefault(key, alone) is alone:
-                return True
+        # Nearly always the caller is alone, and then this one step without the mutex is enough.
+        if (self.by_key.get(key) or self.by_key.setdefault(key, Cohort(attempt))).driver is attempt:
+            return True
         with self.runtime.mutex:
-            cohort = self.by_key.setdefault(key, alone := Cohort(attempt))
-            if cohort is alone:
+            cohort = self.by_key.get(key) or self.by_key.setdefault(key, Cohort(attempt))
+            # With another ttl it asks by itself, since a lease that passes on keeps its ttl.
+            if cohort.driver is attempt or cohort.ttl_ms != attempt.options.ttl_ms:
                 return True
-            if cohort.ttl_ms != attempt.options.ttl_ms:
-                return True  # by itself, since a lease that passes on keeps its ttl
             attempt.event = attempt.event or self.runtime.event()
             now = self.runtime.now()
             driver = cohort.arrive(attempt, now)
@@ -103,7 +101,7 @@ class Cohorts:
             cohort = self.by_key.get(key)
             if cohort is None or cohort.section is not section:
                 return
-            if not cohort.waiting:
+            if not cohort.waiting:  # nearly always
                 del self.by_key[key]
                 return
             driver = cohort.end(self.runtime.now())
@@ -167,9 +165,8 @@ class Cohorts:
         now = self.runtime.now()
         self.next_look = FOREVER  # first: join() sets it for a caller that arrives after this look
         with self.runtime.mutex:
-            crowded = [
-                cohort for cohort in list(self.by_key.values()) if cohort.waiting
-            ]  # join() adds without the mutex
+            every = list(self.by_key.values())  # in one step, since join() adds without the mutex
+            crowded = [cohort for cohort in every if cohort.waiting]
             due = [cohort.whose_turn(now) for cohort in crowded]
             due += [attempt for cohort in crowded for attempt in cohort.waiting if attempt.look_at <= now]
         if crowded:

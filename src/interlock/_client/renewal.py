@@ -291,12 +291,16 @@ class Renewal:
             self._renew_now(grant)
 
     def _renew_now(self, grant: Grant) -> None:
+        self._set_aside(grant)
+        self.renewal_worker.wake_at(self.runtime.now())
+
+    def _set_aside(self, grant: Grant) -> None:
+        """Take the lease out of its bucket, for the worker of renewals; not if it has ended, or has passed on."""
         with self.runtime.mutex:
             bucket = grant.bucket
-            if bucket is not None and bucket.get(grant.token) is grant:  # else it has ended, or has passed on
+            if bucket is not None and bucket.get(grant.token) is grant:
                 self.set_aside[grant.token] = grant  # first in here, then out of the bucket
                 bucket.pop(grant.token, None)
-        self.renewal_worker.wake_at(self.runtime.now())
 
     def take_due(self) -> None:
         """Set aside the leases that are due for a renewal, or for the question whether they were revoked."""
@@ -322,13 +326,10 @@ class Renewal:
         with self.runtime.mutex:
             channels, self.resubscribed = self.resubscribed, set()
         for bucket in list(self.buckets.values()):
-            for token, grant in list(bucket.items()):
+            for grant in list(bucket.values()):
                 is_on_channel = None in channels or self.server.subscription_of(grant.resource.keys[0])[1] in channels
                 if is_on_channel and self._may_have_missed_revocation(grant):
-                    with self.runtime.mutex:
-                        if bucket.get(token) is grant:  # else it has ended, or a cohort has passed it on
-                            self.set_aside[token] = grant  # first in here, then out of the bucket
-                            bucket.pop(token, None)
+                    self._set_aside(grant)
 
     def report_ends(self) -> float:
         """Report each lease that has ended among those set aside. Returns the next deadline among the rest."""
