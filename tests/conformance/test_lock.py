@@ -86,6 +86,28 @@ async def test_an_acquire_sent_twice_is_the_same_grant(mode, clean):
     await lease.release()
 
 
+@rule(7)
+async def test_a_confirmation_on_a_server_that_took_over_gets_a_new_fence(mode, clean):
+    """The primary before may have granted more since the handover, whose grant the replica has."""
+    resource = (await mode.keep(mode.interlock().lock("other").acquire()))._grant.resource
+    keys = [key.replace("other", "b") for key in resource.keys]
+
+    def acquire(identity):
+        args = ("acquire", "a/1", 30000, 3000, 0, "-", "inf", *resource.acquire_args, f"{identity} 0 2000 -")
+        granted, fence = clean.eval(resource.script.source, len(keys), *keys, *args)
+        assert granted == 1
+        return fence
+
+    before, after = "a" * 12 + ":" + "b" * 12, "c" * 12 + ":" + "d" * 12
+    handed_over = acquire(before)
+    assert acquire(before) == handed_over
+    confirmed = acquire(after)
+    assert confirmed > handed_over
+    _, _, fence, identity, *_ = clean.get(keys[1]).decode().split()
+    assert (int(fence), identity) == (confirmed, before)  # the identity stays, as evidence for others
+    clean.delete(*keys)
+
+
 async def test_try_acquire_of_a_held_lock_leaves_nothing_in_the_queue(mode, clean):
     locks = mode.interlock()
     lease = await locks.lock("a").acquire()

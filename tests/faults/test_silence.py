@@ -108,6 +108,21 @@ async def test_callers_of_one_process_wait_no_longer_for_a_silent_server_than_on
     assert not locks._session.core.cohorts.by_key
 
 
+@rule(2, 8)
+async def test_a_lease_that_passes_on_while_the_server_is_silent_costs_its_callers_no_more_time(mode, node):
+    """The first of them asks for fences, and its silence is theirs."""
+    locks = mode.interlock(node.url)
+    lease = await locks.lock("a").acquire()
+    calls = [asyncio.ensure_future(outcome(locks.lock("a").acquire())) for _ in range(2)]
+    await until(lambda: len(locks._session.core.cohorts.by_key["lock:a"].waiting) == 2)
+    with silenced(node, "hung"):
+        began = time.monotonic()
+        await lease.release()
+        errors = await asyncio.gather(*calls)
+        assert time.monotonic() - began < RETRY_FOR + SLACK
+    assert [type(error) for error in errors] == [Unavailable] * 2
+
+
 @rule(8)
 async def test_a_waiter_whose_server_fell_silent_for_good_raises_unavailable(mode, node):
     """The last answer of the server says nothing about the holder any more."""

@@ -191,7 +191,10 @@ class Play:
         self.turns[i] = "out"
 
     def looks(self):
+        have_looked = [self.attempts[i] for i, turn in self.turns.items() if turn not in {"out", "waits"}]
+        before = [attempt.event.is_set for attempt in have_looked]
         self.cohorts.look()
+        assert [attempt.event.is_set for attempt in have_looked] == before, "it was woken, and had looked"
 
     def loses(self, i):
         section = self.sections.pop(i)
@@ -288,6 +291,22 @@ def _few(monkeypatch):
 @rule(2)
 def test_every_order_of_three_callers_keeps_the_rules():
     assert 1_000 < search() < 50_000
+
+
+@rule(2)
+def test_a_lease_that_ends_while_it_begins_leaves_nobody_without_a_cohort():
+    """The driver stands still between the two lines of `begin`, and its lease ends meanwhile."""
+    play = played([("comes", 0), ("comes", 1)])
+    cohort = play.cohort
+    driver = cohort.driver
+    section = cohort.section = Grant(driver, driver.token, 1, play.now, play.now + 29.0)
+    section.lose("its ttl passed")
+    play.cohorts.end(section)
+    cohort.driver = None
+    assert play.cohort is cohort
+    play.cohorts.look()
+    assert cohort.driver is play.attempts[1]
+    assert play.attempts[1].event.is_set
 
 
 BUGS = {
