@@ -1,0 +1,142 @@
+"""A fleet of processes that share locks while it goes over from a library to a drop-in; what its log says.
+
+Each process runs programs/rollout_client.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from harness.processes import PROGRAMS
+
+if TYPE_CHECKING:
+    import random
+    from pathlib import Path
+
+Kind = tuple[str, str]  # a side (old or new) and a mode
+
+
+@dataclass
+class Section:
+    """One section of a caller: from when to when, and until when its lock lasted."""
+
+    side: str
+    pid: int
+    begin: float
+    until: float
+    end: float = float("inf")  # until a leave says more; a crash ends it, too
+
+    def is_legal_at(self, moment: float) -> bool:
+        """Whether its lock lasts at that moment, and so nobody else may be inside."""
+        return self.begin <= moment < min(self.end, self.until)
+
+
+@dataclass
+class Outcome:
+    """What the log of a fleet says."""
+
+    sections: Counter[str] = field(default_factory=Counter)  # by side
+    crashes: Counter[str] = field(default_factory=Counter)  # in a section, by side
+    longest: dict[str, float] = field(default_factory=dict)  # wait, by side: seconds
+    expired: int = 0  # sections that lasted longer than their locks
+    wrong: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        sides = (
+            f"{side}: {self.sections[side]} sections, longest wait {self.longest[side]:.2f} s, "
+            f"{self.crashes[side]} crashes in a section"
+            for side in self.sections
+        )
+        return "; ".join(sides)
+
+
+def read_log(path: Path) -> Outcome:
+    """Judge what the processes wrote."""
+    found, inside, sections = Outcome(), {}, {}
+    lines = sorted(map(json.loads, path.read_text().splitlines()), key=lambda line: line["at"])
+    overlaps = []
+    for line in lines:
+        event, lock, caller = line["event"], line.get("lock"), (line["pid"], line.get("lock"))
+        if event == "enter":
+            section = Section(line["side"], line["pid"], line["at"], line["until"])
+            sections.setdefault(lock, []).append(section)
+            inside[caller] = section
+            found.sections[line["side"]] += 1
+            found.longest[line["side"]] = max(found.longest.get(line["side"], 0.0), line["waited"])
+        elif event in {"leave", "crash"}:
+            inside.pop(caller).end = line["at"]
+            found.crashes[line["side"]] += event == "crash"
+        elif event == "overlap":
+            overlaps.append(line)
+        elif event in {"late", "not stored"}:
+            found.expired += 1
+        else:
+            found.wrong.append(f"{event}: {line}")
+    for line in overlaps:
+        # The flock was taken a moment before its holder wrote that.
+        others = [
+            each for each in sections.get(line["lock"], []) if each.begin < line["at"] + 1 and each.end > line["at"]
+        ]
+        if line["at"] < line["until"] and (not others or any(line["at"] < each.until for each in others)):
+            found.wrong.append(f"overlap: {line} with {others}")
+        found.expired += 1
+    return found
+
+
+class Fleet:
+    """The processes, which a crash replaces by others of their kind."""
+
+    def __init__(self, library: str, kinds: list[Kind], url: str, folder: Path, path: list[Path]) -> None:
+        self._command = [sys.executable, str(PROGRAMS / "rollout_client.py"), library]
+        self._arguments = [url, str(folder)]
+        self._environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), *map(str, path)])
+        }
+        self._started = 0
+        self.killed: Counter[str] = Counter()  # at any moment, by side
+        self.running = [(kind, self._start(kind)) for kind in kinds]
+
+    def _start(self, kind: Kind) -> subprocess.Popen[bytes]:
+        self._started += 1
+        return subprocess.Popen(
+            [*self._command, *kind, *self._arguments, str(self._started)],
+            stdin=subprocess.PIPE, env=self._environment,
+        )  # fmt: skip
+
+    def run(self, seconds: float, chance: random.Random, *, kill_every: float) -> None:
+        """Let the processes work. Kill one of them at random moments; start another for each that died."""
+        end = time.monotonic() + seconds
+        kill_at = time.monotonic() + kill_every
+        while (now := time.monotonic()) < end:
+            if now > kill_at:
+                kill_at = now + kill_every * chance.uniform(0.5, 1.5)
+                kind, process = chance.choice(self.running)
+                if process.poll() is None:
+                    self.killed[kind[0]] += 1
+                    process.kill()
+            for i, (kind, process) in enumerate(self.running):
+                if process.poll() is not None:
+                    process.stdin.close()
+                    self.running[i] = kind, self._start(kind)
+            time.sleep(0.02)
+
+    def end(self, within: float) -> list[int]:
+        """Let each caller finish what it does, and wait for the processes; the status of each."""
+        for _, process in self.running:
+            process.stdin.close()
+        limit = time.monotonic() + within
+        return [process.wait(max(0.1, limit - time.monotonic())) for _, process in self.running]
+
+    def kill(self) -> None:
+        """End the processes, however this test ends."""
+        for _, process in self.running:
+            process.kill()
+            process.wait()
+            process.stdin.close()
