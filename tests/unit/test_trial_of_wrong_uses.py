@@ -355,7 +355,60 @@ USES = [
     wrong("fsync=1", lock(fsync=1), ConfigError, "lock('a')", "fsync must be True or False, not 1"),
     # Words of other libraries
     wrong("redis-py's blocking", lock(blocking=False), TypeError, "Interlock.lock()", "'blocking'", "try_acquire()"),
-    wrong("redis-py's blocking_timeout", lock(blocking_timeout=5), TypeError, "'blocking_timeout'", "timeout="),
+    wrong(
+        "redis-py's blocking_timeout",
+        lock(blocking_timeout=5, timeout=30),
+        TypeError,
+        "Interlock.lock()",
+        "'blocking_timeout'",
+        "How long to wait is timeout=",
+        "How long the lock lasts, which is timeout= in redis-py, is ttl= here",
+    ),
+    wrong(
+        "redis-py's lock_class",
+        lock(lock_class=int, timeout=30),
+        TypeError,
+        "'lock_class'",
+        "interlock.compat.redis_py.Lock",
+        "timeout= is ttl=",
+    ),
+    wrong("redis-py's raise_on_release_error", lock(raise_on_release_error=False), TypeError, "Catch LeaseLost"),
+    wrong("redis-py's token", lock(token="x"), TypeError, "'token'", "lease.token"),
+    wrong("python-redis-lock's strict", lock(strict=False), TypeError, "'strict'", "Leave it out"),
+    wrong("python-redis-lock's signal_expire", lock(signal_expire=9), TypeError, "'signal_expire'", "Leave it out"),
+    wrong("python-redis-lock's redis_client", lock(redis_client=1), TypeError, "is the first argument: Interlock(url)"),
+    wrong("django-redis' version", lock(version=2), TypeError, "'version'", "Put it into the name"),
+    wrong("a lock's local", lambda locks: locks.lock("a").local, AttributeError, "'local'", "lease.token"),
+    wrong("a lock's reset_all", lambda locks: locks.lock("a").reset_all, AttributeError, "'reset_all'", "revoke("),
+    wrong(
+        "redis-py's blocking_timeout, for once",
+        lambda locks: locks.once("a", at_most=5, blocking_timeout=5),
+        TypeError,
+        "once() does not wait",
+    ),
+    wrong("expire, for once", lambda locks: locks.once("a", expire=5), TypeError, "at_most="),
+    wrong("expire, for multi", lambda locks: locks.multi(expire=5), TypeError, "Give this option to each lock"),
+    *(
+        wrong(
+            f"{option}, for a {kind}",
+            lambda locks, kind=kind, option=option: getattr(locks, kind)("a", 2, **{option: 5}),
+            TypeError,
+            f"Interlock.{kind}()",
+            "wait(timeout=...)",
+        )
+        for kind in ("latch", "barrier")
+        for option in ("timeout", "blocking_timeout")
+    ),
+    *(
+        wrong(f"blocking_timeout, for {kind}", make, TypeError, f"Interlock.{kind}()", "timeout=", "ttl= here")
+        for kind, make in (
+            ("rlock", lambda locks: locks.rlock("a", blocking_timeout=5)),
+            ("semaphore", lambda locks: locks.semaphore("a", 2, blocking_timeout=5)),
+            ("rwlock", lambda locks: locks.rwlock("a", blocking_timeout=5)),
+            ("election", lambda locks: locks.election("a", blocking_timeout=5)),
+            ("synchronized", lambda locks: locks.synchronized("a", blocking_timeout=5)),
+        )
+    ),
     wrong("redis-py's sleep", lock(sleep=0.1), TypeError, "'sleep'", "A waiter does not poll"),
     wrong("redis-py's thread_local", lock(thread_local=False), TypeError, "'thread_local'", "may release it"),
     wrong("python-redis-lock's expire", lock(expire=30), TypeError, "'expire'", "ttl="),
@@ -377,6 +430,13 @@ USES = [
         "blocking of an rlock", lambda locks: locks.rlock("a", blocking=False), TypeError, "Interlock.rlock()", "try_"
     ),
     wrong("a misspelt option of a lock", lock(ttk=3), TypeError, "Interlock.lock()", "'ttk'", "Did you mean ttl=?"),
+    wrong(
+        "lock_class=interlock.Lock",
+        lambda locks: library(locks).Redis().lock("a", lock_class=module(locks).Lock),
+        TypeError,
+        "Lock.__init__()",
+        "as lock_class= is Lock or AsyncLock of interlock.compat.redis_py",
+    ),
     wrong("Lock(name)", lambda locks: module(locks).Lock("a"), TypeError, "Lock.__init__()", "An Interlock makes it"),
     wrong(
         "Semaphore(name, limit)", lambda locks: module(locks).Semaphore("a", 3), TypeError, ".semaphore(name, limit)"

@@ -19,22 +19,31 @@ _TRY: Final = "To try without waiting: try_acquire(), or acquire(0)"
 _TTL: Final = "The ttl of a lease is ttl=, in seconds; a living holder's lease is renewed"
 _NO_WAIT: Final = "It does not wait. Use acquire(timeout=...)"
 _WAIT: Final = "How long to wait is timeout=, in seconds"
+_WAIT_OF_REDIS_PY: Final = f"{_WAIT}. How long the lock lasts, which is timeout= in redis-py, is ttl= here"
 _WOKEN: Final = "A waiter does not poll: the server wakes it. How long to wait is timeout=, in seconds"
 _TOKEN: Final = "Each lease has a token of its own: lease.token"  # noqa: S105 (no password)
 _SERVER: Final = 'This belongs to the server: put it into the URL, as in Interlock("redis://user:password@host:6379/0")'
 _INTERLOCK: Final = "This is an option of Interlock(...), the same for all of its locks"
 
+_EXTEND: Final = "extend(ttl) makes the lease last at least ttl seconds from now"
+_WAITS: Final = ("waitTime", "wait_time", "wait_timeout", "acquire_timeout", "max_wait", "time_out", "blocking_timeout")
+_TTLS: Final = ("expire", "ex", "lock_timeout", "leaseTime", "lease_time", "auto_release_time", "duration")
+
 # Options of redis-py, python-redis-lock, Redisson, pottery, redlock-py, threading and others.
 _OPTIONS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("blocking", "block", "wait", "non_blocking"), _TRY),
-    **dict.fromkeys(
-        ("blocking_timeout", "waitTime", "wait_time", "wait_timeout", "acquire_timeout", "max_wait", "time_out"), _WAIT
-    ),
+    **dict.fromkeys(_WAITS, _WAIT),
+    "blocking_timeout": _WAIT_OF_REDIS_PY,
+    "lock_class": "Give interlock.compat.redis_py.Lock to redis-py's client.lock(). Here its timeout= is ttl=",
+    "raise_on_release_error": "Catch LeaseLost, which the end of a `with` raises if its lease was lost",
+    "strict": "Leave it out: Interlock(client) takes any client of redis-py or valkey-py",
+    "signal_expire": "Leave it out: the server wakes the next waiter, and keeps no list of signals",
+    "version": 'Put it into the name, as in lock("1:stock:42")',
     **dict.fromkeys(
         ("retry_count", "retry_times", "retry_delay", "retry_interval", "retries", "sleep", "delay"), _WOKEN
     ),
     **dict.fromkeys(("poll_interval", "check_interval", "interval"), _WOKEN),
-    **dict.fromkeys(("expire", "ex", "lock_timeout", "leaseTime", "lease_time", "auto_release_time", "duration"), _TTL),
+    **dict.fromkeys(_TTLS, _TTL),
     **dict.fromkeys(("px", "ttl_ms", "expire_ms", "timeout_ms"), "All durations are in seconds: ttl=, timeout="),
     **dict.fromkeys(("auto_renewal", "auto_renew", "keepalive", "heartbeat"), "renew=False turns the renewal off"),
     **dict.fromkeys(("id", "token", "value", "identifier"), _TOKEN),
@@ -47,9 +56,10 @@ _OPTIONS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("host", "port", "db", "username", "password", "ssl", "path", "decode_responses"), _SERVER),
     **dict.fromkeys(("socket_timeout", "socket_connect_timeout", "client_name"), _SERVER),
     **dict.fromkeys(
-        ("url", "client", "redis", "connection"), "The URL or client is the first argument: Interlock(url)"
+        ("url", "client", "redis", "redis_client", "connection"),
+        "The URL or client is the first argument: Interlock(url)",
     ),
-    "additional_time": "extend(ttl) makes the lease last at least ttl seconds from now",
+    **dict.fromkeys(("additional_time", "replace_ttl"), _EXTEND),
     "namespace": 'Interlock(prefix="app:") sets what stands before each name',
     **dict.fromkeys(("prefix", "quarantine", "try_for", "label", "max_connections", "max_ttl"), _INTERLOCK),
 }
@@ -60,19 +70,25 @@ _INTERLOCK_OPTIONS: Final[Mapping[str, str]] = {
 }
 # What one method alone says of an option, by the beginning of Python's text.
 _EACH_LOCK: Final = "Give this option to each lock: locks.multi(locks.lock(name, ttl=10), ...)"
+_EACH_WAIT: Final = "How long to wait is said by each call: wait(timeout=...)"
 _OF_METHOD: Final[Mapping[str, Mapping[str, str]]] = {
     "Interlock.multi()": dict.fromkeys(
-        ("ttl", "renew", "fair", "max_hold", "acks", "fsync", "max_waiters"), _EACH_LOCK
+        ("ttl", *_TTLS, "renew", "fair", "max_hold", "acks", "fsync", "max_waiters"), _EACH_LOCK
     ),
     "Interlock.once()": {
-        **dict.fromkeys(("ttl", "max_hold"), "How long one run may last is at_most=, in seconds"),
-        "timeout": "once() does not wait: it runs the work, or skips it",
+        **dict.fromkeys(("ttl", *_TTLS, "max_hold"), "How long one run may last is at_most=, in seconds"),
+        **dict.fromkeys(("timeout", *_WAITS), "once() does not wait: it runs the work, or skips it"),
     },
+    "Interlock.latch()": dict.fromkeys(("timeout", *_WAITS), _EACH_WAIT),
     "Interlock.semaphore()": dict.fromkeys(
         ("permits", "value", "count"),
         "The number of a semaphore's permits is limit; how many one call takes: acquire(permits=2)",
     ),
-    "Interlock.barrier()": {"action": "A barrier runs no action: call it after wait()"},
+    "Interlock.barrier()": {
+        "action": "A barrier runs no action: call it after wait()",
+        **dict.fromkeys(("timeout", *_WAITS), _EACH_WAIT),
+    },
+    "Lease.extend()": dict.fromkeys(_TTLS, _EXTEND),
     "Latch.revoke()": {"force": "A latch has no holder to wait for: leave force= out"},
 }
 _OWN_OPTIONS: Final = (
@@ -158,11 +174,14 @@ _OF_THE_LEASE: Final = "It is a method of the lease, which acquire() returns and
 LOCK_HINTS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("release", "extend", "execute", "ensure", "remaining"), _OF_THE_LEASE),
     **dict.fromkeys(("fence", "token", "lost", "ended", "state"), _OF_THE_LEASE.replace("a method", "an attribute")),
+    **dict.fromkeys(("local", "id"), _TOKEN),
     **dict.fromkeys(("unlock", "__exit_"), "Release the lease: lease.release(), or a `with`"),
     **dict.fromkeys(("locked", "is_locked", "owned", "is_locked_by_me"), "See inspect().held; of a lease: lease.state"),
     **dict.fromkeys(("get_owner_id", "owner", "holder"), "See inspect().holder"),
     **dict.fromkeys(("reacquire", "renew", "refresh"), "A living holder's lease is renewed; else lease.extend(ttl)"),
-    **dict.fromkeys(("reset", "force_unlock", "force_release"), "To take it from its holder: revoke(reason)"),
+    **dict.fromkeys(
+        ("reset", "reset_all", "force_unlock", "force_release"), "To take it from its holder: revoke(reason)"
+    ),
     **dict.fromkeys(("lock", "obtain", "try_lock", "tryLock"), "acquire() waits, try_acquire() does not"),
     **dict.fromkeys(("ttl", "timeout"), "Give it to the method that makes the lock: locks.lock(name, ttl=10)"),
 }
@@ -178,6 +197,7 @@ RWLOCK_HINTS: Final[Mapping[str, str]] = {
 }
 LEASE_HINTS: Final[Mapping[str, str]] = {
     "acquire": "A lease is acquired already. Acquire the lock: lock.acquire()",
+    **dict.fromkeys(("local", "id"), "It is lease.token"),
     **dict.fromkeys(("unlock", "close", "free"), "Give it back: release(), or a `with`"),
     **dict.fromkeys(("locked", "owned", "is_locked", "is_lost", "held", "valid"), "See lease.state, or lease.ensure()"),
     **dict.fromkeys(("renew", "reacquire", "refresh"), "interlock renews it. To make it longer: extend(ttl)"),

@@ -28,7 +28,10 @@ class NamedCore(Face, Generic[StateT]):
     """Something that a name stands for, on this Interlock: safe to share between threads and tasks."""
 
     __slots__ = ("__weakref__", "_interlock", "_primitive")
-    _init_advice: ClassVar[str | None] = "An Interlock makes it, as in Interlock(url).lock(name)"
+    _init_advice: ClassVar[str | None] = (
+        "An Interlock makes it, as in Interlock(url).lock(name). What redis-py's client.lock() takes as lock_class= is "
+        "Lock or AsyncLock of interlock.compat.redis_py"
+    )
     _instead_of_pickling = "send its name, and make it in each process with the Interlock of that process"
     _state_of: Callable[[str, Any], StateT]
     """Makes a state of the name and the server's reply."""
