@@ -1,0 +1,43 @@
+"""Earlier versions of interlock, built as wheels from commits of this repository and unpacked beside each other."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+from harness.matrix import required
+
+ROOT = Path(__file__).parents[2]
+FIRST = "49003b8"  # the oldest version with which this one gets along
+# Each is the last commit before something that clients and scripts say to each other changed.
+OLDER = {
+    FIRST: "the first",
+    "5921bed": "before a push brought a fence, and before cohorts",
+    "4c529c5": "before a section started from the push",
+    "cbb4d2c": "before there were drop-ins",
+}
+
+
+def unpacked_wheel(commit: str, directory: Path) -> Path:
+    """Build the wheel of a commit, and unpack it: where its packages are. Skips the test without that history."""
+    tree = directory / "tree"
+    archive = subprocess.run(["git", "-C", str(ROOT), "archive", commit], capture_output=True, check=False)
+    if archive.returncode:
+        required(f"no history with {commit} here: {archive.stderr.decode().strip()}")
+    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as packed:
+        packed.extractall(tree, filter="data")
+    built = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)],
+        cwd=tree, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if "No module named hatchling" in built.stderr:
+        required("hatchling is not installed; scripts/test installs it")
+    assert built.returncode == 0, built.stderr
+    (wheel,) = directory.glob("*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(directory / "packages")
+    return directory / "packages"
