@@ -252,7 +252,7 @@ async def test_a_call_of_a_busy_name_returns_a_value_or_what_a_function_says(mod
 async def test_a_quarantine_is_seen_in_the_error_and_in_the_skipped(mode, node, client):
     """The marker is what a server leaves in the key while it is not sure; a server older than max_ttl is."""
     client.set("lock:a", "!quarantine:someone", px=30_000)
-    for options in ({"timeout": 0.1}, {"busy": "raise"}):
+    for options in ({"timeout": 0.5}, {"busy": "raise"}):
         error = await outcome(Both(mode, "a", node.url, **options).looking()())
         assert isinstance(error, AcquireTimeout)
         assert (error.name, error.holder, error.quarantined) == ("a", None, True), error
