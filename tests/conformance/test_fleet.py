@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from harness.matrix import MODES
-from harness.modes import SLACK
+from harness.modes import SLACK, wait_until
 from harness.older import FIRST, OLDER, ROOT, unpacked_wheel
 from harness.processes import PROGRAMS
 from harness.programs.fleet_member import LIMIT, TTL
@@ -122,13 +122,6 @@ class Fleet:
         for each in self.all:
             if each.process.returncode is None or not each.process.stdout.closed:
                 each.discard()
-
-
-def wait_until(condition, within: float = 20.0) -> None:
-    end = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < end, f"not so within {within} s"
-        time.sleep(0.002)
 
 
 class Findings:

@@ -52,6 +52,14 @@ async def until(condition, within: float = 30.0) -> None:
         pause = min(0.05, pause * 1.1)  # a condition that takes long need not be seen at once
 
 
+def wait_until(condition, within: float = 30.0) -> None:
+    """The same for tests of threads and processes alone."""
+    end = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < end, f"not so within {within} s: {condition}"
+        time.sleep(0.002)
+
+
 class AsyncView:
     """A blocking object with awaitable methods: each call runs in a thread of the pool."""
 
