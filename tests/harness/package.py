@@ -127,7 +127,10 @@ def wrong_metadata(wheel: Path, root: Path = ROOT) -> list[str]:
         wrong.append(f"extras: {said.get_all('Provides-Extra')}")
     if "interlock = interlock.cli:main" not in entry_points(wheel):
         wrong.append("there is no command `interlock`")
-    return [*wrong, *wrong_links(rendered(said.get_payload()))]
+    description = str(said.get_payload())
+    if "\npip install interlock " not in description or "pip install ." in description:
+        wrong.append("the README tells how to install from a checkout")
+    return [*wrong, *wrong_links(rendered(description))]
 
 
 def entry_points(wheel: Path) -> list[str]:
@@ -136,11 +139,11 @@ def entry_points(wheel: Path) -> list[str]:
         return packed.read(name).decode().splitlines()
 
 
-def rendered(description: object) -> str:
+def rendered(description: str) -> str:
     """The README as a package index renders it."""
     from readme_renderer import markdown
 
-    html = markdown.render(str(description))
+    html = markdown.render(description)
     assert html, "the index would show plain text"
     return html
 

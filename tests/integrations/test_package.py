@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 
 import pytest
@@ -14,6 +15,7 @@ try:
     import comrak as _renderer  # noqa: F401
     import hatch_fancy_pypi_readme as _hook  # noqa: F401
     import hatchling as _backend  # noqa: F401
+    from packaging.requirements import Requirement
 
     from harness import package
 except ModuleNotFoundError as missing:
@@ -22,11 +24,15 @@ else:
     MISSING = ""
 
 
+@pytest.fixture(scope="module", autouse=True)
+def tools():
+    if MISSING:
+        required(f"{MISSING}; scripts/test installs it")
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """Wheel and sdist of this tree."""
-    if MISSING:
-        required(f"{MISSING}; scripts/test installs it")
     out = tmp_path_factory.mktemp("built")
     return [package.build(package.ROOT, out, what, isolated=False) for what in ("wheel", "sdist")]
 
@@ -51,6 +57,17 @@ def test_the_wheel_works_in_a_clean_environment(built, server, tmp_path):
     environment.smoke(server.url, "embedded", "cli")
 
 
+def test_the_page_about_installing_names_the_extras_that_there_are():
+    page = (package.ROOT / "docs/install.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", page, re.MULTILINE)
+    extras = package.project()["project"]["optional-dependencies"]
+    assert [name for name, _ in rows] == [*extras]
+    for name, what in rows:
+        for each in extras[name]:
+            required = Requirement(each)
+            assert all(part.lower() in what.lower() for part in required.extras or {required.name})
+
+
 @pytest.mark.parametrize(
     ("changed", "wrong"),
     [
@@ -65,6 +82,7 @@ def test_the_wheel_works_in_a_clean_environment(built, server, tmp_path):
             ["leads nowhere on an index: docs/growth/names.svg"],
         ),
         ({".dist-info/METADATA": "see [there](#no-heading)"}, ["leads nowhere on an index: #user-content-no-heading"]),
+        ({".dist-info/METADATA": "pip install ."}, ["the README tells how to install from a checkout"]),
         ({".dist-info/METADATA": "<https://example.org/> and [more](#more)"}, []),
     ],
 )
