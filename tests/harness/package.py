@@ -130,6 +130,8 @@ def wrong_metadata(wheel: Path, root: Path = ROOT) -> list[str]:
     description = str(said.get_payload())
     if "\npip install interlock " not in description or "pip install ." in description:
         wrong.append("the README tells how to install from a checkout")
+    if "\n| read |" in description:
+        wrong.append("the README has a row of links that lead nowhere")
     return [*wrong, *wrong_links(rendered(description))]
 
 

@@ -83,7 +83,7 @@ def test_the_page_about_installing_names_the_extras_that_there_are():
         ),
         ({".dist-info/METADATA": "see [there](#no-heading)"}, ["leads nowhere on an index: #user-content-no-heading"]),
         ({".dist-info/METADATA": "pip install ."}, ["the README tells how to install from a checkout"]),
-        ({".dist-info/METADATA": "<https://example.org/> and [more](#more)"}, []),
+        ({".dist-info/METADATA": "<https://example.org/> and [more](#servers)"}, []),
     ],
 )
 def test_a_wheel_with_something_wrong_is_refused(built, tmp_path, changed, wrong):
