@@ -26,7 +26,7 @@ from django.test import override_settings
 import interlock
 from interlock import AcquireTimeout, ConfigError, LeaseLost, Unavailable
 from interlock.compat import recipes
-from interlock.compat._targets import _interlocks
+from interlock.compat._targets import for_threads
 from interlock.compat.recipes import GoZeroLock, RedisLock
 
 pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
@@ -291,13 +291,13 @@ def test_a_lock_of_get_lock_is_neither_renewed_nor_warned_of_nor_reported_lost(c
     assert go.acquire()
     del go
     gc.collect()  # a ResourceWarning would be an error
-    assert not any(made._session.renewal.held() for made in _interlocks)
+    assert not any(made._session.renewal.held() for _, made in for_threads.made)
     told = []
-    for made in _interlocks:  # when the end of a later lease has been told, those before it would have been
+    for _, made in for_threads.made:  # when the end of a later lease has been told, those before it would have been
         lease = made.lock("real", ttl=0.4, renew=False, on_lost=told.append).acquire(0)
         until(lambda lease=lease: lease in told)
     assert not client.exists("stock", "go", "lock:api")
-    assert [record.levelname for record in caplog.records] == ["WARNING"] * len(_interlocks)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * len(for_threads.made)
     assert all("'real'" in record.getMessage() for record in caplog.records)
 
 
@@ -578,7 +578,7 @@ def test_threads_caches_and_clients_share_one_interlock(server, clean, caches):
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(work, range(40)))
-    used = [made for made in _interlocks if made._session.workers[0].started]
+    used = [made for _, made in for_threads.made if made._session.workers[0].started]
     assert len(used) == 1
     assert sum(thread.name == "interlock-worker-ends" for thread in threading.enumerate()) == 1
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from interlock._client.places import Place
     from interlock._protocol.acks import Acks, Assurance
-    from interlock._protocol.types import AutoResetEvent, Resource
+    from interlock._protocol.types import Argument, AutoResetEvent, Resource
     from interlock.primitives.messages import Queued
 
 MIN_COHORT_TTL: Final = 1.0  # seconds: below, a lease has too little time left to pass on
@@ -108,7 +108,7 @@ class Attempt:
     caller: weakref.ref[Any] | None = None  # the thread or task that acquires; None if nobody knows
     place: Place | None = None  # where the user's code acquires
     # What its messages say
-    release_args: tuple[str, ...] = ()
+    release_args: tuple[Argument, ...] = ()
     generation: str = ""  # in which the attempt waits, if its resource has generations
     # What became of it
     abandoned: bool = False  # no caller waits for this attempt any more

@@ -282,7 +282,7 @@ class Resource(NamedTuple):
     """The arguments of an acquire of this resource, after those that every acquire has."""
     owner_prefix: str = ""
     """The text with which its tokens begin, if one holder (an owner) can be in several processes."""
-    release_args: tuple[str, ...] = ()
+    release_args: tuple[Argument, ...] = ()
     """The arguments of a release of this resource, after those that every release has."""
     has_generation: bool = False
     """Whether each waiter says in which generation it waits, so that no waiter stays in another generation."""

@@ -1,4 +1,4 @@
-"""Finds the Interlock, and the key in the server, for the client or Django cache that a recipe was given.
+"""Finds the Interlock, and the key in the server, for the client or Django cache that a drop-in was given.
 
 Each call looks at the target anew, as Django does: Django makes a cache for each thread, and replaces caches when the
 settings change. All targets of one server share the connections of one Interlock, so a client for each request, or a
@@ -7,13 +7,19 @@ cache for each thread, opens none.
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from interlock._connect.target import address_of
 from interlock._protocol.names import checked_name
 from interlock.errors import ConfigError
 from interlock.threads import Interlock
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from interlock._api.interlock import InterlockCore
+
+InterlockT = TypeVar("InterlockT", bound="InterlockCore[Any, Any, Any]")
 MAX_TTL: Final = 60.0  # seconds: the default of Interlock
 
 
@@ -34,30 +40,39 @@ class Cache(Protocol):
         ...
 
 
-_interlocks: list[Interlock] = []  # one for each server, prefix and max_ttl
+class Interlocks(Generic[InterlockT]):
+    """The Interlocks behind the drop-ins of one mode: one for each server and set of options."""
+
+    def __init__(self, make: Callable[..., InterlockT], *, for_asyncio: bool) -> None:
+        self._make = make
+        self._for_asyncio = for_asyncio
+        self.made: list[tuple[object, InterlockT]] = []
+
+    def of(self, client: object, **options: object) -> InterlockT:
+        """The Interlock for this client's server. Raises ConfigError."""
+        wanted = (address_of(client, for_asyncio=self._for_asyncio), options)
+        for made_for, existing in self.made:
+            if made_for == wanted and not existing._closed:
+                return existing
+        self.made.append((wanted, self._make(client, **options)))
+        return self.of(client, **options)  # another thread may have been faster: all use the first in the list
+
+
+for_threads: Final = Interlocks(Interlock, for_asyncio=False)
 
 
 def interlock_for(client: object, prefix: str = "", max_ttl: float = MAX_TTL) -> Interlock:
     """The Interlock for this client's server. Raises ConfigError."""
-    address = address_of(client, for_asyncio=False)
-    for existing in _interlocks:
-        if (existing._address, existing.prefix, existing.max_ttl) == (
-            address,
-            prefix,
-            max_ttl,
-        ) and not existing._closed:
-            return existing
-    _interlocks.append(Interlock(client, prefix=prefix, max_ttl=max_ttl))
-    return interlock_for(client, prefix, max_ttl)  # another thread may have been faster: all use the first in the list
+    return for_threads.of(client, prefix=prefix, max_ttl=max_ttl)
 
 
 def close() -> None:
-    """Close the connections and end the threads behind the recipes; the next call of a recipe makes new ones.
+    """Close the connections and end the threads behind the drop-ins; the next call of a drop-in makes new ones.
 
     Locks and permits held by a value stay held. Functions that run under `redis_lock` lose their lease.
     """
-    while _interlocks:
-        _interlocks.pop().close()
+    while for_threads.made:
+        for_threads.made.pop()[1].close()
 
 
 def resolve(target: object, key: object, max_ttl: float) -> tuple[Interlock, str]:

@@ -197,7 +197,7 @@ class ReleaseCall(NamedTuple):
 
     token: str
     tombstone_ms: str
-    own: tuple[str, ...] = ()
+    own: tuple[Argument, ...] = ()
     """The arguments of this primitive after the common ones."""
 
     def encode(self) -> Words:
@@ -210,7 +210,7 @@ class ReleaseCall(NamedTuple):
         return cls(args[1], args[2], tuple(args[3:]))
 
 
-def encode_release(token: str, tombstone_ms: str, own: tuple[str, ...]) -> Words:
+def encode_release(token: str, tombstone_ms: str, own: tuple[Argument, ...]) -> Words:
     """Return the ARGV of a ReleaseCall with these fields. Every release runs this function, so keep it fast."""
     return ("release", token, tombstone_ms, *own)
 

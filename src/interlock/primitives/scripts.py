@@ -14,13 +14,16 @@ import hashlib
 import re
 from functools import cache
 from importlib.resources import files
+from typing import Final
 
 from interlock._protocol.types import Script
 
+PACKAGE: Final = "interlock.primitives"
+
 
 @cache
-def load(name: str, package: str = "interlock.primitives") -> Script:
-    """Load the script `<name>.lua` of a package."""
+def load(name: str, package: str = PACKAGE) -> Script:
+    """Load the script `<name>.lua` of a package. The files that it includes stand in this one."""
     source = _text(name, package)
     return Script(name, source, hashlib.sha1(source.encode()).hexdigest())  # noqa: S324 (Redis names them so)
 
@@ -28,7 +31,7 @@ def load(name: str, package: str = "interlock.primitives") -> Script:
 def _text(name: str, package: str) -> str:
     def insert(line: re.Match[str]) -> str:
         indent, directive, included = line.groups()
-        text = _text(included, package)
+        text = _text(included, PACKAGE)
         if directive == "function":
             return f"local function {included}(KEYS, ARGV)\n{text}end\n"
         return indent + text.removesuffix("\n").replace("\n", "\n" + indent) + "\n"

@@ -1,0 +1,196 @@
+-- The plain key: a lock whose state is one string key that clients of other libraries know, and a queue beside the key.
+--
+-- Theory. A client of another library acquires the lock by `SET key value NX`, and releases it by DEL. Such a client
+-- knows nothing of the queue, so this script hands nothing over: a release deletes the key and wakes the head of the
+-- queue. The head then competes with the clients of other libraries. Among the clients of this script only the head of
+-- the queue may take the key, so they are served in order of arrival. A foreign holder, whose DEL wakes nobody, is one
+-- that this script did not grant the key to; while a foreign holder has the key, the head polls.
+--
+-- A woken head comes sooner than any poll of another library, so the clients of this script could keep the key for
+-- ever. Therefore they take it one after another only for a bounded time, a run. The release that ends a run opens a
+-- gap: for some ms only clients of other libraries may take the key. A run is short while foreign holders are about,
+-- and long if this script has seen none lately.
+--
+-- Rules.
+--  1. Every message may arrive twice or late. A second or a late copy changes nothing more.
+--  2. While anybody alive waits, only the head of the queue may take a free key, and not in a gap.
+--  3. The script writes its state first and publishes last.
+--  4. Every key but the lock itself has a TTL; the lock has none if its holder asked for none.
+--
+-- KEYS   1 lock     string  the value of the holder, as the other library writes it
+--        2 record   string  "1 plain <attempt> <run since> <foreign seen> <gap until> !<value>": which attempt took the
+--                           key last, and with which value; and three times, ms, 0 if there is none: since when the
+--                           run lasts, when a foreign holder was last seen, until when the gap lasts
+--        3 queue    zset    as in queue.lua
+--        4 waiters  hash    as in queue.lua; a waiter wants its poll interval, ms
+--        5 gone     zset    as in queue.lua
+-- ARGV   1 verb, then the verb's arguments; RETURN: the reply
+--   acquire  token  ttl ms  handover ttl ms  subscribed 0|1  channel  max waiters  value  poll ms
+--                             RETURN {GRANTED} | {QUEUED | BUSY, value | "", ms until the head looks again, head 0|1}
+--                                  | {RETRY} | {NOT_FOUND} | {WRONG_KIND, record}
+--                             ttl: "0" is none; max waiters: "0": the caller does not wait; else "inf"
+--                             NOT_FOUND: the token has a tombstone
+--   release  token  tombstone ttl ms  value  whose
+--                             RETURN {the key was the sender's 0|1, ask again 0|1}
+--                             deletes the key if it is the sender's, and wakes the head of the queue; also takes a
+--                             waiter out of the queue. whose: "attempt": it is the sender's if it has this value, and
+--                             the attempt of this token took it last; "value": if it has this value; "any": in any
+--                             case; "none": in no case
+--   heartbeat  channel  subscribed 0|1  stamp  (token  handover ttl ms)...
+--                             RETURN {ms until the head looks again | MORE_DEAD_WAITERS, head's token | "", state...}
+--                             state: QUEUED | RETRY | NOT_FOUND
+
+--include message
+
+local LOCK = KEYS[1]
+
+-- The plain cases, before all functions as in lock.lua: a free key, or the release of a key, while nobody waits. These
+-- lines do what the verbs below do then.
+if verb == 'acquire' and call('EXISTS', LOCK, QUEUE, TOMBSTONES) == 0 then
+  local ttl, value, last = ARGV[3], ARGV[8], call('GET', RECORD)
+  local foreign_seen = last and string.match(last, '^1 plain %S+ %d+ (%d+) %d+ !') or not last and '0'
+  if foreign_seen then
+    call('SET', RECORD, '1 plain ' .. token .. ' 0 ' .. foreign_seen .. ' 0 !' .. value, 'PX', RECORD_TTL_MS + ttl)
+    if ttl == '0' then call('SET', LOCK, value) else call('SET', LOCK, value, 'PX', ttl) end
+    return {GRANTED}
+  end
+elseif verb == 'release' and ARGV[3] == '0' and ARGV[5] == 'value' and call('GET', LOCK) == ARGV[4]
+  and call('EXISTS', QUEUE, TOMBSTONES) == 0
+then
+  call('DEL', LOCK)
+  return {1, 0}
+end
+
+--include queue
+
+-- SHORT_RUN_MS, LONG_RUN_MS: how long a run lasts while foreign holders are about, and else. FOREIGN_MS: for how long
+-- after the last foreign holder they count as being about. MAX_GAP_MS: the longest gap. LOOK_MS: when the head looks
+-- again if the key says nothing about its end.
+local SHORT_RUN_MS, LONG_RUN_MS, FOREIGN_MS, MAX_GAP_MS, LOOK_MS = 1000, 10000, 60000, 100, 1000
+
+local record, tail, is_readable = nil, '', true
+local acquired_by, run_since, foreign_seen, gap_until, own_value = '-', 0, 0, 0, nil
+
+-- Reads the record into the variables above. Returns false if another version or another kind of primitive owns it.
+local function read_record()
+  record = call('GET', RECORD)
+  if not record then return true end
+  local attempt, since, seen, gap, rest = string.match(record, '^1 plain (%S+) (%d+) (%d+) (%d+)(.*)$')
+  is_readable = attempt ~= nil
+  if not is_readable then return false end
+  acquired_by, run_since, foreign_seen, gap_until = attempt, tonumber(since), tonumber(seen), tonumber(gap)
+  tail, own_value = split_free_text(rest)
+  return true
+end
+
+local function write_record(ttl)
+  if not is_readable then return end
+  local text = string.format('1 plain %s %.0f %.0f %.0f%s', acquired_by, run_since, foreign_seen, gap_until, tail)
+  -- Not in format(), which ends a value at a zero byte.
+  call('SET', RECORD, text .. (own_value and ' !' .. own_value or ''), 'PX', RECORD_TTL_MS + ttl)
+end
+
+local function now_ms()
+  return math.floor(get_time_us() / 1000)
+end
+
+-- Notes a foreign holder, which ends the run. At most one write a second says nothing new.
+local function note_holder(value)
+  if value == own_value or run_since == 0 and now_ms() - foreign_seen < LOOK_MS then return end
+  run_since, foreign_seen = 0, now_ms()
+  write_record(0)
+end
+
+-- Returns after how many ms the head must look at the key again, which has this value.
+local function look_after(value, poll_ms)
+  local pttl = call('PTTL', LOCK)
+  local left_ms = pttl >= 0 and pttl or LOOK_MS
+  return value == own_value and left_ms or math.min(left_ms, poll_ms)
+end
+
+-- Wakes this waiter, as next_waiter() returns it: a hint to ask.
+local function wake(waiter)
+  publish(waiter[3], 'granted ' .. waiter[1])
+end
+
+-- Opens a gap before this waiter, which is the head of the queue, if the run has lasted for long enough.
+local function end_run(head)
+  local run_ms = now_ms() - foreign_seen < FOREIGN_MS and SHORT_RUN_MS or LONG_RUN_MS
+  if run_since > 0 and now_ms() - run_since >= run_ms then
+    run_since, gap_until = 0, now_ms() + math.min(MAX_GAP_MS, tonumber(head[4]))
+    pcall(write_record, 0)  -- without memory there is no gap
+  end
+end
+
+if verb == 'acquire' then
+  local ttl, handover_ttl, subscribed, channel, max_waiters = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+  local value, poll_ms = ARGV[8], ARGV[9]
+  if not read_record() then return {WRONG_KIND, record} end
+  local has_queue_or_tombstones = call('EXISTS', QUEUE, TOMBSTONES) > 0
+  if has_queue_or_tombstones and call('ZSCORE', TOMBSTONES, token) then return {NOT_FOUND} end
+  local stored, look_ms = call('GET', LOCK), LOOK_MS
+  if stored == value and acquired_by == token then return {GRANTED} end  -- a second copy of the request
+  if stored then
+    note_holder(stored)
+    look_ms = look_after(stored, tonumber(poll_ms))
+  else
+    local head, retry
+    if has_queue_or_tombstones then head, retry = next_waiter(0) end
+    if retry == 1 then return {RETRY} end
+    local gap_ms = head and gap_until - now_ms() or 0
+    if gap_ms <= 0 and (not head or head[1] == token) then
+      run_since = head and (run_since > 0 and run_since or now_ms()) or 0
+      acquired_by, own_value, gap_until = token, value, 0
+      write_record(tonumber(ttl))
+      -- The lock's key is the last write: if the server has no memory for both keys, nothing is granted.
+      if ttl == '0' then call('SET', LOCK, value) else call('SET', LOCK, value, 'PX', ttl) end
+      if has_queue_or_tombstones then dequeue(token) end
+      return {GRANTED}
+    end
+    if gap_ms > 0 then look_ms = gap_ms else wake(head) end
+  end
+  if max_waiters == '0' then return {BUSY, stored or '', look_ms, 0} end
+  local is_head = enqueue(token, handover_ttl, subscribed, channel, ' ' .. poll_ms)
+  return {QUEUED, stored or '', look_ms, is_head and 1 or 0}
+
+elseif verb == 'release' then
+  local tombstone_ttl, value, whose = ARGV[3], ARGV[4], ARGV[5]
+  read_record()
+  local stored, retry = call('GET', LOCK), 0
+  local is_ours = stored and (whose == 'any' or whose == 'value' and stored == value
+    or whose == 'attempt' and stored == value and acquired_by == token)
+  local has_queue_or_tombstones = call('EXISTS', QUEUE, TOMBSTONES) > 0
+  if has_queue_or_tombstones then dequeue(token) end
+  if is_ours then call('DEL', LOCK) end
+  -- Also if nobody has the key: the waiter that leaves may be the one that was woken.
+  if has_queue_or_tombstones and (is_ours or not stored) then
+    local head
+    head, retry = next_waiter(0)
+    if head then
+      end_run(head)
+      wake(head)
+    end
+  end
+  add_tombstone(token, tombstone_ttl)
+  return {is_ours and 1 or 0, retry}
+
+elseif verb == 'heartbeat' then
+  return heartbeat(
+    function()
+      if not read_record() then return LOOK_MS, true end  -- the head asks, and gets the error
+      local stored = call('GET', LOCK)
+      local head, retry = next_waiter(0)
+      if retry == 1 then return MORE_DEAD_WAITERS end
+      if stored then
+        note_holder(stored)
+        return look_after(stored, head and tonumber(head[4]) or LOOK_MS)
+      end
+      local gap_ms = gap_until - now_ms()
+      if gap_ms > 0 then return gap_ms end
+      if head then wake(head) end
+      return LOOK_MS, true
+    end,
+    function() return false end
+  )
+end
+return redis.error_reply('ERR interlock: unknown verb ' .. tostring(verb))
