@@ -104,7 +104,7 @@ end
 -- Returns after how many ms the head must look at the key again, which has this value.
 local function look_after(value, poll_ms)
   local pttl = call('PTTL', LOCK)
-  local left_ms = pttl >= 0 and pttl or LOOK_MS
+  local left_ms = pttl >= 0 and math.max(1, pttl) or LOOK_MS
   return value == own_value and left_ms or math.min(left_ms, poll_ms)
 end
 
