@@ -108,7 +108,7 @@ class Twins(walk.World):
         in_gap = len(record) > 5 and float(record[5]) > self.now
         getattr(self, "judge_" + verb)(args, reply, stored, now, head, in_gap, pushed)
 
-    def judge_acquire(self, args, reply, stored, now, head, in_gap, pushed):
+    def judge_acquire(self, args, reply, stored, now, head, in_gap, _pushed):
         token, ttl, _, heard, channel, _, value, _ = args
         if reply[0] == GRANTED and stored is None:
             assert head in {None, token}, "it overtook the head"
