@@ -17,7 +17,7 @@ from harness.topology import Cluster, Independents, Sentinels
 from interlock.cli import main
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/migration").glob("*.md"))]
 PROSE = [*PAGES, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "internals").glob("*.md"))]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -123,9 +124,18 @@ class Fleet:
                     process.kill()
             for i, (kind, process) in enumerate(self.running):
                 if process.poll() is not None:
+                    assert process.returncode == -signal.SIGKILL, f"a process of kind {kind} failed by itself"
                     process.stdin.close()
                     self.running[i] = kind, self._start(kind)
             time.sleep(0.02)
+
+    def deploy(self, i: int, kind: Kind, within: float) -> int:
+        """Let process `i` finish what it does, and start one of this kind in its place; the status of the first."""
+        _, process = self.running[i]
+        process.stdin.close()
+        status = process.wait(within)
+        self.running[i] = kind, self._start(kind)
+        return status
 
     def end(self, within: float) -> list[int]:
         """Let each caller finish what it does, and wait for the processes; the status of each."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import signal
 import sys
 from pathlib import Path
 
 import pytest
+import redis
 
 from harness.matrix import BASE, required
 from harness.rollout import Fleet, read_log
@@ -26,34 +28,59 @@ def library_path(library: str) -> list[Path]:
     raise AssertionError
 
 
-def run(server_pool, folder, library, kinds, seconds):
-    """Let such a fleet work for so many seconds; what its log says, and the keys that it left."""
+def run(server_pool, folder, library, phases):
+    """Let a fleet work through phases, each a number of seconds and the kinds of its processes.
+
+    Returns what the log says, and the status of each process that was asked to end.
+    """
+    chance, (_, kinds), ended = random.Random(1), phases[0], []
     with server_pool.spare(BASE) as node:
         fleet = Fleet(library, kinds, node.url, folder, library_path(library))
         try:
-            fleet.run(seconds, random.Random(1), kill_every=1.0)
-            ended = fleet.end(within=2 * BOUND)
+            for seconds, kinds in phases:
+                for i, kind in enumerate(kinds):
+                    if fleet.running[i][0] != kind:
+                        ended.append(fleet.deploy(i, kind, within=2 * BOUND))
+                fleet.run(seconds, chance, kill_every=1.0)
+            ended += fleet.end(within=2 * BOUND)
+            with redis.Redis.from_url(node.url) as client:
+                assert not [key for key in client.scan_iter() if client.ttl(key) == -1], "keys without a TTL"
         finally:
             fleet.kill()
     return read_log(folder / "log"), ended
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("library", "kinds"),
-    [
-        ("redis-py", [("old", "threads"), ("old", "threads"), ("old", "asyncio"), ("old", "asyncio")]),
-        ("python-redis-lock", [("old", "threads")] * 4),
-    ],
-)
-def test_old_processes_alone_pass_the_check(server_pool, tmp_path, library, kinds):
-    found, ended = run(server_pool, tmp_path, library, kinds, 5.0)
-    assert ended == [0] * 4
+OLD = {"redis-py": [("old", "threads"), ("old", "asyncio"), ("old", "threads"), ("old", "asyncio"), ("old", "threads")]}
+
+
+def new(kinds):
+    return [("new", mode) for _, mode in kinds]
+
+
+@pytest.mark.parametrize("seconds", [8, pytest.param(60, marks=pytest.mark.full)])
+@pytest.mark.parametrize("library", OLD)
+def test_a_fleet_goes_over_process_by_process(server_pool, tmp_path, library, seconds):
+    """First all are old, then three of five are new, then all: no two are inside at once, and nobody waits long."""
+    old = OLD[library]
+    phases = [(seconds / 8, old), (seconds * 3 / 4, [*old[:2], *new(old[2:])]), (seconds / 8, new(old))]
+    found, ended = run(server_pool, tmp_path, library, phases)
+    print(found)
+    # -SIGKILL: a process crashed after it was asked to end.
+    assert {*ended} <= {0, -signal.SIGKILL}
     assert not found.wrong
-    assert found.sections["old"] > 100
-    assert found.expired <= 0.02 * found.sections["old"], "this machine is too slow for this test"
+    for side in ("old", "new"):
+        assert found.sections[side] > 10 * seconds
+        assert found.longest[side] < BOUND
+    assert found.expired <= 0.02 * found.sections.total(), "this machine is too slow for this test"
+
+
+def test_old_processes_alone_pass_the_check(server_pool, tmp_path):
+    found, ended = run(server_pool, tmp_path, "redis-py", [(3.0, [("old", "threads"), ("old", "asyncio")])])
+    assert {*ended} <= {0, -signal.SIGKILL}
+    assert not found.wrong
+    assert found.sections["old"] > 50
 
 
 def test_the_check_sees_an_overlap(server_pool, tmp_path):
-    found, _ = run(server_pool, tmp_path, "redis-py", [("old", "threads"), ("broken", "asyncio")], 2.0)
+    found, _ = run(server_pool, tmp_path, "redis-py", [(2.0, [("old", "threads"), ("broken", "asyncio")])])
     assert any(text.startswith("overlap") for text in found.wrong)
