@@ -743,3 +743,21 @@ def test_a_type_error_names_the_class_and_the_method_that_users_know(mode, cls, 
         result = function(*(required.get(name, ()) if cls is MAKERS[mode] else ()), nonsense=1)
         next(result)  # a generator begins at its first step
     assert str(caught.value).startswith(f"{cls.__name__}.{name}() "), caught.value
+
+
+def words_of_others():
+    """The arguments of redis-py's Lock and of its methods, in both modes, and those of python-redis-lock."""
+    for lock in (redis.lock.Lock, redis.asyncio.lock.Lock):
+        for function in (lock.__init__, lock.acquire, lock.extend, redis.Redis.lock):
+            yield from inspect.signature(function).parameters
+    yield from ("redis_client", "expire", "id", "auto_renewal", "strict", "signal_expire", "blocking")
+
+
+@pytest.mark.parametrize("word", sorted({*words_of_others()} - {"self", "name", "timeout"}))
+@pytest.mark.parametrize("mode", MAKERS)
+def test_each_word_of_another_librarys_lock_has_an_answer(mode, word):
+    with pytest.raises(TypeError) as caught:
+        MAKERS[mode](NOWHERE).lock("a", **{word: 1})
+    asked, _, advice = str(caught.value).partition(". ")
+    assert asked.endswith(f"'{word}'")
+    assert advice
