@@ -116,7 +116,8 @@ import os, sys, threading
 from interlock import LeaseLost
 from interlock.compat.threading import Lock, RLock, default_locks
 
-lock, other, entered = Lock("a"), Lock("b"), RLock("r")
+lock, other, taken_over, entered = Lock("a"), Lock("b"), Lock("c"), RLock("r")
+taken_over.acquire()
 with entered, lock:
     if not (child := os.fork()):
         assert not lock.acquire(blocking=False)
@@ -128,7 +129,11 @@ with entered, lock:
                 assert "belongs to the parent process" in str(error), error
         with other:
             assert f"/{os.getpid()}/" in default_locks().lock("b").inspect().holder
-        os._exit(0)
+        assert default_locks().lock("c").revoke("the child takes it", force=True)
+        assert taken_over.acquire()
+        (releasing := threading.Thread(target=taken_over.release)).start()  # what the child has, not the parent
+        releasing.join()
+        os._exit(taken_over.locked())
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert lock.locked()
 assert not lock.locked() and not entered.locked()
@@ -215,10 +220,11 @@ def test_a_with_in_a_with_of_one_lock_is_a_deadlock(locks):
 # A lease that is lost
 
 
-def lose(holder, *, noticed: bool = True) -> None:
-    """Let this object lose what it has acquired last."""
+def lose(holder, *, noticed: bool = True, others: bool = True) -> None:
+    """Let this object lose what it has acquired last; and `others` of its name, too."""
     lease = holder._own.leases[-1] if isinstance(holder, RLock) else holder._kept[-1].lease
-    assert holder._synchronizer().revoke("a test", force=True)
+    if others:
+        assert holder._synchronizer().revoke("a test", force=True)
     if noticed:  # as by the push of the revocation, which may take a while
         lease._core.renewal.lose(lease._grant, "a test")
 
@@ -385,13 +391,21 @@ def test_a_release_makes_no_permit(locks):
 
 def test_a_permit_that_was_lost_keeps_no_other(locks):
     semaphore = Semaphore("s", 3, locks=locks)
-    semaphore.acquire()
-    lose(semaphore)
-    semaphore.acquire()
-    semaphore.acquire()
+    for _ in range(3):
+        semaphore.acquire()
+    lose(semaphore, others=False)
     with pytest.raises(LeaseLost):
         semaphore.release(3)
-    assert locks.semaphore("s", 3).available() == 3
+    until(lambda: locks.semaphore("s", 3).available() == 3)
+
+
+def test_of_nested_sections_the_one_that_lost_its_permit_reports_it(locks):
+    semaphore = Semaphore("s", 2, locks=locks)
+    with semaphore:
+        with pytest.raises(LeaseLost), semaphore:
+            lose(semaphore, others=False)
+        until(lambda: locks.semaphore("s", 2).available() == 1)
+    assert locks.semaphore("s", 2).available() == 2
 
 
 def test_all_processes_give_the_same_value_and_parties(locks, thread):
@@ -430,6 +444,20 @@ def test_an_action_that_fails_breaks_the_barrier_for_all(locks, way):
     assert not barrier.broken
 
 
+def test_the_arrival_after_an_action_waits_a_little_for_parties_that_are_late(locks):
+    barrier = Barrier("b", 2, locks=locks)
+    second = barrier._synchronizer()[1]
+
+    def late():
+        until(lambda: barrier.n_waiting == 2)  # the thread beside the action, and the one that ran it
+        return second.wait(20)
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(late)
+        barrier._act(lambda: None, second, time.monotonic() - 1)
+        assert other.result(30) == 2
+
+
 def test_abort_breaks_also_a_barrier_that_nobody_has_used(locks):
     for parties in (1, 2):
         barrier = Barrier(f"b{parties}", parties, locks=locks)
@@ -450,10 +478,18 @@ def test_the_default_is_made_once_and_of_the_environment(server, clean, monkeypa
     with pytest.raises(ConfigError, match=r"INTERLOCK_URL.*set_default_locks\(locks\)"):
         lock.acquire()
     monkeypatch.setenv("INTERLOCK_URL", server.url)
-    with ThreadPoolExecutor(8) as pool:
-        ready = threading.Barrier(8)
-        made = {*pool.map(lambda _: ready.wait() >= 0 and compat.default_locks(), range(8))}
-    assert made == {compat.default_locks()}
+    made, ready = [], threading.Barrier(2)
+
+    def slowly():
+        made.append(one := Interlock())
+        ready.wait()
+        return one
+
+    monkeypatch.setattr(compat, "Interlock", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        defaults = {*pool.map(lambda _: compat.default_locks(), range(2))}
+    assert defaults == {compat.default_locks()}
+    assert [each._closed for each in made if each not in defaults] == [True]
     with lock:
         assert compat.default_locks().lock("a").inspect().held
 

@@ -20,11 +20,12 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from interlock._api.section import Section, WithExit, section_of_this_with
+from interlock._client.grant import Grant
 from interlock._protocol.names import checked_name, duration, positive_int
 from interlock.errors import AcquireTimeout, BrokenBarrier, ConfigError, LockError, Unavailable
 from interlock.primitives.barrier import MAX_PARTIES
 from interlock.primitives.permits import MAX_PERMITS
-from interlock.threads import Interlock, LeaseState
+from interlock.threads import Interlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -249,9 +250,6 @@ class _Kept(NamedTuple):
     lease: Lease
 
 
-_LIVING: Final = (LeaseState.HELD, LeaseState.JEOPARDY)
-
-
 class _AnyThreads(_Holder[T]):
     """What any thread may release."""
 
@@ -289,11 +287,15 @@ class _AnyThreads(_Holder[T]):
 
 def _to_release(kept: list[_Kept], thread: object) -> _Kept:
     """What a release by this thread is for: see rule 1."""
-    own = [each for each in kept if each.thread is thread]
-    ended = [each for each in kept if each.lease.state not in _LIVING]
-    if own:
-        return ([each for each in own if each not in ended] or own)[-1]
-    return (ended or kept)[0]
+    if own := [each for each in kept if each.thread is thread]:
+        return own[-1]  # as nested sections end; what this thread has lost before, and never released, stays behind
+    return min(kept, key=_order_of_release)  # of equals the oldest
+
+
+def _order_of_release(kept: _Kept) -> int:
+    """What is lost comes first, and last what belongs to the parent of this process."""
+    why = kept.lease._grant.reason_ended(kept.lease._core.runtime.now())
+    return {None: 1, Grant.FORKED: 2}.get(why, 0)
 
 
 def _bounded(timeout: float) -> float:
