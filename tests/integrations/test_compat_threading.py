@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -210,6 +211,19 @@ def test_an_rlock_is_the_threads_and_the_same_lock_as_a_lock(locks, thread):
     assert not lock.locked()
 
 
+def test_a_thread_that_ends_leaves_its_lock_to_others_and_no_rlock(locks, caplog):
+    lock, rlock = Lock("a", locks=locks), RLock("r", locks=locks)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        (ending := threading.Thread(target=lambda: lock.acquire() and rlock.acquire())).start()
+        ending.join()
+        until(lambda: "lock 'r': a lease was dropped" in caplog.text)
+    assert len(caught) == 1
+    lock.release()
+    assert not lock.locked()
+    assert rlock._recursion_count() == 0
+
+
 def test_a_with_in_a_with_of_one_lock_is_a_deadlock(locks):
     lock = Lock("a", locks=locks)
     with lock, pytest.raises(Deadlock), lock:
@@ -316,8 +330,8 @@ def test_ctrl_c_ends_a_wait_and_leaves_nothing_behind(locks, thread):
     former = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         for wait in (lock.acquire, rlock.__enter__, barrier.wait):
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
             with pytest.raises(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, 0.05)
                 wait()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

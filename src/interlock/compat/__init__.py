@@ -1,1 +1,4 @@
-"""Drop-in replacements for other locks: the same calls, over interlock. `recipes` needs no other library."""
+"""Drop-in replacements for other locks: the same calls, over interlock.
+
+`recipes` and `threading` need no other library.
+"""
