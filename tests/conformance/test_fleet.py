@@ -1,8 +1,9 @@
 """A fleet of several versions at work on the same names, while its processes are killed and replaced.
 
 Theory. Each older version is a wheel of an earlier commit, in processes of its own. All processes append what they do
-to one stream in the server, whose order is the order of events, by one clock: `fleet_member.py`. A process that
-is killed while it holds something is replaced by one of the other side, as in an upgrade that goes forth and back.
+to one stream in a server, whose order is the order of events, by one clock: `fleet_member.py`. A process that is killed
+while it holds something is replaced by one of the other side, as in an upgrade that goes forth and back. With `--full`
+the servers of the locks are killed, too: then both versions must respect a quarantine that the other one has begun.
 """
 
 from __future__ import annotations
@@ -17,20 +18,26 @@ import sys
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.matrix import MODES
+from harness.matrix import BASE, MODES
 from harness.modes import SLACK, wait_until
 from harness.older import FIRST, OLDER, ROOT, unpacked_wheel
 from harness.processes import PROGRAMS
 from harness.programs.fleet_member import LIMIT, TTL
+from harness.topology import Independents
+
+if TYPE_CHECKING:
+    from harness.servers import Node
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1")
 NEWER = "newer"
 NAMES = ("a", "b", "r", "w", "s")
 WRITER = 1000  # what a writer weighs; every other section weighs one
+UNSURE = {"lost", "unavailable", "error"}  # a section that ends so is not held against the others
 CAPACITY = {"a": 1, "b": 1, "r": 1, "w": WRITER, "s": LIMIT}
 # Seconds after a crash: the ttl, the second of the promise, a handover to a process that is killed, too.
 LONGEST_GAP = TTL + 1 + TTL + SLACK
@@ -39,10 +46,11 @@ LONGEST_GAP = TTL + 1 + TTL + SLACK
 class Process:
     """A process of one version."""
 
-    def __init__(self, version: str, packages: Path, url: str, mode: str) -> None:
+    def __init__(self, version: str, packages: Path, mode: str, arguments: list[str]) -> None:
         self.version, self.mode, self.packages = version, mode, packages
+        events, *rest = arguments
         self.process = subprocess.Popen(
-            [sys.executable, str(PROGRAMS / "fleet_member.py"), url, mode],
+            [sys.executable, str(PROGRAMS / "fleet_member.py"), events, mode, *rest],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(packages)},
         )  # fmt: skip
 
@@ -72,15 +80,15 @@ class Process:
 class Fleet:
     """Processes of several versions; each is replaced when it is killed."""
 
-    def __init__(self, client, url: str, packages: dict[str, Path]) -> None:
-        self.client, self.url, self.packages = client, url, packages
+    def __init__(self, client, arguments: list[str], packages: dict[str, Path]) -> None:
+        self.client, self.arguments, self.packages = client, arguments, packages
         self.older = [version for version in packages if version != NEWER]
         self.running: list[Process] = []
         self.all: list[Process] = []
         self.killed: Counter[str] = Counter()
 
     def start(self, version: str, mode: str) -> None:
-        process = Process(version, self.packages[version], self.url, mode)
+        process = Process(version, self.packages[version], mode, self.arguments)
         self.running.append(process)
         self.all.append(process)
 
@@ -104,7 +112,7 @@ class Fleet:
         self.start(NEWER if older else random.choice(self.older), victim.mode)
         self.running[-1].check_started()
 
-    def work(self, seconds: float, pause: float) -> None:
+    def work(self, seconds: float, pause: float, servers: list[Node]) -> None:
         for each in self.running:
             each.check_started()
         wait_until(lambda: all(self.holders(older=older) for older in (True, False)))
@@ -113,6 +121,10 @@ class Fleet:
             self.kill_a_holder(older=older)
             older = not older
             time.sleep(random.uniform(0.5, 1.5) * pause)  # for work between two kills
+            for server in random.sample(servers, min(1, len(servers))):
+                server.kill()
+                server.restart()
+                time.sleep(LONGEST_GAP / 2)
 
     def end(self) -> None:
         for each in self.running:
@@ -127,12 +139,12 @@ class Fleet:
 class Findings:
     """What the events say: overlaps, fences that did not grow, stalls, errors, and who followed whom."""
 
-    def __init__(self, events: list, version_of: dict[int, str]) -> None:
-        self.version_of, self.now = version_of, 0
+    def __init__(self, events: list, version_of: dict[int, str], *, may_be_unavailable: bool = False) -> None:
+        self.version_of, self.may_be_unavailable, self.now = version_of, may_be_unavailable, 0
         self.wrong: list[str] = []
         self.entered: Counter[tuple[str, bool]] = Counter()  # (kind, whether by an older version)
         self.handed_over: Counter[tuple[str, bool]] = Counter()  # (name, whether to an older version)
-        self.lost = {(pid, section) for _when, pid, section, what, *_ in events if what == "lost"}
+        self.lost = {(pid, section) for _when, pid, section, what, *_ in events if what in UNSURE}
         self.open: dict[str, dict] = {name: {} for name in NAMES}  # (pid, section) -> weight
         self.newest: dict[str, int] = defaultdict(int)  # the highest fence that has entered
         self.asked: dict[tuple, dict[str, int]] = {}
@@ -155,7 +167,7 @@ class Findings:
         elif what == "exit":
             for inside in self.open.values():
                 inside.pop(key, None)
-        elif what == "error":
+        elif what == "error" or (what == "unavailable" and not self.may_be_unavailable):
             self.wrong.append(f"{self.version_of[key[0]]}: {more[0]}")
 
     def enter(self, key: tuple, kind: str, fences: dict[str, int]) -> None:
@@ -182,19 +194,24 @@ class Findings:
                 inside[key] = weight
 
 
-def run_fleet(server, client, packages: dict[str, Path], seconds: float, pause: float) -> tuple[Fleet, Findings]:
-    fleet = Fleet(client, server.url, packages)
+def run_fleet(
+    client, arguments: list[str], packages: dict[str, Path], times: tuple[float, float], servers: list[Node]
+) -> Findings:
+    fleet = Fleet(client, arguments, packages)
     with contextlib.ExitStack() as stack:
         stack.callback(fleet.discard)
         for mode, older in zip(MODES, (fleet.older * 2)[:2], strict=True):
             fleet.start(NEWER, mode)
             fleet.start(older, mode)
-        fleet.work(seconds, pause)
+        fleet.work(*times, servers)
         fleet.end()
     events = [
         (int(when.partition(b"-")[0]), *json.loads(event[b"event"])) for when, event in client.xrange("users:fleet")
     ]
-    return fleet, Findings(events, {each.pid: each.version for each in fleet.all})
+    found = Findings(events, {each.pid: each.version for each in fleet.all}, may_be_unavailable=bool(servers))
+    assert not found.wrong, found.wrong[:5]
+    assert min(fleet.killed["older"], fleet.killed["newer"]) > 0, fleet.killed
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -210,27 +227,51 @@ def wheel(tmp_path_factory):
     return get
 
 
+@pytest.fixture
+def packages(wheel, commits):
+    return {NEWER: ROOT / "src"} | {commit: wheel(commit) for commit in commits}
+
+
+WORKERS = ["lock", "lock", "rlock", "rlock", "rwlock", "rwlock", "semaphore", "semaphore", "multi"]
+each_older = pytest.mark.parametrize("commits", [[commit] for commit in OLDER], ids=[*OLDER])
+
+
 @rule(1, 3, 7)
 @pytest.mark.parametrize(
-    ("commits", "seconds", "pause"),
+    ("commits", "times"),
     [
-        pytest.param([FIRST, "5921bed"], 4, 0.8, id="short"),
-        *(pytest.param([commit], 60, 2.0, id=commit, marks=pytest.mark.full) for commit in OLDER),
+        pytest.param([FIRST, "5921bed"], (4, 0.8), id="short"),
+        *(pytest.param([commit], (60, 2.0), id=commit, marks=pytest.mark.full) for commit in OLDER),
     ],
 )
-def test_a_fleet_of_two_versions_shares_names_while_its_processes_are_killed(
-    server, clean, wheel, commits, seconds, pause
-):
-    packages = {NEWER: ROOT / "src"} | {commit: wheel(commit) for commit in commits}
-    fleet, found = run_fleet(server, clean, packages, seconds, pause)
-    assert not found.wrong, found.wrong[:5]
-    assert min(fleet.killed["older"], fleet.killed["newer"]) > 0, fleet.killed
-    for kind in ("lock", "rlock", "read", "write", "semaphore", "multi"):
-        for older in (True, False):
-            assert found.entered[kind, older] > 5, found.entered
-    for name in NAMES:
-        for older in (True, False):
-            assert found.handed_over[name, older] > 2, found.handed_over
+def test_a_fleet_of_two_versions_shares_names_while_its_processes_are_killed(server, clean, packages, times):
+    found = run_fleet(clean, [server.url, ",".join(WORKERS), server.url], packages, times, [])
+    for older in (True, False):
+        assert all(found.entered[kind, older] > 5 for kind in {*WORKERS, "read", "write"} - {"rwlock"}), found.entered
+        assert all(found.handed_over[name, older] > 2 for name in NAMES), found.handed_over
+
+
+@rule(1, 7, 10)
+@pytest.mark.full
+@each_older
+def test_a_fleet_of_two_versions_respects_one_quarantine(server, clean, node, packages):
+    """The server of the locks is killed and starts without a key."""
+    found = run_fleet(clean, [server.url, ",".join(WORKERS), node.url], packages, (60, 1.0), [node])
+    for older in (True, False):
+        assert all(found.handed_over[name, older] > 2 for name in NAMES), found.handed_over
+
+
+@rule(1, 7, 10)
+@pytest.mark.full
+@pytest.mark.runs_on(starts="a quorum")
+@each_older
+def test_a_fleet_of_two_versions_shares_a_quorum(server, clean, packages):
+    """One server of the quorum after the other is killed and starts without a key."""
+    with Independents(BASE, number=3) as quorum:
+        kinds = [kind for kind in WORKERS if kind in {"lock", "rlock", "multi"}]
+        found = run_fleet(clean, [server.url, ",".join(kinds), *quorum.urls], packages, (60, 1.0), quorum.nodes)
+    for older in (True, False):
+        assert all(found.handed_over[name, older] > 2 for name in "abr"), found.handed_over
 
 
 def events_of(*steps):

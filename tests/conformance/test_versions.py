@@ -1,18 +1,16 @@
 """An older version of interlock and this one, side by side on one name of each kind.
 
-Theory. The older one is a commit, taken from the history into a directory, and runs in a process of its own; this one
-runs here. Each does in turn what the other one then has to understand. A change of what the scripts store that breaks
-this breaks every fleet which is upgraded host by host: docs/adr/0010-records-that-may-grow.md.
+Theory. The older one is a wheel of an earlier commit, and runs in a process of its own; this one runs here. Each does
+in turn what the other one then has to understand. A change of what the scripts store that breaks this breaks every
+fleet which is upgraded host by host: docs/adr/0010-records-that-may-grow.md.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
 import sys
-import tarfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -20,14 +18,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.matrix import BASE, required
+from harness.matrix import BASE
+from harness.older import FIRST, OLDER, unpacked_wheel
 from harness.processes import PROGRAMS
 from harness.programs.neighbour import SHORT, Neighbour
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1")
 ROOT = Path(__file__).parents[2]
-OLDER = "49003b8"
 KINDS = ("lock", "rlock", "read", "write", "semaphore", "multi", "election")
 every_kind = pytest.mark.parametrize("kind", KINDS)
 both_ways = pytest.mark.parametrize("first", ["older", "newer"])
@@ -81,18 +79,12 @@ class Newer:
         self.pool.shutdown()
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    """The sources of the older version."""
-    archive = subprocess.run(
-        ["git", "-C", str(ROOT), "archive", OLDER, "src/interlock"], capture_output=True, check=False
-    )
-    if archive.returncode:
-        required(f"no history with {OLDER} here: {archive.stderr.decode().strip()}")
-    place = tmp_path_factory.mktemp("older")
-    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as packed:
-        packed.extractall(place, filter="data")
-    return place / "src"
+@pytest.fixture(
+    scope="module", params=[FIRST, *(pytest.param(each, marks=pytest.mark.full) for each in OLDER if each != FIRST)]
+)
+def source(request, tmp_path_factory):
+    """Where the packages of an older version are."""
+    return unpacked_wheel(request.param, tmp_path_factory.mktemp("older"))
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,14 @@
 """One process of a fleet of several versions: its workers enter sections of shared names until its stdin ends.
 
-    PYTHONPATH=... python fleet_member.py URL threads|asyncio SIDE
+    PYTHONPATH=... python fleet_member.py URL_OF_THE_EVENTS threads|asyncio KIND,KIND... URL_OF_THE_LOCKS...
 
-Each worker appends what it does to one stream in the server, `users:fleet`: JSON of [pid, section, what, ...]. The
-order of the stream is the order in which things happened. The program uses only names that every version has, so that
-an old version can run it.
+With several URLs of the locks, these are a quorum. There is a worker for each kind. It appends what it does to one
+stream, `users:fleet`: JSON of [pid, section, what, ...]. The order of the stream is the order in which things happened.
+The program uses only names that every version has, so that an old version can run it.
 
-    ask    before an acquire                  enter  inside; kind, and the fence by name
-    exit   before the release                 lost   in place of what follows `exit`: the lease had ended before
-    error  an exception of interlock
+    ask          before an acquire               enter   inside; kind, and the fence by name
+    exit         before the release              lost    the lease had ended before the `exit`, or there was none
+    unavailable  no server answered              error   another exception of interlock
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ import interlock.aio
 
 TTL = 1.5  # seconds; of a cohort at least 1
 PATIENCE = 20.0  # seconds until a waiter counts as stuck
-WORKERS = ("lock", "lock", "rlock", "rlock", "rwlock", "rwlock", "semaphore", "semaphore", "multi")
 LIMIT = 2  # permits of the semaphore
 
 
@@ -67,8 +66,8 @@ class Member:
         lease.ensure()  # so the lease was alive at the `exit`
 
     def failed(self, section: int, error: BaseException) -> None:
-        lost = isinstance(error, interlock.LeaseLost)
-        self.tell(section, "lost" if lost else "error", f"{type(error).__name__}: {error}")
+        kinds = {interlock.LeaseLost: "lost", interlock.Unavailable: "unavailable"}
+        self.tell(section, kinds.get(type(error), "error"), f"{type(error).__name__}: {error}")
 
 
 def work(member: Member, kind: str) -> None:
@@ -110,10 +109,11 @@ def wait_for_end(member: Member) -> None:
     member.stopped = True
 
 
-def run(url: str) -> None:
-    with interlock.Interlock(url, max_ttl=TTL) as locks:
-        member = Member(url, locks)
-        threads = [threading.Thread(target=work, args=(member, kind)) for kind in WORKERS]
+def run(events: str, kinds: list[str], urls: list[str]) -> None:
+    api = interlock.Interlock
+    with api.quorum(urls, max_ttl=TTL) if len(urls) > 1 else api(urls[0], max_ttl=TTL) as locks:
+        member = Member(events, locks)
+        threads = [threading.Thread(target=work, args=(member, kind)) for kind in kinds]
         for thread in threads:
             thread.start()
         wait_for_end(member)
@@ -121,18 +121,23 @@ def run(url: str) -> None:
             thread.join()
 
 
-async def arun(url: str) -> None:
-    async with interlock.aio.Interlock(url, max_ttl=TTL) as locks:
-        member = Member(url, locks)
+async def arun(events: str, kinds: list[str], urls: list[str]) -> None:
+    api = interlock.aio.Interlock
+    async with api.quorum(urls, max_ttl=TTL) if len(urls) > 1 else api(urls[0], max_ttl=TTL) as locks:
+        member = Member(events, locks)
         async with asyncio.TaskGroup() as tasks:
-            for kind in WORKERS:
+            for kind in kinds:
                 tasks.create_task(awork(member, kind))
             await asyncio.to_thread(wait_for_end, member)
 
 
-if __name__ == "__main__":
+def main(events: str, mode: str, kinds: str, *urls: str) -> None:
     print(interlock.__file__, flush=True)
-    if sys.argv[2] == "threads":
-        run(sys.argv[1])
+    if mode == "threads":
+        run(events, kinds.split(","), [*urls])
     else:
-        asyncio.run(arun(sys.argv[1]))
+        asyncio.run(arun(events, kinds.split(","), [*urls]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
