@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import gc
 import inspect
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,12 +36,14 @@ for number in (signal.SIGINT, signal.SIGHUP):
 
 threads_api._told_of_loop.set()  # tests do that on purpose; test_self_wait.py is about the warning
 
-# Processes that a test starts import the rig and the simulator, too.
-os.environ["PYTHONPATH"] = os.pathsep.join(map(str, (Path(__file__).parent, Path(__file__).parent.parent)))
+# Processes that a test starts import the rig and the simulator, too, and what `scripts/test --oldest` put first.
+FIRST = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and sys.prefix in path]
+os.environ["PYTHONPATH"] = os.pathsep.join(map(str, (*FIRST, Path(__file__).parent, Path(__file__).parent.parent)))
 
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="run on what runs_on(full=...) says")
+    parser.addoption("--each-server", action="store_true", help="run each test of the matrix on each kind of server")
 
 
 BUSY = {
@@ -58,6 +62,9 @@ def pytest_collection_modifyitems(config, items):
     if not config.getoption("full"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])
         items[:] = [item for item in items if not item.get_closest_marker("full")]
+    for item in items:  # for --junit-xml, from which scripts/versions counts
+        if isinstance(cell := getattr(item, "callspec", None) and item.callspec.params.get("cell"), Cell):
+            item.user_properties.append(("server", cell.kind))
 
 
 def pytest_collection_finish():
@@ -68,7 +75,10 @@ def pytest_collection_finish():
 
 def said_by(node) -> RunsOn:
     """Where a test runs: the marks of its module and its own, together."""
-    return RunsOn.said_by(reversed([*node.iter_markers("runs_on")]))
+    said = RunsOn.said_by(reversed([*node.iter_markers("runs_on")]))
+    if node.config.getoption("each_server") and said.servers != "its own servers":
+        return dataclasses.replace(said, servers="each server in both modes", full=None, quorum=False)
+    return said
 
 
 def pytest_generate_tests(metafunc):

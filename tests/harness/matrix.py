@@ -15,6 +15,7 @@ servers and modes that its tests really use.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import warnings
@@ -26,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 import redis.asyncio
-import trustme
 
 from harness.servers import KINDS, Missing, Node
 from harness.topology import Cluster, Independents, Sentinels
@@ -80,6 +80,17 @@ def valkey_client(node: Node, mode: str):
     return (valkey if mode == "threads" else valkey.asyncio).Valkey.from_url(node.tcp_url)
 
 
+def has_certificates() -> bool:
+    """Whether tests can make certificates."""
+    return importlib.util.find_spec("trustme") is not None
+
+
+def tls_url(node: Node, _mode: str) -> str:
+    if not has_certificates():
+        required("trustme could not be installed: it needs a build of cryptography for this Python")
+    return node.tls_url
+
+
 def client_of(**options):
     """A client of redis-py with these options."""
 
@@ -92,7 +103,7 @@ def client_of(**options):
 WAYS = {
     "unix": lambda node, _mode: node.url,
     "tcp": lambda node, _mode: node.tcp_url,
-    "tls": lambda node, _mode: node.tls_url,
+    "tls": tls_url,
     "acl": lambda node, _mode: acl_user(node),
     "client": client_of(),
     "decoding": client_of(decode_responses=True),
@@ -297,7 +308,7 @@ class ServerPool:
     def node(self, kind: str) -> Node:
         """The running server of this kind, for all tests."""
         if kind not in self.nodes:
-            node = self.spare(kind, tls=self.certificate if kind in TLS else None)
+            node = self.spare(kind, tls=self.certificate if kind in TLS and has_certificates() else None)
             node.start()
             self.nodes[kind] = node
         return self.nodes[kind]
@@ -314,6 +325,8 @@ class ServerPool:
     @cached_property
     def certificate(self) -> tuple[str, str, str]:
         """A certificate for this machine, its key, and the authority that made it."""
+        import trustme  # needs cryptography, which is not built for every Python
+
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             authority = trustme.CA()

@@ -161,7 +161,7 @@ class Mode:
             if self.name == "threads":
                 client.close()
             else:
-                await client.aclose()
+                await getattr(client, "aclose", client.close)()  # redis-py 5.0.0 has only the latter
         self.clients.clear()
         self.pool.shutdown()
 

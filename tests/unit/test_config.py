@@ -239,7 +239,7 @@ async def test_a_client_of_any_flavour_is_an_address(mode, server, decode, proto
     lease = await mode.interlock(client).lock("a").acquire()
     assert await lease.execute("GET", "nothing") is None
     assert await lease.release()
-    await client.aclose() if mode.name == "asyncio" else client.close()
+    await getattr(client, "aclose", client.close)() if mode.name == "asyncio" else client.close()
 
 
 async def test_a_prefix_separates_names_and_an_empty_prefix_shares_them(mode, clean):

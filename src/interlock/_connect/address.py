@@ -166,6 +166,7 @@ class Address:
         )
         parameters |= {"protocol": 3, "socket_timeout": step_timeout, "socket_connect_timeout": step_timeout}
         connection = _connection_class(module, kind)(**parameters, retry=retry, **more)
+        connection.socket_timeout = step_timeout  # redis-py 5 forgets it for the unix socket of a blocking connection
         connection.driver_info = connection.lib_name = connection.lib_version = None  # saves two round trips
         return connection
 

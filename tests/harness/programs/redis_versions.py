@@ -1,10 +1,11 @@
 """A program over the redis-py and hiredis that stand first on PYTHONPATH: every way to a server that redis-py carries.
 
-    python redis_versions.py threads|asyncio URL ... --refused [URL ...]
+    python redis_versions.py threads|asyncio URL ... --refused [URL ...] --silent [URL ...]
 
 For each URL, and for the client that redis-py makes of it, the program acquires a lock, contends for it, keeps it by
 renewals, hands it over by a push, revokes it by a push, and releases it. A server must refuse each URL after
-`--refused`, in a way that interlock can explain. It prints the version of redis-py, and what it has done.
+`--refused`, in a way that interlock can explain. The URLs after `--silent` accept connections and answer nothing; an
+acquire must end in its time all the same. It prints the version of redis-py, and what it has done.
 """
 
 from __future__ import annotations
@@ -94,8 +95,18 @@ async def refuse(url: str) -> None:
     await call(locks.close)
 
 
+async def be_patient(url: str) -> None:
+    locks, started = api.Interlock(url, try_for=0.5), time.monotonic()
+    try:
+        await asyncio.wait_for(call(locks.lock(NAME).try_acquire), 10)
+    except interlock.Unavailable:
+        print(f"silent: {time.monotonic() - started < 5}")
+    await call(locks.close)
+
+
 async def main() -> None:
-    accepted, refused = urls[: urls.index("--refused")], urls[urls.index("--refused") + 1 :]
+    places = [urls.index("--refused"), urls.index("--silent")]
+    accepted, refused, silent = urls[: places[0]], urls[places[0] + 1 : places[1]], urls[places[1] + 1 :]
     print(f"redis-py {redis.__version__}")
     for url in accepted:
         await use(url)
@@ -106,6 +117,8 @@ async def main() -> None:
         print(f"used: {type(client).__name__}")
     for url in refused:
         await refuse(url)
+    for url in silent:
+        await be_patient(url)
 
 
 asyncio.run(main())
