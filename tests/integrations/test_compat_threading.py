@@ -563,10 +563,22 @@ def test_wrong_arguments_say_what_is_right(locks):
             make()
 
 
-def test_a_repr_asks_no_server(thread):
+def test_a_repr_counts_what_this_object_holds_in_any_thread(locks, thread):
+    lock, rlock, semaphore = Lock("a", locks=locks), RLock("r", locks=locks), Semaphore("s", 2, locks=locks)
+    with lock, rlock, rlock, semaphore:
+        for shown in (repr, lambda each: thread(repr, each)):
+            assert shown(lock).startswith("<locked ")
+            assert shown(rlock).startswith("<locked ")
+            assert " 'r' count=2 at 0x" in shown(rlock)
+            assert shown(semaphore).endswith(" 's': value=1>")
+        assert repr(Lock("a", locks=locks)).startswith("<unlocked ")
+    assert " 'r' count=0 at 0x" in thread(repr, rlock)
+
+
+def test_a_repr_asks_no_server():
     lock, rlock = Lock("a"), RLock("a")
     assert repr(lock).startswith("<unlocked interlock.compat.threading.Lock object 'a' at 0x")
-    assert repr(rlock).startswith("<unlocked interlock.compat.threading.RLock object 'a' at 0x")
+    assert repr(rlock).startswith("<unlocked interlock.compat.threading.RLock object 'a' count=0 at 0x")
     assert repr(Semaphore("s", 2)).endswith("'s': value=2>")
     assert repr(BoundedSemaphore("s", 2)).endswith("'s': value=2/2>")
     assert "Barrier at 0x" in repr(Barrier("b", 2))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
@@ -363,7 +364,7 @@ class Lock(_AnyThreads["threads.Lock"]):
         )
 
     def __repr__(self) -> str:
-        return _repr_of_lock(self, held=bool(self._kept))
+        return _repr_of_lock(self, repr(self._name), held=bool(self._kept))
 
 
 class RLock(_Holder["threads.RLock"]):
@@ -378,6 +379,7 @@ class RLock(_Holder["threads.RLock"]):
 
     def __init__(self, name: str, *, locks: Interlock | None = None) -> None:
         self._own = _OfThread()
+        self._newest: weakref.ref[Lease] | None = None
         super().__init__(name, locks, '("stock:42")')
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
@@ -393,6 +395,7 @@ class RLock(_Holder["threads.RLock"]):
 
     def _keep(self, lease: Lease) -> None:
         self._own.leases.append(lease)
+        self._newest = weakref.ref(lease)
 
     def _take(self) -> Lease:
         if not self._own.leases:
@@ -430,14 +433,17 @@ class RLock(_Holder["threads.RLock"]):
         return (self._name,)
 
     def __repr__(self) -> str:
-        return _repr_of_lock(self, held=self._is_owned())
+        count = self._recursion_count()
+        if not count and self._newest is not None and (lease := self._newest()) is not None and not lease._ended:
+            count = lease._depth  # another thread holds it
+        return _repr_of_lock(self, f"{self._name!r} count={count}", held=count > 0)
 
 
-def _repr_of_lock(lock: Lock | RLock, *, held: bool) -> str:
-    """As threading's, but of what this object (in this thread) holds: a repr asks no server."""
+def _repr_of_lock(lock: Lock | RLock, details: str, *, held: bool) -> str:
+    """As threading's, but of what this object holds: a repr asks no server."""
     kind = type(lock)
     state = "locked" if held else "unlocked"
-    return f"<{state} {kind.__module__}.{kind.__qualname__} object {lock.name!r} at {id(lock):#x}>"
+    return f"<{state} {kind.__module__}.{kind.__qualname__} object {details} at {id(lock):#x}>"
 
 
 class Semaphore(_AnyThreads["threads.Semaphore"]):
