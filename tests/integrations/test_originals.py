@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,12 +20,12 @@ import pytest
 
 from harness.matrix import BASE, required
 from harness.processes import PROGRAMS
-from harness.servers import find
+from harness.servers import KINDS, find
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-pytestmark = pytest.mark.runs_on("its own servers", starts="a server of valkey-9.1")
+pytestmark = pytest.mark.runs_on("its own servers", starts="servers of every kind")
 
 ORIGINALS = Path(sys.prefix, "originals")
 
@@ -40,7 +38,7 @@ class Suite:
     modules: tuple[str, ...]
     options: tuple[str, ...] = ()  # for pytest
     takes_url: bool = False  # of a server; else the tests start one of their own
-    path: str = ""  # of the library in `folder`, if it is not installed
+    path: str = ""  # of the library in `folder`, if it is not installed; a module of its name in drop_ins replaces it
     replaced: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by module: each name, and the drop-in's
     left_out: Mapping[str, str] = field(default_factory=dict)  # patterns of tests, each with the reason
     fails: Mapping[str, str] = field(default_factory=dict)  # tests that a drop-in can't pass, each with the reason
@@ -65,9 +63,9 @@ SUITES = {
         },
         fails=dict.fromkeys(
             (
-                "tests.test_lock.TestLock.test_blocking_timeout",
-                "tests.test_lock.TestLock.test_context_manager_blocking_timeout",
-                "tests.test_asyncio.test_lock.TestLock.test_blocking_timeout",
+                "tests/test_lock.py::TestLock::test_blocking_timeout",
+                "tests/test_lock.py::TestLock::test_context_manager_blocking_timeout",
+                "tests/test_asyncio/test_lock.py::TestLock::test_blocking_timeout",
             ),
             "it counts the sleeps of the original between two looks at the key; a waiter of the drop-in is woken",
         ),
@@ -83,63 +81,88 @@ SUITES = {
             "*eventlet*": "eventlet is not maintained, so it is not installed here",
             "test_signal_expiration*": "this races with the server's clock: the original fails it now and then, too",
         },
+        fails={"tests/test_redis_lock.py::test_simple_auto_renewal": "it reads the log of the renewing thread"},
         at_least=83,
     ),
 }  # fmt: skip
 
 
-def outcomes(suite: Suite, url: str, *, of_drop_in: bool) -> dict[str, list[str]]:
-    """Run the suite. By test without its parameters: the outcome of each run of it, "" for a success."""
+Outcomes = dict[str, str]  # by id of a test: the text of its failure, "" for a success
+
+
+def run_suite(suite: Suite, url: str, *, of_drop_in: bool) -> tuple[Outcomes, list[str]]:
+    """Run the tests of a library on itself, or on the drop-in: the outcomes, and the failures that nobody expects.
+
+    Their limits of time are for a machine at rest. So what fails beside others runs once more, alone.
+    """
+    expected = suite.fails if of_drop_in else {}
+    ran = run_tests(suite, url, [*suite.options, *suite.modules], of_drop_in=of_drop_in)
+    assert len(ran) >= suite.at_least
+    if again := [test for test, failure in ran.items() if failure and name_of(test) not in expected]:
+        ran |= run_tests(suite, url, again, of_drop_in=of_drop_in)
+    return ran, [f"{test}:\n{ran[test]}" for test in again if ran[test]]
+
+
+def name_of(test: str) -> str:
+    """The name of a test without its parameters."""
+    return test.partition("[")[0]
+
+
+def run_tests(suite: Suite, url: str, arguments: list[str], *, of_drop_in: bool) -> Outcomes:
+    """Run pytest in the folder of the library, with these arguments."""
     folder, environment = suite.found(), {name: value for name, value in os.environ.items() if "PYTEST" not in name}
+    library = PROGRAMS / "drop_ins" if suite.path and of_drop_in else folder / suite.path
     with tempfile.TemporaryDirectory() as scratch:
         # python-redis-lock's tests start `redis-server` themselves.
         Path(scratch, "redis-server").symlink_to(find(BASE))
         report = Path(scratch, "report.xml")
         environment |= {
             "PATH": os.pathsep.join([scratch, os.environ["PATH"]]),
-            "PYTHONPATH": os.pathsep.join(map(str, (PROGRAMS, ORIGINALS / "plugins", folder / suite.path))),
+            "PYTHONPATH": os.pathsep.join(map(str, (PROGRAMS, ORIGINALS / "plugins", library))),
             "ORIGINALS": json.dumps(
-                {"replaced": suite.replaced if of_drop_in else {}, "left_out": [*suite.left_out]},
-                default=dict,
+                {"replaced": suite.replaced if of_drop_in else {}, "left_out": [*suite.left_out]}, default=dict
             ),
-        }  # fmt: skip
-        options = [f"--redis-url={url}"] if suite.takes_url else []
+        }
         ran = subprocess.run(
             [
                 sys.executable, "-m", "pytest", "-q", "-p", "run_originals", "-p", "no:cacheprovider", "-p", "no:anyio",
-                f"--basetemp={scratch}/t", f"--junitxml={report}", *suite.options, *options, *suite.modules,
+                f"--basetemp={scratch}/t", f"--junitxml={report}", *([f"--redis-url={url}"] if suite.takes_url else []),
+                *arguments,
             ],
             cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
         assert report.exists(), ran.stdout + ran.stderr
-        return read_report(report)
+        return dict(read_report(report, suite.modules))
 
 
-def read_report(report: Path) -> dict[str, list[str]]:
-    """What the file of JUnit's form says."""
-    found = defaultdict(list)
+def read_report(report: Path, modules: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """What the file of JUnit's form says: the id of each test, and the text of its failure."""
     for case in ET.parse(report).iter("testcase"):
-        name = re.sub(r"\[.*", "", f"{case.get('classname')}.{case.get('name')}")
-        found[name].append("\n".join(child.text or child.tag for child in case if child.tag != "system-out"))
-    return found
+        place = case.get("classname")
+        (module,) = (each for each in modules if f"{place}.".startswith(each.removesuffix("py").replace("/", ".")))
+        classes = place[len(module.removesuffix(".py")) + 1 :].split(".")
+        failures = (child.text or child.tag for child in case if child.tag not in {"system-out", "system-err"})
+        yield "::".join(filter(None, [module, *classes, case.get("name")])), "\n".join(failures)
 
 
 @pytest.mark.parametrize("library", ["redis-py", pytest.param("python-redis-lock", marks=pytest.mark.full)])
 def test_an_original_passes_its_own_tests(server_pool, library):
     """So the way in which this module runs them is right."""
-    suite = SUITES[library]
-    ran = outcomes(suite, server_pool.node(BASE).tcp_url, of_drop_in=False)
-    assert sum(map(len, ran.values())) >= suite.at_least
-    assert not {name: texts for name, texts in ran.items() if any(texts)}
+    _, surprises = run_suite(SUITES[library], server_pool.node(BASE).tcp_url, of_drop_in=False)
+    assert not surprises, "\n\n".join(surprises)
 
 
-@pytest.mark.parametrize("library", ["redis-py"])
-def test_a_drop_in_passes_the_tests_of_its_original(server_pool, library):
+@pytest.mark.parametrize(
+    ("library", "kind"),
+    [
+        ("redis-py", BASE),
+        *(pytest.param("redis-py", kind, marks=pytest.mark.full) for kind in KINDS if kind != BASE),
+    ],
+)
+def test_a_drop_in_passes_the_tests_of_its_original(server_pool, library, kind):
     """All but those that look at the original's inside, each of which must fail: else its reason is out of date."""
     suite = SUITES[library]
-    ran = outcomes(suite, server_pool.node(BASE).tcp_url, of_drop_in=True)
-    assert sum(map(len, ran.values())) >= suite.at_least
-    failed = {name: texts for name, texts in ran.items() if any(texts)}
-    surprises = [f"{name}:\n{max(texts)}" for name, texts in failed.items() if name not in suite.fails]
+    ran, surprises = run_suite(suite, server_pool.node(kind).tcp_url, of_drop_in=True)
     assert not surprises, "\n\n".join(surprises)
-    assert {name for name, texts in failed.items() if all(texts)} == {*suite.fails}
+    passed = {name_of(test) for test, failure in ran.items() if not failure}
+    assert {*map(name_of, ran)} - passed == {*suite.fails}
