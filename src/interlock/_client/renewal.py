@@ -67,6 +67,7 @@ SUBSCRIBE_AFTER: Final = 0.8
 QUESTION_BEFORE_RENEWAL: Final = 4 * SUBSCRIBE_AFTER
 QUESTION_GRAIN: Final = 0.1  # seconds: leases whose first questions are due this close together share one call
 MAX_SLEEP: Final = 1.0  # seconds that the worker of ends may sleep while there is any lease
+RENEWAL_PAUSED: Final = b"a test has paused the renewals of this lease"
 MAX_EARLY_REVOCATIONS: Final = 1000  # how many revocations of leases unknown here the client keeps
 
 
@@ -103,6 +104,7 @@ class Renewal:
         self.subscribed_since: dict[str | None, float] = {}  # when each channel (None: all) was last subscribed
         self.resubscribed: set[str | None] = set()  # channels whose leases the worker has not asked about since
         self.early_revocations: dict[str, str] = {}  # reasons, by token, for leases unknown at that moment
+        self.paused: frozenset[Grant] = frozenset()  # leases whose renewals fail, since a test says so
 
     def due(self) -> float:
         """When the worker must renew leases: at once if any are set aside for renewal."""
@@ -285,6 +287,8 @@ class Renewal:
             self.lose(grant, why)
         elif isinstance(state, Gone | Revoked):
             self.lose(grant, reason_lost(state))
+        elif grant in self.paused:
+            self._renew_now(grant)
         elif isinstance(state, Renewed) and not self.server.old_primary_may_still_grant(grant.resource.keys[0]):
             grant.extend_deadline(sent, _ttl_ms(grant, sent, drift) / 1000, drift)
         else:
@@ -363,6 +367,8 @@ class Renewal:
     async def _renew_once(self, grants: list[Grant], silent_nodes: dict[object, bytes]) -> list[list[Grant]]:
         """Send one message to each route. Returns the leases to send again at once; each list goes out together."""
         sent, alive = self.runtime.now(), [grant for grant in grants if grant.end_reason is None]
+        if self.paused:
+            alive = self._without_paused(alive, sent)
         for grant in alive:
             if not grant.renews or grant.attempt.ttl / 3 > SUBSCRIBE_AFTER:  # else renewals ask often enough
                 self.server.ensure_subscribed(grant.resource.keys[0])
@@ -392,6 +398,12 @@ class Renewal:
             self._on_states(batch.grants, [Failed(silent_nodes[batch.node])] * len(batch.grants), sent)
         return [together, *apart] if together else apart
 
+    def _without_paused(self, grants: list[Grant], sent: float) -> list[Grant]:
+        """Let the renewals of paused leases fail, and return the other leases: see `interlock.testing`."""
+        paused = [grant for grant in grants if grant in self.paused]
+        self._on_states(paused, [Failed(RENEWAL_PAUSED)] * len(paused), sent)
+        return [grant for grant in grants if grant not in self.paused]
+
     def _states_that_count(self, batch: Batch, states: Sequence[RenewState]) -> Sequence[RenewState]:
         """The states, with Failed for each renewal while the old primary may still grant beside this server."""
         if RENEWED not in states or not self.server.old_primary_may_still_grant(batch.grants[0].resource.keys[0]):
@@ -407,6 +419,8 @@ class Renewal:
                 self.lose(grant, why)
             elif isinstance(state, Failed):
                 self._on_failure(grant, state.cause)
+            elif grant in self.paused:  # the request was under way when the test paused the lease
+                self._on_failure(grant, RENEWAL_PAUSED)
             elif isinstance(state, Gone | Revoked):
                 self.lose(grant, reason_lost(state))
             else:
