@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from interlock._quarantine.history import ServerHistory
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from interlock._connect.address import Address
     from interlock._quarantine.slot_move import SlotMove
 
@@ -19,9 +22,25 @@ class Histories:
         self._by_url: dict[str, ServerHistory] = {}
         self.served: list[ServerHistory | None] = []  # by slot of a cluster: the node that served the slot last
         self.moves: dict[int, list[SlotMove]] = {}  # by slot: its moves since the last message about the slot
+        _histories.add(self)
 
     def of(self, address: Address, mark: str = " ") -> ServerHistory:
         """The history of the server at this address. `mark` is "+" for one server of a quorum."""
         history = self._by_url.setdefault(address.display_url, ServerHistory(self.quarantine_seconds, mark=mark))
         history.address = address
         return history
+
+    def forget(self, is_meant: Callable[[Address], bool]) -> None:
+        """Forget all servers that answered at the addresses that are meant. Only for tests, between two of them."""
+        for history in list(self._by_url.values()):
+            if is_meant(history.address):
+                history.forget()
+
+
+_histories: WeakSet[Histories] = WeakSet()  # of all Interlocks of this process
+
+
+def forget_servers(is_meant: Callable[[Address], bool]) -> None:
+    """Let every Interlock of this process forget the servers at these addresses: see `interlock.testing`."""
+    for histories in list(_histories):
+        histories.forget(is_meant)

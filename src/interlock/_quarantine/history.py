@@ -52,15 +52,21 @@ class ServerHistory:
     def __init__(self, quarantine_seconds: float | None, *, previous: str = "-", mark: str = " ") -> None:
         self.quarantine_seconds = quarantine_seconds  # seconds of the longest possible lease; None: no quarantine
         self.mark = mark  # "+" for one server of a quorum
-        self.stamps: dict[str, IdentityStamp] = {}
-        self.latest = IdentityStamp(None, quarantine_seconds, previous, mark)  # of the server that answered last
-        self.previous = previous  # the identity of the server that answered last; "-": none has answered
+        self.forget(previous)
         self._has_warned = False  # about a server that does not report its identity
         self.address: Address
         self.display_url = ""  # of the server that answered last
         # A node of a cluster: the identity that the client knew when it last asked for the map; else "".
         self.identity_at_map = ""
         self.replicas = 0  # the highest number of replicas that a server here ever had: replicas that are away count
+
+    def forget(self, previous: str = "-") -> None:
+        """Know of no server here but this identity. "-": none has answered."""
+        self.stamps: dict[str, IdentityStamp] = {}
+        self.latest = IdentityStamp(
+            None, self.quarantine_seconds, previous, self.mark
+        )  # of the server that answered last
+        self.previous = previous  # the identity of the server that answered last
 
     def count_replicas(self, replication: Any) -> int:
         """The highest number of replicas in the newest INFO reply and all earlier ones."""
