@@ -24,6 +24,7 @@ from interlock import (
     WriteLock,
 )
 from interlock import aio as ilock
+from interlock.testing import BreakableServer, lose_lease, pause_renewal, restart_server, server_down, server_paused
 
 locks = Interlock("redis://localhost:6379/0")
 
@@ -201,3 +202,15 @@ async def use() -> None:
     assert_type(await others.election("a").run(lead, stop=asyncio.Event()), int | None)
     async for seen in others.election("a").observe():
         assert_type(seen, Leader | None)
+
+
+def faults(lease: Lease, several: MultiLease, other: ilock.Lease, server: BreakableServer) -> None:
+    """What a user's tests call."""
+    lose_lease(lease)
+    lose_lease(several, "revoked")
+    lose_lease(other, how="forgotten")
+    lose_lease("stock:42", "gone")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    lose_lease(locks.lock("a"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    with pause_renewal("stock:42", remaining=0.5), server_paused(server), server_down(server):
+        assert_type(restart_server(server, keep_data=True), None)
+    assert_type(server.url, str)
