@@ -78,10 +78,10 @@ def contents(wheel: Path) -> dict[str, int]:
 
 
 def wrong_contents(wheel: Path, root: Path = ROOT) -> list[str]:
-    """What is wrong with the files of a wheel: exactly those of src/interlock belong there, and what pip needs."""
+    """What is wrong with the files of a wheel: exactly those of src belong there, and what pip needs."""
     source = {
-        f"interlock/{path.relative_to(root / 'src/interlock')}"
-        for path in (root / "src/interlock").rglob("*")
+        str(path.relative_to(root / "src"))
+        for path in (root / "src").rglob("*")
         if path.is_file() and path.suffix != ".pyc"
     }
     files = {*contents(wheel)}
