@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Annotated
 
@@ -10,6 +11,8 @@ import typer
 from interlock import __version__
 from interlock.cli.demo.commands import app as demo
 from interlock.cli.exit_status import EX_UNAVAILABLE, EX_USAGE, INTERRUPTED
+from interlock.cli.run.command import EPILOG as RUN_EPILOG
+from interlock.cli.run.command import run as run_command
 from interlock.cli.server import app as server
 from interlock.errors import ConfigError, LockError
 
@@ -23,6 +26,7 @@ app = typer.Typer(
 )
 app.add_typer(demo, name="demo", short_help="Every lock and semaphore recipe on a real server.")
 app.add_typer(server, name="server", short_help="Start, stop or describe the embedded server.")
+app.command("run", epilog=RUN_EPILOG)(run_command)
 
 
 @app.callback(invoke_without_command=True)
@@ -41,8 +45,13 @@ def interlock(
 
 def run() -> int:
     """Run the command that `sys.argv` names, and return its exit status."""
+    logging.basicConfig(format="interlock: %(message)s")
+    words, command = sys.argv[1:], None
+    if words[:1] == ["run"] and "--" in words:  # what stands behind it is not ours to read
+        end = words.index("--")
+        words, command = words[:end], words[end + 1 :]
     try:
-        status = app(prog_name="interlock", standalone_mode=False)
+        status = app(words, prog_name="interlock", standalone_mode=False, obj=command)
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except ConfigError as error:

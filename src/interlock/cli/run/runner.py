@@ -1,0 +1,187 @@
+"""The runner of `interlock run`: acquires the lease, renews it while the command runs, and passes signals on.
+
+Rules. (1) The supervisor is forked before anything starts a thread. (2) A signal that arrives before the command has
+started ends the wait, and leaves nothing in the queue. Later signals go to the command, which decides. (3) The runner
+tells the supervisor only deadlines that it has read from the lease, counted from before it read them. (4) On a terminal
+the command is a job of its own: what stops it (Ctrl-Z) stops the runner, too, and what continues the runner continues
+the command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from interlock._protocol.timing import now as boottime
+from interlock.cli.exit_status import EX_LOST, EX_UNAVAILABLE
+
+from .supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
+
+__all__ = ["Interrupted", "Runner"]
+
+PASSED_ON: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH")
+LONGEST_TICK: Final = 1.0  # seconds between two deadlines that the supervisor hears
+
+
+class Interrupted(BaseException):  # as KeyboardInterrupt: no handler of errors may take it for one
+    """A signal arrived before the command had started."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.status = 128 + number
+
+
+class Held(Protocol):
+    """What the runner needs of a lease: of one lock, or of several."""
+
+    @property
+    def fence(self) -> Any: ...
+    @property
+    def lost(self) -> threading.Event: ...
+    def remaining(self) -> float: ...
+
+
+class Runner:
+    """One run of a command. Use it in a `with`, which gives the terminal back and ends the supervisor."""
+
+    def __init__(self, argv: Sequence[str], names: Sequence[str], grace: float) -> None:
+        """Fork the supervisor. `grace`: seconds between SIGTERM and the deadline."""
+        self.names = names
+        self.is_running = self.is_ending = False
+        self.ended_by_key = 0
+        self.terminal = _terminal()
+        self.command = 0  # the id of its process and group
+        has_terminal = self.terminal is not None and os.tcgetpgrp(self.terminal) == os.getpgrp()
+        self.supervisor = Supervisor(argv, grace, self.terminal if has_terminal else None)
+        self.before: dict[int, Any] = {}
+
+    def __enter__(self) -> Runner:
+        for name in PASSED_ON:
+            number = getattr(signal, name)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                self.before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._has_command_terminal():
+            self._take_terminal()
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+        self.supervisor.close()
+        if self.terminal is not None:
+            os.close(self.terminal)
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        if not self.is_running:
+            raise Interrupted(number)
+        self.supervisor.say("signal", number)
+
+    def run(self, lease: Held, ttl: float) -> int:
+        """Run the command under this lease, and return its exit status; EX_LOST if the lease was lost."""
+        fence = lease.fence
+        fences = [fence[name] for name in self.names] if len(self.names) > 1 else [fence]
+        names = {"INTERLOCK_NAME": "\n".join(self.names), "INTERLOCK_FENCE": "\n".join(map(str, fences))}
+        self.is_running = True
+        until = _deadline(lease)
+        self.supervisor.say("begin", until, names)
+        threading.Thread(target=self._report_loss, args=(lease,), name="interlock-run-loss", daemon=True).start()
+        try:
+            return self._follow(lease, until, min(LONGEST_TICK, ttl / 10))
+        except EOFError:
+            print("interlock: the supervisor was killed, so the command was, too", file=sys.stderr)
+            return EX_UNAVAILABLE
+        finally:
+            self.is_running = False
+
+    def _report_loss(self, lease: Held) -> None:
+        lease.lost.wait()
+        self.supervisor.say("lost")
+
+    def _follow(self, lease: Held, until: float, tick: float) -> int:
+        while True:
+            heard, newer = self.supervisor.hear(tick), _deadline(lease)
+            is_lost = lease.lost.is_set()
+            if newer > until and not is_lost:
+                until = newer
+                self.supervisor.say("until", until)
+            match heard:
+                case ("started", [pid]):
+                    self.command = pid
+                case ("ended", [code]):
+                    return EX_LOST if is_lost or self.is_ending else self._status(code)
+                case ("failed", [status, text]):
+                    print(f"interlock: cannot run the command: {text}", file=sys.stderr)
+                    return int(status)
+                case ("ending", _):
+                    self.is_ending = True
+                    why = "is lost" if is_lost else f"ends in {max(0.0, until - boottime()):.1f} s and was not renewed"
+                    print(f"interlock: the lease {why}: the command gets SIGTERM, and then SIGKILL", file=sys.stderr)
+                case ("stopped", _):
+                    self._stop(lease)
+                case _:
+                    pass
+
+    # The terminal
+
+    def _status(self, code: int) -> int:
+        """The exit status for the end of the command, which a key of the terminal may have ended."""
+        if -code in {signal.SIGINT, signal.SIGQUIT} and self._has_command_terminal():
+            self.ended_by_key = -code
+        return code if code >= 0 else 128 - code
+
+    def die_as_the_command(self) -> None:
+        """End this job's processes by the key that has ended the command: the terminal sent it to the command only.
+
+        So a script that runs `interlock run` ends, too, as without it.
+        """
+        if self.ended_by_key:
+            signal.signal(self.ended_by_key, signal.SIG_DFL)
+            os.killpg(0, self.ended_by_key)
+
+    def _stop(self, lease: Held) -> None:
+        """The command was stopped, by Ctrl-Z or because it reads in the background: stop this job as a whole."""
+        if self.terminal is None:
+            return
+        if self._has_command_terminal():
+            self._take_terminal()
+        left = max(0.0, lease.remaining())
+        print(f"interlock: stopped; unless it goes on, the command is ended within {left:.0f} s", file=sys.stderr)
+        os.killpg(0, signal.SIGSTOP)  # returns when the shell continues this job
+        if os.tcgetpgrp(self.terminal) == os.getpgrp():  # after `fg`, not after `bg`
+            self._set_foreground(self.command)
+        self.supervisor.say("signal", signal.SIGCONT)
+
+    def _has_command_terminal(self) -> bool:
+        return self.terminal is not None and self.command > 0 and os.tcgetpgrp(self.terminal) == self.command
+
+    def _take_terminal(self) -> None:
+        self._set_foreground(os.getpgrp())
+
+    def _set_foreground(self, group: int) -> None:
+        if self.terminal is None:
+            return
+        before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # else it stops a process of the background
+        with contextlib.suppress(OSError):
+            os.tcsetpgrp(self.terminal, group)
+        signal.signal(signal.SIGTTOU, before)
+
+
+def _deadline(lease: Held) -> float:
+    now = boottime()
+    return now + lease.remaining()
+
+
+def _terminal() -> int | None:
+    """The terminal of this process, if it has one."""
+    try:
+        return os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None

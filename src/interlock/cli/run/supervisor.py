@@ -1,0 +1,288 @@
+"""The supervisor of `interlock run`: a process that ends the command before its lease can end.
+
+Theory. Three processes take part. The *runner* holds the lease, and renews it. The *supervisor* is a fork of the runner
+from before its first thread: one thread, no connection, no lock, so nothing but its own death can delay it for long.
+The *command* is a child of the supervisor, in a process group of its own. After each renewal the runner tells the
+supervisor until when the lease certainly lasts, on a clock that both have. The supervisor needs nothing else: when that
+time comes near it ends the command, whether the runner renews in vain, was stopped, or was killed.
+
+Rules.
+ 1. SIGTERM goes to the command's process group `grace` seconds before the deadline; SIGKILL goes to it before the
+    deadline, also if the command itself has ended and has left others in its group.
+ 2. A deadline that was late or came out of order is a deadline all the same: the newest word of the runner counts.
+ 3. The supervisor alone waits for the command, so a signal never reaches another process with a reused id.
+ 4. If the supervisor dies, Linux kills the command (PR_SET_PDEATHSIG), and the runner kills the group.
+ 5. No signal of a terminal or of a service manager ends the supervisor: it ends when the command has.
+
+The messages are JSON over a socket that keeps their bounds; see `Word`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
+
+from interlock._protocol.timing import FOREVER
+from interlock._protocol.timing import now as boottime
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["CANNOT_EXECUTE", "NOT_FOUND", "Supervisor"]
+
+Word = Literal[
+    # from the runner
+    "begin",  # until, environment: start the command under a lease that lasts until then
+    "until",  # until: the lease lasts until then
+    "lost",  # the lease is lost: end the command now
+    "signal",  # number: send it to the command
+    # from the supervisor
+    "started",  # pid
+    "failed",  # status, text: the command could not be started
+    "stopped",  # number: the signal that stopped the command
+    "ending",  # the supervisor has sent SIGTERM, since the deadline is near
+    "ended",  # code: the exit status, or -n after signal n
+]
+CANNOT_EXECUTE: Final = 126  # the statuses of the shell for a command that was found but is no program, ...
+NOT_FOUND: Final = 127  # ... or was not found
+LONGEST_SLEEP: Final = (
+    0.5  # seconds: the timers of a process stand still while the machine sleeps, the deadline does not
+)
+MAX_MESSAGE: Final = 65536  # bytes
+PR_SET_PDEATHSIG: Final = 1
+IGNORED: Final = tuple(
+    getattr(signal, name)
+    for name in (
+        "SIGINT",
+        "SIGTERM",
+        "SIGHUP",
+        "SIGQUIT",
+        "SIGTSTP",
+        "SIGTTIN",
+        "SIGTTOU",
+        "SIGPIPE",
+        "SIGUSR1",
+        "SIGUSR2",
+    )
+)
+
+
+class Supervisor:
+    """The runner's side: starts the supervisor, and talks to it."""
+
+    def __init__(self, argv: Sequence[str], grace: float, terminal: int | None) -> None:
+        """Fork the supervisor. `terminal`: a descriptor, if the command is to get the terminal."""
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        dispositions = {number: signal.getsignal(number) for number in (*IGNORED, signal.SIGCHLD)}
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            status = 1
+            try:
+                self.socket.close()
+                status = _Command(theirs, argv, grace, terminal, dispositions).supervise()
+            finally:
+                os._exit(status)
+        theirs.close()
+
+    def say(self, word: Word, *details: object) -> None:
+        """Send a message. A supervisor that has ended hears nothing: `hear` says so."""
+        with contextlib.suppress(OSError):
+            self.socket.send(json.dumps([word, *details]).encode())
+
+    def hear(self, within: float) -> tuple[Word, list[Any]] | None:
+        """The next message, or None if there is none in so many seconds. Raises EOFError if the supervisor has died."""
+        if not select.select([self.socket], [], [], within)[0]:
+            return None
+        return _received(self.socket)
+
+    def close(self) -> None:
+        """End a supervisor that has no command, or has seen the end of it."""
+        self.socket.close()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+def _received(end: socket.socket) -> tuple[Word, list[Any]]:
+    try:
+        message = end.recv(MAX_MESSAGE)
+    except OSError:
+        message = b""
+    if not message:
+        raise EOFError
+    word, *details = json.loads(message)
+    return word, details
+
+
+class _Command:
+    """The supervisor's side: the command, and what became of it."""
+
+    def __init__(
+        self,
+        runner: socket.socket,
+        argv: Sequence[str],
+        grace: float,
+        terminal: int | None,
+        dispositions: Mapping[int, Any],
+    ) -> None:
+        self.runner: socket.socket | None = runner
+        self.argv = argv
+        self.grace = grace
+        self.terminal = terminal
+        self.dispositions = dispositions
+        self.until = FOREVER
+        self.kill_at = FOREVER
+        self.pid = 0
+        self.is_ending = False
+
+    def supervise(self) -> int:
+        """Run the command to its end. Returns an exit status for this process, which nobody reads."""
+        os.setpgid(0, 0)
+        self.woken, wake = os.pipe()
+        for end in (self.woken, wake):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(wake)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in IGNORED:
+            signal.signal(number, signal.SIG_IGN)
+        while True:
+            ends = [self.woken] if self.runner is None else [self.woken, self.runner]
+            readable, _, _ = select.select(ends, [], [], self._sleep())
+            if self.woken in readable:
+                os.read(self.woken, 4096)
+            if self.runner in readable:
+                self._heed()
+            if self.pid == 0:
+                if self.runner is None:
+                    return 0
+                continue
+            if self._has_ended():
+                return 0
+            self._keep_the_promise()
+
+    # The runner
+
+    def _heed(self) -> None:
+        """Do what the runner says. A runner that has died says nothing more, and the last deadline stands."""
+        assert self.runner is not None
+        try:
+            word, details = _received(self.runner)
+        except EOFError:
+            self.runner = None
+            return
+        match word:
+            case "begin":
+                self.until, environment = details
+                self._start(environment)
+            case "until":
+                (self.until,) = details
+            case "lost" if self.pid:
+                self._end()
+            case "signal" if self.pid:
+                self._send(details[0])
+            case _:
+                pass
+
+    def _say(self, word: Word, *details: object) -> None:
+        if self.runner is not None:
+            with contextlib.suppress(OSError):
+                self.runner.send(json.dumps([word, *details]).encode())
+
+    # The command
+
+    def _start(self, environment: Mapping[str, str]) -> None:
+        failed, failing = os.pipe()  # the command's exec closes `failing`
+        kill_with_parent = _death_signal()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._become_the_command(failing, environment, kill_with_parent)
+        os.close(failing)
+        with open(failed, "rb") as said:
+            number, _, text = said.read().partition(b" ")
+        if not number:
+            self._say("started", self.pid)
+            return
+        os.waitpid(self.pid, 0)
+        self.pid = 0
+        status = NOT_FOUND if int(number) in {2, 20} else CANNOT_EXECUTE  # ENOENT, ENOTDIR
+        self._say("failed", status, text.decode(errors="replace"))
+
+    def _become_the_command(self, failing: int, environment: Mapping[str, str], kill_with_parent: Any) -> NoReturn:
+        try:
+            os.setpgid(0, 0)
+            if self.terminal is not None:
+                os.tcsetpgrp(self.terminal, os.getpid())  # SIGTTOU is still ignored
+            signal.set_wakeup_fd(-1)
+            for number, before in self.dispositions.items():
+                signal.signal(number, signal.SIG_IGN if before == signal.SIG_IGN else signal.SIG_DFL)
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it
+            kill_with_parent()
+            os.execvpe(self.argv[0], self.argv, {**os.environ, **environment})
+        except OSError as error:
+            os.write(failing, f"{error.errno} {error.strerror}".encode())
+        finally:
+            os._exit(CANNOT_EXECUTE)
+
+    def _send(self, number: int) -> None:
+        """Send a signal to the command's group. The command is not yet waited for, so its id is its own."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def _has_ended(self) -> bool:
+        """Whether the command has ended; then the runner knows, and nothing of its group is left after a loss."""
+        pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
+        if pid == 0:
+            return False
+        if os.WIFSTOPPED(status):
+            self._say("stopped", os.WSTOPSIG(status))
+            return False
+        if self.is_ending:
+            self._send(signal.SIGKILL)  # to what the command has left in its group
+        self._say("ended", os.waitstatus_to_exitcode(status))
+        return True
+
+    # The promise
+
+    def _sleep(self) -> float | None:
+        if self.pid == 0:
+            return None
+        due = min(self.kill_at, self._kill_by()) if self.is_ending else self.until - self.grace
+        return max(0.0, min(LONGEST_SLEEP, due - boottime()))
+
+    def _kill_by(self) -> float:
+        """When the command must be killed: before the deadline, by a part of the grace."""
+        return self.until - min(0.5, self.grace / 4)
+
+    def _keep_the_promise(self) -> None:
+        now = boottime()
+        if not self.is_ending and now >= self.until - self.grace:
+            self._end()
+        if self.is_ending and now >= min(self.kill_at, self._kill_by()):
+            self._send(signal.SIGKILL)
+
+    def _end(self) -> None:
+        """Ask the command to end, once."""
+        if self.is_ending:
+            return
+        self.is_ending = True
+        self.kill_at = boottime() + self.grace
+        self._send(signal.SIGTERM)
+        self._send(signal.SIGCONT)  # a stopped command handles no SIGTERM
+        self._say("ending")
+
+
+def _death_signal() -> Any:
+    """A function that makes Linux kill the calling process when its parent dies; elsewhere it does nothing."""
+    if not sys.platform.startswith("linux"):
+        return lambda: None
+    import ctypes  # noqa: PLC0415 (before the fork, where an import takes time)
+
+    prctl = ctypes.CDLL(None).prctl
+    return lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,348 @@
+"""`interlock run`, as a person or cron types it: real processes, signals, terminals, kills."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pexpect
+import pytest
+import redis
+
+from interlock import Interlock
+from interlock.testing import BreakableServer
+
+pytestmark = pytest.mark.runs_on("its own servers", modes="threads", starts="a server of valkey-9.1")
+INTERLOCK = Path(sys.executable).with_name("interlock")
+# Says its id, notes SIGTERM, and ends only by SIGKILL.
+STUBBORN = "echo $$; trap 'echo TERM' TERM; while :; do sleep 0.05; done"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with BreakableServer() as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def empty(server):
+    """The tests use the same names for locks of several kinds."""
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
+
+
+@pytest.fixture
+def locks(server):
+    with Interlock(server.url) as made:
+        yield made
+
+
+@pytest.fixture
+def run(server):
+    """Starts `interlock run WORDS...`, as cron does: no terminal, no input, hardly any environment."""
+    with contextlib.ExitStack() as ends:
+
+        def start(*words, **options):
+            environment = {"PATH": os.environ["PATH"], "INTERLOCK_URL": server.url, **options.pop("environment", {})}
+            process = subprocess.Popen(
+                [INTERLOCK, "run", *words], env=environment, text=True, start_new_session=True,
+                **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
+            )  # fmt: skip
+            ends.callback(end, process)
+            return process
+
+        yield start
+
+
+def end(process) -> None:
+    if process.poll() is None:
+        process.kill()
+    process.communicate()
+
+
+def ended(process, within: float = 30.0):
+    """Its exit status, and what it wrote."""
+    written, errors = process.communicate(timeout=within)
+    return process.returncode, written, errors
+
+
+def until(condition, within: float = 20.0) -> None:
+    """Wait for a condition, not for a time."""
+    limit = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < limit, f"not so within {within} s"
+        time.sleep(0.01)
+
+
+def lives(pid: int) -> bool:
+    """Whether this process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_the_command_runs_under_the_lock_and_finds_its_name_and_fence(run, locks):
+    process = run(
+        "a", "--", "sh", "-c", "echo $INTERLOCK_NAME $INTERLOCK_FENCE; read line; exit 7", stdin=subprocess.PIPE
+    )
+    name, fence = process.stdout.readline().split()
+    state = locks.lock("a").inspect()
+    assert (name, int(fence)) == ("a", state.fence)
+    assert state.holder.startswith("interlock-run@")
+    assert ended(process) == (7, "", "")
+    assert not locks.lock("a").inspect().held
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["a", "--", "true"], 0),
+        (["a", "-c", "exit 5"], 5),
+        (["a", "--", "sh", "-c", "kill -9 $$"], 137),
+        (["a", "--", "sh", "-c", "kill -TERM $$"], 143),
+        (["a", "--", "no-such-command"], 127),
+        (["a", "--", "/etc/passwd"], 126),
+        (["a"], 64),
+        (["a", "true"], 64),
+        (["--", "true"], 64),
+        (["a", "-c", "true", "--", "true"], 64),
+        (["-n", "-w", "1", "a", "--", "true"], 64),
+        (["-s", "-x", "a", "--", "true"], 64),
+        (["-s", "a", "b", "--", "true"], 64),
+        (["--ttl", "0", "a", "--", "true"], 64),
+        (["--ttl", "3", "--grace", "2", "a", "--", "true"], 64),
+        (["--once", "a", "--", "true"], 64),
+        (["--key", "x", "a", "--", "true"], 64),
+        (["--url", "redis://127.0.0.1:1", "-n", "a", "--", "true"], 69),
+        (["--url", "nonsense", "a", "--", "true"], 64),
+        (["a\nb", "--", "true"], 64),
+    ],
+)
+def test_the_exit_status_says_what_happened(run, words, status):
+    code, _, errors = ended(run(*words))
+    assert code == status
+    assert errors.startswith("interlock: ") == (status in {64, 69, 126, 127}), errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("holder", "other", "busy"),
+    [
+        (["a"], ["a"], True), (["a"], ["b"], False), (["-s", "a"], ["-s", "a"], False), (["-s", "a"], ["-x", "a"], True),
+        (["--limit", "2", "a"], ["--limit", "2", "a"], False), (["--limit", "1", "a"], ["--limit", "1", "a"], True),
+        (["a", "b"], ["b", "c"], True), (["a", "b"], ["c", "d"], False),
+    ],
+)  # fmt: skip
+def test_who_excludes_whom(run, holder, other, busy):
+    held = run(*holder, "-c", "echo in; cat", stdin=subprocess.PIPE)
+    assert held.stdout.readline() == "in\n"
+    assert ended(run("-n", *other, "--", "echo", "in")) == ((75, "", "") if busy else (0, "in\n", ""))
+    assert ended(held)[0] == 0
+
+
+def test_a_busy_lock_gives_the_status_of_e_after_the_wait_and_verbose_says_who_has_it(run):
+    held = run("a", "-c", "echo in; cat", stdin=subprocess.PIPE)
+    held.stdout.readline()
+    begin = time.monotonic()
+    code, _, errors = ended(run("-w", "0.3", "-E", "9", "--verbose", "a", "--", "true"))
+    assert code == 9 and time.monotonic() - begin >= 0.3
+    assert "held by interlock-run@" in errors
+    waiter = run("--verbose", "a", "--", "echo", "mine")
+    assert ended(held)[0] == 0
+    code, written, errors = ended(waiter)
+    assert (code, written) == (0, "mine\n") and "fence" in errors
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1"])
+def test_a_signal_is_passed_on_and_the_command_decides(run, name):
+    number = name.removeprefix("SIG")
+    process = run("a", "-c", f"trap 'echo {number}; exit 4' {number}; echo in; while :; do sleep 0.05; done")
+    process.stdout.readline()
+    process.send_signal(getattr(signal, name))
+    assert ended(process)[:2] == (4, f"{number}\n")
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_to_one_that_waits_ends_it_and_leaves_nothing(run, locks, name):
+    held = run("a", "-c", "echo in; cat", stdin=subprocess.PIPE)
+    held.stdout.readline()
+    waiter = run("a", "--", "echo", "mine")
+    until(lambda: locks.lock("a").inspect().waiting == 1)
+    waiter.send_signal(getattr(signal, name))
+    assert ended(waiter) == (128 + getattr(signal, name), "", "")
+    until(lambda: locks.lock("a").inspect().waiting == 0)
+    assert ended(held)[0] == 0
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
+def test_the_command_ends_before_the_lease_though_its_runner_is_killed_or_stopped(run, locks, how):
+    process = run("--ttl", "2", "a", "-c", STUBBORN)
+    pid = int(process.stdout.readline())
+    process.send_signal(getattr(signal, how))
+    held = locks.lock("a")
+    while lives(pid):
+        state = held.inspect()  # asked while the command may still be at work
+        alive = lives(pid)
+        assert state.held or not alive, "the lease has ended, and the command runs on"
+    assert held.inspect().held, "a minute more is no promise kept"
+    assert process.stdout.readline() == "TERM\n"
+    process.send_signal(signal.SIGCONT)
+    process.wait()
+    if how == "SIGSTOP":
+        assert process.returncode == 76
+
+
+def test_the_command_ends_with_its_group_before_the_lease_though_the_server_is_silent(run, server):
+    process = run("--ttl", "2", "a", "-c", f"({STUBBORN}) & exec sleep 60")
+    pid = int(process.stdout.readline())
+    group = os.getpgid(pid)
+    server.pause()
+    try:
+        code, _, errors = ended(process)
+        assert code == 76 and "not renewed" in errors
+        until(lambda: not lives(pid))
+        with pytest.raises(ProcessLookupError):
+            os.killpg(group, 0)
+    finally:
+        server.resume()
+
+
+def test_a_revoked_lease_ends_the_command_at_once(run, locks):
+    process = run("--ttl", "20", "--grace", "0.5", "a", "-c", STUBBORN)
+    pid = int(process.stdout.readline())
+    begin = time.monotonic()
+    assert locks.lock("a").revoke("it is stuck")
+    code, written, errors = ended(process)
+    assert (code, written) == (76, "TERM\n")
+    assert "it is stuck" in errors and not lives(pid)
+    assert time.monotonic() - begin < 10
+
+
+def test_a_supervisor_that_is_killed_takes_the_command_with_it(run, locks):
+    process = run("a", "-c", STUBBORN)
+    pid = int(process.stdout.readline())
+    supervisor = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    assert supervisor != process.pid
+    os.kill(supervisor, signal.SIGKILL)
+    code, _, errors = ended(process)
+    assert code == 69 and "supervisor" in errors
+    until(lambda: not lives(pid))
+    assert not locks.lock("a").inspect().held
+
+
+def test_a_stopped_command_is_ended_too(run):
+    process = run("--ttl", "2", "a", "-c", "echo $$; kill -STOP $$; echo never")
+    pid = int(process.stdout.readline())
+    process.kill()
+    until(lambda: not lives(pid))
+
+
+def test_once_runs_once_for_each_key_and_a_failure_is_repeated(run):
+    words = ["--once", "--at-most", "20", "--key", "today", "nightly", "--"]
+    assert ended(run(*words, "false"))[0] == 1
+    assert ended(run(*words, "echo", "ran")) == (0, "ran\n", "")
+    code, written, errors = ended(run("--verbose", *words, "echo", "again"))
+    assert (code, written) == (0, "") and "skipped" in errors
+
+
+def test_a_command_that_nohup_protects_stays_protected(run, server):
+    ran = subprocess.run(
+        ["sh", "-c", 'trap "" HUP; exec "$0" run a -c "kill -HUP \\$\\$; echo alive"', INTERLOCK],
+        env={"PATH": os.environ["PATH"], "INTERLOCK_URL": server.url}, text=True, capture_output=True, check=False,
+    )  # fmt: skip
+    assert (ran.returncode, ran.stdout) == (0, "alive\n")
+
+
+# Under a terminal
+
+
+@pytest.fixture
+def shell(server):
+    """A shell with job control, on a terminal."""
+    made = pexpect.spawn(
+        "bash", ["--norc", "--noediting", "-i"], timeout=20, encoding="utf-8",
+        env={"PATH": f"{INTERLOCK.parent}:{os.environ['PATH']}", "INTERLOCK_URL": server.url, "PS1": "ready> ", "TERM": "dumb"},
+    )  # fmt: skip
+    made.expect_exact("ready> ")
+    yield made
+    made.close(force=True)
+
+
+def status(shell) -> int:
+    """The exit status of the last command."""
+    shell.expect_exact("ready> ")
+    shell.sendline("echo status=$?=")
+    shell.expect(r"status=(\d+)=")
+    found = int(shell.match[1])
+    shell.expect_exact("ready> ")
+    return found
+
+
+def test_ctrl_c_ends_the_command_and_leaves_nothing(shell, locks):
+    shell.sendline("interlock run a -- sh -c 'echo in; exec sleep 100'")
+    shell.expect(r"\nin")
+    shell.sendintr()
+    assert status(shell) == 130
+    assert not locks.lock("a").inspect().held
+
+
+def test_ctrl_c_while_it_waits_leaves_the_queue(shell, locks):
+    with locks.lock("a"):
+        shell.sendline("interlock run a -- true")
+        until(lambda: locks.lock("a").inspect().waiting == 1)
+        shell.sendintr()
+        assert status(shell) == 130
+        assert locks.lock("a").inspect().waiting == 0
+
+
+def test_ctrl_z_stops_the_job_and_fg_continues_it(shell, locks):
+    shell.sendline("interlock run --ttl 20 a -- sh -c 'echo in; read line; echo got $line'")
+    shell.expect(r"\nin")
+    shell.sendcontrol("z")
+    shell.expect("stopped; unless it goes on")
+    shell.expect("Stopped")
+    shell.expect_exact("ready> ")
+    shell.sendline("fg")
+    shell.expect("interlock run")
+    shell.sendline("it")
+    shell.expect("got it")
+    assert status(shell) == 0
+
+
+def test_a_job_that_stays_stopped_is_ended_before_its_lease(shell, locks):
+    shell.sendline(f"interlock run --ttl 2 a -- sh -c '{STUBBORN.replace(chr(39), chr(34))}'")
+    shell.expect(r"\n(\d+)\r")
+    pid = int(shell.match[1])
+    shell.sendcontrol("z")
+    shell.expect("Stopped")
+    until(lambda: not lives(pid))
+    shell.sendline("fg")
+    shell.expect("SIGTERM")
+    assert status(shell) == 76
+
+
+def test_a_command_in_the_background_that_reads_waits_for_fg(shell):
+    shell.sendline("interlock run --ttl 20 a -- sh -c 'read line; echo got $line' &")
+    shell.expect_exact("ready> ")
+    shell.expect("stopped; unless it goes on")
+    shell.sendline("fg")
+    shell.expect("interlock run")
+    shell.sendline("it")
+    shell.expect("got it")
+    assert status(shell) == 0
+
+
+def test_ctrl_c_ends_the_script_around_it_too(shell, tmp_path):
+    script = tmp_path / "job.sh"
+    script.write_text("interlock run a -- sh -c 'echo in; exec sleep 100'\necho went on\n")
+    shell.sendline(f"bash {script}; echo 'the end'")
+    shell.expect(r"\nin")
+    shell.sendintr()
+    shell.expect_exact("ready> ")
+    assert "went on" not in shell.before
