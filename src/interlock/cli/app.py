@@ -4,29 +4,49 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 
 from interlock import __version__
-from interlock.cli.demo.commands import app as demo
 from interlock.cli.exit_status import EX_UNAVAILABLE, EX_USAGE, INTERRUPTED
-from interlock.cli.run.command import EPILOG as RUN_EPILOG
-from interlock.cli.run.command import run as run_command
-from interlock.cli.server import app as server
 from interlock.errors import ConfigError, LockError
 
 __all__ = ["app", "run"]
 
+MODULES: Final = {  # by command, in the order of the help: imported when the command is named
+    "run": ("interlock.cli.run.command", "Run a command under a lock, as flock does, on many machines."),
+    "demo": ("interlock.cli.demo.commands", "Every lock and semaphore recipe on a real server."),
+    "server": ("interlock.cli.server", "Start, stop or describe the embedded server."),
+}
+
+
+class Commands(TyperGroup):
+    """Imports the module of a command when the command is named, so that each command starts fast."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 (as click calls it)
+        """The names, for the help."""
+        return list(MODULES)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        """The command of this name, or None."""
+        if cmd_name not in MODULES:
+            return None
+        module, help_line = MODULES[cmd_name]
+        command = typer.main.get_command(import_module(module).app)
+        command.name, command.short_help = cmd_name, help_line
+        return command
+
+
 app = typer.Typer(
+    cls=Commands,
     add_completion=False,
     rich_markup_mode=None,  # plain text: a pager can search it
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(demo, name="demo", short_help="Every lock and semaphore recipe on a real server.")
-app.add_typer(server, name="server", short_help="Start, stop or describe the embedded server.")
-app.command("run", epilog=RUN_EPILOG)(run_command)
 
 
 @app.callback(invoke_without_command=True)

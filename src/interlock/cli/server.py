@@ -15,7 +15,7 @@ __all__ = ["app"]
 
 NOT_RUNNING = 3  # the exit status of init scripts for `status`
 
-app = typer.Typer()
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.callback(invoke_without_command=True)

@@ -167,7 +167,7 @@ def _reject_options_before(context: typer.Context) -> int:
 _SALE_EPILOG = _epilog(LOCK_RECIPES, "interlock sold exactly all tickets")
 _SEMAPHORE_EPILOG = _epilog(SEMAPHORE_RECIPES, "interlock made all calls, never too many at once, and leaked no permit")
 
-app = typer.Typer(subcommand_metavar="[COMMAND [OPTIONS]]")
+app = typer.Typer(subcommand_metavar="[COMMAND [OPTIONS]]", rich_markup_mode=None, add_completion=False)
 app.callback(invoke_without_command=True, epilog=_SALE_EPILOG)(sale)  # `interlock demo` alone is the sale
 app.command("sale", epilog=_SALE_EPILOG, short_help="The flash sale: every lock recipe.")(sale)
 app.command("semaphore", epilog=_SEMAPHORE_EPILOG, short_help="Five calls at a time: every semaphore recipe.")(

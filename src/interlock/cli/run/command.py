@@ -20,7 +20,9 @@ from .runner import Interrupted, Runner
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["run"]
+__all__ = ["app"]
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 DEFAULT_TTL: Final = 30.0  # seconds, as that of lock()
 MAX_GRACE: Final = 5.0  # seconds, of the default
@@ -84,6 +86,7 @@ class Choice:
         return locks.multi(lock, *(locks.lock(each, ttl=ttl, fair=self.fair) for each in more)) if more else lock
 
 
+@app.command("run", epilog=EPILOG)
 def run(
     context: typer.Context,
     names: Annotated[
@@ -139,10 +142,7 @@ def run(
         lockable = None if once else choice.lockable(locks)
         try:
             with Runner(argv, names, _grace(grace, at_most or ttl if once else ttl)) as runner:
-                if once:
-                    status = _run_once(locks, choice, runner, tell)
-                else:
-                    status = _run(lockable, timeout, runner, ttl, tell)
+                status = _run_once(locks, choice, runner, tell) if once else _run(lockable, timeout, runner, ttl, tell)
         except AcquireTimeout as busy:
             tell(str(busy))
             return conflict
@@ -152,13 +152,12 @@ def run(
     return status
 
 
-def _argv(command: str | None, words: object) -> list[str]:
+def _argv(command: str | None, words: list[str] | None) -> list[str]:
     """The command and its arguments. Raises ConfigError."""
-    argv = [str(word) for word in words] if isinstance(words, list | tuple) else []
-    if (command is None) == (not argv):
+    if (command is None) == (not words):
         example = "interlock run stock -- ./import.py --all"
         raise ConfigError(f"say what to run, behind -- or with -c, as in: {example}")
-    return argv or [os.environ.get("SHELL") or "/bin/sh", "-c", str(command)]
+    return words or [os.environ.get("SHELL") or "/bin/sh", "-c", str(command)]
 
 
 def _grace(grace: float | None, ttl: float) -> float:
@@ -182,7 +181,7 @@ def _run(lockable: Any, timeout: float | None, runner: Runner, ttl: float, tell:
             lease.release()
 
 
-class _Failed(Exception):
+class _Failed(Exception):  # noqa: N818 (a state of the run)
     """The command of a --once has failed, so it has not run for its key."""
 
 

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from interlock._protocol.timing import now as boottime
 from interlock.cli.exit_status import EX_LOST, EX_UNAVAILABLE
@@ -63,7 +63,7 @@ class Runner:
         self.supervisor = Supervisor(argv, grace, self.terminal if has_terminal else None)
         self.before: dict[int, Any] = {}
 
-    def __enter__(self) -> Runner:
+    def __enter__(self) -> Self:
         for name in PASSED_ON:
             number = getattr(signal, name)
             if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup

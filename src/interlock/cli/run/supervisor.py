@@ -79,7 +79,7 @@ class Supervisor:
     def __init__(self, argv: Sequence[str], grace: float, terminal: int | None) -> None:
         """Fork the supervisor. `terminal`: a descriptor, if the command is to get the terminal."""
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        dispositions = {number: signal.getsignal(number) for number in (*IGNORED, signal.SIGCHLD)}
+        dispositions: dict[int, Any] = {number: signal.getsignal(number) for number in (*IGNORED, signal.SIGCHLD)}
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
@@ -87,7 +87,7 @@ class Supervisor:
             status = 1
             try:
                 self.socket.close()
-                status = _Command(theirs, argv, grace, terminal, dispositions).supervise()
+                status = _Command(theirs, [*argv], grace, terminal, dispositions).supervise()
             finally:
                 os._exit(status)
         theirs.close()
@@ -127,7 +127,7 @@ class _Command:
     def __init__(
         self,
         runner: socket.socket,
-        argv: Sequence[str],
+        argv: list[str],
         grace: float,
         terminal: int | None,
         dispositions: Mapping[int, Any],
@@ -149,11 +149,11 @@ class _Command:
         for end in (self.woken, wake):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(wake)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, _ignore)  # a function of Python: only that writes to the wakeup descriptor
         for number in IGNORED:
             signal.signal(number, signal.SIG_IGN)
         while True:
-            ends = [self.woken] if self.runner is None else [self.woken, self.runner]
+            ends: list[Any] = [self.woken] if self.runner is None else [self.woken, self.runner]
             readable, _, _ = select.select(ends, [], [], self._sleep())
             if self.woken in readable:
                 os.read(self.woken, 4096)
@@ -204,7 +204,7 @@ class _Command:
         if self.pid == 0:
             self._become_the_command(failing, environment, kill_with_parent)
         os.close(failing)
-        with open(failed, "rb") as said:
+        with os.fdopen(failed, "rb") as said:
             number, _, text = said.read().partition(b" ")
         if not number:
             self._say("started", self.pid)
@@ -286,3 +286,7 @@ def _death_signal() -> Any:
 
     prctl = ctypes.CDLL(None).prctl
     return lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _ignore(number: int, frame: object) -> None:
+    """Handle a signal that only has to wake the loop."""
