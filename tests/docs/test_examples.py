@@ -129,8 +129,9 @@ def options_in_pages():
     named = {}
     for page in PROSE:
         for line in page.read_text().splitlines():
-            for found in re.finditer(r"(scripts/\w+|\binterlock (?:demo|server(?: \w+)?)\b)([^`#]*)", line):
-                named.setdefault(found[1], set()).update(re.findall(r"--[a-z-]+", found[2]))
+            for found in re.finditer(r"(scripts/\w+|\binterlock (?:demo|run|server(?: \w+)?)\b)([^`#]*)", line):
+                ours, _, _ = found[2].partition(" -- ")  # behind it stands a command of its own
+                named.setdefault(found[1], set()).update(re.findall(r"--[a-z-]+", ours))
     return named
 
 
@@ -138,7 +139,7 @@ def test_every_command_in_the_pages_exists(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "200")
     named = options_in_pages()
     assert named["scripts/histories"] >= {"--topology", "--seed", "--report"}
-    assert {"interlock demo", "interlock server stop"} <= {*named}
+    assert {"interlock demo", "interlock run", "interlock server stop"} <= {*named}
     for command, options in named.items():
         if command.startswith("scripts/"):
             assert os.access(ROOT / command, os.X_OK), command
