@@ -22,6 +22,7 @@ import tarfile
 import tempfile
 import tomllib
 import zipfile
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +98,18 @@ def wrong_contents(wheel: Path, root: Path = ROOT) -> list[str]:
     if "interlock/py.typed" not in packages or not any(name.endswith(".lua") for name in packages):
         wrong.append("no py.typed, or no scripts")
     return wrong
+
+
+def wrong_sdist(tree: Path, root: Path = ROOT) -> list[str]:
+    """Where an unpacked sdist differs from the files that git knows or would add. Empty where git knows no tree."""
+    listing = ("git", "-C", root, "ls-files", "--cached", "--others", "--exclude-standard", "--full-name")
+    done = subprocess.run([*map(str, listing)], capture_output=True, text=True, check=False)
+    source = {name for name in done.stdout.splitlines() if (root / name).is_file()}
+    if done.returncode or "pyproject.toml" not in source:
+        return []
+    files = {str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file()} - {"PKG-INFO"}
+    wrong = [f"missing: {name}" for name in sorted(source - files)]
+    return [*wrong, *(f"too much: {name}" for name in sorted(files - source))]
 
 
 def metadata(wheel: Path) -> email.message.Message:
@@ -190,7 +203,7 @@ class Environment:
 
     def install_offline(self, wheel: Path, extras: Iterable[str] = ()) -> None:
         """Install the wheel with pip; link the dependencies that it declares from where this process has them."""
-        self.install("--no-deps", "--no-index", wheel)
+        self.install("--no-deps", "--no-index", "--no-compile", wheel)
         for distribution in closure(metadata(wheel).get_all("Requires-Dist", ()), extras):
             for top in {Path(file).parts[0] for file in distribution.files or () if ".." not in Path(file).parts}:
                 place, link = Path(str(distribution.locate_file(top))), self.packages / top
@@ -258,16 +271,17 @@ def interpreter(wanted: str) -> str:
 
 
 def long_form(python: str, out: Path, options: list[str], *, with_suite: bool) -> None:
-    tree = out / "sdist"
     wheel, sdist = build(ROOT, out / "dist", "wheel"), build(ROOT, out / "dist", "sdist")
-    again = build(unpacked_sdist(sdist, tree), out / "again", "wheel")
-    wrong = [*wrong_contents(wheel), *wrong_metadata(wheel)]
+    unpacked = unpacked_sdist(sdist, out / "sdist")
+    wrong = [*wrong_contents(wheel), *wrong_metadata(wheel), *wrong_sdist(unpacked)]
     assert not wrong, "\n".join(wrong)
+    again = build(unpacked, out / "again", "wheel")
     assert contents(again) == contents(wheel), "the sdist makes another wheel"
     run(sys.executable, "-m", "twine", "check", "--strict", wheel, sdist)
-    print(
-        f"built and checked: {wheel.name} ({len(contents(wheel))} files), {sdist.name}; the sdist makes the same wheel"
-    )
+    kinds = Counter(Path(name).suffix or Path(name).name for name in contents(wheel))
+    files = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
+    print(f"{wheel.name}: {files}; {entry_points(wheel)[1]}")
+    print(f"{sdist.name}: the files of the tree, and it makes the same wheel", flush=True)
     extras = project()["project"]["optional-dependencies"]
     with Server() as server:
         for extra in ("", *extras):

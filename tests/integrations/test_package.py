@@ -41,8 +41,12 @@ def test_wheel_and_sdist_have_what_they_should_and_nothing_else(built, tmp_path)
     wheel, sdist = built
     assert not package.wrong_contents(wheel)
     assert not package.wrong_metadata(wheel)
-    again = package.build(package.unpacked_sdist(sdist, tmp_path / "tree"), tmp_path, "wheel", isolated=False)
+    unpacked = package.unpacked_sdist(sdist, tmp_path / "tree")
+    assert not package.wrong_sdist(unpacked)
+    again = package.build(unpacked, tmp_path, "wheel", isolated=False)
     assert package.contents(again) == package.contents(wheel)
+    (unpacked / "docs/install.md").rename(unpacked / "docs/made.md")
+    assert package.wrong_sdist(unpacked) == ["missing: docs/install.md", "too much: docs/made.md"]
 
 
 def test_the_wheel_works_in_a_clean_environment(built, server, tmp_path):
