@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
 
+from harness import pythons
 from harness.processes import PROGRAMS
 from interlock.embedded import Server
 
@@ -38,7 +39,7 @@ ROOT = Path(__file__).parents[2]
 SMOKE = PROGRAMS / "smoke.py"
 # Tests that need the history or the sources, or Python's own tests; all others of tests/conformance are the core.
 NOT_IN_THE_CORE = ("test_versions.py", "test_fleet.py", "test_cpython.py")
-TOOLS = ("pytest", "pytest-xdist", "trustme")  # of the group `test`: what the core needs beside the wheel
+TOOLS = ("pytest", "pytest-xdist")  # of the group `test`: what the core needs beside the wheel
 
 
 def project(root: Path = ROOT) -> dict[str, Any]:
@@ -178,6 +179,7 @@ class Environment:
 
     def __init__(self, directory: Path, python: str = sys.executable) -> None:
         self.directory = directory
+        self.variables: dict[str, str] = {}  # of its processes
         run(python, "-m", "venv", "--without-pip", directory)
         self.python = directory / "bin" / "python"
         self.packages = Path(self.run("-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
@@ -185,7 +187,7 @@ class Environment:
     def run(self, *arguments: object, **variables: str) -> str:
         """Run its interpreter, in its own directory, and so that it can import nothing from elsewhere."""
         environment = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "INTERLOCK_URL"}}
-        return run(self.python, *arguments, cwd=self.directory, env=environment | variables)
+        return run(self.python, *arguments, cwd=self.directory, env=environment | self.variables | variables)
 
     def install(self, *wanted: object) -> None:
         """Install with pip, with dependencies."""
@@ -260,17 +262,8 @@ def core_of_the_suite(environment: Environment, copy: Path, *options: str) -> st
 # The long form
 
 
-def interpreter(wanted: str) -> str:
-    """The interpreter of this name, path or version."""
-    places = [wanted, f"python{wanted}", *map(str, Path.home().glob(f".pyenv/versions/{wanted}*/bin/python"))]
-    for place in places:
-        found = shutil.which(place)
-        if found and subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0:
-            return found
-    raise SystemExit(f"no Python {wanted} here: give a version or the path of an interpreter")
-
-
-def long_form(python: str, out: Path, options: list[str], *, with_suite: bool) -> None:
+def built_and_checked(out: Path) -> Path:
+    """Build wheel and sdist, and check them; the wheel."""
     wheel, sdist = build(ROOT, out / "dist", "wheel"), build(ROOT, out / "dist", "sdist")
     unpacked = unpacked_sdist(sdist, out / "sdist")
     wrong = [*wrong_contents(wheel), *wrong_metadata(wheel), *wrong_sdist(unpacked)]
@@ -282,26 +275,49 @@ def long_form(python: str, out: Path, options: list[str], *, with_suite: bool) -
     files = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
     print(f"{wheel.name}: {files}; {entry_points(wheel)[1]}")
     print(f"{sdist.name}: the files of the tree, and it makes the same wheel", flush=True)
-    extras = project()["project"]["optional-dependencies"]
+    return wheel
+
+
+def installed(wheel: Path, extra: str, python: pythons.Python, directory: Path, url: str) -> Environment:
+    """A clean environment with the wheel and one extra, or with "" alone, in which all that they promise works."""
+    environment = Environment(directory, str(python.path))
+    if python.version.endswith("t"):
+        environment.variables["PYTHON_GIL"] = "0"  # hiredis does not say that it needs no lock, and gets none
+    try:
+        environment.install(f"{wheel}[{extra}]" if extra else wheel)
+    except AssertionError as error:
+        if not extra or not python.version.endswith("t"):
+            raise
+        # What an extra needs need not be built for a Python without the GIL.
+        print(
+            f"{extra}: can't be installed for Python {python.version}: {str(error).strip().splitlines()[-1]}",
+            flush=True,
+        )
+        return environment
+    said = environment.smoke(url, "alone", extra or "without-extras")
+    print(f"{extra or 'alone'}: {said.strip()}; installed: {' '.join(environment.distributions())}", flush=True)
+    return environment
+
+
+def long_form(python: pythons.Python, out: Path, options: list[str], *, with_suite: bool) -> None:
+    wheel = built_and_checked(out)
     with Server() as server:
-        for extra in ("", *extras):
-            environment = Environment(out / f"env-{extra}", python)
-            environment.install(f"{wheel}[{extra}]" if extra else wheel)
-            said = environment.smoke(server.url, "alone", extra or "without-extras")
-            print(f"{extra or 'alone'}: {said.strip()}; installed: {' '.join(environment.distributions())}", flush=True)
+        alone = installed(wheel, "", python, out / "alone", server.url)
+        for extra in project()["project"]["optional-dependencies"]:
+            installed(wheel, extra, python, out / extra, server.url)
     if with_suite:
-        print(core_of_the_suite(Environment(out / "env-", python), out / "copy", *options).strip().splitlines()[-1])
+        print(core_of_the_suite(alone, out / "copy", *options).strip().splitlines()[-1])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/package", description=__doc__.partition("\n")[0])
-    parser.add_argument("--python", default=sys.executable, help="version or path of the interpreter to install into")
+    parser.add_argument("--python", default=sys.executable, help="the interpreter to install into: as of scripts/test")
     parser.add_argument("--no-suite", action="store_true", help="leave out the core of the suite")
     arguments, options = parser.parse_known_args()
     with tempfile.TemporaryDirectory(prefix="interlock-package-") as out:
         try:
-            long_form(interpreter(arguments.python), Path(out), options, with_suite=not arguments.no_suite)
-        except AssertionError as error:
+            long_form(pythons.found(arguments.python), Path(out), options, with_suite=not arguments.no_suite)
+        except (AssertionError, pythons.NoPython) as error:
             raise SystemExit(str(error)) from None
 
 
