@@ -923,7 +923,8 @@ USES = [
         "an await of what threads hold",
         awaited_in_threads,
         TypeError,
-        "Lease can't be used in 'await' expression",
+        "Lease",  # "'Lease' object can't be awaited"; before 3.14 "object Lease can't be used in 'await' expression"
+        "await",
         only="threads",
     ),
     wrong("no event loop", without_a_loop, RuntimeError, "no running event loop", only="asyncio"),
