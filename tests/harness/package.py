@@ -39,6 +39,7 @@ ROOT = Path(__file__).parents[2]
 SMOKE = PROGRAMS / "smoke.py"
 # Tests that need the history or the sources, or Python's own tests; all others of tests/conformance are the core.
 NOT_IN_THE_CORE = ("test_versions.py", "test_fleet.py", "test_cpython.py")
+NOT_INHERITED = {"PYTHONPATH", "INTERLOCK_URL", "PYTHONMALLOC"}  # not every Python has the allocator that we name
 TOOLS = ("pytest", "pytest-xdist")  # of the group `test`: what the core needs beside the wheel
 
 
@@ -186,7 +187,7 @@ class Environment:
 
     def run(self, *arguments: object, **variables: str) -> str:
         """Run its interpreter, in its own directory, and so that it can import nothing from elsewhere."""
-        environment = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "INTERLOCK_URL"}}
+        environment = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
         return run(self.python, *arguments, cwd=self.directory, env=environment | self.variables | variables)
 
     def install(self, *wanted: object) -> None:
@@ -255,7 +256,7 @@ def core_of_the_suite(environment: Environment, copy: Path, *options: str) -> st
     command += [f"--ignore={copy / 'tests/conformance' / name}" for name in NOT_IN_THE_CORE]
     return environment.run(
         *command, *options, copy / "tests/conformance", f"--rootdir={copy}",
-        CI="", PYTHONMALLOC="pymalloc", PYTHONPATH=str(copy / "tests"), INSTALLED_IN=str(environment.directory),
+        CI="", PYTHONPATH=str(copy / "tests"), INSTALLED_IN=str(environment.directory),
     )  # fmt: skip
 
 
