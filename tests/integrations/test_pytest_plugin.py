@@ -145,11 +145,11 @@ def test_one(interlock_url, interlock_server):
     interlock_server.pause()
 
 def test_two(interlock_server):
-    locks[0].lock("a").acquire(timeout=1).release()
+    locks[0].lock("a").acquire(timeout=5).release()
     interlock_server.kill()
 
 def test_three(interlock_server):
-    locks[0].lock("b").acquire(timeout=1).release()
+    locks[0].lock("b").acquire(timeout=5).release()
 
 def test_four(interlock_locks):
     interlock_locks.lock("a").acquire(timeout=0).release()
