@@ -173,3 +173,8 @@ def test_every_local_link_leads_somewhere():
             page = path.parent / target if target else path
             assert page.exists(), f"{path.name}: {target}"
             assert not anchor or anchor in anchors(page), f"{path.name}: {target}#{anchor}"
+
+
+def test_no_page_has_the_mark_of_a_conflict():
+    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
+        assert not re.search(r"^(<{7}|>{7}) ", path.read_text(), re.MULTILINE), path.name
