@@ -82,8 +82,22 @@ def test_the_examples_of_the_page_run_as_typed(project):
     assert not project.left()
 
 
-def test_the_example_for_unittest_runs_without_pytest(project):
-    project.write(test_it=examples("unittest.TestCase")[0], pytest="raise ImportError('not here')")
+DJANGO = """
+from django.conf import settings
+settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}})
+import django
+import django.test
+django.setup()
+"""
+
+
+@pytest.mark.parametrize("base", ["unittest.TestCase", "django.test.TestCase"])
+def test_the_example_for_unittest_runs_without_pytest(project, base):
+    (example,) = examples("unittest.TestCase")
+    if "django" in base:
+        pytest.importorskip("django")
+        example = DJANGO + example.replace("unittest.TestCase", base)
+    project.write(test_it=example, pytest="raise ImportError('not here')")
     ended = subprocess.run(
         [sys.executable, "-W", "error", "-m", "unittest", "-v"],
         cwd=project.directory, env=project.environment, capture_output=True, text=True, timeout=60, check=False,
