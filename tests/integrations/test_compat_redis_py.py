@@ -220,6 +220,22 @@ async def test_a_cancelled_waiter_leaves_nothing_and_the_next_one_goes_on(lock, 
     await second.release()
 
 
+async def test_a_short_blocking_timeout_waits_for_a_late_answer(lock, proxy, clean):
+    mine, other = lock(url=proxy.url, blocking_timeout=0.02), lock()
+    for is_free in (True, False):
+        proxy.hold = True
+        acquiring = asyncio.create_task(mine.acquire())
+        await asyncio.sleep(0.2)
+        assert not acquiring.done()
+        proxy.hold = False
+        assert await acquiring is is_free
+        if is_free:
+            await mine.release()
+            await other.acquire()
+    await other.release()
+    assert clean.get("a") is None
+
+
 @rule(8)
 @pytest.mark.asyncio_only
 async def test_a_release_that_is_cancelled_on_its_way_goes_on(lock, proxy, clean):

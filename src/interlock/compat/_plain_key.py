@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from interlock._client.grant import NO_LEASE, AcquireOptions, Attempt, tombstone_ms
 from interlock._protocol.names import duration, keys_of
 from interlock._protocol.types import Resource
-from interlock.errors import AcquireTimeout
+from interlock.errors import AcquireTimeout, Unavailable
 from interlock.primitives.messages import ReleaseCall, ReleaseReply, encode_release
 from interlock.primitives.scripts import load
 
@@ -64,6 +64,11 @@ async def acquire(
         await core.acquire(attempt)
     except AcquireTimeout:
         return False
+    except Unavailable:
+        if not timeout or timeout >= core.try_for:
+            raise
+        # The timeout of the other library bounds its waiting, and not how late an answer may be.
+        return await acquire(core, resource, options, value, 0.0, poll)
     if attempt.in_doubt:
         await _settle(core, attempt)
     return True

@@ -200,7 +200,7 @@ def run_in_thread() -> None:
     except StopIteration:
         return
     except BaseException as error:
-        write("error", error=repr(error))
+        write("error", error=f"{type(error).__name__}: {error}", cause=repr(error.__cause__))
         raise
 
 
@@ -208,7 +208,7 @@ async def run_in_loop() -> None:
     try:
         await asyncio.gather(*(caller() for _ in range(CALLERS)))
     except BaseException as error:
-        write("error", error=repr(error))
+        write("error", error=f"{type(error).__name__}: {error}", cause=repr(error.__cause__))
         raise
     finally:
         await client.aclose()
