@@ -20,6 +20,7 @@ from harness.modes import real, until
 from interlock import AcquireTimeout, LeaseLost, LeaseState
 from interlock.errors import ConfigError, Unavailable
 from interlock.testing import BreakableServer, lose_lease, pause_renewal, restart_server, server_down, server_paused
+from interlock.testing import server as server_module
 
 pytestmark = pytest.mark.runs_on(
     "valkey-9.1", full="each server in both modes", starts="servers of its own", modes="threads, asyncio"
@@ -425,6 +426,12 @@ def test_reset_forgets_a_restart_for_every_interlock_of_the_process(own):
         own.stop()
         own.reset()
         assert own.running
+
+
+def test_a_child_after_a_fork_has_no_server_to_reset(own, monkeypatch):
+    monkeypatch.setattr(server_module, "_processes", {})  # as in the child
+    with pytest.raises(ConfigError, match="belongs to the process that started it before a fork"):
+        own.reset()
 
 
 def test_what_was_killed_has_no_data_to_keep(own):

@@ -80,7 +80,7 @@ def lose_lease(lease: Lease | str, how: Loss = "expired") -> None:
     has run (the call waits a second for it at most). In asyncio the task inside is cancelled, and `on_lost` called, at
     the next `await`: with a call from another thread that has happened, too.
 
-    Blocks for a few milliseconds. Raises ConfigError if there is no such lease, or if it is not on a private server of
+    Blocks for about a millisecond. Raises ConfigError if there is no such lease, or if it is not on a private server of
     this process; Unavailable if that server does not answer.
     """
     if how not in LOSSES:

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from interlock.embedded import Server, _ask, _processes
-from interlock.errors import Unavailable
+from interlock.errors import ConfigError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -82,9 +82,14 @@ class BreakableServer(Server):
         """Make the server as it was at its start, whatever a test has done to it: it runs, answers and is empty.
 
         If it was restarted, each Interlock of this process forgets that, so no quarantine reaches the next test. Raises
-        `Unavailable` if the server does not come up, or does not answer.
+        `Unavailable` if the server does not come up, or does not answer; `ConfigError` in a child after a fork.
         """
         if self not in _processes:
+            if self._home is not None and self._home.exists():
+                raise ConfigError(
+                    "this server belongs to the process that started it before a fork, and its faults do, too. Start a "
+                    "server in each process that runs tests: with unittest, in setUpClass"
+                )
             self.start(timeout=timeout)
         if self._is_paused and self.running:
             self.resume()
