@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import weakref
     from collections.abc import Callable
 
+    from interlock._client.worker import PeriodicTask
     from interlock._protocol.types import Resource, Server
 
 CLOSE_TIMEOUT: Final = 1.0  # seconds that the releases of close() may take together
@@ -91,6 +92,13 @@ class Session:
             self.frames_to_user,
         )
         self.core.all_renewals = _all_renewals
+
+    def add_worker(self, name: str, task: PeriodicTask) -> Worker:
+        """Run one more task whenever it is due, until this session is closed or a fork makes it begin anew."""
+        worker = Worker(self.runtime, f"interlock-worker-{name}", lambda: self.core.closed, self.start_workers)
+        worker.task = task
+        self.workers.append(worker)
+        return worker
 
     # The calls of the server
 

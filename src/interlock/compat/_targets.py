@@ -7,17 +7,20 @@ cache for each thread, opens none.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+import contextlib
+import weakref
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
 
 from interlock._connect.target import address_of
 from interlock._protocol.names import checked_name
-from interlock.errors import ConfigError
+from interlock.errors import ConfigError, Unavailable
 from interlock.threads import Interlock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     from interlock._api.interlock import InterlockCore
+    from interlock._client.session import Session
 
 InterlockT = TypeVar("InterlockT", bound="InterlockCore[Any, Any, Any]")
 MAX_TTL: Final = 60.0  # seconds: the default of Interlock
@@ -47,6 +50,7 @@ class Interlocks(Generic[InterlockT]):
         self._make = make
         self._for_asyncio = for_asyncio
         self.made: list[tuple[object, InterlockT]] = []
+        self._of_pools: weakref.WeakKeyDictionary[Any, InterlockT] = weakref.WeakKeyDictionary()
 
     def of(self, client: object, **options: object) -> InterlockT:
         """The Interlock for this client's server. Raises ConfigError."""
@@ -56,6 +60,19 @@ class Interlocks(Generic[InterlockT]):
                 return existing
         self.made.append((wanted, self._make(client, **options)))
         return self.of(client, **options)  # another thread may have been faster: all use the first in the list
+
+    def plain(self, client: object) -> Session:
+        """The session for plain keys at this client's server. Raises ConfigError."""
+        pool = getattr(client, "connection_pool", client)  # a client of a cluster has none, and is as good here
+        try:
+            locks = self._of_pools.get(pool)
+        except TypeError:  # that is no client: an error below says so
+            locks = None
+        if locks is None or locks._closed:
+            # The originals' promises: also no quarantine, which would keep only the processes with interlock waiting.
+            locks = self._of_pools[pool] = self.of(client, prefix="", quarantine=False)
+        session: Session = cast("Any", locks)._session
+        return session
 
 
 for_threads: Final = Interlocks(Interlock, for_asyncio=False)
@@ -83,6 +100,15 @@ def resolve(target: object, key: object, max_ttl: float) -> tuple[Interlock, str
         cache = getattr(make_key, "__self__", target)  # the cache behind Django's proxy
         name, client = make_key(name), _client_of(cache)
     return interlock_for(client, max_ttl=max_ttl), name
+
+
+@contextlib.contextmanager
+def unavailable_as(error_class: type[Exception]) -> Generator[None, None, None]:
+    """Raise this error where interlock raises Unavailable."""
+    try:
+        yield
+    except Unavailable as error:
+        raise error_class(str(error)) from error
 
 
 def _client_of(cache: Any) -> object:

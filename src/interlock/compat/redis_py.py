@@ -13,10 +13,8 @@ these faults.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import uuid
-import weakref
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import redis.asyncio.lock
@@ -27,15 +25,12 @@ from redis.exceptions import LockError, LockNotOwnedError
 from interlock import aio
 from interlock._protocol.names import duration
 from interlock._protocol.run import run
-from interlock.errors import Unavailable
 
 from . import _plain_key as plain_key
-from ._targets import Interlocks, for_threads
+from ._targets import Interlocks, for_threads, unavailable_as
 from ._targets import close as close_all
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from interlock._client.core import Core
 
 __all__ = ["AsyncLock", "Lock", "LockError", "LockNotOwnedError", "aclose", "close"]
@@ -44,7 +39,6 @@ AnyLock = redis.lock.Lock | redis.asyncio.lock.Lock
 ErrorT = TypeVar("ErrorT", bound=LockError)
 NOT_OWNED: Final = "Cannot release a lock that's no longer owned"
 for_asyncio: Final = Interlocks(aio.Interlock, for_asyncio=True)
-_of_pools: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # the Interlock of each pool of a client
 
 
 class Lock(redis.lock.Lock):
@@ -64,7 +58,7 @@ class Lock(redis.lock.Lock):
         value of the key, by default a new one. Raises redis-py's ConnectionError, or ConfigError.
         """
         value, timeout = _value(self, token), _timeout(self, blocking, blocking_timeout)
-        with _errors_of_redis_py():
+        with unavailable_as(RedisConnectionError):
             if not run(_acquire(self, for_threads, value, timeout, self.sleep if sleep is None else sleep)):
                 return False
         self.local.token, self.local.made = value, None if token else value
@@ -72,7 +66,7 @@ class Lock(redis.lock.Lock):
 
     def do_release(self, expected_token: Any) -> None:
         """Release the lock if it has this token. Raises LockNotOwnedError, ConnectionError or ConfigError."""
-        with _errors_of_redis_py():
+        with unavailable_as(RedisConnectionError):
             was_ours = run(_release(self, for_threads, expected_token))
         if not was_ours:
             raise _named(LockNotOwnedError(NOT_OWNED), self)
@@ -89,7 +83,7 @@ class AsyncLock(redis.asyncio.lock.Lock):
     ) -> bool:
         """Acquire the lock; see `Lock.acquire`. A call that is cancelled leaves nothing in the server."""
         value, timeout = _value(self, token), _timeout(self, blocking, blocking_timeout)
-        with _errors_of_redis_py():
+        with unavailable_as(RedisConnectionError):
             if not await _acquire(self, for_asyncio, value, timeout, self.sleep):
                 return False
         self.local.token, self.local.made = value, None if token else value
@@ -114,7 +108,7 @@ class AsyncLock(redis.asyncio.lock.Lock):
 
     async def do_release(self, expected_token: Any) -> None:
         """Release the lock if it has this token. Raises LockNotOwnedError, ConnectionError or ConfigError."""
-        with _errors_of_redis_py():
+        with unavailable_as(RedisConnectionError):
             was_ours = await _release(self, for_asyncio, expected_token)
         if not was_ours:
             raise _named(LockNotOwnedError(NOT_OWNED), self)
@@ -151,13 +145,7 @@ async def _release(lock: AnyLock, interlocks: Interlocks[Any], value: bytes) -> 
 
 def _core(lock: AnyLock, interlocks: Interlocks[Any]) -> Core:
     """The client for the server of this lock's redis-py client."""
-    pool = _pool(lock)
-    locks = _of_pools.get(pool)
-    if locks is None or locks._closed:
-        # The original's promises: also no quarantine, which would keep only the processes with these classes waiting.
-        locks = _of_pools[pool] = interlocks.of(_client(lock), prefix="", quarantine=False)
-    core: Core = locks._session.core
-    return core
+    return interlocks.plain(_client(lock)).core
 
 
 def _client(lock: Any) -> Any:
@@ -199,11 +187,3 @@ def _timeout(lock: AnyLock, blocking: bool | None, blocking_timeout: float | Non
 def _named(error: ErrorT, lock: AnyLock) -> ErrorT:
     error.lock_name = _name(lock)  # redis-py 5 has no argument for it
     return error
-
-
-@contextlib.contextmanager
-def _errors_of_redis_py() -> Generator[None, None, None]:
-    try:
-        yield
-    except Unavailable as error:
-        raise RedisConnectionError(str(error)) from error
