@@ -29,14 +29,21 @@ MIN_TTL: Final = 0.001  # seconds: the server counts in ms
 
 
 # The words of a release that say whose key it deletes: see plain_key.lua.
-BY_ATTEMPT, BY_VALUE, ANY, NONE = "attempt", "value", "any", "none"
+BY_ATTEMPT, BY_HOLDER, BY_VALUE, NOT_LEASE, ANY, NONE = "attempt", "holder", "value", "not-lease", "any", "none"
 
 
 @lru_cache(maxsize=1024)
-def plain_key_resource(key: str) -> Resource:
-    """Make the resource of this key. Raises ConfigError."""
+def plain_key_resource(key: str, signal: str | None = None, signal_ms: int = 0) -> Resource:
+    """Make the resource of this key. Raises ConfigError.
+
+    `signal` is the list in which the waiters of the other library block, if they do, and `signal_ms` how long an
+    element lasts there.
+    """
     checked, keys = keys_of(key, "", COMPANIONS)
-    return Resource("lock", checked, load("plain_key", "interlock.compat"), keys)
+    script = load("plain_key", "interlock.compat")
+    if signal is None:
+        return Resource("lock", checked, script, keys)
+    return Resource("lock", checked, script, (*keys, signal), release_args=(str(signal_ms),))
 
 
 @lru_cache(maxsize=256)
@@ -58,10 +65,8 @@ async def acquire(
     other library has. Raises Unavailable or ConfigError.
     """
     poll_ms = str(max(1, int(duration(poll, "sleep") * 1000)))
-    mine = resource._replace(acquire_args=(value, poll_ms), release_args=(value, BY_ATTEMPT))
-    attempt = core.attempt(mine, options, timeout)
     try:
-        await core.acquire(attempt)
+        await _acquire(core, core.attempt(_valued(resource, value, poll_ms), options, timeout))
     except AcquireTimeout:
         return False
     except Unavailable:
@@ -69,14 +74,35 @@ async def acquire(
             raise
         # The timeout of the other library bounds its waiting, and not how late an answer may be.
         return await acquire(core, resource, options, value, 0.0, poll)
+    return True
+
+
+async def try_acquire(
+    core: Core, resource: Resource, options: AcquireOptions, value: bytes, try_for: float | None = None
+) -> str:
+    """Acquire the key with this value, without waiting. Returns the token of the attempt, for `release`.
+
+    `try_for`: seconds for which a server may stay away. Raises AcquireTimeout, Unavailable or ConfigError.
+    """
+    attempt = core.attempt(_valued(resource, value, "0"), options, 0.0, try_for=try_for)
+    await _acquire(core, attempt)
+    return attempt.token
+
+
+def _valued(resource: Resource, value: bytes, poll_ms: str) -> Resource:
+    release_args = (value, BY_ATTEMPT, *resource.release_args)
+    return resource._replace(acquire_args=(value, poll_ms), release_args=release_args)
+
+
+async def _acquire(core: Core, attempt: Attempt) -> None:
+    await core.acquire(attempt)
     if attempt.in_doubt:
         await _settle(core, attempt)
-    return True
 
 
 async def _settle(core: Core, attempt: Attempt) -> None:
     """Make sure that a late copy of the acquire takes nothing. The key stays the attempt's."""
-    call = ReleaseCall(attempt.token, tombstone_ms(attempt), ("", NONE))
+    call = ReleaseCall(attempt.token, tombstone_ms(attempt), ("", NONE, *attempt.release_args[2:]))
     try:
         await core.query(attempt.resource, *call.encode())
     except BaseException:
@@ -85,15 +111,24 @@ async def _settle(core: Core, attempt: Attempt) -> None:
 
 
 async def release(
-    core: Core, resource: Resource, value: bytes, *, whose: str = BY_VALUE, repeat_for: AcquireOptions | None = None
+    core: Core,
+    resource: Resource,
+    value: bytes,
+    *,
+    whose: str = BY_VALUE,
+    token: str | None = None,
+    repeat_for: AcquireOptions | None = None,
 ) -> bool:
     """Release the key if it has this value, and wake the next waiter. Returns whether it had this value.
 
-    `repeat_for`: if the call ends without a reply, the release goes on in the background as long as a key with these
-    options may last. Only for a value that nobody acquires again. Raises Unavailable or ConfigError.
+    `token`: of the attempt that acquired the key, if `whose` is BY_HOLDER: then a late copy of the release does not end
+    a later section under the same value. `repeat_for`: if the call ends without a reply, the release goes on in the
+    background as long as a key with these options may last. Only with a token, or for a value that nobody acquires
+    again. Raises Unavailable or ConfigError.
     """
-    token = f"release/{secrets.token_hex(16)}"
-    attempt = Attempt(resource, token, repeat_for or NO_LEASE, release_args=(value, whose))
+    token = token or f"release/{secrets.token_hex(16)}"
+    args = (value, whose, *resource.release_args)
+    attempt = Attempt(resource, token, repeat_for or NO_LEASE, release_args=args)
     until = core.runtime.now() + core.patient_timeout
     was_ours, ask_again = False, 1
     try:
@@ -108,3 +143,16 @@ async def release(
         raise
     # A copy of the request that got no reply may have released the key before the copy that got this one.
     return was_ours or attempt.in_doubt
+
+
+async def extend(core: Core, resource: Resource, value: bytes, ttl: float, retry_for: float | None = None) -> int:
+    """Set the key's ttl, in seconds, if the key has this value and a ttl.
+
+    `retry_for`: seconds that a server may stay away. Returns GRANTED, NOT_FOUND or NO_EXPIRY. Raises Unavailable or
+    ConfigError.
+    """
+    until = core.runtime.now() + (core.patient_timeout if retry_for is None else retry_for)
+    ttl_ms = str(max(1, int(ttl * 1000)))
+    reply, _ = await core.request(Attempt(resource, "-"), ("extend", value, ttl_ms), until)
+    code: int = reply[0]
+    return code

@@ -11,6 +11,9 @@
 -- gap: for some ms only clients of other libraries may take the key. A run is short while foreign holders are about,
 -- and long if this script has seen none lately.
 --
+-- Clients of python-redis-lock do not poll: they block in BLPOP on a signal list, and a release pushes an element into
+-- it. With such a library nobody stands in the queue: all waiters block in BLPOP, and the server keeps their order.
+--
 -- Rules.
 --  1. Every message may arrive twice or late. A second or a late copy changes nothing more.
 --  2. While anybody alive waits, only the head of the queue may take a free key, and not in a gap.
@@ -24,25 +27,33 @@
 --        3 queue    zset    as in queue.lua
 --        4 waiters  hash    as in queue.lua; a waiter wants its poll interval, ms
 --        5 gone     zset    as in queue.lua
+--        6 [signal] list    only of a library whose waiters block in BLPOP: an element wakes the waiter that has blocked
+--                           for longest, of that library or of interlock; then nobody stands in the queue
 -- ARGV   1 verb, then the verb's arguments; RETURN: the reply
 --   acquire  token  ttl ms  handover ttl ms  subscribed 0|1  channel  max waiters  value  poll ms
 --                             RETURN {GRANTED} | {QUEUED | BUSY, value | "", ms until the head looks again, head 0|1}
 --                                  | {RETRY} | {NOT_FOUND} | {WRONG_KIND, record}
 --                             ttl: "0" is none; max waiters: "0": the caller does not wait; else "inf"
 --                             NOT_FOUND: the token has a tombstone
---   release  token  tombstone ttl ms  value  whose
+--   release  token  tombstone ttl ms  value  whose  [signal ms]
 --                             RETURN {the key was the sender's 0|1, ask again 0|1}
 --                             deletes the key if it is the sender's, and wakes the head of the queue; also takes a
 --                             waiter out of the queue. whose: "attempt": it is the sender's if it has this value, and
---                             the attempt of this token took it last; "value": if it has this value; "any": in any
---                             case; "none": in no case
+--                             the attempt of this token took it last; "holder": if it has this value, unless another
+--                             attempt took it with that value; "value": if it has this value; "any": in any case;
+--                             "not-lease": unless it has the value of an interlock lease; "none": in no case.
+--                             signal ms: how long the element of the signal list lasts
+--   extend   value  ttl ms    RETURN {GRANTED} | {NOT_FOUND} | {NO_EXPIRY}
+--                             sets the key's ttl if the key has this value and a ttl
+--   signal   signal ms        RETURN {ms until the sender looks again}
+--                             wakes a waiter if the key is free and nobody is being woken
 --   heartbeat  channel  subscribed 0|1  stamp  (token  handover ttl ms)...
 --                             RETURN {ms until the head looks again | MORE_DEAD_WAITERS, head's token | "", state...}
 --                             state: QUEUED | RETRY | NOT_FOUND
 
 --include message
 
-local LOCK = KEYS[1]
+local LOCK, SIGNAL = KEYS[1], KEYS[6]
 
 -- The plain cases, before all functions as in lock.lua: a free key, or the release of a key, while nobody waits. These
 -- lines do what the verbs below do then.
@@ -54,7 +65,7 @@ if verb == 'acquire' and call('EXISTS', LOCK, QUEUE, TOMBSTONES) == 0 then
     if ttl == '0' then call('SET', LOCK, value) else call('SET', LOCK, value, 'PX', ttl) end
     return {GRANTED}
   end
-elseif verb == 'release' and ARGV[3] == '0' and ARGV[5] == 'value' and call('GET', LOCK) == ARGV[4]
+elseif verb == 'release' and not SIGNAL and ARGV[3] == '0' and ARGV[5] == 'value' and call('GET', LOCK) == ARGV[4]
   and call('EXISTS', QUEUE, TOMBSTONES) == 0
 then
   call('DEL', LOCK)
@@ -122,6 +133,34 @@ local function end_run(head)
   end
 end
 
+-- Whether the key has the value of an interlock lease: a token, or a marker.
+local function is_lease(value)
+  local random = string.match(value, '/%d+/[^/ ]+/(%x+)$')
+  return string.sub(value, 1, 1) == '!' or random and #random == 32
+end
+
+local function is_senders(stored, value, whose)
+  if whose == 'any' or whose == 'none' then return whose == 'any' end
+  if whose == 'not-lease' then return not is_lease(stored) end
+  return stored == value and (
+    whose == 'value'
+    or acquired_by == token  -- "attempt" and "holder"
+    or whose == 'holder' and own_value ~= value
+  )
+end
+
+-- Wakes the waiter that has blocked in BLPOP for longest. Returns an error if that can't be done; but without memory a
+-- waiter only wakes later, by the verb `signal`.
+local function signal(ms)
+  call('DEL', SIGNAL)
+  local pushed = redis.pcall('LPUSH', SIGNAL, 1)
+  if type(pushed) == 'number' then
+    call('PEXPIRE', SIGNAL, ms)
+  elseif not string.find(pushed.err, 'OOM', 1, true) then
+    return pushed
+  end
+end
+
 if verb == 'acquire' then
   local ttl, handover_ttl, subscribed, channel, max_waiters = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
   local value, poll_ms = ARGV[8], ARGV[9]
@@ -157,10 +196,12 @@ elseif verb == 'release' then
   local tombstone_ttl, value, whose = ARGV[3], ARGV[4], ARGV[5]
   read_record()
   local stored, retry = call('GET', LOCK), 0
-  local is_ours = stored and (whose == 'any' or whose == 'value' and stored == value
-    or whose == 'attempt' and stored == value and acquired_by == token)
+  local is_ours = stored and is_senders(stored, value, whose)
   local has_queue_or_tombstones = call('EXISTS', QUEUE, TOMBSTONES) > 0
   if has_queue_or_tombstones then dequeue(token) end
+  -- Also if nobody has the key, as below.
+  local failed = SIGNAL and (is_ours or not stored) and signal(ARGV[6])
+  if failed then return failed end
   if is_ours then call('DEL', LOCK) end
   -- Also if nobody has the key: the waiter that leaves may be the one that was woken.
   if has_queue_or_tombstones and (is_ours or not stored) then
@@ -173,6 +214,19 @@ elseif verb == 'release' then
   end
   add_tombstone(token, tombstone_ttl)
   return {is_ours and 1 or 0, retry}
+
+elseif verb == 'extend' then
+  local value, ttl = ARGV[2], ARGV[3]
+  if call('GET', LOCK) ~= value then return {NOT_FOUND} end
+  if call('PTTL', LOCK) < 0 then return {NO_EXPIRY} end
+  call('PEXPIRE', LOCK, ttl)
+  return {GRANTED}
+
+elseif verb == 'signal' then
+  local pttl = call('PTTL', LOCK)
+  -- The waiter that took the last element out of the list may be on its way: then this wakes another one in vain.
+  local failed = pttl == -2 and call('EXISTS', SIGNAL) == 0 and signal(ARGV[2])
+  return failed or {pttl >= 0 and math.min(pttl, LOOK_MS) or LOOK_MS}
 
 elseif verb == 'heartbeat' then
   return heartbeat(
