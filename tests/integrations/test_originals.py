@@ -156,6 +156,7 @@ def test_an_original_passes_its_own_tests(server_pool, library):
     ("library", "kind"),
     [
         ("redis-py", BASE),
+        pytest.param("python-redis-lock", BASE, marks=pytest.mark.full),
         *(pytest.param("redis-py", kind, marks=pytest.mark.full) for kind in KINDS if kind != BASE),
     ],
 )

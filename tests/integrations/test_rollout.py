@@ -50,15 +50,23 @@ def run(server_pool, folder, library, phases):
     return read_log(folder / "log"), ended
 
 
-OLD = {"redis-py": [("old", "threads"), ("old", "asyncio"), ("old", "threads"), ("old", "asyncio"), ("old", "threads")]}
+OLD = {
+    "redis-py": [("old", "threads"), ("old", "asyncio"), ("old", "threads"), ("old", "asyncio"), ("old", "threads")],
+    "python-redis-lock": [("old", "threads")] * 5,
+}
 
 
 def new(kinds):
     return [("new", mode) for _, mode in kinds]
 
 
-@pytest.mark.parametrize("seconds", [8, pytest.param(60, marks=pytest.mark.full)])
-@pytest.mark.parametrize("library", OLD)
+@pytest.mark.parametrize(
+    ("library", "seconds"),
+    [
+        ("redis-py", 8), ("python-redis-lock", 4),
+        *(pytest.param(library, 60, marks=pytest.mark.full) for library in OLD),
+    ],
+)  # fmt: skip
 def test_a_fleet_goes_over_process_by_process(server_pool, tmp_path, library, seconds):
     """First all are old, then three of five are new, then all: no two are inside at once, and nobody waits long."""
     old = OLD[library]
