@@ -10,10 +10,11 @@ import pytest
 from harness.matrix import ROOT
 from harness.modes import wait_until
 from interlock import Interlock
+from interlock.compat.redis_py import Lock
 
 pytestmark = pytest.mark.runs_on("valkey-9.1", modes="threads")
 PAGE = (ROOT / "docs/upgrading.md").read_text()
-KEYS = set(re.findall(r"^\| `([^`]*lock:x[^`]*)` \| (\w+) \|", PAGE, re.MULTILINE))
+KEYS = set(re.findall(r"^\| `([^`]*x[^`]*)` \| (string|hash|zset) \|", PAGE, re.MULTILINE))
 (BLOCK,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
 TEXTS: dict[str, list[str]] = {}
 for line in BLOCK.splitlines():
@@ -89,8 +90,22 @@ def test_a_revocation_and_a_note_are_as_the_page_says(server, clean, pushed):
     assert pushed(b"revoked ") == 2
 
 
+def test_a_drop_in_stores_what_the_page_says(server, clean, pushed):
+    held, waiting = (Lock(clean, "x", timeout=10) for _ in range(2))
+    assert held.acquire()
+    waiter = threading.Thread(target=waiting.acquire)
+    waiter.start()
+    wait_until(lambda: clean.hlen("{x}{plain-waiters}") == 1)
+    check_keys(clean, "{x}{plain-record}")
+    held.release()
+    waiter.join(20)
+    check_keys(clean, "{x}{plain-record}")
+    clean.delete("x")
+    assert pushed(b"granted ") >= 1
+
+
 def test_the_page_names_what_there_is():
-    assert len(KEYS) == 11
+    assert len(KEYS) == 11 + 5
     assert {*TEXTS} == {"record", "waiter", "share", "note", "push"}
     assert matches("waiter", b"1 3000 1 interlock:x lock @7")
     assert matches("push", b"revoked token !why it was")
@@ -105,7 +120,7 @@ def check_keys(client, wanted: str = "{lock:x}{record}") -> None:
     assert {*seen} <= KEYS
     assert (wanted, "string") in seen
     for (name, _), key in seen.items():
-        part = name.rpartition("{")[2].rstrip("}")
+        part = name.rpartition("{")[2].rstrip("}").removeprefix("plain-")
         if part in {"record", "done"}:
             assert matches({"done": "note"}.get(part, part), client.get(key)), client.get(key)
         elif part in {"waiters", "shares"}:
