@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import subprocess
@@ -135,6 +136,26 @@ async def test_old_and_new_exclude_each_other_and_a_waiter_polls_for_a_foreign_h
     await new.release()
     assert await old.acquire(blocking=False) is True
     await old.release()
+
+
+@rule(1, 3)
+@pytest.mark.parametrize("ttl", [None, 600])
+async def test_the_head_polls_by_asking_for_the_lock(lock, clean, ttl, monkeypatch):
+    """A heartbeat that found the lock free would only be the reason to ask: too late beside clients that just ask."""
+
+    async def no_heartbeat(waiters) -> None:
+        for queue in waiters.queues.values():
+            queue.due = math.inf
+
+    monkeypatch.setattr("interlock._client.waiting.Waiters.tick", no_heartbeat)
+    clean.set("a", "foreign", px=ttl)
+    mine = lock(timeout=10, sleep=0.02 if ttl is None else NEVER)
+    waiter = asyncio.create_task(mine.acquire())
+    await until(lambda: waiting(clean, 1))
+    if ttl is None:
+        clean.delete("a")
+    assert await waiter is True
+    await mine.release()
 
 
 @rule(4)

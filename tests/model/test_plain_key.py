@@ -126,7 +126,7 @@ class Twins(walk.World):
             self.alive[token], self.channels[token] = self.now + ALIVE_MS, (channel, heard == b"1")
             assert reply[1:2] == [stored or b""] and reply[3] == int(self.order()[0] == token)
             assert reply[2] > 0
-            if stored is not None and self.taken_by.get(stored) is None:
+            if stored is not None and self.taken_by.get(stored) is None and reply[3]:
                 assert reply[2] <= 100, "nobody looks at a key whose DEL wakes nobody"
         assert (reply[0] == QUEUED) <= (token in self.order()) and (reply[0] == GRANTED) <= (token not in self.order())
 
@@ -152,8 +152,8 @@ class Twins(walk.World):
         head = self.turn(self.order())
         if stored is None and head and not in_gap:
             assert self.pushes[pushed:] == [(self.channels[head][0], b"granted " + head)], "nobody takes the free key"
-        elif stored is None and head:
-            assert 0 < reply[0] <= GAP_MS
+        for token, state in zip(waiters[::2], reply[2:], strict=True):
+            assert (state == RETRY) <= (token == reply[1])
 
 
 class Caller:
@@ -366,7 +366,8 @@ def test_a_heartbeat_notes_a_foreign_holder_too():
     world.acquire(b"t1")
     world.foreign(None)
     world.foreign(THEIRS)
-    assert world.heartbeat(b"t1")[0] == 100
+    assert world.heartbeat(b"t1")[2:] == [RETRY]
+    assert world.acquire(b"t1") == [QUEUED, THEIRS, GAP_MS, 1]
     world.foreign(None)
     world.acquire(b"t1")
     world.acquire(b"t2")
@@ -374,3 +375,23 @@ def test_a_heartbeat_notes_a_foreign_holder_too():
     world.heartbeat(b"t2")
     world.release(b"release/1", b"vt1", "value")
     assert world.acquire(b"t2")[:3] == [QUEUED, b"", GAP_MS]
+
+
+@rule(1)
+def test_after_a_run_of_foreign_holders_the_head_polls_as_often_as_all_waiters_would():
+    world = Twins()
+    world.foreign(THEIRS)
+    for number in range(10):
+        world.acquire(b"t%d" % number)
+    assert world.acquire(b"t0") == [QUEUED, THEIRS, 100, 1]
+    world.foreign(None)
+    world.foreign(b"another of theirs")
+    world.clock += 1.1
+    assert world.acquire(b"t0") == [QUEUED, b"another of theirs", 10, 1]
+    assert world.acquire(b"t0", poll=20)[2] == 5, "too often"
+    assert world.acquire(b"t0", poll=2)[2] == 2, "less often than its caller wants"
+    world.foreign(None)
+    assert world.acquire(b"t0") == [GRANTED]
+    world.foreign(None)
+    world.foreign(THEIRS)
+    assert world.acquire(b"t1") == [QUEUED, THEIRS, 100, 1], "a new run"

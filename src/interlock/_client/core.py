@@ -429,11 +429,14 @@ class Core:
 
         Raises Stopped; Deadlock if the caller waits for itself.
         """
-        now, should_stop = self.runtime.now(), attempt.should_stop
+        now, should_stop, polls = self.runtime.now(), attempt.should_stop, attempt.options.polls
         poll = FOREVER if should_stop is None else now + STOP_POLL_INTERVAL
-        until = min(attempt.until, attempt.look_at, poll)
-        woken = await self.waiters.wait(attempt, reply.pttl_ms, reply.is_head, until)
+        ask_at = now + reply.pttl_ms / 1000 if polls and reply.is_head else FOREVER
+        until = min(attempt.until, attempt.look_at, poll, ask_at)
+        woken = await self.waiters.wait(attempt, reply.pttl_ms, reply.is_head and not polls, until)
         while not woken and (now := self.runtime.now()) < attempt.until:
+            if now >= ask_at:
+                return True
             if should_stop is not None and should_stop():
                 raise Stopped
             if now >= attempt.look_at:
@@ -441,7 +444,7 @@ class Core:
                 self._look_for_self_wait(attempt, reply, warn=True)
             poll = FOREVER if should_stop is None else now + STOP_POLL_INTERVAL
             assert attempt.event is not None  # the attempt waits
-            woken = await attempt.event.wait(min(attempt.until, attempt.look_at, poll))
+            woken = await attempt.event.wait(min(attempt.until, attempt.look_at, poll, ask_at))
         return woken
 
     def _look_for_self_wait(self, attempt: Attempt, reply: Queued, *, warn: bool) -> None:

@@ -45,6 +45,7 @@ class AcquireOptions:
     on_lost: Callable[[Any], object] | None = None
     confirm: bool = True  # whether the end of a `with` waits for the reply to its release
     joins: bool = False  # whether callers with these options join a cohort
+    polls: bool = False  # whether the head of the queue asks when its last reply says, and waits for no heartbeat
     # The ttl in the words of an acquire, made once for all attempts
     ttl_ms: str = field(init=False)
     handover_ttl_ms: str = field(init=False)

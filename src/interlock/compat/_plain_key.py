@@ -50,10 +50,10 @@ def plain_key_resource(key: str, signal: str | None = None, signal_ms: int = 0) 
 def options_of(ttl: float | None, what: str) -> AcquireOptions:
     """How a plain key is acquired. `ttl` is in seconds, None is none; `what`: its name there. Raises ConfigError."""
     if ttl is None:
-        options = AcquireOptions(UNDO_FOR)
+        options = AcquireOptions(UNDO_FOR, polls=True)
         options.ttl_ms = NO_TTL_MS
         return options
-    return AcquireOptions(duration(ttl, what, minimum=MIN_TTL))
+    return AcquireOptions(duration(ttl, what, minimum=MIN_TTL), polls=True)
 
 
 async def acquire(

@@ -4,12 +4,13 @@
 -- knows nothing of the queue, so this script hands nothing over: a release deletes the key and wakes the head of the
 -- queue. The head then competes with the clients of other libraries. Among the clients of this script only the head of
 -- the queue may take the key, so they are served in order of arrival. A foreign holder, whose DEL wakes nobody, is one
--- that this script did not grant the key to; while a foreign holder has the key, the head polls.
+-- that this script did not grant the key to; while a foreign holder has the key, the head polls for all who wait here.
 --
 -- A woken head comes sooner than any poll of another library, so the clients of this script could keep the key for
 -- ever. Therefore they take it one after another only for a bounded time, a run. The release that ends a run opens a
 -- gap: for some ms only clients of other libraries may take the key. A run is short while foreign holders are about,
--- and long if this script has seen none lately.
+-- and long if this script has seen none lately. The clients of other libraries get a run, too: after it, the head polls
+-- as often as all waiters of the queue would together, or the queue would have the chance of one client only.
 --
 -- Clients of python-redis-lock do not poll: they block in BLPOP on a signal list, and a release pushes an element into
 -- it. With such a library nobody stands in the queue: all waiters block in BLPOP, and the server keeps their order.
@@ -23,7 +24,8 @@
 -- KEYS   1 lock     string  the value of the holder, as the other library writes it
 --        2 record   string  "1 plain <attempt> <run since> <foreign seen> <gap until> !<value>": which attempt took the
 --                           key last, and with which value; and three times, ms, 0 if there is none: since when the
---                           run lasts, when a foreign holder was last seen, until when the gap lasts
+--                           run lasts, when a foreign holder was last seen, until when the gap lasts; since when the
+--                           foreign holders have their run, if a gap did not begin it, is in the place of the last one
 --        3 queue    zset    as in queue.lua
 --        4 waiters  hash    as in queue.lua; a waiter wants its poll interval, ms
 --        5 gone     zset    as in queue.lua
@@ -48,8 +50,8 @@
 --   signal   signal ms        RETURN {ms until the sender looks again}
 --                             wakes a waiter if the key is free and nobody is being woken
 --   heartbeat  channel  subscribed 0|1  stamp  (token  handover ttl ms)...
---                             RETURN {ms until the head looks again | MORE_DEAD_WAITERS, head's token | "", state...}
---                             state: QUEUED | RETRY | NOT_FOUND
+--                             RETURN {ms until the next heartbeat | MORE_DEAD_WAITERS, head's token | "", state...}
+--                             state: QUEUED | RETRY | NOT_FOUND. The head asks: it may have just become the head
 
 --include message
 
@@ -76,8 +78,9 @@ end
 
 -- SHORT_RUN_MS, LONG_RUN_MS: how long a run lasts while foreign holders are about, and else. FOREIGN_MS: for how long
 -- after the last foreign holder they count as being about. MAX_GAP_MS: the longest gap. LOOK_MS: when the head looks
--- again if the key says nothing about its end.
-local SHORT_RUN_MS, LONG_RUN_MS, FOREIGN_MS, MAX_GAP_MS, LOOK_MS = 1000, 10000, 60000, 100, 1000
+-- again if the key says nothing about its end. MIN_LOOK_MS: when it looks again at the earliest, unless its caller polls
+-- as often.
+local SHORT_RUN_MS, LONG_RUN_MS, FOREIGN_MS, MAX_GAP_MS, LOOK_MS, MIN_LOOK_MS = 1000, 10000, 60000, 100, 1000, 5
 
 local record, tail, is_readable = nil, '', true
 local acquired_by, run_since, foreign_seen, gap_until, own_value = '-', 0, 0, 0, nil
@@ -107,8 +110,8 @@ end
 
 -- Notes a foreign holder, which ends the run. At most one write a second says nothing new.
 local function note_holder(value)
-  if value == own_value or run_since == 0 and now_ms() - foreign_seen < LOOK_MS then return end
-  run_since, foreign_seen = 0, now_ms()
+  if value == own_value or run_since == 0 and gap_until > 0 and now_ms() - foreign_seen < LOOK_MS then return end
+  run_since, foreign_seen, gap_until = 0, now_ms(), gap_until > 0 and gap_until or now_ms()
   write_record(0)
 end
 
@@ -116,7 +119,12 @@ end
 local function look_after(value, poll_ms)
   local pttl = call('PTTL', LOCK)
   local left_ms = pttl >= 0 and math.max(1, pttl) or LOOK_MS
-  return value == own_value and left_ms or math.min(left_ms, poll_ms)
+  if value == own_value then return left_ms end
+  if now_ms() - gap_until >= SHORT_RUN_MS then
+    local shared_ms = math.floor(poll_ms / math.max(1, call('ZCARD', QUEUE)))
+    poll_ms = math.max(math.min(poll_ms, MIN_LOOK_MS), shared_ms)
+  end
+  return math.min(left_ms, poll_ms)
 end
 
 -- Wakes this waiter, as next_waiter() returns it: a hint to ask.
@@ -237,11 +245,9 @@ elseif verb == 'heartbeat' then
       if retry == 1 then return MORE_DEAD_WAITERS end
       if stored then
         note_holder(stored)
-        return look_after(stored, head and tonumber(head[4]) or LOOK_MS)
+      elseif head and gap_until <= now_ms() then
+        wake(head)
       end
-      local gap_ms = gap_until - now_ms()
-      if gap_ms > 0 then return gap_ms end
-      if head then wake(head) end
       return LOOK_MS, true
     end,
     function() return false end
