@@ -46,7 +46,7 @@ class Outcome:
     sections: Counter[str] = field(default_factory=Counter)  # by side
     crashes: Counter[str] = field(default_factory=Counter)  # in a section, by side
     longest: dict[str, float] = field(default_factory=dict)  # wait, by side: seconds
-    expired: int = 0  # sections that lasted longer than their locks
+    expired: int = 0  # sections that lasted longer than their locks, and calls that the server answered too late
     wrong: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
