@@ -1,0 +1,288 @@
+"""What endangers locks, by the facts: each check returns findings, and says what to set."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .facts import Facts, ServerFacts
+
+__all__ = ["Finding", "Level", "findings"]
+
+OLDEST: Final = (6, 2)
+MAX_LATENCY: Final = 0.05  # seconds
+MAX_CLOCK_DIFFERENCE: Final = 5.0  # seconds
+YOUNG: Final = 60.0  # seconds: a quarantine of max_ttl may be on
+LOCAL: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class Level(StrEnum):
+    """How bad a finding is."""
+
+    OK = "ok"
+    NOTE = "note"  # good to know
+    WARNING = "warning"  # a promise is weaker, or a wait longer
+    DANGER = "danger"  # two holders at once, or no lock at all
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding, about one server or about all of them."""
+
+    level: Level
+    subject: str
+    text: str
+    advice: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        """The finding for --json."""
+        return {name: str(value) for name, value in asdict(self).items()}
+
+
+def findings(facts: Facts, *, max_ttl: float = YOUNG) -> list[Finding]:
+    """All findings, the worst first."""
+    found = list[Finding]()
+    for server in facts.servers:
+        found += _of_server(server, max_ttl)
+    found += {"quorum": _of_quorum, "sentinel": _of_sentinels}.get(facts.kind, _nothing)(facts)
+    if facts.kind == "cluster":
+        found += _of_cluster(facts)
+    order = list(Level)
+    return sorted(found, key=lambda finding: -order.index(finding.level))
+
+
+def _nothing(_: Facts) -> Iterator[Finding]:
+    yield from ()
+
+
+# One server
+
+
+def _of_server(server: ServerFacts, max_ttl: float) -> Iterator[Finding]:
+    url = server.url
+    if server.error:
+        yield Finding(Level.DANGER, url, f"does not answer: {server.error}", "Start it, or correct the URL")
+        return
+    yield from _of_version(server)
+    if not server.info:
+        yield Finding(
+            Level.WARNING,
+            url,
+            "refuses INFO, so there is no quarantine after a restart or failover",
+            "Give its user the right +info",
+        )
+    yield from _of_memory(server)
+    yield from _of_persistence(server, max_ttl)
+    yield from _of_role(server)
+    if server.latency > MAX_LATENCY:
+        yield Finding(
+            Level.WARNING,
+            url,
+            f"takes {server.latency * 1000:.0f} ms for a round trip, which each call needs",
+            "Use a server that is nearer, or look at what else it does (SLOWLOG GET)",
+        )
+    if abs(server.clock) > MAX_CLOCK_DIFFERENCE:
+        ahead = "ahead of" if server.clock > 0 else "behind"
+        yield Finding(
+            Level.NOTE,
+            url,
+            f"has a clock that is {abs(server.clock):.0f} s {ahead} this machine's. That "
+            "harms no lease, but a clock that is stepped ends leases early or late",
+            "Let an NTP client set it slowly",
+        )
+
+
+def _of_version(server: ServerFacts) -> Iterator[Finding]:
+    version = server.info.get("valkey_version") or server.info.get("redis_version", "")
+    name = "Valkey" if "valkey_version" in server.info else "Redis"
+    numbers = version.split(".")[:2]
+    if not all(number.isdecimal() for number in numbers):
+        return
+    if tuple(map(int, numbers)) < OLDEST:
+        yield Finding(
+            Level.DANGER, server.url, f"runs {name} {version}", "interlock needs Redis 6.2, Valkey 7.2, or later"
+        )
+    else:
+        up = _span(server.info.get("uptime_in_seconds", "0"))
+        user = f", as user {server.user}" if server.user else ""
+        yield Finding(
+            Level.OK,
+            server.url,
+            f"{name} {version}, up {up}, {server.latency * 1e6:.0f} µs a round trip{user}",
+        )
+
+
+def _of_memory(server: ServerFacts) -> Iterator[Finding]:
+    policy = server.settings.get("maxmemory-policy") or server.info.get("maxmemory_policy", "")
+    limit = int(server.settings.get("maxmemory") or server.info.get("maxmemory", "0") or 0)
+    if policy and policy != "noeviction":
+        level, when = (Level.DANGER, "evicts") if limit else (Level.NOTE, "would evict, had it a maxmemory,")
+        yield Finding(
+            level,
+            server.url,
+            f"{when} locks that are held when memory is short (maxmemory-policy {policy})",
+            "CONFIG SET maxmemory-policy noeviction; or use a server of its own for locks",
+        )
+    used = int(server.info.get("used_memory", "0") or 0)
+    if limit and used > 0.9 * limit:
+        yield Finding(
+            Level.WARNING,
+            server.url,
+            f"uses {used / limit:.0%} of its maxmemory; when that is full it grants nothing",
+            "Raise maxmemory",
+        )
+
+
+def _of_persistence(server: ServerFacts, max_ttl: float) -> Iterator[Finding]:
+    uptime = float(server.info.get("uptime_in_seconds", "inf") or 0)
+    if uptime < max_ttl:
+        yield Finding(
+            Level.NOTE,
+            server.url,
+            f"started {uptime:.0f} s ago: for {max_ttl - uptime:.0f} s more it grants nothing for "
+            "names that were in use before (quarantine)",
+        )
+    if (
+        server.info.get("rdb_last_bgsave_status", "ok") != "ok"
+        or server.info.get("aof_last_write_status", "ok") != "ok"
+    ):
+        yield Finding(
+            Level.DANGER,
+            server.url,
+            "cannot write to its disk, and may refuse all writes",
+            "Look at its log, and at the space on its disk",
+        )
+    if server.settings and server.settings.get("appendonly") != "yes":
+        yield Finding(
+            Level.NOTE,
+            server.url,
+            "keeps no log of its writes: after a crash it has forgotten leases, whose ttl interlock waits out",
+            "Nothing to do; fsync=True needs appendonly yes",
+        )
+
+
+def _of_role(server: ServerFacts) -> Iterator[Finding]:
+    role = server.info.get("role")
+    if role == "slave":
+        yield Finding(Level.DANGER, server.url, "is a read-only replica", "Connect to its primary")
+    needed = server.settings.get("min-replicas-to-write", "")
+    connected = int(server.info.get("connected_slaves", "0") or 0)
+    if needed.isdecimal() and int(needed) > connected:
+        yield Finding(
+            Level.DANGER,
+            server.url,
+            f"has {connected} replicas, and takes writes only with {needed}",
+            "Start its replicas, or lower min-replicas-to-write",
+        )
+
+
+# Several servers
+
+
+def _of_sentinels(facts: Facts) -> Iterator[Finding]:
+    for sentinel in facts.sentinels:
+        if sentinel.error:
+            yield Finding(
+                Level.WARNING, sentinel.url, f"does not answer: {sentinel.error}", "Start it, or correct the URL"
+            )
+    answering = [each for each in facts.sentinels if not each.error]
+    if len(facts.sentinels) < 3:
+        yield Finding(
+            Level.WARNING,
+            "the sentinels",
+            f"the URL names {len(facts.sentinels)}: a majority needs three",
+            "Name all of them in the URL; run three or more, on machines of their own",
+        )
+    if len(answering) * 2 <= len(facts.sentinels):
+        yield Finding(Level.DANGER, "the sentinels", "no majority answers, so no failover is possible", "Start them")
+    for master in facts.masters[:1]:
+        replicas = int(master.get("num-slaves", "0") or 0)
+        if not replicas:
+            yield Finding(
+                Level.WARNING, "the sentinels", "know no replica: there is nothing to fail over to", "Add a replica"
+            )
+    for server in facts.servers:
+        needed = server.settings.get("min-replicas-to-write")
+        if needed == "0":
+            yield Finding(
+                Level.DANGER,
+                server.url,
+                "goes on granting when it is cut off from its replicas, while they promote another: two holders",
+                "CONFIG SET min-replicas-to-write 1, and min-replicas-max-lag 10",
+            )
+        elif needed is None:
+            yield Finding(
+                Level.WARNING,
+                server.url,
+                "refuses CONFIG GET, so interlock can't see min-replicas-to-write",
+                "Give its user the right +config|get; see that min-replicas-to-write is 1 or more",
+            )
+
+
+def _of_cluster(facts: Facts) -> Iterator[Finding]:
+    for server in facts.servers:
+        if not server.error and server.info and not int(server.info.get("connected_slaves", "0") or 0):
+            yield Finding(
+                Level.WARNING,
+                server.url,
+                "has no replica: if it dies, nobody gets the locks in its slots",
+                "Add a replica",
+            )
+
+
+def _of_quorum(facts: Facts) -> Iterator[Finding]:
+    number, answering = len(facts.servers), [each for each in facts.servers if not each.error]
+    if number % 2 == 0:
+        yield Finding(
+            Level.WARNING,
+            "the quorum",
+            f"{number} servers survive no more failures than {number - 1}",
+            "Add or remove one",
+        )
+    if len(answering) * 2 <= number:
+        yield Finding(
+            Level.DANGER, "the quorum", f"{len(answering)} of {number} answer: no lock is granted", "Start them"
+        )
+    elif len(answering) < number:
+        yield Finding(
+            Level.WARNING,
+            "the quorum",
+            f"{len(answering)} of {number} answer: it survives {len(answering) - number // 2 - 1} more failures",
+            "Start the others",
+        )
+    for run_id, count in Counter(each.info.get("run_id", each.url) for each in answering).items():
+        if count > 1:
+            yield Finding(
+                Level.DANGER, "the quorum", f"{count} of its URLs lead to one server ({run_id})", "Name each once"
+            )
+    for host, count in Counter(
+        "this machine" if host in LOCAL or host.startswith("/") else host for host in facts.hosts
+    ).items():
+        if count > 1:
+            yield Finding(
+                Level.WARNING,
+                "the quorum",
+                f"{count} of its servers run on {host}, and fail together",
+                "Run each on a machine of its own",
+            )
+    for server in answering:
+        if server.info.get("role") == "slave" or int(server.info.get("connected_slaves", "0") or 0):
+            yield Finding(
+                Level.DANGER,
+                server.url,
+                "replicates or is replicated: the servers of a quorum must be independent",
+                "REPLICAOF NO ONE; or use Sentinel",
+            )
+
+
+def _span(seconds: str) -> str:
+    value = float(seconds or 0)
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if value >= 2 * size:
+            return f"{value / size:.0f} {unit}"
+    return f"{value:.0f} s"

@@ -1,0 +1,64 @@
+"""The command `interlock doctor`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from .checks import Finding, Level, findings
+from .facts import ask
+from .trial import try_a_lock
+
+__all__ = ["app"]
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+COLOURS: Final = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level.DANGER: "bold red"}
+FOUND: Final = 1  # the exit status if anything is a danger
+
+EPILOG = """\b
+interlock doctor                                  the server of $INTERLOCK_URL
+interlock doctor --url redis+sentinel://h1,h2,h3/0?service=mymaster
+interlock doctor --url redis://a --url redis://b --url redis://c     a quorum
+
+Exit status: 0, or 1 if anything is a danger (with --strict: or a warning), 64 for a bad option. It changes nothing, but
+for a lock of its own name, which expires."""
+
+
+@app.command("doctor", epilog=EPILOG)
+def doctor(
+    *,
+    url: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="The server; several are a quorum. Default: $INTERLOCK_URL."),
+    ] = None,
+    prefix: Annotated[str, typer.Option(metavar="TEXT", help="The prefix of your Interlock.")] = "lock:",
+    max_ttl: Annotated[float, typer.Option(metavar="SECONDS", help="The max_ttl of your Interlock.")] = 60.0,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings, too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> int:
+    """Say what endangers locks on these servers, and what to set."""
+    urls = url or []
+    facts = ask(urls)
+    found = findings(facts, max_ttl=max_ttl)
+    if not any(finding.level is Level.DANGER and finding.text.startswith("does not answer") for finding in found):
+        found.append(try_a_lock(urls, prefix))
+    if as_json:
+        print(json.dumps([finding.as_json() for finding in found], indent=2))
+    else:
+        _print(found)
+    bad = {Level.DANGER, Level.WARNING} if strict else {Level.DANGER}
+    return FOUND if any(finding.level in bad for finding in found) else 0
+
+
+def _print(found: list[Finding]) -> None:
+    console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    for finding in found:
+        colour = COLOURS[finding.level]
+        console.print(f"[{colour}]{finding.level:<8}[/] {escape(finding.subject)} {escape(finding.text)}")
+        if finding.advice:
+            console.print(f"{'':<9}→ {escape(finding.advice)}")

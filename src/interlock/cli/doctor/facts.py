@@ -1,0 +1,177 @@
+"""What the doctor asks the servers: facts, without a judgement. A question that a server refuses is a fact, too."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from redis.exceptions import RedisError
+
+from interlock._connect.clusters import Cluster
+from interlock._connect.refusals import connection_error
+from interlock._connect.target import address_of, quorum_of
+from interlock._servers.cluster import _address_in_map
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from interlock._connect.address import Address, Quorum
+    from interlock._connect.sentinels import Sentinels
+
+__all__ = ["Facts", "ServerFacts", "ask"]
+
+TIMEOUT: Final = 3.0  # seconds that one server may take for a question
+PINGS: Final = 20  # for the latency
+SETTINGS: Final = (
+    "maxmemory", "maxmemory-policy", "appendonly", "appendfsync", "save", "min-replicas-to-write",
+    "min-replicas-max-lag", "cluster-node-timeout",
+)  # fmt: skip
+
+
+@dataclass
+class ServerFacts:
+    """What one server says of itself."""
+
+    url: str
+    error: str = ""
+    """Why it did not answer; then there is nothing else."""
+    info: dict[str, str] = field(default_factory=dict[str, str])
+    """INFO, every section; empty if it is refused."""
+    settings: dict[str, str] = field(default_factory=dict[str, str])
+    """CONFIG GET of SETTINGS; empty if it is refused."""
+    user: str = ""
+    """ACL WHOAMI; "" if it is refused."""
+    latency: float = 0.0
+    """The median of PINGS round trips, in seconds."""
+    clock: float = 0.0
+    """How many seconds its clock is ahead of this machine's."""
+
+
+@dataclass
+class Facts:
+    """What the servers of one target say."""
+
+    kind: str
+    """server, sentinel, cluster or quorum"""
+    servers: list[ServerFacts]
+    """Each server that grants locks."""
+    sentinels: list[ServerFacts] = field(default_factory=list[ServerFacts])
+    masters: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+    """What each sentinel says about the service."""
+    hosts: list[str] = field(default_factory=list[str])
+    """Where the servers of a quorum are."""
+
+
+def ask(urls: Sequence[str]) -> Facts:
+    """Ask the servers of this URL, or those of a quorum; of none, $INTERLOCK_URL. Raises ConfigError."""
+    if len(urls) > 1:
+        quorum: Quorum = quorum_of(list(urls), for_asyncio=False)
+        hosts = [str(each.parameters.get("host") or each.parameters.get("path", "")) for each in quorum.servers]
+        return Facts("quorum", [_ask_server(each) for each in quorum.servers], hosts=hosts)
+    address = address_of(urls[0] if urls else None, for_asyncio=False)
+    if isinstance(address, Cluster):
+        return Facts("cluster", [_ask_server(node) for node in _primaries(address)])
+    if address.sentinels is None:
+        return Facts("server", [_ask_server(address)])
+    sentinels: Any = address.sentinels
+    facts = Facts("sentinel", [_ask_server(address)])
+    for each in sentinels.addresses:
+        about, master = _ask_sentinel(each, sentinels)
+        facts.sentinels.append(about)
+        if master:
+            facts.masters.append(master)
+    return facts
+
+
+def _primaries(cluster: Cluster) -> list[Address]:
+    """The primaries of a cluster, by the first seed that answers; the seeds themselves if none does."""
+    for seed in cluster.seeds:
+        with contextlib.suppress(RedisError, OSError), _connected(seed) as connection:
+            slots = _reply(connection, "CLUSTER", "SLOTS")
+            nodes = {address.display_url: address for entry in slots for address in (_address_in_map(seed, entry[2]),)}
+            return list(nodes.values())
+    return list(cluster.seeds)
+
+
+def _ask_server(address: Address) -> ServerFacts:
+    facts = ServerFacts(address.display_url)
+    try:
+        with _connected(address) as connection:
+            facts.info = _lines(_or_none(connection, "INFO"))
+            found = dict[str, str]()
+            for setting in SETTINGS:
+                found |= _pairs(_or_none(connection, "CONFIG", "GET", setting))
+            facts.settings = found
+            facts.user = _text(_or_none(connection, "ACL", "WHOAMI"))
+            facts.latency = _latency(connection)
+            asked = time.time()
+            seconds, micros = _reply(connection, "TIME")
+            facts.clock = int(seconds) + int(micros) / 1e6 - (asked + time.time()) / 2
+    except Exception as error:  # noqa: BLE001 (one server that does not answer is a finding)
+        facts.error = str(connection_error(error, address)) or type(error).__name__
+    return facts
+
+
+def _ask_sentinel(address: Address, sentinels: Sentinels) -> tuple[ServerFacts, dict[str, str]]:
+    facts = ServerFacts(address.display_url)
+    try:
+        with _connected(address) as connection:
+            facts.info = _lines(_or_none(connection, "INFO"))
+            return facts, _pairs(_reply(connection, "SENTINEL", "MASTER", sentinels.service))
+    except Exception as error:  # noqa: BLE001 (as above)
+        facts.error = str(error) or type(error).__name__
+    return facts, {}
+
+
+@contextlib.contextmanager
+def _connected(address: Address) -> Generator[Any, None, None]:
+    connection = address.connection(TIMEOUT)
+    try:
+        connection.connect()
+        for command in address.setup_commands:
+            _or_none(connection, *command)
+        yield connection
+    finally:
+        connection.disconnect()
+
+
+def _reply(connection: Any, *words: str) -> Any:
+    connection.send_command(*words)
+    return connection.read_response()
+
+
+def _or_none(connection: Any, *words: str) -> Any:
+    """The reply, or None if the server refuses the command."""
+    with contextlib.suppress(RedisError):
+        return _reply(connection, *words)
+    return None
+
+
+def _latency(connection: Any) -> float:
+    times = list[float]()
+    for _ in range(PINGS):
+        began = time.perf_counter()
+        _or_none(connection, "PING")
+        times.append(time.perf_counter() - began)
+    return sorted(times)[PINGS // 2]
+
+
+def _text(reply: Any) -> str:
+    return reply.decode(errors="replace") if isinstance(reply, bytes) else str(reply or "")
+
+
+def _pairs(reply: Any) -> dict[str, str]:
+    """A reply of names and values: a map of RESP3, or a list of RESP2."""
+    if not reply:
+        return {}
+    items = reply.items() if hasattr(reply, "items") else zip(reply[::2], reply[1::2], strict=False)
+    return {_text(name): _text(value) for name, value in items}
+
+
+def _lines(reply: Any) -> dict[str, str]:
+    """The lines of INFO."""
+    if hasattr(reply, "items"):  # redis-py has parsed it
+        return {_text(name): _text(value) for name, value in reply.items()}
+    return dict(line.split(":", 1) for line in _text(reply).splitlines() if ":" in line)

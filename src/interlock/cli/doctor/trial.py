@@ -1,0 +1,67 @@
+"""What the doctor tries: a lock of its own, so that missing rights and dead channels show."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from interlock.errors import LockError
+from interlock.threads import Interlock
+
+from .checks import Finding, Level
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["try_a_lock"]
+
+TIMEOUT: Final = 5.0  # seconds for the trial
+SLOW_HANDOVER: Final = 0.5  # seconds: a push takes far less, the poll of a waiter about one second
+
+
+def try_a_lock(urls: Sequence[str], prefix: str) -> Finding:
+    """Acquire a lock of a new name twice, the second time behind the first. Its keys expire by themselves."""
+    name = f"interlock-doctor-{secrets.token_hex(6)}"
+    made = [
+        Interlock.quorum(urls, prefix=prefix) if len(urls) > 1 else Interlock(*urls, prefix=prefix) for _ in range(2)
+    ]
+    holder, waiter = made
+    times = dict[str, float]()
+
+    def wait() -> None:
+        with waiter.lock(name, ttl=10, timeout=TIMEOUT):
+            times["acquired"] = time.monotonic()
+
+    failed = list[BaseException]()
+
+    def guarded() -> None:
+        try:
+            wait()
+        except BaseException as error:  # noqa: BLE001 (shown below)
+            failed.append(error)
+
+    try:
+        with holder.lock(name, ttl=10, timeout=TIMEOUT):
+            thread = threading.Thread(target=guarded, name="interlock-doctor")
+            thread.start()
+            while thread.is_alive() and not holder.lock(name).inspect().waiting:
+                time.sleep(0.01)
+            time.sleep(0.3)  # until the waiter is subscribed
+            released = time.monotonic()
+        thread.join(2 * TIMEOUT)
+        if failed:
+            raise failed[0]
+    except LockError as error:
+        return Finding(Level.DANGER, "a lock", f"cannot be acquired: {error}", "See docs/acl.md for the rights")
+    finally:
+        for locks in made:
+            locks.close()
+    handover = times["acquired"] - released
+    if handover > SLOW_HANDOVER:
+        return Finding(
+            Level.WARNING, "a lock", f"is handed over by a poll, after {handover:.1f} s, and not by a push",
+            "Give its user the rights +subscribe and +publish, and the channels &interlock:*",
+        )  # fmt: skip
+    return Finding(Level.OK, "a lock", f"is acquired, and handed over by push in {handover * 1000:.1f} ms")
