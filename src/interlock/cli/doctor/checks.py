@@ -104,9 +104,8 @@ def _of_version(server: ServerFacts) -> Iterator[Finding]:
     if not all(number.isdecimal() for number in numbers):
         return
     if tuple(map(int, numbers)) < OLDEST:
-        yield Finding(
-            Level.DANGER, server.url, f"runs {name} {version}", "interlock needs Redis 6.2, Valkey 7.2, or later"
-        )
+        text, advice = f"runs {name} {version}, which is too old", "Use Redis 6.2, Valkey 7.2, or later"
+        yield Finding(Level.DANGER, server.url, text, advice)
     else:
         up = _span(server.info.get("uptime_in_seconds", "0"))
         user = f", as user {server.user}" if server.user else ""

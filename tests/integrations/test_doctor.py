@@ -1,0 +1,173 @@
+"""`interlock doctor`: its checks on facts, and the command on real servers that are set up badly."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import redis
+
+from harness.topology import Sentinels
+from interlock.cli import app
+from interlock.cli.doctor.checks import Level, findings
+from interlock.cli.doctor.facts import Facts, ServerFacts
+from interlock.embedded import Server
+
+pytestmark = pytest.mark.runs_on(
+    "its own servers", modes="threads", starts="servers of valkey-9.1, sentinels, a cluster, a quorum of them"
+)
+GOOD = {"redis_version": "7.2.4", "uptime_in_seconds": "86400", "role": "master", "connected_slaves": "1"}
+SAFE = {"maxmemory": "0", "maxmemory-policy": "noeviction", "appendonly": "yes", "min-replicas-to-write": "1"}
+
+
+def server(url="redis://a/0", info=(), settings=(), **more) -> ServerFacts:
+    return ServerFacts(url, info=GOOD | dict(info), settings=SAFE | dict(settings), **more)
+
+
+def judged(facts: Facts) -> dict[Level, str]:
+    """The texts of the findings by level."""
+    found = findings(facts)
+    return {level: "; ".join(f"{each.subject} {each.text}" for each in found if each.level is level) for level in Level}
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "says"),
+    [
+        (server(), Level.OK, "Redis 7.2.4, up 24 h"),
+        (server(info={"valkey_version": "8.1.0"}), Level.OK, "Valkey 8.1.0"),
+        (server(info={"redis_version": "6.0.9"}), Level.DANGER, "too old"),
+        (ServerFacts("redis://a/0", error="refused"), Level.DANGER, "does not answer: refused"),
+        (ServerFacts("redis://a/0"), Level.WARNING, "refuses INFO"),
+        (server(settings={"maxmemory": "9", "maxmemory-policy": "allkeys-lru"}), Level.DANGER, "evicts locks"),
+        (server(settings={"maxmemory-policy": "allkeys-lru"}), Level.NOTE, "would evict"),
+        (server(info={"used_memory": "95"}, settings={"maxmemory": "100"}), Level.WARNING, "95%"),
+        (server(info={"uptime_in_seconds": "20"}), Level.NOTE, "40 s more"),
+        (server(info={"rdb_last_bgsave_status": "err"}), Level.DANGER, "cannot write to its disk"),
+        (server(settings={"appendonly": "no"}), Level.NOTE, "no log of its writes"),
+        (server(info={"role": "slave"}), Level.DANGER, "read-only replica"),
+        (server(settings={"min-replicas-to-write": "2"}), Level.DANGER, "has 1 replicas"),
+        (server(latency=0.2), Level.WARNING, "200 ms for a round trip"),
+        (server(clock=-90), Level.NOTE, "90 s behind"),
+    ],
+)
+def test_each_fact_about_one_server_has_its_finding(facts, level, says):
+    assert says in judged(Facts("server", [facts]))[level]
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "says"),
+    [
+        (Facts("cluster", [server(info={"connected_slaves": "0"})]), Level.WARNING, "has no replica"),
+        (Facts("quorum", [server("redis://a/0"), server("redis://b/0")]), Level.WARNING, "no more failures than 1"),
+        (
+            Facts("quorum", [server(), ServerFacts("redis://b/0", error="x"), ServerFacts("redis://c/0", error="x")]),
+            Level.DANGER, "1 of 3 answer: no lock",
+        ),
+        (
+            Facts("quorum", [server(info={"run_id": "1"}), server(info={"run_id": "1"}), server(info={"run_id": "2"})]),
+            Level.DANGER, "2 of its URLs lead to one server",
+        ),
+        (
+            Facts("quorum", [server(), server(), server()], hosts=["localhost", "127.0.0.1", "b"]),
+            Level.WARNING, "2 of its servers run on this machine",
+        ),
+        (Facts("quorum", [server(info={"connected_slaves": "1"})] * 3), Level.DANGER, "must be independent"),
+        (
+            Facts("sentinel", [server(settings={"min-replicas-to-write": "0"})], [ServerFacts("s")]),
+            Level.DANGER, "goes on granting when it is cut off",
+        ),
+        (Facts("sentinel", [server()], [ServerFacts("s")] * 3, [{"num-slaves": "0"}]), Level.WARNING, "know no replica"),
+        (Facts("sentinel", [server()], [ServerFacts("s", error="x")] * 3), Level.DANGER, "no majority answers"),
+    ],
+)  # fmt: skip
+def test_each_fact_about_several_servers_has_its_finding(facts, level, says):
+    assert says in judged(facts)[level]
+
+
+def test_servers_that_are_set_up_well_have_no_warning():
+    for facts in (
+        Facts("server", [server()]),
+        Facts("cluster", [server(), server()]),
+        Facts(
+            "quorum",
+            [server(info={"run_id": str(i), "connected_slaves": "0"}) for i in range(3)],
+            hosts=["a", "b", "c"],
+        ),
+        Facts("sentinel", [server()], [ServerFacts("s")] * 3, [{"num-slaves": "2"}]),
+    ):
+        found = judged(facts)
+        assert not found[Level.DANGER] and not found[Level.WARNING], found
+
+
+# The command
+
+
+@pytest.fixture
+def doctor(monkeypatch, capsys):
+    """Runs `interlock doctor WORDS...`: its exit status and its findings, as text of each level."""
+
+    def run(*words):
+        monkeypatch.setattr("sys.argv", ["interlock", "doctor", "--json", *words])
+        status = app.run()
+        found = json.loads(capsys.readouterr().out)
+        return status, {
+            level: "; ".join(f"{each['text']} → {each['advice']}" for each in found if each["level"] == level)
+            for level in Level
+        }
+
+    return run
+
+
+def test_the_doctor_tries_a_lock_and_leaves_nothing_that_lasts(doctor, monkeypatch):
+    with Server() as server, redis.Redis.from_url(server.url) as client:
+        monkeypatch.setenv("INTERLOCK_URL", server.url)
+        status, found = doctor()
+        assert status == 0
+        assert "handed over by push" in found[Level.OK] and "Valkey 9.1" in found[Level.OK]
+        assert all(client.pttl(key) > 0 for key in client.scan_iter())
+        client.config_set("maxmemory", "100mb")
+        client.config_set("maxmemory-policy", "volatile-ttl")
+        status, found = doctor()
+        assert status == 1 and "noeviction" in found[Level.DANGER]
+
+
+def test_missing_rights_show(doctor):
+    with Server() as server, redis.Redis.from_url(server.url) as client:
+        client.execute_command("ACL", "SETUSER", "mute", "on", ">secret", "~*", "resetchannels", "+@all", "-publish")
+        url = server.url.replace("unix://", "unix://mute:secret@")
+        status, found = doctor("--url", url)
+        assert (status, "by a poll" in found[Level.WARNING]) == (0, True), found
+        assert doctor("--strict", "--url", url)[0] == 1
+        client.execute_command("ACL", "SETUSER", "mute", "-set")
+        status, found = doctor("--url", url)
+        assert status == 1 and "cannot be acquired" in found[Level.DANGER]
+        assert "secret" not in str(found)
+
+
+def test_a_server_that_is_not_there_and_a_wrong_password(doctor):
+    status, found = doctor("--url", "redis://127.0.0.1:1")
+    assert status == 1 and "refused" in found[Level.DANGER]
+    with Server() as server:
+        status, found = doctor("--url", server.url.replace("unix://", "unix://me:wrong@"))
+        assert status == 1 and "wrong" not in found[Level.DANGER].replace("is wrong", "")
+
+
+def test_sentinels_a_cluster_and_a_quorum(doctor, server_pool):
+    with Sentinels(replicas=1) as group:
+        status, found = doctor("--url", group.url)
+        assert status == 1 and "min-replicas-to-write 1" in found[Level.DANGER]
+    status, found = doctor("--url", server_pool.cluster("valkey-9.1").url)
+    assert "handed over by push" in found[Level.OK]
+    with Server() as a, Server() as b, Server() as c:
+        status, found = doctor(*(word for each in (a, b, c) for word in ("--url", each.url)))
+        assert (status, "3 of its servers run on this machine" in found[Level.WARNING]) == (0, True), found
+
+
+def test_what_people_read_names_the_server_and_the_way_out(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["interlock", "doctor", "--url", "redis://127.0.0.1:1/[bold]"])
+    assert app.run() == 64
+    monkeypatch.setattr("sys.argv", ["interlock", "doctor", "--url", "redis://127.0.0.1:1/3"])
+    assert app.run() == 1
+    written = capsys.readouterr().out
+    assert "danger   redis://127.0.0.1:1/3 does not answer" in written and "→ Start it" in written
+    assert "\x1b" not in written
