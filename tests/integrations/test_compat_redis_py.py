@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from decimal import Decimal
 
 import pytest
 import redis
@@ -258,6 +259,47 @@ async def test_a_short_blocking_timeout_waits_for_a_late_answer(lock, proxy, cle
 
 
 @rule(8)
+@pytest.mark.parametrize("where", ["after the grant", "before the release"])
+def test_ctrl_c_leaves_nothing_held(server, clean, monkeypatch, where):
+    name = "acquire" if where == "after the grant" else "release"
+    original = getattr(redis_py.plain_key, name)
+
+    async def interrupted(*args, **options):
+        if name == "acquire":
+            await original(*args, **options)
+            assert clean.get("a")
+        raise KeyboardInterrupt
+
+    with redis.Redis.from_url(server.url) as client:
+        mine = client.lock("a", lock_class=Lock)
+        monkeypatch.setattr(redis_py.plain_key, name, interrupted)
+        with pytest.raises(KeyboardInterrupt), mine:
+            assert clean.get("a")
+        assert mine.local.token is None
+        deadline = time.monotonic() + SLACK
+        while clean.get("a"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+@pytest.mark.asyncio_only
+async def test_a_late_reply_to_a_release_does_not_forget_the_token_of_the_next_task(lock, clean, monkeypatch):
+    shared = lock().real
+    original = shared.do_release
+
+    async def late(token):
+        await original(token)
+        await shared.acquire()  # as another task may do meanwhile
+
+    monkeypatch.setattr(shared, "do_release", late)
+    await shared.acquire()
+    await shared.release()
+    assert await shared.owned()
+    monkeypatch.undo()
+    await shared.release()
+
+
+@rule(8)
 @pytest.mark.asyncio_only
 async def test_a_release_that_is_cancelled_on_its_way_goes_on(lock, proxy, clean):
     mine = lock(url=proxy.url)
@@ -307,6 +349,7 @@ async def test_errors_are_those_of_redis_py(lock, clean):
     [
         ("a{b}{c}", {}, {}, "one pair of braces"),
         ("a\n", {}, {}, "control character"),
+        (b"\xff", {}, {}, "not UTF-8"),
         ("a", {"timeout": 0.0001}, {}, "timeout must be at least 0.001"),
         ("a", {"timeout": -1}, {}, "timeout must be at least 0.001"),
         ("a", {"timeout": "5"}, {}, "timeout must be a number of seconds"),
@@ -318,6 +361,45 @@ async def test_what_cannot_be_kept_raises_at_the_call_and_says_why(lock, clean, 
     with pytest.raises(ConfigError, match=says):
         await lock(name, **options).acquire(**call)
     assert not clean.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "call"),
+    [
+        (b"a", {}, {}),
+        (memoryview(b"a"), {}, {}),
+        (5, {}, {}),
+        ("a", {"timeout": Decimal("1.25"), "sleep": Decimal("0.5")}, {}),
+        ("a", {"blocking_timeout": math.inf}, {}),
+        ("a", {}, {"token": ""}),
+        ("a", {}, {"token": memoryview(b"x")}),
+    ],
+)
+async def test_what_redis_py_takes_the_drop_in_takes(lock, clean, name, options, call):
+    mine = lock(name, **options)
+    assert await mine.acquire(**call) is True
+    key = str(name) if isinstance(name, int) else "a"
+    assert clean.get(key) == mine.local.token == bytes(clean.get(key))
+    assert mine.local.made == (None if call else mine.local.token)
+    assert 0 < clean.pttl(key) <= 1250 if "timeout" in options else clean.pttl(key) == -1
+    await mine.release()
+    with pytest.raises(LockError) as raised:
+        await mine.release()
+    assert raised.value.lock_name is name or redis.VERSION < (5, 1) or mine.mode.name == "threads"
+    assert not clean.exists(key)
+
+
+async def test_what_the_server_refuses_raises_the_error_of_redis_py(lock):
+    with pytest.raises(redis.exceptions.ResponseError, match="lock 'a'.*out of range"):
+        await lock(timeout=1e300).acquire(blocking=False)
+
+
+@pytest.mark.parametrize("original", [Lock, AsyncLock])
+@pytest.mark.parametrize("name", ["do_acquire", "LUA_RELEASE_SCRIPT"])
+def test_a_subclass_that_replaces_what_is_not_used_is_refused(original, name):
+    with pytest.raises(ConfigError, match=f"Mine replaces {name}, which"):
+        type("Mine", (original,), {name: "mine"})
+    assert type("Mine", (original,), {"acquire": original.acquire}) is not None
 
 
 async def test_a_server_that_is_not_there_raises_the_error_of_redis_py(mode, lock):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from interlock._client.grant import NO_LEASE, AcquireOptions, Attempt, tombstone_ms
 from interlock._protocol.names import duration, keys_of
@@ -53,7 +53,12 @@ def options_of(ttl: float | None, what: str) -> AcquireOptions:
         options = AcquireOptions(UNDO_FOR, polls=True)
         options.ttl_ms = NO_TTL_MS
         return options
-    return AcquireOptions(duration(ttl, what, minimum=MIN_TTL), polls=True)
+    return AcquireOptions(duration(plain_number(ttl), what, minimum=MIN_TTL), polls=True)
+
+
+def plain_number(value: Any) -> Any:
+    """A number of another type (Decimal, of numpy) as a float; anything else as it is."""
+    return value if isinstance(value, int | float) or not hasattr(value, "__float__") else float(value)
 
 
 async def acquire(
@@ -64,7 +69,7 @@ async def acquire(
     `timeout`: None waits for ever, 0 does not wait. `poll`: seconds between two looks at a key that a client of the
     other library has. Raises Unavailable or ConfigError.
     """
-    poll_ms = str(max(1, int(duration(poll, "sleep") * 1000)))
+    poll_ms = str(max(1, int(duration(plain_number(poll), "sleep") * 1000)))
     try:
         await _acquire(core, core.attempt(_valued(resource, value, poll_ms), options, timeout))
     except AcquireTimeout:
@@ -143,6 +148,15 @@ async def release(
         raise
     # A copy of the request that got no reply may have released the key before the copy that got this one.
     return was_ours or attempt.in_doubt
+
+
+def release_later(core: Core, resource: Resource, value: bytes, options: AcquireOptions) -> None:
+    """Release in the background, as long as a key with these options may last. No I/O.
+
+    Only for a value that nobody acquires again.
+    """
+    args = (value, BY_VALUE, *resource.release_args)
+    core.undo.add(Attempt(resource, f"release/{value.hex()}", options, release_args=args))
 
 
 async def extend(core: Core, resource: Resource, value: bytes, ttl: float, retry_for: float | None = None) -> int:

@@ -13,6 +13,7 @@ these faults.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import uuid
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -20,17 +21,21 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import redis.asyncio.lock
 import redis.lock
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import LockError, LockNotOwnedError
+from redis.exceptions import LockError, LockNotOwnedError, ResponseError
 
 from interlock import aio
 from interlock._protocol.names import duration
 from interlock._protocol.run import run
+from interlock.errors import ConfigError, Deadlock, Unavailable
+from interlock.errors import LockError as InterlockLockError
 
 from . import _plain_key as plain_key
-from ._targets import Interlocks, for_threads, unavailable_as
+from ._targets import Interlocks, for_threads
 from ._targets import close as close_all
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from interlock._client.core import Core
 
 __all__ = ["AsyncLock", "Lock", "LockError", "LockNotOwnedError", "aclose", "close"]
@@ -58,18 +63,36 @@ class Lock(redis.lock.Lock):
         value of the key, by default a new one. Raises redis-py's ConnectionError, or ConfigError.
         """
         value, timeout = _value(self, token), _timeout(self, blocking, blocking_timeout)
-        with unavailable_as(RedisConnectionError):
-            if not run(_acquire(self, for_threads, value, timeout, self.sleep if sleep is None else sleep)):
-                return False
-        self.local.token, self.local.made = value, None if token else value
+        try:
+            with _errors_of_redis_py(self):
+                if not run(_acquire(self, for_threads, value, timeout, self.sleep if sleep is None else sleep)):
+                    return False
+            self.local.token, self.local.made = value, value if token is None else None
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C, which may have come after the grant
+            _forget(self, value)
+            if token is None:
+                _release_later(self, for_threads, value)
+            raise
         return True
 
     def do_release(self, expected_token: Any) -> None:
         """Release the lock if it has this token. Raises LockNotOwnedError, ConnectionError or ConfigError."""
-        with unavailable_as(RedisConnectionError):
-            was_ours = run(_release(self, for_threads, expected_token))
+        try:
+            with _errors_of_redis_py(self):
+                was_ours = run(_release(self, for_threads, expected_token))
+        except BaseException:  # also Ctrl-C
+            if expected_token == _made(self):
+                _release_later(self, for_threads, expected_token)
+            raise
         if not was_ours:
             raise _named(LockNotOwnedError(NOT_OWNED), self)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse a subclass that changes what this class does not use."""
+        super().__init_subclass__(**options)
+        _check_overrides(cls, redis.lock.Lock)
 
 
 class AsyncLock(redis.asyncio.lock.Lock):
@@ -83,10 +106,10 @@ class AsyncLock(redis.asyncio.lock.Lock):
     ) -> bool:
         """Acquire the lock; see `Lock.acquire`. A call that is cancelled leaves nothing in the server."""
         value, timeout = _value(self, token), _timeout(self, blocking, blocking_timeout)
-        with unavailable_as(RedisConnectionError):
+        with _errors_of_redis_py(self):
             if not await _acquire(self, for_asyncio, value, timeout, self.sleep):
                 return False
-        self.local.token, self.local.made = value, None if token else value
+        self.local.token, self.local.made = value, value if token is None else None
         return True
 
     async def release(self) -> None:
@@ -102,20 +125,33 @@ class AsyncLock(redis.asyncio.lock.Lock):
         try:
             await self.do_release(token)
         except LockNotOwnedError:
-            self.local.token = None
+            _forget(self, token)
             raise
-        self.local.token = None
+        _forget(self, token)  # unless another task has acquired the lock through this object meanwhile
 
     async def do_release(self, expected_token: Any) -> None:
         """Release the lock if it has this token. Raises LockNotOwnedError, ConnectionError or ConfigError."""
-        with unavailable_as(RedisConnectionError):
-            was_ours = await _release(self, for_asyncio, expected_token)
+        try:
+            with _errors_of_redis_py(self):
+                was_ours = await _release(self, for_asyncio, expected_token)
+        except BaseException:  # also a cancellation
+            if expected_token == _made(self):
+                _release_later(self, for_asyncio, expected_token)
+            raise
         if not was_ours:
             raise _named(LockNotOwnedError(NOT_OWNED), self)
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse a subclass that changes what this class does not use."""
+        super().__init_subclass__(**options)
+        _check_overrides(cls, redis.asyncio.lock.Lock)
+
 
 def close() -> None:
-    """Close the connections and end the threads behind `Lock`. Locks stay held; the next call makes new ones."""
+    """Close the connections and end the threads behind `Lock`, and behind the other drop-ins for threads.
+
+    Locks stay held; the next call makes new connections. Functions under `recipes.redis_lock` lose their lease.
+    """
     close_all()
 
 
@@ -137,10 +173,13 @@ async def _acquire(
 
 
 async def _release(lock: AnyLock, interlocks: Interlocks[Any], value: bytes) -> bool:
-    resource = plain_key.plain_key_resource(_name(lock))
-    # Nobody acquires the lock again with a token that was made here: so the release may be repeated for long.
-    repeat_for = plain_key.options_of(lock.timeout or None, "timeout") if value == _made(lock) else None
-    return await plain_key.release(_core(lock, interlocks), resource, value, repeat_for=repeat_for)
+    return await plain_key.release(_core(lock, interlocks), plain_key.plain_key_resource(_name(lock)), value)
+
+
+def _release_later(lock: AnyLock, interlocks: Interlocks[Any], value: bytes) -> None:
+    """Release in the background, as long as the lock may last. Only for a token that `acquire` made itself."""
+    options = plain_key.options_of(lock.timeout or None, "timeout")
+    plain_key.release_later(_core(lock, interlocks), plain_key.plain_key_resource(_name(lock)), value, options)
 
 
 def _core(lock: AnyLock, interlocks: Interlocks[Any]) -> Core:
@@ -159,15 +198,28 @@ def _pool(lock: AnyLock) -> Any:
 
 
 def _name(lock: Any) -> str:
-    return lock.name if isinstance(lock.name, str) else bytes(lock.name).decode(errors="surrogateescape")
+    """The name as text. Raises ConfigError, or redis-py's DataError."""
+    if isinstance(lock.name, str):
+        return lock.name
+    try:
+        return bytes(_pool(lock).get_encoder().encode(lock.name)).decode()
+    except UnicodeDecodeError:
+        raise ConfigError(
+            f"lock {lock.name!r}: its name is not UTF-8, which interlock needs. Encode it, as base64.b64encode() does"
+        ) from None
 
 
 def _value(lock: AnyLock, token: str | bytes | None) -> bytes:
     """The value of the key for this token, or a new value."""
     if token is None:
         return uuid.uuid4().hex.encode()
-    value: bytes = _pool(lock).get_encoder().encode(token)
-    return value
+    return bytes(_pool(lock).get_encoder().encode(token))
+
+
+def _forget(lock: AnyLock, token: bytes) -> None:
+    """Forget that this thread holds the lock with this token."""
+    if getattr(lock.local, "token", None) == token:
+        lock.local.token = None
 
 
 def _made(lock: AnyLock) -> bytes | None:
@@ -181,9 +233,36 @@ def _timeout(lock: AnyLock, blocking: bool | None, blocking_timeout: float | Non
     if not (lock.blocking if blocking is None else blocking):
         return 0.0
     seconds: Any = lock.blocking_timeout if blocking_timeout is None else blocking_timeout
-    return None if seconds is None else max(0.0, duration(seconds, "blocking_timeout", minimum=-math.inf))
+    if seconds is None or seconds == math.inf:
+        return None
+    return max(0.0, duration(plain_key.plain_number(seconds), "blocking_timeout", minimum=-math.inf))
 
 
-def _named(error: ErrorT, lock: AnyLock) -> ErrorT:
-    error.lock_name = _name(lock)  # redis-py 5 has no argument for it
+def _named(error: ErrorT, lock: Any) -> ErrorT:
+    error.lock_name = lock.name  # redis-py 5 has no argument for it
     return error
+
+
+@contextlib.contextmanager
+def _errors_of_redis_py(lock: AnyLock) -> Generator[None, None, None]:
+    """Raise redis-py's errors in place of interlock's, but for ConfigError."""
+    try:
+        yield
+    except Unavailable as error:
+        raise RedisConnectionError(str(error)) from error
+    except Deadlock as error:
+        raise _named(LockError(str(error)), lock) from error
+    except ConfigError:
+        raise
+    except InterlockLockError as error:  # an error reply of the server
+        raise ResponseError(str(error)) from error
+
+
+def _check_overrides(cls: type, original: type) -> None:
+    """Raise ConfigError if this class replaces what redis-py's class uses, and interlock's does not."""
+    for name in ("do_acquire", "LUA_RELEASE_SCRIPT"):
+        if getattr(cls, name) is not getattr(original, name):
+            raise ConfigError(
+                f"{cls.__qualname__} replaces {name}, which interlock's {original.__name__} does not use: it acquires "
+                "and releases by a script of its own. Override acquire() or do_release() instead"
+            )
