@@ -76,7 +76,10 @@ def test_each_fact_about_one_server_has_its_finding(facts, level, says):
             Facts("sentinel", [server(settings={"min-replicas-to-write": "0"})], [ServerFacts("s")]),
             Level.DANGER, "goes on granting when it is cut off",
         ),
-        (Facts("sentinel", [server()], [ServerFacts("s")] * 3, [{"num-slaves": "0"}]), Level.WARNING, "know no replica"),
+        (
+            Facts("sentinel", [server()], [ServerFacts("s")] * 3, [{"num-slaves": "0"}]),
+            Level.WARNING, "know no replica",
+        ),
         (Facts("sentinel", [server()], [ServerFacts("s", error="x")] * 3), Level.DANGER, "no majority answers"),
     ],
 )  # fmt: skip
@@ -85,14 +88,11 @@ def test_each_fact_about_several_servers_has_its_finding(facts, level, says):
 
 
 def test_servers_that_are_set_up_well_have_no_warning():
+    alone, free = {"connected_slaves": "0"}, {"min-replicas-to-write": "0"}
     for facts in (
         Facts("server", [server()]),
         Facts("cluster", [server(), server()]),
-        Facts(
-            "quorum",
-            [server(info={"run_id": str(i), "connected_slaves": "0"}) for i in range(3)],
-            hosts=["a", "b", "c"],
-        ),
+        Facts("quorum", [server(info={"run_id": each} | alone, settings=free) for each in "abc"], hosts=[*"abc"]),
         Facts("sentinel", [server()], [ServerFacts("s")] * 3, [{"num-slaves": "2"}]),
     ):
         found = judged(facts)

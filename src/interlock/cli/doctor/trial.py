@@ -54,7 +54,7 @@ def try_a_lock(urls: Sequence[str], prefix: str) -> Finding:
         if failed:
             raise failed[0]
     except LockError as error:
-        return Finding(Level.DANGER, "a lock", f"cannot be acquired: {error}", "See docs/acl.md for the rights")
+        return Finding(Level.DANGER, "a lock", f"cannot be acquired: {error}", "Mend that first")
     finally:
         for locks in made:
             locks.close()
