@@ -383,6 +383,17 @@ def test_a_late_copy_of_a_release_does_not_end_a_later_section_of_the_same_lock(
     mine.release()
 
 
+def test_a_release_after_the_lock_expired_does_not_end_the_section_of_another_with_that_id(user, clean):
+    mine, later = (Lock(user, "a", expire=30, id="host-1") for _ in range(2))
+    mine.acquire()
+    clean.delete("lock:a")
+    later.acquire()
+    with pytest.raises(redis_lock.NotAcquired):
+        mine.release()
+    assert later.locked()
+    later.release()
+
+
 @rule(8)
 def test_a_with_that_finds_no_server_is_released_when_the_server_is_back(proxy, clean, monkeypatch, caplog):
     monkeypatch.setattr("interlock._client.core.RETRY_FOR", 0.1)

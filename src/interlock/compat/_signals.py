@@ -4,8 +4,10 @@ Theory. A release pushes one element into the signal list, and the server gives 
 longest. If that client dies before it acquires the lock, or if the holder died and its key expired, the lock is free,
 and everybody sleeps. A waiter that woke by itself from time to time would see that, but each BLPOP begins at the end of
 the server's queue: beside waiters that block for long it would never be the first. So the waiters block for long, too,
-and a worker looks at the locks for which callers of this process wait. If a lock is free and nobody is being woken, the
-worker pushes the element that is missing. That also wakes waiters of python-redis-lock.
+and a worker looks at the locks for which callers of this process wait. If it finds a lock free, and the list empty,
+twice in a row, the worker pushes the element that is missing. That also wakes waiters of python-redis-lock. Twice,
+because a waiter that has taken its element may be about to acquire the lock: then another element would wake another
+waiter in vain, which would lose its place.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 FIRST_LOOK: Final = 0.1  # seconds after the first waiter came: most waits are over by then
 LOOK_INTERVAL: Final = 1.0  # seconds between two looks at a lock, at most
 MAX_JITTER: Final = 0.02  # seconds: not all processes look at a lock at the moment when its key expires
+SECOND_LOOK: Final = 0.02  # seconds after a look that found the lock free
 LOOK_TIMEOUT: Final = 1.0  # seconds that one call may take
 
 _watches: weakref.WeakKeyDictionary[Core, SignalWatch] = weakref.WeakKeyDictionary()
@@ -37,6 +40,7 @@ class Watched:
     resource: Resource
     look_at: float
     callers: int = 0
+    was_free: bool = False  # at the last look
 
 
 class SignalWatch:
@@ -85,9 +89,16 @@ class SignalWatch:
             due = [each for each in self.watched.values() if each.look_at <= now]
         if not due:
             return
-        messages = [(each.resource.script, each.resource.keys, ("signal", *each.resource.release_args)) for each in due]
+        messages = [
+            (each.resource.script, each.resource.keys, ("signal", *each.resource.release_args, str(int(each.was_free))))
+            for each in due
+        ]
         replies = await self.server.call_many(messages, now + LOOK_TIMEOUT)
         now = self.runtime.now()
         for each, reply in zip(due, replies, strict=True):
             left_ms: Any = LOOK_INTERVAL * 1000 if isinstance(reply, Exception) else reply[0]
-            each.look_at = now + left_ms / 1000 + random.uniform(MAX_JITTER / 10, MAX_JITTER)
+            if left_ms == 0 and not each.was_free:
+                each.was_free, each.look_at = True, now + SECOND_LOOK * random.uniform(0.5, 1.5)
+            else:
+                left_ms = left_ms or LOOK_INTERVAL * 1000
+                each.was_free, each.look_at = False, now + left_ms / 1000 + random.uniform(MAX_JITTER / 10, MAX_JITTER)

@@ -47,8 +47,9 @@
 --                             signal ms: how long the element of the signal list lasts
 --   extend   value  ttl ms    RETURN {GRANTED} | {NOT_FOUND} | {NO_EXPIRY}
 --                             sets the key's ttl if the key has this value and a ttl
---   signal   signal ms        RETURN {ms until the sender looks again}
---                             wakes a waiter if the key is free and nobody is being woken
+--   signal   signal ms  push 0|1
+--                             RETURN {ms until the key may be free, 0 if it is free and no element is in the list}
+--                             with push: wakes a waiter if it is 0
 --   heartbeat  channel  subscribed 0|1  stamp  (token  handover ttl ms)...
 --                             RETURN {ms until the next heartbeat | MORE_DEAD_WAITERS, head's token | "", state...}
 --                             state: QUEUED | RETRY | NOT_FOUND. The head asks: it may have just become the head
@@ -232,9 +233,9 @@ elseif verb == 'extend' then
 
 elseif verb == 'signal' then
   local pttl = call('PTTL', LOCK)
-  -- The waiter that took the last element out of the list may be on its way: then this wakes another one in vain.
-  local failed = pttl == -2 and call('EXISTS', SIGNAL) == 0 and signal(ARGV[2])
-  return failed or {pttl >= 0 and math.min(pttl, LOOK_MS) or LOOK_MS}
+  if pttl ~= -2 then return {pttl >= 0 and math.max(1, math.min(pttl, LOOK_MS)) or LOOK_MS} end
+  if call('EXISTS', SIGNAL) == 1 then return {LOOK_MS} end
+  return ARGV[3] == '1' and signal(ARGV[2]) or {0}
 
 elseif verb == 'heartbeat' then
   return heartbeat(
