@@ -203,6 +203,29 @@ def test_a_killed_holder_is_followed_when_its_lock_expires(user, clean, server):
             assert clean.get("lock:a").decode() == mine.id
 
 
+@rule(4)
+def test_a_waiter_that_is_interrupted_after_it_was_woken_passes_the_signal_on(kinds, server, user, clean, no_looks):
+    holder, old, ended = Lock(user, "a", expire=60), kinds["old"](user, "a", expire=60), []
+    with NoBlpop.from_url(server.url) as client:
+        client.error, client.wakes_first = KeyboardInterrupt(), True
+        holder.acquire()
+
+        def interrupted() -> None:
+            with pytest.raises(KeyboardInterrupt):
+                Lock(client, "a", expire=60).acquire()
+            ended.append(True)
+
+        thread = threading.Thread(target=interrupted)
+        thread.start()
+        wait_until(lambda: blocked(clean) == 1)
+        with waiting(old, clean, 2) as got:
+            holder.release()
+            wait_until(lambda: got, within=SLACK)
+        thread.join()
+    assert ended
+    old.release()
+
+
 def test_errors_are_those_of_the_original_if_it_is_installed(original):
     program = "from interlock.compat import redis_lock as r; print(r.NotAcquired.__module__, *r.NotAcquired.__bases__)"
     for path, module in ((str(original_path()), "redis_lock"), ("", "interlock.compat._redis_lock_errors")):
@@ -432,9 +455,12 @@ def test_an_error_of_the_release_does_not_hide_the_error_of_the_body(user, clean
 class NoBlpop(redis.Redis):
     """A client whose BLPOP fails."""
 
-    error: Exception
+    error: BaseException
+    wakes_first = False
 
-    def blpop(self, *_):
+    def blpop(self, *args):
+        if self.wakes_first:
+            super().blpop(*args)
         raise self.error
 
 
@@ -612,12 +638,20 @@ def test_in_a_cluster_the_name_needs_a_hash_tag(server_pool):
         assert not client.exists("lock:{stock}:1") and not client.exists("lock:untagged")
 
 
-def test_a_client_of_valkey_py_will_do(server, clean):
-    valkey = pytest.importorskip("valkey")
-    with valkey.Valkey.from_url(server.url) as client:
-        mine, other = (Lock(client, "a", expire=30, strict=False) for _ in range(2))
+@pytest.mark.runs_on("its own servers", modes="threads", starts="sentinels and a server of valkey-9.1")
+@pytest.mark.parametrize("way", ["sentinel", "valkey-py"])
+def test_each_kind_of_client_will_do(server_pool, way):
+    if way == "sentinel":
+        node = server_pool.primary("valkey-9.1")
+        host, _, port = node.watched.partition("://")[2].partition("/0?")[0].partition(",")[0].partition(":")
+        client = redis.Sentinel([(host, int(port))]).master_for(node.watched.rpartition("=")[2])
+    else:
+        node = server_pool.node("valkey-9.1")
+        client = pytest.importorskip("valkey").Valkey.from_url(node.url)
+    with client:
+        mine, other = (Lock(client, "stock:1", expire=30, strict=way == "sentinel") for _ in range(2))
         mine.acquire()
-        with waiting(other, clean) as got:
+        with waiting(other, client) as got:
             mine.release()
         assert got[0][0]
         other.release()

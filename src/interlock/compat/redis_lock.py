@@ -38,6 +38,7 @@ from __future__ import annotations
 import base64
 import math
 import os
+import secrets
 import threading
 import time
 import weakref
@@ -48,7 +49,7 @@ from redis import StrictRedis
 from redis.exceptions import AuthenticationError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from interlock._client.grant import Attempt
+from interlock._client.grant import NO_LEASE, Attempt
 from interlock._protocol.log import log
 from interlock._protocol.names import positive_int
 from interlock._protocol.run import run
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from interlock._client.core import Core
+    from interlock._client.grant import AcquireOptions
     from interlock._client.session import Session
 
     from ._redis_lock_errors import (
@@ -250,6 +252,9 @@ class Lock:
                 except AcquireTimeout:
                     if is_last:
                         return None
+        except BaseException:  # an interrupt, say: the signal that woke this caller goes on to the next waiter
+            self._undo(session.core, f"release/{secrets.token_hex(16)}", plain_key.NONE)
+            raise
         finally:
             watch.remove(self._resource)
 
@@ -352,9 +357,12 @@ class Lock:
         token, self._token = self._token, None
         if token is not None:
             self._may_have_left = True
-            args = (self._value(), plain_key.BY_HOLDER, *self._resource.release_args)
-            options = plain_key.options_of(self._expire, "expire")
-            self._session().core.undo.add(Attempt(self._resource, token, options, release_args=args))
+            self._undo(self._session().core, token, plain_key.BY_HOLDER, plain_key.options_of(self._expire, "expire"))
+
+    def _undo(self, core: Core, token: str, whose: str, options: AcquireOptions = NO_LEASE) -> None:
+        """Send a release in the background, which signals if the lock is free then."""
+        args = (self._value(), whose, *self._resource.release_args)
+        core.undo.add(Attempt(self._resource, token, options, release_args=args))
 
     # Renewal: a thread for each held lock, as in python-redis-lock
 
