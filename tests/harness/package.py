@@ -187,8 +187,11 @@ class Environment:
 
     def run(self, *arguments: object, **variables: str) -> str:
         """Run its interpreter, in its own directory, and so that it can import nothing from elsewhere."""
-        environment = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
-        return run(self.python, *arguments, cwd=self.directory, env=environment | self.variables | variables)
+        return run(self.python, *arguments, cwd=self.directory, env=self.inherited() | variables)
+
+    def inherited(self) -> dict[str, str]:
+        """What its processes have of the environment variables of this one, and its own."""
+        return {name: value for name, value in os.environ.items() if name not in NOT_INHERITED} | self.variables
 
     def install(self, *wanted: object) -> None:
         """Install with pip, with dependencies."""
@@ -241,7 +244,7 @@ def closure(requirements: Iterable[str], extras: Iterable[str]) -> list[importli
 # Test
 
 
-def core_of_the_suite(environment: Environment, copy: Path, *options: str) -> str:
+def core_of_the_suite(environment: Environment, copy: Path, *options: str) -> None:
     """Run the core of the suite in this environment, from a copy of the tests beside which there are no sources."""
     for name in ("tests", "docs"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
@@ -252,12 +255,14 @@ def core_of_the_suite(environment: Environment, copy: Path, *options: str) -> st
     beside = copy / "tools"
     environment.install("--target", beside, *tools)
     (environment.packages / "tools.pth").write_text(f"{beside}\n")  # behind all that is installed
-    command = ["-X", "dev", "-m", "pytest", "-p", "harness.installed", "--quiet", "-n", "4", "--dist", "loadgroup"]
+    command = ["-X", "dev", "-m", "pytest", "-p", "harness.installed", "-q", "-rfE", "-n", "4", "--dist", "loadgroup"]
     command += [f"--ignore={copy / 'tests/conformance' / name}" for name in NOT_IN_THE_CORE]
-    return environment.run(
-        *command, *options, copy / "tests/conformance", f"--rootdir={copy}",
-        CI="", PYTHONPATH=str(copy / "tests"), INSTALLED_IN=str(environment.directory),
+    variables = {"CI": "", "PYTHONPATH": str(copy / "tests"), "INSTALLED_IN": str(environment.directory)}
+    done = subprocess.run(
+        [environment.python, *command, *options, copy / "tests/conformance", f"--rootdir={copy}"],
+        cwd=environment.directory, env=environment.inherited() | variables, check=False,
     )  # fmt: skip
+    assert done.returncode == 0, f"the core of the suite fails: status {done.returncode}"
 
 
 # The long form
@@ -307,7 +312,7 @@ def long_form(python: pythons.Python, out: Path, options: list[str], *, with_sui
         for extra in project()["project"]["optional-dependencies"]:
             installed(wheel, extra, python, out / extra, server.url)
     if with_suite:
-        print(core_of_the_suite(alone, out / "copy", *options).strip().splitlines()[-1])
+        core_of_the_suite(alone, out / "copy", *options)
 
 
 def main() -> None:

@@ -82,9 +82,10 @@ def _start_of(code: CodeType, offset: int) -> int:
 
 def _is_with(code: CodeType, offset: int) -> bool:
     """Whether the instruction at this offset enters a `with`, or awaits the `__aenter__` of an `async with`."""
-    before = [each for each in dis.get_instructions(code) if each.offset <= offset][-3:]
+    before = [each for each in dis.get_instructions(code) if each.offset <= offset][-4:]
     names = [each.opname for each in before]
-    if names[-1:] == ["SEND"]:
-        return names[:1] == ["GET_AWAITABLE"] and before[0].arg == 1  # 1: of what __aenter__ returned
+    if names[-1:] == ["SEND"]:  # what is awaited came one instruction earlier or, since Python 3.15, two
+        awaited = [each.arg for each in before if each.opname == "GET_AWAITABLE"]
+        return awaited[-1:] == [1]  # 1: of what __aenter__ returned
     # Since Python 3.14 a `with` loads `__enter__` and calls it, as two instructions.
     return names[-1:] == ["BEFORE_WITH"] or names[-2:] == ["LOAD_SPECIAL", "CALL"]
