@@ -214,7 +214,7 @@ async def test_a_release_that_finds_no_server_goes_on_when_the_server_is_back(lo
     mine = lock(url=proxy.url)
     await mine.acquire()
     redis_client = mine.real.redis
-    (core,) = [made._session.core for _, made in (redis_py.for_threads.made + redis_py.for_asyncio.made)]
+    core = redis_py._core(mine.real, redis_py.for_threads if mine.mode.name == "threads" else redis_py.for_asyncio)
     core.try_for = 0.2
     proxy.refuse = True
     proxy.cut()
@@ -541,3 +541,52 @@ def test_each_kind_of_client_will_do(server_pool, way):
 def test_a_drop_in_is_what_redis_py_calls_a_lock(server, clean):
     assert issubclass(Lock, redis.lock.Lock) and issubclass(AsyncLock, redis.asyncio.lock.Lock)
     assert issubclass(interlock.Unavailable, ConnectionError)
+
+
+ASYNC_PROGRAM = """
+import asyncio, sys, redis.asyncio
+from interlock.compat.redis_py import AsyncLock
+
+async def main():
+    async with redis.asyncio.Redis.from_url(sys.argv[1]) as client:
+        async with client.lock("a", timeout=30, lock_class=AsyncLock):
+            pass
+
+asyncio.run(main())
+asyncio.run(main())
+"""
+
+
+def test_a_program_that_knows_nothing_of_aclose_ends_without_a_warning(server, clean):
+    command = [sys.executable, "-X", "dev", "-W", "error", "-c", ASYNC_PROGRAM, server.url]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_the_end_of_one_loop_leaves_another_its_connections(server, clean):
+    waits = threading.Event()
+
+    async def waiter():
+        async with redis.asyncio.Redis.from_url(server.url) as client:
+            mine = client.lock("a", timeout=30, sleep=NEVER, lock_class=AsyncLock)
+            acquiring = asyncio.create_task(mine.acquire())
+            await until(lambda: waiting(clean, 1))
+            waits.set()
+            assert await acquiring is True
+            await mine.release()
+
+    async def holder():
+        async with redis.asyncio.Redis.from_url(server.url) as client:
+            mine = client.lock("a", timeout=30, lock_class=AsyncLock)
+            await mine.acquire()
+            thread.start()
+            await until(waits.is_set)
+            await redis_py.aclose()
+            await mine.release()
+
+    thread = threading.Thread(target=asyncio.run, args=(waiter(),))
+    asyncio.run(holder())
+    thread.join(10)
+    assert not thread.is_alive() and not clean.get("a")
+    (_, locks) = redis_py.for_asyncio.made[-1]
+    assert not locks._sessions, "a loop has left a session"

@@ -343,6 +343,11 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         """
         session = self._last_session()
         self._closed = True
+        await self._end(session)
+
+    @staticmethod
+    async def _end(session: Session | None) -> None:
+        """Close what _last_session() returned. Safe to repeat."""
         if session is not None:
             try:
                 await session.close()

@@ -13,9 +13,11 @@ these faults.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import uuid
+import weakref
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import redis.asyncio.lock
@@ -34,7 +36,7 @@ from ._targets import Interlocks, for_threads
 from ._targets import close as close_all
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import AsyncGenerator, Generator
 
     from interlock._client.core import Core
 
@@ -106,6 +108,7 @@ class AsyncLock(redis.asyncio.lock.Lock):
     ) -> bool:
         """Acquire the lock; see `Lock.acquire`. A call that is cancelled leaves nothing in the server."""
         value, timeout = _value(self, token), _timeout(self, blocking, blocking_timeout)
+        _notice_end_of_loop()
         with _errors_of_redis_py(self):
             if not await _acquire(self, for_asyncio, value, timeout, self.sleep):
                 return False
@@ -131,6 +134,7 @@ class AsyncLock(redis.asyncio.lock.Lock):
 
     async def do_release(self, expected_token: Any) -> None:
         """Release the lock if it has this token. Raises LockNotOwnedError, ConnectionError or ConfigError."""
+        _notice_end_of_loop()
         try:
             with _errors_of_redis_py(self):
                 was_ours = await _release(self, for_asyncio, expected_token)
@@ -156,9 +160,36 @@ def close() -> None:
 
 
 async def aclose() -> None:
-    """Close the connections of the running loop behind `AsyncLock`; its next call makes new ones."""
-    while for_asyncio.made:
-        await for_asyncio.made.pop()[1].close()
+    """Close the connections of the running loop behind `AsyncLock`; its next call makes new ones.
+
+    asyncio.run() calls this at its end.
+    """
+    for _, locks in list(for_asyncio.made):
+        await locks._end(locks._last_session())
+
+
+# A generator for each loop that uses AsyncLock: asyncio.run() closes the generators of its loop.
+_endings: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[None]] = weakref.WeakKeyDictionary()
+
+
+async def _close_at_the_end(loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None]:
+    try:
+        yield
+    finally:
+        _endings.pop(loop, None)
+        await aclose()
+
+
+def _notice_end_of_loop() -> None:
+    """See to it that the running loop calls aclose() at its end."""
+    loop = asyncio.get_running_loop()
+    if loop in _endings:
+        return
+    for former in [each for each in _endings if each.is_closed()]:  # one that did not close its generators
+        _endings.pop(former, None)
+    _endings[loop] = ending = _close_at_the_end(loop)
+    with contextlib.suppress(StopIteration):  # runs it as far as its yield
+        ending.asend(None).send(None)
 
 
 # What both classes share
