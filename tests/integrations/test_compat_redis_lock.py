@@ -553,7 +553,7 @@ def test_a_renewal_outlives_a_restart_of_the_server(server_pool, caplog):
 @rule(6)
 def test_a_renewal_that_fails_for_the_whole_expire_is_logged_as_a_loss(proxy, clean, caplog):
     with redis.Redis.from_url(proxy.url) as client:
-        mine = OftenRenewed(client, "a", expire=0.4)
+        mine = OftenRenewed(client, "a", expire=1)
         mine.acquire()
         proxy.refuse = True
         proxy.cut()

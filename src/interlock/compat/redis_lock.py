@@ -420,7 +420,8 @@ def _renew(lockref: weakref.ref[Lock], interval: float, expire: float, stop: thr
             return
         text = repr(lock)  # a log that keeps its records must not keep the lock
         try:
-            lock._extend(expire, retry_for=min(MAX_RENEWAL_TRY, max(MIN_RETRY_DELAY * 3, expires_at - now())))
+            # A part of the time that is left, so that the warning comes before the loss.
+            lock._extend(expire, retry_for=min(MAX_RENEWAL_TRY, max(MIN_RETRY_DELAY * 3, (expires_at - now()) / 3)))
         except NotAcquired:
             log.error("%s is lost: its key expired or was reset, or another has it. Its holder works without it", text)
             return
