@@ -26,17 +26,13 @@ Kind = tuple[str, str]  # a side (old or new) and a mode
 
 @dataclass
 class Section:
-    """One section of a caller: from when to when, and until when its lock lasted."""
+    """One section of a caller: since when it surely had the lock, until when the lock lasted, and its end."""
 
     side: str
     pid: int
-    begin: float
+    asked: float
     until: float
     end: float = float("inf")  # until a leave says more; a crash ends it, too
-
-    def is_legal_at(self, moment: float) -> bool:
-        """Whether its lock lasts at that moment, and so nobody else may be inside."""
-        return self.begin <= moment < min(self.end, self.until)
 
 
 @dataclass
@@ -47,6 +43,7 @@ class Outcome:
     crashes: Counter[str] = field(default_factory=Counter)  # in a section, by side
     longest: dict[str, float] = field(default_factory=dict)  # wait, by side: seconds
     expired: int = 0  # sections that lasted longer than their locks, and calls that the server answered too late
+    pauses: int = 0  # of a process, in a section, until its lock had expired
     wrong: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -66,7 +63,7 @@ def read_log(path: Path) -> Outcome:
     for line in lines:
         event, lock, caller = line["event"], line.get("lock"), (line["pid"], line.get("lock"))
         if event == "enter":
-            section = Section(line["side"], line["pid"], line["at"], line["until"])
+            section = Section(line["side"], line["pid"], line["asked"], line["until"])
             sections.setdefault(lock, []).append(section)
             inside[caller] = section
             found.sections[line["side"]] += 1
@@ -74,6 +71,8 @@ def read_log(path: Path) -> Outcome:
         elif event in {"leave", "crash"}:
             inside.pop(caller).end = line["at"]
             found.crashes[line["side"]] += event == "crash"
+        elif event == "pause":
+            found.pauses += 1
         elif event == "overlap":
             overlaps.append(line)
         elif event in {"late", "not stored"}:
@@ -81,13 +80,16 @@ def read_log(path: Path) -> Outcome:
         else:
             found.wrong.append(f"{event}: {line}")
     for line in overlaps:
-        # The flock was taken a moment before its holder wrote that.
+        mine = line["pid"], line["until"]
         others = [
-            each for each in sections.get(line["lock"], []) if each.begin < line["at"] + 1 and each.end > line["at"]
+            each
+            for each in sections.get(line["lock"], [])
+            if each.asked < line["at"] < each.end and (each.pid, each.until) != mine
         ]
         if line["at"] < line["until"] and (not others or any(line["at"] < each.until for each in others)):
             found.wrong.append(f"overlap: {line} with {others}")
-        found.expired += 1
+        else:
+            found.expired += 1
     return found
 
 
@@ -101,7 +103,8 @@ class Fleet:
             "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), *map(str, path)])
         }
         self._started = 0
-        self.killed: Counter[str] = Counter()  # at any moment, by side
+        self.killed: Counter[str] = Counter()  # by side, as in the next line
+        self.stopped: Counter[str] = Counter()
         self.running = [(kind, self._start(kind)) for kind in kinds]
 
     def _start(self, kind: Kind) -> subprocess.Popen[bytes]:
@@ -111,23 +114,35 @@ class Fleet:
             stdin=subprocess.PIPE, env=self._environment,
         )  # fmt: skip
 
-    def run(self, seconds: float, chance: random.Random, *, kill_every: float) -> None:
-        """Let the processes work. Kill one of them at random moments; start another for each that died."""
+    def run(self, seconds: float, chance: random.Random, *, every: float, stop_for: float) -> None:
+        """Let the processes work. At random moments kill one of them, or stop one for `stop_for` seconds.
+
+        Another process of its kind takes the place of each that died.
+        """
         end = time.monotonic() + seconds
-        kill_at = time.monotonic() + kill_every
+        harm_at, stopped = time.monotonic() + every, {}
         while (now := time.monotonic()) < end:
-            if now > kill_at:
-                kill_at = now + kill_every * chance.uniform(0.5, 1.5)
+            if now > harm_at:
+                harm_at = now + every * chance.uniform(0.5, 1.5)
                 kind, process = chance.choice(self.running)
-                if process.poll() is None:
+                if process.poll() is None and chance.random() < 0.7:
                     self.killed[kind[0]] += 1
                     process.kill()
+                elif process.poll() is None:
+                    self.stopped[kind[0]] += 1
+                    process.send_signal(signal.SIGSTOP)
+                    stopped[process] = now + stop_for
+            for process in [each for each, until in stopped.items() if until < now]:
+                process.send_signal(signal.SIGCONT)
+                del stopped[process]
             for i, (kind, process) in enumerate(self.running):
                 if process.poll() is not None:
                     assert process.returncode == -signal.SIGKILL, f"a process of kind {kind} failed by itself"
                     process.stdin.close()
                     self.running[i] = kind, self._start(kind)
             time.sleep(0.02)
+        for process in stopped:
+            process.send_signal(signal.SIGCONT)
 
     def deploy(self, i: int, kind: Kind, within: float) -> int:
         """Let process `i` finish what it does, and start one of this kind in its place; the status of the first."""

@@ -31,7 +31,7 @@ def library_path(library: str) -> list[Path]:
 def run(server_pool, folder, library, phases):
     """Let a fleet work through phases, each a number of seconds and the kinds of its processes.
 
-    Returns what the log says, and the status of each process that was asked to end.
+    Returns what the log says, and how often a process was stopped for longer than its locks last.
     """
     chance, (_, kinds), ended = random.Random(1), phases[0], []
     with server_pool.spare(BASE) as node:
@@ -41,13 +41,17 @@ def run(server_pool, folder, library, phases):
                 for i, kind in enumerate(kinds):
                     if fleet.running[i][0] != kind:
                         ended.append(fleet.deploy(i, kind, within=2 * BOUND))
-                fleet.run(seconds, chance, kill_every=1.0)
+                fleet.run(seconds, chance, every=1.0, stop_for=1.3)
             ended += fleet.end(within=2 * BOUND)
             with redis.Redis.from_url(node.url) as client:
                 assert not [key for key in client.scan_iter() if client.ttl(key) == -1], "keys without a TTL"
         finally:
             fleet.kill()
-    return read_log(folder / "log"), ended
+    found = read_log(folder / "log")
+    harm = f"killed: {fleet.killed}, stopped: {fleet.stopped}, paused in a section: {found.pauses}"
+    print(found, harm, f"too late: {found.expired}")
+    assert {*ended} <= {0, -signal.SIGKILL}  # it crashed after it was asked to end
+    return found, fleet.stopped.total() + found.pauses
 
 
 OLD = {
@@ -71,24 +75,22 @@ def test_a_fleet_goes_over_process_by_process(server_pool, tmp_path, library, se
     """First all are old, then three of five are new, then all: no two are inside at once, and nobody waits long."""
     old = OLD[library]
     phases = [(seconds / 8, old), (seconds * 3 / 4, [*old[:2], *new(old[2:])]), (seconds / 8, new(old))]
-    found, ended = run(server_pool, tmp_path, library, phases)
-    print(found)
-    # -SIGKILL: a process crashed after it was asked to end.
-    assert {*ended} <= {0, -signal.SIGKILL}
+    found, stops = run(server_pool, tmp_path, library, phases)
     assert not found.wrong
     for side in ("old", "new"):
         assert found.sections[side] > 3 * seconds
         assert found.longest[side] < BOUND
-    assert found.expired <= 0.02 * found.sections.total(), "this machine is too slow for this test"
+    assert found.expired <= 0.02 * found.sections.total() + 8 * stops, "this machine is too slow for this test"
 
 
 def test_old_processes_alone_pass_the_check(server_pool, tmp_path):
-    found, ended = run(server_pool, tmp_path, "redis-py", [(3.0, [("old", "threads"), ("old", "asyncio")])])
-    assert {*ended} <= {0, -signal.SIGKILL}
+    found, _ = run(server_pool, tmp_path, "redis-py", [(3.0, [("old", "threads"), ("old", "asyncio")])])
     assert not found.wrong
     assert found.sections["old"] > 50
 
 
-def test_the_check_sees_an_overlap(server_pool, tmp_path):
-    found, _ = run(server_pool, tmp_path, "redis-py", [(2.0, [("old", "threads"), ("broken", "asyncio")])])
+@pytest.mark.parametrize(("planted", "seconds"), [("broken", 2), pytest.param("careless", 20, marks=pytest.mark.full)])
+def test_the_check_sees_an_overlap(server_pool, tmp_path, planted, seconds):
+    kinds = [("old", "threads"), (planted, "asyncio"), ("old", "asyncio"), (planted, "threads")]
+    found, _ = run(server_pool, tmp_path, "redis-py", [(seconds, kinds)])
     assert any(text.startswith("overlap") for text in found.wrong)

@@ -1,10 +1,10 @@
 """One process of a fleet that shares locks while it goes over from a library to interlock's drop-in for it.
 
-    python rollout_client.py LIBRARY old|new|broken threads|asyncio URL FOLDER SEED
+    python rollout_client.py LIBRARY old|new|broken|careless threads|asyncio URL FOLDER SEED
 
 Its callers acquire locks, work under them for some milliseconds, and release them, until stdin ends. Now and then a
-caller kills its own process in the middle of a section. `FOLDER/log` gets a line in JSON for each event, which no crash
-takes back.
+caller kills its own process in the middle of a section, or stands still there until the lock has expired. `FOLDER/log`
+gets a line in JSON for each event, which no crash takes back.
 
 The check that nothing of a lock library has a part in: in its section a caller holds the flock of a file, which the
 kernel gives to one caller at a time, and takes back when a process dies. A section that finds this flock taken is an
@@ -38,6 +38,9 @@ BOUND = 15.0  # seconds that a caller waits for a lock; longer is a stall
 WORK = 0.008  # seconds of a section, at most
 REST = 0.06  # seconds between two sections, at most
 CRASHES = 0.01  # of the sections
+PAUSES = (
+    0.1 if SIDE == "careless" else 0.01
+)  # of the sections, in which the process stands still until its lock has expired
 IMPATIENT = 0.2  # of the attempts, which wait for GLANCE seconds at most
 GLANCE = 0.03
 
@@ -108,6 +111,13 @@ class Broken(RedisPy):
         return await value(client.set(self.lock.name, self.lock.local.token, ex=TTL))
 
 
+class Careless(RedisPy):
+    """Likewise: a lock whose release deletes the key, whoever holds the lock by then."""
+
+    async def release(self) -> None:
+        await value(client.delete(self.lock.name))
+
+
 class PythonRedisLock:
     """python-redis-lock's Lock, or the drop-in for it."""
 
@@ -140,11 +150,12 @@ class PythonRedisLock:
         self.lock.release()
 
 
+PLANTED = {"broken": Broken, "careless": Careless}
 LOCKS = {"redis-py": RedisPy, "python-redis-lock": PythonRedisLock}
 
 
 async def one_section(name: str) -> None:
-    lock = Broken(name) if SIDE == "broken" else LOCKS[LIBRARY](name)
+    lock = PLANTED.get(SIDE, LOCKS[LIBRARY])(name)
     began = time.monotonic()
     if chance.random() < IMPATIENT:
         try:
@@ -164,6 +175,15 @@ async def one_section(name: str) -> None:
             write("late", lock=name, error=repr(error))
 
 
+def is_alone(guard: int) -> bool:
+    """Take the flock, if nobody has it."""
+    try:
+        fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 async def is_inside(lock, name: str, waited: float) -> bool:
     """Do the work of a section; whether there is something to release after it."""
     asked = time.monotonic()
@@ -175,16 +195,20 @@ async def is_inside(lock, name: str, waited: float) -> bool:
     until = asked + left / 1000
     guard = os.open(os.path.join(FOLDER, f"{name}.guard"), os.O_RDWR | os.O_CREAT)
     try:
-        try:
-            fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not is_alone(guard):
             write("overlap", lock=name, until=until)
-            return True
-        write("enter", lock=name, until=until, waited=waited)
+            while not is_alone(guard):  # the other one's lock has expired, if all is well
+                if time.monotonic() > until - WORK:
+                    return True
+                await rest(0.002)
+        write("enter", lock=name, asked=asked, until=until, waited=waited)
         await rest(chance.random() * WORK)
         if chance.random() < CRASHES:
             write("crash", lock=name)
             os.kill(os.getpid(), signal.SIGKILL)
+        if chance.random() < PAUSES:
+            write("pause", lock=name)
+            time.sleep(1.3 * TTL)
         write("leave", lock=name)
     finally:
         os.close(guard)  # this gives the flock back, before the lock is released
