@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import redis.asyncio.lock
 import redis.lock
+from redis.exceptions import AuthenticationError, LockError, LockNotOwnedError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import LockError, LockNotOwnedError, ResponseError
 
 from interlock import aio
 from interlock._protocol.names import duration
@@ -62,13 +62,12 @@ class Lock(redis.lock.Lock):
 
         `sleep` (seconds) is how often a waiter looks at a lock that a process with redis-py's own class has. With
         `blocking=False` the call does not wait; else it waits `blocking_timeout` seconds, None for ever. `token` is the
-        value of the key, by default a new one. Raises redis-py's ConnectionError, or ConfigError.
+        value of the key, by default a new one. Raises redis-py's ConnectionError or ResponseError, and ConfigError.
         """
         value, timeout = _value(self, token), _timeout(self, blocking, blocking_timeout)
         try:
-            with _errors_of_redis_py(self):
-                if not run(_acquire(self, for_threads, value, timeout, self.sleep if sleep is None else sleep)):
-                    return False
+            if not run(_acquire(self, for_threads, value, timeout, self.sleep if sleep is None else sleep)):
+                return False
             self.local.token, self.local.made = value, value if token is None else None
         except Exception:
             raise
@@ -80,10 +79,9 @@ class Lock(redis.lock.Lock):
         return True
 
     def do_release(self, expected_token: Any) -> None:
-        """Release the lock if it has this token. Raises LockNotOwnedError, ConnectionError or ConfigError."""
+        """Release the lock if it has this token. Raises LockNotOwnedError, ConnectionError or ResponseError."""
         try:
-            with _errors_of_redis_py(self):
-                was_ours = run(_release(self, for_threads, expected_token))
+            was_ours = run(_release(self, for_threads, expected_token))
         except BaseException:  # also Ctrl-C
             if expected_token == _made(self):
                 _release_later(self, for_threads, expected_token)
@@ -109,16 +107,15 @@ class AsyncLock(redis.asyncio.lock.Lock):
         """Acquire the lock; see `Lock.acquire`. A call that is cancelled leaves nothing in the server."""
         value, timeout = _value(self, token), _timeout(self, blocking, blocking_timeout)
         _notice_end_of_loop()
-        with _errors_of_redis_py(self):
-            if not await _acquire(self, for_asyncio, value, timeout, self.sleep):
-                return False
+        if not await _acquire(self, for_asyncio, value, timeout, self.sleep):
+            return False
         self.local.token, self.local.made = value, value if token is None else None
         return True
 
     async def release(self) -> None:
         """Release the lock. If the call is cancelled, the release goes on, unless the user gave the token.
 
-        Raises LockError, LockNotOwnedError, redis-py's ConnectionError or ConfigError.
+        Raises LockError, LockNotOwnedError, redis-py's ConnectionError or ResponseError.
         """
         token = self.local.token
         if token is None:
@@ -133,11 +130,10 @@ class AsyncLock(redis.asyncio.lock.Lock):
         _forget(self, token)  # unless another task has acquired the lock through this object meanwhile
 
     async def do_release(self, expected_token: Any) -> None:
-        """Release the lock if it has this token. Raises LockNotOwnedError, ConnectionError or ConfigError."""
+        """Release the lock if it has this token. Raises LockNotOwnedError, ConnectionError or ResponseError."""
         _notice_end_of_loop()
         try:
-            with _errors_of_redis_py(self):
-                was_ours = await _release(self, for_asyncio, expected_token)
+            was_ours = await _release(self, for_asyncio, expected_token)
         except BaseException:  # also a cancellation
             if expected_token == _made(self):
                 _release_later(self, for_asyncio, expected_token)
@@ -200,11 +196,15 @@ async def _acquire(
 ) -> bool:
     resource = plain_key.plain_key_resource(_name(lock))
     options = plain_key.options_of(lock.timeout or None, "timeout")
-    return await plain_key.acquire(_core(lock, interlocks), resource, options, value, timeout, sleep)
+    core, poll = _core(lock, interlocks), duration(plain_key.plain_number(sleep), "sleep")
+    with _errors_of_redis_py(lock, core):
+        return await plain_key.acquire(core, resource, options, value, timeout, poll)
 
 
 async def _release(lock: AnyLock, interlocks: Interlocks[Any], value: bytes) -> bool:
-    return await plain_key.release(_core(lock, interlocks), plain_key.plain_key_resource(_name(lock)), value)
+    core, resource = _core(lock, interlocks), plain_key.plain_key_resource(_name(lock))
+    with _errors_of_redis_py(lock, core):
+        return await plain_key.release(core, resource, value)
 
 
 def _release_later(lock: AnyLock, interlocks: Interlocks[Any], value: bytes) -> None:
@@ -275,18 +275,20 @@ def _named(error: ErrorT, lock: Any) -> ErrorT:
 
 
 @contextlib.contextmanager
-def _errors_of_redis_py(lock: AnyLock) -> Generator[None, None, None]:
-    """Raise redis-py's errors in place of interlock's, but for ConfigError."""
+def _errors_of_redis_py(lock: AnyLock, core: Core) -> Generator[None, None, None]:
+    """Raise redis-py's errors in place of interlock's. The arguments of the user are checked before."""
     try:
         yield
     except Unavailable as error:
         raise RedisConnectionError(str(error)) from error
     except Deadlock as error:
         raise _named(LockError(str(error)), lock) from error
-    except ConfigError:
-        raise
     except InterlockLockError as error:  # an error reply of the server
-        raise ResponseError(str(error)) from error
+        if core.closed:
+            raise RedisConnectionError(f"lock {lock.name!r}: its connections were closed by close()") from error
+        cause = error.__context__  # redis-py for asyncio wraps the error of a login
+        is_login = isinstance(cause, AuthenticationError) or isinstance(cause and cause.__cause__, AuthenticationError)
+        raise (AuthenticationError if is_login else ResponseError)(str(error)) from error
 
 
 def _check_overrides(cls: type, original: type) -> None:
