@@ -10,7 +10,7 @@ import pytest
 from harness.matrix import ROOT
 from harness.modes import wait_until
 from interlock import Interlock
-from interlock.compat.redis_py import Lock
+from interlock.compat import redis_py
 
 pytestmark = pytest.mark.runs_on("valkey-9.1", modes="threads")
 PAGE = (ROOT / "docs/upgrading.md").read_text()
@@ -90,8 +90,9 @@ def test_a_revocation_and_a_note_are_as_the_page_says(server, clean, pushed):
     assert pushed(b"revoked ") == 2
 
 
-def test_a_drop_in_stores_what_the_page_says(server, clean, pushed):
-    held, waiting = (Lock(clean, "x", timeout=10) for _ in range(2))
+def test_a_drop_in_stores_what_the_page_says(server, clean, pushed, request):
+    request.addfinalizer(redis_py.close)  # the drop-ins of a process share one Interlock, whose threads would go on
+    held, waiting = (redis_py.Lock(clean, "x", timeout=10) for _ in range(2))
     assert held.acquire()
     waiter = threading.Thread(target=waiting.acquire)
     waiter.start()
