@@ -197,6 +197,23 @@ async def test_the_reply_to_an_acquire_is_lost_and_the_lock_is_held_once(lock, p
 
 
 @rule(8)
+async def test_the_undo_of_a_lock_without_a_timeout_outlasts_the_record(lock, proxy, clean):
+    """The record of a lock lasts for 5 minutes, and the server may be away for longer."""
+    mine = lock(url=proxy.url)
+    await mine.acquire()
+    await mine.release()
+    proxy.drop_replies = True
+    acquiring = asyncio.create_task(mine.acquire(blocking=False))
+    await until(lambda: clean.get("a"))
+    clean.delete("{a}{plain-record}")
+    with pytest.raises(redis.exceptions.ConnectionError):
+        await acquiring
+    proxy.drop_replies = False
+    proxy.cut()
+    await until(lambda: not clean.get("a"))
+
+
+@rule(8)
 async def test_the_reply_to_a_release_is_lost_and_the_release_is_no_error(lock, proxy, clean):
     mine = lock(url=proxy.url)
     await mine.acquire()

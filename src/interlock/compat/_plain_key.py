@@ -62,23 +62,33 @@ def plain_number(value: Any) -> Any:
 
 
 async def acquire(
-    core: Core, resource: Resource, options: AcquireOptions, value: bytes, timeout: float | None, poll: float
+    core: Core,
+    resource: Resource,
+    options: AcquireOptions,
+    value: bytes,
+    timeout: float | None,
+    poll: float,
+    *,
+    is_unique: bool = False,
 ) -> bool:
     """Acquire the key with this value. Returns False if another has it after `timeout` seconds.
 
     `timeout`: None waits for ever, 0 does not wait. `poll`: seconds between two looks at a key that a client of the
-    other library has. Raises Unavailable or ConfigError.
+    other library has. `is_unique`: nobody else acquires the key with this value, so the undo need not know from the
+    record, which does not outlast a long silence of the server, that this attempt took it. Raises Unavailable or
+    ConfigError.
     """
     poll_ms = str(max(1, int(duration(plain_number(poll), "sleep") * 1000)))
     try:
-        await _acquire(core, core.attempt(_valued(resource, value, poll_ms), options, timeout))
+        mine = _valued(resource, value, poll_ms, BY_HOLDER if is_unique else BY_ATTEMPT)
+        await _acquire(core, core.attempt(mine, options, timeout))
     except AcquireTimeout:
         return False
     except Unavailable:
         if not timeout or timeout >= core.try_for:
             raise
         # The timeout of the other library bounds its waiting, and not how late an answer may be.
-        return await acquire(core, resource, options, value, 0.0, poll)
+        return await acquire(core, resource, options, value, 0.0, poll, is_unique=is_unique)
     return True
 
 
@@ -94,8 +104,8 @@ async def try_acquire(
     return attempt.token
 
 
-def _valued(resource: Resource, value: bytes, poll_ms: str) -> Resource:
-    release_args = (value, BY_ATTEMPT, *resource.release_args)
+def _valued(resource: Resource, value: bytes, poll_ms: str, whose: str = BY_ATTEMPT) -> Resource:
+    release_args = (value, whose, *resource.release_args)
     return resource._replace(acquire_args=(value, poll_ms), release_args=release_args)
 
 

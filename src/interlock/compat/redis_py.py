@@ -66,7 +66,8 @@ class Lock(redis.lock.Lock):
         """
         value, timeout = _value(self, token), _timeout(self, blocking, blocking_timeout)
         try:
-            if not run(_acquire(self, for_threads, value, timeout, self.sleep if sleep is None else sleep)):
+            sleep, was_given = self.sleep if sleep is None else sleep, token is not None
+            if not run(_acquire(self, for_threads, value, timeout, sleep, was_given=was_given)):
                 return False
             self.local.token, self.local.made = value, value if token is None else None
         except Exception:
@@ -107,7 +108,7 @@ class AsyncLock(redis.asyncio.lock.Lock):
         """Acquire the lock; see `Lock.acquire`. A call that is cancelled leaves nothing in the server."""
         value, timeout = _value(self, token), _timeout(self, blocking, blocking_timeout)
         _notice_end_of_loop()
-        if not await _acquire(self, for_asyncio, value, timeout, self.sleep):
+        if not await _acquire(self, for_asyncio, value, timeout, self.sleep, was_given=token is not None):
             return False
         self.local.token, self.local.made = value, value if token is None else None
         return True
@@ -192,13 +193,13 @@ def _notice_end_of_loop() -> None:
 
 
 async def _acquire(
-    lock: AnyLock, interlocks: Interlocks[Any], value: bytes, timeout: float | None, sleep: float
+    lock: AnyLock, interlocks: Interlocks[Any], value: bytes, timeout: float | None, sleep: float, *, was_given: bool
 ) -> bool:
     resource = plain_key.plain_key_resource(_name(lock))
     options = plain_key.options_of(lock.timeout or None, "timeout")
     core, poll = _core(lock, interlocks), duration(plain_key.plain_number(sleep), "sleep")
     with _errors_of_redis_py(lock, core):
-        return await plain_key.acquire(core, resource, options, value, timeout, poll)
+        return await plain_key.acquire(core, resource, options, value, timeout, poll, is_unique=not was_given)
 
 
 async def _release(lock: AnyLock, interlocks: Interlocks[Any], value: bytes) -> bool:
