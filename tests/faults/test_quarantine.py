@@ -49,10 +49,11 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def crash(node) -> float:
-    """Kill the server and start it again; returns when."""
+    """Kill the server and start it again; returns when it was dead: no lease is younger."""
     node.kill()
+    died = time.monotonic()
     node.restart()
-    return time.monotonic()
+    return died
 
 
 async def remembering(mode, url, **options):

@@ -80,6 +80,9 @@ def valkey_client(node: Node, mode: str):
     return (valkey if mode == "threads" else valkey.asyncio).Valkey.from_url(node.tcp_url)
 
 
+NO_CERTIFICATES = "trustme could not be installed: it needs a build of cryptography for this Python"
+
+
 def has_certificates() -> bool:
     """Whether tests can make certificates."""
     return importlib.util.find_spec("trustme") is not None
@@ -87,7 +90,7 @@ def has_certificates() -> bool:
 
 def tls_url(node: Node, _mode: str) -> str:
     if not has_certificates():
-        required("trustme could not be installed: it needs a build of cryptography for this Python")
+        required(NO_CERTIFICATES)
     return node.tls_url
 
 
@@ -325,7 +328,9 @@ class ServerPool:
     @cached_property
     def certificate(self) -> tuple[str, str, str]:
         """A certificate for this machine, its key, and the authority that made it."""
-        import trustme  # needs cryptography, which is not built for every Python
+        if not has_certificates():
+            required(NO_CERTIFICATES)
+        import trustme
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

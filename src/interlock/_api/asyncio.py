@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import weakref
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from interlock._client.session import Session
 from interlock._protocol.names import token_part
+from interlock._transports.blocking.runtime import Mutex
 
 from .face import awaitable
 from .interlock import InterlockCore, MemberT, MultiLeaseT
@@ -40,7 +40,7 @@ class InterlockForAsyncio(
 
         self._pool_type = AsyncioPool
         self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Session] = weakref.WeakKeyDictionary()
-        self._guard = threading.Lock()
+        self._guard = Mutex()
         self._latest: tuple[asyncio.AbstractEventLoop | None, Session | None] = (None, None)
 
     @property

@@ -284,15 +284,20 @@ class LeaseCore(WatchedCore[EventT]):
 
     def _leaves_inner(self) -> bool:
         """Take back one acquire of an rlock: whether others are left."""
-        self._depth -= 1
-        if self._depth > 0:
-            self._grant.held_by_call = False  # it may have been the call, and its body may have kept the lease
-        return self._depth > 0
+        if self._depth == 1:  # nearly always
+            self._depth = 0
+            return False
+        with self._core.runtime.mutex:  # with `owner=`, several threads may hold it
+            self._depth -= 1
+            if self._depth > 0:
+                self._grant.held_by_call = False  # it may have been the call, and its body may have kept the lease
+            return self._depth > 0
 
     def _reenter(self) -> Self:
         """Acquire it once more. Raises LeaseLost."""
         self.ensure()
-        self._depth += 1
+        with self._core.runtime.mutex:
+            self._depth += 1
         return self
 
     @property

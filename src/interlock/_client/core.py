@@ -702,7 +702,7 @@ class Core:
     async def extend(self, grant: Grant, ttl: float) -> None:
         """Lengthen the lease to `ttl` seconds from now. Raises LeaseLost, or Unavailable if that is not certain."""
         ttl = checked_ttl(ttl, self.max_ttl)
-        grant.unanswered += 1  # first: from here on no other thread passes the lease on
+        self._count_unanswered(grant, 1)  # first: from here on no other thread passes the lease on
         if why := grant.reason_ended(self.runtime.now()):
             raise grant.error(why)
         # Not beyond max_hold: the server must not keep others out after the client has stopped relying on the lease.
@@ -710,7 +710,7 @@ class Core:
         try:
             call = RenewCall([(grant.token, str(int(ttl * 1000)))])
             reply, sent = await self.request_for_grant(grant, grant.resource.renew_keys, call.encode())
-            grant.unanswered -= 1
+            self._count_unanswered(grant, -1)
         finally:  # also without a reply: the server may have extended the lease
             grant.attempt.extended_until = max(grant.attempt.extended_until, self.runtime.now() + ttl)
         (state,) = RenewReply.parse(reply).states
@@ -747,7 +747,7 @@ class Core:
             raise ConfigError(f"execute({command!r}): {missing[0]!r} is in keys, but not among the arguments")
         # First: from here on no other thread passes the lease on. It stays so if there is no reply, since the command
         # could run in a later section of that lease.
-        grant.unanswered += 1
+        self._count_unanswered(grant, 1)
         if why := grant.reason_ended(self.runtime.now()):
             raise grant.error(why)
         resource = grant.resource
@@ -758,15 +758,20 @@ class Core:
             done = "it may have run" if error.sent else "it was not sent"
             raise Unavailable(f"{resource}: no answer to {command} ({error}): {done}") from error
         except ServerError as error:
-            grant.unanswered -= 1
+            self._count_unanswered(grant, -1)
             raise execute_error(resource, self.server.display_url, command, str(error)) from None
         ran, value = ExecuteReply.parse(reply)
         if not ran:
             why = f"it had ended in the server, where {command} was not run"
             self.renewal.lose(grant, why)
             raise grant.error(why)
-        grant.unanswered -= 1
+        self._count_unanswered(grant, -1)
         return value
+
+    def _count_unanswered(self, grant: Grant, by: int) -> None:
+        """Count the requests about this lease that have no reply yet, of any number of threads."""
+        with self.runtime.mutex:
+            grant.unanswered += by
 
     async def request_for_grant(self, grant: Grant, keys: Sequence[str], args: Sequence[Argument]) -> tuple[Any, float]:
         """Send one request about a lease, with these keys only, and retry until the deadline of the lease at most.

@@ -270,7 +270,7 @@ class Renewal:
             # Noted before the search below: Core.lease_from_grant adds its lease first and then reads the note.
             self.early_revocations[token] = why
             if len(self.early_revocations) > MAX_EARLY_REVOCATIONS:
-                del self.early_revocations[next(iter(self.early_revocations))]
+                self.early_revocations.pop(next(iter([*self.early_revocations])), None)  # other threads take some, too
         for grant in self._all():
             if grant.token == token:
                 self.lose(grant, f"it was revoked: {why}")

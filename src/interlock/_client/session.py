@@ -140,7 +140,7 @@ class Session:
             else:
                 grant.end_reason = Grant.RELEASED
         undone = self.undo.attempts()
-        dropped = [attempt for _, attempt in self.renewal.dropped]
+        dropped = [attempt for _, attempt in self.renewal.dropped.copy()]  # in one step
         releasing = [*self.core.releasing.values(), *self.leaving.attempts()]
         return [*(grant.attempt for grant in held), *dropped, *releasing, *waiting, *undone]
 
@@ -204,7 +204,7 @@ _sessions: Sessions = Sessions()  # all open sessions: a process that exits rele
 
 
 def _all_renewals() -> list[Renewal]:
-    return [session.renewal for session in list(_sessions)]
+    return [session.renewal for session in _sessions.copy()]  # in one step
 
 
 def _track(session: Session) -> None:
@@ -220,7 +220,7 @@ def _after_fork() -> None:
     if util := sys.modules.get("multiprocessing.util"):
         # A child of multiprocessing exits without atexit, by its own finalizers, which it sets up after this call.
         util.register_after_fork(_sessions, _finalize)
-    for session in list(_sessions):
+    for session in _sessions.copy():
         session.reset_after_fork()
 
 
@@ -233,7 +233,7 @@ def _at_exit() -> None:
 
     Each session gets an equal share of the time that is left, so a silent server leaves enough time for the others.
     """
-    owed = [(session, attempts) for session in list(_sessions) if (attempts := session.stop_granting(announce=False))]
+    owed = [(session, attempts) for session in _sessions.copy() if (attempts := session.stop_granting(announce=False))]
     end = owed[0][0].runtime.now() + CLOSE_TIMEOUT if owed else 0.0
     for left, (session, attempts) in zip(range(len(owed), 0, -1), owed, strict=True):
         with contextlib.suppress(Exception):  # the process exits, and its leases run out

@@ -60,7 +60,7 @@ class Undo:
 
     def attempts(self) -> list[Attempt]:
         """All attempts that are not undone yet."""
-        left = [grant.attempt for grant in list(self.from_finalizers)]
+        left = [grant.attempt for grant in self.from_finalizers.copy()]  # in one step
         return [*(attempt for attempt, _, _ in list(self.jobs.values())), *left]
 
     def adopt_from_finalizers(self) -> None:

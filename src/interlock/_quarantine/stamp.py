@@ -104,22 +104,23 @@ class IdentityStamp:
     def set_slot_history(self, slot: int, slot_history: SlotHistory) -> None:
         """Store how this slot came to this server."""
         self.slot_histories[slot] = slot_history
-        self._texts.pop(slot, None)
+        self._texts = {}  # a new one: text_for() in another thread keeps no text of before
 
     def text_for(self, slot: int) -> str:
         """The text for messages about a slot."""
         if slot not in self.slot_histories or self.facts is None or self.quarantine_seconds is None:
             return self.text
-        text = self._texts.get(slot)
+        texts = self._texts  # read before the history
+        text = texts.get(slot)
         if text is None:
             previous, since, lossless_from, _ = self.slot_history(slot)
             since_ms = self.facts.now_ms + int((since - self.met_at) * 1000)
-            text = self._texts[slot] = self._format(since_ms, previous, lossless_from[:MAX_IDENTITIES])
+            text = texts[slot] = self._format(since_ms, previous, lossless_from[:MAX_IDENTITIES])
         return text
 
     def render(self) -> None:
         """Build the text again, after a change of the history."""
-        self._texts.clear()
+        self._texts = {}
         if self.facts is None or self.quarantine_seconds is None:
             self.text = self.mark.strip()
         else:

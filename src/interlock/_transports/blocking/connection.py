@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from interlock._connect.address import Address
     from interlock._quarantine.history import ServerHistory
-    from interlock._transports.blocking.runtime import AutoResetEvent
+    from interlock._transports.blocking.runtime import AutoResetEvent, ThreadRuntime
     from interlock._transports.connections import Command
 
 # The kernel enforces the timeout of a plain socket only. A TLS socket enforces its own timeout, and so does a socket of
@@ -36,6 +36,7 @@ class Owner(Protocol):
 
     address: Address
     history: ServerHistory
+    runtime: ThreadRuntime
     idle: deque[BlockingConnection]
     closed: bool
     waiting: deque[AutoResetEvent]
@@ -94,7 +95,11 @@ class BlockingConnection:
         try:
             commands = handshake_commands(address)
             self.write(b"".join(commands), until)
-            self.stamp = complete_handshake([self.read(until) for _ in commands], address, pool.history)
+            replies = [self.read(until) for _ in commands]
+            with (
+                pool.runtime.mutex
+            ):  # two connections may meet a new server at once, and must agree who was there before
+                self.stamp = complete_handshake(replies, address, pool.history)
         except BaseException:
             self.close()
             raise

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
+import sys
 import threading
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -18,6 +20,28 @@ MAX_WAIT: Final = 3600.0  # seconds of one wait: `Lock.acquire` accepts no infin
 # The same in the main thread, which alone runs signal handlers. The kernel may deliver Ctrl-C to another thread, for
 # example to one that starts a thread at that moment; then nothing wakes the main thread.
 MAX_WAIT_OF_MAIN_THREAD: Final = 1.0
+
+
+if sys.version_info >= (3, 14):
+
+    class Mutex(_thread.RLock):
+        """A reentrant lock that a `with` always gives back, also if a signal handler raises, as Ctrl-C does.
+
+        Python 3.14 runs signal handlers right after the call of `__enter__`, before the `with` is sure to call
+        `__exit__`. When a function of Python returns, it runs none. `__exit__` stays that of C: none runs at its start.
+        """
+
+        def __enter__(self) -> bool:
+            before = self._recursion_count()
+            try:
+                return self.acquire()
+            except BaseException:
+                if self._recursion_count() > before:
+                    self.release()
+                raise
+
+else:
+    Mutex = threading.RLock
 
 
 class AutoResetEvent:
@@ -57,7 +81,7 @@ class ThreadRuntime:
 
     def reset_after_fork(self) -> None:
         """See Runtime. The threads of the parent do not exist here."""
-        self.mutex = threading.RLock()  # reentrant: a signal handler may run in the thread that holds the mutex
+        self.mutex = Mutex()  # reentrant: a signal handler may run in the thread that holds the mutex
         self._threads: list[threading.Thread] = []
 
     async def sleep_until(self, until: float) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -11,7 +10,7 @@ from interlock._protocol.log import log
 from interlock._protocol.run import run
 from interlock._protocol.timing import FOREVER, now
 from interlock._protocol.types import Disconnected
-from interlock._transports.blocking.runtime import AutoResetEvent, ThreadRuntime
+from interlock._transports.blocking.runtime import AutoResetEvent, Mutex, ThreadRuntime
 from interlock._transports.pushes import check_subscribe_reply, dispatch_push, next_pause, spread, subscribe_commands
 from interlock._transports.resp import PING, Push
 
@@ -51,7 +50,7 @@ class Subscription:
         self._started = False  # the listener thread was started: start no second one
         self._running = False
         self._reconnect_delay = AutoResetEvent()
-        self._lock = threading.Lock()  # several threads may subscribe at once
+        self._lock = Mutex()  # several threads may subscribe at once
 
     def subscribe(self, channel: str) -> None:
         """Subscribe to one more channel. The first call starts the listener thread."""

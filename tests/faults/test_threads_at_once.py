@@ -1,0 +1,114 @@
+"""Threads at the same place at once. Most of these fail without the GIL only, and then without what they are about."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import interlock
+from interlock._protocol.run import run
+from interlock._quarantine import history
+from interlock._quarantine.identity import Facts
+from interlock._quarantine.slot_history import SlotHistory
+from interlock._quarantine.stamp import IdentityStamp
+
+rule = pytest.mark.rule
+pytestmark = pytest.mark.runs_on("valkey-9.1", modes="threads")
+THREADS = 8
+
+
+def at_once(work) -> None:
+    start = threading.Barrier(THREADS)
+
+    def begin(_) -> None:
+        start.wait()
+        work()
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        list(threads.map(begin, range(THREADS)))
+
+
+@rule(10)
+def test_two_connections_that_meet_a_server_first_agree_who_was_there_before(server, clean, monkeypatch):
+    both = threading.Barrier(2)
+
+    class Slow(IdentityStamp):
+        def __init__(self, *args) -> None:
+            super().__init__(*args)
+            if threading.current_thread() is not threading.main_thread() and args[0] is not None:
+                with contextlib.suppress(threading.BrokenBarrierError):
+                    both.wait(0.5)
+
+    with interlock.Interlock(server.url) as locks:
+        monkeypatch.setattr(history, "IdentityStamp", Slow)
+        with ThreadPoolExecutor(2) as threads:
+            leases = list(threads.map(lambda name: locks.lock(name).acquire(), ["a", "b"]))
+        assert len({id(connection.stamp) for connection in locks._session.server.pool.idle}) == 1
+        for lease in leases:
+            lease.release()
+
+
+@rule(11)
+def test_threads_that_re_enter_a_lease_at_once_are_counted(server, clean):
+    with interlock.Interlock(server.url) as locks:
+        lease = locks.rlock("a", owner="shop").acquire()
+
+        def enter_and_leave() -> None:
+            for _ in range(500):
+                lease._reenter()
+                lease._leaves_inner()
+
+        at_once(enter_and_leave)
+        assert lease._depth == 1
+        assert lease.release()
+
+
+@rule(2)
+def test_requests_of_several_threads_about_one_lease_are_counted(server, clean):
+    with interlock.Interlock(server.url) as locks, locks.lock("a") as lease:
+        at_once(lambda: [lease.execute("PING", keys=[]) for _ in range(20)])
+        count = lease._core._count_unanswered
+        at_once(lambda: [count(lease._grant, by) for by in (1, -1) * 500])
+        assert lease._grant.unanswered == 0
+
+
+@rule(6)
+def test_owed_replies_are_read_while_threads_take_connections(server, clean):
+    with interlock.Interlock(server.url) as locks:
+        at_once(locks.lock("a", confirm=False).acquire().release)
+        pool, over = locks._session.server.pool, threading.Event()
+
+        def take_and_give() -> None:
+            while not over.is_set():
+                if (connection := pool.take()) is not None:
+                    connection.checkin()
+
+        taking = threading.Thread(target=take_and_give)
+        taking.start()
+        try:
+            for _ in range(2000):
+                run(pool.read_owed(0.0, 0.0))
+        finally:
+            over.set()
+            taking.join()
+
+
+@rule(10)
+def test_a_text_for_a_slot_that_was_made_during_a_change_is_not_kept(monkeypatch):
+    facts = Facts("a" * 40, "b" * 40, "0" * 40, uptime=1000, now_ms=10**6, replicas=0)
+    stamp = IdentityStamp(facts, 60.0, "-", " ")
+    older, newer = SlotHistory("older", 0.0, ()), SlotHistory("newer", 0.0, ())
+    stamp.set_slot_history(1, older)
+    real = IdentityStamp._format
+
+    def during_a_change(self, *args):
+        monkeypatch.setattr(IdentityStamp, "_format", real)
+        self.set_slot_history(1, newer)
+        return real(self, *args)
+
+    monkeypatch.setattr(IdentityStamp, "_format", during_a_change)
+    assert "older" in stamp.text_for(1)
+    assert "newer" in stamp.text_for(1)
