@@ -25,6 +25,7 @@ from interlock._client.waiting import Waiters
 from interlock._client.worker import Worker
 from interlock._protocol.names import token_part
 from interlock._protocol.run import run
+from interlock._protocol.snapshot import snapshot
 from interlock._protocol.timing import FOREVER, TRY_FOR
 from interlock.primitives.codes import free_text
 
@@ -140,7 +141,7 @@ class Session:
             else:
                 grant.end_reason = Grant.RELEASED
         undone = self.undo.attempts()
-        dropped = [attempt for _, attempt in self.renewal.dropped.copy()]  # in one step
+        dropped = [attempt for _, attempt in snapshot(self.renewal.dropped)]
         releasing = [*self.core.releasing.values(), *self.leaving.attempts()]
         return [*(grant.attempt for grant in held), *dropped, *releasing, *waiting, *undone]
 
@@ -204,7 +205,7 @@ _sessions: Sessions = Sessions()  # all open sessions: a process that exits rele
 
 
 def _all_renewals() -> list[Renewal]:
-    return [session.renewal for session in _sessions.copy()]  # in one step
+    return [session.renewal for session in snapshot(_sessions)]
 
 
 def _track(session: Session) -> None:
@@ -220,7 +221,7 @@ def _after_fork() -> None:
     if util := sys.modules.get("multiprocessing.util"):
         # A child of multiprocessing exits without atexit, by its own finalizers, which it sets up after this call.
         util.register_after_fork(_sessions, _finalize)
-    for session in _sessions.copy():
+    for session in snapshot(_sessions):
         session.reset_after_fork()
 
 
@@ -233,7 +234,9 @@ def _at_exit() -> None:
 
     Each session gets an equal share of the time that is left, so a silent server leaves enough time for the others.
     """
-    owed = [(session, attempts) for session in _sessions.copy() if (attempts := session.stop_granting(announce=False))]
+    owed = [
+        (session, attempts) for session in snapshot(_sessions) if (attempts := session.stop_granting(announce=False))
+    ]
     end = owed[0][0].runtime.now() + CLOSE_TIMEOUT if owed else 0.0
     for left, (session, attempts) in zip(range(len(owed), 0, -1), owed, strict=True):
         with contextlib.suppress(Exception):  # the process exits, and its leases run out

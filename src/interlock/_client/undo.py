@@ -15,6 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from interlock._client.grant import Attempt, tombstone_ms
+from interlock._protocol.snapshot import snapshot
 from interlock._protocol.timing import FOREVER
 from interlock.primitives.messages import ReleaseCall, ReleaseReply
 
@@ -60,7 +61,7 @@ class Undo:
 
     def attempts(self) -> list[Attempt]:
         """All attempts that are not undone yet."""
-        left = [grant.attempt for grant in self.from_finalizers.copy()]  # in one step
+        left = [grant.attempt for grant in snapshot(self.from_finalizers)]
         return [*(attempt for attempt, _, _ in list(self.jobs.values())), *left]
 
     def adopt_from_finalizers(self) -> None:

@@ -15,6 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from interlock._protocol.run import run
+from interlock._protocol.snapshot import snapshot
 from interlock._protocol.timing import FOREVER, now
 from interlock._protocol.types import Disconnected
 from interlock._quarantine.primacy import NOT_NAMED, TRUSTED_FOR
@@ -118,7 +119,7 @@ class BlockingPool:
 
     async def read_owed(self, sent_before: float, until: float) -> None:
         """See ConnectionPool."""
-        for connection in self.idle.copy():  # in one step, with and without the GIL; list() is several
+        for connection in snapshot(self.idle):
             if connection.oldest_owed() < sent_before:
                 with contextlib.suppress(ValueError, Disconnected):  # another thread uses the connection, or it broke
                     self._read_owed_of(connection, until)
