@@ -6,6 +6,8 @@ A second server gets the same messages and runs the script without its plain cas
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 pytest.importorskip("lupa")
@@ -22,6 +24,7 @@ KEYS = LOCK, RECORD, QUEUE, WAITERS, GONE = b"k", b"record", b"queue", b"waiters
 SOURCE = load("plain_key", "interlock.compat").source
 FIRST, LAST = "-- The plain cases", "-- The queue of waiters."
 THEIRS = b"theirs"  # the value of a client of the other library
+LEASE = re.compile(rb"!|.*/\d+/[^/ ]+/[0-9a-f]{32}$")  # the value of a lease of interlock
 ALIVE_MS, LONG_RUN_MS, GAP_MS = 3000, 10_000, 100
 
 
@@ -100,6 +103,7 @@ class Twins(walk.World):
 
     def judge(self, verb, args, reply, before):
         stored, queue, pushed, record = before
+        self.noted = b" ".join(record).partition(b" !")[2]  # the value of the attempt that took the key last
         now = self.look(LOCK)
         if isinstance(reply, ServerError):
             assert now == stored, "an error, and the key has changed"
@@ -132,8 +136,10 @@ class Twins(walk.World):
 
     def judge_release(self, args, reply, stored, now, head, _in_gap, pushed):
         token, tombstone, value, whose = args
+        has_value, took_it = stored == value, self.taken_by.get(value) == token
         may = stored is not None and {
-            b"attempt": stored == value and self.taken_by.get(value) == token, b"value": stored == value, b"any": True,
+            b"attempt": has_value and took_it, b"holder": has_value and (took_it or self.noted != value),
+            b"value": has_value, b"any": True, b"not-lease": not LEASE.match(stored or b""),
         }.get(whose, False)  # fmt: skip
         assert reply[0] == may
         assert now == (None if may else stored), "the key of another"
@@ -395,3 +401,25 @@ def test_after_a_run_of_foreign_holders_the_head_polls_as_often_as_all_waiters_w
     world.foreign(None)
     world.foreign(THEIRS)
     assert world.acquire(b"t1") == [QUEUED, THEIRS, 100, 1], "a new run"
+
+
+@rule(8)
+def test_a_late_copy_of_a_release_does_not_end_a_later_section_under_the_same_value():
+    world = Twins()
+    world.acquire(b"a", b"same")
+    assert world.release(b"a", b"same", "holder") == [1, 0]
+    world.acquire(b"b", b"same")
+    assert world.release(b"a", b"same", "holder") == [0, 0]
+    assert world.look(LOCK) == b"same"
+    for each in (world.server, world.slow):  # the record has expired: the value alone says whose the key is
+        del each.data[RECORD], each.expires[RECORD]
+    assert world.release(b"b", b"same", "holder") == [1, 0]
+
+
+@rule(9)
+def test_the_release_of_whoever_holds_spares_a_lease_of_interlock():
+    world = Twins()
+    for value, spared in ((b"h/1/MainThread/" + b"0" * 32, True), (b"!quarantine:x", True), (b"their id", False)):
+        world.foreign(value)
+        assert world.release(b"release/1", b"", "not-lease") == [int(not spared), 0]
+        world.foreign(None)
