@@ -23,7 +23,7 @@ from interlock.compat import redis_py
 from interlock.compat.redis_py import AsyncLock, Lock, LockError, LockNotOwnedError
 
 pytestmark = pytest.mark.runs_on(
-    "each server", full="each server in both modes", starts="sentinels and a cluster of valkey-9.1"
+    "valkey-9.1", full="each server in both modes", starts="sentinels and a cluster of valkey-9.1"
 )
 rule = pytest.mark.rule
 NEVER = 3600.0  # seconds of `sleep`: a waiter that gets the lock was not woken by a poll
@@ -89,6 +89,7 @@ def waiting(clean, number, name="a") -> bool:
     return clean.zcard(f"{{{name}}}{{plain-queue}}") == number
 
 
+@pytest.mark.runs_on("each server", full="each server in both modes")
 @rule(3)
 async def test_a_release_wakes_the_waiter_whose_poll_is_far_away(lock, clean):
     first, second = lock(), lock(sleep=NEVER)
@@ -102,6 +103,7 @@ async def test_a_release_wakes_the_waiter_whose_poll_is_far_away(lock, clean):
     assert clean.get("a") is None
 
 
+@pytest.mark.runs_on("each server", full="each server in both modes")
 @rule(1)
 async def test_waiters_are_served_in_order_of_arrival(lock, clean):
     first, served = lock(), []
@@ -122,6 +124,7 @@ async def test_waiters_are_served_in_order_of_arrival(lock, clean):
     assert served == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.runs_on("each server", full="each server in both modes")
 @rule(1, 3)
 @pytest.mark.parametrize("ttl", [None, 30])
 async def test_old_and_new_exclude_each_other_and_a_waiter_polls_for_a_foreign_holder(lock, clean, ttl):
@@ -344,6 +347,7 @@ async def test_the_token_may_be_chosen_and_another_process_may_release_with_it(l
     assert raised.value.lock_name == "a"
 
 
+@pytest.mark.runs_on("each server", full="each server in both modes")
 async def test_errors_are_those_of_redis_py(lock, clean):
     mine = lock(timeout=10)
     with pytest.raises(LockError, match=r"not owned|unlocked"):

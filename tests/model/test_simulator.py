@@ -285,8 +285,8 @@ def test_scheduled_cancellations_strike_at_every_await_of_the_core(monkeypatch):
                 missing.add(ast.unparse(node))
     assert missing <= {
         "await self.runtime.sleep_until(self.runtime.now() + 0.1)",  # a worker after a bug
-        # of threads that can be stopped, and of callers who may wait for themselves: no simulated caller does
-        "await attempt.event.wait(min(attempt.until, attempt.look_at, poll))",
+        # of threads that can be stopped, of callers who may wait for themselves, of drop-ins: no simulated caller does
+        "await attempt.event.wait(min(attempt.until, attempt.look_at, poll, ask_at))",
     }
 
 
