@@ -145,7 +145,8 @@ def read_report(report: Path, modules: Iterable[str]) -> Iterator[tuple[str, str
         yield "::".join(filter(None, [module, *classes, case.get("name")])), "\n".join(failures)
 
 
-@pytest.mark.parametrize("library", ["redis-py", pytest.param("python-redis-lock", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("library", ["redis-py", "python-redis-lock"])
 def test_an_original_passes_its_own_tests(server_pool, library):
     """So the way in which this module runs them is right."""
     _, surprises = run_suite(SUITES[library], server_pool.node(BASE).tcp_url, of_drop_in=False)

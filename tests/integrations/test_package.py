@@ -9,7 +9,7 @@ import pytest
 
 from harness.matrix import required
 
-pytestmark = pytest.mark.runs_on("valkey-9.1")
+pytestmark = [pytest.mark.runs_on("valkey-9.1"), pytest.mark.xdist_group("package")]  # they share what is built
 try:
     import build as _build  # noqa: F401  # each is a tool that harness.package runs
     import comrak as _renderer  # noqa: F401
