@@ -95,7 +95,7 @@ def interlock_aio_locks(interlock_server: BreakableServer) -> Iterator[AsyncioIn
 
     It belongs to no event loop before it is used in one, and is closed in each loop with that loop or after the test.
     """
-    from interlock.testing.loops import SelfClosingInterlock  # noqa: PLC0415 (not before a test asks for it)
+    from interlock.compat._self_closing import SelfClosingInterlock  # noqa: PLC0415 (not before a test asks for it)
 
     locks = SelfClosingInterlock(interlock_server.url)
     yield locks

@@ -13,11 +13,9 @@ these faults.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 import uuid
-import weakref
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import redis.asyncio.lock
@@ -25,18 +23,18 @@ import redis.lock
 from redis.exceptions import AuthenticationError, LockError, LockNotOwnedError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from interlock import aio
 from interlock._protocol.names import duration
 from interlock._protocol.run import run
 from interlock.errors import ConfigError, Deadlock, Unavailable
 from interlock.errors import LockError as InterlockLockError
 
 from . import _plain_key as plain_key
+from ._self_closing import SelfClosingInterlock
 from ._targets import Interlocks, for_threads
 from ._targets import close as close_all
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
+    from collections.abc import Generator
 
     from interlock._client.core import Core
 
@@ -45,7 +43,7 @@ __all__ = ["AsyncLock", "Lock", "LockError", "LockNotOwnedError", "aclose", "clo
 AnyLock = redis.lock.Lock | redis.asyncio.lock.Lock
 ErrorT = TypeVar("ErrorT", bound=LockError)
 NOT_OWNED: Final = "Cannot release a lock that's no longer owned"
-for_asyncio: Final = Interlocks(aio.Interlock, for_asyncio=True)
+for_asyncio: Final = Interlocks(SelfClosingInterlock, for_asyncio=True)
 
 
 class Lock(redis.lock.Lock):
@@ -107,7 +105,6 @@ class AsyncLock(redis.asyncio.lock.Lock):
     ) -> bool:
         """Acquire the lock; see `Lock.acquire`. A call that is cancelled leaves nothing in the server."""
         value, timeout = _value(self, token), _timeout(self, blocking, blocking_timeout)
-        _notice_end_of_loop()
         if not await _acquire(self, for_asyncio, value, timeout, self.sleep, was_given=token is not None):
             return False
         self.local.token, self.local.made = value, value if token is None else None
@@ -132,7 +129,6 @@ class AsyncLock(redis.asyncio.lock.Lock):
 
     async def do_release(self, expected_token: Any) -> None:
         """Release the lock if it has this token. Raises LockNotOwnedError, ConnectionError or ResponseError."""
-        _notice_end_of_loop()
         try:
             was_ours = await _release(self, for_asyncio, expected_token)
         except BaseException:  # also a cancellation
@@ -159,34 +155,10 @@ def close() -> None:
 async def aclose() -> None:
     """Close the connections of the running loop behind `AsyncLock`; its next call makes new ones.
 
-    asyncio.run() calls this at its end.
+    The end of asyncio.run() closes them, too.
     """
     for _, locks in list(for_asyncio.made):
-        await locks._end(locks._last_session())
-
-
-# A generator for each loop that uses AsyncLock: asyncio.run() closes the generators of its loop.
-_endings: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[None]] = weakref.WeakKeyDictionary()
-
-
-async def _close_at_the_end(loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None]:
-    try:
-        yield
-    finally:
-        _endings.pop(loop, None)
-        await aclose()
-
-
-def _notice_end_of_loop() -> None:
-    """See to it that the running loop calls aclose() at its end."""
-    loop = asyncio.get_running_loop()
-    if loop in _endings:
-        return
-    for former in [each for each in _endings if each.is_closed()]:  # one that did not close its generators
-        _endings.pop(former, None)
-    _endings[loop] = ending = _close_at_the_end(loop)
-    with contextlib.suppress(StopIteration):  # runs it as far as its yield
-        ending.asend(None).send(None)
+        await locks.close_here()
 
 
 # What both classes share
