@@ -132,41 +132,40 @@ async def release(
     *,
     whose: str = BY_VALUE,
     token: str | None = None,
-    repeat_for: AcquireOptions | None = None,
 ) -> bool:
     """Release the key if it has this value, and wake the next waiter. Returns whether it had this value.
 
     `token`: of the attempt that acquired the key, if `whose` is BY_HOLDER: then a late copy of the release does not end
-    a later section under the same value. `repeat_for`: if the call ends without a reply, the release goes on in the
-    background as long as a key with these options may last. Only with a token, or for a value that nobody acquires
-    again. Raises Unavailable or ConfigError.
+    a later section under the same value. Raises Unavailable or ConfigError.
     """
     token = token or f"release/{secrets.token_hex(16)}"
-    args = (value, whose, *resource.release_args)
-    attempt = Attempt(resource, token, repeat_for or NO_LEASE, release_args=args)
+    attempt = Attempt(resource, token, release_args=(value, whose, *resource.release_args))
     until = core.runtime.now() + core.patient_timeout
     was_ours, ask_again = False, 1
-    try:
-        while ask_again:  # one script call drops only a limited number of dead waiters
-            raw, _ = await core.request(attempt, encode_release(token, "0", attempt.release_args), until)
-            reply = ReleaseReply.parse(raw)
-            was_ours |= bool(reply.was_ours)
-            ask_again = reply.ask_again
-    except BaseException:
-        if repeat_for is not None:
-            core.undo.add(attempt)
-        raise
+    while ask_again:  # one script call drops only a limited number of dead waiters
+        raw, _ = await core.request(attempt, encode_release(token, "0", attempt.release_args), until)
+        reply = ReleaseReply.parse(raw)
+        was_ours |= bool(reply.was_ours)
+        ask_again = reply.ask_again
     # A copy of the request that got no reply may have released the key before the copy that got this one.
     return was_ours or attempt.in_doubt
 
 
-def release_later(core: Core, resource: Resource, value: bytes, options: AcquireOptions) -> None:
+def release_later(
+    core: Core,
+    resource: Resource,
+    value: bytes,
+    options: AcquireOptions = NO_LEASE,
+    *,
+    whose: str = BY_VALUE,
+    token: str | None = None,
+) -> None:
     """Release in the background, as long as a key with these options may last. No I/O.
 
-    Only for a value that nobody acquires again.
+    `whose` and `token` as for `release`. Without a token only for a value that nobody acquires again.
     """
-    args = (value, BY_VALUE, *resource.release_args)
-    core.undo.add(Attempt(resource, f"release/{value.hex()}", options, release_args=args))
+    args = (value, whose, *resource.release_args)
+    core.undo.add(Attempt(resource, token or f"release/{value.hex()}", options, release_args=args))
 
 
 async def extend(core: Core, resource: Resource, value: bytes, ttl: float, retry_for: float | None = None) -> int:

@@ -49,7 +49,6 @@ from redis import StrictRedis
 from redis.exceptions import AuthenticationError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from interlock._client.grant import NO_LEASE, Attempt
 from interlock._protocol.log import log
 from interlock._protocol.names import positive_int
 from interlock._protocol.run import run
@@ -60,6 +59,15 @@ from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives.codes import NO_EXPIRY, NOT_FOUND
 
 from . import _plain_key as plain_key
+from ._redis_lock_errors import (
+    AlreadyAcquired,
+    AlreadyStarted,
+    InvalidTimeout,
+    NotAcquired,
+    NotExpirable,
+    TimeoutNotUsable,
+    TimeoutTooLarge,
+)
 from ._signals import SignalWatch
 from ._targets import close, for_threads, unavailable_as
 
@@ -68,39 +76,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from interlock._client.core import Core
-    from interlock._client.grant import AcquireOptions
     from interlock._client.session import Session
-
-    from ._redis_lock_errors import (
-        AlreadyAcquired,
-        AlreadyStarted,
-        InvalidTimeout,
-        NotAcquired,
-        NotExpirable,
-        TimeoutNotUsable,
-        TimeoutTooLarge,
-    )
-else:  # those that `except redis_lock.NotAcquired` catches, if python-redis-lock is installed
-    try:
-        from redis_lock import (
-            AlreadyAcquired,
-            AlreadyStarted,
-            InvalidTimeout,
-            NotAcquired,
-            NotExpirable,
-            TimeoutNotUsable,
-            TimeoutTooLarge,
-        )
-    except ImportError:
-        from ._redis_lock_errors import (
-            AlreadyAcquired,
-            AlreadyStarted,
-            InvalidTimeout,
-            NotAcquired,
-            NotExpirable,
-            TimeoutNotUsable,
-            TimeoutTooLarge,
-        )
 
 __all__ = [
     "AlreadyAcquired", "AlreadyStarted", "InvalidTimeout", "Lock", "NotAcquired", "NotExpirable", "TimeoutNotUsable",
@@ -253,7 +229,8 @@ class Lock:
                     if is_last:
                         return None
         except BaseException:  # an interrupt, say: the signal that woke this caller goes on to the next waiter
-            self._undo(session.core, f"release/{secrets.token_hex(16)}", plain_key.NONE)
+            token, value = f"release/{secrets.token_hex(16)}", self._value()
+            plain_key.release_later(session.core, self._resource, value, whose=plain_key.NONE, token=token)
             raise
         finally:
             watch.remove(self._resource)
@@ -357,12 +334,9 @@ class Lock:
         token, self._token = self._token, None
         if token is not None:
             self._may_have_left = True
-            self._undo(self._session().core, token, plain_key.BY_HOLDER, plain_key.options_of(self._expire, "expire"))
-
-    def _undo(self, core: Core, token: str, whose: str, options: AcquireOptions = NO_LEASE) -> None:
-        """Send a release in the background, which signals if the lock is free then."""
-        args = (self._value(), whose, *self._resource.release_args)
-        core.undo.add(Attempt(self._resource, token, options, release_args=args))
+            options = plain_key.options_of(self._expire, "expire")
+            core, value = self._session().core, self._value()
+            plain_key.release_later(core, self._resource, value, options, whose=plain_key.BY_HOLDER, token=token)
 
     # Renewal: a thread for each held lock, as in python-redis-lock
 
