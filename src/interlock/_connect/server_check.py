@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from interlock._protocol.log import log
 from interlock._protocol.types import Disconnected
+from interlock._quarantine.identity import parse_info
 from interlock.errors import ConfigError, Unavailable
 
 if TYPE_CHECKING:
@@ -23,13 +24,9 @@ def check_server(hello: Any, memory_info: Any, address: Address) -> None:
     memory; if that is an error, the eviction policy is unknown.
     """
     display_url = address.display_url
-    # The reply to HELLO is a map in RESP3, a flat list in RESP2.
-    facts: dict[bytes, Any] = dict(
-        hello.items() if hasattr(hello, "items") else zip(hello[::2], hello[1::2], strict=False)
-    )
+    facts: dict[bytes, Any] = pairs_of(hello)
     version = facts.get(b"version", b"").decode()
-    numbers = version.split(".")[:2]
-    if all(number.isdecimal() for number in numbers) and tuple(map(int, numbers)) < OLDEST_VERSION:
+    if (numbers := parse_version(version)) is not None and numbers < OLDEST_VERSION:
         raise version_error(display_url, version)
     mode = facts.get(b"mode")
     replica = facts.get(b"role") in (b"replica", b"slave")
@@ -55,7 +52,7 @@ def check_server(hello: Any, memory_info: Any, address: Address) -> None:
             raise Disconnected(f"{display_url} has become a replica", sent=False)
         raise Unavailable(f"{display_url} is a read-only replica. Connect to its primary")
     if isinstance(memory_info, bytes):
-        _warn_of_eviction(memory_info.decode(errors="replace"), display_url)
+        _warn_of_eviction(parse_info(memory_info), display_url)
 
 
 @lru_cache(maxsize=256)  # one warning for each server and policy
@@ -67,11 +64,21 @@ def _warn_of_policy(display_url: str, policy: str) -> None:
     )
 
 
-def _warn_of_eviction(memory_info: str, display_url: str) -> None:
-    facts = dict(line.split(":", 1) for line in memory_info.splitlines() if ":" in line)
+def _warn_of_eviction(facts: dict[str, str], display_url: str) -> None:
     policy = facts.get("maxmemory_policy", "noeviction")
     if policy != "noeviction" and facts.get("maxmemory", "0") != "0":
         _warn_of_policy(display_url, policy)
+
+
+def pairs_of(reply: Any) -> dict[Any, Any]:
+    """The names and values of a reply that is a map in RESP3 and a flat list in RESP2, as that to HELLO."""
+    return dict(reply.items() if hasattr(reply, "items") else zip(reply[::2], reply[1::2], strict=False))
+
+
+def parse_version(version: str) -> tuple[int, ...] | None:
+    """The first two numbers of a version; None if these are no numbers."""
+    numbers = version.split(".")[:2]
+    return tuple(map(int, numbers)) if all(number.isdecimal() for number in numbers) else None
 
 
 def version_error(display_url: str, version: str) -> ConfigError:

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from interlock._connect.server_check import OLDEST_VERSION, parse_version
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -14,7 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Finding", "Level", "findings"]
 
-OLDEST: Final = (6, 2)
 MAX_LATENCY: Final = 0.05  # seconds
 MAX_CLOCK_DIFFERENCE: Final = 5.0  # seconds
 YOUNG: Final = 60.0  # seconds: a quarantine of max_ttl may be on
@@ -49,15 +50,10 @@ def findings(facts: Facts, *, max_ttl: float = YOUNG) -> list[Finding]:
     found = list[Finding]()
     for server in facts.servers:
         found += _of_server(server, max_ttl)
-    found += {"quorum": _of_quorum, "sentinel": _of_sentinels}.get(facts.kind, _nothing)(facts)
-    if facts.kind == "cluster":
-        found += _of_cluster(facts)
+    if facts.kind != "server":
+        found += {"quorum": _of_quorum, "sentinel": _of_sentinels, "cluster": _of_cluster}[facts.kind](facts)
     order = list(Level)
     return sorted(found, key=lambda finding: -order.index(finding.level))
-
-
-def _nothing(_: Facts) -> Iterator[Finding]:
-    yield from ()
 
 
 # One server
@@ -100,10 +96,10 @@ def _of_server(server: ServerFacts, max_ttl: float) -> Iterator[Finding]:
 def _of_version(server: ServerFacts) -> Iterator[Finding]:
     version = server.info.get("valkey_version") or server.info.get("redis_version", "")
     name = "Valkey" if "valkey_version" in server.info else "Redis"
-    numbers = version.split(".")[:2]
-    if not all(number.isdecimal() for number in numbers):
+    numbers = parse_version(version)
+    if numbers is None:
         return
-    if tuple(map(int, numbers)) < OLDEST:
+    if numbers < OLDEST_VERSION:
         text, advice = f"runs {name} {version}, which is too old", "Use Redis 6.2, Valkey 7.2, or later"
         yield Finding(Level.DANGER, server.url, text, advice)
     else:

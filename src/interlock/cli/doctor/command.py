@@ -45,7 +45,7 @@ def doctor(
     urls = url or []
     facts = ask(urls)
     found = findings(facts, max_ttl=max_ttl)
-    if not any(finding.level is Level.DANGER and finding.text.startswith("does not answer") for finding in found):
+    if not any(server.error for server in facts.servers):
         found.append(try_a_lock(urls, prefix))
     if as_json:
         print(json.dumps([finding.as_json() for finding in found], indent=2))

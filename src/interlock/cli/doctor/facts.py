@@ -11,7 +11,9 @@ from redis.exceptions import RedisError
 
 from interlock._connect.clusters import Cluster
 from interlock._connect.refusals import connection_error
+from interlock._connect.server_check import pairs_of
 from interlock._connect.target import address_of, quorum_of
+from interlock._quarantine.identity import parse_info
 from interlock._servers.cluster import _address_in_map
 
 if TYPE_CHECKING:
@@ -99,7 +101,7 @@ def _ask_server(address: Address) -> ServerFacts:
     facts = ServerFacts(address.display_url)
     try:
         with _connected(address) as connection:
-            facts.info = _lines(_or_none(connection, "INFO"))
+            facts.info = parse_info(_or_none(connection, "INFO"))
             found = dict[str, str]()
             for setting in SETTINGS:
                 found |= _pairs(_or_none(connection, "CONFIG", "GET", setting))
@@ -118,7 +120,7 @@ def _ask_sentinel(address: Address, sentinels: Sentinels) -> tuple[ServerFacts, 
     facts = ServerFacts(address.display_url)
     try:
         with _connected(address) as connection:
-            facts.info = _lines(_or_none(connection, "INFO"))
+            facts.info = parse_info(_or_none(connection, "INFO"))
             return facts, _pairs(_reply(connection, "SENTINEL", "MASTER", sentinels.service))
     except Exception as error:  # noqa: BLE001 (as above)
         facts.error = str(error) or type(error).__name__
@@ -164,14 +166,4 @@ def _text(reply: Any) -> str:
 
 def _pairs(reply: Any) -> dict[str, str]:
     """A reply of names and values: a map of RESP3, or a list of RESP2."""
-    if not reply:
-        return {}
-    items = reply.items() if hasattr(reply, "items") else zip(reply[::2], reply[1::2], strict=False)
-    return {_text(name): _text(value) for name, value in items}
-
-
-def _lines(reply: Any) -> dict[str, str]:
-    """The lines of INFO."""
-    if hasattr(reply, "items"):  # redis-py has parsed it
-        return {_text(name): _text(value) for name, value in reply.items()}
-    return dict(line.split(":", 1) for line in _text(reply).splitlines() if ":" in line)
+    return {_text(name): _text(value) for name, value in pairs_of(reply or ()).items()}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from interlock.errors import LockError
@@ -28,37 +28,25 @@ def try_a_lock(urls: Sequence[str], prefix: str) -> Finding:
         Interlock.quorum(urls, prefix=prefix) if len(urls) > 1 else Interlock(*urls, prefix=prefix) for _ in range(2)
     ]
     holder, waiter = made
-    times = dict[str, float]()
 
-    def wait() -> None:
+    def wait() -> float:
         with waiter.lock(name, ttl=10, timeout=TIMEOUT):
-            times["acquired"] = time.monotonic()
-
-    failed = list[BaseException]()
-
-    def guarded() -> None:
-        try:
-            wait()
-        except BaseException as error:  # noqa: BLE001 (shown below)
-            failed.append(error)
+            return time.monotonic()
 
     try:
-        with holder.lock(name, ttl=10, timeout=TIMEOUT):
-            thread = threading.Thread(target=guarded, name="interlock-doctor")
-            thread.start()
-            while thread.is_alive() and not holder.lock(name).inspect().waiting:
-                time.sleep(0.01)
-            time.sleep(0.3)  # until the waiter is subscribed
-            released = time.monotonic()
-        thread.join(2 * TIMEOUT)
-        if failed:
-            raise failed[0]
+        with ThreadPoolExecutor(1, "interlock-doctor") as pool:
+            with holder.lock(name, ttl=10, timeout=TIMEOUT):
+                waiting = pool.submit(wait)
+                while not waiting.done() and not holder.lock(name).inspect().waiting:
+                    time.sleep(0.01)
+                time.sleep(0.3)  # until the waiter is subscribed
+                released = time.monotonic()
+            handover = waiting.result() - released
     except LockError as error:
         return Finding(Level.DANGER, "a lock", f"cannot be acquired: {error}", "Mend that first")
     finally:
         for locks in made:
             locks.close()
-    handover = times["acquired"] - released
     if handover > SLOW_HANDOVER:
         return Finding(
             Level.WARNING, "a lock", f"is handed over by a poll, after {handover:.1f} s, and not by a push",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from interlock._api.options import DEFAULT_TTL
 from interlock.cli.exit_status import EX_TEMPFAIL
 from interlock.errors import AcquireTimeout, ConfigError, LeaseLost, Unavailable
 from interlock.primitives.once import Skipped
@@ -24,7 +25,6 @@ __all__ = ["app"]
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-DEFAULT_TTL: Final = 30.0  # seconds, as that of lock()
 MAX_GRACE: Final = 5.0  # seconds, of the default
 
 EPILOG = """\b

@@ -94,8 +94,7 @@ class Supervisor:
 
     def say(self, word: Word, *details: object) -> None:
         """Send a message. A supervisor that has ended hears nothing: `hear` says so."""
-        with contextlib.suppress(OSError):
-            self.socket.send(json.dumps([word, *details]).encode())
+        _send(self.socket, word, *details)
 
     def hear(self, within: float) -> tuple[Word, list[Any]] | None:
         """The next message, or None if there is none in so many seconds. Raises EOFError if the supervisor has died."""
@@ -108,6 +107,11 @@ class Supervisor:
         self.socket.close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
+
+
+def _send(end: socket.socket, word: Word, *details: object) -> None:
+    with contextlib.suppress(OSError):  # nobody is there to hear it
+        end.send(json.dumps([word, *details]).encode())
 
 
 def _received(end: socket.socket) -> tuple[Word, list[Any]]:
@@ -192,8 +196,7 @@ class _Command:
 
     def _say(self, word: Word, *details: object) -> None:
         if self.runner is not None:
-            with contextlib.suppress(OSError):
-                self.runner.send(json.dumps([word, *details]).encode())
+            _send(self.runner, word, *details)
 
     # The command
 
