@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import redis
 
 from interlock import Interlock
 from interlock.cli import app
+from interlock.cli.run.supervisor import _received, _send
 from interlock.testing import BreakableServer
 
 pytestmark = pytest.mark.runs_on("its own servers", modes="threads", starts="a server of valkey-9.1")
@@ -202,6 +204,7 @@ def test_the_command_ends_before_the_lease_though_its_runner_is_killed_or_stoppe
         state = held.inspect()  # asked while the command may still be at work
         alive = lives(pid)
         assert state.held or not alive, "the lease has ended, and the command runs on"
+        time.sleep(0.002)  # a test that takes all of a processor keeps it from the supervisor, for seconds
     assert held.inspect().held, "a minute more is no promise kept"
     assert process.stdout.readline() == "TERM\n"
     process.send_signal(signal.SIGCONT)
@@ -267,6 +270,17 @@ def test_a_command_that_nohup_protects_stays_protected(run, server):
         env={"PATH": os.environ["PATH"], "INTERLOCK_URL": server.url}, text=True, capture_output=True, check=False,
     )  # fmt: skip
     assert (ran.returncode, ran.stdout) == (0, "alive\n")
+
+
+def test_the_last_word_of_a_supervisor_that_did_not_hear_the_runner_counts():
+    runner, supervisor = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with runner:
+        _send(runner, "until", 1.0)
+        _send(supervisor, "ended", 3)
+        supervisor.close()
+        assert _received(runner) == ("ended", [3])
+        with pytest.raises(EOFError):
+            _received(runner)
 
 
 # Under a terminal

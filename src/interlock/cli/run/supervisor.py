@@ -115,10 +115,13 @@ def _send(end: socket.socket, word: Word, *details: object) -> None:
 
 
 def _received(end: socket.socket) -> tuple[Word, list[Any]]:
-    try:
-        message = end.recv(MAX_MESSAGE)
-    except OSError:
-        message = b""
+    message = b""
+    for _ in range(2):
+        try:
+            message = end.recv(MAX_MESSAGE)
+            break
+        except OSError:  # the other end closed, and had not read all: what it said before is still here
+            continue
     if not message:
         raise EOFError
     word, *details = json.loads(message)
