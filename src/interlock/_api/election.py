@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from interlock._client.election import Watch
 from interlock._client.election import leader as leader_of
 from interlock._client.grant import Grant
+from interlock._protocol.lock_fields import lock_fields
 from interlock._protocol.log import log
 from interlock._protocol.types import Stopped
 from interlock.errors import AcquireTimeout, ConfigError, LeaseLost, Unavailable
@@ -147,7 +148,7 @@ class ElectionCore(LockCore[LeaseT], Generic[LeaseT, EventT]):
                 continue
             except (Unavailable, AcquireTimeout) as error:
                 if not warned:
-                    log.warning("%s The campaign goes on", error)
+                    log.warning("%s The campaign goes on", error, extra=lock_fields(self._primitive))
                     warned = True
                 await session.runtime.sleep_until(session.runtime.now() + OUTAGE_PAUSE)
             except ConfigError:

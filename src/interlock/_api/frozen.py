@@ -10,18 +10,22 @@ from __future__ import annotations
 import re
 import time
 from datetime import UTC, datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from interlock._protocol.lock_fields import lock_fields
 from interlock._protocol.log import log
 
 from .functions import name_of
+
+if TYPE_CHECKING:
+    from interlock._protocol.types import Resource
 
 DAYS: Final = ("%Y-%m-%d", "%Y%m%d", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y-%m", "%G-W%V")
 _TIMESTAMP: Final = re.compile(r"(?<!\d)\d{10}(?=\.|$)")
 DAY: Final = 86_400  # seconds
 
 
-def warn_of_frozen(subject: object, what: str, text: str, function: object) -> None:
+def warn_of_frozen(subject: Resource, what: str, text: str, function: object) -> None:
     """Log a warning if this name or key of a decorated function has the date or time of now in it."""
     if not _is_of_now(text):
         return
@@ -33,6 +37,7 @@ def warn_of_frozen(subject: object, what: str, text: str, function: object) -> N
         what,
         text,
         name_of(function),
+        extra=lock_fields(subject),
     )
 
 

@@ -10,11 +10,14 @@ from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from interlock._client.error_texts import about
+from interlock._protocol.lock_fields import lock_fields
 from interlock._protocol.log import log
 from interlock.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
+
+    from interlock._protocol.types import Resource
 
 
 @contextlib.contextmanager
@@ -118,7 +121,7 @@ def checked_awaitable(subject: object, function: Any, result: object) -> None:
         )
 
 
-def checked_result(subject: object, function: Any, result: Any, *, for_asyncio: bool) -> None:
+def checked_result(subject: Resource, function: Any, result: Any, *, for_asyncio: bool) -> None:
     """Refuse a result that is work to be done later, after the release; warn if it may be meant. Raises ConfigError."""
     if type(result) not in _RUNS_LATER:
         return
@@ -134,7 +137,7 @@ def checked_result(subject: object, function: Any, result: Any, *, for_asyncio: 
         raise refusal(
             subject, f"{subject}: {called} returned a {what}, whose body would run after the release. {_INSIDE}"
         )
-    _warn_once(f"{subject}: {called} returned a {what}: what it does runs after the release. {_INSIDE}")
+    _warn_once(f"{subject}: {called} returned a {what}: what it does runs after the release. {_INSIDE}", subject)
 
 
 _INSIDE: Final = "Hold the lock inside it, in a `with`"
@@ -160,5 +163,5 @@ def _what_runs_later(function: Any) -> str | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _warn_once(text: str) -> None:
-    log.warning("%s", text)
+def _warn_once(text: str, subject: Resource) -> None:
+    log.warning("%s", text, extra=lock_fields(subject))

@@ -52,7 +52,7 @@ def run_source(name: Any, prefix: str, key: Any) -> tuple[Resource, RunSource]:
 class RunNames:
     """The names and keys of the calls of a decorated function; or, without a function, those of this moment."""
 
-    def __init__(self, subject: object, source: RunSource, prefix: str, function: Any = None) -> None:
+    def __init__(self, subject: Resource, source: RunSource, prefix: str, function: Any = None) -> None:
         decorates = function is not None
         name, key, _ = self._source = source
         self._subject, self._prefix = subject, prefix

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from interlock._client.places import calling_place, line_of
 from interlock._client.session import Session
+from interlock._protocol.lock_fields import lock_fields
 from interlock._protocol.log import log
 from interlock._protocol.names import token_part
 from interlock._protocol.run import run
@@ -141,6 +142,7 @@ def _warn_of_loop(resource: Resource) -> None:
             "returns. Use interlock.aio there, or asyncio.to_thread()",
             resource,
             line_of(calling_place()),
+            extra=lock_fields(resource),
         )
 
 

@@ -44,6 +44,7 @@ from interlock._client.grant import AcquireOptions, Attempt, Grant, last_answer_
 from interlock._client.handovers import Handovers
 from interlock._client.places import NOT_THE_USERS
 from interlock._client.self_wait import LOOK_AFTER, SelfWait, begins_alike, find
+from interlock._protocol.lock_fields import lock_fields
 from interlock._protocol.log import log
 from interlock._protocol.names import checked_ttl, execute_word
 from interlock._protocol.timing import (
@@ -453,7 +454,7 @@ class Core:
         if own is not None and own.is_deadlock():
             raise own.error()
         if own is not None and warn:
-            log.warning("%s", own.warning())
+            log.warning("%s", own.warning(), extra=lock_fields(attempt.resource, token=attempt.token))
 
     def lease_from_grant(self, attempt: Attempt, fence: int, sent: float, handover_ttl: float = 0.0) -> Any:
         """Make the lease of a grant, start its renewal, and unregister its waiter.
@@ -685,7 +686,7 @@ class Core:
         except LockError as failed:
             if error is None and not isinstance(failed, Unavailable):
                 raise
-            log.warning("%s The release goes on in the background", failed)
+            log.warning("%s The release goes on in the background", failed, extra=grant.log_fields)
             return
         except BaseException:
             self.release_in_background(grant)

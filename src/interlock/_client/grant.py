@@ -7,6 +7,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from interlock._protocol.lock_fields import lock_fields
 from interlock._protocol.timing import ANSWER_COUNTS_FOR, FOREVER, HANDOVER_TTL, TOMBSTONE_TTL, capped_ttl, margin
 from interlock.errors import LeaseLost, LockError
 from interlock.primitives.messages import NO_BOUND
@@ -193,6 +194,11 @@ class Grant:
     @property
     def renews(self) -> bool:
         return self.attempt.options.renew
+
+    @property
+    def log_fields(self) -> dict[str, object]:
+        """The attributes of a log record about this lease."""
+        return lock_fields(self.attempt.resource, self.fence, self.token)
 
     @property
     def jeopardy_after(self) -> float:

@@ -86,7 +86,10 @@ class Departure:
             self.attempt.in_doubt = True
             self._leaving.undo.add(self.attempt)
             log.warning(
-                "%s: no reply to its release (%s). The release goes on in the background", self.attempt.resource, error
+                "%s: no reply to its release (%s). The release goes on in the background",
+                self.attempt.resource,
+                error,
+                extra=self._grant.log_fields,
             )
         self.end()
 
@@ -103,12 +106,12 @@ class Departure:
     def _report_loss(self) -> None:
         grant = self._grant
         grant.end_reason = ENDED_BEFORE_RELEASE
-        log.warning("%s", grant.error(grant.end_reason))
+        log.warning("%s", grant.error(grant.end_reason), extra=grant.log_fields)
         if self._lease is not None:
             try:
                 self._lease._on_lost()
             except Exception:  # noqa: BLE001 (whoever reads the reply wants another one)
-                log.exception("interlock: the loss of %s could not be reported", grant.resource)
+                log.exception("interlock: the loss of %s could not be reported", grant.resource, extra=grant.log_fields)
 
 
 class Leaving:

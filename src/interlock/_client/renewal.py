@@ -231,7 +231,7 @@ class Renewal:
         with contextlib.suppress(IndexError):  # empty, or another thread has just emptied it
             while self.unreported_drops:
                 grant = self.unreported_drops.popleft()
-                log.warning("%s", dropped_text(grant, self.runtime.now()))
+                log.warning("%s", dropped_text(grant, self.runtime.now()), extra=grant.log_fields)
                 self.end(grant)
 
     def _remember_for_close(self, grant: Grant) -> None:
@@ -256,13 +256,13 @@ class Renewal:
         with self.runtime.mutex:  # a reply may arrive at the moment of the deadline
             had_ended, lease = grant.end_reason is not None, grant.lose(why)
         if not had_ended:
-            log.warning("%s", grant.error(why))
+            log.warning("%s", grant.error(why), extra=grant.log_fields)
             self._remember_for_close(grant)
         if lease:
             try:
                 lease._on_lost()
             except Exception:  # noqa: BLE001 (one failed report must not stop the reports of other losses)
-                log.exception("interlock: the loss of %s could not be reported", grant.resource)
+                log.exception("interlock: the loss of %s could not be reported", grant.resource, extra=grant.log_fields)
 
     def revoked(self, token: str, why: str) -> None:
         """Handle the push that this lease was revoked, with the reason that the revoker gave."""
@@ -431,7 +431,12 @@ class Renewal:
 
     def _on_failure(self, grant: Grant, cause: bytes) -> None:
         if grant.renews and not grant.renewal_failing:
-            log.info("%s: a renewal failed and is tried again: %s", grant.resource, cause.decode(errors="replace"))
+            log.info(
+                "%s: a renewal failed and is tried again: %s",
+                grant.resource,
+                cause.decode(errors="replace"),
+                extra=grant.log_fields,
+            )
         grant.renewal_failing = grant.renews
         self._schedule(grant, min(self.runtime.now() + min(1.0, grant.attempt.ttl / 12), grant.deadline))
 

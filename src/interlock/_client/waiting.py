@@ -19,6 +19,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Final
 
+from interlock._protocol.lock_fields import lock_fields
 from interlock._protocol.log import log
 from interlock._protocol.timing import FOREVER
 from interlock.primitives.codes import QUEUED
@@ -162,7 +163,7 @@ class Waiters:
         unanswered_queues: set[LocalQueue] = set()
         for (queue, batch), reply in zip(batches, replies, strict=True):
             if isinstance(reply, Exception):  # any error means that the heartbeat has no reply
-                log.debug("%s: no heartbeat got through: %s", queue.resource, reply)
+                log.debug("%s: no heartbeat got through: %s", queue.resource, reply, extra=lock_fields(queue.resource))
                 queue.unanswered_since = min(queue.unanswered_since, now)
                 for attempt in batch:
                     attempt.unanswered_since = min(attempt.unanswered_since, now)

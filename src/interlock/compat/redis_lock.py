@@ -49,6 +49,7 @@ from redis import StrictRedis
 from redis.exceptions import AuthenticationError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from interlock._protocol.lock_fields import lock_fields
 from interlock._protocol.log import log
 from interlock._protocol.names import positive_int
 from interlock._protocol.run import run
@@ -262,7 +263,9 @@ class Lock:
         except Exception as error:
             if not _passes(error):
                 raise
-            log.debug("%s: BLPOP failed, and the waiter asks again: %s", self._name, error)
+            log.debug(
+                "%s: BLPOP failed, and the waiter asks again: %s", self._name, error, extra=lock_fields(self._resource)
+            )
             time.sleep(min(ERROR_PAUSE, max(MIN_RETRY_DELAY, until - now())))
         return now() < until
 
@@ -324,10 +327,16 @@ class Lock:
         try:
             self.release()
         except BaseException as error:
+            fields = lock_fields(self._resource, token=self._token)
             self._release_in_background()
             if exc_value is None or not isinstance(error, Exception):
                 raise
-            log.warning("%s: at the end of a `with` whose body raised an error, the release failed: %s", self, error)
+            log.warning(
+                "%s: at the end of a `with` whose body raised an error, the release failed: %s",
+                self,
+                error,
+                extra=fields,
+            )
 
     def _release_in_background(self) -> None:
         """Release what this object has acquired, though its caller has left."""
@@ -392,21 +401,28 @@ def _renew(lockref: weakref.ref[Lock], interval: float, expire: float, stop: thr
         lock = lockref()
         if lock is None:
             return
-        text = repr(lock)  # a log that keeps its records must not keep the lock
+        # A log that keeps its records must not keep the lock.
+        text, fields = repr(lock), lock_fields(lock._resource, token=lock._token)
         try:
             # A part of the time that is left, so that the warning comes before the loss.
             lock._extend(expire, retry_for=min(MAX_RENEWAL_TRY, max(MIN_RETRY_DELAY * 3, (expires_at - now()) / 3)))
         except NotAcquired:
-            log.error("%s is lost: its key expired or was reset, or another has it. Its holder works without it", text)
+            log.error(
+                "%s is lost: its key expired or was reset, or another has it. Its holder works without it",
+                text,
+                extra=fields,
+            )
             return
         except NotExpirable as error:
-            log.warning("%s", error)
+            log.warning("%s", error, extra=fields)
         except Exception as error:  # noqa: BLE001 (logged) only the end of the lock ends its renewal
             if now() >= expires_at:
-                log.error("%s is lost: no renewal has succeeded for its expire, %g s: %s", text, expire, error)
+                log.error(
+                    "%s is lost: no renewal has succeeded for its expire, %g s: %s", text, expire, error, extra=fields
+                )
                 return
             if not fails:
-                log.warning("%s was not renewed, and is tried again: %s", text, error)
+                log.warning("%s was not renewed, and is tried again: %s", text, error, extra=fields)
             pause, fails = min(interval, MAX_RENEWAL_TRY / 2, expire / 10), True
         else:
             expires_at, pause, fails = now() + expire, interval, False
