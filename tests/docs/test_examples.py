@@ -129,7 +129,9 @@ def options_in_pages():
     named = {}
     for page in PROSE:
         for line in page.read_text().splitlines():
-            for found in re.finditer(r"(scripts/\w+|\binterlock (?:demo|doctor|run|server(?: \w+)?)\b)([^`#]*)", line):
+            for found in re.finditer(
+                r"(scripts/\w+|\binterlock (?:demo|doctor|run|show|server(?: \w+)?)\b)([^`#]*)", line
+            ):
                 ours, _, _ = found[2].partition(" -- ")  # behind it stands a command of its own
                 named.setdefault(found[1], set()).update(re.findall(r"--[a-z-]+", ours))
     return named

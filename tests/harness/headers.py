@@ -16,7 +16,7 @@ class Header:
         self.keys = [
             name
             for _, name in re.findall(
-                r"^--\s+(?:KEYS\s+)?(\d) (\w+|\[\w+\])\s+(?:string|zset|hash|list)\b", header, re.MULTILINE
+                r"^--\s+(?:KEYS\s+)?(\d) ([\w-]+|\[\w+\])\s+(?:string|zset|hash|list|stream)\b", header, re.MULTILINE
             )
         ]
         renewed = re.search(r"for `renew`: ([a-z, ]+), \.\.\.", header)

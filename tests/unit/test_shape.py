@@ -8,6 +8,7 @@ import re
 import sys
 import typing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ import interlock
 import interlock.aio
 import interlock.threads
 from harness.headers import Header
+from interlock.primitives.kind import kind_resource
 from interlock.primitives.scripts import load
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +33,7 @@ MADE = {
     "barrier": lambda locks: locks.barrier("x", 2),
     "election": lambda locks: locks.election("x"),
     "once": lambda locks: locks.once("x", at_most=1),
+    "kind": lambda _: SimpleNamespace(_primitive=kind_resource("x", "lock:")),
 }
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from interlock._client.error_texts import is_of_another_kind, reply_error
 from interlock.errors import ConfigError, Unavailable
 from interlock.primitives.codes import WRONG_KIND
+from interlock.primitives.kind import KindCall, KindReply, kind_resource
 from interlock.primitives.messages import InspectCall, Refused
 from interlock.primitives.scripts import load
 
@@ -34,6 +35,14 @@ async def inspect(core: Core, resource: Resource, max_waiters: str) -> Any:
     if record and is_of_another_kind(resource, record):
         raise reply_error(resource, Refused(WRONG_KIND, record))
     return reply
+
+
+async def kind_of(core: Core, name: str, prefix: str) -> KindReply:
+    """What the server has under a name of which the caller does not know the kind. Raises Unavailable or ConfigError.
+
+    On a quorum, what most servers have that know the name.
+    """
+    return KindReply.parse(await core.query(kind_resource(name, prefix), *KindCall().encode()))
 
 
 def _record_in(resource: Resource, reply: Any) -> bytes:

@@ -23,6 +23,7 @@ from interlock.primitives.codes import (
     WRONG_KIND,
 )
 from interlock.primitives.election import Leading, WatchCall, merge_watch, parse_watch
+from interlock.primitives.kind import KindCall, KindReply, merge_kind
 from interlock.primitives.lock import FenceCall, FenceReply, LockInspect
 from interlock.primitives.messages import (
     GONE,
@@ -295,6 +296,10 @@ def _watch(votes: Votes[WatchCall, Leading | Refused], _rules: QuorumRules) -> L
     return merge_watch(votes)
 
 
+def _kind(votes: Votes[KindCall, KindReply], _rules: QuorumRules) -> KindReply | None:
+    return merge_kind(votes)
+
+
 class Verb(NamedTuple):
     """The functions that parse the calls and replies of one verb, and merge its replies."""
 
@@ -313,6 +318,7 @@ VERBS: Final[dict[str, Verb]] = {
     "inspect": Verb(InspectCall.parse, LockInspect.parse, _inspect),
     "revoke": Verb(RevokeCall.parse, DoneReply.parse, _revoke),
     "watch": Verb(WatchCall.parse, parse_watch, _watch),
+    "kind": Verb(KindCall.parse, KindReply.parse, _kind),
     "forget": Verb(ForgetCall.parse, DoneReply.parse, None),
 }
 

@@ -18,6 +18,7 @@ __all__ = ["app", "run"]
 
 MODULES: Final = {  # by command, in the order of the help: imported when the command is named
     "run": ("interlock.cli.run.command", "Run a command under a lock, as flock does, on many machines."),
+    "show": ("interlock.cli.show", "Say who holds a name, where and since when, and who waits for it."),
     "doctor": ("interlock.cli.doctor.command", "Say what endangers locks on your servers, and what to set."),
     "demo": ("interlock.cli.demo.commands", "Every lock and semaphore recipe on a real server."),
     "server": ("interlock.cli.server", "Start, stop or describe the embedded server."),

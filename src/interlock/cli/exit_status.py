@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+NOTHING_THERE: Final = 1  # the server has nothing under this name, or nobody holds it
 EX_USAGE: Final = 64  # a bad option or URL
 EX_UNAVAILABLE: Final = 69  # a server does not answer, or a library is not installed
 EX_TEMPFAIL: Final = 75  # refused for now: the command would harm a process that holds a lease

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
+
+from interlock.cli.options import AsJson, Prefix, Urls  # noqa: TC001 (typer reads the annotations)
+from interlock.cli.output import console, print_json, safe
 
 from .checks import Finding, Level, findings
 from .facts import ask
@@ -32,14 +32,11 @@ for a lock of its own name, which expires."""
 @app.command("doctor", epilog=EPILOG)
 def doctor(
     *,
-    url: Annotated[
-        list[str] | None,
-        typer.Option(metavar="URL", help="The server; several are a quorum. Default: $INTERLOCK_URL."),
-    ] = None,
-    prefix: Annotated[str, typer.Option(metavar="TEXT", help="The prefix of your Interlock.")] = "lock:",
+    url: Urls = None,
+    prefix: Prefix = "lock:",
     max_ttl: Annotated[float, typer.Option(metavar="SECONDS", help="The max_ttl of your Interlock.")] = 60.0,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings, too.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Say what endangers locks on these servers, and what to set."""
     urls = url or []
@@ -48,7 +45,7 @@ def doctor(
     if not any(server.error for server in facts.servers):
         found.append(try_a_lock(urls, prefix))
     if as_json:
-        print(json.dumps([finding.as_json() for finding in found], indent=2))
+        print_json([finding.as_json() for finding in found])
     else:
         _print(found)
     bad = {Level.DANGER, Level.WARNING} if strict else {Level.DANGER}
@@ -56,9 +53,9 @@ def doctor(
 
 
 def _print(found: list[Finding]) -> None:
-    console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    out = console()
     for finding in found:
-        colour = COLOURS[finding.level]
-        console.print(f"[{colour}]{finding.level:<8}[/] {escape(finding.subject)} {escape(finding.text)}")
+        level = (f"{finding.level:<8}", COLOURS[finding.level])
+        out.print(Text.assemble(level, f" {safe(finding.subject)} {safe(finding.text)}"))
         if finding.advice:
-            console.print(f"{'':<9}→ {escape(finding.advice)}")
+            out.print(Text(f"{'':<9}→ {safe(finding.advice)}"))

@@ -7,8 +7,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
+from interlock.cli.options import connect
 from interlock.errors import LockError
-from interlock.threads import Interlock
 
 from .checks import Finding, Level
 
@@ -24,9 +24,7 @@ SLOW_HANDOVER: Final = 0.5  # seconds: a push takes far less, the poll of a wait
 def try_a_lock(urls: Sequence[str], prefix: str) -> Finding:
     """Acquire a lock of a new name twice, the second time behind the first. Its keys expire by themselves."""
     name = f"interlock-doctor-{secrets.token_hex(6)}"
-    made = [
-        Interlock.quorum(urls, prefix=prefix) if len(urls) > 1 else Interlock(*urls, prefix=prefix) for _ in range(2)
-    ]
+    made = [connect(urls, prefix) for _ in range(2)]
     holder, waiter = made
 
     def wait() -> float:

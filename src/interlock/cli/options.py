@@ -1,0 +1,29 @@
+"""The options that several commands share, and the Interlock that they name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from interlock.threads import Interlock
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["AsJson", "Prefix", "Urls", "connect"]
+
+Urls: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--url", metavar="URL", help="The server; several are a quorum. Default: $INTERLOCK_URL."),
+]
+Prefix: TypeAlias = Annotated[str, typer.Option("--prefix", metavar="TEXT", help="The prefix of your Interlock.")]
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+def connect(urls: Sequence[str] | None, prefix: str, label: str | None = None) -> Interlock:
+    """Make the Interlock of these URLs; of none, that of $INTERLOCK_URL. Raises ConfigError."""
+    urls = urls or ()
+    if len(urls) > 1:
+        return Interlock.quorum(urls, prefix=prefix, label=label)
+    return Interlock(*urls, prefix=prefix, label=label)

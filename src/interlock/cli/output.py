@@ -1,0 +1,92 @@
+"""What commands print: text for people, with colours only on a terminal, and JSON for programs.
+
+Names, labels and reasons are the words of others: before they reach a terminal, `safe` escapes what a terminal would
+take for a command. Nothing is read as markup.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import unicodedata
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Console
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from typing import TextIO
+
+__all__ = ["console", "print_json", "print_rows", "print_table", "safe", "span", "styled"]
+
+# Categories of Unicode: control characters, formats such as a change of the direction, halves of surrogates, ends of
+# lines and paragraphs.
+_UNSAFE: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+
+
+def safe(text: object) -> str:
+    """The text with every character escaped that could move a cursor, change a colour or hide another character."""
+    return "".join(
+        character.encode("unicode_escape").decode() if unicodedata.category(character) in _UNSAFE else character
+        for character in str(text)
+    )
+
+
+def styled(text: object, style: str = "") -> Text:
+    """The text of somebody else, escaped, in a style of ours."""
+    return Text(safe(text), style)
+
+
+def console(file: TextIO | None = None) -> Console:
+    """A console that colours on a terminal only, and never with NO_COLOR; long lines stay whole."""
+    stream: Any = file or sys.stdout
+    if hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="backslashreplace")  # a name may have characters that the terminal's encoding lacks
+    return Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def print_rows(out: Console, rows: Iterable[tuple[str, Text | str]], indent: str = "  ") -> None:
+    """Print names and values, one a line, the values below each other. A Text is printed as it is, a str escaped."""
+    listed = list(rows)
+    width = max((len(name) for name, _ in listed), default=0)
+    for name, value in listed:
+        out.print(
+            Text.assemble((f"{indent}{name:<{width}}  ", "dim"), value if isinstance(value, Text) else safe(value))
+        )
+
+
+def print_table(out: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print columns, as wide as their widest cell. Cells are escaped."""
+    cells = [[safe(cell) for cell in row] for row in rows]
+    widths = [max(Text(cell).cell_len for cell in column) for column in zip(heads, *cells, strict=True)]
+
+    def line(row: Sequence[str], style: str = "") -> Text:
+        padded = (cell + " " * (width - Text(cell).cell_len) for cell, width in zip(row, widths, strict=True))
+        return Text("  ".join(padded).rstrip(), style)
+
+    out.print(line(heads, "bold"))
+    for row in cells:
+        out.print(line(row))
+
+
+def print_json(value: object) -> None:
+    """Print one JSON value, all in ASCII, so that no terminal and no encoding changes it."""
+    try:
+        print(json.dumps(value, indent=2))
+        sys.stdout.flush()
+    except BrokenPipeError:  # as in `... --json | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def span(seconds: float) -> str:
+    """A duration for people: 0.4 s, 12 s, 3 min 5 s, 2 h 10 min, 4 d 1 h."""
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f} s"
+    whole = int(seconds)
+    for unit, size, smaller, rest in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if whole >= size:
+            more = whole % size // rest
+            return f"{whole // size} {unit}" + (f" {more} {smaller}" if more else "")
+    return f"{whole} s"

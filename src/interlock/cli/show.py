@@ -1,0 +1,192 @@
+"""`interlock show`: who holds a name, who waits for it, and what else the server knows of it."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+from rich.text import Text
+
+from interlock.cli.exit_status import NOTHING_THERE
+from interlock.cli.lookup import MOST, Holder, Party, View, Waiter, look
+from interlock.cli.options import AsJson, Prefix, Urls, connect
+from interlock.cli.output import console, print_json, print_rows, safe, span
+from interlock.primitives.kind import NEWER, OTHER
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+__all__ = ["app", "describe", "describe_party", "nothing_known"]
+
+FIRST: Final = 10  # holders and waiters, for people; programs get a hundred
+SILENT: Final = 10.0  # seconds without a report after which a process may be dead; it reports every 2 s at the latest
+STYLES: Final = {"free": "green", "open": "green", "held": "yellow", "counting": "yellow", "waiting": "yellow"}
+ARTICLES: Final = {"election": "an", "once": "a run of", "other data": "", "another version": ""}
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+EPILOG = """\b
+interlock show stock:42              the server of $INTERLOCK_URL
+interlock show stock:42 --all        every waiter, not the first ten
+interlock show stock:42 --json | jq -r '.holders[].host'
+
+A name is enough: interlock finds out whether it is a lock, a read-write lock, a semaphore, an election, a once(), a
+latch, a barrier, or the plain key of another library. Programs write the name without its prefix (lock:).
+
+Exit status: 0, 1 if the server has nothing under this name, 64 for a bad name or option, 69 if no server answers. It
+changes nothing."""
+
+
+@app.command("show", epilog=EPILOG)
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name, without the prefix.")],
+    *,
+    every: Annotated[bool, typer.Option("--all", help=f"All holders and waiters; {MOST} of each at most.")] = False,
+    url: Urls = None,
+    prefix: Prefix = "lock:",
+    as_json: AsJson = False,
+) -> int:
+    """Say who holds a name, where, since when and for how long; and who waits for it."""
+    with connect(url, prefix, "interlock show") as locks:
+        view = look(locks, name, MOST if every else 100 if as_json else FIRST)
+    if as_json:
+        print_json(view.as_json())
+    elif view.kind is None:
+        print(nothing_known(view))
+    else:
+        describe(console(), view)
+    return 0 if view.is_known else NOTHING_THERE
+
+
+def nothing_known(view: View) -> str:
+    """What to say of a name that nobody has used lately."""
+    return f"{safe(view.name)}: the server has nothing under the key {safe(repr(view.key))}: nobody holds it or waits"
+
+
+def describe(out: Console, view: View) -> None:
+    """Print a view for people."""
+    out.print(Text.assemble((safe(view.name), "bold"), f"  {view.kind}"))
+    rows = list[tuple[str, Text | str]]()
+    if view.kind in {OTHER, NEWER}:
+        whose = "data of something else" if view.kind == OTHER else "in use by another version of interlock"
+        rows.append(("state", f"the key {view.key!r} is {whose}: interlock can't say who holds it"))
+        print_rows(out, rows)
+        return
+    rows.append(("state", _state(view)))
+    rows += _of_kind(view)
+    if len(view.holders) == 1:
+        rows += [("holder" if not i else "", text) for i, text in enumerate(describe_party(view.holders[0]))]
+        rows += _of_holder(view.holders[0])
+    elif view.fence and not view.holders:
+        rows.append(("last fence", str(view.fence)))
+    print_rows(out, rows)
+    if len(view.holders) > 1:
+        _print_parties(out, "holders", view.holders, view.holding)
+    if view.waiting:
+        _print_parties(out, "waiters, in order", view.waiters, view.waiting)
+
+
+def _state(view: View) -> Text:
+    text = Text.assemble((view.state, STYLES.get(view.state, "red")))
+    holder = view.holders[0] if len(view.holders) == 1 else None
+    if holder is not None and holder.since is not None:
+        text.append(f" for {span(holder.since)}")
+    if holder is not None and holder.revoked is not None:
+        text.append(f", revoked: {safe(holder.revoked)}", "red")
+    if view.quarantine is not None:
+        text.append(
+            f" for {span(view.quarantine)} more: the server restarted or was replaced, and may have lost a lease that "
+            "is alive"
+        )
+    if view.broken is not None:
+        text.append(f": {safe(view.broken)}")
+    return text
+
+
+def _of_kind(view: View) -> list[tuple[str, Text | str]]:
+    rows = list[tuple[str, Text | str]]()
+    if view.limit is not None:
+        rows.append(("permits", f"{view.used} of {view.limit} in use"))
+    if view.count is not None:
+        rows.append(("count", f"{view.left} of {view.count} left"))
+    if view.expires is not None:
+        rows.append(("forgotten", f"in {span(view.expires)}, unless somebody uses it"))
+    if view.parties is not None:
+        rows.append(("arrived", f"{view.waiting} of {view.parties} parties"))
+    if view.last_run is not None:
+        rows.append(
+            ("last run", f"by {view.last_run['by']}, from {view.last_run['started']} to {view.last_run['ended']}")
+        )
+    if view.next_run is not None:
+        rows.append(("next run", f"in {span(view.next_run)} at the earliest"))
+    return rows
+
+
+def _of_holder(holder: Holder) -> list[tuple[str, Text | str]]:
+    rows = list[tuple[str, Text | str]]()
+    if holder.since is not None:
+        since = dt.datetime.now(dt.UTC).astimezone() - dt.timedelta(seconds=holder.since)
+        rows.append(("since", f"{since:%Y-%m-%d %H:%M:%S %Z} (by this machine's clock)"))
+    rows.append(("lease", _lease(holder)))
+    if holder.fence:
+        rows.append(("fence", str(holder.fence)))
+    if holder.permits and holder.permits > 1:
+        rows.append(("permits", str(holder.permits)))
+    rows.append(("token", holder.token))
+    return rows
+
+
+def _lease(holder: Holder) -> str:
+    if holder.remaining is None:
+        return "has no end: a client of another library set none"
+    if holder.revoked is not None:
+        return f"ends in {span(holder.remaining)}, since it was revoked"
+    return f"ends in {span(holder.remaining)}, unless its process renews it"
+
+
+def describe_party(party: Party) -> list[str]:
+    """Who this is, in lines for people: what its token says, and where it stands in its code."""
+    if party.host is None:
+        return [party.token, "a client of another library: it writes no host and no process"]
+    label = f"{party.label}@" if party.label else ""
+    side = f" {party.side}s" if isinstance(party, Holder | Waiter) and party.side else ""
+    owner = f", owner {party.owner}" if party.owner else ""
+    lines = [f"{label}{party.host}, process {party.pid}, {party.caller}{owner}{side}"]
+    if party.place:
+        lines.append(f"at {party.place}")
+    if party.trace_id:
+        lines.append(f"trace {party.trace_id}")
+    if party.reported_ago is not None and party.reported_ago > SILENT:
+        lines.append(_silence(party))
+    return lines
+
+
+def _silence(party: Party) -> str:
+    text = f"its process has not reported for {span(party.reported_ago or 0)}: it may be dead"
+    if isinstance(party, Holder) and party.remaining is not None:
+        text += f"; its lease ends in {span(party.remaining)}"
+    return text
+
+
+def _print_parties(out: Console, title: str, parties: Sequence[Holder | Waiter], number: int) -> None:
+    out.print(Text(f"  {title} ({number})", "dim"))
+    for i, party in enumerate(parties, 1):
+        first, *more = describe_party(party)
+        more_of_it = list[str]()
+        if party.permits and party.permits > 1:
+            more_of_it.append(f"{party.permits} permits")
+        if party.since is not None:
+            more_of_it.append(f"for {span(party.since)}")
+        if isinstance(party, Holder):
+            if party.remaining is not None:
+                more_of_it.append(f"lease ends in {span(party.remaining)}")
+            if party.revoked is not None:
+                more_of_it.append(f"revoked: {party.revoked}")
+        out.print(Text(f"  {i:>4}  {safe(', '.join([first, *more_of_it]))}"))
+        for line in more:
+            out.print(Text(f"        {safe(line)}"))
+    if number > len(parties):
+        out.print(Text(f"        and {number - len(parties)} more" + ("" if len(parties) >= MOST else ": --all")))

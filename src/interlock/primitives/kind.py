@@ -1,0 +1,122 @@
+"""Which kind of synchronizer uses a name, for people who know the name alone. kind.lua answers."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from interlock._protocol.names import keys_of
+from interlock._protocol.types import Resource
+from interlock.primitives.codes import QUARANTINE
+from interlock.primitives.lock import RECORD_VERSION, lock_resource
+from interlock.primitives.once import once_resource
+from interlock.primitives.scripts import load
+
+from .barrier import barrier_resource
+from .election import election_resource
+from .latch import MIN_LATCH_TTL, latch_resource
+from .permits import read_resource, semaphore_resource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from interlock.primitives.messages import Raw, Words
+    from interlock.primitives.votes import Votes
+
+COMPANIONS: Final = ("record", "done", "plain-record")
+PLAIN, OTHER, NEWER = "plain key", "other data", "another version"  # what is none of our kinds
+# By kind: makes the resource to ask. What the maker would grant does not matter: only `inspect` and `revoke` are sent.
+MAKERS: Final[dict[str, Callable[[str, str], Resource]]] = {
+    "lock": lock_resource,
+    "rwlock": read_resource,
+    "semaphore": lambda name, prefix: semaphore_resource(name, prefix, 1),
+    "election": election_resource,
+    "once": lambda name, prefix: once_resource(name, prefix, None),
+    "latch": lambda name, prefix: latch_resource(name, prefix, 1, MIN_LATCH_TTL),
+    "barrier": lambda name, prefix: barrier_resource(name, prefix, 1),
+    PLAIN: lock_resource,
+}
+_OF_INTERLOCK: Final = re.compile(rb"!?([^/\s]+/){1,2}\d+/[^/\s]+/[0-9a-f]{32}")  # a token of interlock
+_PERMIT_WORDS: Final = 7  # of a record without a kind that permits.lua has stored
+
+
+def kind_resource(name: object, prefix: str) -> Resource:
+    """Make the resource that asks for the kind of this name. Raises ConfigError."""
+    checked, keys = keys_of(name, prefix, COMPANIONS)
+    return Resource("name", checked, load("kind"), keys)
+
+
+class KindCall(NamedTuple):
+    """Asks which kind of synchronizer uses a name."""
+
+    what: str = "-"
+
+    def encode(self) -> Words:
+        """See Call."""
+        return ("kind", self.what)
+
+    @classmethod
+    def parse(cls, args: Raw) -> KindCall:
+        """Parse an encoded call."""
+        return cls(args[1])
+
+
+class KindReply(NamedTuple):
+    """What the server has under a name."""
+
+    record: bytes
+    value: bytes
+    """The value of the key, if that is a text."""
+    is_other_type: int
+    note: bytes
+    plain_record: bytes
+    now_us: bytes
+    """The server's time, in µs since 1970."""
+
+    def encode(self) -> Raw:
+        """See Reply."""
+        return list(self)
+
+    @classmethod
+    def parse(cls, reply: Raw) -> KindReply:
+        """Parse the reply that the script returned."""
+        return cls(*reply)
+
+    @property
+    def kind(self) -> str | None:
+        """The kind: one of `MAKERS`, OTHER or NEWER; None if there is nothing."""
+        if self.record:
+            words = self.record.decode(errors="replace").split()
+            version, kind = [*words, "", ""][:2]
+            if version == RECORD_VERSION and kind == "unknown":  # a quarantine stored it where no record was
+                return "semaphore" if len(words) == _PERMIT_WORDS else "lock"
+            return kind if version == RECORD_VERSION and kind in MAKERS else NEWER
+        if self.value:
+            is_ours = self.value.startswith(QUARANTINE) or _OF_INTERLOCK.fullmatch(self.value)
+            return "lock" if is_ours else PLAIN
+        if self.is_other_type:
+            return OTHER
+        return "once" if self.note else None
+
+    @property
+    def plain_holder(self) -> str | None:
+        """The token of the attempt of ours that has the plain key, if one of ours has it."""
+        words, mark, value = self.plain_record.partition(b" !")
+        attempt = words.split(b" ")
+        is_ours = mark and value == self.value and len(attempt) > 2
+        return attempt[2].decode(errors="replace") if is_ours else None
+
+
+def resource_of(kind: str, name: str, prefix: str) -> Resource:
+    """Make the resource of a name of this kind, to inspect it. Raises ConfigError."""
+    return MAKERS[kind](name, prefix)
+
+
+def merge_kind(votes: Votes[KindCall, KindReply]) -> KindReply | None:
+    """Merge the replies of a quorum: the kind that most servers know, since a server may have missed the name."""
+    if votes.pending:
+        return None
+    known: Sequence[KindReply] = [vote for vote in votes.replies if vote.kind is not None] or votes.replies
+    kind, _ = Counter(vote.kind for vote in known).most_common(1)[0]
+    return next(vote for vote in known if vote.kind == kind)
