@@ -63,7 +63,7 @@ class Client:
         run.monitor.server_state.pools[name] = self.servers[0].pool
         run.world.acting = process
         self.session = self.server.push_handler = Session(
-            self.server, None, self._task_label, max_ttl, lambda: self.server
+            self.server, None, self._task_label, max_ttl, lambda: self.server, registry=False
         )
         self.session.core.process_id = name
         _sessions.discard(self.session)  # keep it out of the sessions of the real process

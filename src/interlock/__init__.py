@@ -16,6 +16,7 @@ from .threads import (
     Leadership,
     Lease,
     LeaseState,
+    Listed,
     Lock,
     LockState,
     MultiLease,
@@ -23,6 +24,7 @@ from .threads import (
     Once,
     OnceState,
     Options,
+    Party,
     Ran,
     ReadLock,
     RLock,
@@ -35,8 +37,8 @@ from .threads import (
 
 __all__ = [
     "AcquireTimeout", "Assurance", "Barrier", "BarrierState", "BrokenBarrier", "ConfigError", "Deadlock", "Election",
-    "Holder", "Interlock", "Latch", "LatchState", "Leader", "Leadership", "Lease", "LeaseLost", "LeaseState", "Lock",
-    "LockError", "LockState", "MultiLease", "MultiLock", "Once", "OnceState", "Options", "RLock", "RWLock", "Ran",
-    "ReadLock", "Semaphore", "SemaphoreState", "Skipped", "Unavailable", "WriteLock",
+    "Holder", "Interlock", "Latch", "LatchState", "Leader", "Leadership", "Lease", "LeaseLost", "LeaseState",
+    "Listed", "Lock", "LockError", "LockState", "MultiLease", "MultiLock", "Once", "OnceState", "Options", "Party",
+    "RLock", "RWLock", "Ran", "ReadLock", "Semaphore", "SemaphoreState", "Skipped", "Unavailable", "WriteLock",
 ]  # fmt: skip
 __version__ = "0.1.0"

@@ -31,15 +31,16 @@ from .primitives.latch import LatchState
 from .primitives.lock import LockState
 from .primitives.once import OnceState, Ran, Skipped
 from .primitives.permits import Holder, SemaphoreState
+from .primitives.registry import Listed, Party
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
 __all__ = [
     "AcquireTimeout", "Assurance", "Barrier", "BarrierState", "BrokenBarrier", "ConfigError", "Deadlock", "Election",
-    "Holder", "Interlock", "Latch", "LatchState", "Leader", "Leadership", "Lease", "LeaseLost", "LeaseState", "Lock",
-    "LockError", "LockState", "MultiLease", "MultiLock", "Once", "OnceState", "Options", "RLock", "RWLock", "Ran",
-    "ReadLock", "Semaphore", "SemaphoreState", "Skipped", "Unavailable", "WriteLock",
+    "Holder", "Interlock", "Latch", "LatchState", "Leader", "Leadership", "Lease", "LeaseLost", "LeaseState",
+    "Listed", "Lock", "LockError", "LockState", "MultiLease", "MultiLock", "Once", "OnceState", "Options", "Party",
+    "RLock", "RWLock", "Ran", "ReadLock", "Semaphore", "SemaphoreState", "Skipped", "Unavailable", "WriteLock",
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -191,6 +192,8 @@ class Interlock(InterlockForAsyncio[Lease, MultiLease, _Member]):
     barrier = making(Barrier, _Core._barrier)
     election = making(Election, _Core._election)
     once = making(Once, _Core._once)
+    ls = awaitable(_Core._ls)
+    ping = awaitable(_Core._ping)
     close = awaitable(_Core._close)
     if TYPE_CHECKING:
 

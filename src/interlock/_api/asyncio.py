@@ -62,6 +62,7 @@ class InterlockForAsyncio(
                 self._farewell,
                 self.try_for,
                 frames_to_user=2,  # _acquire
+                registry=self.registry,
             )
             with self._guard:
                 self._sessions[loop] = session

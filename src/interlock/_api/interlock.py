@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, cast
 
 from interlock._client.grant import AcquireOptions, shared
 from interlock._client.reentrancy import HeldByCaller
@@ -23,6 +23,7 @@ from interlock._protocol.timing import TRY_FOR
 from interlock._quarantine.histories import Histories
 from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives import barrier, election, latch, lock, once, permits
+from interlock.primitives.messages import InspectCall
 from interlock.primitives.once import Skipped
 
 from .face import Face
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from interlock._connect.address import Address, Quorum
     from interlock._connect.clusters import Cluster
     from interlock._protocol.acks import Acks
+    from interlock.primitives.registry import Listed
 
 MultiLeaseT = TypeVar("MultiLeaseT")
 MemberT = TypeVar("MemberT")
@@ -68,7 +70,8 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
     `try_for` (seconds) bounds a call that does not wait, `try_acquire()` or `timeout=0`: a server that does not answer
     within it is Unavailable. `confirm=False` makes that the default of `lock(confirm=...)`. `label` tells people who we
     are. `max_connections` bounds the connections that threads open to one server; a thread that finds none idle waits
-    within its timeout. Raises ConfigError.
+    within its timeout. `registry=False`: the server gets no entry of what this process holds and waits for, which is
+    what ls() reads. Raises ConfigError.
 
     An Interlock connects at its first use. Close it, or use it in a `with` (asyncio: `async with`): that gives back all
     that is held. It is safe to share between threads; a child made by fork holds nothing and connects anew. In asyncio
@@ -93,6 +96,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         try_for: float = TRY_FOR,
         label: str | None = None,
         max_connections: int = MAX_CONNECTIONS,
+        registry: bool = True,
     ) -> None:
         if prefix != "":
             checked_name(prefix, "prefix")
@@ -104,6 +108,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
             raise ConfigError(f"label must be a str with at least one letter or digit, not {label!r}")
         self.label = label
         self.max_connections = positive_int(max_connections, "max_connections", "Interlock", MAX_MAX_CONNECTIONS)
+        self.registry = checked_bool(registry, "registry")
         self._address, self._is_quorum = _address_of(target, for_asyncio=self._for_asyncio)
         if not isinstance(quarantine, bool):  # pyright: ignore[reportUnnecessaryIsInstance]  # not all users have one
             raise ConfigError(
@@ -126,6 +131,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         try_for: float = TRY_FOR,
         label: str | None = None,
         max_connections: int = MAX_CONNECTIONS,
+        registry: bool = True,
     ) -> Self:
         """Make an Interlock on several servers that share nothing: held is what a majority grants (Redlock).
 
@@ -144,6 +150,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
             try_for=try_for,
             label=label,
             max_connections=max_connections,
+            registry=registry,
         )
 
     def _lock(
@@ -335,6 +342,29 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
 
         decorate.__qualname__ = "Interlock.synchronized"
         return decorate
+
+    async def _ls(self, pattern: str = "*") -> list[Listed]:
+        """What all processes on this server hold and wait for, by name: who, since when, and where in their code.
+
+        `pattern` is as in a shell: "stock:*". Each process says so itself, some seconds late, of its 50 oldest leases
+        and waiters: for people, not for decisions. One with registry=False says nothing. Raises Unavailable, or
+        ConfigError.
+        """
+        if not isinstance(pattern, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # not all users have one
+            raise ConfigError(f"ls(): the pattern must be a str, such as 'stock:*', not {pattern!r}")
+        session: Session = cast("Any", self)._session
+        return await session.registry.read(pattern)
+
+    async def _ping(self) -> float:
+        """Ask the server as a lock does, and return the seconds until its reply: is it there, and how fast?
+
+        Raises Unavailable, or ConfigError if the server refuses what a lock needs. A cluster: asks one node.
+        """
+        session: Session = cast("Any", self)._session
+        core = session.core
+        asked = core.runtime.now()
+        await core.query(lock.lock_resource("ping", self.prefix), *InspectCall("0").encode())
+        return core.runtime.now() - asked
 
     async def _close(self) -> None:
         """Release all that is held, end all waiting, close the connections. Takes about a second at the most.

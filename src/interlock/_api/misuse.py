@@ -61,7 +61,7 @@ _OPTIONS: Final[Mapping[str, str]] = {
     ),
     **dict.fromkeys(("additional_time", "replace_ttl"), _EXTEND),
     "namespace": 'Interlock(prefix="app:") sets what stands before each name',
-    **dict.fromkeys(("prefix", "quarantine", "try_for", "label", "max_connections", "max_ttl"), _INTERLOCK),
+    **dict.fromkeys(("prefix", "quarantine", "try_for", "label", "max_connections", "max_ttl", "registry"), _INTERLOCK),
 }
 # Of the whole Interlock, where the word means something else than for one lock.
 _OF_LOCKS: Final = "This is an option of each lock: locks.lock(name, ttl=10, timeout=5)"
@@ -92,9 +92,9 @@ _OF_METHOD: Final[Mapping[str, Mapping[str, str]]] = {
     "Latch.revoke()": {"force": "A latch has no holder to wait for: leave force= out"},
 }
 _OWN_OPTIONS: Final = (
-    "prefix", "max_ttl", "quarantine", "try_for", "label", "max_connections", "ttl", "timeout", "renew", "max_hold",
-    "fair", "on_lost", "acks", "fsync", "max_waiters", "owner", "limit", "permits", "count", "parties", "at_most",
-    "at_least", "key", "keep", "busy", "reason", "force", "stop", "keys",
+    "prefix", "max_ttl", "quarantine", "try_for", "label", "max_connections", "registry", "ttl", "timeout", "renew",
+    "max_hold", "fair", "on_lost", "acks", "fsync", "max_waiters", "owner", "limit", "permits", "count", "parties",
+    "at_most", "at_least", "key", "keep", "busy", "reason", "force", "stop", "keys",
 )  # fmt: skip
 _UNEXPECTED: Final = re.compile(r"unexpected keyword argument '(\w+)'")
 _MISSING: Final = re.compile(r"missing .*: '(\w+)'$")

@@ -103,6 +103,7 @@ class InterlockForThreads(InterlockCore[LeaseT, MultiLeaseT, MemberT], OnlyWith)
             lambda: server,
             self.try_for,
             frames_to_user=3,  # call, _acquire
+            registry=self.registry,
         )
 
     def _last_session(self) -> Session | None:

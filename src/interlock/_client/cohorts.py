@@ -122,7 +122,7 @@ class Cohorts:
             try:
                 # Before a section follows one that nobody has confirmed, the server is asked: its reply confirms both.
                 fence = 0 if section.unconfirmed else cohort.next_fence(now)
-                following = section.passed_to(first, fence)
+                following = section.passed_to(first, fence, now)
                 self.renewal.replace(section, following)
                 cohort.section = following  # from here on it has passed
             except BaseException:
@@ -174,11 +174,14 @@ class Cohorts:
         for attempt in due:
             _wake(attempt)
 
+    def waiting(self) -> list[Attempt]:
+        """The callers that wait in this process, and ask no server."""
+        with self.runtime.mutex:
+            return [attempt for cohort in list(self.by_key.values()) for attempt in cohort.waiting]
+
     def wake_all(self) -> None:
         """Let each caller that waits look again: the client is closed."""
-        with self.runtime.mutex:
-            waiting = [attempt for cohort in list(self.by_key.values()) for attempt in cohort.waiting]
-        for attempt in waiting:
+        for attempt in self.waiting():
             _wake(attempt)
 
 

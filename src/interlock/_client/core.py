@@ -255,7 +255,7 @@ class Core:
 
         Raises AcquireTimeout, Unavailable or Deadlock.
         """
-        arrived = now = self.runtime.now()
+        attempt.waits_since = arrived = now = self.runtime.now()
         attempt.look_at = arrived + LOOK_AFTER if attempt.caller is not None else FOREVER
         is_inside = self.cohorts.is_inside(attempt)
         if is_inside:
@@ -420,8 +420,10 @@ class Core:
 
     def _begin_to_wait(self, attempt: Attempt, reply: Queued) -> None:
         """Note when the waiter looks whether it waits for itself. It looks now if the holder's token suggests that."""
+        now = self.runtime.now()
+        attempt.waits_since = min(attempt.waits_since, now)
         after = LOOK_AFTER * random.uniform(1.0, 1.5)  # so that not all waiters of a crowd look at one moment
-        attempt.look_at = FOREVER if attempt.caller is None else self.runtime.now() + after
+        attempt.look_at = FOREVER if attempt.caller is None else now + after
         if begins_alike(attempt, reply):
             self._look_for_self_wait(attempt, reply, warn=False)
 
@@ -481,6 +483,7 @@ class Core:
             last_answered_sent=sent,
             deadline=deadline,
             max_hold_until=max_hold_until,
+            since=sent,
             fork_count=grant_module.fork_count,
             unconfirmed=handover_ttl > 0,
         )

@@ -129,6 +129,8 @@ class Attempt:
     unanswered_since: float = FOREVER  # when the oldest request or heartbeat without a reply was sent
     extended_until: float = 0.0  # until when the server may keep the lease after extend()
     assurance: Assurance | None = None  # which replicas and disks had the grant, if acks asked for any
+    waits_since: float = FOREVER  # since when the caller waits; FOREVER if it never had to
+    trace_id: str = ""  # of the trace in which the caller acquires, if interlock.contrib.otel is in use
 
     @property
     def ttl(self) -> float:
@@ -178,6 +180,7 @@ class Grant:
     last_answered_sent: float  # the lease was not revoked before this time, at which the last answered request was sent
     deadline: float  # until when the holder may rely on the lease
     max_hold_until: float = FOREVER  # when max_hold ends the lease
+    since: float = 0.0  # when its holder acquired it
     fork_count: int = 0  # in which process the lease was granted
     end_reason: str | None = None  # why the lease ended; None before
     renewal_failing: bool = False
@@ -205,7 +208,7 @@ class Grant:
         """When the lease is in jeopardy, unless a renewal succeeds before: at ttl/2. The renewal is due at ttl/3."""
         return self.last_answered_sent + self.attempt.options.ttl / 2
 
-    def passed_to(self, attempt: Attempt, fence: int) -> Grant:
+    def passed_to(self, attempt: Attempt, fence: int, now: float) -> Grant:
         """The grant under which this attempt holds the same lease next. From here on it has the token of the lease."""
         attempt.token = self.attempt.token
         attempt.was_granted = True
@@ -216,6 +219,7 @@ class Grant:
             fence,
             self.last_answered_sent,
             self.deadline,
+            since=now,
             fork_count=self.fork_count,
             unconfirmed=self.unconfirmed,
         )

@@ -452,6 +452,7 @@ class LeaseEnds:
         self.waiters = waiters  # may have to ask again, which no silent server may delay
         self.undo = undo  # keeps attempts left by finalizers, which wake no worker
         self.next_end = FOREVER  # the first deadline of the leases that are set aside
+        self.on_tick: Callable[[], None] | None = None  # is called, within a second, whenever a lease is held
 
     def due(self) -> float:
         """The latest time at which the worker must run this task."""
@@ -485,6 +486,8 @@ class LeaseEnds:
             renewal.cohorts.look()
         renewal.take_due()
         self.next_end = renewal.report_ends()
+        if self.on_tick is not None and oldest is not None:
+            self.on_tick()
 
 
 def dropped_text(grant: Grant, now: float) -> str:

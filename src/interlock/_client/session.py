@@ -1,9 +1,9 @@
 """The session of one client: all its synchronizers share a server, a name, and workers in the background.
 
-There are five tasks: report the ends of leases, renew leases, send the heartbeats of waiters, undo attempts, and read
-the replies to releases that nobody waited for. Each task has a worker of its own, which starts when its task is due for
-the first time. So a silent server delays only the work that needs its replies; the end of a lease needs no reply, and
-the worker of ends reports it in time.
+There are six tasks: report the ends of leases, renew leases, send the heartbeats of waiters, undo attempts, read the
+replies to releases that nobody waited for, and write into the registry what the session holds and waits for. Each task
+has a worker of its own, which starts when its task is due for the first time. So a silent server delays only the work
+that needs its replies; the end of a lease needs no reply, and the worker of ends reports it in time.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from interlock._client.core import Core
 from interlock._client.grant import Attempt, Grant, count_fork
 from interlock._client.leaving import Leaving
+from interlock._client.registry import Registry
 from interlock._client.renewal import Renewal
 from interlock._client.undo import Undo, release_message
 from interlock._client.waiting import Waiters
@@ -52,6 +53,8 @@ class Session:
         exit_connection: Callable[[], Server],
         try_for: float = TRY_FOR,
         frames_to_user: int = 1,
+        *,
+        registry: bool = True,
     ) -> None:
         self.server = server
         self.runtime = server.runtime
@@ -60,6 +63,7 @@ class Session:
         self.max_ttl = max_ttl
         self.try_for = try_for
         self.frames_to_user = frames_to_user  # see Core
+        self.writes_registry = registry
         self.exit_connection = exit_connection  # a server that works without a loop, when the process exits
         self._start()
         _track(self)
@@ -69,9 +73,9 @@ class Session:
         host = token_part(socket.gethostname())
         process_id = f"{token_part(self.label)}@{host}/{os.getpid()}" if self.label else f"{host}/{os.getpid()}"
         self.channel = f"interlock:{secrets.token_hex(8)}"
-        ends, renewal, waiters, undo, leaving = self.workers = [
+        ends, renewal, waiters, undo, leaving, registry = self.workers = [
             Worker(self.runtime, f"interlock-worker-{task}", lambda: self.core.closed, self.start_workers)
-            for task in ("ends", "renewal", "waiters", "undo", "leaving")
+            for task in ("ends", "renewal", "waiters", "undo", "leaving", "registry")
         ]
         self.waiters = waiters.task = Waiters(server, waiters.wake_at, ends.wake_at)
         self.undo = undo.task = Undo(server, undo.wake_at)
@@ -80,6 +84,11 @@ class Session:
         self.leaving = leaving.task = Leaving(
             server, leaving.wake_at, self.renewal, self.undo, lambda: self.core.closed
         )
+        self.registry = registry.task = Registry(
+            server, self.waiters, self.renewal, registry.wake_at, process_id, self.channel.rpartition(":")[2]
+        )
+        if self.writes_registry:
+            self.renewal.ends.on_tick = self.waiters.on_tick = self.registry.look
         self.core = Core(
             server,
             self.waiters,
@@ -92,6 +101,7 @@ class Session:
             self.try_for,
             self.frames_to_user,
         )
+        self.registry.query = self.core.query
         self.core.all_renewals = _all_renewals
 
     def add_worker(self, name: str, task: PeriodicTask) -> Worker:
@@ -145,13 +155,14 @@ class Session:
         releasing = [*self.core.releasing.values(), *self.leaving.attempts()]
         return [*(grant.attempt for grant in held), *dropped, *releasing, *waiting, *undone]
 
-    @staticmethod
-    async def release_all(attempts: list[Attempt], server: Server, until: float) -> None:
-        """Release these attempts and take them out of their queues, by the time `until` at the latest."""
-        for i in range(0, len(attempts), RELEASE_BATCH):
-            replies = await server.call_many(
-                [release_message(attempt) for attempt in attempts[i : i + RELEASE_BATCH]], until
-            )
+    async def release_all(self, attempts: list[Attempt], server: Server, until: float) -> None:
+        """Release these attempts, take them out of their queues, and delete the session's entry in the registry.
+
+        Returns by the time `until` at the latest.
+        """
+        messages = [*(release_message(attempt) for attempt in attempts), *self.registry.end()]
+        for i in range(0, len(messages), RELEASE_BATCH):
+            replies = await server.call_many(messages[i : i + RELEASE_BATCH], until)
             if all(isinstance(reply, Exception) for reply in replies):
                 break
 
@@ -235,7 +246,9 @@ def _at_exit() -> None:
     Each session gets an equal share of the time that is left, so a silent server leaves enough time for the others.
     """
     owed = [
-        (session, attempts) for session in snapshot(_sessions) if (attempts := session.stop_granting(announce=False))
+        (session, attempts)
+        for session in snapshot(_sessions)
+        if (attempts := session.stop_granting(announce=False)) or session.registry.has_entry
     ]
     end = owed[0][0].runtime.now() + CLOSE_TIMEOUT if owed else 0.0
     for left, (session, attempts) in zip(range(len(owed), 0, -1), owed, strict=True):

@@ -63,6 +63,7 @@ class Waiters:
         self.wake_ends_at = wake_ends_at  # wakes the worker of ends, which runs wake_resubscribed()
         self.registered: dict[str, Attempt] = {}  # by token: the attempts that a push can wake
         self.queues: dict[str, LocalQueue] = {}  # by the lock's key
+        self.on_tick: Callable[[], None] | None = None  # is called with each round of heartbeats
         self.resubscribed: set[str] = set()  # channels whose waiters the worker of ends has not woken since
 
     def register(self, attempt: Attempt) -> None:
@@ -159,6 +160,8 @@ class Waiters:
                 ]
         if not batches:
             return
+        if self.on_tick is not None:
+            self.on_tick()
         replies = await self.server.call_many(list(self._heartbeats(batches, now)), now + HEARTBEAT_TIMEOUT)
         unanswered_queues: set[LocalQueue] = set()
         for (queue, batch), reply in zip(batches, replies, strict=True):

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from interlock.primitives import registry
 from interlock.primitives.codes import (
     CROWDED,
     GRANTED,
@@ -320,6 +321,10 @@ VERBS: Final[dict[str, Verb]] = {
     "watch": Verb(WatchCall.parse, parse_watch, _watch),
     "kind": Verb(KindCall.parse, KindReply.parse, _kind),
     "forget": Verb(ForgetCall.parse, DoneReply.parse, None),
+    "report": Verb(registry.ReportCall.parse, DoneReply.parse, registry.merge_done),
+    "leave": Verb(registry.LeaveCall.parse, DoneReply.parse, registry.merge_done),
+    "list": Verb(registry.ListCall.parse, registry.ListReply.parse, registry.merge_list),
+    "read": Verb(registry.ReadCall.parse, registry.ReadReply.parse, registry.merge_read),
 }
 
 

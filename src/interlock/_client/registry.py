@@ -1,0 +1,232 @@
+"""Telling other people what this process holds and waits for: one small entry in the server for each session.
+
+Theory. The hot path knows nothing of the registry. The worker of ends wakes up within a second of any lease, and the
+worker of waiters sends heartbeats while a caller waits: both call `look()`. The worker of the registry then compares
+what is held and awaited with its last report, and writes an entry if that has changed, or is old.
+
+Rules. (1) A session writes at most once in `REPORT_INTERVAL`, and a section that is shorter may never be written: the
+registry is for people who ask why something is stuck. (2) No decision reads an entry, and no error of the registry
+reaches a caller. (3) If the server refuses the entries, the session goes on without and tries again from time to time.
+(4) A session that has nothing left deletes its entry; that of a dead process ends with its TTL.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from interlock._client.error_texts import server_error
+from interlock._client.places import line_of
+from interlock._protocol.log import log
+from interlock._protocol.timing import FOREVER, RETRY_FOR
+from interlock._protocol.types import Disconnected, ServerError
+from interlock.errors import LockError, Unavailable
+from interlock.primitives.registry import (
+    ENTRY_TTL,
+    REGISTRY,
+    REPEAT_INTERVAL,
+    REPORT_INTERVAL,
+    Item,
+    LeaveCall,
+    ListCall,
+    ListReply,
+    Party,
+    ReadReply,
+    ReportCall,
+    encode_entry,
+    listed,
+    process_of,
+    read_message,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from interlock._client.grant import Attempt, Grant
+    from interlock._client.places import Place
+    from interlock._client.renewal import Renewal
+    from interlock._client.waiting import Waiters
+    from interlock._protocol.types import Message, Server
+    from interlock.primitives.registry import Entry, Listed
+
+CALL_TIMEOUT: Final = 1.0  # seconds that one report may take
+REFUSED_INTERVAL: Final = 60.0  # seconds after a refusal until the next try
+MAX_ITEMS: Final = 50  # leases, and waiters, in one entry: the oldest ones
+READ_BATCH: Final = 100  # processes that one write asks about
+MAX_LINES: Final = 1000  # lines of code that the registry remembers
+
+
+class Registry:
+    """The entry of one session, and what all sessions say."""
+
+    def __init__(
+        self, server: Server, waiters: Waiters, renewal: Renewal, wake_at: Callable[[float], None], process_id: str,
+        session_id: str,
+    ) -> None:  # fmt: skip
+        self.server = server
+        self.runtime = server.runtime
+        self.waiters = waiters
+        self.renewal = renewal
+        self.wake_at = wake_at  # wakes the worker that runs tick()
+        self.query: Callable[..., Awaitable[Any]]  # as Core.query
+        self.process_id = process_id
+        self.session_id = session_id
+        self.next_look = FOREVER
+        self.reported_at = -FOREVER  # when the last report was sent
+        self.entry_until = -FOREVER  # when the server forgets the last entry that it may have
+        self.reported: tuple[frozenset[str], frozenset[str]] | None = None  # tokens in the last report; None: no entry
+        self.ended = False  # the session is closed
+        self.refused = False  # the server refuses the entries, and the log says so already
+        self._lines: dict[Place | None, str] = {}
+
+    def look(self) -> None:
+        """Something is held or awaited: let the worker look at it soon. Any thread may call this."""
+        if self.next_look == FOREVER and not self.ended:
+            self.next_look = max(self.runtime.now(), self.reported_at + REPORT_INTERVAL)
+            self.wake_at(self.next_look)
+
+    def due(self) -> float:
+        """When the worker must run this task."""
+        return self.next_look
+
+    async def tick(self) -> None:
+        """Report what this session holds and waits for, if that has changed; or that it has nothing any more."""
+        now = self.runtime.now()
+        if now < self.next_look or self.ended:
+            return
+        holds, waits = self._holds(), self._waits()
+        tokens = frozenset(grant.token for grant in holds), frozenset(attempt.token for attempt in waits)
+        if not holds and not waits:
+            self.next_look = FOREVER  # first: look() may be called while the message is on its way
+            if self.has_entry:
+                await self._send(self.leave_message(), None)
+            return
+        self.next_look = now + REPORT_INTERVAL
+        if tokens != self.reported or now >= self.reported_at + REPEAT_INTERVAL:
+            entry = encode_entry(
+                sys.modules["interlock"].__version__,
+                [self._held_item(grant, now) for grant in holds],
+                [self._waiting_item(attempt, now) for attempt in waits],
+            )
+            ttl_ms = str(int(ENTRY_TTL * 1000))
+            self.entry_until = now + CALL_TIMEOUT + ENTRY_TTL
+            await self._send(ReportCall(self.process_id, self.session_id, ttl_ms, entry).message, tokens)
+            if self.ended:  # meanwhile: the report may have arrived behind the message that deletes the entry
+                await self._send(self.leave_message(), None)
+
+    @property
+    def has_entry(self) -> bool:
+        """Whether the server may have an entry of this session."""
+        return self.reported is not None and self.runtime.now() < self.entry_until
+
+    def end(self) -> list[Message]:
+        """Write no more. Returns the message that deletes the entry, if there may be one."""
+        self.ended, self.next_look = True, FOREVER
+        return [self.leave_message()] if self.has_entry else []
+
+    def leave_message(self) -> Message:
+        """The message that deletes the entry of this session."""
+        return LeaveCall(self.process_id, self.session_id).message
+
+    async def _send(self, message: Message, tokens: tuple[frozenset[str], frozenset[str]] | None) -> None:
+        now = self.reported_at = self.runtime.now()
+        script, keys, args = message
+        try:
+            await self.server.call(script, keys, args, now + CALL_TIMEOUT)
+        except (Disconnected, LockError) as error:
+            log.debug("the registry at %s: no answer: %s", self.server.display_url, error)
+            self.reported = (frozenset(), frozenset())  # unknown: an entry may be there, and is not as it should be
+            if tokens is None:
+                self.next_look = now + REPORT_INTERVAL
+        except ServerError as error:
+            if not self.refused:
+                log.info(
+                    "%s refuses the entries of the registry, so `interlock ls` does not show what this process holds "
+                    "[%s]. Allow the keys {interlock:processes}*, or make the Interlock with registry=False",
+                    self.server.display_url,
+                    error,
+                )
+            self.refused, self.reported, self.next_look = True, None, FOREVER
+            self.reported_at = now + REFUSED_INTERVAL
+        else:
+            self.reported = tokens
+
+    # What this session has
+
+    def _holds(self) -> list[Grant]:
+        return heapq.nsmallest(MAX_ITEMS, self.renewal.held(), key=lambda grant: grant.since)
+
+    def _waits(self) -> list[Attempt]:
+        waiting = [*list(self.waiters.registered.values()), *self.renewal.cohorts.waiting()]
+        began = (attempt for attempt in waiting if attempt.waits_since < FOREVER and not attempt.abandoned)
+        return heapq.nsmallest(MAX_ITEMS, began, key=lambda attempt: attempt.waits_since)
+
+    def _held_item(self, grant: Grant, now: float) -> Item:
+        return self._item(grant.attempt, grant.token, grant.fence, now - grant.since)
+
+    def _waiting_item(self, attempt: Attempt, now: float) -> Item:
+        return self._item(attempt, attempt.token, None, now - attempt.waits_since)
+
+    def _item(self, attempt: Attempt, token: str, fence: int | None, age: float) -> Item:
+        resource, caller = attempt.resource, attempt.caller() if attempt.caller is not None else None
+        prefix = resource.keys[0].removesuffix(resource.name)
+        return Item(
+            resource.kind,
+            resource.name,
+            prefix,
+            token,
+            fence,
+            self._line_of(attempt.place),
+            max(0.0, age),
+            attempt.trace_id,
+            "" if caller is None else f"{id(caller):x}",
+        )
+
+    def _line_of(self, place: Place | None) -> str:
+        line = self._lines.get(place)
+        if line is None:
+            if len(self._lines) >= MAX_LINES:
+                self._lines.clear()
+            line = self._lines[place] = line_of(place)
+        return line
+
+    # What all sessions have
+
+    async def read(self, pattern: str = "*") -> list[Listed]:
+        """What all processes hold and wait for. Raises Unavailable or ConfigError."""
+        return listed(await self.entries(), pattern)
+
+    async def entries(self) -> list[Entry]:
+        """The entries of all sessions. Raises Unavailable or ConfigError."""
+        reply = ListReply.parse(await self.query(REGISTRY, *ListCall().encode()))
+        until = self.runtime.now() + RETRY_FOR
+        processes = [process.decode(errors="replace") for process in reply.processes]
+        found: list[Entry] = []
+        for i in range(0, len(processes), READ_BATCH):
+            try:
+                found += await self._read(processes[i : i + READ_BATCH], until)
+            except Disconnected as error:
+                raise Unavailable(f"{REGISTRY}: no answer from {self.server.display_url} ({error})") from error
+            except ServerError as error:
+                raise server_error(REGISTRY, self.server.display_url, str(error)) from None
+        return found
+
+    async def find(self, token: str, until: float) -> Party | None:
+        """What the holder or waiter with this token says of itself. Raises Disconnected, ServerError or LockError."""
+        process = process_of(token)
+        entries = await self._read([process], until) if process else []
+        return next((each for entry in entries for part in entry for _, each in part if each.token == token), None)
+
+    async def _read(self, processes: list[str], until: float) -> list[Entry]:
+        replies = await self.server.call_many([read_message(process) for process in processes], until)
+        found: list[Entry] = []
+        for process, reply in zip(processes, replies, strict=True):
+            if isinstance(reply, Exception):
+                raise reply
+            for entry in ReadReply.parse(reply).parse_entries(process):
+                if entry is None:
+                    log.debug("the registry has an entry of %s that this version can't read", process)
+                else:
+                    found.append(entry)
+        return found

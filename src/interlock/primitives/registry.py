@@ -1,0 +1,336 @@
+"""What processes hold and wait for, as they say themselves: the entries of the registry. registry.lua stores them.
+
+An entry is for people, and no decision reads it: it may be some seconds old, and the process may have died since. A
+time in an entry is an age, so that no clock of a client counts: the server notes when the entry was written.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from interlock._protocol.types import Resource
+from interlock.primitives.scripts import load
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from interlock._protocol.types import Message
+    from interlock.primitives.messages import DoneReply, Raw, Words
+    from interlock.primitives.votes import Votes
+
+INDEX: Final = "{interlock:processes}"  # the key of the index; a process has its entries under this key and its name
+ENTRY_TTL: Final = 60.0  # seconds after which the server forgets what a process that is silent has said
+MAX_PROCESSES: Final = 10_000  # processes that one `list` names
+REPORT_INTERVAL: Final = 2.0  # seconds between two reports of a session, at least
+REPEAT_INTERVAL: Final = 5.0  # seconds after which a session repeats a report in which nothing has changed
+SILENT_AFTER: Final = 3 * REPEAT_INTERVAL  # seconds without a report after which a process counts as silent
+ENTRY_VERSION: Final = 1
+
+
+@dataclass(frozen=True)
+class Party:
+    """A caller that holds something or waits for it, as its process said a moment ago."""
+
+    token: str
+    """Of its attempt or lease: host/pid/thread or task/random, with the label before the host."""
+    fence: int | None
+    """The fence of its lease; None if it waits."""
+    host: str
+    pid: int
+    label: str
+    """The `label` of its Interlock; "" if that has none."""
+    caller: str
+    """The name of its thread or task."""
+    place: str
+    """File and line where its code acquires."""
+    seconds: float
+    """For how long it has held or waited."""
+    reported_ago: float
+    """Seconds since its process has last said so. A living process says so every few seconds."""
+    trace_id: str
+    """Of the trace in which it acquires, if there is one; else ""."""
+    caller_id: str
+    """What tells its thread or task from all others, whatever their names; "" if nobody knows."""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether its process has missed several reports: it is dead, stopped, or cut off from the server."""
+        return self.reported_ago > SILENT_AFTER
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One synchronizer, and the callers that hold it or wait for it, as their processes said a moment ago."""
+
+    kind: str
+    """lock, rwlock, semaphore, election, once, latch or barrier; an rlock is a lock."""
+    name: str
+    prefix: str
+    """Of the Interlock that made it."""
+    holders: tuple[Party, ...]
+    """Those that hold it, the oldest first."""
+    waiters: tuple[Party, ...]
+    """Those that wait for it, the oldest first."""
+
+
+REGISTRY: Final = Resource("registry", "processes", load("registry"), (INDEX,))  # as its errors name it
+
+
+# Entries
+
+
+class Item(NamedTuple):
+    """One thing that a session holds or waits for."""
+
+    kind: str
+    name: str
+    prefix: str
+    token: str
+    fence: int | None
+    place: str
+    age: float
+    """Seconds since the session holds it or waits for it."""
+    trace_id: str
+    caller_id: str
+
+
+def encode_entry(library: str, holds: Iterable[Item], waits: Iterable[Item]) -> str:
+    """The entry of a session, made with this version of the library."""
+    return json.dumps(
+        {
+            "v": ENTRY_VERSION,
+            "library": library,
+            "holds": [item._replace(age=round(item.age, 3)) for item in holds],
+            "waits": [item._replace(age=round(item.age, 3)) for item in waits],
+        },
+        separators=(",", ":"),
+    )
+
+
+class Entry(NamedTuple):
+    """What one session said, as the server has it."""
+
+    holds: Sequence[tuple[Item, Party]]
+    waits: Sequence[tuple[Item, Party]]
+
+
+def parse_entry(process: str, stored: bytes, now_ms: float) -> Entry | None:
+    """Parse what is stored for a session of this process. None if this version can't read it: nobody vouches for it."""
+    try:
+        written_ms, _, text = stored.partition(b" ")
+        ago = max(0.0, (now_ms - int(written_ms)) / 1000)
+        fields = json.loads(text)
+        if fields["v"] != ENTRY_VERSION:
+            return None
+        holds, waits = (_items(process, fields[part], ago) for part in ("holds", "waits"))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return Entry(holds, waits)
+
+
+def _items(process: str, stored: Any, ago: float) -> list[tuple[Item, Party]]:
+    who, _, pid = process.rpartition("/")
+    label, _, host = who.rpartition("@")
+    found: list[tuple[Item, Party]] = []
+    for fields in stored:
+        # A later version may add fields behind these.
+        item = Item(*fields[: len(Item._fields)])
+        for text in (*item[:4], item.place, item.trace_id, item.caller_id):
+            if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # another version may have
+                raise TypeError
+        fence = None if item.fence is None else int(item.fence)
+        caller = item.token.split("/")[-2] if item.token.count("/") >= 2 else "?"
+        party = Party(
+            token=item.token,
+            fence=fence,
+            host=host,
+            pid=int(pid),
+            label=label,
+            caller=caller,
+            place=item.place,
+            seconds=float(item.age) + ago,
+            reported_ago=ago,
+            trace_id=item.trace_id,
+            caller_id=f"{process}/{item.caller_id}" if item.caller_id else "",
+        )
+        found.append((item, party))
+    return found
+
+
+def listed(entries: Iterable[Entry], pattern: str = "*") -> list[Listed]:
+    """What the entries hold and wait for, by kind and name, if the name matches the pattern of a shell."""
+    things: dict[tuple[str, str, str], tuple[list[Party], list[Party]]] = {}
+    for entry in entries:
+        for number, part in enumerate(entry):
+            for item, party in part:
+                if fnmatchcase(item.name, pattern):
+                    things.setdefault((item.prefix, item.name, item.kind), ([], []))[number].append(party)
+    return [
+        Listed(kind, name, prefix, _oldest_first(holders), _oldest_first(waiters))
+        for (prefix, name, kind), (holders, waiters) in sorted(things.items())
+    ]
+
+
+def _oldest_first(parties: list[Party]) -> tuple[Party, ...]:
+    return tuple(sorted(parties, key=lambda party: -party.seconds))
+
+
+def process_of(token: str) -> str:
+    """The process in a token: its label, host and number. "" if the token is none of interlock's."""
+    words = token.split("/")
+    return "/".join(words[-4:-2]) if len(words) >= 4 else ""
+
+
+# Messages
+
+
+class ReportCall(NamedTuple):
+    """Stores the entry of a session."""
+
+    process: str
+    session: str
+    ttl_ms: str
+    entry: str
+
+    def encode(self) -> Words:
+        """See Call."""
+        return ("report", *self)
+
+    @classmethod
+    def parse(cls, args: Raw) -> ReportCall:
+        """Parse an encoded call."""
+        return cls(*args[1:])
+
+    @property
+    def message(self) -> Message:
+        """The message that carries this call."""
+        return load("registry"), (INDEX, entries_key(self.process)), self.encode()
+
+
+class LeaveCall(NamedTuple):
+    """Deletes the entry of a session."""
+
+    process: str
+    session: str
+
+    def encode(self) -> Words:
+        """See Call."""
+        return ("leave", *self)
+
+    @classmethod
+    def parse(cls, args: Raw) -> LeaveCall:
+        """Parse an encoded call."""
+        return cls(*args[1:])
+
+    @property
+    def message(self) -> Message:
+        """The message that carries this call."""
+        return load("registry"), (INDEX, entries_key(self.process)), self.encode()
+
+
+class ListCall(NamedTuple):
+    """Asks for the processes that have entries."""
+
+    most: str = str(MAX_PROCESSES)
+
+    def encode(self) -> Words:
+        """See Call."""
+        return ("list", self.most)
+
+    @classmethod
+    def parse(cls, args: Raw) -> ListCall:
+        """Parse an encoded call."""
+        return cls(*args[1:])
+
+    @property
+    def message(self) -> Message:
+        """The message that carries this call."""
+        return load("registry"), (INDEX,), self.encode()
+
+
+class ListReply(NamedTuple):
+    """The processes that have entries."""
+
+    now_ms: int
+    processes: Sequence[bytes]
+
+    def encode(self) -> Raw:
+        """See Reply."""
+        return [self.now_ms, *self.processes]
+
+    @classmethod
+    def parse(cls, reply: Raw) -> ListReply:
+        """Parse the reply that the script returned."""
+        return cls(reply[0], reply[1:])
+
+
+class ReadCall(NamedTuple):
+    """Asks for the entries of a process."""
+
+    def encode(self) -> Words:
+        """See Call."""
+        return ("read",)
+
+    @classmethod
+    def parse(cls, _args: Raw) -> ReadCall:
+        """Parse an encoded call."""
+        return cls()
+
+
+def read_message(process: str) -> Message:
+    """The message that asks for the entries of this process."""
+    return load("registry"), (INDEX, entries_key(process)), ReadCall().encode()
+
+
+class ReadReply(NamedTuple):
+    """The entries of a process."""
+
+    now_ms: int
+    entries: Sequence[bytes]
+    """Session, entry, session, entry ..."""
+
+    def encode(self) -> Raw:
+        """See Reply."""
+        return [self.now_ms, *self.entries]
+
+    @classmethod
+    def parse(cls, reply: Raw) -> ReadReply:
+        """Parse the reply that the script returned."""
+        return cls(reply[0], reply[1:])
+
+    def parse_entries(self, process: str) -> Iterator[Entry | None]:
+        """Each entry of this process that is not too old, or None in its place if this version can't read it."""
+        for stored in self.entries[1::2]:
+            entry = parse_entry(process, stored, self.now_ms)
+            parties = [party for part in entry or () for _, party in part]
+            if not parties or parties[0].reported_ago <= ENTRY_TTL:
+                yield entry
+
+
+def entries_key(process: str) -> str:
+    """The key of the entries of this process."""
+    return f"{INDEX}:{process}"
+
+
+# The votes of a quorum. Any server that has the entry will do.
+
+
+def merge_done(votes: Votes[Any, DoneReply], _rules: object) -> DoneReply:
+    """Merge the replies to a report or a leave."""
+    return votes.replies[0]
+
+
+def merge_list(votes: Votes[ListCall, ListReply], _rules: object) -> ListReply | None:
+    """Merge the lists of processes."""
+    if votes.pending:
+        return None
+    every = dict.fromkeys(process for vote in votes.replies for process in vote.processes)
+    return ListReply(max(vote.now_ms for vote in votes.replies), list(every))
+
+
+def merge_read(votes: Votes[ReadCall, ReadReply], _rules: object) -> ReadReply | None:
+    """Merge the entries of a process: those of the server that has most of them."""
+    return None if votes.pending else max(votes.replies, key=lambda vote: len(vote.entries))
