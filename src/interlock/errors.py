@@ -28,6 +28,8 @@ class AcquireTimeout(LockError, TimeoutError):  # noqa: N818 (the names are the 
 
     holder: str | None = None
     """The token of the holder, by the last answer of the server; None if nobody is known, as in a quarantine."""
+    place: str | None = None
+    """File and line where the holder acquired it, if the holder's process has said so, and the call waited a second."""
     waited: float = 0.0
     """Seconds that the call waited: its timeout, or 0 if it did not wait."""
     waiting: int | None = None

@@ -21,7 +21,7 @@ import copy
 import os
 import random
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from interlock._client import grant as grant_module
 from interlock._client.cohort import RESERVED
@@ -103,9 +103,14 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from interlock._client.leaving import Leaving
+    from interlock._client.registry import Registry
     from interlock._client.renewal import Renewal
     from interlock._client.undo import Undo
     from interlock._client.waiting import Waiters
+
+MIN_WAIT_TO_ASK: Final = 1.0  # seconds that a caller has waited, at least, whose error asks the registry
+LONG_TIMEOUT: Final = 5.0  # seconds: a caller that waits so long asks once more before its time is over,
+LAST_QUESTION: Final = 0.4  # this many seconds before
 
 
 class Core:
@@ -139,6 +144,7 @@ class Core:
         self.cohorts = renewal.cohorts
         self.has_cohorts = not server.is_quorum  # whose voters would have to reserve the fences together
         self.releasing: dict[str, Attempt] = {}  # attempts whose release is in flight, by token
+        self.registry: Registry | None = None  # knows where in its code a holder is
         self.all_renewals: Callable[[], Iterable[Renewal]] = tuple  # of all clients in this process
         self.closed = False
 
@@ -391,11 +397,23 @@ class Core:
         # An error from elsewhere (a cancellation, an interrupt) may have arrived before these flags were set.
         undone = self.undo.add(attempt) if may_have_left or not isinstance(error, LockError) else None
         self.waiters.unregister(attempt)  # second: close() in another thread finds the attempt here, or its undo
+        if isinstance(error, AcquireTimeout) and self.registry is not None:
+            await self._say_where(error, self.registry)
         if undone is not None and isinstance(error, AcquireTimeout | Deadlock):
             await undone.wait(self.runtime.now() + UNDO_GRACE)
         if attempt.last_queued and was_unanswered(error) and last_answer_counts(attempt, self.runtime.now()):
             # The caller's time is over, and the server said just before that another holder has the resource.
             raise self._busy_error(attempt, attempt.last_queued) from error
+
+    async def _say_where(self, error: AcquireTimeout, registry: Registry) -> None:
+        """Add to the error where its holder acquired the resource, if the caller has waited for a while."""
+        advice = f". {WAIT_ADVICE}"
+        if error.holder is None or error.waited < MIN_WAIT_TO_ASK or not str(error).endswith(advice):
+            return
+        found = await registry.holding(error.holder, self.runtime.now() + UNDO_GRACE)
+        if found is not None:
+            error.place = found.place
+            error.args = (f"{str(error).removesuffix(advice)}. {found.sentence()}{advice}",)
 
     def _busy_error(self, attempt: Attempt, reply: Queued | Busy) -> LockError:
         """The error for a caller that did not get the resource. It says so if the caller itself holds the resource."""
@@ -435,6 +453,8 @@ class Core:
         now, should_stop, polls = self.runtime.now(), attempt.should_stop, attempt.options.polls
         poll = FOREVER if should_stop is None else now + STOP_POLL_INTERVAL
         ask_at = now + reply.pttl_ms / 1000 if polls and reply.is_head else FOREVER
+        if (attempt.timeout or 0) >= LONG_TIMEOUT and now < attempt.until - LAST_QUESTION:
+            ask_at = min(ask_at, attempt.until - LAST_QUESTION)  # so that the error names the holder of then
         until = min(attempt.until, attempt.look_at, poll, ask_at)
         woken = await self.waiters.wait(attempt, reply.pttl_ms, reply.is_head and not polls, until)
         while not woken and (now := self.runtime.now()) < attempt.until:

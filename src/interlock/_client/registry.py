@@ -17,6 +17,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._client.error_texts import server_error
+from interlock._client.long_waits import LongWaits
 from interlock._client.places import line_of
 from interlock._protocol.log import log
 from interlock._protocol.timing import FOREVER, RETRY_FOR
@@ -27,6 +28,7 @@ from interlock.primitives.registry import (
     REGISTRY,
     REPEAT_INTERVAL,
     REPORT_INTERVAL,
+    Holding,
     Item,
     LeaveCall,
     ListCall,
@@ -41,7 +43,7 @@ from interlock.primitives.registry import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from interlock._client.grant import Attempt, Grant
     from interlock._client.places import Place
@@ -54,6 +56,7 @@ CALL_TIMEOUT: Final = 1.0  # seconds that one report may take
 REFUSED_INTERVAL: Final = 60.0  # seconds after a refusal until the next try
 MAX_ITEMS: Final = 50  # leases, and waiters, in one entry: the oldest ones
 READ_BATCH: Final = 100  # processes that one write asks about
+MAX_FOUND: Final = 1000  # holders that the registry remembers for REPORT_INTERVAL
 MAX_LINES: Final = 1000  # lines of code that the registry remembers
 
 
@@ -62,12 +65,13 @@ class Registry:
 
     def __init__(
         self, server: Server, waiters: Waiters, renewal: Renewal, wake_at: Callable[[float], None], process_id: str,
-        session_id: str,
+        session_id: str, *, writes: bool,
     ) -> None:  # fmt: skip
         self.server = server
         self.runtime = server.runtime
         self.waiters = waiters
         self.renewal = renewal
+        self.writes = writes  # else this session only reads what others say
         self.wake_at = wake_at  # wakes the worker that runs tick()
         self.query: Callable[..., Awaitable[Any]]  # as Core.query
         self.process_id = process_id
@@ -77,7 +81,11 @@ class Registry:
         self.entry_until = -FOREVER  # when the server forgets the last entry that it may have
         self.reported: tuple[frozenset[str], frozenset[str]] | None = None  # tokens in the last report; None: no entry
         self.ended = False  # the session is closed
-        self.refused = False  # the server refuses the entries, and the log says so already
+        self.refused = False  # the server has refused an entry, and the log says so
+        self.refused_until = -FOREVER  # until when this session writes none
+        self.all_renewals: Callable[[], Iterable[Renewal]]  # of all clients in this process
+        self.long_waits = LongWaits(self.runtime, self.holding)
+        self._found: dict[str, tuple[float, Party | None]] = {}  # by token: when others were asked, and their answer
         self._lines: dict[Place | None, str] = {}
 
     def look(self) -> None:
@@ -91,19 +99,24 @@ class Registry:
         return self.next_look
 
     async def tick(self) -> None:
-        """Report what this session holds and waits for, if that has changed; or that it has nothing any more."""
+        """Report what this session holds and waits for; and log who has waited for long."""
         now = self.runtime.now()
         if now < self.next_look or self.ended:
             return
-        holds, waits = self._holds(), self._waits()
+        waits = [*list(self.waiters.registered.values()), *self.renewal.cohorts.waiting()]
+        holds = self.renewal.held() if self.writes else []
+        self.next_look = now + REPORT_INTERVAL if holds or waits else FOREVER  # first: look() may be called meanwhile
+        await self.long_waits.look(waits, REPORT_INTERVAL)
+        if self.writes and now >= self.refused_until:
+            await self._report(_oldest_leases(holds), _oldest_waits(waits), now)
+
+    async def _report(self, holds: list[Grant], waits: list[Attempt], now: float) -> None:
+        """Report these, if they are not those of the last report, or if that is long ago."""
         tokens = frozenset(grant.token for grant in holds), frozenset(attempt.token for attempt in waits)
         if not holds and not waits:
-            self.next_look = FOREVER  # first: look() may be called while the message is on its way
             if self.has_entry:
                 await self._send(self.leave_message(), None)
-            return
-        self.next_look = now + REPORT_INTERVAL
-        if tokens != self.reported or now >= self.reported_at + REPEAT_INTERVAL:
+        elif tokens != self.reported or now >= self.reported_at + REPEAT_INTERVAL:
             entry = encode_entry(
                 sys.modules["interlock"].__version__,
                 [self._held_item(grant, now) for grant in holds],
@@ -138,7 +151,7 @@ class Registry:
             log.debug("the registry at %s: no answer: %s", self.server.display_url, error)
             self.reported = (frozenset(), frozenset())  # unknown: an entry may be there, and is not as it should be
             if tokens is None:
-                self.next_look = now + REPORT_INTERVAL
+                self.look()
         except ServerError as error:
             if not self.refused:
                 log.info(
@@ -147,20 +160,11 @@ class Registry:
                     self.server.display_url,
                     error,
                 )
-            self.refused, self.reported, self.next_look = True, None, FOREVER
-            self.reported_at = now + REFUSED_INTERVAL
+            self.refused, self.refused_until, self.reported = True, now + REFUSED_INTERVAL, None
         else:
             self.reported = tokens
 
     # What this session has
-
-    def _holds(self) -> list[Grant]:
-        return heapq.nsmallest(MAX_ITEMS, self.renewal.held(), key=lambda grant: grant.since)
-
-    def _waits(self) -> list[Attempt]:
-        waiting = [*list(self.waiters.registered.values()), *self.renewal.cohorts.waiting()]
-        began = (attempt for attempt in waiting if attempt.waits_since < FOREVER and not attempt.abandoned)
-        return heapq.nsmallest(MAX_ITEMS, began, key=lambda attempt: attempt.waits_since)
 
     def _held_item(self, grant: Grant, now: float) -> Item:
         return self._item(grant.attempt, grant.token, grant.fence, now - grant.since)
@@ -193,6 +197,28 @@ class Registry:
 
     # What all sessions have
 
+    async def holding(self, token: str, until: float) -> Holding | None:
+        """Where in its code the holder with this token is; None if nobody knows, or no answer comes in time."""
+        now = self.runtime.now()
+        for renewal in self.all_renewals():
+            if (grant := renewal.find(token)) is not None:
+                return Holding(self._line_of(grant.attempt.place), now - grant.since, 0.0)
+        found = self._found.get(token)
+        if found is None or found[0] + REPORT_INTERVAL < now:
+            try:
+                found = now, await self._find(token, until)
+            except (Disconnected, ServerError, LockError) as error:
+                log.debug("the registry at %s: no answer: %s", self.server.display_url, error)
+                return None
+            if len(self._found) >= MAX_FOUND:
+                self._found.clear()
+            self._found[token] = found
+        asked_at, party = found
+        if party is None:
+            return None
+        later, silent_for = now - asked_at, party.reported_ago if party.is_silent else 0.0
+        return Holding(party.place, party.seconds + later, silent_for)
+
     async def read(self, pattern: str = "*") -> list[Listed]:
         """What all processes hold and wait for. Raises Unavailable or ConfigError."""
         return listed(await self.entries(), pattern)
@@ -212,8 +238,7 @@ class Registry:
                 raise server_error(REGISTRY, self.server.display_url, str(error)) from None
         return found
 
-    async def find(self, token: str, until: float) -> Party | None:
-        """What the holder or waiter with this token says of itself. Raises Disconnected, ServerError or LockError."""
+    async def _find(self, token: str, until: float) -> Party | None:
         process = process_of(token)
         entries = await self._read([process], until) if process else []
         return next((each for entry in entries for part in entry for _, each in part if each.token == token), None)
@@ -230,3 +255,12 @@ class Registry:
                 else:
                     found.append(entry)
         return found
+
+
+def _oldest_leases(held: list[Grant]) -> list[Grant]:
+    return heapq.nsmallest(MAX_ITEMS, held, key=lambda grant: grant.since)
+
+
+def _oldest_waits(attempts: list[Attempt]) -> list[Attempt]:
+    waiting = (attempt for attempt in attempts if attempt.waits_since < FOREVER and not attempt.abandoned)
+    return heapq.nsmallest(MAX_ITEMS, waiting, key=lambda attempt: attempt.waits_since)

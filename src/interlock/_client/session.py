@@ -85,10 +85,17 @@ class Session:
             server, leaving.wake_at, self.renewal, self.undo, lambda: self.core.closed
         )
         self.registry = registry.task = Registry(
-            server, self.waiters, self.renewal, registry.wake_at, process_id, self.channel.rpartition(":")[2]
+            server,
+            self.waiters,
+            self.renewal,
+            registry.wake_at,
+            process_id,
+            self.channel.rpartition(":")[2],
+            writes=self.writes_registry,
         )
+        self.waiters.on_tick = self.registry.look
         if self.writes_registry:
-            self.renewal.ends.on_tick = self.waiters.on_tick = self.registry.look
+            self.renewal.ends.on_tick = self.registry.look
         self.core = Core(
             server,
             self.waiters,
@@ -102,7 +109,8 @@ class Session:
             self.frames_to_user,
         )
         self.registry.query = self.core.query
-        self.core.all_renewals = _all_renewals
+        self.core.registry = self.registry
+        self.core.all_renewals = self.registry.all_renewals = _all_renewals
 
     def add_worker(self, name: str, task: PeriodicTask) -> Worker:
         """Run one more task whenever it is due, until this session is closed or a fork makes it begin anew."""

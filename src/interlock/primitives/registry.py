@@ -61,6 +61,22 @@ class Party:
         return self.reported_ago > SILENT_AFTER
 
 
+class Holding(NamedTuple):
+    """What is known of the holder of a lease."""
+
+    place: str
+    """File and line where it acquired the lease."""
+    seconds: float
+    """For how long it has held the lease."""
+    silent_for: float
+    """Seconds since its process has last been heard of, if that is long; else 0."""
+
+    def sentence(self) -> str:
+        """For messages."""
+        silent = f"; its process has said nothing for {self.silent_for:.0f} s" if self.silent_for else ""
+        return f"It was acquired {self.seconds:.3g} s ago at {self.place}{silent}"
+
+
 @dataclass(frozen=True)
 class Listed:
     """One synchronizer, and the callers that hold it or wait for it, as their processes said a moment ago."""
