@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 BLOCKING = {
     "acquire", "try_acquire", "release", "extend", "execute", "inspect", "revoke", "close", "__enter__", "__exit__",
-    "available", "set_limit", "count_down", "count", "wait", "reset", "campaign", "resign", "leader", "run", "forget",
+    "ls", "ping", "available", "set_limit", "count_down", "count", "wait", "reset", "campaign", "resign", "leader", "run", "forget",
 }  # fmt: skip
 MAKING = {
     "lock", "rlock", "rwlock", "semaphore", "read", "write", "multi", "latch", "barrier", "election", "once",
