@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from harness.servers import Node
 
 BLOCKING = {
-    "acquire", "try_acquire", "release", "extend", "execute", "inspect", "revoke", "close", "__enter__", "__exit__",
-    "ls", "ping", "available", "set_limit", "count_down", "count", "wait", "reset", "campaign", "resign", "leader", "run", "forget",
+    "acquire", "try_acquire", "release", "extend", "execute", "inspect", "revoke", "ls", "ping", "close", "__enter__",
+    "__exit__", "available", "set_limit", "count_down", "count", "wait", "reset", "campaign", "resign", "leader",
+    "run", "forget",
 }  # fmt: skip
 MAKING = {
     "lock", "rlock", "rwlock", "semaphore", "read", "write", "multi", "latch", "barrier", "election", "once",

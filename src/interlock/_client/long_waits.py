@@ -6,9 +6,11 @@ before, that caller asks the server again, so that the line names the holder of 
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Final
 
 from interlock._client.places import line_of
+from interlock._protocol.lock_fields import lock_fields
 from interlock._protocol.log import log
 from interlock._protocol.timing import FOREVER, UNDO_GRACE
 from interlock.primitives.messages import lost_identity
@@ -33,6 +35,8 @@ class LongWaits:
 
     async def look(self, waiting: Iterable[Attempt], interval: float) -> None:
         """Log a line for each resource whose line is due. Is called every `interval` seconds while callers wait."""
+        if not log.isEnabledFor(logging.INFO):  # then nobody asks the server for a line that nobody reads
+            return
         now = self.runtime.now()
         by_key: dict[str, list[Attempt]] = {}
         for attempt in waiting:
@@ -55,7 +59,7 @@ class LongWaits:
         log.info(
             "%s: waiting for %.0f s at %s%s; %s",
             oldest.resource, waited, line_of(oldest.place), others, await self._cause(attempts),
-            extra={"lock": oldest.resource.name, "kind": oldest.resource.kind, "token": oldest.token, "fence": None},
+            extra=lock_fields(oldest.resource, None, oldest.token),
         )  # fmt: skip
 
     async def _cause(self, attempts: list[Attempt]) -> str:
