@@ -164,7 +164,7 @@ class Walk:
         if self.world.clock - then < TOMBSTONE_TTL and self.possible(verb, args):
             self.world.say(verb, *args, **where)
 
-    def possible(self, verb, args):  # noqa: ARG002
+    def possible(self, verb, args):
         """Whether a copy of this message may be on its way: only one in doubt has such."""
         return True
 

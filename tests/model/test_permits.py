@@ -6,8 +6,6 @@ any more was dropped. `World` holds each of these changes against the rules, wha
 only what keys forget: fences, tombstones, revocations, leases beside others. Below it: what hostile minds suspected.
 """
 
-# ruff: noqa: ARG002 (every judge of a message is told the same)
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -4,7 +4,7 @@ Each has a model of its rules beside it, which says what a message must be answe
 Below each walk: what hostile minds suspected. $WALK makes the walks as many times longer, $WALK_SEED others.
 """
 
-# ruff: noqa: ARG002, PLR0911 (every judge of a message is told the same, and says what comes of it as the rules do)
+# ruff: noqa: PLR0911 (every judge of a message is told the same, and says what comes of it as the rules do)
 
 from __future__ import annotations
 

@@ -94,6 +94,7 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
             return False
         busy = await client.together(core, requests, until, leases)
         if busy is not None and timeout == 0:
+            client.report_refusal(core, requests, busy)
             raise busy
         return busy is None
 

@@ -94,6 +94,15 @@ NO_LEASE: Final = AcquireOptions(HANDOVER_TTL)  # of an attempt that gets no lea
 
 
 @dataclass(slots=True, eq=False)
+class Observation:
+    """What is kept about one attempt, and about its lease, while somebody observes: see observer.py."""
+
+    began: float
+    held_since: list[float] = field(default_factory=list[float])  # empty unless it is held: a pop is one step
+    state: Any = None  # of the observer that traces
+
+
+@dataclass(slots=True, eq=False)
 class Attempt:
     """One try to acquire a resource, from its first request until it is granted or undone: see Core.attempt."""
 
@@ -131,6 +140,7 @@ class Attempt:
     assurance: Assurance | None = None  # which replicas and disks had the grant, if acks asked for any
     waits_since: float = FOREVER  # since when the caller waits; FOREVER if it never had to
     trace_id: str = ""  # of the trace in which the caller acquires, if interlock.contrib.otel is in use
+    observation: Observation | None = None  # while somebody observes
 
     @property
     def ttl(self) -> float:
@@ -207,6 +217,11 @@ class Grant:
     def jeopardy_after(self) -> float:
         """When the lease is in jeopardy, unless a renewal succeeds before: at ttl/2. The renewal is due at ttl/3."""
         return self.last_answered_sent + self.attempt.options.ttl / 2
+
+    @property
+    def may_get_into_jeopardy(self) -> bool:
+        """Whether a late renewal would be news: it is renewed, and no failure was reported."""
+        return self.attempt.options.renew and not self.renewal_failing and self.deadline < self.max_hold_until
 
     def passed_to(self, attempt: Attempt, fence: int, now: float) -> Grant:
         """The grant under which this attempt holds the same lease next. From here on it has the token of the lease."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from interlock._client import grant as grant_module
 from interlock._client.error_texts import ENDED_BEFORE_RELEASE
 from interlock._client.grant import tombstone_ms
+from interlock._client.observer import report_lost
 from interlock._protocol.log import log
 from interlock._protocol.timing import FOREVER, HANDOVER_TTL
 from interlock._protocol.types import Disconnected, Unawaited
@@ -112,6 +113,7 @@ class Departure:
                 self._lease._on_lost()
             except Exception:  # noqa: BLE001 (whoever reads the reply wants another one)
                 log.exception("interlock: the loss of %s could not be reported", grant.resource, extra=grant.log_fields)
+        report_lost(grant, ENDED_BEFORE_RELEASE, self._leaving.runtime.now())
 
 
 class Leaving:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from interlock._client import observer
 from interlock._client.error_texts import busy_error, reply_error
 from interlock._client.grant import AcquireOptions, Attempt, Grant
 from interlock.errors import AcquireTimeout, LockError, Unavailable
@@ -80,6 +81,15 @@ async def together(
     except BaseException as error:
         _unregister(core, attempts, undo=granted or whole_attempt.in_doubt or not isinstance(error, LockError))
         raise
+
+
+def report_refusal(core: Core, requests: Sequence[Request], busy: AcquireTimeout) -> None:
+    """Report to the observers, if there are any, that one of these resources was busy."""
+    refused = [request for request in requests if request.resource.name == busy.name]
+    if observer.observers and refused:
+        attempt, now = core.attempt(refused[0].resource, refused[0].options, 0), core.runtime.now()
+        observer.report_begin(attempt, now)
+        observer.report_not_acquired(attempt, busy, now)
 
 
 async def _send_call(

@@ -27,9 +27,11 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from interlock._client import grant_log, observer
 from interlock._client.cohorts import Cohorts
 from interlock._client.error_texts import OLD_PRIMARY_MAY_GRANT
 from interlock._client.grant import Grant
+from interlock._client.observer import report_failed_renewal, report_lost, report_released, report_renewed
 from interlock._client.places import line_of
 from interlock._protocol.log import log
 from interlock._protocol.timing import FOREVER, HANDOVER_TTL, capped_ttl
@@ -66,6 +68,7 @@ SUBSCRIBE_AFTER: Final = 0.8
 # seconds: the least ttl with which the first renewal, after 0.3 of the ttl at the earliest, is later than that question
 QUESTION_BEFORE_RENEWAL: Final = 4 * SUBSCRIBE_AFTER
 QUESTION_GRAIN: Final = 0.1  # seconds: leases whose first questions are due this close together share one call
+DROPPED: Final = "it was dropped without release"  # why such a lease ended
 MAX_SLEEP: Final = 1.0  # seconds that the worker of ends may sleep while there is any lease
 RENEWAL_PAUSED: Final = b"a test has paused the renewals of this lease"
 MAX_EARLY_REVOCATIONS: Final = 1000  # how many revocations of leases unknown here the client keeps
@@ -94,7 +97,7 @@ class Renewal:
         self.renewal_worker = renewal_worker  # runs tick()
         self.ends = LeaseEnds(self, undo, waiters)
         self.cohorts = Cohorts(self.runtime, self, ends_worker.wake_at)
-        undo.on_adopted = self.end
+        undo.on_adopted = self._on_adopted
         self.buckets: dict[float, Bucket] = {}
         self.set_aside: dict[str, Grant] = {}  # leases to renew or ask about now; a lease is always here or in a bucket
         self.dropped: deque[tuple[float, Attempt]] = deque(maxlen=1000)  # see _remember_for_close()
@@ -223,7 +226,7 @@ class Renewal:
         """
         self.unreported_drops.append(grant)  # first here, then out of the bucket: see LeaseEnds.due()
         self.remove(grant)
-        grant.end_reason = "it was dropped without release"
+        grant.end_reason = DROPPED
         self._remember_for_close(grant)
 
     def report_drops(self) -> None:
@@ -231,8 +234,15 @@ class Renewal:
         with contextlib.suppress(IndexError):  # empty, or another thread has just emptied it
             while self.unreported_drops:
                 grant = self.unreported_drops.popleft()
-                log.warning("%s", dropped_text(grant, self.runtime.now()), extra=grant.log_fields)
+                now = self.runtime.now()
+                log.warning("%s", dropped_text(grant, now), extra=grant.log_fields)
                 self.end(grant)
+                report_lost(grant, DROPPED, now)
+
+    def _on_adopted(self, grant: Grant) -> None:
+        """End a lease that a finalizer has left to be released."""
+        self.end(grant)
+        report_released(grant, self.runtime.now())
 
     def _remember_for_close(self, grant: Grant) -> None:
         """Keep the attempt, so that `close()` undoes this attempt while the server may still know the lease."""
@@ -263,6 +273,8 @@ class Renewal:
                 lease._on_lost()
             except Exception:  # noqa: BLE001 (one failed report must not stop the reports of other losses)
                 log.exception("interlock: the loss of %s could not be reported", grant.resource, extra=grant.log_fields)
+        if not had_ended:  # after the holder has learned of it
+            report_lost(grant, why, self.runtime.now())
 
     def revoked(self, token: str, why: str) -> None:
         """Handle the push that this lease was revoked, with the reason that the revoker gave."""
@@ -344,8 +356,24 @@ class Renewal:
             elif why := grant.reason_ended(now):
                 self.lose(grant, why)
             else:
-                first = min(first, grant.deadline)
+                if grant.may_get_into_jeopardy and grant.jeopardy_after <= now:
+                    self._note_jeopardy(grant, "its renewal is late", now)
+                first = min(first, grant.jeopardy_after if grant.may_get_into_jeopardy else grant.deadline)
         return first
+
+    def _note_jeopardy(self, grant: Grant, what: str, now: float) -> None:
+        """Log once that the lease is in jeopardy, until a renewal succeeds."""
+        if not grant.renewal_failing:
+            grant.renewal_failing = True
+            log.warning(
+                "%s: %s. The lease (fence %d) is in jeopardy, and lost in %.3g s unless a renewal succeeds",
+                grant.resource,
+                what,
+                grant.fence,
+                grant.deadline - now,
+                extra=grant.log_fields,
+            )
+            report_failed_renewal(grant)
 
     async def tick(self) -> None:
         """Renew the leases that are set aside, or ask whether they were revoked."""
@@ -424,21 +452,19 @@ class Renewal:
             elif isinstance(state, Gone | Revoked):
                 self.lose(grant, reason_lost(state))
             else:
+                slack = grant.deadline - now
                 grant.extend_deadline(sent, _ttl_ms(grant, sent, drift) / 1000, drift)
                 # Asked again at once if the channel was subscribed during this request: the lease was in no bucket.
                 missed = grant.last_answered_sent <= self._subscribed_at(grant) < FOREVER
                 self._schedule(grant, now if missed else _next_due(grant, renews=grant.renews))
+                if observer.observers and grant.renews:
+                    report_renewed(grant, slack)
 
     def _on_failure(self, grant: Grant, cause: bytes) -> None:
-        if grant.renews and not grant.renewal_failing:
-            log.info(
-                "%s: a renewal failed and is tried again: %s",
-                grant.resource,
-                cause.decode(errors="replace"),
-                extra=grant.log_fields,
-            )
-        grant.renewal_failing = grant.renews
-        self._schedule(grant, min(self.runtime.now() + min(1.0, grant.attempt.ttl / 12), grant.deadline))
+        now = self.runtime.now()
+        self._schedule(grant, min(now + min(1.0, grant.attempt.ttl / 12), grant.deadline))
+        if grant.renews:
+            self._note_jeopardy(grant, f"a renewal failed and is tried again: {cause.decode(errors='replace')}", now)
 
 
 class LeaseEnds:
@@ -480,6 +506,7 @@ class LeaseEnds:
         if oldest is not None and now > oldest.last_answered_sent + SUBSCRIBE_AFTER:
             renewal.server.ensure_subscribed(oldest.resource.keys[0])
         self.undo.adopt_from_finalizers()
+        grant_log.look()
         self.waiters.wake_resubscribed()
         renewal.report_drops()
         if now >= renewal.cohorts.next_look:

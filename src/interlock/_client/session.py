@@ -14,11 +14,14 @@ import os
 import secrets
 import socket
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from interlock._client.core import Core
+from interlock._client import grant_log
 from interlock._client.grant import Attempt, Grant, count_fork
 from interlock._client.leaving import Leaving
+from interlock._client.observed import core_type
+from interlock._client.observer import on_switch, report_released
 from interlock._client.registry import Registry
 from interlock._client.renewal import Renewal
 from interlock._client.undo import Undo, release_message
@@ -96,7 +99,8 @@ class Session:
         self.waiters.on_tick = self.registry.look
         if self.writes_registry:
             self.renewal.ends.on_tick = self.registry.look
-        self.core = Core(
+        grant_log.look()
+        self.core = core_type()(
             server,
             self.waiters,
             self.renewal,
@@ -158,6 +162,7 @@ class Session:
                 grant.mark_released()
             else:
                 grant.end_reason = Grant.RELEASED
+            report_released(grant, self.runtime.now())
         undone = self.undo.attempts()
         dropped = [attempt for _, attempt in snapshot(self.renewal.dropped)]
         releasing = [*self.core.releasing.values(), *self.leaving.attempts()]
@@ -233,6 +238,27 @@ def _track(session: Session) -> None:
         atexit.unregister(_at_exit)
         atexit.register(_at_exit)
     _sessions.add(session)
+    session.core.__class__ = core_type()  # an observer may have come or gone since the session made it
+
+
+def _switch_cores() -> None:
+    """Let the cores of all sessions report, or report no more."""
+    for session in snapshot(_sessions):
+        session.core.__class__ = core_type()
+
+
+on_switch.append(_switch_cores)
+
+
+def waiting() -> Counter[Resource]:
+    """How many callers wait, by what they wait for, in all open sessions. Any thread may call this."""
+    waiters: Counter[Resource] = Counter()
+    for session in snapshot(_sessions):
+        attempts = snapshot(session.waiters.registered.values())
+        waiters.update(each.resource for each in attempts if each.last_queued is not None and not each.abandoned)
+        for cohort in snapshot(session.core.cohorts.by_key.values()):
+            waiters.update(each.resource for each in snapshot(cohort.waiting) if not each.abandoned)
+    return waiters
 
 
 def _after_fork() -> None:

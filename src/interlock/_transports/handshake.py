@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
+from interlock._client import grant_log
 from interlock._connect.refusals import connection_error
 from interlock._connect.server_check import check_server
 from interlock._protocol.log import log
@@ -46,6 +47,7 @@ def complete_handshake(replies: list[Any], address: Address, history: ServerHist
 
     Raises LockError if interlock can't use the server, and Disconnected if a later try may succeed.
     """
+    grant_log.look()  # here and not with each acquire: a program sets the level before it first connects
     number = len(replies) - len(address.isolation_commands)
     replies, isolation_replies = replies[:number], replies[number:]
     *settings, hello, limits, server, replication, time = replies[: -len(PAST_COMMANDS)]

@@ -96,7 +96,7 @@ class Rig:
         """Those that clients use."""
         return [node for node in self.nodes if node.running and info(node)["role"] == "master"]
 
-    def holder_of(self, key: str) -> Node:  # noqa: ARG002 (but in a cluster)
+    def holder_of(self, key: str) -> Node:
         """The server that has this key. Raises LookupError or TimeoutError."""
         return next(iter(self.primaries()))
 
@@ -176,7 +176,7 @@ class WithSentinels(Rig):
         config = {"min-replicas-to-write": "1", "min-replicas-max-lag": "1"}
         self.group = Sentinels(self.kind, replicas=2, sentinels=3, config=config, tls=self.tls)
 
-    def holder_of(self, key: str) -> Node:  # noqa: ARG002
+    def holder_of(self, key: str) -> Node:
         node: Node = self.group.primary
         return node
 

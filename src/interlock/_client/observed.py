@@ -1,0 +1,87 @@
+"""A core that reports what its callers do, to the observers of this process (`observer.py`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from interlock._client import observer
+from interlock._client.core import Core
+from interlock._client.error_texts import ENDED_BEFORE_RELEASE
+from interlock._client.grant import Grant
+from interlock._client.observer import report_acquired, report_begin, report_lost, report_not_acquired, report_released
+
+if TYPE_CHECKING:
+    from interlock._client.grant import Attempt
+    from interlock._protocol.types import AutoResetEvent
+
+
+class ObservedCore(Core):
+    """The class of each core while anybody observes. A core has no state that it would not have as a `Core`."""
+
+    async def acquire(self, attempt: Attempt) -> Any:
+        """See Core."""
+        if attempt.make_lease is None:  # at a latch or a barrier, where nobody holds anything
+            return await super().acquire(attempt)
+        report_begin(attempt, self.runtime.now())
+        try:
+            lease = await super().acquire(attempt)
+        except BaseException as error:
+            report_not_acquired(attempt, error, self.runtime.now())
+            raise
+        self._report_acquired(lease._grant)
+        return lease
+
+    def lease_from_grant(self, attempt: Attempt, fence: int, sent: float, handover_ttl: float = 0.0) -> Any:
+        """See Core."""
+        lease = super().lease_from_grant(attempt, fence, sent, handover_ttl)
+        # Else acquire() reports it: but not one of several in one step, or one that began before anybody observed.
+        if lease is not None and attempt.observation is None:
+            report_begin(attempt, sent)
+            self._report_acquired(lease._grant)
+        return lease
+
+    def _report_acquired(self, grant: Grant) -> None:
+        try:
+            report_acquired(grant, self.runtime.now())
+        except BaseException:  # an interrupt: nobody will use the lease
+            self.release_in_background(grant)
+            raise
+
+    async def release(self, grant: Grant) -> bool:
+        """See Core."""
+        now = self.runtime.now()
+        try:
+            return await super().release(grant)
+        finally:
+            if grant.end_reason == Grant.RELEASED:  # it may have passed on
+                report_released(grant, now)
+
+    async def _release_held(self, grant: Grant, now: float) -> bool:
+        was_ours = True
+        try:
+            was_ours = await super()._release_held(grant, now)
+        finally:
+            if was_ours:
+                report_released(grant, now)
+            elif grant.end_reason == Grant.RELEASED:  # else another thread has ended it, and reports that
+                report_lost(grant, ENDED_BEFORE_RELEASE, now)
+        return was_ours
+
+    def _ends_without_waiting(self, grant: Grant, now: float) -> bool:
+        has_ended = super()._ends_without_waiting(grant, now)
+        if has_ended:
+            report_released(grant, now)
+        return has_ended
+
+    def release_in_background(self, grant: Grant) -> AutoResetEvent:
+        """See Core."""
+        now = self.runtime.now()
+        undone = super().release_in_background(grant)
+        if grant.end_reason == Grant.RELEASED:
+            report_released(grant, now)
+        return undone
+
+
+def core_type() -> type[Core]:
+    """The class that cores have now."""
+    return ObservedCore if observer.observers else Core

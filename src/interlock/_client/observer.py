@@ -1,0 +1,202 @@
+"""What this process reports about its locks: to metrics, to traces, to the log. By default nobody observes.
+
+Theory. The hot path reports nothing and asks nothing. While somebody observes, the core of each session is an
+`ObservedCore`, which reports what its callers do (`observed.py`). The code off the hot path reports what happens there
+itself: a lost lease, a renewal, the end of a dropped lease.
+
+Rules.
+ 1. An observer that raises breaks no lock: its first error is logged, and it is called again.
+ 2. An attempt begins once and has one outcome. The hold of its lease ends once, whoever ends it.
+ 3. No observer is called under the mutex of a runtime, or by a finalizer: it may log, export, or use a lock itself.
+ 4. What an observer keeps about an attempt is kept by the attempt. So a lease that never ends leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import threading
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from interlock._client.grant import Observation
+from interlock._protocol.log import log
+from interlock._protocol.types import Stopped
+from interlock.errors import AcquireTimeout, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from interlock._client.grant import Attempt, Grant
+
+
+class Outcome(StrEnum):
+    """What became of an attempt."""
+
+    ACQUIRED = "acquired"
+    BUSY = "busy"
+    """Somebody else has it, or has done the work of a `once`, and the caller did not wait."""
+    TIMEOUT = "timeout"
+    """The caller waited, until its time was over."""
+    UNAVAILABLE = "unavailable"
+    """No server answered in time."""
+    CANCELLED = "cancelled"
+    """The caller was cancelled or interrupted, or stopped its campaign."""
+    ERROR = "error"
+    """The server or interlock refused the request."""
+
+
+class Loss(StrEnum):
+    """Why a lease was lost."""
+
+    EXPIRED = "expired"
+    """No renewal got through in time, or the lease was not renewed."""
+    MAX_HOLD = "max_hold"
+    """Its max_hold was over."""
+    REVOKED = "revoked"
+    """Somebody revoked it."""
+    GONE = "gone"
+    """The server had it no more: revoked by force, evicted, or lost with the server."""
+    DROPPED = "dropped"
+    """The program forgot to release it."""
+
+
+BEGINNINGS: Final = {  # of the reasons, whose rest may be anybody's text
+    "it was revoked": Loss.REVOKED,
+    "its max_hold is over": Loss.MAX_HOLD,
+    "the server has no such lease": Loss.GONE,
+    "it had ended in the server": Loss.GONE,
+    "it was dropped": Loss.DROPPED,
+}
+
+
+class Observer:
+    """Is called for each event, and here does nothing. All times are in seconds; the calls come from any thread."""
+
+    def begins(self, attempt: Attempt) -> None:
+        """A caller begins to acquire."""
+
+    def acquired(self, grant: Grant, waited: float) -> None:
+        """The caller has its lease."""
+
+    def not_acquired(self, attempt: Attempt, outcome: Outcome, waited: float, error: BaseException) -> None:
+        """The caller gets no lease."""
+
+    def released(self, grant: Grant, held: float) -> None:
+        """The lease was given back, or has passed to the next caller of its cohort."""
+
+    def lost(self, grant: Grant, loss: Loss, why: str, held: float | None) -> None:
+        """The lease was lost. `held` is None if it was reported as released, or was acquired unobserved."""
+
+    def renewed(self, grant: Grant, slack: float) -> None:
+        """A renewal succeeded, this long before the lease would have ended."""
+
+    def renewal_failed(self, grant: Grant) -> None:
+        """The lease is in jeopardy: its renewal failed, or is late."""
+
+
+observers: tuple[Observer, ...] = ()  # of this process
+on_switch: list[Callable[[], None]] = []  # called after `observers` has become empty, or is so no more
+_have_failed: set[Observer] = set()
+_switching = threading.Lock()
+
+
+def observe(observer: Observer) -> None:
+    """Report to this observer from now on, whichever Interlock it concerns."""
+    _switch(lambda now: (*now, observer) if observer not in now else now)
+
+
+def stop_observing(observer: Observer) -> None:
+    """Report to this observer no more."""
+    _switch(lambda now: tuple(each for each in now if each is not observer))
+
+
+def _switch(change: Callable[[tuple[Observer, ...]], tuple[Observer, ...]]) -> None:
+    global observers  # noqa: PLW0603 (there is one process)
+    with _switching:
+        observers = change(observers)
+        for switch in on_switch:
+            switch()
+
+
+def _tell(event: Callable[[Observer], object]) -> None:
+    for observer in observers:
+        try:
+            event(observer)
+        except Exception:  # noqa: BLE001 (logged)
+            if observer not in _have_failed:
+                _have_failed.add(observer)
+                log.exception("interlock: the observer %r failed. Further errors of it are not logged", observer)
+
+
+# Reports
+
+
+def report_begin(attempt: Attempt, now: float) -> None:
+    """A caller began to acquire at this time."""
+    attempt.observation = Observation(now)
+    _tell(lambda observer: observer.begins(attempt))
+
+
+def report_acquired(grant: Grant, now: float) -> None:
+    """The caller has its lease."""
+    observation = grant.attempt.observation
+    if observation is not None and not observation.held_since:
+        observation.held_since.append(now)
+        waited = now - observation.began
+        _tell(lambda observer: observer.acquired(grant, waited))
+
+
+def report_not_acquired(attempt: Attempt, error: BaseException, now: float) -> None:
+    """The caller gets no lease, but this error."""
+    observation = attempt.observation
+    if observation is not None:
+        outcome, waited = outcome_of(error), now - observation.began
+        _tell(lambda observer: observer.not_acquired(attempt, outcome, waited, error))
+
+
+def report_released(grant: Grant, now: float) -> None:
+    """The lease was given back, unless its end was reported before."""
+    held = _end_hold(grant, now)
+    if held is not None:
+        _tell(lambda observer: observer.released(grant, held))
+
+
+def report_lost(grant: Grant, why: str, now: float) -> None:
+    """The lease was lost for this reason."""
+    if observers:
+        held, loss = _end_hold(grant, now), loss_of(why)
+        _tell(lambda observer: observer.lost(grant, loss, why, held))
+
+
+def report_renewed(grant: Grant, slack: float) -> None:
+    """A renewal succeeded, this many seconds before the lease would have ended."""
+    _tell(lambda observer: observer.renewed(grant, slack))
+
+
+def report_failed_renewal(grant: Grant) -> None:
+    """The lease is in jeopardy."""
+    _tell(lambda observer: observer.renewal_failed(grant))
+
+
+def _end_hold(grant: Grant, now: float) -> float | None:
+    """How long the lease was held, if nobody has ended its hold before."""
+    observation = grant.attempt.observation
+    try:
+        return None if observation is None else max(0.0, now - observation.held_since.pop())
+    except IndexError:
+        return None
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """The outcome of an attempt that raised this."""
+    if isinstance(error, AcquireTimeout):
+        return Outcome.TIMEOUT if error.waited else Outcome.BUSY
+    if isinstance(error, Unavailable):
+        return Outcome.UNAVAILABLE
+    if isinstance(error, Stopped) or not isinstance(error, Exception):
+        return Outcome.CANCELLED
+    return Outcome.ERROR
+
+
+def loss_of(why: str) -> Loss:
+    """The kind of this reason for the end of a lease."""
+    return next((loss for text, loss in BEGINNINGS.items() if why.startswith(text)), Loss.EXPIRED)
