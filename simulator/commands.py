@@ -26,6 +26,10 @@ class Hash(dict[bytes, bytes]):
     """A hash: its fields with their values."""
 
 
+class Stream(dict[bytes, tuple[bytes, ...]]):
+    """A stream: its entries by their ids."""
+
+
 def text(value: Any) -> bytes:
     """Return an argument that Lua passes as the text that Redis makes of it."""
     if isinstance(value, bytes):
@@ -199,6 +203,16 @@ def _hincrby(server: Server, key: bytes, field: bytes, number: bytes) -> Any:
     return int(fields[field])
 
 
+def _xadd(server: Server, key: bytes, *words: bytes) -> Any:
+    _, _, longest, _, *fields = words  # MAXLEN ~ length *
+    entries = server.collection(key, Stream)
+    number = b"%d-%d" % (server.now_ms, len(entries))
+    entries[number] = tuple(fields)
+    while len(entries) > _integer(longest):
+        del entries[next(iter(entries))]
+    return number
+
+
 def _publish(server: Server, channel: bytes, payload: bytes) -> Any:
     return server.publish(channel, payload)
 
@@ -222,8 +236,8 @@ COMMANDS: Final[dict[bytes, Callable[..., Any]]] = {
     b"ZADD": _zadd, b"ZREM": _zrem, b"ZSCORE": _zscore, b"ZCARD": _zcard, b"ZRANGE": _zrange,
     b"ZRANGEBYSCORE": _zrangebyscore, b"ZREMRANGEBYSCORE": _zremrangebyscore, b"HGET": _hget, b"HMGET": _hmget,
     b"HSET": _hset, b"HDEL": _hdel, b"HINCRBY": _hincrby, b"PUBLISH": _publish, b"PUBSUB": _pubsub,
-    b"COMMAND": _command,
+    b"COMMAND": _command, b"XADD": _xadd,
 }  # fmt: skip
-TAKE_MEMORY: Final = frozenset((b"SET", b"ZADD", b"HSET", b"HINCRBY"))
+TAKE_MEMORY: Final = frozenset((b"SET", b"ZADD", b"HSET", b"HINCRBY", b"XADD"))
 """What a full server refuses, unless the script has written before."""
 WRITES: Final = TAKE_MEMORY | {b"DEL", b"PEXPIRE", b"ZREM", b"HDEL", b"ZREMRANGEBYSCORE"}

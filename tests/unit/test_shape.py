@@ -16,6 +16,7 @@ import interlock
 import interlock.aio
 import interlock.threads
 from harness.headers import Header
+from interlock.primitives.audit import AUDIT
 from interlock.primitives.kind import kind_resource
 from interlock.primitives.scripts import load
 
@@ -32,6 +33,7 @@ MADE = {
     "barrier": lambda locks: locks.barrier("x", 2),
     "election": lambda locks: locks.election("x"),
     "once": lambda locks: locks.once("x", at_most=1),
+    "audit": lambda _: SimpleNamespace(_primitive=AUDIT),
     "kind": lambda _: SimpleNamespace(_primitive=kind_resource("x", "lock:")),
 }
 

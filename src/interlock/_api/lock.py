@@ -10,10 +10,10 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
+from interlock._client.revocation import reason_text
 from interlock._client.self_wait import deadlock, kind_of_caller, way_out
 from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives.lock import LockInspect, LockState, parse_state
-from interlock.primitives.messages import DoneReply, RevokeCall
 
 from .functions import checked_awaitable, checked_function, checked_result, checked_tag
 from .misuse import LOCK_HINTS
@@ -80,10 +80,10 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
         waiter gets it at once, though the holder may still be writing: that is unsafe unless fences are checked.
         Raises Unavailable or ConfigError.
         """
-        return await self._revoke_holders(self._reason(reason), force=force)
+        return await self._revoke_holders(reason_text(self._primitive, reason), force=force)
 
-    async def _revoke_holders(self, why: str, *, force: bool) -> bool:
-        value, pttl, *_ = LockInspect.parse(await self._inspected("1"))
+    async def _revoke_holders(self, reason: str, *, force: bool) -> bool:
+        value, pttl, *_ = await self._inspected_lock()
         holder = value.removeprefix(b"!")  # "!<token>": revoked already
         if not holder or (value != holder and not force):
             return False
@@ -92,7 +92,10 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
                 f"{self._primitive} is held without an expiry by {holder.decode(errors='replace')!r}: a revocation "
                 "that waits for its holder would wait for ever. If nobody is at work there, use force=True"
             )
-        return DoneReply.parse(await self._query(RevokeCall(value, "1" if force else "0", why))).was_done
+        return await self._revoking(reason, force=force).revoke([value])
+
+    async def _inspected_lock(self) -> LockInspect:
+        return LockInspect.parse(await self._inspected("1"))
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Decorate a function (asyncio: an `async def`): each call of it runs while this is held."""

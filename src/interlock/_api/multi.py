@@ -127,8 +127,8 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
     async def _state(self) -> dict[str, LockState | SemaphoreState]:
         return {member.name: await member._state() for member in self._members}
 
-    async def _revoke_holders(self, why: str, *, force: bool) -> bool:
-        return any([await member._revoke_holders(why, force=force) for member in self._members])
+    async def _revoke_holders(self, reason: str, *, force: bool) -> bool:
+        return any([await member._revoke_holders(reason, force=force) for member in self._members])
 
 
 def checked_members(interlock: object, lockables: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from interlock._client.error_texts import about
 from interlock._client.kinds import inspect
+from interlock._client.revocation import Revoking, reason_text
 from interlock.errors import ConfigError
-from interlock.primitives.messages import BreakCall, DoneReply
+from interlock.primitives.messages import BreakCall
 
 from .face import Face
 from .misuse import NoWith, named
@@ -73,18 +72,9 @@ class NamedCore(Face, Generic[StateT]):
     async def _query(self, call: Call) -> Any:
         return await self._session.core.query(self._primitive, *call.encode())
 
-    def _reason(self, reason: str) -> str:
-        """What a revocation says to the holder or the waiters. Raises ConfigError if that is nothing."""
-        why = re.sub(r"[\x00-\x1f\x7f]+", " ", reason).strip()[:200] if isinstance(reason, str) else ""  # pyright: ignore[reportUnnecessaryIsInstance]
-        if not why:
-            raise about(
-                self._primitive,
-                ConfigError(
-                    f"{self._primitive}: a revocation needs a reason, which its holder can read, not {reason!r}"
-                ),
-            )
-        core = self._session.core
-        return f"{why} (by {core.process_id}/{core.caller(self._primitive)[0]})"
+    def _revoking(self, reason: str, *, force: bool) -> Revoking:
+        """A revocation of this. Raises ConfigError for a reason that says nothing."""
+        return Revoking(self._session.core, self._primitive, reason_text(self._primitive, reason), force=force)
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.{type(self).__name__} {self.name!r}>"
@@ -102,5 +92,6 @@ class BreakableCore(NamedCore[StateT], NoWith):
         A barrier works again after `reset()`; a latch does not. Returns whether there was one to break: no latch that
         is open, and nothing that is broken already. Raises Unavailable or ConfigError.
         """
-        why = f"it was revoked: {self._reason(reason)}"
-        return DoneReply.parse(await self._query(BreakCall(f"revoke/{secrets.token_hex(16)}", why))).was_done
+        revoking = self._revoking(reason, force=False)
+        call = BreakCall(f"revoke/{secrets.token_hex(16)}", f"it was revoked: {revoking.why}")
+        return await revoking.send([], [call])

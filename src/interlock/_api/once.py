@@ -6,7 +6,6 @@ import functools
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from interlock.primitives import once as script
-from interlock.primitives.messages import DoneReply, RevokeCall
 from interlock.primitives.once import ForgetCall, OnceInspect, OnceState, Ran, Skipped
 
 from .functions import checked_function, checked_work
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
     from interlock._client.grant import AcquireOptions
     from interlock._protocol.types import Resource
+    from interlock.primitives.lock import LockInspect
 
 
 R = TypeVar("R")
@@ -124,9 +124,8 @@ class OnceCore(LockableCore[OnceState, LeaseT], NoWith):
         named = self._now()
         return self._state_of(named.name, await named._inspected("100"))
 
-    async def _revoke_holders(self, why: str, *, force: bool) -> bool:
-        named = self._now()
-        state = await named._state()
-        if state.running is None:
-            return False
-        return DoneReply.parse(await named._query(RevokeCall(state.running, "1" if force else "0", why))).was_done
+    async def _revoke_holders(self, reason: str, *, force: bool) -> bool:
+        return await super(OnceCore, self._now())._revoke_holders(reason, force=force)
+
+    async def _inspected_lock(self) -> LockInspect:
+        return OnceInspect.parse(await self._inspected("1")).lock

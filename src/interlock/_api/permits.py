@@ -8,7 +8,6 @@ from interlock._client import permits as client
 from interlock._client.error_texts import about
 from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives import permits as script
-from interlock.primitives.messages import DoneReply, RevokeCall
 from interlock.primitives.permits import PermitInspect, SemaphoreState
 
 from .lock import LockableCore
@@ -34,13 +33,12 @@ class PermitsCore(LockableCore[SemaphoreState, LeaseT]):
     def _check_not_inside(self, who: weakref.ref[Any]) -> None:
         """One caller may hold several permits."""
 
-    async def _revoke_holders(self, why: str, *, force: bool) -> bool:
+    async def _revoke_holders(self, reason: str, *, force: bool) -> bool:
         marker = PermitInspect.parse(await self._inspected("1")).marker
         tokens = await client.every_holder(self._session.core, self._primitive)
         if marker and force:
             tokens.insert(0, marker)
-        calls = [RevokeCall(token, "1" if force else "0", why) for token in tokens]
-        return any([DoneReply.parse(await self._query(call)).was_done for call in calls])
+        return await self._revoking(reason, force=force).revoke(tokens)
 
 
 class SemaphoreCore(PermitsCore[LeaseT]):

@@ -13,6 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from interlock.primitives import registry
+from interlock.primitives.audit import NoteCall, NotedCall, NotedReply, merge_note, merge_noted
 from interlock.primitives.codes import (
     CROWDED,
     GRANTED,
@@ -301,6 +302,14 @@ def _kind(votes: Votes[KindCall, KindReply], _rules: QuorumRules) -> KindReply |
     return merge_kind(votes)
 
 
+def _note(votes: Votes[NoteCall, DoneReply], _rules: QuorumRules) -> DoneReply | None:
+    return merge_note(votes)
+
+
+def _noted(votes: Votes[NotedCall, NotedReply], _rules: QuorumRules) -> NotedReply | None:
+    return merge_noted(votes)
+
+
 class Verb(NamedTuple):
     """The functions that parse the calls and replies of one verb, and merge its replies."""
 
@@ -320,6 +329,8 @@ VERBS: Final[dict[str, Verb]] = {
     "revoke": Verb(RevokeCall.parse, DoneReply.parse, _revoke),
     "watch": Verb(WatchCall.parse, parse_watch, _watch),
     "kind": Verb(KindCall.parse, KindReply.parse, _kind),
+    "note": Verb(NoteCall.parse, DoneReply.parse, _note),
+    "noted": Verb(NotedCall.parse, NotedReply.parse, _noted),
     "forget": Verb(ForgetCall.parse, DoneReply.parse, None),
     "report": Verb(registry.ReportCall.parse, DoneReply.parse, registry.merge_done),
     "leave": Verb(registry.LeaveCall.parse, DoneReply.parse, registry.merge_done),

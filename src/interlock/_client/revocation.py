@@ -1,0 +1,149 @@
+"""Revoking, with an audit: what a person does to the lease of somebody else is written down, before and after.
+
+Rules. (1) The note that somebody asks is sent before the revocation. If the process dies between the two, the audit
+says that it asked, and no result. (2) An audit that can't be written (no right, no answer within `try_for`) keeps
+nobody from revoking: that is an emergency, and the log has a warning. (3) A revocation names the tokens that were seen,
+so it never takes the lease of a holder that came later.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import TYPE_CHECKING, Any, Final
+
+from interlock._client.error_texts import about
+from interlock._client.grant import Attempt
+from interlock._protocol.lock_fields import lock_fields
+from interlock._protocol.log import log
+from interlock.errors import ConfigError, LockError
+from interlock.primitives.audit import (
+    ASKED,
+    AUDIT,
+    MAX_TOKENS,
+    PAGE,
+    NoteCall,
+    NotedCall,
+    NotedReply,
+    Revocation,
+    folded,
+)
+from interlock.primitives.codes import QUARANTINE
+from interlock.primitives.messages import DoneReply, RevokeCall
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from interlock._client.core import Core
+    from interlock._protocol.types import Resource
+    from interlock.primitives.messages import BreakCall
+
+REVOKED: Final = "revoked"
+NOTHING_DONE: Final = "nothing: its holder had gone"
+MAX_REASON: Final = 200  # characters
+
+
+def reason_text(resource: Resource, reason: object) -> str:
+    """The reason for a revocation, on one line. Raises ConfigError if that is nothing."""
+    why = re.sub(r"[\x00-\x1f\x7f]+", " ", reason).strip()[:MAX_REASON] if isinstance(reason, str) else ""
+    if not why:
+        raise about(
+            resource,
+            ConfigError(f"{resource}: a revocation needs a reason, which its holder can read, not {reason!r}"),
+        )
+    return why
+
+
+def revoker(core: Core, resource: Resource) -> str:
+    """Who revokes, as holders and the audit read it."""
+    return f"{core.process_id}/{core.caller(resource)[0]}"
+
+
+class Revoking:
+    """One revocation of one resource, with its notes in the audit."""
+
+    def __init__(self, core: Core, resource: Resource, reason: str, *, force: bool) -> None:
+        """`reason`: what `reason_text` returned."""
+        self.core, self.resource, self.reason, self.force = core, resource, reason, force
+        self.by = revoker(core, resource)
+        self._operation = f"revoke/{secrets.token_hex(16)}"
+        self._is_noted = False
+
+    @property
+    def why(self) -> str:
+        """What the holder reads."""
+        return f"{self.reason} (by {self.by})"
+
+    async def revoke(self, tokens: Sequence[bytes]) -> bool:
+        """Revoke the leases of these holders, or end the quarantine of these markers. Returns whether any was there.
+
+        Raises Unavailable or ConfigError.
+        """
+        force = "1" if self.force else "0"
+        return await self.send(tokens, [RevokeCall(token, force, self.why) for token in tokens])
+
+    async def send(self, tokens: Sequence[bytes], calls: Sequence[RevokeCall | BreakCall]) -> bool:
+        """Note that somebody asks, send these calls, and note the result. Returns whether any call was done."""
+        if not calls:
+            return False
+        shown = [
+            QUARANTINE.decode() if token.startswith(QUARANTINE) else token.decode(errors="replace").removeprefix("!")
+            for token in tokens
+        ]
+        await self._note_asked(shown)
+        try:
+            done = [DoneReply.parse(await self.core.query(self.resource, *call.encode())).was_done for call in calls]
+        except LockError as error:
+            await self.note(f"unknown: {type(error).__name__}")
+            raise
+        await self.note(REVOKED if any(done) else NOTHING_DONE)
+        return any(done)
+
+    async def _note_asked(self, tokens: list[str]) -> None:
+        key, name = self.resource.keys[0], self.resource.name
+        fields = {
+            "name": name,
+            "key": key,
+            "kind": self.resource.kind,
+            "by": self.by,
+            "reason": self.reason,
+            "forced": "1" if self.force else "0",
+            "holders": " ".join(token.replace(" ", "_") for token in tokens[:MAX_TOKENS]),
+            "holding": str(len(tokens)),
+        }
+        self._is_noted = True
+        self._is_noted = await self._write(ASKED, *(word for field in fields.items() for word in field))
+
+    async def note(self, result: str) -> None:
+        """Write down how it ended; what is written last counts."""
+        if self._is_noted:
+            await self._write(result)
+
+    async def _write(self, step: str, *fields: str) -> bool:
+        core, call = self.core, NoteCall(self._operation, step, fields)
+        try:
+            await core.request(Attempt(AUDIT, "-"), call.encode(), core.runtime.now() + core.try_for)
+        except LockError as error:
+            log.warning(
+                "%s: the audit on the server does not get this revocation (%s): %s",
+                self.resource,
+                step,
+                error,
+                extra=lock_fields(self.resource),
+            )
+            return False
+        return True
+
+
+async def audit(core: Core, name: str | None = None, most: int = PAGE) -> list[Revocation]:
+    """The newest revocations, of one name or of all. Raises Unavailable or ConfigError."""
+    entries = list[Any]()
+    call = NotedCall()
+    while True:
+        reply = NotedReply.parse(await core.query(AUDIT, *call.encode()))
+        entries += reply.entries
+        found = [each for each in folded(entries) if name is None or each.name == name]
+        # One more than wanted: the entries of the oldest may be on the next page.
+        if len(reply.entries) < PAGE or len(found) > most:
+            return found[:most]
+        call = NotedCall(reply.oldest)
