@@ -203,6 +203,11 @@ def _hincrby(server: Server, key: bytes, field: bytes, number: bytes) -> Any:
     return int(fields[field])
 
 
+def _hgetall(server: Server, key: bytes) -> Any:
+    fields: dict[bytes, bytes] = server.find(key, Hash) or {}
+    return [word for field in fields.items() for word in field]
+
+
 def _xadd(server: Server, key: bytes, *words: bytes) -> Any:
     _, _, longest, _, *fields = words  # MAXLEN ~ length *
     entries = server.collection(key, Stream)
@@ -236,7 +241,7 @@ COMMANDS: Final[dict[bytes, Callable[..., Any]]] = {
     b"ZADD": _zadd, b"ZREM": _zrem, b"ZSCORE": _zscore, b"ZCARD": _zcard, b"ZRANGE": _zrange,
     b"ZRANGEBYSCORE": _zrangebyscore, b"ZREMRANGEBYSCORE": _zremrangebyscore, b"HGET": _hget, b"HMGET": _hmget,
     b"HSET": _hset, b"HDEL": _hdel, b"HINCRBY": _hincrby, b"PUBLISH": _publish, b"PUBSUB": _pubsub,
-    b"COMMAND": _command, b"XADD": _xadd,
+    b"COMMAND": _command, b"HGETALL": _hgetall, b"XADD": _xadd,
 }  # fmt: skip
 TAKE_MEMORY: Final = frozenset((b"SET", b"ZADD", b"HSET", b"HINCRBY", b"XADD"))
 """What a full server refuses, unless the script has written before."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def several(args: Sequence[Any]) -> bool:
     """Whether the call has several requests: lists in JSON, and no token begins with a bracket."""
-    return args[1][:1] in {"[", b"["}
+    return len(args) > 1 and args[1][:1] in {"[", b"["}
 
 
 def requests(keys: Sequence[Any], args: Sequence[Any]) -> list[tuple[Sequence[Any], Sequence[Any]]]:

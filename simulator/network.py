@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .server_group import Host, ServerGroup
     from .sim_pool import SimConnection
 
+FOR_PEOPLE: Final = {"audit", "registry", "kind"}  # scripts that grant nothing: they get no planted bugs
 LATEST: Final = 10.0  # seconds of travel at most: longer than any timeout and any ttl here
 _KINDS: Final = {
     kind: number
@@ -148,7 +149,7 @@ class Network:
     def script(self, script: Script) -> Script:
         """Return the script to send: one with a planted bug, if there is such."""
         if script.sha not in self._sent:
-            source = self._lua(script.source)
+            source = script.source if script.name in FOR_PEOPLE else self._lua(script.source)
             sha = hashlib.sha1(source.encode()).hexdigest()  # noqa: S324 (Redis names them so)
             self._sent[script.sha] = script._replace(source=source, sha=sha)
         return self._sent[script.sha]

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._protocol.types import ServerError
+from interlock.primitives.audit import AUDIT_KEY
 from interlock.primitives.codes import GRANTED, QUARANTINE, QUEUED
 from interlock.primitives.messages import lost_identity, parse_acquire
+from interlock.primitives.registry import INDEX
 from simulator.commands import Hash, ZSet
 from simulator.messages import answers, requests
 from simulator.subjects.subject import live_shares
@@ -29,6 +31,7 @@ IDENTITY_LENGTH: Final = 25  # characters
 MAX_FREE_TIME: Final = 1.3  # seconds within which a live waiter must get a free resource: a heartbeat and a trip
 # seconds within which the holder of a revoked lease must know so, if its client is subscribed and runs
 REVOCATION_TIME: Final = 1.0
+FOR_PEOPLE: Final = {INDEX.encode(), AUDIT_KEY.encode()}  # the first keys of scripts that grant nothing
 WAKE_TIME: Final = 0.05  # seconds within which a client must know of a handover or of news, if there is no fault
 
 
@@ -122,6 +125,9 @@ class ServerState:
 
     def executed(self, host: Host, sender: str, keys: Sequence[bytes], args: Sequence[bytes], reply: Any) -> None:
         """Check the rules after a script."""
+        if keys[0] in FOR_PEOPLE:
+            self._check_ttls(host.server, keys, args[0])
+            return
         args = args[:-1]  # without the identity stamp
         trace, asked, code = self.trace, requests(keys, args), _code(reply)
         verb, token = asked[0][1][:2]

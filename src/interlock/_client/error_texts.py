@@ -167,9 +167,10 @@ def _wrong_kind_error(resource: Resource, record: str) -> ConfigError:
 
 # The rules of docs/acl.md, which installed packages do not contain.
 LEAST_RIGHTS: Final = (
-    "~lock:* ~{lock:* ~{interlock:processes}* ~{interlock:audit} &interlock:* +hello +ping +select +client|setname +info "
-    "+subscribe +evalsha +eval +get +set +del +exists +pttl +pexpire +time +publish +zadd +zrem +zrange +zscore +zcard "
-    "+zremrangebyscore +hset +hget +hdel +pubsub|numsub +zrangebyscore +hincrby +hmget +hgetall +hlen +xadd +xrevrange"
+    "~lock:* ~{lock:* ~{interlock:processes}* ~{interlock:audit} &interlock:* +hello +ping +select +client|setname "
+    "+info +subscribe +evalsha +eval +get +set +del +exists +pttl +pexpire +time +publish +zadd +zrem +zrange +zscore "
+    "+zcard +zremrangebyscore +hset +hget +hdel +pubsub|numsub +zrangebyscore +hincrby +hmget +hgetall +hlen +xadd "
+    "+xrevrange"
 )
 CLUSTER_RIGHTS: Final = "+cluster|slots +cluster|info +asking +config|get"
 SHARDED_CHANNEL_RIGHTS: Final = "+ssubscribe +spublish +pubsub|shardnumsub"
