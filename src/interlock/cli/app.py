@@ -22,6 +22,7 @@ MODULES: Final = {  # by command, in the order of the help: imported when the co
     "doctor": ("interlock.cli.doctor.command", "Say what endangers locks on your servers, and what to set."),
     "demo": ("interlock.cli.demo.commands", "Every lock and semaphore recipe on a real server."),
     "server": ("interlock.cli.server", "Start, stop or describe the embedded server."),
+    "completion": ("interlock.cli.completion.command", "Print the script that completes words in bash, zsh or fish."),
 }
 
 
@@ -31,6 +32,10 @@ class Commands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 (as click calls it)
         """The names, for the help."""
         return list(MODULES)
+
+    def summaries(self) -> list[tuple[str, str]]:
+        """The names with what each command does, without importing it."""
+        return [(name, line) for name, (_, line) in MODULES.items()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
         """The command of this name, or None."""
@@ -67,8 +72,12 @@ def interlock(
 
 def run() -> int:
     """Run the command that `sys.argv` names, and return its exit status."""
-    logging.basicConfig(format="interlock: %(message)s")
     words, command = sys.argv[1:], None
+    if words[:1] == ["__complete"]:  # a shell, whose user has pressed Tab
+        from interlock.cli.completion.answer import complete  # noqa: PLC0415
+
+        complete(typer.main.get_command(app), words[1:])
+    logging.basicConfig(format="interlock: %(message)s")
     if words[:1] == ["run"] and "--" in words:  # what stands behind it is not ours to read
         end = words.index("--")
         words, command = words[:end], words[end + 1 :]

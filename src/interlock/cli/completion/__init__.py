@@ -1,0 +1,1 @@
+"""`interlock completion`: words that the shell offers when the user presses Tab."""
