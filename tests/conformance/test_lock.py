@@ -109,10 +109,10 @@ async def test_a_confirmation_on_a_server_that_took_over_gets_a_new_fence(mode, 
 
 
 async def test_try_acquire_of_a_held_lock_leaves_nothing_in_the_queue(mode, clean):
-    locks = mode.interlock()
+    locks = mode.interlock(registry=False)
     lease = await locks.lock("a").acquire()
     before = set(clean.scan_iter())
-    assert await mode.interlock().lock("a").try_acquire() is None
+    assert await mode.interlock(registry=False).lock("a").try_acquire() is None
     assert set(clean.scan_iter()) == before
     await lease.release()
 
@@ -497,10 +497,11 @@ async def test_fences_grow_even_if_the_servers_clock_was_set_back(mode, clean):
 
 @rule(9)
 async def test_every_key_has_a_ttl_and_shares_the_slot(mode, clean):
-    locks = mode.interlock()
+    locks = mode.interlock(registry=False)
     lease = await locks.lock("a{b}c").acquire()
     plain = await locks.lock("plain").acquire()
-    waiting = [asyncio.ensure_future(mode.interlock().lock(n).acquire()) for n in ("a{b}c", "plain")]
+    others = [mode.interlock(registry=False).lock(name) for name in ("a{b}c", "plain")]
+    waiting = [asyncio.ensure_future(other.acquire()) for other in others]
     await until(lambda: queued(locks, 1, "a{b}c"))
     await until(lambda: queued(locks, 1, "plain"))
     assert all(clean.pttl(key) > 0 for key in list(clean.scan_iter()))

@@ -421,5 +421,5 @@ async def test_bad_arguments_are_refused(mode, clean):
         locks.once("", at_most=1, key="x")
     await locks.once("a", at_most=60, at_least=10).run(job(mode))
     for key in clean.keys("*"):
-        assert clean.pttl(key) > 0
+        assert clean.pttl(key) != -1
     assert isinstance(await outcome(locks.lock("a").acquire(timeout=0)), ConfigError)

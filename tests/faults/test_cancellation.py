@@ -38,7 +38,11 @@ def nothing_pends() -> bool:
 
 def held(clean) -> list[bytes]:
     """The keys that keep other clients out; records and tombstones do not."""
-    return [key for key in clean.scan_iter(count=1000) if not key.endswith((b"{record}", b"{gone}"))]
+    return [
+        key
+        for key in clean.scan_iter(count=1000)
+        if not key.endswith((b"{record}", b"{gone}")) and not key.startswith(b"{interlock:")
+    ]
 
 
 # The tasks that are inside one lease

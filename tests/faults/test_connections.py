@@ -249,7 +249,7 @@ def test_threads_open_no_more_connections_than_max_connections(server, clean):
 @pytest.mark.runs_on("valkey-9.1", full="valkey-9.1", modes="threads")
 @rule(6)
 def test_a_lease_is_renewed_although_threads_have_all_connections(server, clean):
-    with interlock.Interlock(server.url, max_connections=2, try_for=0.2) as locks:
+    with interlock.Interlock(server.url, max_connections=2, try_for=0.2, registry=False) as locks:
         lease = locks.lock("held", ttl=SHORT).acquire()
         pool = locks._session.server.pool
         taken = [run(pool.checkout(FOREVER)) for _ in range(2)]
